@@ -1,13 +1,14 @@
 """Where the package runs: one command, ``nox``, from the root of the repository.
 
-A session is an environment of its own: Python 3.11 to 3.13 with the newest and with the lowest versions that setup.cfg
-allows, no compiler, no extra, each extra alone, the wheel and the source distribution, and which versions pip finds for
-each extra. ``nox --list`` names them; ``nox -s "tests-3.12(newest)" -- tests/nn`` runs one, with other tests than all.
-Sessions whose Python is missing are skipped.
+A session is an environment of its own: Python 3.11 to 3.13 with the newest and with the lowest
+versions that setup.cfg allows, no compiler, no extra, each extra alone, the wheel and the source
+distribution, and which versions pip finds for each extra. ``nox --list`` names them; ``nox -s
+"tests-3.12(newest)" -- tests/nn`` runs one, with other tests than all. Sessions whose Python is
+missing are skipped.
 
-``pip install nox uv`` installs what this needs; without uv, pip makes the environments, more slowly. What their
-environment variables say holds here too: ``UV_TORCH_BACKEND=cpu`` takes torch without CUDA, ``UV_CONSTRAINT=FILE``
-holds versions fixed.
+``pip install nox uv`` installs what this needs; without uv, pip makes the environments, more
+slowly. What their environment variables say holds here too: ``UV_TORCH_BACKEND=cpu`` takes torch
+without CUDA, ``UV_CONSTRAINT=FILE`` holds versions fixed.
 """
 
 import configparser
@@ -22,7 +23,9 @@ import nox
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "no"
-os.environ.setdefault("UV_COMPILE_BYTECODE", "1")  # as pip does: the tests start hundreds of processes
+os.environ.setdefault(
+    "UV_COMPILE_BYTECODE", "1"
+)  # as pip does: the tests start hundreds of processes
 
 PYTHONS = ["3.11", "3.12", "3.13"]
 PYTEST = ["python", "-m", "pytest", "-n", "3", "--dist", "worksteal"]
@@ -51,7 +54,9 @@ def extras() -> list[str]:
 
 
 if missing := set(extras()) - OF_DEVELOPERS - set(TESTS_OF_EXTRAS):
-    raise ValueError(f"TESTS_OF_EXTRAS in noxfile.py lacks {sorted(missing)}, which are extras in setup.cfg")
+    raise ValueError(
+        f"TESTS_OF_EXTRAS in noxfile.py lacks {sorted(missing)}, which are extras in setup.cfg"
+    )
 
 
 @nox.session(python=PYTHONS)
@@ -68,7 +73,9 @@ def no_compiler(session: nox.Session) -> None:
     """The tests where the kernels cannot be built."""
     remove_kernels()
     session.install("-e", ".[test]", env=WITHOUT_KERNELS)
-    session.run("python", "-c", "from fluxutils_py.nn.kernels import library; assert library() is None")
+    session.run(
+        "python", "-c", "from fluxutils_py.nn.kernels import library; assert library() is None"
+    )
     show_and_test(session, *session.posargs)
 
 
@@ -84,21 +91,29 @@ def no_extra(session: nox.Session) -> None:
 @nox.parametrize("extra", list(TESTS_OF_EXTRAS), ids=list(TESTS_OF_EXTRAS))
 def extra(session: nox.Session, extra: str) -> None:
     """An extra alone: all modules can be imported, its tests pass."""
-    session.install("-e", f".[{extra}]", "pytest", "pytest-xdist", *["polars"] * (extra == "forecast"))
+    session.install(
+        "-e", f".[{extra}]", "pytest", "pytest-xdist", *["polars"] * (extra == "forecast")
+    )
     import_everything(session)
-    show_and_test(session, "-p", "tests.missing_extras", *(session.posargs or TESTS_OF_EXTRAS[extra]))
+    show_and_test(
+        session, "-p", "tests.missing_extras", *(session.posargs or TESTS_OF_EXTRAS[extra])
+    )
 
 
 @nox.session(python=PYTHONS[0])
 def package(session: nox.Session) -> None:
-    """A wheel and a source distribution, built in isolation; the tests of the one against the other, installed."""
+    """A wheel and a source distribution, built in isolation; the tests of the one against the
+    other, installed.
+    """
     folder = Path(session.create_tmp()).resolve() / "dist"
     shutil.rmtree(folder, ignore_errors=True)
     session.install("build")
     session.run("python", "-m", "build", "--outdir", str(folder))
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
-        if lacking := {"fluxutils_py/nn/_kernels.so", "fluxutils_py/py.typed"} - set(file.namelist()):
+        if lacking := {"fluxutils_py/nn/_kernels.so", "fluxutils_py/py.typed"} - set(
+            file.namelist()
+        ):
             session.error(f"{wheel.name} lacks {sorted(lacking)}")
     with tarfile.open(sdist) as file:
         file.extractall(folder, filter="data")
@@ -118,7 +133,11 @@ def resolve(session: nox.Session) -> None:
 
 def show_and_test(session: nox.Session, *arguments: str) -> None:
     """Say which versions are tested, then test."""
-    session.run("python", "-c", "import fluxutils_py; print(fluxutils_py.__file__); fluxutils_py.show_versions()")
+    session.run(
+        "python",
+        "-c",
+        "import fluxutils_py; print(fluxutils_py.__file__); fluxutils_py.show_versions()",
+    )
     session.run(*PYTEST, *arguments, env={"OMP_NUM_THREADS": "1"})
 
 

@@ -1,7 +1,9 @@
-"""Builds the native kernels of ``csrc/`` where there is a C++ compiler. Everything else is in setup.cfg.
+"""Builds the native kernels of ``csrc/`` where there is a C++ compiler. Everything else is in
+setup.cfg.
 
-The library has a plain C interface and is loaded with ctypes: one build serves all versions of Python. Each instruction
-set has an object file of its own, from the same source; which one is used is decided at run time.
+The library has a plain C interface and is loaded with ctypes: one build serves all versions of
+Python. Each instruction set has an object file of its own, from the same source; which one is used
+is decided at run time.
 """
 
 import os
@@ -45,7 +47,10 @@ class BuildKernels(build_ext):
         try:
             self.compile_kernels(Path(self.get_ext_fullpath(ext.name)))
         except (OSError, subprocess.SubprocessError) as error:
-            print(f"fluxutils_py: native kernels are left out, torch's layers are used: {error}", file=sys.stderr)
+            print(
+                f"fluxutils_py: native kernels are left out, torch's layers are used: {error}",
+                file=sys.stderr,
+            )
 
     def compile_kernels(self, path: Path) -> None:
         units = UNITS.get(platform.machine().lower())
@@ -88,7 +93,10 @@ class Wheel(bdist_wheel):
 def run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])
+        said = next(
+            (line for line in done.stderr.splitlines() if "error" in line),
+            done.stderr.strip()[-200:],
+        )
         raise OSError(f"{command[0]} fails: {said}")
 
 

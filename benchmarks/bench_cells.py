@@ -1,12 +1,15 @@
-"""How long a window takes through each cell, forwards and backwards, beside ``nn.LSTM`` and beside its own steps.
+"""How long a window takes through each cell, forwards and backwards, beside ``nn.LSTM`` and beside
+its own steps.
 
-Contenders see the same windows and run interleaved in rounds; every round gives ratios to ``nn.LSTM``, and the table
-shows the median and the range of those, and how many times longer the steps take than the window (median over the
-rounds). ``LSTM again`` is the A/A control. Before anything is timed, outputs and gradients of a layer's window must be
-those of its steps, to rounding.
+Contenders see the same windows and run interleaved in rounds; every round gives ratios to
+``nn.LSTM``, and the table shows the median and the range of those, and how many times longer the
+steps take than the window (median over the rounds). ``LSTM again`` is the A/A control. Before
+anything is timed, outputs and gradients of a layer's window must be those of its steps, to
+rounding.
 
-*FLSTM, autograd* computes the input projection of all steps in one product and leaves the steps to autograd, *FLSTM,
-scripted* is the same through ``torch.jit.script``: they were tried for the layers and lost, see EXPERIMENTS.md.
+*FLSTM, autograd* computes the input projection of all steps in one product and leaves the steps to
+autograd, *FLSTM, scripted* is the same through ``torch.jit.script``: they were tried for the layers
+and lost, see EXPERIMENTS.md.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_cells.py [--rounds 9] [--shapes small large]
 """
@@ -35,7 +38,9 @@ class Shape:
     n_steps: int
 
     def __str__(self) -> str:
-        return f"F={self.n_features}, H={self.n_hidden}, B={self.n_series}, S={self.n_steps}, float32"
+        return (
+            f"F={self.n_features}, H={self.n_hidden}, B={self.n_series}, S={self.n_steps}, float32"
+        )
 
 
 SHAPES = {"small": Shape(10, 10, 100, 100), "large": Shape(32, 128, 64, 64)}
@@ -63,7 +68,11 @@ def sigmoid_for_script(x: Tensor) -> Tensor:
 
 def tanh_for_script(x: Tensor) -> Tensor:
     v = x.clamp(-1.92033, 1.92033)
-    return torch.where(x > 0, 0.96016 - 0.26037 * (v - 1.92033).square(), 0.26037 * (v + 1.92033).square() - 0.96016)
+    return torch.where(
+        x > 0,
+        0.96016 - 0.26037 * (v - 1.92033).square(),
+        0.26037 * (v + 1.92033).square() - 0.96016,
+    )
 
 
 def step_for_script(pre: Tensor, h: Tensor, c: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,11 +123,15 @@ def contenders(shape: Shape) -> dict[str, Callable[[], Result]]:
         cell = steps.module.cells[0]
         found[f"{kind.__name__}, steps"] = learn(steps, lambda cell=cell: by_steps(cell, x))
         if kind is FLSTM:
-            found["FLSTM, autograd"] = learn(steps, lambda cell=cell: recorded(x, *cell.parameters()))
+            found["FLSTM, autograd"] = learn(
+                steps, lambda cell=cell: recorded(x, *cell.parameters())
+            )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)
                 scripted = torch.jit.script(window_for_script)
-            found["FLSTM, scripted"] = learn(steps, lambda cell=cell, f=scripted: f(x, *cell.parameters()))
+            found["FLSTM, scripted"] = learn(
+                steps, lambda cell=cell, f=scripted: f(x, *cell.parameters())
+            )
     return found
 
 
@@ -163,11 +176,21 @@ def main() -> None:
     for name in args.shapes:
         shape = replace(SHAPES[name], n_series=5, n_steps=7) if args.quick else SHAPES[name]
         seconds = compare(shape, args.rounds)
-        table = Table(f"{name}: {shape}", ["contender", "ratio to nn.LSTM (range)", "ms", "its steps / its window"])
+        table = Table(
+            f"{name}: {shape}",
+            ["contender", "ratio to nn.LSTM (range)", "ms", "its steps / its window"],
+        )
         for contender, taken in seconds.items():
             steps = seconds.get(f"{contender}, steps")
             gain = f"{median(ratios(steps, taken)):.1f}" if steps else ""
-            table.rows.append([contender, spread(ratios(taken, seconds[BASE])), f"{1e3 * median(taken):.2f}", gain])
+            table.rows.append(
+                [
+                    contender,
+                    spread(ratios(taken, seconds[BASE])),
+                    f"{1e3 * median(taken):.2f}",
+                    gain,
+                ]
+            )
         report.add(table)
 
 

@@ -1,10 +1,11 @@
 """A character model: a stack of two blocks against single LSTMs, in the same processor time.
 
-The texts that Python's ``help()`` shows (``pydoc_data.topics``, 465,048 characters of the language reference, Python's
-licence), read in 32 parts side by side and in windows of 128 steps; bits per character on the last tenth. Every model
-is an embedding, the layer and a linear head, trained with AdamW by ``Estimator`` until its processor time is up: one
-LSTM of the width of the stack, one of twice that width, and ``SequenceStack(LSTM)``. All have the same learning rates
-and seeds; of each model, the learning rate with the best median counts. The benchmark fails unless the stack beats
+The texts that Python's ``help()`` shows (``pydoc_data.topics``, 465,048 characters of the language
+reference, Python's licence), read in 32 parts side by side and in windows of 128 steps; bits per
+character on the last tenth. Every model is an embedding, the layer and a linear head, trained with
+AdamW by ``Estimator`` until its processor time is up: one LSTM of the width of the stack, one of
+twice that width, and ``SequenceStack(LSTM)``. All have the same learning rates and seeds; of each
+model, the learning rate with the best median counts. The benchmark fails unless the stack beats
 both LSTMs.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_characters.py [--seconds 25]
@@ -40,7 +41,9 @@ MODELS: dict[str, tuple[Make, int]] = {
 
 @cache
 def text() -> tuple[np.ndarray, int]:
-    """The text as numbers, and how many there are: frequent characters have one each, all others share 0."""
+    """The text as numbers, and how many there are: frequent characters have one each, all others
+    share 0.
+    """
     characters = "\n".join(topics[name] for name in sorted(topics))
     frequent = sorted(c for c in set(characters) if characters.count(c) > 20)
     number = {c: k + 1 for k, c in enumerate(frequent)}
@@ -58,11 +61,15 @@ def train(make: Make, units: int, lr: float, seed: int, seconds: float) -> tuple
     numbers, n = text()
     n_train = len(numbers) * 9 // 10
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Embedding(n, units), nn.Flatten(-2), make(units, units), nn.Linear(units, n))
+    model = nn.Sequential(
+        nn.Embedding(n, units), nn.Flatten(-2), make(units, units), nn.Linear(units, n)
+    )
     until = UntilTimeIsUp(seconds)
     spec = Spec(epochs=10**6, batchsize=N_PARTS, seqsize=SEQSIZE, clip=1.0)
     opt: Any = partial(torch.optim.AdamW, lr=lr)
-    est = Estimator(model, nn.CrossEntropyLoss(), opt, spec, callbacks=[until], random_state=seed, verbose=False)
+    est = Estimator(
+        model, nn.CrossEntropyLoss(), opt, spec, callbacks=[until], random_state=seed, verbose=False
+    )
     est.fit(*parts(numbers[:n_train], N_PARTS))
     x, y = parts(numbers[n_train:], 4)
     scores = torch.from_numpy(est.predict(x))  # (V, N, T)
@@ -87,14 +94,23 @@ def main() -> None:
                 run = train(make, units, lr, seed, seconds)
                 runs.setdefault((name, lr), []).append(run)
                 print(
-                    f"{name}, lr={lr:g}, seed {seed}: {run[0]:.3f} after {run[1]} updates", file=sys.stderr, flush=True
+                    f"{name}, lr={lr:g}, seed {seed}: {run[0]:.3f} after {run[1]} updates",
+                    file=sys.stderr,
+                    flush=True,
                 )
     for name in MODELS:
         by_rate = [[run[0] for run in runs[name, lr]] for lr in RATES]
         bits[name] = min(map(statistics.median, by_rate))
         updates = statistics.median(run[1] for lr in RATES for run in runs[name, lr])
         n_parameters = runs[name, RATES[0]][0][2]
-        table.rows.append([name, f"{n_parameters:,}", f"{updates:.0f}", *(spread(values, 3) for values in by_rate)])
+        table.rows.append(
+            [
+                name,
+                f"{n_parameters:,}",
+                f"{updates:.0f}",
+                *(spread(values, 3) for values in by_rate),
+            ]
+        )
     report.add(table)
     if not args.quick and any(bits[STACK] >= bits[name] for name in MODELS if name != STACK):
         sys.exit(f"the stack is no better than a single LSTM: {bits}")

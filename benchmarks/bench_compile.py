@@ -1,8 +1,9 @@
 """What ``Estimator(compile=True)`` gains, for models of several kinds.
 
-Each fit has three epochs. The ratio compares the last epochs of a compiled and a plain fit, in turns; the column for
-compiling is the first compiled fit less three times its last epoch, without torch's cache on disk. The recurrent layers
-of the package run as native kernels: in a model with an LSTM, only the layers around it are compiled.
+Each fit has three epochs. The ratio compares the last epochs of a compiled and a plain fit, in
+turns; the column for compiling is the first compiled fit less three times its last epoch, without
+torch's cache on disk. The recurrent layers of the package run as native kernels: in a model with an
+LSTM, only the layers around it are compiled.
 
     python benchmarks/bench_compile.py [--rounds 3] [--quick]
 """
@@ -31,9 +32,15 @@ class Cell(nn.Module):
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
-        self.gate, self.new, self.n_out = nn.Linear(n_in + n_out, n_out), nn.Linear(n_in + n_out, n_out), n_out
+        self.gate, self.new, self.n_out = (
+            nn.Linear(n_in + n_out, n_out),
+            nn.Linear(n_in + n_out, n_out),
+            n_out,
+        )
 
-    def forward(self, x: torch.Tensor, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, state: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if state is None:
             state = x.new_zeros(x.shape[0], self.n_out)
         z = torch.cat([x, state], -1)
@@ -52,7 +59,9 @@ def head(n_in: int, depth: int) -> nn.Sequential:
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "a cell of one's own, step by step": lambda: nn.Sequential(Recur(Cell(N_FEATURES, HIDDEN)), nn.Linear(HIDDEN, 1)),
+    "a cell of one's own, step by step": lambda: nn.Sequential(
+        Recur(Cell(N_FEATURES, HIDDEN)), nn.Linear(HIDDEN, 1)
+    ),
     "an LSTM and 4 layers": lambda: nn.Sequential(LSTM(N_FEATURES, HIDDEN), head(HIDDEN, 4)),
     "8 layers, no state": lambda: head(N_FEATURES, 8),
 }
@@ -69,7 +78,9 @@ def main() -> None:
 
     def fit(model: nn.Module, compile: Any) -> float:
         began, spec = time.perf_counter(), Spec(epochs=3, batchsize=32, seqsize=20)
-        est = Estimator(model, spec=spec, compile=compile, random_state=0, verbose=False).fit(x, x[:1])
+        est = Estimator(model, spec=spec, compile=compile, random_state=0, verbose=False).fit(
+            x, x[:1]
+        )
         last: float = est.history_[-1]["seconds"]
         if compile is not False:
             compile_seconds.append(time.perf_counter() - began - 3 * last)

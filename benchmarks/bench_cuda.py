@@ -1,11 +1,13 @@
 """How long ``Estimator(device="cuda").fit`` takes on arrays of the host, beside hand-written loops.
 
-The base is the loop that sends each window to the device when its turn comes, as ``fit`` must where data do not fit on
-it; the other loop has everything there from the start. Contenders start from the same weights, see the same windows in
-the same order, take turns, and must end with the same MSE (found by a NumPy LSTM; products on a device round
-differently, so that the weights agree less than on one kind of hardware). Bringing data to time-major, sending them and
-fetching the weights is in the time. ``clip, accumulate, validation`` does more work than the loop: it shows what late
-reading is worth. Memory is the peak of torch's allocator on the device. Low precision is not held to the MSE.
+The base is the loop that sends each window to the device when its turn comes, as ``fit`` must where
+data do not fit on it; the other loop has everything there from the start. Contenders start from the
+same weights, see the same windows in the same order, take turns, and must end with the same MSE
+(found by a NumPy LSTM; products on a device round differently, so that the weights agree less than
+on one kind of hardware). Bringing data to time-major, sending them and fetching the weights is in
+the time. ``clip, accumulate, validation`` does more work than the loop: it shows what late reading
+is worth. Memory is the peak of torch's allocator on the device. Low precision is not held to the
+MSE.
 
     python benchmarks/bench_cuda.py [--rounds 7] [--shapes large wide many] [--device cuda]
 """
@@ -37,8 +39,12 @@ MORE = "Estimator.fit, clip, accumulate, validation"
 OTHER_WORK = 1e-2  # relative difference of the MSE
 
 
-def by_spec(x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape, device: str, **settings: Any) -> Tensor:
-    """``Estimator.fit`` with more settings; with ``clip``, also with validation on the first series."""
+def by_spec(
+    x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape, device: str, **settings: Any
+) -> Tensor:
+    """``Estimator.fit`` with more settings; with ``clip``, also with validation on the first
+    series.
+    """
     spec = Spec(epochs=shape.epochs, batchsize=shape.batchsize, seqsize=shape.seqsize, **settings)
     est = Estimator(model, F.mse_loss, None, spec, device=device, verbose=False)
     held_out = (x[:, : shape.batchsize], y[:, : shape.batchsize]) if "clip" in settings else None

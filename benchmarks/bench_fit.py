@@ -1,16 +1,19 @@
-"""How long ``Estimator.fit`` takes beside a hand-written PyTorch loop and other libraries that do the same work.
+"""How long ``Estimator.fit`` takes beside a hand-written PyTorch loop and other libraries that do
+the same work.
 
-Contenders start from the same weights and see the same windows in the same order; data in C order are brought to
-time-major inside the time. They take turns; every round gives ratios to the loop with fused AdamW, and the table shows
-the median and the range of those. ``fused again`` is the A/A control: how far from 1 chance alone gets. The MSE is that
-of the final weights, found by a NumPy LSTM over a group of series from start to end: equal MSE, equal work. Memory is
-the growth of a process of its own while it trains, at its peak (Linux only).
+Contenders start from the same weights and see the same windows in the same order; data in C order
+are brought to time-major inside the time. They take turns; every round gives ratios to the loop
+with fused AdamW, and the table shows the median and the range of those. ``fused again`` is the A/A
+control: how far from 1 chance alone gets. The MSE is that of the final weights, found by a NumPy
+LSTM over a group of series from start to end: equal MSE, equal work. Memory is the growth of a
+process of its own while it trains, at its peak (Linux only).
 
-The peers (skorch, Lightning, Keras; see peers.py) are given whole windows, fused AdamW and neither logger nor progress
-bar, and what carries the state was written for them. Keras has one bias where torch has two, so that its weights are
-not quite the others'. ``2 ranks`` share each minibatch under mpirun, so that the work is the same; starting them is not
-in the time. The loop is torch's layers; ``fit`` uses the native kernels where there are any. In the shape ``steps`` the
-loss is one of the user's own that calls the model once per step.
+The peers (skorch, Lightning, Keras; see peers.py) are given whole windows, fused AdamW and neither
+logger nor progress bar, and what carries the state was written for them. Keras has one bias where
+torch has two, so that its weights are not quite the others'. ``2 ranks`` share each minibatch under
+mpirun, so that the work is the same; starting them is not in the time. The loop is torch's layers;
+``fit`` uses the native kernels where there are any. In the shape ``steps`` the loss is one of the
+user's own that calls the model once per step.
 
     python benchmarks/bench_fit.py [--rounds 7] [--shapes small "64 units" GRU ...] [--no-memory]
 """
@@ -28,7 +31,20 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from common import Report, Table, cores, growth, interleaved, median, mpirun, parse, parser, ratios, start, version
+from common import (
+    Report,
+    Table,
+    cores,
+    growth,
+    interleaved,
+    median,
+    mpirun,
+    parse,
+    parser,
+    ratios,
+    start,
+    version,
+)
 from peers import KERAS, PEERS, stock_keras
 from torch import Tensor
 from work import (
@@ -92,7 +108,18 @@ def two_ranks(launcher: list[str], shape_name: str, quick: bool) -> tuple[float,
     each = str(max(1, torch.get_num_threads() // 2))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "found.pt")
-        command = [*launcher, "-n", 2, sys.executable, __file__, "--rank", path, each, shape_name, int(quick)]
+        command = [
+            *launcher,
+            "-n",
+            2,
+            sys.executable,
+            __file__,
+            "--rank",
+            path,
+            each,
+            shape_name,
+            int(quick),
+        ]
         start(command, OMP_NUM_THREADS=each)
         found = torch.load(path)
     return found["seconds"], found["vector"]
@@ -155,7 +182,9 @@ def compare(name: str, report: Report, rounds: int, quick: bool, memory: bool) -
         table.rows = [[*row, peak_memory(name, row[0])] for row in rows]
     found = {c: median(ratios(taken, seconds[BASE])) for c, taken in seconds.items()}
     best = min(found.get("loop, AdamW", 1.0), 1.0)
-    table.notes.append(f"`fit` over the better loop: {found[FIT] / best:.3f} (aim: at most {AIMS[name]}).")
+    table.notes.append(
+        f"`fit` over the better loop: {found[FIT] / best:.3f} (aim: at most {AIMS[name]})."
+    )
     if KERAS in seconds:
         table.notes.append(stock_keras_note(small, part))
     report.add(table)
@@ -174,10 +203,14 @@ def stock_keras_note(data: Data, shape: Shape) -> str:
 
 
 def peak_memory(name: str, contender: str) -> str:
-    """MiB by which a fresh process grows while it trains for an epoch; not of ranks, nor where it cannot be known."""
+    """MiB by which a fresh process grows while it trains for an epoch; not of ranks, nor where it
+    cannot be known.
+    """
     if contender == RANKS:
         return ""
-    grown = json.loads(start([sys.executable, __file__, "--peak", name, contender]).splitlines()[-1])
+    grown = json.loads(
+        start([sys.executable, __file__, "--peak", name, contender]).splitlines()[-1]
+    )
     return "" if math.isnan(grown) else f"{grown:.0f}"
 
 
@@ -197,7 +230,9 @@ def main() -> None:
         return show_peak(*sys.argv[2:])
     made = parser(__doc__, rounds=7)
     made.add_argument("--shapes", nargs="+", choices=ALL_SHAPES, default=list(ALL_SHAPES))
-    made.add_argument("--threads", type=int, default=cores(), help="of torch; ranks and n_jobs have their own")
+    made.add_argument(
+        "--threads", type=int, default=cores(), help="of torch; ranks and n_jobs have their own"
+    )
     made.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True)
     args = parse(made)
     torch.set_num_threads(args.threads)
@@ -208,7 +243,9 @@ def main() -> None:
     if mpirun() is None:
         report.leave_out(RANKS, "there is no mpirun with mpi4py that can start programs")
     for name in args.shapes:
-        compare(name, report, args.rounds, args.quick, args.memory and not args.quick and name in SHAPES)
+        compare(
+            name, report, args.rounds, args.quick, args.memory and not args.quick and name in SHAPES
+        )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""What forecasting costs in memory and time, on made-up hourly series, h=48, with a week of lags: 76 inputs.
+"""What forecasting costs in memory and time, on made-up hourly series, h=48, with a week of lags:
+76 inputs.
 
-First table: by how many MiB a process grows at the peak of 40 windows of ``Forecaster.fit`` on a mapped HDF5 file, of a
-small file and of one of 10 GiB (sparse: it takes no room on the disk). Anonymous memory, which cannot be dropped as
-pages of a file can (Linux only), after a tiny fit that loads the libraries. Fails unless it is less than 64 MiB.
+First table: by how many MiB a process grows at the peak of 40 windows of ``Forecaster.fit`` on a
+mapped HDF5 file, of a small file and of one of 10 GiB (sparse: it takes no room on the disk).
+Anonymous memory, which cannot be dropped as pages of a file can (Linux only), after a tiny fit that
+loads the libraries. Fails unless it is less than 64 MiB.
 
-Second table: a window of ``fit`` (48 series x 96 steps, LSTM(96), in memory), in units of the same network's training
-step in a plain loop over tensors that are ready: the rest is the cutting of lags, levels and targets. Third table: to
-take in a day of new rows with ``update`` and forecast again, in units of a new ``predict`` on the whole series; the
-forecasts must be equal. Last table: ``n_models=4`` side by side in one pass, in units of four fits of one network each.
+Second table: a window of ``fit`` (48 series x 96 steps, LSTM(96), in memory), in units of the same
+network's training step in a plain loop over tensors that are ready: the rest is the cutting of
+lags, levels and targets. Third table: to take in a day of new rows with ``update`` and forecast
+again, in units of a new ``predict`` on the whole series; the forecasts must be equal. Last table:
+``n_models=4`` side by side in one pass, in units of four fits of one network each.
 
     python benchmarks/bench_forecast.py [--rounds 5] [--folder DIR]
 """
@@ -27,7 +30,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from common import Report, Table, interleaved, median, parse, parser, ratios, resident, spread, start, stopwatch
+from common import (
+    Report,
+    Table,
+    interleaved,
+    median,
+    parse,
+    parser,
+    ratios,
+    resident,
+    spread,
+    start,
+    stopwatch,
+)
 
 from fluxutils_py import h5create, loadstates, states
 from fluxutils_py.data.segments import Segments
@@ -38,13 +53,21 @@ from fluxutils_py.training import StopTraining
 from fluxutils_py.training.make_optimizer import adamw
 
 H, DAY, WEEK = 48, 24, 168
-SETTINGS: dict[str, Any] = {"h": H, "season_length": DAY, "lag": WEEK, "random_state": 0, "verbose": False}
+SETTINGS: dict[str, Any] = {
+    "h": H,
+    "season_length": DAY,
+    "lag": WEEK,
+    "random_state": 0,
+    "verbose": False,
+}
 N_FILE = 4096  # series in the file
 MOST_GROWTH = 64  # MiB
 
 
 class Watch:
-    """When each window ended, and the most anonymous memory until then; stops after so many windows."""
+    """When each window ended, and the most anonymous memory until then; stops after so many
+    windows.
+    """
 
     def __init__(self, n: int) -> None:
         self.n, self.times, self.peak = n, [time.perf_counter()], 0.0
@@ -59,7 +82,9 @@ class Watch:
 
 def growth_of_file(path: str, n_steps: int) -> dict[str, float]:
     x = h5create(path, "x", (1, N_FILE, n_steps), "f4", sparse=True)
-    Forecaster(**{**SETTINGS, "h": 2, "hidden_size": 4, "max_steps": 2, "batchsize": 2}).fit(x[:, :2, :400])
+    Forecaster(**{**SETTINGS, "h": 2, "hidden_size": 4, "max_steps": 2, "batchsize": 2}).fit(
+        x[:, :2, :400]
+    )
     watch, before = Watch(40), resident("RssAnon")
     fc = Forecaster(**SETTINGS, callbacks=watch).fit(x)
     return {"growth": watch.peak - before, "bytes": x.nbytes, "inputs": fc.features_.n_inputs}
@@ -67,7 +92,9 @@ def growth_of_file(path: str, n_steps: int) -> dict[str, float]:
 
 def memory_table(folder: Path, quick: bool) -> tuple[Table, float]:
     large = 10 * 2**30 // (4 * N_FILE)
-    table = Table("fit on a mapped file, 1 thread of torch", ["file", "inputs per step", "growth, MiB"])
+    table = Table(
+        "fit on a mapped file, 1 thread of torch", ["file", "inputs per step", "growth, MiB"]
+    )
     grown = []
     for n_steps in (4_000, 8_000 if quick else large):
         command = [sys.executable, __file__, "--file", folder / f"{n_steps}.h5", n_steps]
@@ -100,7 +127,10 @@ def window_table(df: pd.DataFrame, rounds: int, n_windows: int) -> Table:
     B, S = fc.batchsize, fc.seqsize
     windows = fc._windows(fc._read(df, None)[0], None)
     rows = Segments(np.arange(B), np.full(B, WEEK), np.full(B, S))
-    x, y = (torch.from_numpy(cut(rows, 0, S).swapaxes(0, 1).copy()) for cut in (windows.inputs, windows.targets))
+    x, y = (
+        torch.from_numpy(cut(rows, 0, S).swapaxes(0, 1).copy())
+        for cut in (windows.inputs, windows.targets)
+    )
 
     def by_hand() -> float:
         torch.manual_seed(0)
@@ -122,7 +152,11 @@ def window_table(df: pd.DataFrame, rounds: int, n_windows: int) -> Table:
         Forecaster(**SETTINGS, callbacks=watch).fit(df)
         return statistics.median(np.diff(watch.times)[1:])
 
-    turns: dict[str, Callable[[], float]] = {"plain loop": by_hand, "plain loop again (A/A)": by_hand, "fit": by_fit}
+    turns: dict[str, Callable[[], float]] = {
+        "plain loop": by_hand,
+        "plain loop again (A/A)": by_hand,
+        "fit": by_fit,
+    }
     seconds = interleaved(turns, rounds)
     title = f"a window of {B} series x {S} steps"
     return Table(title, ["way", "time / plain loop (range)", "ms"], rows_of(seconds, "plain loop"))
@@ -131,7 +165,8 @@ def window_table(df: pd.DataFrame, rounds: int, n_windows: int) -> Table:
 def update_table(df: pd.DataFrame, rounds: int) -> Table:
     last = int(df.ds.max()) + 1
     days = {
-        r: df[(df.ds >= last - DAY * (rounds - r)) & (df.ds < last - DAY * (rounds - r - 1))] for r in range(rounds)
+        r: df[(df.ds >= last - DAY * (rounds - r)) & (df.ds < last - DAY * (rounds - r - 1))]
+        for r in range(rounds)
     }
     past = {r: df[df.ds < last - DAY * (rounds - r - 1)] for r in range(rounds)}
     fc = Forecaster(**SETTINGS, max_steps=1).fit(df[df.ds < last - DAY * rounds])
@@ -170,7 +205,9 @@ def update_table(df: pd.DataFrame, rounds: int) -> Table:
         np.testing.assert_allclose(updated[r].Forecaster, whole[r].Forecaster, rtol=1e-4)
     n = df.unique_id.nunique()
     title = f"new forecasts of {n} series of {last} steps"
-    return Table(title, ["way", "time / predict(df) (range)", "ms"], rows_of(seconds, next(iter(names))))
+    return Table(
+        title, ["way", "time / predict(df) (range)", "ms"], rows_of(seconds, next(iter(names)))
+    )
 
 
 def models_table(df: pd.DataFrame, rounds: int, steps: int) -> Table:
@@ -183,9 +220,15 @@ def models_table(df: pd.DataFrame, rounds: int, steps: int) -> Table:
     def side_by_side() -> None:
         Forecaster(**settings, n_models=4).fit(df)
 
-    ways = {"four fits": one_by_one, "four fits again (A/A)": one_by_one, "n_models=4": side_by_side}
+    ways = {
+        "four fits": one_by_one,
+        "four fits again (A/A)": one_by_one,
+        "n_models=4": side_by_side,
+    }
     seconds = interleaved({name: partial(stopwatch, way) for name, way in ways.items()}, rounds)
-    return Table("four networks", ["way", "time / four fits (range)", "ms"], rows_of(seconds, "four fits"))
+    return Table(
+        "four networks", ["way", "time / four fits (range)", "ms"], rows_of(seconds, "four fits")
+    )
 
 
 def main() -> None:

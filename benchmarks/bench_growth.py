@@ -1,12 +1,15 @@
-"""Whether a window costs the same however long the series are and however many, and what memory that takes.
+"""Whether a window costs the same however long the series are and however many, and what memory
+that takes.
 
-``fit`` on arrays in memory, in C order and in time-major memory, stopped after so many windows, each time in a process
-of its own; the window is always of 10 series x 100 steps x 4 features, LSTM(8), small enough to show what is around
-it. ``ms per window`` is the median time from one window's end to the next one's. The shortest series have ten windows,
-which come round again and are in the processor's caches; the others' are new each time, which costs something once, but
-not more the longer they are. ``before the first`` is all that happens once, from the call to the first window's end:
-building, and the search of arrays in memory for NaN, which goes through all of them. ``memory growth`` is that of the
-process at the peak of ``fit``, beside the size of the arrays (Linux only).
+``fit`` on arrays in memory, in C order and in time-major memory, stopped after so many windows,
+each time in a process of its own; the window is always of 10 series x 100 steps x 4 features,
+LSTM(8), small enough to show what is around it. ``ms per window`` is the median time from one
+window's end to the next one's. The shortest series have ten windows, which come round again and are
+in the processor's caches; the others' are new each time, which costs something once, but not more
+the longer they are. ``before the first`` is all that happens once, from the call to the first
+window's end: building, and the search of arrays in memory for NaN, which goes through all of them.
+``memory growth`` is that of the process at the peak of ``fit``, beside the size of the arrays
+(Linux only).
 
     python benchmarks/bench_growth.py [--rounds 3] [--windows 300]
 """
@@ -32,7 +35,15 @@ from fluxutils_py.nn import LSTM
 from fluxutils_py.training import StopTraining
 
 B, S = 10, 100
-SIZES = [(10, 10**3), (10, 10**4), (10, 10**5), (10, 10**6), (10**3, 100), (10**4, 100), (10**5, 100)]  # N, T
+SIZES = [
+    (10, 10**3),
+    (10, 10**4),
+    (10, 10**5),
+    (10, 10**6),
+    (10**3, 100),
+    (10**4, 100),
+    (10**5, 100),
+]  # N, T
 QUICK = [(10, 200), (20, 100)]
 ORDERS = ["(F, N, T) in C order", "time-major"]
 
@@ -71,7 +82,12 @@ def one(n: int, t: int, order: str, windows: int) -> dict[str, float]:
     fit(x[:, :B, :S], y[:, :B, :S], 10)  # libraries are loaded
     grown = growth(lambda: clocks.append(fit(x, y, windows)))
     steps = np.diff(clocks[0].times)
-    return {"before": float(steps[0]), "step": float(np.median(steps[1:])), "grown": grown, "size": x.nbytes + y.nbytes}
+    return {
+        "before": float(steps[0]),
+        "step": float(np.median(steps[1:])),
+        "grown": grown,
+        "size": x.nbytes + y.nbytes,
+    }
 
 
 def main() -> None:
@@ -87,7 +103,9 @@ def main() -> None:
         found: dict[tuple[int, int], list[dict[str, float]]] = {size: [] for size in sizes}
 
         def turn(size: tuple[int, int], order: str = order, found: Any = found) -> float:
-            result = json.loads(start([sys.executable, __file__, "--one", *size, order, args.windows]))
+            result = json.loads(
+                start([sys.executable, __file__, "--one", *size, order, args.windows])
+            )
             found[size].append(result)
             return result["step"]
 

@@ -1,8 +1,9 @@
 """What hooks cost per step.
 
-``fit`` of a model so small that what is around it shows, LSTM(4) on windows of 8 series x 10 steps, with callbacks
-that do nothing, called after every step, or by a trigger at every tenth. Contenders take turns; the base has none, and
-an A/A control. ``us per hook and step`` is the difference of the medians, over hooks and steps.
+``fit`` of a model so small that what is around it shows, LSTM(4) on windows of 8 series x 10 steps,
+with callbacks that do nothing, called after every step, or by a trigger at every tenth. Contenders
+take turns; the base has none, and an A/A control. ``us per hook and step`` is the difference of the
+medians, over hooks and steps.
 
     python benchmarks/bench_hooks.py [--rounds 9]
 """
@@ -59,8 +60,13 @@ def main() -> None:
         "100 hooks at every 10th step": [AtTenth() for _ in range(100)],
     }
     fit([])
-    seconds = interleaved({name: partial(stopwatch, fit, found) for name, found in hooks.items()}, args.rounds)
-    table = Table(f"{n_steps} steps", ["contender", "ratio to no hooks (range)", "us per step", "us per hook and step"])
+    seconds = interleaved(
+        {name: partial(stopwatch, fit, found) for name, found in hooks.items()}, args.rounds
+    )
+    table = Table(
+        f"{n_steps} steps",
+        ["contender", "ratio to no hooks (range)", "us per step", "us per hook and step"],
+    )
     for name, taken in seconds.items():
         more = 1e6 * (median(taken) - median(seconds[BASE])) / n_steps
         each = f"{more / len(hooks[name]):.2f}" if hooks[name] else ""

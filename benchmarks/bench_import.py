@@ -1,9 +1,10 @@
 """What importing the package costs beyond torch and scikit-learn.
 
-Fresh processes, files warm. First table: seconds of ``import`` statements, one after the other in one process: what
-torch takes, what scikit-learn takes after it, and what this package takes after both. Second: the time inside the
-modules of each library while ``import fluxutils_py`` runs alone, as ``python -X importtime`` counts it (which slows it
-down): the package itself, and what it draws in.
+Fresh processes, files warm. First table: seconds of ``import`` statements, one after the other in
+one process: what torch takes, what scikit-learn takes after it, and what this package takes after
+both. Second: the time inside the modules of each library while ``import fluxutils_py`` runs alone,
+as ``python -X importtime`` counts it (which slows it down): the package itself, and what it draws
+in.
 
     python benchmarks/bench_import.py [--rounds 7]
 """
@@ -32,7 +33,8 @@ print(json.dumps(found))
 def by_statement(rounds: int) -> Table:
     found = [json.loads(start([sys.executable, "-c", PROGRAM])) for _ in range(rounds)]
     table = Table(
-        "import, one after the other", ["module", "seconds (range)", "ratio to torch (range)", "modules loaded"]
+        "import, one after the other",
+        ["module", "seconds (range)", "ratio to torch (range)", "modules loaded"],
     )
     for name in found[0]:
         seconds = [f[name][0] for f in found]
@@ -51,7 +53,9 @@ def by_library(rounds: int) -> Table:
             own, _, name = line.removeprefix("import time:").split("|")
             if own.strip().isdigit():
                 library = name.strip().split(".")[0]
-                each["the standard library" if library in sys.stdlib_module_names else library] += float(own) / 1e6
+                each["the standard library" if library in sys.stdlib_module_names else library] += (
+                    float(own) / 1e6
+                )
         for library, seconds in each.items():
             rows[library].append(seconds)
     table = Table("import fluxutils_py, by library", ["library", "seconds inside (range)", "share"])

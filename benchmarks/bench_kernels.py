@@ -1,9 +1,11 @@
-"""How long a window takes through the native kernels, forwards and backwards, beside torch's own layers.
+"""How long a window takes through the native kernels, forwards and backwards, beside torch's own
+layers.
 
-Both run by turns in one process and one thread, on the same windows, for every instruction set that the processor has;
-every round gives a ratio, and the table shows the median and the range of those. ``torch again`` is the A/A control.
-torch itself uses the best instructions; with ``ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2`` it is held to AVX2
-and only the row of that set is a comparison. *one step* is a call of a cell and back through it, autograd included.
+Both run by turns in one process and one thread, on the same windows, for every instruction set that
+the processor has; every round gives a ratio, and the table shows the median and the range of those.
+``torch again`` is the A/A control. torch itself uses the best instructions; with
+``ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2`` it is held to AVX2 and only the row of that set
+is a comparison. *one step* is a call of a cell and back through it, autograd included.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_kernels.py [--rounds 9] [--layers LSTM GRU RNN]
 """
@@ -20,7 +22,13 @@ from torch import Tensor, nn
 
 from fluxutils_py.nn import Recur, kernels, native_kernels
 
-SHAPES = [(10, 10, 100, 100), (10, 32, 100, 100), (32, 64, 64, 64), (32, 128, 64, 64), (1, 16, 20, 10)]  # F, H, B, S
+SHAPES = [
+    (10, 10, 100, 100),
+    (10, 32, 100, 100),
+    (32, 64, 64, 64),
+    (32, 128, 64, 64),
+    (1, 16, 20, 10),
+]  # F, H, B, S
 LAYERS = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
 CELLS = {"LSTM": nn.LSTMCell, "GRU": nn.GRUCell, "RNN": nn.RNNCell}
 BASE = "torch"
@@ -48,7 +56,9 @@ def contenders(run: Callable[..., list[Tensor]]) -> dict[str, Callable[[], list[
         kernels._use.library = libraries[isa]
         return run()
 
-    libraries = {isa: kernels.Library(kernels.PATH, isa) for isa in kernels.ISAS if kernels.supports(isa)}
+    libraries = {
+        isa: kernels.Library(kernels.PATH, isa) for isa in kernels.ISAS if kernels.supports(isa)
+    }
     found = {BASE: by_torch, "torch again (A/A)": by_torch}
     return found | {isa: partial(by_kernels, isa) for isa in libraries}
 
@@ -61,7 +71,9 @@ def seconds_of(run: Callable[[], object], repeats: int) -> float:
     return (time.perf_counter() - began) / repeats
 
 
-def compare(table: Table, what: str, run: Callable[..., list[Tensor]], rounds: int, seconds: float) -> None:
+def compare(
+    table: Table, what: str, run: Callable[..., list[Tensor]], rounds: int, seconds: float
+) -> None:
     """Adds a row for each contender; each turn takes about so many seconds."""
     found = contenders(run)
     expected = found[BASE]()
@@ -70,7 +82,9 @@ def compare(table: Table, what: str, run: Callable[..., list[Tensor]], rounds: i
             if (apart := float((a - b).abs().max() / b.abs().max())) > 1e-4:
                 raise SystemExit(f"{what}: {name} and torch differ by {apart:.1e}")
     repeats = {name: max(1, int(seconds / seconds_of(c, 2))) for name, c in found.items()}
-    taken = interleaved({name: partial(seconds_of, c, repeats[name]) for name, c in found.items()}, rounds)
+    taken = interleaved(
+        {name: partial(seconds_of, c, repeats[name]) for name, c in found.items()}, rounds
+    )
     for name in found:
         ratio = spread(ratios(taken[name], taken[BASE]))
         table.rows.append([what, name, ratio, f"{1e6 * median(taken[name]):.0f}"])
@@ -87,14 +101,19 @@ def main() -> None:
         return
     seconds = 0.001 if args.quick else 0.1
     for name in args.layers:
-        table = Table(f"{name}, float32", ["F, H, B, S", "contender", "ratio to torch (range)", "microseconds"])
+        table = Table(
+            f"{name}, float32",
+            ["F, H, B, S", "contender", "ratio to torch (range)", "microseconds"],
+        )
         for n_in, n_out, n_series, n_steps in SHAPES[-1:] if args.quick else SHAPES:
             torch.manual_seed(0)
             layer = Recur(LAYERS[name](n_in, n_out))
             x, given = torch.randn(n_steps, n_series, n_in), torch.randn(n_steps, n_series, n_out)
             sizes = f"{n_in}, {n_out}, {n_series}, {n_steps}"
             compare(table, sizes, partial(learn, layer, x, given), args.rounds, seconds)
-            compare(table, f"{sizes}, forwards only", partial(predict, layer, x), args.rounds, seconds)
+            compare(
+                table, f"{sizes}, forwards only", partial(predict, layer, x), args.rounds, seconds
+            )
         cell = Recur(CELLS[name](10, 10))
         step = partial(learn, cell, torch.randn(100, 10), torch.randn(100, 10))
         compare(table, "10, 10, 100, one step", step, args.rounds, seconds)

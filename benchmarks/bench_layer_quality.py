@@ -1,11 +1,13 @@
-"""What each layer of ``fluxutils_py.nn`` learns in the same processor time: four tasks, one thread, one seed.
+"""What each layer of ``fluxutils_py.nn`` learns in the same processor time: four tasks, one thread,
+one seed.
 
-*Flip-flop*: hold the last of rare pulses of +1 and -1; windows of 20 steps, mean squared error on new series. *Recall*:
-give out the random sign of 15 steps ago with windows of 10 steps, or of 200 steps ago with windows of 50 steps; 1 is
-what guessing gives, and all that a window alone can. *ETTh1*: the next 24 hours of seven series, as ``bench_etth1.py``.
+*Flip-flop*: hold the last of rare pulses of +1 and -1; windows of 20 steps, mean squared error on
+new series. *Recall*: give out the random sign of 15 steps ago with windows of 10 steps, or of 200
+steps ago with windows of 50 steps; 1 is what guessing gives, and all that a window alone can.
+*ETTh1*: the next 24 hours of seven series, as ``bench_etth1.py``.
 
-Every model is the layer and a linear head, trained with AdamW by ``Estimator`` until the time is up; wide enough to do
-its best in that time among the widths that were tried.
+Every model is the layer and a linear head, trained with AdamW by ``Estimator`` until the time is
+up; wide enough to do its best in that time among the widths that were tried.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_layer_quality.py [--seconds 20] [--data ETTh1.csv]
 """
@@ -25,7 +27,17 @@ from common import Report, Table, parse, parser
 from torch import nn
 
 from fluxutils_py import Estimator, Spec
-from fluxutils_py.nn import GRU, LRU, LSTM, TCN, CausalConv1d, MinGRU, MinLSTM, SequenceStack, SlidingWindowAttention
+from fluxutils_py.nn import (
+    GRU,
+    LRU,
+    LSTM,
+    TCN,
+    CausalConv1d,
+    MinGRU,
+    MinLSTM,
+    SequenceStack,
+    SlidingWindowAttention,
+)
 from fluxutils_py.training import StopTraining
 
 N_SERIES, N_ROWS = 64, 32
@@ -56,7 +68,9 @@ FAR = {  # where the memory must reach back 200 steps
 
 
 class UntilTimeIsUp:
-    """Ends a fit after some seconds of processor time; the first step, which may try things out, is for free."""
+    """Ends a fit after some seconds of processor time; the first step, which may try things out, is
+    for free.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.began, self.steps = seconds, math.nan, 0
@@ -70,11 +84,21 @@ class UntilTimeIsUp:
             raise StopTraining
 
 
-def fit(model: nn.Module, x: Any, y: Any, seconds: float, loss: Any = None, lr: float = 3e-3, **spec: Any) -> Estimator:
+def fit(
+    model: nn.Module,
+    x: Any,
+    y: Any,
+    seconds: float,
+    loss: Any = None,
+    lr: float = 3e-3,
+    **spec: Any,
+) -> Estimator:
     until = UntilTimeIsUp(seconds)
     spec = {"epochs": 10**6, "batchsize": N_ROWS, "clip": 1.0, **spec}
     opt = partial(torch.optim.AdamW, lr=lr)
-    est = Estimator(model, loss, opt, Spec(**spec), callbacks=[until], random_state=0, verbose=False)
+    est = Estimator(
+        model, loss, opt, Spec(**spec), callbacks=[until], random_state=0, verbose=False
+    )
     return est.fit(x, y)
 
 
@@ -86,7 +110,9 @@ def network(make: Make, n_in: int, n_out: int, units: int) -> nn.Module:
 def flip_flop(make: Make, seconds: float) -> float:
     def data(seed: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(seed)
-        x = rng.choice([-1.0, 0.0, 1.0], p=[0.025, 0.95, 0.025], size=(1, N_SERIES, 1000)).astype("float32")
+        x = rng.choice([-1.0, 0.0, 1.0], p=[0.025, 0.95, 0.025], size=(1, N_SERIES, 1000)).astype(
+            "float32"
+        )
         x[:, :, 0] = rng.choice([-1, 1], size=(1, N_SERIES))
         at = np.maximum.accumulate(np.where(x != 0, np.arange(1000), 0), axis=2)
         return x, np.take_along_axis(x, at, 2)
@@ -113,14 +139,27 @@ def electricity(path: str, make: Make, seconds: float) -> float:
     x, naive, truth = etth1.arrays(etth1.read(path))
     y = etth1.only(truth - naive, 0, etth1.TRAIN - etth1.H)[:, :, : etth1.TRAIN]
     model = network(make, len(x), len(y), WIDE)
-    est = fit(model, x[:, :, : etth1.TRAIN], y, seconds, nn.L1Loss(), lr=1e-3, seqsize=24, batchsize=16, rebatch=True)
+    est = fit(
+        model,
+        x[:, :, : etth1.TRAIN],
+        y,
+        seconds,
+        nn.L1Loss(),
+        lr=1e-3,
+        seqsize=24,
+        batchsize=16,
+        rebatch=True,
+    )
     return etth1.errors(naive + est.predict(x), truth)[0]
 
 
 def main() -> None:
     made = parser(__doc__, rounds=1)
     made.add_argument("--seconds", type=float, default=20, help="of each fit, of processor time")
-    made.add_argument("--data", help="ETTh1.csv, from github.com/zhouhaoyi/ETDataset; without it that task is left out")
+    made.add_argument(
+        "--data",
+        help="ETTh1.csv, from github.com/zhouhaoyi/ETDataset; without it that task is left out",
+    )
     made.add_argument("--only", nargs="+", help="tasks: flip-flop, recall-15, recall-200, ETTh1")
     args = parse(made)
     torch.set_num_threads(1)

@@ -1,9 +1,11 @@
-"""How long a training step takes with each layer of ``fluxutils_py.nn``, beside torch's ``nn.LSTM``.
+"""How long a training step takes with each layer of ``fluxutils_py.nn``, beside torch's
+``nn.LSTM``.
 
-A step is a window through the layer and a linear head, mean squared error, backwards, and Adam; all contenders run by
-turns in one process, on the same windows. Every round gives a ratio to ``nn.LSTM``; tables show their median and range.
-The benchmark fails unless the layers of linear recurrences take at most LIMIT of the time of ``nn.LSTM`` on W1 and W2,
-and their time is linear in the steps of a window.
+A step is a window through the layer and a linear head, mean squared error, backwards, and Adam; all
+contenders run by turns in one process, on the same windows. Every round gives a ratio to
+``nn.LSTM``; tables show their median and range. The benchmark fails unless the layers of linear
+recurrences take at most LIMIT of the time of ``nn.LSTM`` on W1 and W2, and their time is linear in
+the steps of a window.
 
     python benchmarks/bench_layers.py [--rounds 7]
 """
@@ -22,7 +24,17 @@ from common import Report, Table, interleaved, median, parse, parser, ratios, sp
 from torch import nn
 
 from fluxutils_py import truncate
-from fluxutils_py.nn import GRU, LRU, LSTM, TCN, CausalConv1d, MinGRU, MinLSTM, SequenceStack, SlidingWindowAttention
+from fluxutils_py.nn import (
+    GRU,
+    LRU,
+    LSTM,
+    TCN,
+    CausalConv1d,
+    MinGRU,
+    MinLSTM,
+    SequenceStack,
+    SlidingWindowAttention,
+)
 
 LIMIT = 0.7
 LINEAR = ["MinGRU", "MinLSTM", "LRU"]
@@ -58,11 +70,15 @@ LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
 class Training:
     """One layer at work on one window."""
 
-    def __init__(self, make: Callable[[int, int], nn.Module], F: int, B: int, S: int, H: int) -> None:
+    def __init__(
+        self, make: Callable[[int, int], nn.Module], F: int, B: int, S: int, H: int
+    ) -> None:
         torch.manual_seed(0)
         self.layer, self.head = make(F, H), nn.Linear(H, 1)
         self.x, self.y = torch.randn(S, B, F), torch.randn(S, B, 1)
-        self.optimizer = torch.optim.Adam([*self.layer.parameters(), *self.head.parameters()], fused=True)
+        self.optimizer = torch.optim.Adam(
+            [*self.layer.parameters(), *self.head.parameters()], fused=True
+        )
 
     def step(self) -> None:
         truncate(self.layer)
@@ -105,7 +121,9 @@ def short_windows(report: Report, rounds: int) -> dict[str, float]:
 
 
 def long_windows(report: Report, lengths: list[int], rounds: int) -> dict[str, float]:
-    """Time by the length of the window; how much longer the longest takes, per step, than the one before."""
+    """Time by the length of the window; how much longer the longest takes, per step, than the one
+    before.
+    """
     F, B, H = LONG
     taken = {S: measure(F, B, S, H, rounds, repeats=2) for S in lengths}
     table = Table(
@@ -113,11 +131,17 @@ def long_windows(report: Report, lengths: list[int], rounds: int) -> dict[str, f
         ["layer", *(f"S={S}" for S in lengths)],
     )
     for name in LAYERS:
-        cells = [f"{1e3 * median(t[name]):.1f}, {median(ratios(t[name], t[BASE])):.2f}" for t in taken.values()]
+        cells = [
+            f"{1e3 * median(t[name]):.1f}, {median(ratios(t[name], t[BASE])):.2f}"
+            for t in taken.values()
+        ]
         table.rows.append([name, *cells])
     report.add(table)
     before, last = lengths[-2:]
-    return {name: median(taken[last][name]) / median(taken[before][name]) * before / last for name in LINEAR}
+    return {
+        name: median(taken[last][name]) / median(taken[before][name]) * before / last
+        for name in LINEAR
+    }
 
 
 def kept_mib(training: Training) -> float:
@@ -139,7 +163,10 @@ def kept_mib(training: Training) -> float:
 
 def memory(report: Report, S: int) -> None:
     F, B, H = LONG
-    table = Table(f"Memory that a window keeps for its backward pass, F={F}, B={B}, S={S}, H={H}", ["layer", "MiB"])
+    table = Table(
+        f"Memory that a window keeps for its backward pass, F={F}, B={B}, S={S}, H={H}",
+        ["layer", "MiB"],
+    )
     for name, make in LAYERS.items():
         if "A/A" not in name:
             table.rows.append([name, f"{kept_mib(Training(make, F, B, S, H)):.0f}"])
@@ -156,7 +183,9 @@ def main() -> None:
     if args.quick:
         return
     slow = [f"{name}: {ratio:.2f}" for name, ratio in of_base.items() if ratio > LIMIT]
-    steep = [f"{name}: {g:.2f} times as much per step" for name, g in growth_per_step.items() if g > 1.3]
+    steep = [
+        f"{name}: {g:.2f} times as much per step" for name, g in growth_per_step.items() if g > 1.3
+    ]
     if slow or steep:
         sys.exit(f"above {LIMIT} of {BASE}: {slow or 'none'}; more than linear: {steep or 'none'}")
 

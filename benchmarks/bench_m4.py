@@ -1,21 +1,25 @@
-"""M4 Hourly, the next 48 hours of 414 series: the Forecaster's defaults against published scores and peers.
+"""M4 Hourly, the next 48 hours of 414 series: the Forecaster's defaults against published scores
+and peers.
 
-Series of the M4 competition (Makridakis, Spiliotis, Assimakopoulos 2020, Int. J. Forecasting 36(1), 54-74; files from
-github.com/Mcompetitions/M4-methods). The defaults of the Forecaster were chosen on the validation part, the last 48
-hours of the training file, never on the test file: ``--part validation`` scores there. With the test part the
-validation hours belong to the past. sMAPE and MASE as in the competition; a model is one seed.
+Series of the M4 competition (Makridakis, Spiliotis, Assimakopoulos 2020, Int. J. Forecasting 36(1),
+54-74; files from github.com/Mcompetitions/M4-methods). The defaults of the Forecaster were chosen
+on the validation part, the last 48 hours of the training file, never on the test file: ``--part
+validation`` scores there. With the test part the validation hours belong to the past. sMAPE and
+MASE as in the competition; a model is one seed.
 
-ES-RNN won the competition (Smyl 2020, Int. J. Forecasting 36(1), 75-85). Its row has the scores of its submission, 118,
-as ``datasetsforecast.m4.M4Evaluation`` computes them from the competition's file of its forecasts; SysIdentPy's page
-"M4 Benchmark" prints them.
+ES-RNN won the competition (Smyl 2020, Int. J. Forecasting 36(1), 75-85). Its row has the scores of
+its submission, 118, as ``datasetsforecast.m4.M4Evaluation`` computes them from the competition's
+file of its forecasts; SysIdentPy's page "M4 Benchmark" prints them.
 
-``--peers PYTHON`` adds NeuralForecast's NHITS, DLinear and LSTM (see neuralforecast_peers.py), trained on the same
-threads with their defaults but for an input of a week of hours, the robust scaler, and as many steps as ours; a row
-says where a model was cut short, after ``--peer-seconds``. Fails unless the bounds hold: sMAPE of one model at most 9.4
-(mean of the seeds), of ``n_models=4`` at most 9.05, the coverage of the 80 % band 77 to 83 %, 90 seconds a model.
-``--quick`` makes a twentieth of the steps, and checks nothing.
+``--peers PYTHON`` adds NeuralForecast's NHITS, DLinear and LSTM (see neuralforecast_peers.py),
+trained on the same threads with their defaults but for an input of a week of hours, the robust
+scaler, and as many steps as ours; a row says where a model was cut short, after ``--peer-seconds``.
+Fails unless the bounds hold: sMAPE of one model at most 9.4 (mean of the seeds), of ``n_models=4``
+at most 9.05, the coverage of the 80 % band 77 to 83 %, 90 seconds a model. ``--quick`` makes a
+twentieth of the steps, and checks nothing.
 
-    python benchmarks/bench_m4.py --data DIRECTORY [--rounds 3] [--part test] [--threads 2] [--peers PYTHON]
+    python benchmarks/bench_m4.py --data DIRECTORY [--rounds 3] [--part test] [--threads 2] [--peers
+    PYTHON]
 """
 
 import statistics
@@ -42,8 +46,14 @@ PUBLISHED = {
 def read(folder, part):
     """The past and the future of each series: lists of arrays."""
     past, future = (
-        [np.array([float(v) for v in line.rstrip().replace('"', "").split(",")[1:] if v]) for line in lines[1:]]
-        for lines in ((Path(folder) / f"M4-Hourly-{name}.csv").read_text().splitlines() for name in ("train", "test"))
+        [
+            np.array([float(v) for v in line.rstrip().replace('"', "").split(",")[1:] if v])
+            for line in lines[1:]
+        ]
+        for lines in (
+            (Path(folder) / f"M4-Hourly-{name}.csv").read_text().splitlines()
+            for name in ("train", "test")
+        )
     )
     if part == "validation":
         past, future = [y[:-H] for y in past], [y[-H:] for y in past]
@@ -54,7 +64,9 @@ def frame(past):
     """A long frame with integer times."""
     return pd.DataFrame(
         {
-            "unique_id": np.repeat([f"H{i + 1:03d}" for i in range(len(past))], [len(y) for y in past]),
+            "unique_id": np.repeat(
+                [f"H{i + 1:03d}" for i in range(len(past))], [len(y) for y in past]
+            ),
             "ds": np.concatenate([np.arange(len(y)) for y in past]),
             "y": np.concatenate(past),
         }
@@ -80,7 +92,9 @@ def forecast(df, steps, **settings):
 
 def main():
     made = parser(__doc__, rounds=3)
-    made.add_argument("--data", required=True, help="folder with M4-Hourly-train.csv and M4-Hourly-test.csv")
+    made.add_argument(
+        "--data", required=True, help="folder with M4-Hourly-train.csv and M4-Hourly-test.csv"
+    )
     made.add_argument("--part", choices=["test", "validation"], default="test")
     made.add_argument("--threads", type=int, default=2)
     add_arguments(made, seconds=200)
@@ -97,17 +111,29 @@ def main():
     if args.part == "test":
         table.rows += [[name, *published, "", ""] for name, published in PUBLISHED.items()]
     naive = np.array([np.tile(y[-DAY:], H // DAY) for y in past])
-    table.rows.append(["seasonal naive, 24 h", *(f"{v:.3f}" for v in scores(naive, truth, past)), "", ""])
+    table.rows.append(
+        ["seasonal naive, 24 h", *(f"{v:.3f}" for v in scores(naive, truth, past)), "", ""]
+    )
     singles, seconds = [], []
     for seed in range(args.rounds):
         found, took = forecast(df, steps, random_state=seed)
         smape, mase = scores(found["Forecaster"], truth, past)
         singles.append(smape)
         seconds.append(took)
-        table.rows.append([f"fluxutils_py, seed {seed}", f"{smape:.3f}", f"{mase:.3f}", "", f"{took:.0f}"])
+        table.rows.append(
+            [f"fluxutils_py, seed {seed}", f"{smape:.3f}", f"{mase:.3f}", "", f"{took:.0f}"]
+        )
         print(table.rows[-1], flush=True)
     spread = f"{statistics.mean(singles):.3f} (sd {np.std(singles):.3f})"
-    table.rows.append([f"**fluxutils_py, mean of {args.rounds}**", spread, "", "", f"{statistics.mean(seconds):.0f}"])
+    table.rows.append(
+        [
+            f"**fluxutils_py, mean of {args.rounds}**",
+            spread,
+            "",
+            "",
+            f"{statistics.mean(seconds):.0f}",
+        ]
+    )
     found, took = forecast(df, steps, random_state=0, n_models=4, quantiles=(0.1, 0.9))
     lower, upper = (found[f"Forecaster-q{q}"] for q in (0.1, 0.9))
     assert (lower <= upper).all()
@@ -116,13 +142,20 @@ def main():
     coverage = float(covered.mean())
     first, last = covered[:, 0].mean(), covered[:, -1].mean()
     said = f"{coverage:.1%} (first hour {first:.1%}, last {last:.1%})"
-    table.rows.append(["**fluxutils_py, n_models=4**", f"{smape:.3f}", f"{mase:.3f}", said, f"{took:.0f}"])
+    table.rows.append(
+        ["**fluxutils_py, n_models=4**", f"{smape:.3f}", f"{mase:.3f}", said, f"{took:.0f}"]
+    )
     print(table.rows[-1], flush=True)
     if args.peers is None:
         report.leave_out("NeuralForecast", "--peers is not given")
     else:
         series = [np.concatenate(both) for both in zip(past, truth, strict=True)]
-        settings = {"input_size": 7 * DAY, "seconds": args.peer_seconds, "threads": args.threads, "steps": steps}
+        settings = {
+            "input_size": 7 * DAY,
+            "seconds": args.peer_seconds,
+            "threads": args.threads,
+            "steps": steps,
+        }
         for name, values, took in peers(args.peers, series, H, H, **settings):
             theirs = scores(values[:, 0], truth, past)
             table.rows.append([name, *(f"{v:.3f}" for v in theirs), "", f"{took:.0f}"])
@@ -132,11 +165,14 @@ def main():
         return
     low, high = LIMITS["coverage"]
     checks = {
-        f"sMAPE of one model {statistics.mean(singles):.3f} at most {LIMITS['one']}": statistics.mean(singles)
+        f"sMAPE of one model {statistics.mean(singles):.3f} at most {LIMITS['one']}": statistics.mean(
+            singles
+        )
         <= LIMITS["one"],
         f"sMAPE of four {smape:.3f} at most {LIMITS['four']}": smape <= LIMITS["four"],
         f"coverage {coverage:.3f} from {low} to {high}": low <= coverage <= high,
-        f"seconds of a model {max(seconds):.0f} at most {LIMITS['seconds']:.0f}": max(seconds) <= LIMITS["seconds"],
+        f"seconds of a model {max(seconds):.0f} at most {LIMITS['seconds']:.0f}": max(seconds)
+        <= LIMITS["seconds"],
     }
     if failed := [text for text, held in checks.items() if not held]:
         sys.exit("not so: " + "; ".join(failed))

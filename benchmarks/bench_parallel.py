@@ -1,24 +1,27 @@
 """How much faster several ranks train than one, and how much of a step they spend talking.
 
-Weak scaling: each rank keeps its batchsize, so two ranks go through twice as many series per step. What counts is
-series times steps per second, over that of one rank with one thread. ``DDP`` is the hand-written loop of bench_fit.py
-under ``DistributedDataParallel`` with gloo; it gives each rank half of the series. Contenders run interleaved in
-rounds, each in processes of their own that time the same number of epochs after a warm-up; every round gives a ratio,
-the table has the median and the range. ``1 x 1 again`` is the A/A control.
+Weak scaling: each rank keeps its batchsize, so two ranks go through twice as many series per step.
+What counts is series times steps per second, over that of one rank with one thread. ``DDP`` is the
+hand-written loop of bench_fit.py under ``DistributedDataParallel`` with gloo; it gives each rank
+half of the series. Contenders run interleaved in rounds, each in processes of their own that time
+the same number of epochs after a warm-up; every round gives a ratio, the table has the median and
+the range. ``1 x 1 again`` is the A/A control.
 
-Two unconnected processes train a model each at the same time, without a word between them: what the machine allows two
-ranks at most. The processes of one ``mpirun`` take turns at both: separate runs differ by more than ranks cost.
-Ranks wait at each step for the slower of them, which changes from step to step: the row "each step as long as the
-slower's" is what the unconnected processes would have reached, had they waited so, and talked in no time.
+Two unconnected processes train a model each at the same time, without a word between them: what the
+machine allows two ranks at most. The processes of one ``mpirun`` take turns at both: separate runs
+differ by more than ranks cost. Ranks wait at each step for the slower of them, which changes from
+step to step: the row "each step as long as the slower's" is what the unconnected processes would
+have reached, had they waited so, and talked in no time.
 
-Beside other work, every core is shared with a process that computes all the time. Linux shares cores between sessions
-first, and ``torchrun`` gives each rank a session of its own: each launcher has a base of its own. Over a link, the
-ranks run in two network namespaces, joined by a link with the rate and the delay that the table says (gloo over TCP;
-tbf or netem).
+Beside other work, every core is shared with a process that computes all the time. Linux shares
+cores between sessions first, and ``torchrun`` gives each rank a session of its own: each launcher
+has a base of its own. Over a link, the ranks run in two network namespaces, joined by a link with
+the rate and the delay that the table says (gloo over TCP; tbf or netem).
 
 Threads (``n_jobs``), and ranks that share the work of one, are in bench_fit.py.
 
-    python benchmarks/bench_parallel.py [--rounds 5] [--shapes small large] [--epochs 2] [--only alone beside links]
+    python benchmarks/bench_parallel.py [--rounds 5] [--shapes small large] [--epochs 2] [--only
+    alone beside links]
         [--measured FILE]
 
 ``--measured`` writes what the links took, for ``docs/scaling.py``.
@@ -43,7 +46,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from common import Report, Table, cores, interleaved, median, mpirun, parse, parser, ratios, spread, start
+from common import (
+    Report,
+    Table,
+    cores,
+    interleaved,
+    median,
+    mpirun,
+    parse,
+    parser,
+    ratios,
+    spread,
+    start,
+)
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from two_hosts import Link, Unavailable, set_link, start_pair, two_hosts
@@ -68,7 +83,11 @@ BESIDE = {  # of each launcher, the first is the base
     "mpirun": {"DDP with gloo": "ddp", "fit": "fit"},
 }
 APART, TOGETHER = "2 unconnected processes", "2 ranks, mpirun"
-TURNS = {APART: None, TOGETHER: "auto", "2 unconnected again (A/A)": None}  # which communicator each has
+TURNS = {
+    APART: None,
+    TOGETHER: "auto",
+    "2 unconnected again (A/A)": None,
+}  # which communicator each has
 WAITING = "2 unconnected, each step as long as the slower's"
 LINKS = [Link(1), Link(10), Link(1, 0.1), Link(1, 1), Link(10, 0.1), Link(10, 1)]
 ACCUMULATE = [1, 2, 4, 8]
@@ -97,10 +116,20 @@ class Stopwatch:
 
 
 def run_fit(
-    shape: Shape, x: np.ndarray, y: np.ndarray, model: nn.Module, comm: Any = "auto", accumulate: int = 1, **others: Any
+    shape: Shape,
+    x: np.ndarray,
+    y: np.ndarray,
+    model: nn.Module,
+    comm: Any = "auto",
+    accumulate: int = 1,
+    **others: Any,
 ) -> tuple[float, torch.Tensor]:
     spec = Spec(
-        epochs=shape.epochs, batchsize=shape.batchsize, seqsize=shape.seqsize, rebatch=False, accumulate=accumulate
+        epochs=shape.epochs,
+        batchsize=shape.batchsize,
+        seqsize=shape.seqsize,
+        rebatch=False,
+        accumulate=accumulate,
     )
     est = Estimator(model, F.mse_loss, None, spec, comm=comm, verbose=False, **others)
     est.fit(x[:, :, : shape.seqsize], y[:, :, : shape.seqsize], epochs=1)  # warms up
@@ -117,7 +146,8 @@ def note_time(times: list[float], loop: Any) -> None:
 
 
 def take_turns(shape: Shape, rounds: int, path: str) -> None:
-    """Train by turns as two ranks and as two unconnected processes; rank 0 writes the seconds of each round.
+    """Train by turns as two ranks and as two unconnected processes; rank 0 writes the seconds of
+    each round.
 
     The seconds of unconnected processes are those of both speeds together.
     """
@@ -144,9 +174,13 @@ def take_turns(shape: Shape, rounds: int, path: str) -> None:
         Path(path).write_text(json.dumps(found))
 
 
-def run_ddp(shape: Shape, x: np.ndarray, y: np.ndarray, model: nn.Module) -> tuple[float, torch.Tensor]:
+def run_ddp(
+    shape: Shape, x: np.ndarray, y: np.ndarray, model: nn.Module
+) -> tuple[float, torch.Tensor]:
     if "RANK" not in os.environ:  # under mpirun
-        os.environ.update({name: os.environ[f"OMPI_COMM_WORLD_{name}"] for name in ("RANK", "SIZE")})
+        os.environ.update(
+            {name: os.environ[f"OMPI_COMM_WORLD_{name}"] for name in ("RANK", "SIZE")}
+        )
         os.environ.update(WORLD_SIZE=os.environ["SIZE"], MASTER_ADDR="127.0.0.1")
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -193,7 +227,9 @@ def shape_of(name: str, epochs: int, size: int, quick: bool) -> Shape:
     return dataclasses.replace(shape, epochs=epochs, n_series=shape.n_series * size)
 
 
-def one_rank(program: str, name: str, epochs: int, size: int, threads: int, quick: bool, path: str) -> None:
+def one_rank(
+    program: str, name: str, epochs: int, size: int, threads: int, quick: bool, path: str
+) -> None:
     torch.set_num_threads(threads)
     Stopwatch.install()
     if program == "links":
@@ -225,7 +261,12 @@ def over_link(names: list[str], quick: bool, path: str) -> None:
             for _ in range(3):
                 taken, vector = run_fit(shape, x, y, model, accumulate=accumulate)
                 best = min(best, (taken / n_batches, Stopwatch.seconds / n_batches))
-            numbers = {"accumulate": accumulate, "seconds": best[0], "talking": best[1], "n_params": len(vector)}
+            numbers = {
+                "accumulate": accumulate,
+                "seconds": best[0],
+                "talking": best[1],
+                "n_params": len(vector),
+            }
             found.append({"shape": name, **numbers})
     if get_communicator("auto").rank == 0:
         Path(path).write_text(json.dumps(found))
@@ -240,9 +281,15 @@ def measure(contender: str, name: str, epochs: int, quick: bool) -> dict[str, fl
     return found
 
 
-def run_ranks(launcher: str, size: int, threads: int, program: str, name: str, epochs: int, quick: bool) -> Any:
+def run_ranks(
+    launcher: str, size: int, threads: int, program: str, name: str, epochs: int, quick: bool
+) -> Any:
     """Start a program on ranks; returns what rank 0 has found."""
-    launch = [*(mpirun() or []), "-n", size, sys.executable] if launcher == "mpirun" else [*TORCHRUN, size]
+    launch = (
+        [*(mpirun() or []), "-n", size, sys.executable]
+        if launcher == "mpirun"
+        else [*TORCHRUN, size]
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "found.json")
         start(
@@ -287,10 +334,13 @@ def by_turns(name: str, report: Report, rounds: int, epochs: int, quick: bool) -
         ["contender", "speed (range), of 2 unconnected", "of their fastest"],
     )
     for turn, taken in found.items():
-        table.rows.append([turn, spread(ratios(found[APART], taken)), f"{min(found[APART]) / min(taken):.2f}"])
+        table.rows.append(
+            [turn, spread(ratios(found[APART], taken)), f"{min(found[APART]) / min(taken):.2f}"]
+        )
     waiting = spread(ratios(found[WAITING], found[TOGETHER]))
     table.notes.append(
-        f"2 ranks: {waiting} of {WAITING}. In collectives: {talking:.1%} of the time. Aim: .95 of 2 unconnected."
+        f"2 ranks: {waiting} of {WAITING}. In collectives: {talking:.1%} of the time. Aim: .95 of "
+        "2 unconnected."
     )
     report.add(table)
 
@@ -317,14 +367,19 @@ def beside(name: str, report: Report, rounds: int, epochs: int, quick: bool) -> 
     )
     for launcher, programs in BESIDE.items():
         first, *_ = names = [f"{launcher}: {contender}" for contender in programs]
-        table.rows += [[contender, spread(ratios(seconds[first], seconds[contender]))] for contender in names]
+        table.rows += [
+            [contender, spread(ratios(seconds[first], seconds[contender]))] for contender in names
+        ]
     table.notes.append("Aim of fit: never behind DDP.")
     report.add(table)
 
 
-def links(names: list[str], report: Report, rounds: int, quick: bool, measured: Path | None) -> None:
+def links(
+    names: list[str], report: Report, rounds: int, quick: bool, measured: Path | None
+) -> None:
     table = Table(
-        "over a link: 2 ranks, one on each host", ["shape", "link", "batches per update", "ms per batch", "talking"]
+        "over a link: 2 ranks, one on each host",
+        ["shape", "link", "batches per update", "ms per batch", "talking"],
     )
     every: list[dict[str, Any]] = []
     try:
@@ -338,14 +393,31 @@ def links(names: list[str], report: Report, rounds: int, quick: bool, measured: 
                     continue
                 found = []
                 for _ in range(rounds):
-                    rank = [sys.executable, __file__, "--rank", "links", " ".join(names), 1, 2, 1, int(quick), path]
+                    rank = [
+                        sys.executable,
+                        __file__,
+                        "--rank",
+                        "links",
+                        " ".join(names),
+                        1,
+                        2,
+                        1,
+                        int(quick),
+                        path,
+                    ]
                     start_pair(hosts, rank)
                     found.append(json.loads(path.read_text()))
                 for of_one in zip(*found, strict=True):
                     best = min(of_one, key=lambda f: f["seconds"])
                     every.append({"rate": link.rate, "delay": link.delay, **best})
                     share = f"{best['talking'] / best['seconds']:.0%}"
-                    row = [best["shape"], str(link), str(best["accumulate"]), f"{best['seconds'] * 1e3:.2f}", share]
+                    row = [
+                        best["shape"],
+                        str(link),
+                        str(best["accumulate"]),
+                        f"{best['seconds'] * 1e3:.2f}",
+                        share,
+                    ]
                     table.rows.append(row)
                 if measured is not None:
                     measured.write_text(json.dumps(every, indent=1) + "\n")
@@ -357,11 +429,18 @@ def links(names: list[str], report: Report, rounds: int, quick: bool, measured: 
 def main() -> None:
     if sys.argv[1:2] == ["--rank"]:
         program, name, epochs, size, n_threads, quick, path = sys.argv[2:]
-        return one_rank(program, name, int(epochs), int(size), int(n_threads), bool(int(quick)), path)
+        return one_rank(
+            program, name, int(epochs), int(size), int(n_threads), bool(int(quick)), path
+        )
     made = parser(__doc__, rounds=5)
     made.add_argument("--epochs", type=int, default=2)
     made.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    made.add_argument("--only", nargs="+", choices=["alone", "beside", "links"], default=["alone", "beside", "links"])
+    made.add_argument(
+        "--only",
+        nargs="+",
+        choices=["alone", "beside", "links"],
+        default=["alone", "beside", "links"],
+    )
     made.add_argument("--measured", type=Path, metavar="FILE")
     args = parse(made)
     report = Report(__doc__, args, threads=False)

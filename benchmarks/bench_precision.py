@@ -1,10 +1,12 @@
 """How long ``Estimator.fit`` takes in bfloat16 beside float32, and what it costs in error.
 
-Both train the same model on the same windows by turns; ``float32 again`` is the A/A control. The error of ETTh1 is
-that of forecasts of 24 hours of seven series in the four test months, by the protocol of bench_etth1.py, of an LSTM of
-64 units, which bfloat16 computes, and a linear bypass: the mean over three seeds.
+Both train the same model on the same windows by turns; ``float32 again`` is the A/A control. The
+error of ETTh1 is that of forecasts of 24 hours of seven series in the four test months, by the
+protocol of bench_etth1.py, of an LSTM of 64 units, which bfloat16 computes, and a linear bypass:
+the mean over three seeds.
 
-    python benchmarks/bench_precision.py [--rounds 7] [--threads 2] [--device cpu] [--data ETTh1.csv]
+    python benchmarks/bench_precision.py [--rounds 7] [--threads 2] [--device cpu] [--data
+    ETTh1.csv]
 """
 
 from __future__ import annotations
@@ -31,9 +33,17 @@ SEEDS = (0, 1, 2)
 
 
 def by_fit(
-    x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape, precision: str, device: str, n_jobs: int | None = None
+    x: np.ndarray,
+    y: np.ndarray,
+    model: nn.Module,
+    shape: Shape,
+    precision: str,
+    device: str,
+    n_jobs: int | None = None,
 ) -> Tensor:
-    spec = Spec(epochs=shape.epochs, batchsize=shape.batchsize, seqsize=shape.seqsize, precision=precision)
+    spec = Spec(
+        epochs=shape.epochs, batchsize=shape.batchsize, seqsize=shape.seqsize, precision=precision
+    )
     est = Estimator(model, F.mse_loss, None, spec, n_jobs=n_jobs, device=device, verbose=False)
     return net2vec(est.fit(x, y)).cpu()
 
@@ -48,8 +58,12 @@ def compare(name: str, report: Report, rounds: int, quick: bool, device: str) ->
         "bfloat16": partial(by_fit, precision="bfloat16", device=device),
     }
     if device == "cpu":
-        contenders["float32, n_jobs=2"] = partial(by_fit, precision="float32", device=device, n_jobs=2)
-        contenders["bfloat16, n_jobs=2"] = partial(by_fit, precision="bfloat16", device=device, n_jobs=2)
+        contenders["float32, n_jobs=2"] = partial(
+            by_fit, precision="float32", device=device, n_jobs=2
+        )
+        contenders["bfloat16, n_jobs=2"] = partial(
+            by_fit, precision="bfloat16", device=device, n_jobs=2
+        )
     else:
         contenders["float16"] = partial(by_fit, precision="float16", device=device)
     for train in contenders.values():
@@ -58,7 +72,14 @@ def compare(name: str, report: Report, rounds: int, quick: bool, device: str) ->
     seconds = interleaved(turns(contenders, data, shape, vectors), rounds)
     rows, _ = outcome(seconds, vectors, BASE, data, shape)
     found = median(ratios(seconds["bfloat16"], seconds[BASE]))
-    report.add(Table(f"{name}: {shape.training}", COLUMNS, rows, [f"bfloat16: {found:.3f} (aim: at most {AIM})."]))
+    report.add(
+        Table(
+            f"{name}: {shape.training}",
+            COLUMNS,
+            rows,
+            [f"bfloat16: {found:.3f} (aim: at most {AIM})."],
+        )
+    )
 
 
 class Network(nn.Module):
@@ -66,7 +87,11 @@ class Network(nn.Module):
 
     def __init__(self, n_in: int, n_out: int, n_hidden: int = 64) -> None:
         super().__init__()
-        self.rnn, self.head, self.bypass = LSTM(n_in, n_hidden), nn.Linear(n_hidden, n_out), nn.Linear(n_in, n_out)
+        self.rnn, self.head, self.bypass = (
+            LSTM(n_in, n_hidden),
+            nn.Linear(n_hidden, n_out),
+            nn.Linear(n_in, n_out),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.rnn(x)) + self.bypass(x)
@@ -84,12 +109,18 @@ def etth1(report: Report, path: Path, quick: bool, device: str) -> None:
             model = Network(x.shape[0], change.shape[0])
             opt = partial(torch.optim.AdamW, lr=3e-3)
             own = dataclasses.replace(spec, precision=precision)
-            est = Estimator(model, F.mse_loss, opt, own, random_state=seed, device=device, verbose=False)
+            est = Estimator(
+                model, F.mse_loss, opt, own, random_state=seed, device=device, verbose=False
+            )
             held_out = x[..., :VAL], only(change, TRAIN, VAL)[..., :VAL]
-            est.fit(x[..., :TRAIN], only(change, 0, TRAIN - 24)[..., :TRAIN], validation_data=held_out)
+            est.fit(
+                x[..., :TRAIN], only(change, 0, TRAIN - 24)[..., :TRAIN], validation_data=held_out
+            )
             found.append(errors(est.predict(x) + naive, truth))
         mses[precision] = float(np.mean([mse for mse, _ in found]))
-        rows.append([precision, f"{mses[precision]:.4f}", f"{np.mean([mae for _, mae in found]):.4f}"])
+        rows.append(
+            [precision, f"{mses[precision]:.4f}", f"{np.mean([mae for _, mae in found]):.4f}"]
+        )
     ratio = mses["bfloat16"] / mses["float32"]
     title = f"ETTh1, 24 hours ahead, {len(found)} seed{'s' * (len(found) > 1)}"
     notes = [f"bfloat16 over float32: {ratio:.4f} (aim: at most {MOST_WORSE})."]

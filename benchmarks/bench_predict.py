@@ -1,9 +1,10 @@
 """How long ``predict`` takes beside a bare loop over windows.
 
-The loop brings x to time-major memory, carries the state from window to window, and writes into an array; windows are
-of ``seqsize`` steps. ``in one call`` gives the recurrent layer all steps of a group at once, which needs the memory.
-``predict`` chooses its windows itself, in bounded memory. All take turns and must give the same numbers to rounding;
-ratios are to the loop, with its A/A control.
+The loop brings x to time-major memory, carries the state from window to window, and writes into an
+array; windows are of ``seqsize`` steps. ``in one call`` gives the recurrent layer all steps of a
+group at once, which needs the memory. ``predict`` chooses its windows itself, in bounded memory.
+All take turns and must give the same numbers to rounding; ratios are to the loop, with its A/A
+control.
 
     python benchmarks/bench_predict.py [--rounds 9] [--shapes small large long]
 """
@@ -51,12 +52,20 @@ def compare(name: str, report: Report, rounds: int, quick: bool) -> None:
         "Estimator.predict": partial(est.predict, x),
     }
     expected = contenders[BASE]()
-    apart = {c: float(np.abs(run() - expected).max()) for c, run in contenders.items()}  # and all are warm
+    apart = {
+        c: float(np.abs(run() - expected).max()) for c, run in contenders.items()
+    }  # and all are warm
     assert max(apart.values()) < 1e-5, apart
     seconds = interleaved({c: partial(stopwatch, run) for c, run in contenders.items()}, rounds)
-    table = Table(f"{name}: {shape}", ["contender", f"ratio to {BASE} (range)", "seconds", "outputs apart"])
+    table = Table(
+        f"{name}: {shape}", ["contender", f"ratio to {BASE} (range)", "seconds", "outputs apart"]
+    )
     for contender, taken in seconds.items():
-        cells = [spread(ratios(taken, seconds[BASE])), f"{median(taken):.3f}", f"{apart[contender]:.1e}"]
+        cells = [
+            spread(ratios(taken, seconds[BASE])),
+            f"{median(taken):.3f}",
+            f"{apart[contender]:.1e}",
+        ]
         table.rows.append([contender, *cells])
     report.add(table)
 

@@ -1,7 +1,8 @@
 """Where the time of a training step goes.
 
-``fit`` with a clock around each of its parts, two epochs, of which the second counts; and the hand-written loop, with
-clocks too. The clocks add about a microsecond to a step. Microseconds per step, and their share.
+``fit`` with a clock around each of its parts, two epochs, of which the second counts; and the
+hand-written loop, with clocks too. The clocks add about a microsecond to a step. Microseconds per
+step, and their share.
 
     python benchmarks/bench_step.py [--rounds 5]
 """
@@ -58,7 +59,11 @@ class Clocks:
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
         """A clock around each part of the package."""
-        before = [(owner, name, getattr(owner, name)) for places in PARTS.values() for owner, name in places]
+        before = [
+            (owner, name, getattr(owner, name))
+            for places in PARTS.values()
+            for owner, name in places
+        ]
         try:
             for part, places in PARTS.items():
                 for owner, name in places:
@@ -80,7 +85,9 @@ def of_fit(shape: Shape) -> dict[str, float]:
 
     spec = Spec(epochs=2, batchsize=shape.batchsize, seqsize=shape.seqsize)
     with clocks.within():
-        est = Estimator(model, F.mse_loss, None, spec, callbacks=second_epoch, verbose=False).fit(x, y)
+        est = Estimator(model, F.mse_loss, None, spec, callbacks=second_epoch, verbose=False).fit(
+            x, y
+        )
     clocks.seconds["all"] = est.history_[1]["seconds"]
     return {part: 1e6 * seconds / n_steps for part, seconds in clocks.seconds.items()}
 
@@ -106,7 +113,10 @@ def of_loop(shape: Shape) -> dict[str, float]:
     return {part: 1e6 * seconds / len(shape.places) for part, seconds in clocks.seconds.items()}
 
 
-PASSES: dict[str, Callable[..., Any]] = {"forward and loss": window_loss, "backward": torch.Tensor.backward}
+PASSES: dict[str, Callable[..., Any]] = {
+    "forward and loss": window_loss,
+    "backward": torch.Tensor.backward,
+}
 
 
 def table(title: str, found: dict[str, list[dict[str, float]]]) -> Table:

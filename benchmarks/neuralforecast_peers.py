@@ -1,7 +1,9 @@
-"""NeuralForecast's models on the data of a benchmark: forecasts after each cutoff, and the seconds of training.
+"""NeuralForecast's models on the data of a benchmark: forecasts after each cutoff, and the seconds
+of training.
 
-A program of its own, because NeuralForecast is heavy and lives best in an environment of its own: ``peers`` runs it
-with that environment's interpreter, on the same series and threads. It needs nothing of fluxutils_py.
+A program of its own, because NeuralForecast is heavy and lives best in an environment of its own:
+``peers`` runs it with that environment's interpreter, on the same series and threads. It needs
+nothing of fluxutils_py.
 
     python -m venv peers && peers/bin/pip install torch==2.13.0 neuralforecast
     python benchmarks/bench_m4.py --data DIRECTORY --peers peers/bin/python
@@ -30,8 +32,15 @@ STEPS = 1500  # of training, like the Forecaster's max_steps; their default is 1
 
 def add_arguments(made: argparse.ArgumentParser, seconds: float) -> None:
     """The arguments of a benchmark that can run these peers."""
-    made.add_argument("--peers", metavar="PYTHON", help="the interpreter of an environment with NeuralForecast")
-    made.add_argument("--peer-seconds", type=float, default=seconds, help="after which a peer's training is cut short")
+    made.add_argument(
+        "--peers", metavar="PYTHON", help="the interpreter of an environment with NeuralForecast"
+    )
+    made.add_argument(
+        "--peer-seconds",
+        type=float,
+        default=seconds,
+        help="after which a peer's training is cut short",
+    )
 
 
 def peers(
@@ -45,7 +54,8 @@ def peers(
     threads: int,
     **more: Any,
 ) -> Iterator[tuple[str, np.ndarray, float]]:
-    """Run each model in a process; yield its name and what cut it short, its forecasts, and seconds to train.
+    """Run each model in a process; yield its name and what cut it short, its forecasts, and seconds
+    to train.
 
     Parameters
     ----------
@@ -60,7 +70,8 @@ def peers(
         After which training ends at the next step.
     threads : int
     **more
-        ``steps``; ``n_validation``, the number of steps before the test part that are not trained on either.
+        ``steps``; ``n_validation``, the number of steps before the test part that are not trained
+        on either.
 
     Yields
     ------
@@ -70,14 +81,29 @@ def peers(
         path = Path(folder)
         np.savez(path / "series.npz", *series)
         for model in MODELS:
-            task = {"model": model, "h": h, "n_test": n_test, "input_size": input_size, "seconds": seconds, **more}
+            task = {
+                "model": model,
+                "h": h,
+                "n_test": n_test,
+                "input_size": input_size,
+                "seconds": seconds,
+                **more,
+            }
             command = [python, __file__, folder, json.dumps({"threads": threads, **task})]
             environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": ""}
-            done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=environment, timeout=900
+            )
             if done.returncode:
-                raise RuntimeError(f"NeuralForecast's {model} ended with {done.returncode}: {done.stderr[-2000:]}")
+                raise RuntimeError(
+                    f"NeuralForecast's {model} ended with {done.returncode}: {done.stderr[-2000:]}"
+                )
             found = json.loads((path / "found.json").read_text())
-            cut = f", cut at {found['steps']} steps of its {found['of']}" if found["steps"] < found["of"] else ""
+            cut = (
+                f", cut at {found['steps']} steps of its {found['of']}"
+                if found["steps"] < found["of"]
+                else ""
+            )
             name = f"NeuralForecast {found['version']} {model}{cut}"
             yield name, np.load(path / "forecasts.npy"), found["seconds"]
 
@@ -95,9 +121,16 @@ def main() -> None:
         series = [stored[name] for name in stored.files]
     names, lengths = [f"{i:06d}" for i in range(len(series))], [len(y) for y in series]
     steps = np.concatenate([np.arange(n) for n in lengths])
-    df = pd.DataFrame({"unique_id": np.repeat(names, lengths), "ds": steps, "y": np.concatenate(series)})
+    df = pd.DataFrame(
+        {"unique_id": np.repeat(names, lengths), "ds": steps, "y": np.concatenate(series)}
+    )
     h, n_test, most = task["h"], task["n_test"], task.get("steps", STEPS)
-    quiet = {"enable_progress_bar": False, "logger": False, "enable_checkpointing": False, "accelerator": "cpu"}
+    quiet = {
+        "enable_progress_bar": False,
+        "logger": False,
+        "enable_checkpointing": False,
+        "accelerator": "cpu",
+    }
     model = getattr(neuralforecast.models, task["model"])(
         h=h,
         input_size=task["input_size"],
@@ -118,7 +151,14 @@ def main() -> None:
     found = found.sort_values(["unique_id", "cutoff", "ds"])
     np.save(folder / "forecasts.npy", found[task["model"]].to_numpy().reshape(len(series), -1, h))
     (folder / "found.json").write_text(
-        json.dumps({"steps": trained, "of": most, "seconds": seconds, "version": neuralforecast.__version__})
+        json.dumps(
+            {
+                "steps": trained,
+                "of": most,
+                "seconds": seconds,
+                "version": neuralforecast.__version__,
+            }
+        )
     )
 
 

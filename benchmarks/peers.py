@@ -1,8 +1,9 @@
 """The same work in the libraries that one would use instead: skorch, Lightning, Keras.
 
-Each is given what it needs to be fast: whole windows in time-major memory from a Dataset (skorch, Lightning), fused
-AdamW, no logger, no progress bar, no files. Each carries the state from window to window, detached, as the hand-written
-loop does. Each returns the weights in the order of ``net2vec``.
+Each is given what it needs to be fast: whole windows in time-major memory from a Dataset (skorch,
+Lightning), fused AdamW, no logger, no progress bar, no files. Each carries the state from window to
+window, detached, as the hand-written loop does. Each returns the weights in the order of
+``net2vec``.
 """
 
 from __future__ import annotations
@@ -120,24 +121,33 @@ def by_lightning(x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape) -
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            plugins=[LightningEnvironment()],  # else it looks for MPI, and starts it in this process
+            plugins=[
+                LightningEnvironment()
+            ],  # else it looks for MPI, and starts it in this process
         )
         trainer.fit(module, DataLoader(Windows(x, y, shape), batch_size=None))
     return net2vec(module.net)
 
 
-def by_keras(x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape, stock: bool = False) -> Tensor:
-    """``LSTM(stateful=True)`` on the torch backend, with a copy of the initial state unless ``stock``.
+def by_keras(
+    x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape, stock: bool = False
+) -> Tensor:
+    """``LSTM(stateful=True)`` on the torch backend, with a copy of the initial state unless
+    ``stock``.
 
-    Keras has one bias where torch has two, each of which AdamW moves by a whole step: its result is not the same one.
-    Needs shapes that batches and windows divide.
+    Keras has one bias where torch has two, each of which AdamW moves by a whole step: its result is
+    not the same one. Needs shapes that batches and windows divide.
     """
     os.environ["KERAS_BACKEND"] = "torch"
     import keras
 
     class Copying(keras.layers.LSTM):
-        def inner_loop(self, sequences: Any, initial_state: Any, mask: Any, training: bool = False) -> Any:
-            return super().inner_loop(sequences, [s.clone() for s in initial_state], mask, training=training)
+        def inner_loop(
+            self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
+        ) -> Any:
+            return super().inner_loop(
+                sequences, [s.clone() for s in initial_state], mask, training=training
+            )
 
     class Reset(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -147,15 +157,30 @@ def by_keras(x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape, stock
     b, s, h = shape.batchsize, shape.seqsize, shape.n_hidden
     n_windows = shape.n_steps // s
     lstm = (keras.layers.LSTM if stock else Copying)(h, return_sequences=True, stateful=True)
-    net = keras.Sequential([keras.Input(batch_shape=(b, s, shape.n_features)), lstm, keras.layers.Dense(1)])
+    net = keras.Sequential(
+        [keras.Input(batch_shape=(b, s, shape.n_features)), lstm, keras.layers.Dense(1)]
+    )
     w, u, b_ih, b_hh, v, d = (p.detach().numpy() for p in model.parameters())
-    for variable, value in zip(net.trainable_variables, [w.T, u.T, b_ih + b_hh, v.T, d], strict=True):
+    for variable, value in zip(
+        net.trainable_variables, [w.T, u.T, b_ih + b_hh, v.T, d], strict=True
+    ):
         variable.assign(value)  # gates are in the same order
     net.compile(keras.optimizers.AdamW(1e-3, weight_decay=1e-2, epsilon=1e-8), loss="mse")
     inputs, targets = (
-        a.reshape(a.shape[0], -1, b, n_windows, s).transpose(1, 3, 2, 4, 0).reshape(-1, s, a.shape[0]) for a in (x, y)
+        a.reshape(a.shape[0], -1, b, n_windows, s)
+        .transpose(1, 3, 2, 4, 0)
+        .reshape(-1, s, a.shape[0])
+        for a in (x, y)
     )
-    net.fit(inputs, targets, batch_size=b, epochs=shape.epochs, shuffle=False, verbose=0, callbacks=[Reset()])
+    net.fit(
+        inputs,
+        targets,
+        batch_size=b,
+        epochs=shape.epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=[Reset()],
+    )
     w, u, bias, v, d = (variable.value.detach().clone() for variable in net.trainable_variables)
     return torch.cat([p.flatten() for p in (w.T, u.T, bias, torch.zeros_like(bias), v.T, d)])
 

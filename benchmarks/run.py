@@ -1,9 +1,11 @@
-"""Run all benchmarks, one after the other, each in a process of its own, and write what they find into RESULTS.md.
+"""Run all benchmarks, one after the other, each in a process of its own, and write what they find
+into RESULTS.md.
 
-A part that fails or takes too long is reported as such and stops no other; what is not installed here is left out and
-named. The file is written after each part. ``--only`` measures some parts again and leaves the others as they are, if
-they are of the same machine and versions. ``--quick`` is for trying out: tiny shapes, numbers without meaning, printed
-and not written unless ``--out`` says where.
+A part that fails or takes too long is reported as such and stops no other; what is not installed
+here is left out and named. The file is written after each part. ``--only`` measures some parts
+again and leaves the others as they are, if they are of the same machine and versions. ``--quick``
+is for trying out: tiny shapes, numbers without meaning, printed and not written unless ``--out``
+says where.
 
     python benchmarks/run.py [--only fit predict] [--quick] [--out FILE]
         [--etth1 ETTh1.csv] [--m4 DIRECTORY] [--neuralforecast PYTHON]
@@ -57,7 +59,9 @@ PARTS = {
     "windows": Part("bench_windows.py"),
     "cells": Part("bench_cells.py", environment={"OMP_NUM_THREADS": "1"}),
     "layers": Part("bench_layers.py", environment={"OMP_NUM_THREADS": "1"}),
-    "layer_quality": Part("bench_layer_quality.py", ["--seconds", "10"], data="etth1", needs_data=False),
+    "layer_quality": Part(
+        "bench_layer_quality.py", ["--seconds", "10"], data="etth1", needs_data=False
+    ),
     "characters": Part("bench_characters.py"),
     "kernels": Part("bench_kernels.py", environment={"OMP_NUM_THREADS": "1"}),
     "hooks": Part("bench_hooks.py"),
@@ -101,15 +105,35 @@ here.
 
 def main() -> None:
     made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    made.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
-    made.add_argument("--quick", action="store_true", help="tiny shapes, one round: whether it runs, not how fast")
-    made.add_argument("--out", type=Path, metavar="FILE", help="by default RESULTS.md, or with --quick none")
-    for name, what in DATA.items():
-        made.add_argument(f"--{name}", type=Path, metavar=what, help="data of that part; without them it is left out")
     made.add_argument(
-        "--neuralforecast", metavar="PYTHON", help="interpreter of an environment that has NeuralForecast"
+        "--only",
+        nargs="+",
+        choices=PARTS,
+        default=list(PARTS),
+        metavar="PART",
+        help=", ".join(PARTS),
     )
-    made.add_argument("--limit", type=float, default=900, metavar="SECONDS", help="for each part (default 900)")
+    made.add_argument(
+        "--quick", action="store_true", help="tiny shapes, one round: whether it runs, not how fast"
+    )
+    made.add_argument(
+        "--out", type=Path, metavar="FILE", help="by default RESULTS.md, or with --quick none"
+    )
+    for name, what in DATA.items():
+        made.add_argument(
+            f"--{name}",
+            type=Path,
+            metavar=what,
+            help="data of that part; without them it is left out",
+        )
+    made.add_argument(
+        "--neuralforecast",
+        metavar="PYTHON",
+        help="interpreter of an environment that has NeuralForecast",
+    )
+    made.add_argument(
+        "--limit", type=float, default=900, metavar="SECONDS", help="for each part (default 900)"
+    )
     args = made.parse_args()
     out = args.out or (None if args.quick else RESULTS)
     head, of = f"{HEAD}\n{on_machine()}", commit()
@@ -117,7 +141,9 @@ def main() -> None:
     for i, name in enumerate(args.only):
         print(f"--- {i + 1} of {len(args.only)}: {name}", file=sys.stderr, flush=True)
         sections[name] = measure(name, args, of)
-        document = "\n\n".join([head, *(sections[part] for part in PARTS if part in sections)]) + "\n"
+        document = (
+            "\n\n".join([head, *(sections[part] for part in PARTS if part in sections)]) + "\n"
+        )
         if out:
             out.write_text(document, "utf-8")
     print(f"--- written to {out}" if out else f"\n{document}")
@@ -125,7 +151,9 @@ def main() -> None:
 
 def on_machine() -> str:
     """What it ran on, as a table."""
-    return str(Table("Measured with", ["", ""], [[name, found] for name, found in machine().items()]))
+    return str(
+        Table("Measured with", ["", ""], [[name, found] for name, found in machine().items()])
+    )
 
 
 def read(path: Path, head: str) -> dict[str, str]:
@@ -135,8 +163,9 @@ def read(path: Path, head: str) -> dict[str, str]:
     start, *sections = re.split(r"^(?=## )", path.read_text("utf-8"), flags=re.MULTILINE)
     if start.strip() != head.strip():
         raise SystemExit(
-            f"{path.name} is of another machine or other versions, or of an older run.py: parts of both in one file "
-            "could not be told apart. Run all parts, or give another file with --out."
+            f"{path.name} is of another machine or other versions, or of an older run.py: parts of "
+            "both in one file could not be told apart. Run all parts, or give another file with "
+            "--out."
         )
     return {section.split()[1]: section.strip() for section in sections}
 
@@ -156,7 +185,11 @@ def measure(name: str, args: argparse.Namespace, of: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "found.json")
         began = time.perf_counter()
-        failure = run([sys.executable, HERE / part.file, "--json", path, *arguments], part.environment, args.limit)
+        failure = run(
+            [sys.executable, HERE / part.file, "--json", path, *arguments],
+            part.environment,
+            args.limit,
+        )
         taken = time.perf_counter() - began
         found = json.loads(path.read_text("utf-8")) if path.exists() else {}
     conditions = [str(datetime.date.today()), of, f"{taken:.0f} s"]
@@ -168,9 +201,18 @@ def measure(name: str, args: argparse.Namespace, of: str) -> str:
 def run(command: Sequence[Any], environment: Mapping[str, str], limit: float) -> str:
     """Run a program, its output shown; returns why it failed, or nothing."""
     paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}  # measures the clone that it lies in
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        **environment,
+    }  # measures the clone that it lies in
     started = subprocess.Popen(
-        [str(c) for c in command], stdout=sys.stderr, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
+        [str(c) for c in command],
+        stdout=sys.stderr,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        start_new_session=True,
     )
     late = threading.Event()
 
@@ -197,7 +239,9 @@ def run(command: Sequence[Any], environment: Mapping[str, str], limit: float) ->
 
 
 def stop(started: subprocess.Popen) -> None:
-    """End a program and what it started, if it still runs: mpirun needs to be asked, to end its ranks."""
+    """End a program and what it started, if it still runs: mpirun needs to be asked, to end its
+    ranks.
+    """
     for sent in (signal.SIGTERM, signal.SIGKILL):
         if started.poll() is None:
             os.killpg(started.pid, sent)
@@ -211,7 +255,9 @@ def commit() -> str:
     """What is measured, as far as git knows it."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=HERE.parent, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            ["git", *arguments], cwd=HERE.parent, capture_output=True, text=True, check=True
+        ).stdout
 
     try:
         changed = git("status", "--porcelain", "--", "fluxutils_py", "benchmarks/*.py")
@@ -220,7 +266,9 @@ def commit() -> str:
         return ""
 
 
-def section(name: str, found: Mapping[str, Any], failure: str, conditions: Sequence[str] = ()) -> str:
+def section(
+    name: str, found: Mapping[str, Any], failure: str, conditions: Sequence[str] = ()
+) -> str:
     """What a part has found, as text."""
     blocks = [f"## {name}", found.get("about", "")]
     blocks += [str(Table(**table)) for table in found.get("tables", [])]

@@ -20,7 +20,9 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Link:
-    """Rate in Gbit/s, and delay of one direction in milliseconds; 0: what the kernel takes by itself."""
+    """Rate in Gbit/s, and delay of one direction in milliseconds; 0: what the kernel takes by
+    itself.
+    """
 
     rate: float
     delay: float = 0.0
@@ -40,11 +42,27 @@ def two_hosts() -> Iterator[tuple[str, str]]:
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc"))):
         raise Unavailable("network namespaces need root and iproute2")
     names = f"flux{os.getpid()}a", f"flux{os.getpid()}b"
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that they are removed then, too
+    before = signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # so that they are removed then, too
     try:
         for name in names:
             _run("ip", "netns", "add", name)
-        _run("ip", "-n", names[0], "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", names[1])
+        _run(
+            "ip",
+            "-n",
+            names[0],
+            "link",
+            "add",
+            "eth0",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            names[1],
+        )
         for name, address in zip(names, ADDRESSES, strict=True):
             _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             _run("ip", "-n", name, "link", "set", "eth0", "up")
@@ -65,7 +83,9 @@ def set_link(names: Sequence[str], link: Link) -> None:
         If the kernel has no netem, which delays need.
     """
     for name in names:
-        subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", "eth0", "root"], capture_output=True)
+        subprocess.run(
+            ["tc", "-n", name, "qdisc", "del", "dev", "eth0", "root"], capture_output=True
+        )
         rate = f"{link.rate:g}gbit"
         if link.delay:
             _run(
@@ -114,5 +134,8 @@ def start_pair(names: Sequence[str], command: Sequence[object], port: int = 2951
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        kind = next((word for word in command if word in ("netns", "link", "addr", "netem", "tbf")), command[0])
+        kind = next(
+            (word for word in command if word in ("netns", "link", "addr", "netem", "tbf")),
+            command[0],
+        )
         raise Unavailable(f"this system does not make it ({kind}: {done.stderr.strip()})")

@@ -1,4 +1,6 @@
-"""The work that contenders do: data, a model, a hand-written loop, ``Estimator.fit``, and a judge of the outcome."""
+"""The work that contenders do: data, a model, a hand-written loop, ``Estimator.fit``, and a judge
+of the outcome.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,9 @@ class Shape:
 
     def __str__(self) -> str:
         return (
-            f"F={self.n_features}, N={self.n_series}, T={self.n_steps}, {self.cell}({self.n_hidden}), "
-            f"b={self.batchsize}, s={self.seqsize}, float32, x in C order"
+            f"F={self.n_features}, N={self.n_series}, T={self.n_steps}, "
+            f"{self.cell}({self.n_hidden}), b={self.batchsize}, s={self.seqsize}, float32, x in C "
+            "order"
         )
 
     @property
@@ -54,10 +57,15 @@ class Shape:
         ]
 
 
-SHAPES = {"small": Shape(10, 1000, 1000, 10, 100, 100, 2), "large": Shape(32, 256, 1024, 128, 64, 64, 2)}
+SHAPES = {
+    "small": Shape(10, 1000, 1000, 10, 100, 100, 2),
+    "large": Shape(32, 256, 1024, 128, 64, 64, 2),
+}
 
 Data = tuple[np.ndarray, np.ndarray, nn.Module]
-Contender = Callable[..., Tensor]  # called with x, y, model and shape; returns the weights that it ends with
+Contender = Callable[
+    ..., Tensor
+]  # called with x, y, model and shape; returns the weights that it ends with
 
 
 def make(shape: Shape) -> Data:
@@ -86,19 +94,25 @@ def time_major(*arrays: np.ndarray) -> list[Tensor]:
 State = Tensor | tuple[Tensor, Tensor]
 
 
-def by_window(lstm: nn.RNNBase, head: nn.Linear, xs: Tensor, state: State | None) -> tuple[Tensor, State]:
+def by_window(
+    lstm: nn.RNNBase, head: nn.Linear, xs: Tensor, state: State | None
+) -> tuple[Tensor, State]:
     """Outputs of a window (S, B, F) in one call, and the state behind it."""
     h, state = lstm(xs, state)
     return head(h), state
 
 
-def window_loss(lstm: nn.RNNBase, head: nn.Linear, xs: Tensor, ys: Tensor, state: State | None) -> tuple[Tensor, State]:
+def window_loss(
+    lstm: nn.RNNBase, head: nn.Linear, xs: Tensor, ys: Tensor, state: State | None
+) -> tuple[Tensor, State]:
     """Mean squared error over a window in one call, and the state behind it."""
     out, state = by_window(lstm, head, xs, state)
     return F.mse_loss(out, ys), state
 
 
-def loss_by_steps(lstm: nn.LSTM, head: nn.Linear, xs: Tensor, ys: Tensor, state: State | None) -> tuple[Tensor, State]:
+def loss_by_steps(
+    lstm: nn.LSTM, head: nn.Linear, xs: Tensor, ys: Tensor, state: State | None
+) -> tuple[Tensor, State]:
     """The same in one call per step, as :func:`step_loss` does it."""
     loss = xs.new_zeros(())
     for x, y in zip(xs, ys, strict=True):
@@ -135,7 +149,11 @@ def by_hand(
             opt.zero_grad()
             error.backward()
             opt.step()
-            state = state.detach() if isinstance(state, Tensor) else (state[0].detach(), state[1].detach())
+            state = (
+                state.detach()
+                if isinstance(state, Tensor)
+                else (state[0].detach(), state[1].detach())
+            )
     return net2vec(model).cpu()
 
 
@@ -164,7 +182,9 @@ def by_fit(
 def turns(
     contenders: Mapping[str, Contender], data: Data, shape: Shape, vectors: dict[str, Tensor]
 ) -> dict[str, Callable[[], float]]:
-    """Contenders to be called by turns: each trains, puts its weights into ``vectors``, and returns its seconds."""
+    """Contenders to be called by turns: each trains, puts its weights into ``vectors``, and returns
+    its seconds.
+    """
 
     def turn(name: str) -> float:
         began = time.perf_counter()
@@ -178,9 +198,15 @@ COLUMNS = ["contender", "ratio (range)", "seconds", "MSE", "weights apart"]
 
 
 def outcome(
-    seconds: Mapping[str, Sequence[float]], vectors: Mapping[str, Tensor], base: str, data: Data, shape: Shape
+    seconds: Mapping[str, Sequence[float]],
+    vectors: Mapping[str, Tensor],
+    base: str,
+    data: Data,
+    shape: Shape,
 ) -> tuple[list[list[str]], dict[str, float]]:
-    """The rows of a table with :data:`COLUMNS`, and by how much each MSE differs from the base's, relatively."""
+    """The rows of a table with :data:`COLUMNS`, and by how much each MSE differs from the base's,
+    relatively.
+    """
     x, y, _ = data
     mse = {name: judge(vector, x, y, shape) for name, vector in vectors.items()}
     rows = [
@@ -214,11 +240,14 @@ def unpack(vector: Tensor, shape: Shape) -> list[np.ndarray]:
 
 def apart(a: Tensor, b: Tensor, shape: Shape) -> float:
     """The largest difference of two sets of weights."""
-    return max(float(np.abs(p - q).max()) for p, q in zip(unpack(a, shape), unpack(b, shape), strict=True))
+    return max(
+        float(np.abs(p - q).max()) for p, q in zip(unpack(a, shape), unpack(b, shape), strict=True)
+    )
 
 
 def judge(vector: Tensor, x: np.ndarray, y: np.ndarray, shape: Shape) -> float:
-    """Mean squared error of an LSTM or GRU with these weights over the first group of series, from start to end.
+    """Mean squared error of an LSTM or GRU with these weights over the first group of series, from
+    start to end.
 
     NumPy alone, in float64: no framework judges its own work.
     """

@@ -1,8 +1,10 @@
-"""The coefficients of ``exp2.h``: minimax polynomials p(r) of ``(2**r - 1) / r`` for r in [-1/2, 1/2].
+"""The coefficients of ``exp2.h``: minimax polynomials p(r) of ``(2**r - 1) / r`` for r in [-1/2,
+1/2].
 
-The error that is made small is that of ``r * p(r)`` relative to ``2**r - 1``, so that tanh of a small number keeps its
-leading digits. Remez' exchange in 60 digits, then the coefficients rounded to their type; needs mpmath. Prints the
-lines of ``exp2.h`` and the largest relative error before and after rounding.
+The error that is made small is that of ``r * p(r)`` relative to ``2**r - 1``, so that tanh of a
+small number keeps its leading digits. Remez' exchange in 60 digits, then the coefficients rounded
+to their type; needs mpmath. Prints the lines of ``exp2.h`` and the largest relative error before
+and after rounding.
 
     python csrc/fit_exp2.py
 """

@@ -1,7 +1,8 @@
 """Check the built documentation: ``python docs/check_links.py build/docs``.
 
-Every link and picture within the site has to lead to a file, and to an anchor in it. Sphinx's own builder ``linkcheck``
-looks at links that lead out: ``python -m sphinx -b linkcheck docs build/links``.
+Every link and picture within the site has to lead to a file, and to an anchor in it. Sphinx's own
+builder ``linkcheck`` looks at links that lead out: ``python -m sphinx -b linkcheck docs
+build/links``.
 """
 
 import sys

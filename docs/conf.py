@@ -1,8 +1,8 @@
 """How the documentation is built: ``python -m sphinx -W --keep-going docs build/docs``.
 
-The reference is made from the package as it stands. Each public module (the package, its folders, and its files that
-list ``__all__``) gets a page in ``api/``, each public name a page of its own, found when the documentation is built; a
-name without its entry fails the build.
+The reference is made from the package as it stands. Each public module (the package, its folders,
+and its files that list ``__all__``) gets a page in ``api/``, each public name a page of its own,
+found when the documentation is built; a name without its entry fails the build.
 """
 
 import importlib
@@ -36,7 +36,9 @@ html_static_path = ["_static"]
 html_css_files = ["wide.css"]
 nitpicky = True
 # Raises sections link every class they name; those of other packages have no page here
-nitpick_ignore_regex = [("py:.*", r"(?!fluxutils_py).*Error|KeyboardInterrupt|(sklearn|torch|numpy|h5py|enum)\..*")]
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!fluxutils_py).*Error|KeyboardInterrupt|(sklearn|torch|numpy|h5py|enum)\..*")
+]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
@@ -61,7 +63,9 @@ def public_modules() -> Iterator[ModuleType]:
 
 
 def public_names() -> dict[ModuleType, dict[str, str]]:
-    """For each public module, its names and where each has its entry: in the first module that offers the object."""
+    """For each public module, its names and where each has its entry: in the first module that
+    offers the object.
+    """
     entries: dict[tuple[str, int], str] = {}
     return {
         module: {
@@ -76,25 +80,42 @@ NAMES = public_names()
 ENTRIES = {entry for names in NAMES.values() for entry in names.values()}
 
 
-# What stands in a class for its users although another class wrote it; not what these base classes bring
-FOREIGN = (
-    "BaseEstimator BaseException ClassifierMixin Enum Module Optimizer RegressorMixin TransformerMixin ndarray tuple"
-)
+# What stands in a class for its users although another class wrote it; not what these base classes
+# bring
+FOREIGN = "BaseEstimator BaseException ClassifierMixin Enum Module Optimizer RegressorMixin TransformerMixin ndarray tuple"
 
 
 def module_page(module: ModuleType, names: dict[str, str]) -> str:
     """What a module is, tables of what has its entry there, and links to what has not."""
     here = module.__name__
-    own = sorted((name for name, entry in names.items() if entry == f"{here}.{name}"), key=str.lower)
+    own = sorted(
+        (name for name, entry in names.items() if entry == f"{here}.{name}"), key=str.lower
+    )
     classes = [name for name in own if inspect.isclass(getattr(module, name))]
-    lines = [here, "=" * len(here), "", f".. automodule:: {here}", "   :no-members:", "", f".. currentmodule:: {here}"]
-    for title, members in {"Classes": classes, "Functions": [n for n in own if n not in classes]}.items():
+    lines = [
+        here,
+        "=" * len(here),
+        "",
+        f".. automodule:: {here}",
+        "   :no-members:",
+        "",
+        f".. currentmodule:: {here}",
+    ]
+    for title, members in {
+        "Classes": classes,
+        "Functions": [n for n in own if n not in classes],
+    }.items():
         if members:
             lines += ["", f".. rubric:: {title}", "", ".. autosummary::", "   :nosignatures:", ""]
             lines += [f"   {name}" for name in members]
     others = [entry for name, entry in sorted(names.items()) if name not in own]
     if others:
-        lines += ["", ".. rubric:: Also here", "", ", ".join(f":py:obj:`~{entry}`" for entry in others)]
+        lines += [
+            "",
+            ".. rubric:: Also here",
+            "",
+            ", ".join(f":py:obj:`~{entry}`" for entry in others),
+        ]
     return "\n".join([*lines, ""])
 
 
@@ -107,13 +128,19 @@ def shown_bases(cls: type) -> list[type]:
 
 
 def name_page(entry: str) -> str:
-    """The entry of a class or function; not in the navigation, which would be as long on every page."""
+    """The entry of a class or function; not in the navigation, which would be as long on every
+    page.
+    """
     module, _, name = entry.rpartition(".")
     thing = getattr(importlib.import_module(module), name)
     lines = [":orphan:", "", name, "=" * len(name), "", f"Of :py:mod:`{module}`.", ""]
     lines += [f".. currentmodule:: {module}", ""]
     if inspect.isclass(thing):
-        lines += [f".. autoclass:: {name}", "   :members:", f"   :inherited-members: {', '.join(FOREIGN.split())}"]
+        lines += [
+            f".. autoclass:: {name}",
+            "   :members:",
+            f"   :inherited-members: {', '.join(FOREIGN.split())}",
+        ]
         lines += ["   :show-inheritance:"] * bool(shown_bases(thing))
     else:
         lines += [f".. autofunction:: {name}"]
@@ -121,8 +148,13 @@ def name_page(entry: str) -> str:
 
 
 def write_reference(folder: Path) -> None:
-    """Write pages that have changed, since Sphinx reads those again, and remove those of names that are gone."""
-    pages = {folder / f"{module.__name__}.rst": module_page(module, names) for module, names in NAMES.items()}
+    """Write pages that have changed, since Sphinx reads those again, and remove those of names that
+    are gone.
+    """
+    pages = {
+        folder / f"{module.__name__}.rst": module_page(module, names)
+        for module, names in NAMES.items()
+    }
     pages |= {folder / "names" / f"{entry}.rst": name_page(entry) for entry in ENTRIES}
     (folder / "names").mkdir(parents=True, exist_ok=True)
     for path in set(folder.rglob("*.rst")) - set(pages):
@@ -135,7 +167,8 @@ def write_reference(folder: Path) -> None:
 write_reference(Path(__file__).parent / "api")
 
 
-# What a reference may say, and where it leads: the path of a public name in any module that offers it, or its bare name
+# What a reference may say, and where it leads: the path of a public name in any module that offers
+# it, or its bare name
 MEANT: dict[str, str] = {}
 for _module, _names in NAMES.items():
     for _name, _entry in _names.items():
@@ -144,7 +177,9 @@ for _module, _names in NAMES.items():
 
 
 def entry_of(target: str) -> str | None:
-    """The entry that a reference means, a class's member by way of the class; None for other things."""
+    """The entry that a reference means, a class's member by way of the class; None for other
+    things.
+    """
     if target in MEANT:
         return MEANT[target]
     owner, _, member = target.rpartition(".")
@@ -158,27 +193,42 @@ def link(app, env, node, contnode):
         return None
 
     def to(target):
-        return env.get_domain("py").resolve_xref(env, node["refdoc"], app.builder, "obj", target, node, contnode)
+        return env.get_domain("py").resolve_xref(
+            env, node["refdoc"], app.builder, "obj", target, node, contnode
+        )
 
     found = to(entry)
-    if found is None and not node["refdoc"].startswith("api/"):  # a field of a dataclass, say, which has no entry
+    if found is None and not node["refdoc"].startswith(
+        "api/"
+    ):  # a field of a dataclass, say, which has no entry
         found = to(entry.rpartition(".")[0])
     return found
 
 
 def link_names(app, doctree):
-    """Have code in the pages that is a public name, ``Estimator.fit`` or ``reset(model)``, lead to its entry.
+    """Have code in the pages that is a public name, ``Estimator.fit`` or ``reset(model)``, lead to
+    its entry.
 
-    Left alone is code that is a link already, and where names are of other systems: in the first column of tables, and
-    after such a system's name.
+    Left alone is code that is a link already, and where names are of other systems: in the first
+    column of tables, and after such a system's name.
     """
     if app.env.docname.startswith("api/"):
         return
     for code in list(doctree.findall(nodes.literal)):
         target = code_links.named_target(code.astext(), _text_before(code))
         first = nodes.entry in map(type, _parents(code)) and _column(code) == 0
-        if target and not first and not isinstance(code.parent, nodes.reference) and entry_of(target):
-            options = {"refdomain": "py", "reftype": "obj", "reftarget": target, "refdoc": app.env.docname}
+        if (
+            target
+            and not first
+            and not isinstance(code.parent, nodes.reference)
+            and entry_of(target)
+        ):
+            options = {
+                "refdomain": "py",
+                "reftype": "obj",
+                "reftarget": target,
+                "refdoc": app.env.docname,
+            }
             code.replace_self(addnodes.pending_xref("", code.deepcopy(), **options))
 
 
@@ -202,9 +252,15 @@ def _column(node):
 def offer_files(app, doctree):
     """Have links to Markdown files outside of this folder offer them, as links to other files do."""
     for link in list(doctree.findall(addnodes.pending_xref)):
-        if link["reftype"] == "myst" and link["refdomain"] == "doc" and link["reftarget"] not in app.env.found_docs:
+        if (
+            link["reftype"] == "myst"
+            and link["refdomain"] == "doc"
+            and link["reftarget"] not in app.env.found_docs
+        ):
             path = os.path.relpath(Path(app.srcdir, link["reftarget"] + ".md"), app.srcdir)
-            link.replace_self(addnodes.download_reference("", "", *link.children, reftarget=f"/{path}"))
+            link.replace_self(
+                addnodes.download_reference("", "", *link.children, reftarget=f"/{path}")
+            )
 
 
 def keep_shown_bases(app, name, obj, options, bases):
@@ -213,7 +269,9 @@ def keep_shown_bases(app, name, obj, options, bases):
 
 
 def skip(app, kind, name, obj, skip, options):
-    """Leave out what scikit-learn and torch alone describe: their text refers to pages that are not here."""
+    """Leave out what scikit-learn and torch alone describe: their text refers to pages that are not
+    here.
+    """
     is_theirs = str(getattr(obj, "__module__", "")).startswith(("sklearn.", "torch."))
     is_bare_forward = name == "forward" and not obj.__doc__  # would be shown with torch's text
     return True if is_theirs or is_bare_forward else None
@@ -222,7 +280,9 @@ def skip(app, kind, name, obj, skip, options):
 def complain_of_missing_names(app, env):
     """A public name that has no entry is a warning, which fails the build."""
     for entry in sorted(ENTRIES - set(env.domaindata["py"]["objects"])):
-        logging.getLogger(__name__).warning("public name without an entry in the reference: %s", entry)
+        logging.getLogger(__name__).warning(
+            "public name without an entry in the reference: %s", entry
+        )
 
 
 def setup(app):

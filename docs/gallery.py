@@ -1,7 +1,8 @@
 """Make the pages of the gallery: ``python docs/gallery.py [NAME ...]``, one minute for all.
 
-Runs the notebooks, which are stored without outputs, and writes each as a page with its outputs and pictures to
-``docs/gallery/``. The pages are stored, so that the documentation is built without running anything.
+Runs the notebooks, which are stored without outputs, and writes each as a page with its outputs and
+pictures to ``docs/gallery/``. The pages are stored, so that the documentation is built without
+running anything.
 """
 
 import base64
@@ -25,8 +26,9 @@ def run(notebook):
     from nbclient import NotebookClient
 
     sharp = nbformat.v4.new_code_cell(
-        "%config InlineBackend.print_figure_kwargs = {'dpi': 140, 'facecolor': 'white', 'bbox_inches': 'tight'}\n"
-        "import pandas\npandas.set_option('display.width', 100)"
+        "%config InlineBackend.print_figure_kwargs = "
+        "{'dpi': 140, 'facecolor': 'white', 'bbox_inches': 'tight'}\nimport "
+        "pandas\npandas.set_option('display.width', 100)"
     )
     notebook.cells.insert(0, sharp)
     with TemporaryDirectory() as folder:
@@ -35,7 +37,9 @@ def run(notebook):
 
 
 def page(notebook, name, pictures=None):
-    """A notebook as Markdown; its pictures, as PNG files by name, are put into the dict ``pictures``."""
+    """A notebook as Markdown; its pictures, as PNG files by name, are put into the dict
+    ``pictures``.
+    """
     text = f"<!-- Made by docs/gallery.py from notebooks/{name}.ipynb -->\n\n"
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
@@ -48,10 +52,14 @@ def page(notebook, name, pictures=None):
         for output in cell.outputs:
             data = output.get("data", {})
             if "image/png" in data:
-                pictures[f"{name}-{len(pictures) + 1}.png"] = small(base64.b64decode(data["image/png"]))
+                pictures[f"{name}-{len(pictures) + 1}.png"] = small(
+                    base64.b64decode(data["image/png"])
+                )
                 said += f"![{cell.metadata['alt']}]({list(pictures)[-1]})\n\n"
             else:
-                shown = re.sub(r"/\S*/tmp\w{8}/", "", output.get("text") or data["text/plain"])  # temporary folders
+                shown = re.sub(
+                    r"/\S*/tmp\w{8}/", "", output.get("text") or data["text/plain"]
+                )  # temporary folders
                 said += f"```output\n{shown.rstrip()}\n```\n\n"
         text += said.replace("```\n\n```output\n", "")
     return text.rstrip() + "\n"
@@ -62,7 +70,9 @@ def small(png):
     from PIL import Image
 
     file = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(
+        file, "PNG", optimize=True
+    )
     return file.getvalue()
 
 
@@ -83,4 +93,7 @@ if __name__ == "__main__":
             (PAGES / f"{path.stem}.md").write_text(text, "utf-8")
             for name, picture in pictures.items():
                 (PAGES / name).write_bytes(picture)
-            print(path.stem, *(f"{name} {len(picture) / 1024:.0f} KiB" for name, picture in pictures.items()))
+            print(
+                path.stem,
+                *(f"{name} {len(picture) / 1024:.0f} KiB" for name, picture in pictures.items()),
+            )

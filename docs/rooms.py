@@ -1,4 +1,6 @@
-"""List the files in ``docs/architecture.md`` by the first lines of their docstrings: ``python docs/rooms.py``."""
+"""List the files in ``docs/architecture.md`` by the first lines of their docstrings: ``python
+docs/rooms.py``.
+"""
 
 import ast
 import re
@@ -8,7 +10,17 @@ DOCS = Path(__file__).parent
 PACKAGE = DOCS.parent / "fluxutils_py"
 PAGE = DOCS / "architecture.md"
 FOLDERS = [
-    *("forecasting", "estimator", "transformers", "gomlx", "bobbin", "praytools", "training", "inputs", "exporting"),
+    *(
+        "forecasting",
+        "estimator",
+        "transformers",
+        "gomlx",
+        "bobbin",
+        "praytools",
+        "training",
+        "inputs",
+        "exporting",
+    ),
     *("reporting", "parallel", "nn", "data", "data/hdf5", ""),
 ]
 SECTION = re.compile(r"(?<=^## Files\n\n).*?(?=^## )", re.DOTALL | re.MULTILINE)
@@ -23,7 +35,9 @@ def rooms():
             lines += [f"| `{folder}/` | |" if folder else "| beside the folders | |", "|---|---|"]
             for path in paths:
                 first = (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").split("\n")[0]
-                lines.append(f"| `{path.name}` | {first.replace('``', '`').replace('|', chr(92) + '|')} |")
+                lines.append(
+                    f"| `{path.name}` | {first.replace('``', '`').replace('|', chr(92) + '|')} |"
+                )
             lines.append("")
     return "\n".join([*lines, ""])
 

@@ -1,7 +1,8 @@
 """Draw ``docs/scaling.png`` from ``docs/scaling.json``: ``python docs/scaling.py``.
 
-``python benchmarks/bench_parallel.py --only links --measured docs/scaling.json`` measures anew. The model of the time
-of a batch is described in ``docs/scaling.md``; this fits it, prints what it finds, and draws it for 2 to 1024 ranks.
+``python benchmarks/bench_parallel.py --only links --measured docs/scaling.json`` measures anew. The
+model of the time of a batch is described in ``docs/scaling.md``; this fits it, prints what it
+finds, and draws it for 2 to 1024 ranks.
 """
 
 import json
@@ -15,13 +16,18 @@ from matplotlib import pyplot as plt
 mpl.use("Agg")
 HERE = Path(__file__).parent
 N_TAIL = 32  # numbers that travel with each batch besides the gradient
-FLOPS = {"small": 6 * 100 * 100 * 4 * 10 * (10 + 10), "large": 6 * 64 * 64 * 4 * 128 * (32 + 128)}  # of a batch
+FLOPS = {
+    "small": 6 * 100 * 100 * 4 * 10 * (10 + 10),
+    "large": 6 * 64 * 64 * 4 * 128 * (32 + 128),
+}  # of a batch
 N_PARAMS = {"small": 891, "large": 83_073}
 
 
 def rounds(n_ranks, accumulate):
     """Messages one after the other for each batch: there and back through a tree."""
-    sums = 1 if accumulate == 1 else 1 + 1 / accumulate  # the tail of every batch, and the vector of every update
+    sums = (
+        1 if accumulate == 1 else 1 + 1 / accumulate
+    )  # the tail of every batch, and the vector of every update
     return sums * 2 * math.ceil(math.log2(n_ranks))
 
 
@@ -31,7 +37,9 @@ def sent(n_params, n_ranks, accumulate):
 
 
 def fit(measured):
-    """Seconds per flop of each shape, seconds per message besides the delay, and the share of the rate that is used."""
+    """Seconds per flop of each shape, seconds per message besides the delay, and the share of the
+    rate that is used.
+    """
     shapes = sorted({m["shape"] for m in measured})
     rows, seconds = [], []
     for m in measured:
@@ -61,7 +69,9 @@ def share(shape, n_ranks, accumulate, rate, delay, model):
 
 
 def most_ranks(least, *case):
-    """The largest power of two of ranks, up to 1024, of which at least this share of the time computes."""
+    """The largest power of two of ranks, up to 1024, of which at least this share of the time
+    computes.
+    """
     fitting = [2**k for k in range(1, 11) if share(case[0], 2**k, *case[1:]) >= least]
     return str(max(fitting)) if fitting else "none"
 
@@ -71,12 +81,20 @@ def main():
     model = fit(measured)
     for shape, per_flop in model[0].items():
         print(
-            f"{shape}: {1e-9 / per_flop:.1f} Gflop/s, {FLOPS[shape] * per_flop * 1e3:.2f} ms of computation per batch"
+            f"{shape}: {1e-9 / per_flop:.1f} Gflop/s, {FLOPS[shape] * per_flop * 1e3:.2f} ms of "
+            "computation per batch"
         )
-    print(f"{model[1] * 1e6:.0f} us per message besides the delay; {1 / model[2]:.0%} of the rate is used")
+    print(
+        f"{model[1] * 1e6:.0f} us per message besides the delay; {1 / model[2]:.0%} of the rate is "
+        "used"
+    )
     for m in measured:
         of = sum(seconds(m["shape"], 2, m["accumulate"], m["rate"] * 1e9, m["delay"] * 1e-3, model))
-        print(f"  {m['shape']}, {m['rate']:g} Gbit/s, {m['delay']:g} ms, accumulate={m['accumulate']}:", end=" ")
+        print(
+            f"  {m['shape']}, {m['rate']:g} Gbit/s, {m['delay']:g} ms, "
+            f"accumulate={m['accumulate']}:",
+            end=" ",
+        )
         print(f"{m['seconds'] * 1e3:.2f} ms measured, {of * 1e3:.2f} ms modelled")
     links = {(10, 0.1): "tab:blue", (10, 1): "tab:green", (1, 0.1): "tab:orange", (1, 1): "tab:red"}
     print("\n| shape | link | most ranks | with 8 batches per update |\n| --- | --- | --- | --- |")

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
-TABLE = re.compile(r"(?<=^\| seconds \| test \| why \|\n\|---\|---\|---\|\n)(?:\|.*\n)*", re.MULTILINE)
+TABLE = re.compile(
+    r"(?<=^\| seconds \| test \| why \|\n\|---\|---\|---\|\n)(?:\|.*\n)*", re.MULTILINE
+)
 LINE = re.compile(r"^([\d.]+)s (?:setup|call|teardown) +(\S+?::.*)$", re.MULTILINE)
 WHY = {  # by how the name begins; the longest one counts
     "fluxutils_py/": "an example of a docstring",
@@ -66,7 +68,8 @@ def rows(text, n=20):
     """The rows of the table as Markdown."""
     slowest = list(seconds_by_test(text).items())[:n]
     return "".join(
-        f"| {seconds:.0f} | `{name.removeprefix('tests/').replace('|', chr(92) + '|')}` | {reason(name)} |\n"
+        f"| {seconds:.0f} | `{name.removeprefix('tests/').replace('|', chr(92) + '|')}` | "
+        f"{reason(name)} |\n"
         for name, seconds in slowest
     )
 

@@ -2,7 +2,9 @@
 
 >>> import numpy as np
 >>> from fluxutils_py import Estimator
->>> x = np.random.default_rng(0).normal(size=(3, 20, 50)).astype("float32")  # (F, N, T): features, series, time
+>>> x = (
+...     np.random.default_rng(0).normal(size=(3, 20, 50)).astype("float32")
+... )  # (F, N, T): features, series, time
 >>> y = x.mean(axis=0, keepdims=True)
 >>> est = Estimator(spec={"epochs": 1, "batchsize": 10, "seqsize": 25}).fit(x, y)
 >>> est.predict(x).shape

@@ -4,8 +4,9 @@
     python -m fluxutils_py --data FILE.csv --horizon 24
     python -m fluxutils_py checkpoints FOLDER...
 
-Trains a stateful LSTM to forecast all columns, and compares it on the last fifth of the rows with the same model when
-its state is reset at every window, and with the last value as forecast. Prints a table and draws a picture.
+Trains a stateful LSTM to forecast all columns, and compares it on the last fifth of the rows with
+the same model when its state is reset at every window, and with the last value as forecast. Prints
+a table and draws a picture.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ from fluxutils_py.training.checkpoint_tables import checkpoint_report
 WINDOW, DAY = 16, 24  # steps: what one window of training sees; the made data repeat after a day
 STORY = "The last pulse, some night before, sets which way the flow runs by day"
 MISSING = ("", "na", "n/a", "null", "none")
-STATEFUL, RESET, NAIVE = "stateful LSTM", f"same LSTM, reset every {WINDOW} steps", "naive: the last value"
+STATEFUL, RESET, NAIVE = (
+    "stateful LSTM",
+    f"same LSTM, reset every {WINDOW} steps",
+    "naive: the last value",
+)
 
 
 # -- data ----------------------------------------------------------------------------------------------
@@ -40,7 +45,9 @@ STATEFUL, RESET, NAIVE = "stateful LSTM", f"same LSTM, reset every {WINDOW} step
 
 @dataclass
 class Data:
-    """Rows over time, standardised with the first ``train_end`` of them: as they were, ``values * scale + mean``."""
+    """Rows over time, standardised with the first ``train_end`` of them: as they were, ``values *
+    scale + mean``.
+    """
 
     values: np.ndarray  # (T, C) float32
     columns: list[str]
@@ -51,9 +58,11 @@ class Data:
 
 
 def made_data(n_steps: int, rng: np.random.Generator) -> tuple[np.ndarray, list[str]]:
-    """Two columns, (T, 2), and their names: the ``light`` of day and night, and a ``flow``; see ``STORY``.
+    """Two columns, (T, 2), and their names: the ``light`` of day and night, and a ``flow``; see
+    ``STORY``.
 
-    Four nights in ten bring a pulse: what decides about a morning lies, on average, two and a half days back.
+    Four nights in ten bring a pulse: what decides about a morning lies, on average, two and a half
+    days back.
     """
     t = np.arange(n_steps)
     light = np.sin(2 * np.pi * t / DAY)
@@ -67,7 +76,9 @@ def made_data(n_steps: int, rng: np.random.Generator) -> tuple[np.ndarray, list[
 
 
 def read_csv(path: str) -> tuple[np.ndarray, list[str]]:
-    """The numeric columns of a CSV file, (T, C), and their names; where a value is missing, the one before it holds."""
+    """The numeric columns of a CSV file, (T, C), and their names; where a value is missing, the one
+    before it holds.
+    """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if row]
@@ -81,14 +92,20 @@ def read_csv(path: str) -> tuple[np.ndarray, list[str]]:
     columns = [(cells[0], read_column(cells[1:])) for cells in zip(*rows, strict=True)]
     numeric = [(name, v) for name, v in columns if v is not None]
     if not numeric:
-        raise ValueError(f"{path} has no column of numbers below a header, with commas between columns")
+        raise ValueError(
+            f"{path} has no column of numbers below a header, with commas between columns"
+        )
     return np.stack([v for _, v in numeric], 1), [name for name, _ in numeric]
 
 
 def read_column(cells: Sequence[str]) -> np.ndarray | None:
-    """The numbers in cells of text, missing ones filled in; None if there is anything but numbers, or none at all."""
+    """The numbers in cells of text, missing ones filled in; None if there is anything but numbers,
+    or none at all.
+    """
     try:
-        v = np.array([math.nan if cell.strip().lower() in MISSING else float(cell) for cell in cells])
+        v = np.array(
+            [math.nan if cell.strip().lower() in MISSING else float(cell) for cell in cells]
+        )
     except ValueError:
         return None
     present = np.isfinite(v)
@@ -106,7 +123,9 @@ def prepare(values: np.ndarray, columns: list[str], horizon: int) -> Data:
     train_end, test_start = int(0.6 * n), int(0.8 * n)
     mean, scale = values[:train_end].mean(0), values[:train_end].std(0)
     scale[scale == 0] = 1
-    return Data(((values - mean) / scale).astype("float32"), columns, mean, scale, train_end, test_start)
+    return Data(
+        ((values - mean) / scale).astype("float32"), columns, mean, scale, train_end, test_start
+    )
 
 
 # -- forecasts -----------------------------------------------------------------------------------------
@@ -116,8 +135,11 @@ def network(n_in: int, n_out: int) -> nn.Module:
     return nn.Sequential(LSTM(n_in, 32), nn.Linear(32, n_out))
 
 
-def forecasts(data: Data, horizon: int, epochs: int, seed: int) -> tuple[Estimator, np.ndarray, dict[str, np.ndarray]]:
-    """A fitted estimator, the truth, and what each method forecasts: (horizon, C, T), NaN where there is no truth.
+def forecasts(
+    data: Data, horizon: int, epochs: int, seed: int
+) -> tuple[Estimator, np.ndarray, dict[str, np.ndarray]]:
+    """A fitted estimator, the truth, and what each method forecasts: (horizon, C, T), NaN where
+    there is no truth.
 
     The model learns the difference from the last value, so that its zero is the naive forecast.
     """
@@ -128,7 +150,9 @@ def forecasts(data: Data, horizon: int, epochs: int, seed: int) -> tuple[Estimat
         truth[k * c : (k + 1) * c, 0, : n - k - 1] = z[k + 1 :].T
     naive = np.tile(x, (horizon, 1, 1))
 
-    def targets(start: int, stop: int) -> np.ndarray:  # those that lie in the rows from start to stop, else NaN
+    def targets(
+        start: int, stop: int
+    ) -> np.ndarray:  # those that lie in the rows from start to stop, else NaN
         inside = (np.arange(stop) >= start - 1) & (np.arange(stop) < stop - horizon)
         return np.where(inside, (truth - naive)[:, :, :stop], np.nan)
 
@@ -137,7 +161,9 @@ def forecasts(data: Data, horizon: int, epochs: int, seed: int) -> tuple[Estimat
         network,
         opt=functools.partial(torch.optim.AdamW, lr=0.01),
         # one long series: fit folds it into 8 rows
-        spec=Spec(epochs=epochs, batchsize=8, seqsize=WINDOW, clip=0.1, patience=12, scheduler=cosine),
+        spec=Spec(
+            epochs=epochs, batchsize=8, seqsize=WINDOW, clip=0.1, patience=12, scheduler=cosine
+        ),
         random_state=seed,
     )
     a, b = data.train_end, data.test_start
@@ -148,7 +174,11 @@ def forecasts(data: Data, horizon: int, epochs: int, seed: int) -> tuple[Estimat
     alone = est.predict(padded.reshape(c, -1, WINDOW))  # every window is a series of its own
     reset = alone.reshape(len(naive), 1, -1)[:, :, :n]
     found = {STATEFUL: naive + est.predict(x), RESET: naive + reset, NAIVE: naive}
-    return est, truth.reshape(horizon, c, n), {name: f.reshape(horizon, c, n) for name, f in found.items()}
+    return (
+        est,
+        truth.reshape(horizon, c, n),
+        {name: f.reshape(horizon, c, n) for name, f in found.items()},
+    )
 
 
 def table(data: Data, truth: np.ndarray, found: dict[str, np.ndarray]) -> dict[str, float]:
@@ -177,13 +207,22 @@ def make_figure(path: str) -> Any:
     figure = Figure(figsize=(11, 4), layout="constrained")
     kinds = figure.canvas.get_supported_filetypes()
     if Path(path).suffix[1:] not in kinds:
-        raise ValueError(f"cannot write {path}: a picture's name ends in one of {', '.join(sorted(kinds))}")
+        raise ValueError(
+            f"cannot write {path}: a picture's name ends in one of {', '.join(sorted(kinds))}"
+        )
     if not Path(path).parent.is_dir():
         raise ValueError(f"cannot write {path}: there is no folder {Path(path).parent}")
     return figure
 
 
-def draw(figure: Any, title: str, data: Data, est: Estimator, truth: np.ndarray, found: dict[str, np.ndarray]) -> None:
+def draw(
+    figure: Any,
+    title: str,
+    data: Data,
+    est: Estimator,
+    truth: np.ndarray,
+    found: dict[str, np.ndarray],
+) -> None:
     """The last column where the last part is liveliest, in its own units, and the loss curve."""
     horizon, _, n = truth.shape
     last = data.values[:, -1]
@@ -201,7 +240,9 @@ def draw(figure: Any, title: str, data: Data, est: Estimator, truth: np.ndarray,
     ahead = f"{horizon} step{'s' * (horizon > 1)} ahead"
     left.set(xlabel="time step", ylabel=f"{data.columns[-1]}, {ahead}", xlim=(steps[0], steps[-1]))
     left.set_title(title, loc="left")
-    left.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=3, frameon=False, borderaxespad=0)
+    left.legend(
+        loc="upper left", bbox_to_anchor=(0, -0.16), ncols=3, frameon=False, borderaxespad=0
+    )
 
     epochs = np.arange(1, est.n_iter_ + 1)
     right.plot(epochs, est.loss_curve_, color="0.6", label="training")
@@ -221,8 +262,8 @@ def draw(figure: Any, title: str, data: Data, est: Estimator, truth: np.ndarray,
 def one_thread() -> Iterator[None]:
     """Have torch use one thread.
 
-    Windows this small gain nothing from more, which mostly wait for each other: on two cores that were busy with other
-    things, the demonstration took minutes in place of seconds.
+    Windows this small gain nothing from more, which mostly wait for each other: on two cores that
+    were busy with other things, the demonstration took minutes in place of seconds.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -248,7 +289,9 @@ def show_checkpoints(argv: Sequence[str]) -> int:
         prog="python -m fluxutils_py checkpoints",
         description="List the checkpoints in folders: steps, sizes and losses; of several folders, compare the newest.",
     )
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="that a Checkpointer has written to")
+    parser.add_argument(
+        "folders", nargs="+", metavar="FOLDER", help="that a Checkpointer has written to"
+    )
     args = parser.parse_args(argv)
     try:
         print(checkpoint_report(args.folders))
@@ -268,12 +311,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=(__doc__ or "").splitlines()[0],
         epilog="python -m fluxutils_py checkpoints FOLDER... lists checkpoints and compares runs",
     )
-    parser.add_argument("--data", metavar="FILE.csv", help="one row per time step; what is no number is skipped")
-    parser.add_argument("--out", default="forecast.png", metavar="PICTURE", help="where to draw (%(default)s)")
-    parser.add_argument("--horizon", type=positive, default=1, metavar="STEPS", help="steps to forecast (%(default)s)")
-    parser.add_argument("--epochs", type=positive, default=30, help="passes over the data, at most (%(default)s)")
-    parser.add_argument("--steps", type=positive, default=12_000, help="length of made data (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of made data and training (%(default)s)")
+    parser.add_argument(
+        "--data", metavar="FILE.csv", help="one row per time step; what is no number is skipped"
+    )
+    parser.add_argument(
+        "--out", default="forecast.png", metavar="PICTURE", help="where to draw (%(default)s)"
+    )
+    parser.add_argument(
+        "--horizon",
+        type=positive,
+        default=1,
+        metavar="STEPS",
+        help="steps to forecast (%(default)s)",
+    )
+    parser.add_argument(
+        "--epochs", type=positive, default=30, help="passes over the data, at most (%(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=positive, default=12_000, help="length of made data (%(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of made data and training (%(default)s)"
+    )
     args = parser.parse_args(argv)
     try:
         rng = np.random.default_rng(args.seed)

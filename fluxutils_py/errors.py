@@ -1,7 +1,7 @@
 """The errors of this package.
 
-Each also inherits the builtin that a caller would catch, so ``except ValueError`` goes on working. Errors of torch,
-NumPy, h5py and scikit-learn pass through as they are.
+Each also inherits the builtin that a caller would catch, so ``except ValueError`` goes on working.
+Errors of torch, NumPy, h5py and scikit-learn pass through as they are.
 """
 
 __all__ = [
@@ -21,8 +21,9 @@ __all__ = [
 class FluxUtilsError(Exception):
     """Base of every error class of this package; catch it to catch them all.
 
-    It is never raised itself: what is raised is always one of the classes below, or a builtin where that says more
-    (``FloatingPointError`` for a loss that is not finite, ``FileNotFoundError`` for a missing file).
+    It is never raised itself: what is raised is always one of the classes below, or a builtin where
+    that says more (``FloatingPointError`` for a loss that is not finite, ``FileNotFoundError`` for
+    a missing file).
     """
 
 
@@ -36,54 +37,58 @@ class ShapeError(FluxUtilsError, ValueError):
 class DataError(FluxUtilsError, ValueError):
     """Data have fitting shapes but contents that cannot be used.
 
-    Examples are NaN inputs at live steps, targets of an impossible dtype, or weights that are all zero. The message
-    says where the first offending value is.
+    Examples are NaN inputs at live steps, targets of an impossible dtype, or weights that are all
+    zero. The message says where the first offending value is.
     """
 
 
 class H5DataError(DataError):
     """A dataset in an HDF5 file, or the file, cannot be used as asked.
 
-    The message names the file, the dataset, the reason and the way out. A file that does not exist raises
-    ``FileNotFoundError`` instead.
+    The message names the file, the dataset, the reason and the way out. A file that does not exist
+    raises ``FileNotFoundError`` instead.
     """
 
 
 class SpecError(FluxUtilsError, ValueError):
     """A hyper-parameter is missing, misspelt or out of range.
 
-    The message names the field, what was found in its place and, where one is close enough, the name that was
-    probably meant.
+    The message names the field, what was found in its place and, where one is close enough, the
+    name that was probably meant.
     """
 
 
 class LoadError(FluxUtilsError, ValueError):
     """A saved file or state does not belong to the object that it is loaded into.
 
-    The message names the part that does not fit (the parameter, the state, the format version) and both sides of the
-    disagreement. The object is left as it was.
+    The message names the part that does not fit (the parameter, the state, the format version) and
+    both sides of the disagreement. The object is left as it was.
     """
 
 
 class RankError(FluxUtilsError, ValueError):
     """The ranks of one run were not given the same thing to do.
 
-    Raised on every rank, before anything is changed. The message names what differs, and its value on each rank.
+    Raised on every rank, before anything is changed. The message names what differs, and its value
+    on each rank.
     """
 
 
 class RemoteError(FluxUtilsError, RuntimeError):
-    """Another rank failed; raised on the ranks that did not, in the same step. The message has the rank and its error.
+    """Another rank failed; raised on the ranks that did not, in the same step. The message has the
+    rank and its error.
 
-    The rank that failed raises its own error. Model and parameters are alike on all ranks afterwards, and training
-    can be started again.
+    The rank that failed raises its own error. Model and parameters are alike on all ranks
+    afterwards, and training can be started again.
     """
 
 
 class SingleStepWarning(UserWarning):
-    """The rows of a data frame are taken for series of one step each, though they look like steps that follow in time.
+    """The rows of a data frame are taken for series of one step each, though they look like steps
+    that follow in time.
 
-    A recurrent model then carries nothing from row to row. The message says how to give the rows as steps.
+    A recurrent model then carries nothing from row to row. The message says how to give the rows as
+    steps.
     """
 
 

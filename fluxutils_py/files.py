@@ -17,17 +17,19 @@ LONGEST_NAME = 255  # bytes
 
 @contextlib.contextmanager
 def atomic_path(path: Any) -> Iterator[str]:
-    """Yield the path of a new, empty file, which replaces ``path`` when the block ends without an error.
+    """Yield the path of a new, empty file, which replaces ``path`` when the block ends without an
+    error.
 
-    The file and its name are then on the disk. An error removes the new file. Processes that have the old file open or
-    mapped keep it. The new file takes the mode of the old one, else the umask applies. A process that is killed leaves
-    ``.NAME.*.part`` in the same folder. Of a symbolic link, the file that it leads to is replaced.
+    The file and its name are then on the disk. An error removes the new file. Processes that have
+    the old file open or mapped keep it. The new file takes the mode of the old one, else the umask
+    applies. A process that is killed leaves ``.NAME.*.part`` in the same folder. Of a symbolic
+    link, the file that it leads to is replaced.
 
     Raises
     ------
     OSError
-        If ``path`` is no regular file, such as a device, a pipe or a folder, or a link that leads back to itself: a
-        regular file would take its place. If the disk is full.
+        If ``path`` is no regular file, such as a device, a pipe or a folder, or a link that leads
+        back to itself: a regular file would take its place. If the disk is full.
     """
     target = os.path.realpath(os.fsdecode(path))
     _require_replaceable(target, os.fsdecode(path))
@@ -52,16 +54,24 @@ def atomic_path(path: Any) -> Iterator[str]:
 def _require_replaceable(target: str, shown: str) -> None:
     try:
         mode = os.lstat(target).st_mode
-    except (FileNotFoundError, NotADirectoryError):  # not yet, or no such folder, as opening the new file will say
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+    ):  # not yet, or no such folder, as opening the new file will say
         return
     if stat.S_ISLNK(mode):
-        raise OSError(errno.ELOOP, f"{os.strerror(errno.ELOOP)}; remove the link, or give another name", shown)
+        raise OSError(
+            errno.ELOOP, f"{os.strerror(errno.ELOOP)}; remove the link, or give another name", shown
+        )
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, f"{os.strerror(errno.EISDIR)}; give the name of a file", shown)
+        raise IsADirectoryError(
+            errno.EISDIR, f"{os.strerror(errno.EISDIR)}; give the name of a file", shown
+        )
     if not stat.S_ISREG(mode):
         raise OSError(
             errno.EINVAL,
-            "This is a device, a pipe or a socket, whose place a file would take; give another name",
+            "This is a device, a pipe or a socket, whose place a file would take; give another "
+            "name",
             shown,
         )
 
@@ -83,10 +93,11 @@ def _flush(path: str, flags: int) -> None:
 
 @contextlib.contextmanager
 def atomic_write(path: Any) -> Iterator[BinaryIO]:
-    """Yield a binary file, which replaces ``path`` when the block ends without an error; see :func:`atomic_path`.
+    """Yield a binary file, which replaces ``path`` when the block ends without an error; see
+    :func:`atomic_path`.
 
-    An error of the disk in the block is raised as it was, though the block may have made another one of it, as
-    ``torch.save`` does.
+    An error of the disk in the block is raised as it was, though the block may have made another
+    one of it, as ``torch.save`` does.
     """
     with atomic_path(path) as new, _NoticingFile(new, os.fsdecode(path)) as file:
         try:

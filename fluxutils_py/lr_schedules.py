@@ -1,4 +1,6 @@
-"""Schedules of the learning rate: a cosine that may know the length of the run, and the inverse square root."""
+"""Schedules of the learning rate: a cosine that may know the length of the run, and the inverse
+square root.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +15,36 @@ from fluxutils_py.validation import check_integer
 
 
 def cosine(
-    period: int | None = None, min_lr: float = 0.0, factor: int = 1, *, cycles: int | None = None, warm_up: int = 0
+    period: int | None = None,
+    min_lr: float = 0.0,
+    factor: int = 1,
+    *,
+    cycles: int | None = None,
+    warm_up: int = 0,
 ) -> functools.partial[Any]:
     """Let learning rates fall along a cosine to ``min_lr``, then restart.
 
-    Pass it as ``scheduler`` of a spec or a trainer, or call it with an optimizer: ``cosine(100)(optimizer)``.
+    Pass it as ``scheduler`` of a spec or a trainer, or call it with an optimizer:
+    ``cosine(100)(optimizer)``.
 
     Parameters
     ----------
     period : int, optional
-        Steps from one restart to the next; each period is ``factor`` times as long as the one before.
+        Steps from one restart to the next; each period is ``factor`` times as long as the one
+        before.
     min_lr : float
     factor : int
     cycles : int, optional
-        In place of ``period``: number of periods in the run, whose length the trainer or estimator tells the schedule.
+        In place of ``period``: number of periods in the run, whose length the trainer or estimator
+        tells the schedule.
     warm_up : int
         Steps before the first period, in which rates rise from ``min_lr`` in a line.
 
     Raises
     ------
     TypeError, ValueError
-        If not exactly one of ``period`` and ``cycles`` is given, or one is no positive integer. When a run begins, if
-        there are ``cycles`` and the length of the run is unknown.
+        If not exactly one of ``period`` and ``cycles`` is given, or one is no positive integer.
+        When a run begins, if there are ``cycles`` and the length of the run is unknown.
 
     Notes
     -----
@@ -47,21 +57,33 @@ def cosine(
     [1.0]
     """
     if isinstance(period, Optimizer):
-        raise TypeError("cosine takes numbers and returns a function of the optimizer: cosine(100)(optimizer)")
+        raise TypeError(
+            "cosine takes numbers and returns a function of the optimizer: cosine(100)(optimizer)"
+        )
     if (period is None) == (cycles is None):
-        raise ValueError(f"give either period, in steps, or cycles of the run; got period={period}, cycles={cycles}")
+        raise ValueError(
+            f"give either period, in steps, or cycles of the run; got period={period}, "
+            f"cycles={cycles}"
+        )
     check_integer("warm_up", warm_up, 0)
     if cycles is None:
         period = check_integer("period", period, 1)
         if not warm_up:
             return functools.partial(
-                torch.optim.lr_scheduler.CosineAnnealingWarmRestarts, T_0=period, T_mult=factor, eta_min=min_lr
+                torch.optim.lr_scheduler.CosineAnnealingWarmRestarts,
+                T_0=period,
+                T_mult=factor,
+                eta_min=min_lr,
             )
     else:
         check_integer("cycles", cycles, 1)
     if factor != 1:
-        raise ValueError(f"periods of different lengths (factor={factor}) go with neither cycles nor warm_up")
-    return functools.partial(CosineSchedule, period=period, cycles=cycles, min_lr=min_lr, warm_up=warm_up)
+        raise ValueError(
+            f"periods of different lengths (factor={factor}) go with neither cycles nor warm_up"
+        )
+    return functools.partial(
+        CosineSchedule, period=period, cycles=cycles, min_lr=min_lr, warm_up=warm_up
+    )
 
 
 class CosineSchedule(torch.optim.lr_scheduler.LRScheduler):
@@ -85,8 +107,8 @@ class CosineSchedule(torch.optim.lr_scheduler.LRScheduler):
             return
         if n_left is None:
             raise ValueError(
-                f"cosine(cycles={self.cycles}) needs the length of the run, which data without a length do not tell: "
-                "give cosine a period, or run a number of steps"
+                f"cosine(cycles={self.cycles}) needs the length of the run, which data without a "
+                "length do not tell: give cosine a period, or run a number of steps"
             )
         self.end = self.last_epoch + n_left
         for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
@@ -115,7 +137,8 @@ class CosineSchedule(torch.optim.lr_scheduler.LRScheduler):
 
 
 def inverse_sqrt(optimizer: Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
-    """Divide the learning rate by the square root of the step, counted from 1. Source: SGD of gomlx.
+    """Divide the learning rate by the square root of the step, counted from 1. Source: SGD of
+    gomlx.
 
     Pass it as ``scheduler`` of a spec with ``schedule_every="step"``, or call it with an optimizer.
     """

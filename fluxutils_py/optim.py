@@ -1,10 +1,11 @@
-"""Optimizers of FluxUtils.jl for torch: clipping per parameter, and decay that no learning rate scales.
+"""Optimizers of FluxUtils.jl for torch: clipping per parameter, and decay that no learning rate
+scales.
 
 >>> model = torch.nn.Linear(3, 2)
 >>> optimizer = ADAMW32(lr=1e-2)(model.parameters())
 
-Pass them to an estimator as ``opt=ADAMW32(1e-2)``; their settings are parameters such as ``opt__lr``, ``opt__decay``
-and ``opt__thresh``.
+Pass them to an estimator as ``opt=ADAMW32(1e-2)``; their settings are parameters such as
+``opt__lr``, ``opt__decay`` and ``opt__thresh``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ __all__ = [
 class Transform:
     """A link of a :func:`Chain`: changes each parameter's gradient, or its update, in place.
 
-    Write your own transform as a dataclass with numbers as fields, so that it can be shown, set and saved.
+    Write your own transform as a dataclass with numbers as fields, so that it can be shown, set and
+    saved.
     """
 
     def __call__(self, delta: Tensor, x: Tensor) -> None:
@@ -51,7 +53,8 @@ class Transform:
 
 @dataclasses.dataclass(frozen=True)
 class Clip(Transform):
-    """Clamp each value of a gradient to ``-thresh`` and ``thresh``. Source: ``Clip`` of FluxUtils.jl.
+    """Clamp each value of a gradient to ``-thresh`` and ``thresh``. Source: ``Clip`` of
+    FluxUtils.jl.
 
     >>> Clip(0.5)(delta := torch.tensor([3.0, -0.2]), torch.zeros(2)), delta
     (None, tensor([ 0.5000, -0.2000]))
@@ -67,8 +70,8 @@ class Clip(Transform):
 class ClipNorm(Transform):
     """Scale each parameter's gradient down to the norm ``thresh``, if its norm is larger.
 
-    To limit the norm of all parameters together, use ``clip`` of the spec, or torch's ``clip_grad_norm_``. Source:
-    ``ClipNorm`` of FluxUtils.jl.
+    To limit the norm of all parameters together, use ``clip`` of the spec, or torch's
+    ``clip_grad_norm_``. Source: ``ClipNorm`` of FluxUtils.jl.
 
     >>> ClipNorm(1.0)(delta := torch.tensor([3.0, -4.0]), torch.zeros(2)), delta
     (None, tensor([ 0.6000, -0.8000]))
@@ -84,8 +87,9 @@ class ClipNorm(Transform):
 class WeightDecay(Transform):
     """Add ``decay`` times the parameter to its gradient or update.
 
-    After the optimizer in a chain, each step shrinks the parameters by this fraction, whatever the learning rate.
-    Before it, this is the gradient of a penalty on squares. Source: ``WeightDecay`` of Flux.jl 0.9.
+    After the optimizer in a chain, each step shrinks the parameters by this fraction, whatever the
+    learning rate. Before it, this is the gradient of a penalty on squares. Source: ``WeightDecay``
+    of Flux.jl 0.9.
 
     >>> WeightDecay(0.1)(delta := torch.zeros(2), torch.tensor([3.0, -4.0])), delta
     (None, tensor([ 0.3000, -0.4000]))
@@ -97,8 +101,11 @@ class WeightDecay(Transform):
         delta.add_(x, alpha=self.decay)
 
 
-def ADAM32(lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999)) -> functools.partial[torch.optim.Adam]:
-    """Adam, for a :func:`Chain` or as ``opt``: ``functools.partial(torch.optim.Adam, lr=lr, betas=betas)``.
+def ADAM32(
+    lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999)
+) -> functools.partial[torch.optim.Adam]:
+    """Adam, for a :func:`Chain` or as ``opt``: ``functools.partial(torch.optim.Adam, lr=lr,
+    betas=betas)``.
 
     Moments have the dtype of the parameters. Source: ``ADAM32`` of FluxUtils.jl.
 
@@ -109,17 +116,21 @@ def ADAM32(lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999)) -> funct
 
 
 def ADAMW32(
-    lr: float = 1e-3, decay: float = 1e-3, thresh: float = 0.5, betas: tuple[float, float] = (0.9, 0.999)
+    lr: float = 1e-3,
+    decay: float = 1e-3,
+    thresh: float = 0.5,
+    betas: tuple[float, float] = (0.9, 0.999),
 ) -> ChainFactory:
-    """``Chain(Clip(thresh), ADAM32(lr), WeightDecay(decay))``: Adam of clipped gradients, with decoupled decay.
+    """``Chain(Clip(thresh), ADAM32(lr), WeightDecay(decay))``: Adam of clipped gradients, with
+    decoupled decay.
 
     Parameters
     ----------
     lr : float
         May be 0: then parameters only shrink.
     decay : float
-        The fraction by which a step shrinks the parameters. ``AdamW(weight_decay=decay / lr)`` does the same while the
-        learning rate is constant; here, a schedule does not change the decay.
+        The fraction by which a step shrinks the parameters. ``AdamW(weight_decay=decay / lr)`` does
+        the same while the learning rate is constant; here, a schedule does not change the decay.
     thresh : float
         Largest absolute value of a gradient.
     betas : tuple of two floats
@@ -137,13 +148,14 @@ def ADAMW32(
 
 
 def by_name(name: str, **settings: Any) -> Callable[..., Optimizer]:
-    """Return a function that builds the optimizer of that name, for ``opt`` of an estimator or a trainer.
+    """Return a function that builds the optimizer of that name, for ``opt`` of an estimator or a
+    trainer.
 
     Parameters
     ----------
     name : str
-        Name of a class in ``torch.optim``, such as ``"sgd"``, ``"adamax"`` or ``"adamw"``, or ``"adam32"``,
-        ``"adamw32"``; in upper or lower case.
+        Name of a class in ``torch.optim``, such as ``"sgd"``, ``"adamax"`` or ``"adamw"``, or
+        ``"adam32"``, ``"adamw32"``; in upper or lower case.
     **settings
         Arguments of the optimizer.
 
@@ -156,8 +168,8 @@ def by_name(name: str, **settings: Any) -> Callable[..., Optimizer]:
 
     Notes
     -----
-    Source: ``KnownOptimizers`` of gomlx, with other defaults: there ``eps`` of Adam is 1e-7, ``weight_decay`` of AdamW
-    0.004, and ``lr`` of SGD 0.1, decaying as :func:`inverse_sqrt` does.
+    Source: ``KnownOptimizers`` of gomlx, with other defaults: there ``eps`` of Adam is 1e-7,
+    ``weight_decay`` of AdamW 0.004, and ``lr`` of SGD 0.1, decaying as :func:`inverse_sqrt` does.
 
     Examples
     --------
@@ -182,20 +194,22 @@ def by_name(name: str, **settings: Any) -> Callable[..., Optimizer]:
 
 
 def Chain(*links: Any) -> Any:
-    """Chain transforms and one optimizer: each link changes the result of the one before it, starting from gradients.
+    """Chain transforms and one optimizer: each link changes the result of the one before it,
+    starting from gradients.
 
     Parameters
     ----------
     *links : Transform, and one optimizer
-        The optimizer is a class of ``torch.optim``, a ``functools.partial`` of one, a function of the parameters, or an
-        instance. Transforms before it change gradients in place, as ``torch.nn.utils.clip_grad_value_`` does;
-        transforms after it change the update that is subtracted from the parameters.
+        The optimizer is a class of ``torch.optim``, a ``functools.partial`` of one, a function of
+        the parameters, or an instance. Transforms before it change gradients in place, as
+        ``torch.nn.utils.clip_grad_value_`` does; transforms after it change the update that is
+        subtracted from the parameters.
 
     Returns
     -------
     ChainFactory, or ChainedOptimizer
-        For an instance, a ``ChainedOptimizer``, ready for ``step()``. Else a function of the parameters that makes one,
-        for ``opt`` of an estimator.
+        For an instance, a ``ChainedOptimizer``, ready for ``step()``. Else a function of the
+        parameters that makes one, for ``opt`` of an estimator.
 
     Raises
     ------
@@ -209,7 +223,10 @@ def Chain(*links: Any) -> Any:
     Examples
     --------
     >>> sgd = functools.partial(torch.optim.SGD, lr=1.0)
-    >>> for chain in Chain(Clip(0.5), sgd, WeightDecay(0.1)), Chain(WeightDecay(0.1), Clip(0.5), sgd):
+    >>> for chain in (
+    ...     Chain(Clip(0.5), sgd, WeightDecay(0.1)),
+    ...     Chain(WeightDecay(0.1), Clip(0.5), sgd),
+    ... ):
     ...     p = torch.tensor([10.0], requires_grad=True)
     ...     p.grad = torch.tensor([3.0])
     ...     chain([p]).step()
@@ -225,7 +242,8 @@ def Chain(*links: Any) -> Any:
 
 
 class ChainFactory:
-    """Makes a :class:`ChainedOptimizer` when called with parameters; :func:`Chain` returns one for a class.
+    """Makes a :class:`ChainedOptimizer` when called with parameters; :func:`Chain` returns one for
+    a class.
 
     Settings of all links may be passed by name where names are unique: ``chain(params, lr=0.1)``.
     """
@@ -234,8 +252,9 @@ class ChainFactory:
         at = [k for k, link in enumerate(links) if not isinstance(link, Transform)]
         if len(at) != 1 or (not callable(links[at[0]]) and not isinstance(links[at[0]], Optimizer)):
             raise TypeError(
-                "a chain has one optimizer (a class of torch.optim, a functools.partial of one, a function of the "
-                f"parameters, or an instance) among transforms such as Clip(0.5); got {links!r}"
+                "a chain has one optimizer (a class of torch.optim, a functools.partial of one, a "
+                "function of the parameters, or an instance) among transforms such as Clip(0.5); "
+                f"got {links!r}"
             )
         self.links, self._index = links, at[0]
         self.optimizer = links[at[0]]
@@ -247,7 +266,13 @@ class ChainFactory:
             for p in (_fields(link) if k != at[0] else _arguments(link))
             if self._owners.setdefault(p.name, k) == k
         ]
-        twice = {p.name for k, t in enumerate(links) if k != at[0] for p in _fields(t) if self._owners[p.name] != k}
+        twice = {
+            p.name
+            for k, t in enumerate(links)
+            if k != at[0]
+            for p in _fields(t)
+            if self._owners[p.name] != k
+        }
         for name in twice:
             del self._owners[name]
         params = inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -261,7 +286,9 @@ class ChainFactory:
                 links[k] = functools.partial(links[k], **{name: value})
             else:
                 links[k] = dataclasses.replace(links[k], **{name: value})
-        return ChainedOptimizer(links[self._index](params), links[: self._index], links[self._index + 1 :])
+        return ChainedOptimizer(
+            links[self._index](params), links[: self._index], links[self._index + 1 :]
+        )
 
     def __reduce__(self) -> Any:
         return type(self), self.links
@@ -273,8 +300,8 @@ class ChainFactory:
 class ChainedOptimizer(Optimizer):
     """An optimizer between transforms; made by :func:`Chain`.
 
-    Its parameter groups, state and ``state_dict()`` are those of the optimizer inside, so schedulers and checkpoints
-    see no difference. It does not change parameters without a gradient.
+    Its parameter groups, state and ``state_dict()`` are those of the optimizer inside, so
+    schedulers and checkpoints see no difference. It does not change parameters without a gradient.
     """
 
     def __init__(self, inner: Optimizer, before: Any = (), after: Any = ()) -> None:
@@ -283,7 +310,11 @@ class ChainedOptimizer(Optimizer):
         self._bind_inner()
 
     def _bind_inner(self) -> None:
-        self.param_groups, self.state, self.defaults = self.inner.param_groups, self.inner.state, self.inner.defaults
+        self.param_groups, self.state, self.defaults = (
+            self.inner.param_groups,
+            self.inner.state,
+            self.inner.defaults,
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -323,8 +354,9 @@ class ChainedOptimizer(Optimizer):
 def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load a state into an optimizer, with each tensor in the floating type in which it was saved.
 
-    torch's ``load_state_dict`` converts all tensors but ``step`` to the type of the parameters, even those that never
-    had it, such as ``mu_product`` of ``NAdam``: in float64 that changes the number.
+    torch's ``load_state_dict`` converts all tensors but ``step`` to the type of the parameters,
+    even those that never had it, such as ``mu_product`` of ``NAdam``: in float64 that changes the
+    number.
     """
     optimizer.load_state_dict(state)
     params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -332,22 +364,39 @@ def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     for p, key in zip(params, keys, strict=True):
         for name, saved in state["state"].get(key, {}).items():
             loaded = optimizer.state[p][name]
-            if isinstance(saved, Tensor) and isinstance(loaded, Tensor) and loaded.dtype != saved.dtype:
+            if (
+                isinstance(saved, Tensor)
+                and isinstance(loaded, Tensor)
+                and loaded.dtype != saved.dtype
+            ):
                 optimizer.state[p][name] = saved.to(loaded.device, copy=True)
 
 
 def _fields(transform: Any) -> list[inspect.Parameter]:
     """Return the settings of a transform as parameters with defaults."""
-    names = [f.name for f in dataclasses.fields(transform)] if dataclasses.is_dataclass(transform) else []
-    return [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=getattr(transform, n)) for n in names]
+    names = (
+        [f.name for f in dataclasses.fields(transform)]
+        if dataclasses.is_dataclass(transform)
+        else []
+    )
+    return [
+        inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=getattr(transform, n))
+        for n in names
+    ]
 
 
 def _arguments(optimizer: Any) -> list[inspect.Parameter]:
-    """Return the arguments of a class, partial or function that makes an optimizer, without the parameters."""
+    """Return the arguments of a class, partial or function that makes an optimizer, without the
+    parameters.
+    """
     if isinstance(optimizer, Optimizer):
         return []
     parameters = list(inspect.signature(optimizer).parameters.values())[1:]
-    return [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is not p.empty]
+    return [
+        p
+        for p in parameters
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is not p.empty
+    ]
 
 
 def _repr_of(link: Any) -> str:

@@ -30,10 +30,12 @@ class Scorer(NamedTuple):
 
 
 class HtmlTables:
-    """Passes scikit-learn's HTML tables on to ``_edit_params_table`` and ``_edit_fitted_table`` before it shows them.
+    """Passes scikit-learn's HTML tables on to ``_edit_params_table`` and ``_edit_fitted_table``
+    before it shows them.
 
-    A table is a mapping of names to values, or to dicts with the ``"value"`` of an attribute, with its content in
-    ``data``; ``non_default`` holds the names of the parameters that the user has set.
+    A table is a mapping of names to values, or to dicts with the ``"value"`` of an attribute, with
+    its content in ``data``; ``non_default`` holds the names of the parameters that the user has
+    set.
     """
 
     def _get_params_html(self, *args: Any, **kwargs: Any) -> Any:  # since 1.7

@@ -29,13 +29,16 @@ def shows_progress(verbose: Any) -> bool:
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    shell = (
+        ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    )
     return shell is not None and getattr(shell, "kernel", None) is not None
 
 
 @contextlib.contextmanager
 def progress_bar(verbose: Any, what: str, total: int, unit: str) -> Iterator[Callable[[int], Any]]:
-    """Show a progress bar for ``total`` units of work, if :func:`shows_progress` and the work takes over a second.
+    """Show a progress bar for ``total`` units of work, if :func:`shows_progress` and the work takes
+    over a second.
 
     Yields
     ------
@@ -46,7 +49,11 @@ def progress_bar(verbose: Any, what: str, total: int, unit: str) -> Iterator[Cal
         yield lambda n: None
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # tqdm warns when the notebook lacks widgets, then falls back to text
+        warnings.simplefilter(
+            "ignore"
+        )  # tqdm warns when the notebook lacks widgets, then falls back to text
         from tqdm.auto import tqdm
-    with tqdm(total=total, desc=what, unit=unit, unit_scale=unit == "B", delay=1, dynamic_ncols=True) as bar:
+    with tqdm(
+        total=total, desc=what, unit=unit, unit_scale=unit == "B", delay=1, dynamic_ncols=True
+    ) as bar:
         yield bar.update

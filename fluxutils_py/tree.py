@@ -1,7 +1,9 @@
-"""Trees of nested dicts, lists, tuples, named tuples and dataclasses, with arrays and other values as leaves.
+"""Trees of nested dicts, lists, tuples, named tuples and dataclasses, with arrays and other values
+as leaves.
 
-Dicts keep their order. Every other value is a leaf, including None. A module counts as its ``state_dict`` where a tree
-is only read, and as a leaf where a tree is rebuilt. See :mod:`fluxutils_py.bobbin.treejson` to write trees to files.
+Dicts keep their order. Every other value is a leaf, including None. A module counts as its
+``state_dict`` where a tree is only read, and as a leaf where a tree is rebuilt. See
+:mod:`fluxutils_py.bobbin.treejson` to write trees to files.
 
 Source: ``var_util``, ``array_util`` and ``pmap_util`` of bobbin, whose dicts are sorted by flax.
 """
@@ -57,8 +59,8 @@ def children(node: Any) -> dict[Any, Any] | None:
 def rebuild(node: Any, values: Iterable[Any]) -> Any:
     """Return a container like ``node`` with other values, in the order of its :func:`children`.
 
-    Copies a dataclass and sets its fields, frozen or not, without calling ``__init__`` or ``__post_init__``. Other
-    mappings and modules become dicts, other tuples plain tuples.
+    Copies a dataclass and sets its fields, frozen or not, without calling ``__init__`` or
+    ``__post_init__``. Other mappings and modules become dicts, other tuples plain tuples.
     """
     if is_sequence(node):
         return list(values) if isinstance(node, list) else tuple(values)
@@ -73,12 +75,14 @@ def rebuild(node: Any, values: Iterable[Any]) -> Any:
     return new
 
 
-def flatten_with_paths(tree: Any, pathsep: str = "/", is_leaf: IsLeaf | None = None) -> Iterator[tuple[str, Any]]:
+def flatten_with_paths(
+    tree: Any, pathsep: str = "/", is_leaf: IsLeaf | None = None
+) -> Iterator[tuple[str, Any]]:
     """Yield the path and value of every leaf, in order.
 
-    A path has one separator and key per level, so it begins with the separator; the path of a tree that is a leaf is
-    empty. Keys are written with ``str``, without escaping separators inside them: choose a separator that no key
-    contains where paths must be unique.
+    A path has one separator and key per level, so it begins with the separator; the path of a tree
+    that is a leaf is empty. Keys are written with ``str``, without escaping separators inside them:
+    choose a separator that no key contains where paths must be unique.
 
     Parameters
     ----------
@@ -102,7 +106,8 @@ def flatten_with_paths(tree: Any, pathsep: str = "/", is_leaf: IsLeaf | None = N
 
 
 def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Yield leaves like :func:`flatten_with_paths`, with paths that do not begin with the separator.
+    """Yield leaves like :func:`flatten_with_paths`, with paths that do not begin with the
+    separator.
 
     >>> list(named_leaves({"a": [1, 2], "b": 3}))
     [('a/0', 1), ('a/1', 2), ('b', 3)]
@@ -144,9 +149,14 @@ def tree_map(f: Callable[..., Any], *trees: Any) -> Any:
         other = children(tree)
         if other is None or other.keys() != items.keys():
             text = "a leaf" if other is None else f"one of {list(other)}"
-            raise ValueError(f"tree_map: tree 0 has a container of {list(items)} where tree {i} has {text}")
+            raise ValueError(
+                f"tree_map: tree 0 has a container of {list(items)} where tree {i} has {text}"
+            )
         others.append(other)
-    return rebuild(first, (tree_map(f, value, *(other[key] for other in others)) for key, value in items.items()))
+    return rebuild(
+        first,
+        (tree_map(f, value, *(other[key] for other in others)) for key, value in items.items()),
+    )
 
 
 def as_tensor(value: Any) -> Tensor | None:
@@ -171,16 +181,22 @@ def _shape(leaf: Any) -> tuple[int, ...] | None:
 def total_dimensionality(tree: Any) -> int:
     """Count the numbers in a tree; None, text and other objects count 0.
 
-    A module counts its ``state_dict``: parameters and buffers, shared ones under each of their names.
+    A module counts its ``state_dict``: parameters and buffers, shared ones under each of their
+    names.
 
     >>> total_dimensionality({"w": torch.zeros(2, 3), "b": 0.5, "name": None})
     7
     """
-    return sum(int(np.prod(shape)) for _, leaf in flatten_with_paths(tree) if (shape := _shape(leaf)) is not None)
+    return sum(
+        int(np.prod(shape))
+        for _, leaf in flatten_with_paths(tree)
+        if (shape := _shape(leaf)) is not None
+    )
 
 
 def summarize_shape(tree: Any) -> str:
-    """Return shapes and dtypes as indented text, one line per key; other leaves show their ``repr``.
+    """Return shapes and dtypes as indented text, one line per key; other leaves show their
+    ``repr``.
 
     >>> print(summarize_shape({"w": torch.zeros(2, 3), "more": [5, None]}))
     w: (2, 3) dtype=float32
@@ -205,28 +221,37 @@ def summarize_shape(tree: Any) -> str:
 
 
 def unshard(tree: Any) -> list[Any]:
-    """Split a tree of stacked arrays along their leading axis into a list of trees of views. None stays None.
+    """Split a tree of stacked arrays along their leading axis into a list of trees of views. None
+    stays None.
 
-    Source: ``unshard`` of bobbin. Raises ShapeError if the tree has no array, or leading axes are missing or differ in
-    length.
+    Source: ``unshard`` of bobbin. Raises ShapeError if the tree has no array, or leading axes are
+    missing or differ in length.
 
     >>> unshard({"a": torch.tensor([1, 2]), "b": None})
     [{'a': tensor(1), 'b': None}, {'a': tensor(2), 'b': None}]
     """
-    lengths = {path: _leading(path, leaf) for path, leaf in flatten_with_paths(tree) if leaf is not None}
+    lengths = {
+        path: _leading(path, leaf) for path, leaf in flatten_with_paths(tree) if leaf is not None
+    }
     if not lengths:
         raise ShapeError("unshard: the tree holds no arrays")
     first, size = next(iter(lengths.items()))
     for path, length in lengths.items():
         if length != size:
-            raise ShapeError(f"unshard: {_path_name(first)} has {size} rows, {_path_name(path)} has {length}")
-    return [tree_map(lambda leaf, i=i: None if leaf is None else leaf[i], tree) for i in range(size)]
+            raise ShapeError(
+                f"unshard: {_path_name(first)} has {size} rows, {_path_name(path)} has {length}"
+            )
+    return [
+        tree_map(lambda leaf, i=i: None if leaf is None else leaf[i], tree) for i in range(size)
+    ]
 
 
 def split_leading_axis(n: int, tree: Any) -> Any:
-    """Reshape arrays ``(n * m, ...)`` to ``(n, m, ...)``, as views where the memory order allows. None stays None.
+    """Reshape arrays ``(n * m, ...)`` to ``(n, m, ...)``, as views where the memory order allows.
+    None stays None.
 
-    Source: ``split_leading_axis`` of bobbin. Raises ShapeError, naming the leaf, if ``n`` does not divide an axis.
+    Source: ``split_leading_axis`` of bobbin. Raises ShapeError, naming the leaf, if ``n`` does not
+    divide an axis.
 
     >>> split_leading_axis(2, {"x": torch.arange(4)})
     {'x': tensor([[0, 1],
@@ -236,14 +261,20 @@ def split_leading_axis(n: int, tree: Any) -> Any:
         raise ValueError(f"split_leading_axis: expected at least 1 group; got {n}")
     for path, leaf in flatten_with_paths(tree):
         if leaf is not None and _leading(path, leaf) % n:
-            raise ShapeError(f"{_path_name(path)} has {len(leaf)} rows, which do not divide into {n} groups")
-    return tree_map(lambda x: None if x is None else x.reshape((n, len(x) // n, *x.shape[1:])), tree)
+            raise ShapeError(
+                f"{_path_name(path)} has {len(leaf)} rows, which do not divide into {n} groups"
+            )
+    return tree_map(
+        lambda x: None if x is None else x.reshape((n, len(x) // n, *x.shape[1:])), tree
+    )
 
 
 def flatten_leading_axes(tree: Any, num_leading_axes: int = 2) -> Any:
-    """Merge the first axes of arrays, the inverse of `split_leading_axis`; returns views where possible.
+    """Merge the first axes of arrays, the inverse of `split_leading_axis`; returns views where
+    possible.
 
-    Source: ``flatten_leading_axes`` of bobbin. Raises ShapeError, naming the leaf, if an array has fewer axes.
+    Source: ``flatten_leading_axes`` of bobbin. Raises ShapeError, naming the leaf, if an array has
+    fewer axes.
 
     >>> flatten_leading_axes({"x": torch.zeros(2, 3, 5)})["x"].shape
     torch.Size([6, 5])
@@ -254,7 +285,9 @@ def flatten_leading_axes(tree: Any, num_leading_axes: int = 2) -> Any:
         shape = _shape(leaf)
         if leaf is not None and (shape is None or len(shape) < num_leading_axes):
             description = f"shape {shape}" if shape is not None else repr(leaf)
-            raise ShapeError(f"{_path_name(path)} has no {num_leading_axes} leading axes: {description}")
+            raise ShapeError(
+                f"{_path_name(path)} has no {num_leading_axes} leading axes: {description}"
+            )
 
     def flat(x: Any) -> Any:
         # not -1: reshape cannot infer the size of an empty array

@@ -18,7 +18,8 @@ def require_package(name: str, extra: str, purpose: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(
-            f"{purpose} needs {package}, which is not installed: pip install 'fluxutils_py[{extra}]'"
+            f"{purpose} needs {package}, which is not installed: pip install "
+            f"'fluxutils_py[{extra}]'"
         ) from error
 
 
@@ -57,14 +58,20 @@ def check_integer(
         number = None
     if number is not None and (minimum is None or number >= minimum):
         return number
-    kind = {None: "an integer", 1: "a positive integer"}.get(minimum, f"an integer of at least {minimum}")
+    kind = {None: "an integer", 1: "a positive integer"}.get(
+        minimum, f"an integer of at least {minimum}"
+    )
     error = error or (TypeError if number is None else ValueError)
     raise error(f"{name} must be {kind}{' or None' if optional else ''}, got {value!r}")
 
 
-def check_positive(name: str, value: Any, *, optional: bool = False, error: type[Exception] = ValueError) -> None:
+def check_positive(
+    name: str, value: Any, *, optional: bool = False, error: type[Exception] = ValueError
+) -> None:
     """Raise ``error`` unless the value is a number above 0; rejects NaN, accepts infinity."""
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) > 0:
-        raise error(f"{name} must be a positive number{' or None' if optional else ''}, got {value!r}")
+        raise error(
+            f"{name} must be a positive number{' or None' if optional else ''}, got {value!r}"
+        )

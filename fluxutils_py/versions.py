@@ -14,7 +14,8 @@ PACKAGES = ("fluxutils_py", "torch", "scikit-learn", "numpy", "h5py", "mpi4py")
 
 
 def show_versions() -> None:
-    """Print the versions that matter, and whether recurrent layers use the native kernels here, and if not, why.
+    """Print the versions that matter, and whether recurrent layers use the native kernels here, and
+    if not, why.
 
     Examples
     --------

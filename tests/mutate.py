@@ -1,13 +1,15 @@
 """Break the package in one place at a time, and see whether the tests notice.
 
-``python -m tests.mutate --seed 1 --number 60`` draws 60 lines of the package and breaks each in a copy: an operator
-is exchanged, a condition negated, a number changed, an argument or a statement left out, the wrong name returned. For
-each it runs the tests, the nearest first, until one fails. A breakage that survives shows a test that is missing, or
-code that nothing needs. ``--list`` only shows what was drawn, and ``--only 7 tests/laws`` runs other tests for one.
+``python -m tests.mutate --seed 1 --number 60`` draws 60 lines of the package and breaks each in a
+copy: an operator is exchanged, a condition negated, a number changed, an argument or a statement
+left out, the wrong name returned. For each it runs the tests, the nearest first, until one fails. A
+breakage that survives shows a test that is missing, or code that nothing needs. ``--list`` only
+shows what was drawn, and ``--only 7 tests/laws`` runs other tests for one.
 
-A seed draws the same lines again while they stay as they are, whatever changes elsewhere: lines are ordered by a
-digest of the seed and their text. What reads the same to every caller is in ``EQUIVALENT``, with the reason, and is
-not drawn. Types, docstrings and the words of messages are not broken, nor is ``csrc/``.
+A seed draws the same lines again while they stay as they are, whatever changes elsewhere: lines are
+ordered by a digest of the seed and their text. What reads the same to every caller is in
+``EQUIVALENT``, with the reason, and is not drawn. Types, docstrings and the words of messages are
+not broken, nor is ``csrc/``.
 """
 
 import argparse
@@ -27,7 +29,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "fluxutils_py"
-SECONDS = 300  # for the tests near a breakage; ten times as many for the whole suite. What takes longer hangs: caught
+# for the tests near a breakage; ten times as many for the whole suite. What takes longer hangs:
+# caught
+SECONDS = 300
 
 # path, the line, the broken line: why no caller can tell them apart
 EQUIVALENT: dict[tuple[str, str, str], str] = {}
@@ -54,7 +58,12 @@ SWAPS: dict[type[ast.AST], tuple[str, str]] = {
     ast.BitAnd: ("&", "|"),
 }
 OTHER_FUNCTION = {"min": "max", "max": "min", "any": "all", "all": "any"}
-WORDS = {"help", "description", "metavar", "stacklevel"}  # arguments that only change what is printed
+WORDS = {
+    "help",
+    "description",
+    "metavar",
+    "stacklevel",
+}  # arguments that only change what is printed
 
 
 class Breakage(NamedTuple):
@@ -111,7 +120,9 @@ class Breaker(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         outer, arguments = self.names, node.args
-        self.names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        self.names = [
+            a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+        ]
         self.generic_visit(node)
         self.names = outer
 
@@ -120,7 +131,9 @@ class Breaker(ast.NodeVisitor):
             self.names = [*(n for n in self.names if n != node.id), node.id]
 
     def visit_Compare(self, node: ast.Compare) -> None:
-        for left, operator, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
+        for left, operator, right in zip(
+            [node.left, *node.comparators], node.ops, node.comparators, strict=False
+        ):
             self.swap(left, operator, right)
         self.generic_visit(node)
 
@@ -141,7 +154,9 @@ class Breaker(ast.NodeVisitor):
     def visit_If(self, node: ast.If | ast.IfExp | ast.While) -> None:
         if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             return
-        if not isinstance(node.test, ast.Compare | ast.UnaryOp):  # these have breakages of their own
+        if not isinstance(
+            node.test, ast.Compare | ast.UnaryOp
+        ):  # these have breakages of their own
             self.replace(node.test, "not ({})")
         self.generic_visit(node)
 
@@ -156,16 +171,27 @@ class Breaker(ast.NodeVisitor):
             self.replace(node, str(2 * node.value or 1.0))
 
     def visit_Call(self, node: ast.Call) -> None:
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        called = (
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        )
         if called == "warn":
             return
         if called in OTHER_FUNCTION and isinstance(node.func, ast.Name):
             self.replace(node.func, OTHER_FUNCTION[called])
         for keyword in node.keywords:
-            if keyword.arg is not None and keyword.arg not in WORDS and keyword.lineno == keyword.end_lineno:
+            if (
+                keyword.arg is not None
+                and keyword.arg not in WORDS
+                and keyword.lineno == keyword.end_lineno
+            ):
                 rest = self.lines[keyword.lineno - 1][keyword.end_col_offset :]
                 comma = re.match(rb",? ?", rest)
-                self.add(keyword.lineno, keyword.col_offset, keyword.end_col_offset + (comma.end() if comma else 0), "")
+                self.add(
+                    keyword.lineno,
+                    keyword.col_offset,
+                    keyword.end_col_offset + (comma.end() if comma else 0),
+                    "",
+                )
         self.generic_visit(node)
 
     def visit_keyword(self, node: ast.keyword) -> None:
@@ -201,7 +227,9 @@ class Breaker(ast.NodeVisitor):
         """Formatted text is for people."""
 
     def visit_Return(self, node: ast.Return) -> None:
-        if isinstance(node.value, ast.Name) and (others := [n for n in self.names if n != node.value.id]):
+        if isinstance(node.value, ast.Name) and (
+            others := [n for n in self.names if n != node.value.id]
+        ):
             self.replace(node, f"return {others[-1]}")
         elif isinstance(node.value, ast.Tuple) and len(node.value.elts) == 2:
             first, second = (ast.unparse(e) for e in node.value.elts)
@@ -212,7 +240,9 @@ class Breaker(ast.NodeVisitor):
 
 
 def breakages(source: str, line: int | None = None) -> list[tuple[Breakage, str, str]]:
-    """The breakages of a file or a line that Python compiles to something else, with the line before and after."""
+    """The breakages of a file or a line that Python compiles to something else, with the line
+    before and after.
+    """
     found, same = [], ast.dump(ast.parse(source))
     for breakage in Breaker(source).found:
         broken = breakage.apply(source)
@@ -225,7 +255,9 @@ def breakages(source: str, line: int | None = None) -> list[tuple[Breakage, str,
 
 
 class Drawn(NamedTuple):
-    """A breakage of a file: the path from the root of the repository, and the line before and after."""
+    """A breakage of a file: the path from the root of the repository, and the line before and
+    after.
+    """
 
     path: str
     breakage: Breakage
@@ -238,7 +270,9 @@ def digest(*parts) -> bytes:
 
 
 def draw(seed: int, number: int, root: Path = ROOT) -> list[Drawn]:
-    """``number`` lines of the package, each with one breakage; every line that has any is as likely."""
+    """``number`` lines of the package, each with one breakage; every line that has any is as
+    likely.
+    """
     order: dict[bytes, tuple[str, str, int]] = {}
     for file in sorted((root / PACKAGE).rglob("*.py")):
         source, path = file.read_text("utf-8"), file.relative_to(root).as_posix()
@@ -259,17 +293,23 @@ def draw(seed: int, number: int, root: Path = ROOT) -> list[Drawn]:
 
 
 def near(path: str, root: Path = ROOT) -> list[str]:
-    """The tests that say most about a module: its own, four others that name most of what is in it, and its examples.
+    """The tests that say most about a module: its own, four others that name most of what is in it,
+    and its examples.
 
-    The examples come last, as in the whole suite: what nothing had imported before would be imported twice.
+    The examples come last, as in the whole suite: what nothing had imported before would be
+    imported twice.
     """
     module, tests = Path(path).stem, root / "tests"
     own = tests / Path(path).parent.relative_to(PACKAGE) / f"test_{module}.py"
-    public = re.findall(r"^(?:def|class) ([a-zA-Z]\w*)", (root / path).read_text("utf-8"), re.MULTILINE)
+    public = re.findall(
+        r"^(?:def|class) ([a-zA-Z]\w*)", (root / path).read_text("utf-8"), re.MULTILINE
+    )
     words = re.compile(rf"\b(?:{'|'.join([module, *public])})\b")
     files = sorted(f for f in tests.rglob("test_*.py") if f != own and f.parent.name != "mpi")
     named = {f: len(set(words.findall(f.read_text("utf-8")))) for f in files}
-    others = sorted((f for f in named if named[f]), key=lambda f: (-named[f], f.parent != own.parent))
+    others = sorted(
+        (f for f in named if named[f]), key=lambda f: (-named[f], f.parent != own.parent)
+    )
     chosen = [*([own] if own.exists() else []), *others[:4]]
     return [*(f.relative_to(root).as_posix() for f in chosen), path]
 
@@ -287,7 +327,9 @@ def stages(path: str, root: Path = ROOT) -> list[tuple[list[str], float]]:
 
 def run(tests: list[str], folder: Path, seconds: float, log: Path) -> str | None:
     """Run tests of a folder until one fails, and name that one; None if all pass."""
-    child = os.fork()  # of a process that has imported the libraries, which takes longer than most of the tests
+    child = (
+        os.fork()
+    )  # of a process that has imported the libraries, which takes longer than most of the tests
     if child == 0:
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -332,13 +374,20 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tests", nargs="*", help="these alone, in place of the nearest and then all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "tests", nargs="*", help="these alone, in place of the nearest and then all"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--number", type=int, default=60, help="how many lines")
     parser.add_argument("--only", type=numbers, help="these of them, from 1, with commas between")
     parser.add_argument(
-        "--stages", type=int, default=3, help="1: near tests alone; 2: and those of the floor; 3: and all"
+        "--stages",
+        type=int,
+        default=3,
+        help="1: near tests alone; 2: and those of the floor; 3: and all",
     )
     parser.add_argument("--list", action="store_true", help="show what is drawn, and run nothing")
     arguments = parser.parse_args()
@@ -363,16 +412,24 @@ def main() -> int:
             source, began, by = (copy / path).read_text("utf-8"), time.monotonic(), None
             write(copy / path, breakage.apply(source), second=2 * number)
             for tests, seconds in (
-                [(arguments.tests, 10 * SECONDS)] if arguments.tests else stages(path)[: arguments.stages]
+                [(arguments.tests, 10 * SECONDS)]
+                if arguments.tests
+                else stages(path)[: arguments.stages]
             ):
                 if by := run(tests, copy, seconds, Path(temporary) / "log"):
                     break
             write(copy / path, source, second=2 * number + 1)
             failed |= {by} if by and "::" in by else set()
             survivors += [] if by else [number]
-            print(f"    {f'caught by {by}' if by else 'SURVIVED'} ({time.monotonic() - began:.0f} s)", flush=True)
+            print(
+                f"    {f'caught by {by}' if by else 'SURVIVED'} ({time.monotonic() - began:.0f} s)",
+                flush=True,
+            )
         if not arguments.list:
-            print(f"{len(drawn) - len(survivors)} of {len(drawn)} caught; survivors: {survivors or 'none'}")
+            print(
+                f"{len(drawn) - len(survivors)} of {len(drawn)} caught; survivors: "
+                f"{survivors or 'none'}"
+            )
         if failed and (by := run(sorted(failed), copy, 10 * SECONDS, Path(temporary) / "log")):
             print(f"{by} fails on the whole package, too")
             return 2
@@ -380,7 +437,9 @@ def main() -> int:
 
 
 def write(path: Path, source: str, second: int) -> None:
-    """Write a file as of a second of its own: by that and its size Python tells whether it is compiled already."""
+    """Write a file as of a second of its own: by that and its size Python tells whether it is
+    compiled already.
+    """
     path.write_text(source, "utf-8")
     os.utime(path, (second, second))
 
@@ -388,8 +447,12 @@ def write(path: Path, source: str, second: int) -> None:
 def prepare() -> None:
     """Import once what every run needs, but nothing of the package."""
     os.nice(10)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the tests, too, and removes the copy
-    os.environ["OMP_NUM_THREADS"] = os.environ["SCIPY_ARRAY_API"] = "1"  # as tests/conftest.py has it
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(1)
+    )  # ends the tests, too, and removes the copy
+    os.environ["OMP_NUM_THREADS"] = os.environ["SCIPY_ARRAY_API"] = (
+        "1"  # as tests/conftest.py has it
+    )
     for library in ("h5py", "pytest", "sklearn.model_selection", "torch._dynamo"):
         importlib.import_module(library)
 

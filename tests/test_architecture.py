@@ -1,7 +1,7 @@
 """The rules of the house: imports, names of files and their tests, and how much is public.
 
-Imports are read from the source, wherever in a file they stand: one inside a function or under ``TYPE_CHECKING``
-counts too.
+Imports are read from the source, wherever in a file they stand: one inside a function or under
+``TYPE_CHECKING`` counts too.
 """
 
 import ast
@@ -21,11 +21,16 @@ NAME = "fluxutils_py"
 PACKAGE = Path(fluxutils_py.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 TESTS = Path(__file__).resolve().parent
-MAX_NAMES = {"": 40, ".gomlx": 40, ".bobbin": 55}  # in an ``__all__``, of the top level; of any other package:
+MAX_NAMES = {
+    "": 40,
+    ".gomlx": 40,
+    ".bobbin": 55,
+}  # in an ``__all__``, of the top level; of any other package:
 MAX_NAMES_OF_A_PACKAGE = 25
 
-# From top to bottom: a part imports from itself and from parts further down. A new folder or top-level file gets its
-# place here before it can be imported. "" is the package's own __init__.py, the public door.
+# From top to bottom: a part imports from itself and from parts further down. A new folder or
+# top-level file gets its place here before it can be imported. "" is the package's own __init__.py,
+# the public door.
 FLOORS = [
     "__main__",
     "",
@@ -62,9 +67,17 @@ NEIGHBOURS_APART = {
     "data": {"optim", "tree"},  # NumPy and h5py only: these import torch
 }
 
-# Libraries that only some parts may import (files by path inside the package, folders with a slash at the end).
+# Libraries that only some parts may import (files by path inside the package, folders with a slash
+# at the end).
 ONLY_IN = {
-    "sklearn": ("estimator/", "forecasting/", "transformers/", "inputs/", "sklearn_private.py", "__main__.py"),
+    "sklearn": (
+        "estimator/",
+        "forecasting/",
+        "transformers/",
+        "inputs/",
+        "sklearn_private.py",
+        "__main__.py",
+    ),
     "mpi4py": ("parallel/mpi.py",),
 }
 NEVER_IN = {
@@ -85,16 +98,21 @@ def module_name(path: Path) -> str:
 
 
 def imports(source: str, package: str, own_modules: set[str]) -> Iterator[tuple[int, str]]:
-    """Line and absolute name of each imported module; ``package`` is what a single leading dot stands for."""
+    """Line and absolute name of each imported module; ``package`` is what a single leading dot
+    stands for.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
         elif isinstance(node, ast.ImportFrom):
-            start = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            start = (
+                package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            )
             base = ".".join([*start, *([node.module] if node.module else [])])
             for alias in node.names:
-                # "from fluxutils_py import nn" imports the folder, "from fluxutils_py import LSTM" the public door
+                # "from fluxutils_py import nn" imports the folder, "from fluxutils_py import LSTM"
+                # the public door
                 inner = f"{base}.{alias.name}"
                 yield node.lineno, inner if inner in own_modules else base
 
@@ -116,7 +134,9 @@ def objections(path: str, source: str, own_modules: set[str]) -> list[str]:
         if library == NAME:
             start, end = floor(here), floor(module)
             if end not in FLOORS or start not in FLOORS:
-                found.append(f"{where}: '{end if end not in FLOORS else start}' has no place in FLOORS")
+                found.append(
+                    f"{where}: '{end if end not in FLOORS else start}' has no place in FLOORS"
+                )
             elif FLOORS.index(end) < FLOORS.index(start):
                 found.append(f"{where}: imports point down")
             elif end in NEIGHBOURS_APART.get(start, ()):
@@ -132,7 +152,11 @@ def test_imports_point_down():
     assert FILES, f"no Python files in {PACKAGE}"
     # folders count before they have an __init__.py
     own_modules = {module_name(f) for f in FILES} | {module_name(f.parent) for f in FILES}
-    found = [o for f in FILES for o in objections(f.relative_to(PACKAGE).as_posix(), f.read_text("utf-8"), own_modules)]
+    found = [
+        o
+        for f in FILES
+        for o in objections(f.relative_to(PACKAGE).as_posix(), f.read_text("utf-8"), own_modules)
+    ]
     assert not found, "\n".join(found)
 
 
@@ -148,22 +172,54 @@ def test_imports_point_down():
         ("__main__.py", "import sklearn", None),
         ("estimator/spec.py", "from sklearn.base import BaseEstimator", None),
         ("parallel/mpi.py", "def f():\n    from mpi4py import MPI", None),
-        ("nn/ops.py", "from ..training import loop", "1 imports fluxutils_py.training.loop: imports point down"),
-        ("nn/ops.py", "from .. import training", "1 imports fluxutils_py.training: imports point down"),
-        ("nn/ops.py", "from fluxutils_py import Spec", "1 imports fluxutils_py: imports point down"),
+        (
+            "nn/ops.py",
+            "from ..training import loop",
+            "1 imports fluxutils_py.training.loop: imports point down",
+        ),
+        (
+            "nn/ops.py",
+            "from .. import training",
+            "1 imports fluxutils_py.training: imports point down",
+        ),
+        (
+            "nn/ops.py",
+            "from fluxutils_py import Spec",
+            "1 imports fluxutils_py: imports point down",
+        ),
         ("nn/__init__.py", "from .. import Spec", "1 imports fluxutils_py: imports point down"),
-        ("errors.py", "import fluxutils_py.optim", "1 imports fluxutils_py.optim: imports point down"),
-        ("nn/ops.py", "\nimport fluxutils_py.data", "2 imports fluxutils_py.data: nn does without data"),
-        ("data/views.py", "from ..optim import Clip", "1 imports fluxutils_py.optim: data does without optim"),
-        ("nn/ops.py", "from .. import utils", "1 imports fluxutils_py.utils: 'utils' has no place in FLOORS"),
+        (
+            "errors.py",
+            "import fluxutils_py.optim",
+            "1 imports fluxutils_py.optim: imports point down",
+        ),
+        (
+            "nn/ops.py",
+            "\nimport fluxutils_py.data",
+            "2 imports fluxutils_py.data: nn does without data",
+        ),
+        (
+            "data/views.py",
+            "from ..optim import Clip",
+            "1 imports fluxutils_py.optim: data does without optim",
+        ),
+        (
+            "nn/ops.py",
+            "from .. import utils",
+            "1 imports fluxutils_py.utils: 'utils' has no place in FLOORS",
+        ),
         ("data/views.py", "def f():\n    import torch.nn", "2 imports torch.nn: data/ may not"),
         (
             "nn/ops.py",
             "import sklearn.base",
-            "1 imports sklearn.base: only estimator/ and forecasting/ and transformers/ and inputs/ and "
-            "sklearn_private.py and __main__.py may",
+            "1 imports sklearn.base: only estimator/ and forecasting/ and transformers/ and "
+            "inputs/ and sklearn_private.py and __main__.py may",
         ),
-        ("parallel/comm.py", "from mpi4py import MPI", "1 imports mpi4py: only parallel/mpi.py may"),
+        (
+            "parallel/comm.py",
+            "from mpi4py import MPI",
+            "1 imports mpi4py: only parallel/mpi.py may",
+        ),
     ],
 )
 def test_the_check_sees(path, source, objection):
@@ -172,7 +228,9 @@ def test_the_check_sees(path, source, objection):
 
 
 def import_graph(sources: dict[str, str]) -> dict[str, set[str]]:
-    """For each module of the package, the others that it imports. ``sources`` is keyed by path inside the package."""
+    """For each module of the package, the others that it imports. ``sources`` is keyed by path
+    inside the package.
+    """
     names = {path: module_name(PACKAGE / path) for path in sources}
     modules = set(names.values())
     graph: dict[str, set[str]] = {}
@@ -193,7 +251,9 @@ def find_cycle(sources: dict[str, str]) -> list[str]:
 
 
 def test_no_modules_import_each_other():
-    assert find_cycle({f.relative_to(PACKAGE).as_posix(): f.read_text("utf-8") for f in FILES}) == []
+    assert (
+        find_cycle({f.relative_to(PACKAGE).as_posix(): f.read_text("utf-8") for f in FILES}) == []
+    )
 
 
 def test_a_cycle_through_a_function_is_seen():
@@ -202,7 +262,11 @@ def test_a_cycle_through_a_function_is_seen():
         "nn/b.py": "def f():\n    from fluxutils_py.nn import c",
         "nn/c.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from fluxutils_py.nn.a import g",
     }
-    assert set(find_cycle(sources)) == {"fluxutils_py.nn.a", "fluxutils_py.nn.b", "fluxutils_py.nn.c"}
+    assert set(find_cycle(sources)) == {
+        "fluxutils_py.nn.a",
+        "fluxutils_py.nn.b",
+        "fluxutils_py.nn.c",
+    }
     assert find_cycle(sources | {"nn/c.py": ""}) == []
 
 
@@ -223,7 +287,9 @@ def test_every_module_has_a_test_file_that_names_it():
         if f.name == "__init__.py":
             continue
         mirrored = TESTS / f.relative_to(PACKAGE).parent / f"test_{f.stem.strip('_')}.py"
-        named = re.compile(rf"{re.escape(module)}\b|from {re.escape(module.rpartition('.')[0])} import .*\b{f.stem}\b")
+        named = re.compile(
+            rf"{re.escape(module)}\b|from {re.escape(module.rpartition('.')[0])} import .*\b{f.stem}\b"
+        )
         if mirrored not in texts and not any(named.search(text) for text in texts.values()):
             without.append(module)
     assert without == []
@@ -233,7 +299,9 @@ def test_few_names_are_public():
     for init in PACKAGE.rglob("__init__.py"):
         module = importlib.import_module(module_name(init))
         names = module.__all__
-        assert len(names) <= MAX_NAMES.get(module.__name__.removeprefix(NAME), MAX_NAMES_OF_A_PACKAGE), module.__name__
+        assert len(names) <= MAX_NAMES.get(
+            module.__name__.removeprefix(NAME), MAX_NAMES_OF_A_PACKAGE
+        ), module.__name__
         assert len(set(names)) == len(names), module.__name__
         assert all(hasattr(module, name) for name in names), module.__name__
 
@@ -244,6 +312,8 @@ def test_import_loads_nothing_optional():
         f"import sys, torch, sklearn.base; before = set(sys.modules); import {NAME}; "
         f"print([m for m in {NOT_LOADED_BY_IMPORT} if m in set(sys.modules) - before])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"

@@ -11,7 +11,9 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 
 
 def section(title):
-    return re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)[1]
+    return re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)[
+        1
+    ]
 
 
 def rows(title):
@@ -23,7 +25,9 @@ def rows(title):
 def test_every_file_that_it_names_exists():
     named = set(re.findall(r"\b((?:\w+/)+\w+\.py)\b", PAGE))
     assert len(named) >= 15
-    assert [path for path in named if not (PACKAGE / path).exists() and not (ROOT / path).exists()] == []
+    assert [
+        path for path in named if not (PACKAGE / path).exists() and not (ROOT / path).exists()
+    ] == []
 
 
 def test_the_list_of_files_is_that_of_the_package(load_script):
@@ -41,7 +45,9 @@ def test_the_walk_of_fit_goes_forward_through_six_files():
     def imports(i, j):
         folder, _, stem = modules[j].rpartition(".")
         names = re.findall(r"^class (\w+)", texts[j], re.MULTILINE)
-        direct = rf"from {re.escape(modules[j])} import|from {re.escape(folder)} import .*\b{stem}\b"
+        direct = (
+            rf"from {re.escape(modules[j])} import|from {re.escape(folder)} import .*\b{stem}\b"
+        )
         through = rf"from {re.escape(folder)} import .*\b({'|'.join(names) or stem})\b"
         return re.search(rf"^({direct}|{through})", texts[i], re.MULTILINE)
 
@@ -56,4 +62,8 @@ def test_the_glossary_has_forty_words_that_the_package_uses():
     assert len(rows("Glossary")) <= 40
     assert len(set(words)) == len(words)
     text = "\n".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.py")).lower()
-    assert [w for w in words if not re.search(re.sub(r"\W", r"[\\W_]?", re.escape(w).replace("\\", "")), text)] == []
+    assert [
+        w
+        for w in words
+        if not re.search(re.sub(r"\W", r"[\\W_]?", re.escape(w).replace("\\", "")), text)
+    ] == []

@@ -10,7 +10,9 @@ import pytest
 from fluxutils_py import Estimator, h5mmap, h5save
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guide.md"
-ROWS = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| ([^|]+) \| ([^|]+) \|$", GUIDE.read_text("utf-8"), re.MULTILINE)
+ROWS = re.findall(
+    r"^\| ([^|]+) \| `([^`]+)` \| ([^|]+) \| ([^|]+) \|$", GUIDE.read_text("utf-8"), re.MULTILINE
+)
 SPEC = {"epochs": 1, "batchsize": 2, "seqsize": 7}
 ROWS_OF_ONE_SERIES = ("frame.", "pq.")
 
@@ -46,7 +48,10 @@ def write_netcdf(x):
     import netCDF4
     import xarray
 
-    for path, dims in (("x.nc", ("variable", "station", "time")), ("t.nc", ("time", "station", "variable"))):
+    for path, dims in (
+        ("x.nc", ("variable", "station", "time")),
+        ("t.nc", ("time", "station", "variable")),
+    ):
         with netCDF4.Dataset(path, "w") as file:
             for name, size in zip(("variable", "station", "time"), x.shape, strict=True):
                 file.createDimension(name, size)
@@ -98,8 +103,12 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize(("source", "code"), [row[:2] for row in ROWS], ids=[row[0] for row in ROWS])
-@pytest.mark.filterwarnings("ignore:numpy.ndarray size changed:RuntimeWarning")  # netCDF4's, harmless by NumPy
+@pytest.mark.parametrize(
+    ("source", "code"), [row[:2] for row in ROWS], ids=[row[0] for row in ROWS]
+)
+@pytest.mark.filterwarnings(
+    "ignore:numpy.ndarray size changed:RuntimeWarning"
+)  # netCDF4's, harmless by NumPy
 def test_the_code_of_a_row_gives_what_was_stored(source, code, values, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (writer,) = [write for start, write in WRITERS.items() if code.startswith(start)]

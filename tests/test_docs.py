@@ -1,8 +1,8 @@
 """The pages of the documentation: their Python blocks run, page by page, each page as one program.
 
-A block of ``>>>`` lines is checked as a docstring's example is, any other is run. Shell commands and Julia are not. The
-pages for users of other systems run in test_migration.py, with their tables, and export.md in test_export_page.py, its
-consumers without this package.
+A block of ``>>>`` lines is checked as a docstring's example is, any other is run. Shell commands
+and Julia are not. The pages for users of other systems run in test_migration.py, with their tables,
+and export.md in test_export_page.py, its consumers without this package.
 """
 
 import doctest
@@ -18,7 +18,9 @@ PAGES = sorted(DOCS.glob("*.md"))
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if not p.stem.startswith("from_") and p.stem != "export"], ids=lambda page: page.stem
+    "page",
+    [p for p in PAGES if not p.stem.startswith("from_") and p.stem != "export"],
+    ids=lambda page: page.stem,
 )
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -29,14 +31,18 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         if block.startswith(">>>"):
             example = doctest.DocTestParser().get_doctest(block, names, page.name, str(page), line)
             said: list[str] = []
-            doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append, clear_globs=False)
+            doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(
+                example, out=said.append, clear_globs=False
+            )
             assert not said, "".join(said)
             names = example.globs
         else:
             exec(compile("\n" * line + block, page.name, "exec"), names)
 
 
-@pytest.mark.parametrize("page", [*PAGES, *sorted(DOCS.glob("gallery/*.md"))], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [*PAGES, *sorted(DOCS.glob("gallery/*.md"))], ids=lambda page: page.stem
+)
 def test_linked_files_exist(page):
     prose = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)#]+)\)", prose):

@@ -1,4 +1,6 @@
-"""docs/export.md: its consumers run in a process that has neither this package nor what they do not import."""
+"""docs/export.md: its consumers run in a process that has neither this package nor what they do not
+import.
+"""
 
 import re
 import subprocess
@@ -22,14 +24,21 @@ def folder(tmp_path_factory, onnx_operators_once):
 
 
 @pytest.mark.parametrize(
-    ("block", "absent"), [(1, ["fluxutils_py", "torch", "sklearn"]), (2, ["fluxutils_py", "sklearn", "onnxruntime"])]
+    ("block", "absent"),
+    [(1, ["fluxutils_py", "torch", "sklearn"]), (2, ["fluxutils_py", "sklearn", "onnxruntime"])],
 )
 def test_a_consumer_needs_nothing_of_this_package(block, absent, folder):
     code = BLOCKS[block]
-    imported = {name for line in re.findall(r"^import (.*)$", code, re.MULTILINE) for name in line.split(", ")}
+    imported = {
+        name
+        for line in re.findall(r"^import (.*)$", code, re.MULTILINE)
+        for name in line.split(", ")
+    }
     assert imported == {"json", "numpy as np", "onnxruntime" if block == 1 else "torch"}
     program = f"import sys\nfor name in {absent}:\n    sys.modules[name] = None\n{code}"
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -106,7 +106,9 @@ def test_links_that_lead_back_to_themselves_are_refused(tmp_path, write):
     assert (tmp_path / "a").is_symlink()
 
 
-@pytest.mark.parametrize("name", ["x" * 241, "x" * 255, "\N{LATIN SMALL LETTER E WITH ACUTE}" * 127])
+@pytest.mark.parametrize(
+    "name", ["x" * 241, "x" * 255, "\N{LATIN SMALL LETTER E WITH ACUTE}" * 127]
+)
 def test_names_as_long_as_the_file_system_takes(tmp_path, name):
     for data in (b"one", b"two"):
         write_handle(tmp_path / name, data)
@@ -115,7 +117,10 @@ def test_names_as_long_as_the_file_system_takes(tmp_path, name):
 
 
 def test_longer_names_are_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(OSError, match=os.strerror(errno.ENAMETOOLONG)), atomic_path(tmp_path / ("x" * 256)):
+    with (
+        pytest.raises(OSError, match=os.strerror(errno.ENAMETOOLONG)),
+        atomic_path(tmp_path / ("x" * 256)),
+    ):
         pytest.fail("the block ran")
     assert os.listdir(tmp_path) == []
 
@@ -123,7 +128,10 @@ def test_longer_names_are_refused_before_anything_is_written(tmp_path):
 @pytest.fixture
 def small_files():
     """Lets no file grow beyond a size, as on a full disk."""
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before, handler = (
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+    )
 
     def limit(n_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))

@@ -1,4 +1,6 @@
-"""The gallery shows the notebooks as they are: docs/gallery.py has written their pages and pictures."""
+"""The gallery shows the notebooks as they are: docs/gallery.py has written their pages and
+pictures.
+"""
 
 import re
 from pathlib import Path
@@ -28,7 +30,10 @@ def test_an_output_is_all_that_is_left_out(gallery):
     cell = nbformat.v4.new_code_cell("print(1)")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# One"), cell])
     bare = gallery.page(notebook, "one")
-    cell.outputs = [nbformat.v4.new_output("stream", text="1\n"), nbformat.v4.new_output("stream", text="2\n")]
+    cell.outputs = [
+        nbformat.v4.new_output("stream", text="1\n"),
+        nbformat.v4.new_output("stream", text="2\n"),
+    ]
     full = gallery.page(notebook, "one")
     assert "```output\n1\n2\n```" in full
     assert gallery.without_outputs(full) == bare == gallery.without_outputs(bare)

@@ -61,7 +61,9 @@ def test_forecasters_forecast_as_when_they_were_saved(transform):
     fc = Forecaster.load(FOLDER / f"Forecaster-{transform}.pt")
     future = fc.make_future_dataframe().assign(promo=1.0)
     forecasts = fc.predict(futr_df=future)
-    assert_as_expected(f"Forecaster-{transform}", forecasts.drop(columns=["unique_id", "ds"]).to_numpy())
+    assert_as_expected(
+        f"Forecaster-{transform}", forecasts.drop(columns=["unique_id", "ds"]).to_numpy()
+    )
     assert forecasts.ds.min() == pd.Timestamp("2024-02-25")
 
 

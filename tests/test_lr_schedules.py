@@ -23,7 +23,9 @@ def gomlx_rate(step, end, cycles, low, high, warm_up):
 
 
 def rates_of(schedule, n, run, lr=0.8):
-    trainer = Trainer(nn.Linear(1, 1), nn.MSELoss(), functools.partial(torch.optim.SGD, lr=lr), scheduler=schedule)
+    trainer = Trainer(
+        nn.Linear(1, 1), nn.MSELoss(), functools.partial(torch.optim.SGD, lr=lr), scheduler=schedule
+    )
     loop, rates = Loop(trainer), []
     trainer.add_per_step_update(lambda model: rates.append(trainer.optimizer.param_groups[0]["lr"]))
     run(loop, [(torch.zeros(1, 1), torch.zeros(1, 1))] * n)
@@ -34,14 +36,20 @@ def rates_of(schedule, n, run, lr=0.8):
 def test_a_cosine_of_cycles_knows_the_length_of_the_run(cycles, low, warm_up):
     expected = [gomlx_rate(step, 100, cycles, low, 0.8, warm_up) for step in range(100)]
     schedule = cosine(min_lr=low, cycles=cycles, warm_up=warm_up)
-    assert rates_of(schedule, 100, lambda loop, data: loop.run_steps(data, 100)) == pytest.approx(expected)
-    assert rates_of(schedule, 25, lambda loop, data: loop.run_epochs(data, 4)) == pytest.approx(expected)
+    assert rates_of(schedule, 100, lambda loop, data: loop.run_steps(data, 100)) == pytest.approx(
+        expected
+    )
+    assert rates_of(schedule, 25, lambda loop, data: loop.run_epochs(data, 4)) == pytest.approx(
+        expected
+    )
 
 
 def test_the_rate_after_50_of_100_steps_is_half_of_the_first():
     found = rates_of(cosine(cycles=1), 100, lambda loop, data: loop.run_steps(data, 100))
     assert found[50] == pytest.approx(0.4)
-    assert rates_of(cosine(100), 100, lambda loop, data: loop.run_steps(data, 100))[50] == pytest.approx(0.4)
+    assert rates_of(cosine(100), 100, lambda loop, data: loop.run_steps(data, 100))[
+        50
+    ] == pytest.approx(0.4)
 
 
 def test_a_period_may_begin_after_a_warm_up():
@@ -62,7 +70,14 @@ def test_a_run_of_unknown_length_is_refused_before_its_first_step():
 @pytest.mark.parametrize(("every", "n"), [("step", 12), ("epoch", 4)])
 def test_an_estimator_tells_the_schedule_its_length(every, n):
     x = np.random.default_rng(0).normal(size=(2, 3, 30)).astype("float32")
-    spec = Spec(epochs=4, batchsize=3, seqsize=10, rebatch=False, scheduler=cosine(cycles=1), schedule_every=every)
+    spec = Spec(
+        epochs=4,
+        batchsize=3,
+        seqsize=10,
+        rebatch=False,
+        scheduler=cosine(cycles=1),
+        schedule_every=every,
+    )
     rates = []
     opt = functools.partial(torch.optim.SGD, lr=0.8)
     est = Estimator(nn.Linear(2, 1), opt=opt, spec=spec, random_state=0, verbose=False)
@@ -70,11 +85,15 @@ def test_an_estimator_tells_the_schedule_its_length(every, n):
     est.fit(x, x[:1])
     assert len(rates) == 12
     expected = [gomlx_rate(k * n // 12, n, 1, 0, 0.8, 0) for k in range(12)]
-    found = [0.8, *rates[:-1]] if every == "step" else rates  # callbacks see the rate of the next step
+    found = (
+        [0.8, *rates[:-1]] if every == "step" else rates
+    )  # callbacks see the rate of the next step
     assert found == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("settings", [{}, {"period": 3, "cycles": 1}, {"cycles": 2, "factor": 2}, {"cycles": 0}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"period": 3, "cycles": 1}, {"cycles": 2, "factor": 2}, {"cycles": 0}]
+)
 def test_wrong_settings_are_refused(settings):
     with pytest.raises(ValueError, match=r"period|cycles|factor"):
         cosine(**settings)

@@ -34,7 +34,11 @@ def test_stateful_model_is_best_on_made_data(tmp_path, capsys):
     assert main(["--steps", "4000", "--epochs", "25", "--out", str(picture)]) == 0
     text = capsys.readouterr().out
     found = shown_table(text)
-    assert list(found) == ["stateful LSTM", "same LSTM, reset every 16 steps", "naive: the last value"]
+    assert list(found) == [
+        "stateful LSTM",
+        "same LSTM, reset every 16 steps",
+        "naive: the last value",
+    ]
     assert found["stateful LSTM"] < 0.8 * found["same LSTM, reset every 16 steps"]
     assert found["same LSTM, reset every 16 steps"] < found["naive: the last value"]
     content = picture.read_bytes()
@@ -48,9 +52,14 @@ def test_csv_file_is_forecast_and_scored_on_its_last_fifth(tmp_path, capsys, csv
     z = np.round(np.stack([np.sin(np.arange(403) / 3), rng.normal(size=403).cumsum()], 1), 6)
     lines = [f"2020-01-01 {i},{a},some text,{b}" for i, (a, b) in enumerate(z)]
     data = csv_file("date,wave,note,walk", *lines)
-    assert main(["--data", data, "--horizon", "2", "--epochs", "2", "--out", str(tmp_path / "p.png")]) == 0
+    assert (
+        main(["--data", data, "--horizon", "2", "--epochs", "2", "--out", str(tmp_path / "p.png")])
+        == 0
+    )
     text = capsys.readouterr().out
-    assert "next 2 steps, 2 columns, 80 times" in text  # the 81 rows from 322 on: 80 pairs of neighbours
+    assert (
+        "next 2 steps, 2 columns, 80 times" in text
+    )  # the 81 rows from 322 on: 80 pairs of neighbours
     z = (z - z[:241].mean(0)) / z[:241].std(0)
     naive = np.mean([(z[t + k] - z[t]) ** 2 for t in range(321, 401) for k in (1, 2)])
     assert shown_table(text)["naive: the last value"] == pytest.approx(naive, abs=1e-4)
@@ -59,7 +68,12 @@ def test_csv_file_is_forecast_and_scored_on_its_last_fifth(tmp_path, capsys, csv
 def test_same_seed_gives_the_same_table(tmp_path, capsys):
     texts = []
     for _ in range(2):
-        assert main(["--steps", "500", "--epochs", "2", "--seed", "3", "--out", str(tmp_path / "p.svg")]) == 0
+        assert (
+            main(
+                ["--steps", "500", "--epochs", "2", "--seed", "3", "--out", str(tmp_path / "p.svg")]
+            )
+            == 0
+        )
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
 
@@ -70,7 +84,10 @@ def test_the_picture_shows_the_last_column_in_its_own_units():
     truth = np.full((1, 2, 300), np.nan)
     truth[0, :, :-1] = data.values[1:].T
     found = {STATEFUL: truth + 1, RESET: truth + 2}
-    figure, est = Figure(), SimpleNamespace(n_iter_=2, loss_curve_=[3, 2], validation_loss_curve_=[5, 4])
+    figure, est = (
+        Figure(),
+        SimpleNamespace(n_iter_=2, loss_curve_=[3, 2], validation_loss_curve_=[5, 4]),
+    )
     draw(figure, "title", data, est, truth, found)
     left, right = figure.axes
     shown = {line.get_label(): line for line in left.lines}
@@ -88,12 +105,16 @@ def test_without_matplotlib_there_is_a_table_and_a_hint(tmp_path, capsys, monkey
     assert main(["--steps", "500", "--epochs", "1", "--out", str(tmp_path / "p.png")]) == 0
     text = capsys.readouterr().out
     assert len(shown_table(text)) == 3
-    assert text.endswith("No picture: matplotlib is not installed; pip install 'fluxutils_py[plot]'\n")
+    assert text.endswith(
+        "No picture: matplotlib is not installed; pip install 'fluxutils_py[plot]'\n"
+    )
     assert not list(tmp_path.iterdir())
 
 
 def test_only_numeric_columns_are_read_and_missing_values_filled(csv_file):
-    values, names = read_csv(csv_file("day,a,word,b,none", "1 May,,x,1.5,", "", "2 May,2,3,NA,", "3 May,3,y,inf,NaN"))
+    values, names = read_csv(
+        csv_file("day,a,word,b,none", "1 May,,x,1.5,", "", "2 May,2,3,NA,", "3 May,3,y,inf,NaN")
+    )
     assert names == ["a", "b"]
     np.testing.assert_array_equal(values, [[2, 1.5], [2, 1.5], [3, 1.5]])
 
@@ -116,7 +137,10 @@ def test_constant_column_is_harmless(tmp_path, capsys, csv_file):
         ([], "{} has no column of numbers below a header, with commas between columns"),
         (["a,b"], "{} has no column of numbers below a header, with commas between columns"),
         (["a;b", "1;2"], "{} has no column of numbers below a header, with commas between columns"),
-        (["day", "1 May"], "{} has no column of numbers below a header, with commas between columns"),
+        (
+            ["day", "1 May"],
+            "{} has no column of numbers below a header, with commas between columns",
+        ),
         (["a,b", "1,2", "3"], "{} has 1 cells in row 3 and 2 in row 1"),
         (["a", *"12345"], "5 rows are too few: a horizon of 1 needs at least 170"),
     ],
@@ -149,7 +173,9 @@ def test_bad_argument_is_said_before_training(arguments, message, capsys):
 
 def test_picture_of_unknown_kind_is_said_before_training(capsys):
     assert main(["--out", "picture"]) == 1
-    assert capsys.readouterr().err.startswith("fluxutils_py: cannot write picture: a picture's name ends in one of ")
+    assert capsys.readouterr().err.startswith(
+        "fluxutils_py: cannot write picture: a picture's name ends in one of "
+    )
 
 
 @pytest.mark.parametrize("name", ["--epochs", "--horizon", "--steps"])

@@ -1,8 +1,10 @@
-"""The tables of the pages for users of other systems: every row's call gives what the other system gives.
+"""The tables of the pages for users of other systems: every row's call gives what the other system
+gives.
 
-A row is ``| name there | `call` | `module` | what differs |``. Its call sees what the page's programs above it
-define, and beside that only names of its module: both the call and the place of its name are as the page says. The
-values are checked by ``tests/migration``: a row without a check there fails.
+A row is ``| name there | `call` | `module` | what differs |``. Its call sees what the page's
+programs above it define, and beside that only names of its module: both the call and the place of
+its name are as the page says. The values are checked by ``tests/migration``: a row without a check
+there fails.
 """
 
 import ast
@@ -16,7 +18,9 @@ import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.glob("from_*.md"))
-PROGRAM_OR_ROW = re.compile(r"^```python\n(?P<program>.*?)^```|^\|(?P<row> [^\n]*)\|$", re.DOTALL | re.MULTILINE)
+PROGRAM_OR_ROW = re.compile(
+    r"^```python\n(?P<program>.*?)^```|^\|(?P<row> [^\n]*)\|$", re.DOTALL | re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,11 @@ def rows_of(page):
             continue
         cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", part["row"])]
         if cells[1:3] != ["here", "module"]:
-            rows.append(Row(page, line, tuple(programs), cells[0], *(cell.strip("`") for cell in cells[1:3])))
+            rows.append(
+                Row(
+                    page, line, tuple(programs), cells[0], *(cell.strip("`") for cell in cells[1:3])
+                )
+            )
     return rows
 
 
@@ -86,9 +94,16 @@ def test_the_call_of_a_row_gives_what_the_other_system_gives(row, folder, monkey
     loaded = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
     offered = {name: getattr(module, name) for name in loaded - set(names) if hasattr(module, name)}
     known = [names[name] for name in loaded & set(names)]
-    classes = {cls for value in known for cls in (*type(value).__mro__, *getattr(value, "__mro__", ()))}
+    classes = {
+        cls for value in known for cls in (*type(value).__mro__, *getattr(value, "__mro__", ()))
+    }
     if not (
-        offered or any(value is thing for value in (*known, *classes) for thing in (module, *vars(module).values()))
+        offered
+        or any(
+            value is thing
+            for value in (*known, *classes)
+            for thing in (module, *vars(module).values())
+        )
     ):
         pytest.fail(f"{row.module} offers nothing of {row.call}")
     check = checks_of(row.page).get(row.call)

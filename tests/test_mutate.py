@@ -47,7 +47,10 @@ def test_what_runs_is_broken_and_what_is_read_by_people_is_not():
         ("a = not b", {"a = b"}),
         ("a = b[-1]", {"a = b[1]", "a = b[-2]"}),
         ("a = b if c else d", {"a = b if not (c) else d"}),
-        ("a = min(all(b), c=d)", {"a = max(all(b), c=d)", "a = min(any(b), c=d)", "a = min(all(b), )"}),
+        (
+            "a = min(all(b), c=d)",
+            {"a = max(all(b), c=d)", "a = min(any(b), c=d)", "a = min(all(b), )"},
+        ),
         ("a += b", {"pass"}),
         ("del a", {"pass"}),
         ("a(b)", {"pass"}),
@@ -60,7 +63,9 @@ def test_each_kind_of_breakage(line, broken):
 
 
 def test_an_operator_at_the_beginning_of_a_line_is_broken_there():
-    assert [(b.line, new) for b, _, new in mutate.breakages("a = (\n    b\n    and c\n)")] == [(3, "or c")]
+    assert [(b.line, new) for b, _, new in mutate.breakages("a = (\n    b\n    and c\n)")] == [
+        (3, "or c")
+    ]
 
 
 def test_sources_of_one_size_are_not_taken_for_each_other(tmp_path):
@@ -68,7 +73,9 @@ def test_sources_of_one_size_are_not_taken_for_each_other(tmp_path):
         mutate.write(tmp_path / "one.py", source, second)
         spec = importlib.util.spec_from_file_location("one", tmp_path / "one.py")
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)  # reads what it compiled before, if that is of the same second and size
+        spec.loader.exec_module(
+            module
+        )  # reads what it compiled before, if that is of the same second and size
         assert module.a == second + 1
         assert os.path.exists(spec.cached)
 
@@ -90,20 +97,30 @@ def test_a_seed_draws_the_same_lines_whatever_changes_elsewhere(tmp_path, monkey
     lines[undrawn] = "pass"
     again = mutate.draw(3, 9, package(tmp_path, "\n".join(["# more", *lines])))
     assert [d.breakage.line for d in again] == [d.breakage.line + 1 for d in first]
-    monkeypatch.setitem(mutate.EQUIVALENT, (first[4].path, first[4].old, first[4].new), "for a reason")
+    monkeypatch.setitem(
+        mutate.EQUIVALENT, (first[4].path, first[4].old, first[4].new), "for a reason"
+    )
     fewer = mutate.draw(3, 9, tmp_path)
     assert fewer[:8] == again[:4] + again[5:]
     assert len(fewer) == 9
 
 
 def test_some_of_those_drawn_are_listed(monkeypatch, capsys):
-    drawn = [mutate.Drawn(f"{name}.py", mutate.Breakage(i, 0, 1, ""), "old", "new") for i, name in enumerate("abcd", 1)]
+    drawn = [
+        mutate.Drawn(f"{name}.py", mutate.Breakage(i, 0, 1, ""), "old", "new")
+        for i, name in enumerate("abcd", 1)
+    ]
     monkeypatch.setattr(mutate, "draw", lambda seed, number: drawn[: number if seed == 5 else 0])
     monkeypatch.setattr(
-        sys, "argv", ["mutate", "--seed", "5", "--number", "3", "--list", "--only", "3,1,4", "tests/laws"]
+        sys,
+        "argv",
+        ["mutate", "--seed", "5", "--number", "3", "--list", "--only", "3,1,4", "tests/laws"],
     )
     assert mutate.main() == 0
-    assert capsys.readouterr().out == "  1 a.py:1\n    - old\n    + new\n  3 c.py:3\n    - old\n    + new\n"
+    assert (
+        capsys.readouterr().out
+        == "  1 a.py:1\n    - old\n    + new\n  3 c.py:3\n    - old\n    + new\n"
+    )
 
 
 def test_a_breakage_that_no_test_sees_survives(tmp_path):
@@ -119,14 +136,24 @@ def test_a_breakage_that_no_test_sees_survives(tmp_path):
         (tmp_path / f"{name}.py").touch()
     near = tmp_path / "tests" / "part" / "test_one.py"
     near.parent.mkdir(parents=True)
-    near.write_text("from fluxutils_py.part.one import clip\n\n\ndef test_clip():\n    assert clip(2) == 2\n")
-    near.with_name("test_more.py").write_text(near.read_text().replace("2", "5", 1).replace("2", "3"))
+    near.write_text(
+        "from fluxutils_py.part.one import clip\n\n\ndef test_clip():\n    assert clip(2) == 2\n"
+    )
+    near.with_name("test_more.py").write_text(
+        near.read_text().replace("2", "5", 1).replace("2", "3")
+    )
     shutil.copy(mutate.__file__, tmp_path / "tests")
     command = [sys.executable, "-m", "tests.mutate", "--number", "9"]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "COV"))} | {"PYTHONPATH": ""}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "COV"))} | {
+        "PYTHONPATH": ""
+    }
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
+    )
     blocks = done.stdout.split("fluxutils_py/part/one.py:")[1:]
-    caught = {b.split("+ ")[1].split("\n")[0]: b.split("\n")[3].split("(")[0].strip() for b in blocks}
+    caught = {
+        b.split("+ ")[1].split("\n")[0]: b.split("\n")[3].split("(")[0].strip() for b in blocks
+    }
     assert caught == {
         "def clip(x, top=4):": "caught by tests/part/test_more.py::test_clip",
         "if x >= top:": "SURVIVED",
@@ -135,4 +162,8 @@ def test_a_breakage_that_no_test_sees_survives(tmp_path):
     }, done.stderr
     assert "3 of 4 caught; survivors: [" in done.stdout
     assert done.returncode == 1
-    assert Path(tmp_path, "fluxutils_py/part/one.py").read_text().startswith("def clip(x, top=3):\n    if x > top:")
+    assert (
+        Path(tmp_path, "fluxutils_py/part/one.py")
+        .read_text()
+        .startswith("def clip(x, top=3):\n    if x > top:")
+    )

@@ -42,4 +42,6 @@ def test_notebook_runs_without_an_error(path, client, tmp_path):
 def test_notebook_is_stored_without_outputs(path):
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.cell_type == "code":
-            assert (cell.outputs, cell.execution_count) == ([], None), f"clear the outputs of cell {cell.id!r}"
+            assert (cell.outputs, cell.execution_count) == ([], None), (
+                f"clear the outputs of cell {cell.id!r}"
+            )

@@ -70,7 +70,12 @@ def adamw32_by_hand(xs, steps, lr, decay, thresh, beta=(0.9, 0.999), eps=1e-8):
             g = g.clip(-thresh, thresh)
             m[i] = beta[0] * m[i] + (1 - beta[0]) * g
             v[i] = beta[1] * v[i] + (1 - beta[1]) * g**2
-            delta = m[i] / (1 - beta[0] ** (k + 1)) / (np.sqrt(v[i] / (1 - beta[1] ** (k + 1))) + eps) * lr
+            delta = (
+                m[i]
+                / (1 - beta[0] ** (k + 1))
+                / (np.sqrt(v[i] / (1 - beta[1] ** (k + 1))) + eps)
+                * lr
+            )
             xs[i] = xs[i] - (delta + decay * xs[i])
     return xs
 
@@ -83,11 +88,17 @@ def test_adamw32_is_value_clipping_and_adamw_and_its_formula():
     ours, theirs = params(), params()
     start = [p.detach().numpy().copy() for p in ours]
     found = run(ADAMW32(lr, decay, thresh)(ours), ours)
-    expected = run(AdamW(theirs, lr, weight_decay=decay / lr), theirs, before=lambda ps: clip_grad_value_(ps, thresh))
+    expected = run(
+        AdamW(theirs, lr, weight_decay=decay / lr),
+        theirs,
+        before=lambda ps: clip_grad_value_(ps, thresh),
+    )
     assert_near(found, expected)
     assert_near(found, adamw32_by_hand(start, 30, lr, decay, thresh))
     naive = params()
-    naive = run(AdamW(naive, lr, weight_decay=decay), naive, before=lambda ps: clip_grad_value_(ps, thresh))
+    naive = run(
+        AdamW(naive, lr, weight_decay=decay), naive, before=lambda ps: clip_grad_value_(ps, thresh)
+    )
     assert max(abs(a - b).max() for a, b in zip(found, naive, strict=True)) > 1e-2
 
 
@@ -115,14 +126,18 @@ def test_a_schedule_changes_the_learning_rate_of_adamw32_and_not_its_decay():
 
 def test_adam32_is_adam():
     ours, theirs = params(), params()
-    assert_near(run(ADAM32(2e-2, (0.8, 0.99))(ours), ours), run(Adam(theirs, 2e-2, (0.8, 0.99)), theirs), 0)
+    assert_near(
+        run(ADAM32(2e-2, (0.8, 0.99))(ours), ours), run(Adam(theirs, 2e-2, (0.8, 0.99)), theirs), 0
+    )
     assert ADAM32().keywords == {"lr": 1e-3, "betas": (0.9, 0.999)}
 
 
 def test_clip_is_torchs_clipping_by_value():
     ours, theirs = params(), params()
     found = run(Chain(Clip(0.3), partial(SGD, lr=0.1))(ours), ours)
-    assert_near(found, run(SGD(theirs, 0.1), theirs, before=lambda ps: clip_grad_value_(ps, 0.3)), 0)
+    assert_near(
+        found, run(SGD(theirs, 0.1), theirs, before=lambda ps: clip_grad_value_(ps, 0.3)), 0
+    )
 
 
 def test_clip_norm_is_of_each_parameter():
@@ -215,13 +230,17 @@ def test_what_is_no_chain():
         with pytest.raises(TypeError) as info:
             Chain(*links)
         assert str(info.value) == (
-            "a chain has one optimizer (a class of torch.optim, a functools.partial of one, a function of the "
-            f"parameters, or an instance) among transforms such as Clip(0.5); got {links!r}"
+            "a chain has one optimizer (a class of torch.optim, a functools.partial of one, a "
+            "function of the parameters, or an instance) among transforms such as Clip(0.5); got "
+            f"{links!r}"
         )
 
 
 def test_what_a_chain_shows():
-    assert repr(ADAMW32(0.01)) == "Chain(Clip(thresh=0.5), Adam(lr=0.01, betas=(0.9, 0.999)), WeightDecay(decay=0.001))"
+    assert (
+        repr(ADAMW32(0.01))
+        == "Chain(Clip(thresh=0.5), Adam(lr=0.01, betas=(0.9, 0.999)), WeightDecay(decay=0.001))"
+    )
     assert repr(Chain(ClipNorm(2.0), SGD)) == "Chain(ClipNorm(thresh=2.0), SGD)"
 
 
@@ -246,7 +265,9 @@ def test_an_estimator_learns_with_it_as_with_adamw(how, tmp_path):
     if how == "set_params":
         est.set_params(opt__lr=0.02, opt__decay=0.001, opt__thresh=0.05)
     est = clone(est).fit(X, Y)
-    clipped = Estimator(m, None, lambda ps: ClippedAdamW(ps, 0.02, weight_decay=0.05), SPEC, random_state=0).fit(X, Y)
+    clipped = Estimator(
+        m, None, lambda ps: ClippedAdamW(ps, 0.02, weight_decay=0.05), SPEC, random_state=0
+    ).fit(X, Y)
     torch.testing.assert_close(net2vec(est), net2vec(clipped), rtol=0, atol=1e-13)
     est.save(tmp_path / "est")
     loaded = Estimator.load(tmp_path / "est")
@@ -255,7 +276,10 @@ def test_an_estimator_learns_with_it_as_with_adamw(how, tmp_path):
         one.partial_fit(X, Y).partial_fit(X, Y)
     assert torch.equal(net2vec(est), net2vec(loaded))
     assert isinstance(loaded.optimizer_, ChainedOptimizer)
-    assert (loaded.optimizer_.before, loaded.optimizer_.after) == ((Clip(0.05),), (WeightDecay(0.001),))
+    assert (loaded.optimizer_.before, loaded.optimizer_.after) == (
+        (Clip(0.05),),
+        (WeightDecay(0.001),),
+    )
     anew = clone(first).fit(X, Y)  # the chain, not only its state, is in the file
     assert anew.optimizer_.before == (Clip(0.05),)
     assert anew.optimizer_.param_groups[0]["lr"] == 0.02
@@ -269,7 +293,11 @@ class ClippedAdamW(AdamW):
 
 def test_its_settings_are_found_by_name():
     est = Estimator(opt=ADAMW32(0.01))
-    found = {k: v for k, v in est.get_params().items() if k.startswith("opt__") and k[5:] in ("lr", "decay", "thresh")}
+    found = {
+        k: v
+        for k, v in est.get_params().items()
+        if k.startswith("opt__") and k[5:] in ("lr", "decay", "thresh")
+    }
     assert found == {"opt__lr": 0.01, "opt__decay": 0.001, "opt__thresh": 0.5}
     with pytest.raises(SpecError, match="Did you mean 'opt__thresh'"):
         est.set_params(opt__tresh=1.0)
@@ -297,13 +325,17 @@ class Halve(Transform):
 
 
 def test_a_transform_of_ones_own_is_not_stored(tmp_path):
-    est = Estimator(model(), None, Chain(Halve(), partial(SGD, lr=0.2)), SPEC, random_state=0).fit(X, Y)
+    est = Estimator(model(), None, Chain(Halve(), partial(SGD, lr=0.2)), SPEC, random_state=0).fit(
+        X, Y
+    )
     plain = Estimator(model(), None, partial(SGD, lr=0.1), SPEC, random_state=0).fit(X, Y)
     torch.testing.assert_close(net2vec(est), net2vec(plain), rtol=0, atol=1e-13)
     est.save(tmp_path / "est")
     loaded = Estimator.load(tmp_path / "est")
     assert np.array_equal(loaded.predict(X), est.predict(X))
-    with pytest.raises(ValueError, match=r"does not hold its opt \(fluxutils_py.optim.ChainFactory\)"):
+    with pytest.raises(
+        ValueError, match=r"does not hold its opt \(fluxutils_py.optim.ChainFactory\)"
+    ):
         loaded.fit(X, Y)
 
 
@@ -384,7 +416,8 @@ def test_schedules_serve_an_estimator(scheduler):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    "kind", [NAdam, partial(NAdam, decoupled_weight_decay=True), lambda p: Chain(Clip(1.0), NAdam)(p)]
+    "kind",
+    [NAdam, partial(NAdam, decoupled_weight_decay=True), lambda p: Chain(Clip(1.0), NAdam)(p)],
 )
 def test_nadam_goes_on_bit_for_bit_from_its_state(kind, dtype):
     def run(steps, reload_at=None):

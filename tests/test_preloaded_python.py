@@ -1,4 +1,6 @@
-"""The Python of the fixture ``python``, from tests/programs/preloaded_python.py, compared with a real one."""
+"""The Python of the fixture ``python``, from tests/programs/preloaded_python.py, compared with a
+real one.
+"""
 
 import json
 import os
@@ -10,7 +12,9 @@ import time
 import h5py
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the fixture gives a real one")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere the fixture gives a real one"
+)
 
 SHOW = """
 import json, os, sys
@@ -24,14 +28,21 @@ sys.exit(7)
 
 
 def ends(executable, *arguments, **how):
-    done = subprocess.run([executable, *map(str, arguments)], capture_output=True, text=True, timeout=60, **how)
+    done = subprocess.run(
+        [executable, *map(str, arguments)], capture_output=True, text=True, timeout=60, **how
+    )
     return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("way", ["-c", "file", "-m", "-u"])
 def test_a_program_sees_what_it_sees_in_a_real_one(python, tmp_path, way):
     (tmp_path / "shown.py").write_text(SHOW)
-    start = {"-c": ["-c", SHOW], "file": ["shown.py"], "-m": ["-m", "shown"], "-u": ["-u", tmp_path / "shown.py"]}[way]
+    start = {
+        "-c": ["-c", SHOW],
+        "file": ["shown.py"],
+        "-m": ["-m", "shown"],
+        "-u": ["-u", tmp_path / "shown.py"],
+    }[way]
     how = {"cwd": tmp_path, "env": {"GIVEN": "\udcff ä", "PATH": os.environ["PATH"]}, "input": "in"}
     real = ends(sys.executable, *start, "a b", "-c", **how)
     assert json.loads(real[1])["argv"][1:] == ["a b", "-c"]
@@ -39,7 +50,9 @@ def test_a_program_sees_what_it_sees_in_a_real_one(python, tmp_path, way):
 
 
 def test_its_program_has_the_package_at_once_and_mpi_not(python):
-    program = "import sys; print([m in sys.modules for m in ('torch', 'fluxutils_py', 'mpi4py')], torch)"
+    program = (
+        "import sys; print([m in sys.modules for m in ('torch', 'fluxutils_py', 'mpi4py')], torch)"
+    )
     status, out, err = ends(python, "-c", program)
     assert (status, out) == (1, "")
     assert err.splitlines()[-1].startswith("NameError: name 'torch' is not defined")
@@ -55,7 +68,9 @@ def test_signals_go_to_the_program_and_its_end_by_a_signal_comes_back(python, nu
         started.send_signal(number)
         assert started.wait(timeout=60) == -number
     deadline = time.monotonic() + 60
-    while os.path.exists(f"/proc/{child}"):  # of one that was killed itself, the server ends the program
+    while os.path.exists(
+        f"/proc/{child}"
+    ):  # of one that was killed itself, the server ends the program
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -79,7 +94,15 @@ def test_it_ends_after_what_is_registered(python, finalized_python):
 
 
 def test_a_file_that_the_program_leaves_open_is_whole(python, tmp_path):
-    assert ends(python, "-c", "import sys, h5py; f = h5py.File(sys.argv[1], 'w'); f['x'] = 7", tmp_path / "x")[0] == 0
+    assert (
+        ends(
+            python,
+            "-c",
+            "import sys, h5py; f = h5py.File(sys.argv[1], 'w'); f['x'] = 7",
+            tmp_path / "x",
+        )[0]
+        == 0
+    )
     with h5py.File(tmp_path / "x") as file:
         assert file["x"][()] == 7
 
@@ -130,4 +153,7 @@ if __name__ == "__main__":
 
 
 def test_options_that_it_does_not_know_start_a_real_one(python):
-    assert ends(python, "-X", "utf8", "-c", "import sys; print('torch' in sys.modules)")[:2] == (0, "False\n")
+    assert ends(python, "-X", "utf8", "-c", "import sys; print('torch' in sys.modules)")[:2] == (
+        0,
+        "False\n",
+    )

@@ -1,4 +1,6 @@
-"""The README's Python blocks run, in order, as one program; its shell commands are what .ci/run calls."""
+"""The README's Python blocks run, in order, as one program; its shell commands are what .ci/run
+calls.
+"""
 
 import re
 from pathlib import Path

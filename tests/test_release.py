@@ -33,7 +33,9 @@ def from_noxfile(name):
 
 
 def test_version_and_date_are_those_of_the_changelog():
-    version, date = re.search(r"^## (\S+) \((\d{4}-\d\d-\d\d)\)$", text_of("CHANGELOG.md"), re.MULTILINE).groups()
+    version, date = re.search(
+        r"^## (\S+) \((\d{4}-\d\d-\d\d)\)$", text_of("CHANGELOG.md"), re.MULTILINE
+    ).groups()
     cited = dict(re.findall(r'^([\w-]+): "?([^"\n]+)"?$', text_of("CITATION.cff"), re.MULTILINE))
     assert (cited["version"], cited["date-released"]) == (version, date)
     assert fluxutils_py.__version__ == version
@@ -58,7 +60,9 @@ def test_every_extra_of_users_is_among_those_of_the_tests():
 
 
 def test_the_matrix_has_every_python_and_extra_of_the_metadata():
-    classified = re.findall(r"^Programming Language :: Python :: (3\.\d+)$", SETUP["metadata"]["classifiers"], re.M)
+    classified = re.findall(
+        r"^Programming Language :: Python :: (3\.\d+)$", SETUP["metadata"]["classifiers"], re.M
+    )
     pythons = from_noxfile("PYTHONS")
     assert classified == pythons
     assert SETUP["options"]["python_requires"] == f">={pythons[0]}"

@@ -1,4 +1,6 @@
-"""Private parts of scikit-learn are fenced into one file, and this says for which versions they are known to work."""
+"""Private parts of scikit-learn are fenced into one file, and this says for which versions they are
+known to work.
+"""
 
 import inspect
 import re
@@ -19,7 +21,8 @@ PACKAGE = Path(fluxutils_py.__file__).parent
 def test_this_version_is_one_of_those_that_are_known_to_work():
     version = sklearn.__version__
     assert version.rpartition(".")[0] in KNOWN_TO_WORK, (
-        f"scikit-learn {version} is new: check that everything in sklearn_private.py is still there, then add it here"
+        f"scikit-learn {version} is new: check that everything in sklearn_private.py is still "
+        "there, then add it here"
     )
 
 
@@ -30,7 +33,12 @@ def test_they_are_where_they_were():
     assert hasattr(BaseEstimator, "_get_params_html") == (sklearn.__version__ >= "1.7")
     assert hasattr(BaseEstimator, "_get_fitted_attr_html") == (sklearn.__version__ >= "1.8")
     function, greater_is_better, response, settings = Scorer.of(get_scorer("neg_log_loss"))
-    assert (function.__name__, greater_is_better, response, settings) == ("log_loss", False, "predict_proba", {})
+    assert (function.__name__, greater_is_better, response, settings) == (
+        "log_loss",
+        False,
+        "predict_proba",
+        {},
+    )
 
 
 def test_no_other_file_uses_any():

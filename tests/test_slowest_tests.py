@@ -12,7 +12,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def of_root(path):
     """A place in the repository; the package may be installed elsewhere."""
-    return (Path(fluxutils_py.__file__).parents[1] if path.startswith("fluxutils_py/") else ROOT) / path
+    return (
+        Path(fluxutils_py.__file__).parents[1] if path.startswith("fluxutils_py/") else ROOT
+    ) / path
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,8 @@ def test_setup_and_call_are_added_and_the_slowest_is_first(script):
 """
     assert script.rows(log, 2).splitlines() == [
         f"| 13 | `mpi/test_law6.py::test_a[x \\| y]` | {script.WHY['tests/mpi/']} |",
-        f"| 12 | `mpi/test_jobs.py::test_one_fit_goes_through_all_jobs` | {script.WHY['tests/mpi/test_jobs.py']} |",
+        "| 12 | `mpi/test_jobs.py::test_one_fit_goes_through_all_jobs` | "
+        f"{script.WHY['tests/mpi/test_jobs.py']} |",
     ]
 
 
@@ -42,7 +45,9 @@ def test_the_table_names_twenty_tests_that_exist_with_their_reasons(script):
         path, function = name.strip("`").split("[")[0].split("::")
         place = of_root(path if path.startswith("fluxutils_py/") else f"tests/{path}")
         assert function.startswith("fluxutils_py.") or f"def {function}(" in place.read_text(), name
-        assert why == script.reason(f"tests/{name.strip('`')}" if place.is_relative_to(ROOT / "tests") else path)
+        assert why == script.reason(
+            f"tests/{name.strip('`')}" if place.is_relative_to(ROOT / "tests") else path
+        )
 
 
 def test_reasons_are_given_for_folders_files_and_tests_that_exist(script):

@@ -23,7 +23,9 @@ def test_each_contender_has_its_own_row(speed, shape):
 
 
 def test_readme_and_picture_agree(speed):
-    said = re.search(r"takes ([\d.]+) and ([\d.]+) of the time", (ROOT / "README.md").read_text("utf-8"))
+    said = re.search(
+        r"takes ([\d.]+) and ([\d.]+) of the time", (ROOT / "README.md").read_text("utf-8")
+    )
     ours = [speed.ratios(shape)["fluxutils_py"][0] for shape in ("small", "large")]
     assert [float(number) for number in said.groups()] == ours
 

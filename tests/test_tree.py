@@ -54,7 +54,9 @@ def test_paths_are_those_of_bobbin():
                 {"scale": "/params/Layers/1/scale"},
             )
         },
-        "dataclass": unchecked(["/dataclass/x/0", "/dataclass/x/1", "/dataclass/x/2"], "/dataclass/y"),
+        "dataclass": unchecked(
+            ["/dataclass/x/0", "/dataclass/x/1", "/dataclass/x/2"], "/dataclass/y"
+        ),
     }
 
 
@@ -67,14 +69,24 @@ def unchecked(x, y):
 
 def test_the_separator_reaches_every_level():
     tree = {"a": [{"b": 1}], "c": Point(2, 3)}
-    assert nested_vars_to_paths(tree, pathsep="::") == {"a": [{"b": "::a::0::b"}], "c": Point("::c::x", "::c::y")}
-    assert list(flatten_with_paths(tree, pathsep="::")) == [("::a::0::b", 1), ("::c::x", 2), ("::c::y", 3)]
+    assert nested_vars_to_paths(tree, pathsep="::") == {
+        "a": [{"b": "::a::0::b"}],
+        "c": Point("::c::x", "::c::y"),
+    }
+    assert list(flatten_with_paths(tree, pathsep="::")) == [
+        ("::a::0::b", 1),
+        ("::c::x", 2),
+        ("::c::y", 3),
+    ]
 
 
 def test_is_leaf_stops_the_walk_at_containers_too():
     tree = {"e": [Pair(1, 2), {"k": Pair(3, 4)}]}
     pair = lambda node: isinstance(node, Pair)  # noqa: E731 short
-    assert list(flatten_with_paths(tree, is_leaf=pair)) == [("/e/0", Pair(1, 2)), ("/e/1/k", Pair(3, 4))]
+    assert list(flatten_with_paths(tree, is_leaf=pair)) == [
+        ("/e/0", Pair(1, 2)),
+        ("/e/1/k", Pair(3, 4)),
+    ]
     assert nested_vars_to_paths(tree, is_leaf=pair) == {"e": ["/e/0", {"k": "/e/1/k"}]}
     assert nested_vars_to_paths(tree, is_leaf=lambda node: node is tree) == ""
 
@@ -94,7 +106,10 @@ def test_a_leaf_alone_has_the_empty_path():
 def test_leaves_have_paths_and_modules_stand_for_their_state():
     tree = [nn.Linear(2, 1), {"k": (1, None)}]
     assert [path for path, _ in named_leaves(tree)] == ["0/weight", "0/bias", "1/k/0", "1/k/1"]
-    assert nested_vars_to_paths(tree) == [{"weight": "/0/weight", "bias": "/0/bias"}, {"k": ("/1/k/0", "/1/k/1")}]
+    assert nested_vars_to_paths(tree) == [
+        {"weight": "/0/weight", "bias": "/0/bias"},
+        {"k": ("/1/k/0", "/1/k/1")},
+    ]
 
 
 def test_trees_keep_their_containers():
@@ -118,10 +133,15 @@ def test_a_module_is_a_leaf_where_a_tree_is_rebuilt():
 
 @pytest.mark.parametrize(
     ("other", "told"),
-    [({"a": [1, 2, 3]}, "[0, 1] where tree 1 has one of [0, 1, 2]"), ({"a": 5}, "[0, 1] where tree 1 has a leaf")],
+    [
+        ({"a": [1, 2, 3]}, "[0, 1] where tree 1 has one of [0, 1, 2]"),
+        ({"a": 5}, "[0, 1] where tree 1 has a leaf"),
+    ],
 )
 def test_trees_of_other_structure_are_refused(other, told):
-    with pytest.raises(ValueError, match=rf"^tree_map: tree 0 has a container of {re.escape(told)}$"):
+    with pytest.raises(
+        ValueError, match=rf"^tree_map: tree 0 has a container of {re.escape(told)}$"
+    ):
         tree_map(lambda a, b: a, {"a": [1, 2]}, other)
 
 
@@ -140,11 +160,21 @@ def test_arrays_that_torch_does_not_take_as_they_are_become_tensors():
 
 
 def test_dimensions_are_counted_as_bobbin_does():
-    assert total_dimensionality({"e1": Pair(np.array([1, 2]), np.array([3, 4])), "e2": Pair(5, None)}) == 5
+    assert (
+        total_dimensionality({"e1": Pair(np.array([1, 2]), np.array([3, 4])), "e2": Pair(5, None)})
+        == 5
+    )
 
 
 @pytest.mark.parametrize(
-    ("tree", "n"), [(torch.zeros(0, 3), 0), ("text", 0), (1j, 1), (nn.Linear(3, 2), 8), ([torch.tensor(1.0), True], 2)]
+    ("tree", "n"),
+    [
+        (torch.zeros(0, 3), 0),
+        ("text", 0),
+        (1j, 1),
+        (nn.Linear(3, 2), 8),
+        ([torch.tensor(1.0), True], 2),
+    ],
 )
 def test_dimensions_of_single_leaves(tree, n):
     assert total_dimensionality(tree) == n
@@ -227,5 +257,7 @@ def test_too_few_axes_are_refused():
         flatten_leading_axes({"x": np.zeros(3)})
     with pytest.raises(ShapeError, match=r"^/0 has no 2 leading axes: 'text'$"):
         flatten_leading_axes(["text"])
-    with pytest.raises(ValueError, match=r"^flatten_leading_axes: expected at least 1 axis; got 0$"):
+    with pytest.raises(
+        ValueError, match=r"^flatten_leading_axes: expected at least 1 axis; got 0$"
+    ):
         flatten_leading_axes(np.zeros(3), 0)

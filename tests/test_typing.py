@@ -28,7 +28,8 @@ Estimator(n_job=2)
 Spec(epochs="three")
 est.predict(x).no_such_attribute
 """
-# what takes long to read, and is not asked about; the package itself is silent, as an installed one is
+# what takes long to read, and is not asked about; the package itself is silent, as an installed one
+# is
 CONFIG = """
 [mypy]
 [mypy-torch.*,sklearn.*,h5py.*,joblib.*,scipy.*,tqdm.*]
@@ -53,12 +54,23 @@ def test_a_users_script_is_checked(tmp_path, monkeypatch):
     pytest.importorskip("mypy")
     package = Path(fluxutils_py.__file__).parent
     assert (package / "py.typed").exists()
-    if package.parent != Path(sysconfig.get_path("purelib")):  # installed, mypy finds it as it does for users
+    if package.parent != Path(
+        sysconfig.get_path("purelib")
+    ):  # installed, mypy finds it as it does for users
         monkeypatch.setenv("MYPYPATH", str(package.parent))
     monkeypatch.chdir(tmp_path)
     Path("user.py").write_text(SCRIPT)
     Path("mypy.ini").write_text(CONFIG)
-    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", os.devnull, "user.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        "mypy.ini",
+        "--cache-dir",
+        os.devnull,
+        "user.py",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert not ended.stderr
     said = re.sub(

@@ -8,7 +8,11 @@ from fluxutils_py import versions
 
 def test_each_line_has_a_name_and_a_version(capsys):
     versions.show_versions()
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if "recurrent" not in line)
+    lines = dict(
+        line.split(maxsplit=1)
+        for line in capsys.readouterr().out.splitlines()
+        if "recurrent" not in line
+    )
     assert lines["torch"] == importlib.metadata.version("torch")
     assert lines["Python"] == platform.python_version()
 

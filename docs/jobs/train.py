@@ -1,11 +1,12 @@
-"""Train on maps of HDF5 files, on any number of processes; started again, go on from the last checkpoint.
+"""Train on maps of HDF5 files, on any number of processes; started again, go on from the last
+checkpoint.
 
     python train.py FOLDER                                  one process
     mpirun -n 4 python train.py FOLDER                      four, under MPI
     torchrun --nproc-per-node 4 train.py FOLDER             four, under torch.distributed
 
-FOLDER, which all nodes see, has a file ``train.h5`` with datasets ``x`` and ``y`` of shape (F, N, T), as ``h5save``
-writes them. Training writes ``checkpoints`` there, and at the end ``model.pt``.
+FOLDER, which all nodes see, has a file ``train.h5`` with datasets ``x`` and ``y`` of shape (F, N,
+T), as ``h5save`` writes them. Training writes ``checkpoints`` there, and at the end ``model.pt``.
 """
 
 import sys

@@ -7,9 +7,11 @@ from typing import Any
 
 
 def with_state(action: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Turn bobbin's ``action(train_state, step_info=...)`` into a hook for a :class:`Loop` or a ``CronTab`` in one.
+    """Turn bobbin's ``action(train_state, step_info=...)`` into a hook for a :class:`Loop` or a
+    ``CronTab`` in one.
 
-    In your own ``for`` loop, ``CronTab.run(train_state, step_info=info)`` calls these actions without this adapter.
+    In your own ``for`` loop, ``CronTab.run(train_state, step_info=info)`` calls these actions
+    without this adapter.
     """
 
     def hook(loop: Any) -> Any:

@@ -28,9 +28,10 @@ TIMES: Mapping[str, Callable[[Any], Trigger]] = {
 class CronTab:
     """Table of actions and triggers, for a :class:`Loop` or your own ``for`` loop.
 
-    An action is a hook, a function of the loop. ``loop.hooks.attach(crontab)``, or ``callbacks=[crontab]`` of an
-    ``Estimator``, makes each row a hook. In your own loop, call :meth:`run` with the training state after every step;
-    it passes the state and its other arguments to each action that is due.
+    An action is a hook, a function of the loop. ``loop.hooks.attach(crontab)``, or
+    ``callbacks=[crontab]`` of an ``Estimator``, makes each row a hook. In your own loop, call
+    :meth:`run` with the training state after every step; it passes the state and its other
+    arguments to each action that is due.
 
     Attributes
     ----------
@@ -39,12 +40,15 @@ class CronTab:
 
     Notes
     -----
-    Source: ``CronTab`` of bobbin, where the first trigger of a row that fires hides the step from the others.
+    Source: ``CronTab`` of bobbin, where the first trigger of a row that fires hides the step from
+    the others.
 
     Examples
     --------
     >>> from fluxutils_py.training import Loop, StepInfo
-    >>> cron = CronTab().schedule(lambda loop: print("at", loop.step), name="show", step_interval=2, at_step=1)
+    >>> cron = CronTab().schedule(
+    ...     lambda loop: print("at", loop.step), name="show", step_interval=2, at_step=1
+    ... )
     >>> loop = Loop(lambda batch: StepInfo(float(batch)))
     >>> loop.hooks.attach(cron)
     >>> _ = loop.run_epochs([3, 2, 1, 0], epochs=1)
@@ -59,7 +63,12 @@ class CronTab:
         self.results: dict[str, Any] = {}
 
     def schedule(
-        self, action: Action, *, name: str | None = None, trigger: Trigger | None = None, **times: Any
+        self,
+        action: Action,
+        *,
+        name: str | None = None,
+        trigger: Trigger | None = None,
+        **times: Any,
     ) -> Self:
         """Schedule an action. Return self.
 
@@ -72,8 +81,9 @@ class CronTab:
         trigger : Trigger, optional
             For example ``EveryNSeconds(60)``.
         **times
-            Triggers by bobbin's names: ``step_interval=100``, ``at_step=10`` or ``(1, 10)``, ``at_first_steps=3``,
-            ``at_first_steps_of_process=3``, ``time_interval=60.0``. The action is due when any trigger fires.
+            Triggers by bobbin's names: ``step_interval=100``, ``at_step=10`` or ``(1, 10)``,
+            ``at_first_steps=3``, ``at_first_steps_of_process=3``, ``time_interval=60.0``. The
+            action is due when any trigger fires.
 
         Raises
         ------
@@ -83,10 +93,17 @@ class CronTab:
             If there is no trigger, or another action has this name.
         """
         if unknown := [key for key in times if key not in TIMES]:
-            raise TypeError(f"schedule() has no trigger {unknown[0]!r}; there are {', '.join(TIMES)} and trigger")
-        triggers = ([] if trigger is None else [trigger]) + [TIMES[key](value) for key, value in times.items()]
+            raise TypeError(
+                f"schedule() has no trigger {unknown[0]!r}; there are {', '.join(TIMES)} and "
+                "trigger"
+            )
+        triggers = ([] if trigger is None else [trigger]) + [
+            TIMES[key](value) for key, value in times.items()
+        ]
         if not triggers:
-            raise ValueError(f"schedule() needs a trigger: set trigger, or one of {', '.join(TIMES)}")
+            raise ValueError(
+                f"schedule() needs a trigger: set trigger, or one of {', '.join(TIMES)}"
+            )
         if name is None:
             own = str(getattr(action, "__qualname__", type(action).__name__))
             name = next(n for n in numbered(own) if n not in self._rows)
@@ -97,24 +114,32 @@ class CronTab:
         if not callable(action):
             raise TypeError(f"an action is a function of the loop, got {action!r}")
         if name in self._rows:
-            raise ValueError(f"the table already has an action {name!r}; give this one another name")
+            raise ValueError(
+                f"the table already has an action {name!r}; give this one another name"
+            )
         self._rows[name] = trigger, action
         self._hooks.add("step", action, name=name, trigger=trigger, results=self._step_results)
         return self
 
     def run(self, state: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Call the actions that are due and return their results by name. Call this once after every step.
+        """Call the actions that are due and return their results by name. Call this once after
+        every step.
 
         Parameters
         ----------
         state : Any
             Object with ``step``, the number of completed steps, such as a :class:`TrainState`.
         *args, **kwargs
-            Passed to the actions, such as ``step_info=info``. bobbin's ``is_train_state_replicated`` is accepted and
-            ignored.
+            Passed to the actions, such as ``step_info=info``. bobbin's
+            ``is_train_state_replicated`` is accepted and ignored.
         """
-        if by_epoch := [name for name, (trigger, _) in self._rows.items() if trigger.event != "step"]:
-            raise ValueError(f"CronTab.run goes by steps; give {by_epoch[0]!r} a trigger that does, or use a Loop")
+        if by_epoch := [
+            name for name, (trigger, _) in self._rows.items() if trigger.event != "step"
+        ]:
+            raise ValueError(
+                f"CronTab.run goes by steps; give {by_epoch[0]!r} a trigger that does, or use a "
+                "Loop"
+            )
         kwargs.pop("is_train_state_replicated", None)
         self._step_results.clear()
         self._hooks.run("step", state, *args, **kwargs)

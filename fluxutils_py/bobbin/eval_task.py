@@ -11,7 +11,8 @@ from fluxutils_py.bobbin.run_eval import RunEval
 
 
 class EvalTask:
-    """Base class of evaluation tasks: create empty results, evaluate one batch, finalize the merged results.
+    """Base class of evaluation tasks: create empty results, evaluate one batch, finalize the merged
+    results.
 
     Notes
     -----
@@ -44,23 +45,31 @@ class EvalTask:
     """
 
     def create_eval_results(self, dataset_name: str) -> EvalResults:
-        """Return the result of no data, the start of every merge: its ``reduce(r)`` must equal ``r``."""
+        """Return the result of no data, the start of every merge: its ``reduce(r)`` must equal
+        ``r``.
+        """
         raise_undefined(self, "create_eval_results(dataset_name)", "gives the result of no data")
 
     def evaluate(self, batch: Any, *args: Any, **kwargs: Any) -> EvalResults:
         """Return the result of one batch; :func:`eval_datasets` passes its other arguments on.
 
-        Each rank calls this for its batches only. Do not call collectives in it: ranks may have different numbers
-        of batches.
+        Each rank calls this for its batches only. Do not call collectives in it: ranks may have
+        different numbers of batches.
         """
         raise_undefined(self, "evaluate(batch, ...)", "gives the result of a batch")
 
     def finalize_eval_results(self, results: EvalResults) -> EvalResults:
-        """Return the final results, given the merged results of all ranks; by default unchanged. All ranks call it."""
+        """Return the final results, given the merged results of all ranks; by default unchanged.
+        All ranks call it.
+        """
         return results
 
     def make_cron_action(
-        self, datasets: Mapping[str, Batches], *, tensorboard_root_path: Any = None, comm: Any = "auto"
+        self,
+        datasets: Mapping[str, Batches],
+        *,
+        tensorboard_root_path: Any = None,
+        comm: Any = "auto",
     ) -> RunEval:
         """Return a hook that runs this task in a training loop: a :class:`RunEval`."""
         return RunEval(self, datasets, tensorboard_root_path, comm=comm)

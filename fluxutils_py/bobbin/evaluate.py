@@ -20,7 +20,9 @@ from fluxutils_py.tree import tree_map
 Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 
 
-def eval_batches(task: Any, dataset_name: str, batches: Batches, *args: Any, comm: Any = "auto", **kwargs: Any) -> Any:
+def eval_batches(
+    task: Any, dataset_name: str, batches: Batches, *args: Any, comm: Any = "auto", **kwargs: Any
+) -> Any:
     """Evaluate a task on one dataset and return its result; see :func:`eval_datasets`."""
     return eval_datasets(task, {dataset_name: batches}, *args, comm=comm, **kwargs)[dataset_name]
 
@@ -30,20 +32,21 @@ def eval_datasets(
 ) -> dict[str, Any]:
     """Evaluate a task on several datasets and return the results by name.
 
-    Each rank merges the results of its batches. Then every rank merges the results of all ranks, in rank order, so
-    that all ranks return the same. The number of batches may differ between ranks and may be 0. The data are not
-    divided for you: give each rank its part, such as ``batches[rank::size]``. A batch on two ranks counts twice.
+    Each rank merges the results of its batches. Then every rank merges the results of all ranks, in
+    rank order, so that all ranks return the same. The number of batches may differ between ranks
+    and may be 0. The data are not divided for you: give each rank its part, such as
+    ``batches[rank::size]``. A batch on two ranks counts twice.
 
     Parameters
     ----------
     task : EvalTask
     datasets : mapping of str to iterable or callable
-        Batches, or a function without arguments that returns them. If the batches have a method ``reset()``, it is
-        called first. All ranks must give the same names in the same order.
+        Batches, or a function without arguments that returns them. If the batches have a method
+        ``reset()``, it is called first. All ranks must give the same names in the same order.
     *args, **kwargs
-        Passed to :meth:`EvalTask.evaluate` after the batch. If the first is a model or has one (a loop, an
-        estimator), the model is in evaluation mode, and its recurrent layers reset their state before each batch,
-        except before a ``Minibatch`` that continues a series.
+        Passed to :meth:`EvalTask.evaluate` after the batch. If the first is a model or has one (a
+        loop, an estimator), the model is in evaluation mode, and its recurrent layers reset their
+        state before each batch, except before a ``Minibatch`` that continues a series.
     comm : "auto", "mpi", "torch", None, a communicator or a RankGroup
         The ranks that evaluate together; see :class:`fluxutils_py.Estimator`.
 
@@ -55,26 +58,35 @@ def eval_datasets(
     Raises
     ------
     TypeError
-        On every rank, if ``evaluate`` returns another type than ``create_eval_results`` on any rank.
+        On every rank, if ``evaluate`` returns another type than ``create_eval_results`` on any
+        rank.
     RankError
         If the dataset names differ between ranks.
     RemoteError
-        On the other ranks, if evaluation fails on one rank. The failing rank raises the original error.
+        On the other ranks, if evaluation fails on one rank. The failing rank raises the original
+        error.
 
     Notes
     -----
-    Evaluation computes no gradients and restores the model's mode, its recurrent state and torch's random generators.
-    It does not restore other generators: do not evaluate on the same shuffling dataset object that you train on.
+    Evaluation computes no gradients and restores the model's mode, its recurrent state and torch's
+    random generators. It does not restore other generators: do not evaluate on the same shuffling
+    dataset object that you train on.
     """
     with RankGroup.from_comm(comm, "eval_datasets") as ranks:
         ranks.require_equal({"the datasets": list(datasets)})
         return {
-            name: _evaluate_and_merge(task, name, batches, args, kwargs, ranks) for name, batches in datasets.items()
+            name: _evaluate_and_merge(task, name, batches, args, kwargs, ranks)
+            for name, batches in datasets.items()
         }
 
 
 def _evaluate_and_merge(
-    task: Any, name: str, batches: Batches, args: tuple[Any, ...], kwargs: dict[str, Any], ranks: RankGroup
+    task: Any,
+    name: str,
+    batches: Batches,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    ranks: RankGroup,
 ) -> EvalResults:
     """Return the merged result of all ranks, on every rank."""
 
@@ -92,7 +104,11 @@ def _evaluate_and_merge(
         return _check_type(task.finalize_eval_results(total), EvalResults, "finalize_eval_results")
 
     gathered = ranks.allgather(ranks.guard(evaluate_own))
-    wrong = [error if ranks.is_single else f"rank {rank}: {error}" for rank, (_, error) in enumerate(gathered) if error]
+    wrong = [
+        error if ranks.is_single else f"rank {rank}: {error}"
+        for rank, (_, error) in enumerate(gathered)
+        if error
+    ]
     if wrong:
         ranks.raise_on_all(TypeError("; ".join(wrong)))
     total = ranks.guard(reduce_all, [result for result, _ in gathered])
@@ -114,7 +130,9 @@ def _evaluate_batches(
         for batch in dataset:
             if model is not None and begins_series(batch):
                 reset(model)
-            total = _reduce_results(total, _check_type(task.evaluate(batch, *args, **kwargs), kind, "evaluate"))
+            total = _reduce_results(
+                total, _check_type(task.evaluate(batch, *args, **kwargs), kind, "evaluate")
+            )
         return tree_map(lambda v: v.detach().cpu() if isinstance(v, torch.Tensor) else v, total)
 
 
@@ -125,7 +143,9 @@ class _WrongTypeError(TypeError):
 def _check_type(value: Any, kind: type[EvalResults], method: str) -> Any:
     if isinstance(value, kind):
         return value
-    raise _WrongTypeError(f"{method} returned {type(value).__name__}; it must return {kind.__name__}")
+    raise _WrongTypeError(
+        f"{method} returned {type(value).__name__}; it must return {kind.__name__}"
+    )
 
 
 def _reduce_results(one: EvalResults, other: EvalResults) -> EvalResults:
@@ -142,7 +162,16 @@ def _model_of(args: tuple[Any, ...]) -> nn.Module | None:
 
 @contextmanager
 def evaluation_mode(model: nn.Module | None) -> Iterator[None]:
-    """Disable gradients and evaluate; restore torch's generators and the model's mode and state on exit."""
-    gpus = {p.device for p in model.parameters() if p.device.type == "cuda"} if model is not None else ()
-    with torch.random.fork_rng(devices=list(gpus)), torch.no_grad() if model is None else evaluating(model):
+    """Disable gradients and evaluate; restore torch's generators and the model's mode and state on
+    exit.
+    """
+    gpus = (
+        {p.device for p in model.parameters() if p.device.type == "cuda"}
+        if model is not None
+        else ()
+    )
+    with (
+        torch.random.fork_rng(devices=list(gpus)),
+        torch.no_grad() if model is None else evaluating(model),
+    ):
         yield

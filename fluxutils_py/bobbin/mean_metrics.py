@@ -20,7 +20,8 @@ from fluxutils_py.tree import tree_map
 
 @dataclass(frozen=True)
 class Means(EvalResults):
-    """Weighted means of several measures, as :class:`MetricsEval` returns; the first measure decides which is better.
+    """Weighted means of several measures, as :class:`MetricsEval` returns; the first measure
+    decides which is better.
 
     Attributes
     ----------
@@ -38,7 +39,10 @@ class Means(EvalResults):
     @property
     def means(self) -> dict[str, float]:
         """The means by name; NaN if there were no data."""
-        return {name: total / self.weight if self.weight else math.nan for name, total in self.sums.items()}
+        return {
+            name: total / self.weight if self.weight else math.nan
+            for name, total in self.sums.items()
+        }
 
     def reduce(self, other: Means) -> Means:
         sums = {name: total + other.sums[name] for name, total in self.sums.items()}
@@ -47,7 +51,9 @@ class Means(EvalResults):
     def is_better_than(self, other: Means) -> bool:
         """Compare the first measure: a number is better than NaN, NaN is never better."""
         mine, best = (next(iter(m.means.values())) for m in (self, other))
-        return not math.isnan(mine) and (math.isnan(best) or (mine > best if self.higher_is_better else mine < best))
+        return not math.isnan(mine) and (
+            math.isnan(best) or (mine > best if self.higher_is_better else mine < best)
+        )
 
     def to_log_message(self) -> str:
         return ", ".join(f"{name} {mean:.6g}" for name, mean in self.means.items())
@@ -60,15 +66,17 @@ class Means(EvalResults):
 class MetricsEval(EvalTask):
     """Evaluate weighted means of measures, functions of predictions and labels.
 
-    Batches have the forms and weights of a :class:`Trainer` (:func:`fluxutils_py.training.minibatch.as_minibatch`);
-    the default weight is the number of predictions. ``evaluate`` takes the model or an object that has one.
+    Batches have the forms and weights of a :class:`Trainer`
+    (:func:`fluxutils_py.training.minibatch.as_minibatch`); the default weight is the number of
+    predictions. ``evaluate`` takes the model or an object that has one.
 
     Parameters
     ----------
     measures : mapping of str to callable
-        ``measure(prediction, label)`` returns the mean over a batch, or a tensor to average. It receives tuples if
-        there are several predictions or labels. With weights of the elements it must return one value for each of
-        them, or have an argument ``weights``. The first measure decides which result is better.
+        ``measure(prediction, label)`` returns the mean over a batch, or a tensor to average. It
+        receives tuples if there are several predictions or labels. With weights of the elements it
+        must return one value for each of them, or have an argument ``weights``. The first measure
+        decides which result is better.
     higher_is_better : bool
 
     Examples
@@ -77,13 +85,19 @@ class MetricsEval(EvalTask):
     >>> from fluxutils_py.bobbin import eval_batches
     >>> task = MetricsEval({"mse": torch.nn.MSELoss(), "mae": torch.nn.L1Loss()})
     >>> x = torch.tensor([[1.0], [2.0], [3.0]])
-    >>> eval_batches(task, "dev", [(x[:2], x[:2] + 1), (x[2:], x[2:] + 4)], torch.nn.Identity()).means
+    >>> eval_batches(
+    ...     task, "dev", [(x[:2], x[:2] + 1), (x[2:], x[2:] + 4)], torch.nn.Identity()
+    ... ).means
     {'mse': 6.0, 'mae': 2.0}
     """
 
-    def __init__(self, measures: Mapping[str, Callable[..., Any]], *, higher_is_better: bool = False) -> None:
+    def __init__(
+        self, measures: Mapping[str, Callable[..., Any]], *, higher_is_better: bool = False
+    ) -> None:
         if not measures:
-            raise ValueError("there is nothing to measure: give a mapping such as {'loss': torch.nn.MSELoss()}")
+            raise ValueError(
+                "there is nothing to measure: give a mapping such as {'loss': torch.nn.MSELoss()}"
+            )
         self.measures, self.higher_is_better = dict(measures), higher_is_better
 
     def create_eval_results(self, dataset_name: str) -> Means:
@@ -92,7 +106,9 @@ class MetricsEval(EvalTask):
     def evaluate(self, batch: Any, state: Any) -> Means:
         batch, model = as_minibatch(batch), module_of(state)
         device = next((p.device for p in model.parameters()), None)
-        inputs, labels = tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, (batch.inputs, batch.labels))
+        inputs, labels = tree_map(
+            lambda v: v.to(device) if isinstance(v, Tensor) else v, (batch.inputs, batch.labels)
+        )
         prediction, sums = model(*inputs), {}
         weight: Any = n_elements(prediction, batch.weight)
         each = batch.weight
@@ -102,6 +118,8 @@ class MetricsEval(EvalTask):
         for name, measure in self.measures.items():
             metric = MeanMetric(measure, name)
             label = labels[0] if len(labels) == 1 else labels
-            value, amount = metric.weighed(prediction, label, weight=each if isinstance(each, Tensor) else weight)
+            value, amount = metric.weighed(
+                prediction, label, weight=each if isinstance(each, Tensor) else weight
+            )
             sums[name] = value * weight if amount else 0.0
         return Means(sums, weight, self.higher_is_better)

@@ -13,9 +13,10 @@ from fluxutils_py.tree import as_tensor, unshard
 class EvalResults:
     """Base class of evaluation results: a frozen dataclass that merges with results of other data.
 
-    Decorate each subclass with ``@dataclass(frozen=True)``. If its fields hold numbers, tensors, arrays, strings, and
-    lists, tuples and mappings of them, :func:`fluxutils_py.bobbin.treejson.write_pytree_json` writes it to JSON. Ranks
-    exchange results by pickle, so define the class at the top level of a module.
+    Decorate each subclass with ``@dataclass(frozen=True)``. If its fields hold numbers, tensors,
+    arrays, strings, and lists, tuples and mappings of them,
+    :func:`fluxutils_py.bobbin.treejson.write_pytree_json` writes it to JSON. Ranks exchange results
+    by pickle, so define the class at the top level of a module.
 
     A subclass must define :meth:`reduce`. Define :meth:`is_better_than` to keep the best model, and
     :meth:`write_to_tensorboard` to write results to TensorBoard.
@@ -27,8 +28,8 @@ class EvalResults:
 
     Notes
     -----
-    Results merge in batch order within a rank, then in rank order. :meth:`reduce` must be associative; it need not
-    be commutative. Source: ``EvalResults`` of bobbin.
+    Results merge in batch order within a rank, then in rank order. :meth:`reduce` must be
+    associative; it need not be commutative. Source: ``EvalResults`` of bobbin.
 
     Examples
     --------
@@ -50,8 +51,13 @@ class EvalResults:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        if "__dataclass_fields__" not in cls.__dict__:  # it would inherit the base's fields and ignore new ones
-            raise TypeError(f"{cls.__name__} is a subclass of EvalResults: write @dataclass(frozen=True) above it")
+        if (
+            "__dataclass_fields__" not in cls.__dict__
+        ):  # it would inherit the base's fields and ignore new ones
+            raise TypeError(
+                f"{cls.__name__} is a subclass of EvalResults: write @dataclass(frozen=True) above "
+                "it"
+            )
         return super().__new__(cls)
 
     def reduce(self, other: Self) -> Self:
@@ -59,7 +65,8 @@ class EvalResults:
         raise_undefined(self, "reduce(other)", "merges two results")
 
     def unshard_and_reduce(self) -> Self:
-        """Merge results that are stacked along the leading axis of every value, as ``tpmap`` returns them.
+        """Merge results that are stacked along the leading axis of every value, as ``tpmap``
+        returns them.
 
         Raises
         ------
@@ -69,7 +76,8 @@ class EvalResults:
         return functools.reduce(lambda one, other: one.reduce(other), unshard(self))
 
     def is_better_than(self, other: Self) -> bool:
-        """Return whether this result is better than another result of the same data, so that its model is kept.
+        """Return whether this result is better than another result of the same data, so that its
+        model is kept.
 
         Comparisons with NaN are False. To let the next result replace a NaN loss, write
         ``self.loss < other.loss or other.loss != other.loss``.
@@ -82,7 +90,9 @@ class EvalResults:
 
     def write_to_tensorboard(self, state: Any, writer: Any) -> None:
         """Write the results to a summary writer, at step ``state.step``."""
-        raise_undefined(self, "write_to_tensorboard(state, writer)", "writes results to a summary writer")
+        raise_undefined(
+            self, "write_to_tensorboard(state, writer)", "writes results to a summary writer"
+        )
 
 
 def raise_undefined(thing: Any, method: str, what: str) -> NoReturn:

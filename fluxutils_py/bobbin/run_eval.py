@@ -31,18 +31,19 @@ ResultProcessor = Callable[[dict[str, EvalResults], Any], Any]
 class RunEval:
     """Hook that evaluates a task on datasets: ``run_eval(loop)`` returns the results by name.
 
-    All ranks call it together, as a hook or directly, and get the same results; see :func:`eval_datasets`. It calls
-    the task's ``evaluate(batch, loop)``. Rank 0 logs the results at level INFO; then every rank calls the result
-    processors.
+    All ranks call it together, as a hook or directly, and get the same results; see
+    :func:`eval_datasets`. It calls the task's ``evaluate(batch, loop)``. Rank 0 logs the results at
+    level INFO; then every rank calls the result processors.
 
     Parameters
     ----------
     task : EvalTask
     datasets : mapping of str to iterable or callable
-        The batches of this rank, iterable more than once, or a function without arguments that returns them.
+        The batches of this rank, iterable more than once, or a function without arguments that
+        returns them.
     tensorboard_root_path : path-like, optional
-        Write the results to TensorBoard with a :class:`MultiDirectorySummaryWriter`: one subdirectory per dataset,
-        named after it.
+        Write the results to TensorBoard with a :class:`MultiDirectorySummaryWriter`: one
+        subdirectory per dataset, named after it.
     comm : "auto", "mpi", "torch", None, a communicator or a RankGroup
         The ranks to use for a state without ``ranks``; a :class:`Loop` uses its ranks.
 
@@ -77,7 +78,9 @@ class RunEval:
     ...         y = batch.inputs[0].sum(1, keepdim=True)
     ...         return Loss((state.model(*batch.inputs) - y).square().sum().item(), len(y))
     >>> x = torch.randn(50, 3)
-    >>> evaluate = SquaredError().make_cron_action({"dev": InMemory(torch.randn(9, 3), batchsize=4)})
+    >>> evaluate = SquaredError().make_cron_action(
+    ...     {"dev": InMemory(torch.randn(9, 3), batchsize=4)}
+    ... )
     >>> found = []
     >>> _ = evaluate.add_result_processor(lambda results, state: found.append(results["dev"].total))
     >>> trainer = Trainer(nn.Linear(3, 1), nn.MSELoss(), torch.optim.Adam)
@@ -91,32 +94,43 @@ class RunEval:
     name, collective = "evaluation", True
 
     def __init__(
-        self, task: Any, datasets: Mapping[str, Batches], tensorboard_root_path: Any = None, *, comm: Any = "auto"
+        self,
+        task: Any,
+        datasets: Mapping[str, Batches],
+        tensorboard_root_path: Any = None,
+        *,
+        comm: Any = "auto",
     ) -> None:
         for name, batches in datasets.items():
             if isinstance(batches, Iterator) and not hasattr(batches, "reset"):
                 raise DataError(
-                    f"dataset {name!r} is a {type(batches).__name__}, which can be iterated over only once; give "
-                    "a list, an "
-                    "object that can be iterated over again, or a function that returns the batches"
+                    f"dataset {name!r} is a {type(batches).__name__}, which can be iterated over "
+                    "only once; give a list, an object that can be iterated over again, or a "
+                    "function that returns the batches"
                 )
         self.task, self.datasets, self.comm = task, dict(datasets), comm
         self._processors: list[ResultProcessor] = []
         if tensorboard_root_path is not None:
-            writer = MultiDirectorySummaryWriter(tensorboard_root_path, keys=self.datasets, comm=comm)
+            writer = MultiDirectorySummaryWriter(
+                tensorboard_root_path, keys=self.datasets, comm=comm
+            )
             self.add_result_processor(writer.as_result_processor())
 
     def add_result_processor(self, processor: ResultProcessor) -> Self:
-        """Call ``processor(results, state)`` after each evaluation, with the results by name. Return self.
+        """Call ``processor(results, state)`` after each evaluation, with the results by name.
+        Return self.
 
-        Every rank calls it with the same results; let only rank 0 write files or print. In a loop it may raise
+        Every rank calls it with the same results; let only rank 0 write files or print. In a loop
+        it may raise
         :class:`StopTraining`.
         """
         self._processors.append(processor)
         return self
 
     def keep_best_checkpoint(self, tune_on: str, dest: Any) -> RunEvalKeepBest:
-        """Return a hook that evaluates, then saves the model in folder ``dest`` if it is the best on one dataset."""
+        """Return a hook that evaluates, then saves the model in folder ``dest`` if it is the best
+        on one dataset.
+        """
         return RunEvalKeepBest(self, tune_on, dest)
 
     def __call__(self, loop: Any, *_: Any, **__: Any) -> dict[str, EvalResults]:
@@ -165,16 +179,17 @@ class KeepBestResults:
 class RunEvalKeepBest:
     """Hook that evaluates the model and saves it in a folder if its result is the best so far.
 
-    The folder holds one checkpoint (:class:`Checkpointer`) of rank 0's model and optimizer, and the result in
-    ``results.json``. Only rank 0 reads and writes the folder; it decides for all ranks. A new training must beat the
-    result in the folder too, so use one folder per experiment. A result that cannot be read gives a warning and is
-    ignored.
+    The folder holds one checkpoint (:class:`Checkpointer`) of rank 0's model and optimizer, and the
+    result in ``results.json``. Only rank 0 reads and writes the folder; it decides for all ranks. A
+    new training must beat the result in the folder too, so use one folder per experiment. A result
+    that cannot be read gives a warning and is ignored.
 
     Parameters
     ----------
     run_eval : RunEval
     tune_on : str
-        Name of the dataset whose results are compared with ``is_better_than``. The first result always counts as best.
+        Name of the dataset whose results are compared with ``is_better_than``. The first result
+        always counts as best.
     dest : str or path-like
         The folder. The first save creates it.
 
@@ -185,17 +200,18 @@ class RunEvalKeepBest:
 
     Notes
     -----
-    The checkpoint is written before its result: if the process is killed between the two, the model in the folder is
-    better than its result says, never worse. Without this hook, load the best model as :meth:`load_best`
-    does: ``model.load_state_dict(Checkpointer(dest).read()["model"])``. ``TrainTask.initialize_train_state`` resumes
-    from the folder.
+    The checkpoint is written before its result: if the process is killed between the two, the model
+    in the folder is better than its result says, never worse. Without this hook, load the best
+    model as :meth:`load_best` does: ``model.load_state_dict(Checkpointer(dest).read()["model"])``.
+    ``TrainTask.initialize_train_state`` resumes from the folder.
 
-    Source: ``RunEvalKeepBest`` of bobbin, which returns the saved state instead of the checkpoint's path, and whose
-    ranks may disagree about the best result after a restart.
+    Source: ``RunEvalKeepBest`` of bobbin, which returns the saved state instead of the checkpoint's
+    path, and whose ranks may disagree about the best result after a restart.
 
     Examples
     --------
-    ``CronTab().schedule(task.make_cron_action(datasets).keep_best_checkpoint("dev", "best"), step_interval=100)``
+    ``CronTab().schedule(task.make_cron_action(datasets).keep_best_checkpoint("dev", "best"),
+    step_interval=100)``
     """
 
     name, collective = "evaluation", True
@@ -208,18 +224,23 @@ class RunEvalKeepBest:
         self._best = _BestCheckpoint(self.dest)  # rank 0 alone uses it
 
     def add_result_processor(self, processor: ResultProcessor) -> Self:
-        """Add a processor as :meth:`RunEval.add_result_processor` does; it runs before the model is saved."""
+        """Add a processor as :meth:`RunEval.add_result_processor` does; it runs before the model is
+        saved.
+        """
         self.run_eval.add_result_processor(processor)
         return self
 
     def __call__(self, loop: Any, *_: Any, **__: Any) -> KeepBestResults:
         with ranks_of(loop, self.run_eval.comm, "RunEvalKeepBest") as ranks:
             results = self.run_eval.run(loop, ranks)
-            path, best = _from_rank_0(ranks, lambda: self._best.save_if_better(results[self.tune_on], loop))
+            path, best = _from_rank_0(
+                ranks, lambda: self._best.save_if_better(results[self.tune_on], loop)
+            )
             return KeepBestResults(results, best, path)
 
     def load_best(self, model: nn.Module) -> nn.Module:
-        """Load the best parameters and buffers into ``model`` and return it. Call it on each rank that needs them.
+        """Load the best parameters and buffers into ``model`` and return it. Call it on each rank
+        that needs them.
 
         Raises
         ------
@@ -242,7 +263,9 @@ class _BestCheckpoint(BestModel):
         self.path: Path | None = None
 
     def save_if_better(self, result: EvalResults, loop: Any) -> tuple[Path | None, EvalResults]:
-        """Save the model if it is the best so far; return its checkpoint or None, and the best result."""
+        """Save the model if it is the best so far; return its checkpoint or None, and the best
+        result.
+        """
         if self.value is None:
             self.value = self._read_best(result)
         self.model = loop
@@ -263,7 +286,9 @@ class _BestCheckpoint(BestModel):
         except FileNotFoundError:
             return None
         except ValueError as error:
-            warnings.warn(f"{error}; ignoring it and taking this model as the best so far", stacklevel=2)
+            warnings.warn(
+                f"{error}; ignoring it and taking this model as the best so far", stacklevel=2
+            )
             return None
 
 
@@ -277,4 +302,6 @@ def _from_rank_0(ranks: RankGroup, f: Callable[[], Any]) -> Any:
     """Call ``f()`` on rank 0 and return its value on all ranks."""
     if ranks.is_single:
         return f()
-    return pickle.loads(ranks.allgather(ranks.guard(lambda: pickle.dumps(f())) if ranks.rank == 0 else None)[0])
+    return pickle.loads(
+        ranks.allgather(ranks.guard(lambda: pickle.dumps(f())) if ranks.rank == 0 else None)[0]
+    )

@@ -20,11 +20,13 @@ T = TypeVar("T")
 class SampledSet(Collection[T]):
     """Uniform sample, without replacement, of at most ``max_size`` of all elements added.
 
-    Each added element draws a priority, uniform in [0, 1); the set keeps the elements with the smallest priorities.
-    A :meth:`union` keeps the priorities, so samples of parts (minibatches, ranks) unite to a uniform sample of the
-    whole, even if the parts differ in size. Sets are immutable: :meth:`add` and :meth:`union` return new sets.
+    Each added element draws a priority, uniform in [0, 1); the set keeps the elements with the
+    smallest priorities. A :meth:`union` keeps the priorities, so samples of parts (minibatches,
+    ranks) unite to a uniform sample of the whole, even if the parts differ in size. Sets are
+    immutable: :meth:`add` and :meth:`union` return new sets.
 
-    Elements are sorted by priority, so the first k are a uniform sample too. An element added twice counts twice.
+    Elements are sorted by priority, so the first k are a uniform sample too. An element added twice
+    counts twice.
 
     Parameters
     ----------
@@ -35,22 +37,24 @@ class SampledSet(Collection[T]):
     priorities : iterable of float
         Priorities of ``values``; drawn by default.
     rng : numpy.random.Generator, optional, keyword only
-        Generator of the priorities; by default a fresh one, seeded by the operating system. All sets derived from this
-        one share the generator, so each ``add`` draws a new number and the same seed and calls give the same result.
-        Give **one** generator to all sets that you unite, and one to each rank:
-        ``numpy.random.default_rng([seed, rank])``. A seed is not accepted: sets with the same seed draw the same
-        priorities, and their union is not a uniform sample.
+        Generator of the priorities; by default a fresh one, seeded by the operating system. All
+        sets derived from this one share the generator, so each ``add`` draws a new number and the
+        same seed and calls give the same result. Give **one** generator to all sets that you unite,
+        and one to each rank: ``numpy.random.default_rng([seed, rank])``. A seed is not accepted:
+        sets with the same seed draw the same priorities, and their union is not a uniform sample.
 
     Attributes
     ----------
     max_size, values, priorities
-        The fields of this frozen dataclass; ``values`` and ``priorities`` are tuples. The generator is not a field.
-        A pickled or copied set, or one read from JSON, has no generator, so that no two sets draw the same numbers.
+        The fields of this frozen dataclass; ``values`` and ``priorities`` are tuples. The generator
+        is not a field. A pickled or copied set, or one read from JSON, has no generator, so that no
+        two sets draw the same numbers.
 
     Raises
     ------
     TypeError, ValueError
-        If ``rng`` is not a generator, ``max_size`` is below 1, or values and priorities differ in number.
+        If ``rng`` is not a generator, ``max_size`` is below 1, or values and priorities differ in
+        number.
 
     Notes
     -----
@@ -67,7 +71,9 @@ class SampledSet(Collection[T]):
     max_size: int
     values: tuple[T, ...]
     priorities: tuple[float, ...]
-    _rng: ClassVar[np.random.Generator | None] = None  # default; __init__ sets an instance attribute, not a field
+    _rng: ClassVar[np.random.Generator | None] = (
+        None  # default; __init__ sets an instance attribute, not a field
+    )
 
     def __init__(
         self,
@@ -79,14 +85,16 @@ class SampledSet(Collection[T]):
     ) -> None:
         if not (rng is None or isinstance(rng, np.random.Generator)):
             raise TypeError(
-                f"rng must be a numpy.random.Generator or None, got {rng!r}; make one with numpy.random.default_rng "
-                "and give the same one to all sets that will be united"
+                f"rng must be a numpy.random.Generator or None, got {rng!r}; make one with "
+                "numpy.random.default_rng and give the same one to all sets that will be united"
             )
         max_size = check_integer("max_size", max_size, 1)
         values, priorities = tuple(values), tuple(map(float, priorities))
         if priorities and len(priorities) != len(values):
             raise ValueError(f"SampledSet: {len(values)} values but {len(priorities)} priorities")
-        pairs = zip(priorities, values, strict=True) if priorities else _with_priorities(values, rng)
+        pairs = (
+            zip(priorities, values, strict=True) if priorities else _with_priorities(values, rng)
+        )
         smallest = heapq.nsmallest(max_size, pairs, key=operator.itemgetter(0))
         for name, value in (
             ("max_size", max_size),
@@ -101,23 +109,27 @@ class SampledSet(Collection[T]):
         return self.union([x])
 
     def union(self, iterable: Iterable[T]) -> SampledSet[T]:
-        """Return a new set of the same ``max_size`` with all elements of another set or an iterable added.
+        """Return a new set of the same ``max_size`` with all elements of another set or an iterable
+        added.
 
-        Raises ValueError for a set with a smaller ``max_size``, which may have dropped elements of the joint sample.
+        Raises ValueError for a set with a smaller ``max_size``, which may have dropped elements of
+        the joint sample.
         """
         if not isinstance(iterable, SampledSet):
             pairs = _with_priorities(iterable, self._rng)
         elif iterable.max_size < self.max_size:
             raise ValueError(
-                f"a sample of at most {iterable.max_size} cannot be united into one of {self.max_size}; "
-                "give both the same max_size"
+                f"a sample of at most {iterable.max_size} cannot be united into one of "
+                f"{self.max_size}; give both the same max_size"
             )
         else:
             pairs = zip(iterable.priorities, iterable.values, strict=True)
         mine = zip(self.priorities, self.values, strict=True)
         # no list of all pairs: the iterable may not fit in memory
         smallest = heapq.nsmallest(self.max_size, chain(mine, pairs), key=operator.itemgetter(0))
-        return SampledSet(self.max_size, [x for _, x in smallest], [p for p, _ in smallest], rng=self._rng)
+        return SampledSet(
+            self.max_size, [x for _, x in smallest], [p for p, _ in smallest], rng=self._rng
+        )
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.values)
@@ -132,7 +144,9 @@ class SampledSet(Collection[T]):
         return {name: value for name, value in self.__dict__.items() if name != "_rng"}
 
 
-def _with_priorities(values: Iterable[T], rng: np.random.Generator | None) -> Iterator[tuple[float, T]]:
+def _with_priorities(
+    values: Iterable[T], rng: np.random.Generator | None
+) -> Iterator[tuple[float, T]]:
     """Yield each value with a new priority."""
     rng = np.random.default_rng() if rng is None else rng
     return ((rng.random(), x) for x in values)

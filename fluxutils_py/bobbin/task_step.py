@@ -25,7 +25,8 @@ Seed = int | torch.Generator
 
 
 class TaskStep:
-    """Training step of a task, for a :class:`Loop` or to call directly as ``step(state, batch, rng)``.
+    """Training step of a task, for a :class:`Loop` or to call directly as ``step(state, batch,
+    rng)``.
 
     Parameters
     ----------
@@ -33,16 +34,18 @@ class TaskStep:
     state : TrainState, optional
         State to train in place; a :class:`Loop` requires it, and counts steps from ``state.step``.
     seed : int
-        Seed, step number and rank determine the random numbers of a step, so resuming needs no saved generator.
+        Seed, step number and rank determine the random numbers of a step, so resuming needs no
+        saved generator.
     comm
         See :class:`GradientStep`.
     n_jobs : int or None
-        Number of threads, which divide each batch with :meth:`BaseTrainTask.shard_batch`. Each part has random numbers
-        of its own. Auxiliary outputs are averaged by :meth:`BaseTrainTask.batch_weight`, so they must be numbers.
+        Number of threads, which divide each batch with :meth:`BaseTrainTask.shard_batch`. Each part
+        has random numbers of its own. Auxiliary outputs are averaged by
+        :meth:`BaseTrainTask.batch_weight`, so they must be numbers.
     **settings
-        ``batches``, ``clip``, ``accumulate``, ``precision``, ``stateful``, ``defer``: see :class:`GradientStep`.
-        Several ranks divide a batch with :meth:`BaseTrainTask.shard_batch`, and :meth:`BaseTrainTask.batch_weight`
-        weights the parts.
+        ``batches``, ``clip``, ``accumulate``, ``precision``, ``stateful``, ``defer``: see
+        :class:`GradientStep`. Several ranks divide a batch with :meth:`BaseTrainTask.shard_batch`,
+        and :meth:`BaseTrainTask.batch_weight` weights the parts.
 
     Attributes
     ----------
@@ -50,8 +53,9 @@ class TaskStep:
 
     Notes
     -----
-    To resume exactly in another process, call ``Checkpointer(dir).track(**state.parts(), loop=loop, data=data)``, and
-    ``restore()`` before the run. The loop's part of the checkpoint includes recurrent states.
+    To resume exactly in another process, call ``Checkpointer(dir).track(**state.parts(), loop=loop,
+    data=data)``, and ``restore()`` before the run. The loop's part of the checkpoint includes
+    recurrent states.
     """
 
     name, priority, ends_together, collective = "task", -math.inf, True, True
@@ -66,7 +70,12 @@ class TaskStep:
         n_jobs: int | None = None,
         **settings: Any,
     ) -> None:
-        self.task, self.seed, self.ranks, self._settings = task, seed, RankGroup.from_comm(comm, "training"), settings
+        self.task, self.seed, self.ranks, self._settings = (
+            task,
+            seed,
+            RankGroup.from_comm(comm, "training"),
+            settings,
+        )
         self._threads = Threads(n_threads(n_jobs))
         self._bound: tuple[Any, ...] = ()
         if state is not None:
@@ -112,7 +121,9 @@ class TaskStep:
         return self._settings.get("batches", "same") == "same"
 
     def __call__(self, state: TrainState, batch: Any, rng: Seed) -> tuple[TrainState, StepInfo]:
-        """Take one step, changing the given state in place. See :meth:`BaseTrainTask.make_training_step_fn`."""
+        """Take one step, changing the given state in place. See
+        :meth:`BaseTrainTask.make_training_step_fn`.
+        """
         if self._bound != (state.model, state.opt):
             self._bind_state(state)
         self.state = state
@@ -195,8 +206,12 @@ class TaskStep:
         self._parts[i] = n, metrics
         return BatchLoss(loss, n)
 
-    def _call_task(self, model: nn.Module, batch: Any, rng: torch.Generator) -> tuple[Any, Mapping[str, Any] | None]:
-        """Return the loss and the auxiliary outputs of a batch, detached and by name; None without any."""
+    def _call_task(
+        self, model: nn.Module, batch: Any, rng: torch.Generator
+    ) -> tuple[Any, Mapping[str, Any] | None]:
+        """Return the loss and the auxiliary outputs of a batch, detached and by name; None without
+        any.
+        """
         result = self.task.compute_loss(model, batch, step=self.state.step, rng=rng)
         loss, aux = result if isinstance(result, tuple) else (result, None)
         return loss, detached(aux if aux is None or isinstance(aux, Mapping) else {"aux": aux})
@@ -206,7 +221,10 @@ class TaskStep:
         parts = [self._parts[i] for i in sorted(self._parts)]
         self._n_own = total = sum(n for n, _ in parts)
         metrics = [(n / total, aux) for n, aux in parts if aux is not None]
-        return {name: sum(share * aux[name] for share, aux in metrics) for name in (metrics[0][1] if metrics else ())}
+        return {
+            name: sum(share * aux[name] for share, aux in metrics)
+            for name in (metrics[0][1] if metrics else ())
+        }
 
     def on_start(self, loop: Any) -> None:
         """Begin a run, perhaps from a restored checkpoint."""
@@ -225,8 +243,12 @@ class TaskStep:
         """Return recurrent states and waiting gradients; model and optimizer are saved separately."""
         return {"states": snapshot(self.model), "step": self._step.state_dict()}
 
-    def reshard_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
-        """Return the state for one of ``size`` ranks, from the states of the ranks that saved a checkpoint."""
+    def reshard_state_dict(
+        self, states: Sequence[Mapping[str, Any]], rank: int, size: int
+    ) -> dict[str, Any]:
+        """Return the state for one of ``size`` ranks, from the states of the ranks that saved a
+        checkpoint.
+        """
         require_shared_batches(self._settings.get("batches"), len(states), size)
         step = self._step.reshard_state_dict([state["step"] for state in states], rank, size)
         rows = reshard_rows(self.model, [state["states"] for state in states], rank, size)
@@ -239,7 +261,9 @@ class TaskStep:
 
 
 def as_generator(rng: Seed, step: int, rank: int = 0) -> torch.Generator:
-    """Return a generator that depends only on seed, step and rank; a generator given as ``rng`` is returned itself."""
+    """Return a generator that depends only on seed, step and rank; a generator given as ``rng`` is
+    returned itself.
+    """
     if isinstance(rng, torch.Generator):
         return rng
     return generator(np.random.SeedSequence(rng, spawn_key=(step, rank)))
@@ -247,7 +271,11 @@ def as_generator(rng: Seed, step: int, rank: int = 0) -> torch.Generator:
 
 def draw(rng: Seed) -> int:
     """Return the given seed, or draw one from the given generator."""
-    return int(torch.randint(2**63 - 1, (), generator=rng)) if isinstance(rng, torch.Generator) else int(rng)
+    return (
+        int(torch.randint(2**63 - 1, (), generator=rng))
+        if isinstance(rng, torch.Generator)
+        else int(rng)
+    )
 
 
 def generator(seed: np.random.SeedSequence) -> torch.Generator:

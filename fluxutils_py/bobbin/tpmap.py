@@ -26,19 +26,21 @@ def tpmap(
     devices: int | Sequence[Any] = 1,
     wrap_return: Callable[[Any], Any] | None = None,
 ) -> Callable[..., Any]:
-    """Wrap a function so that it runs once per device, each in a separate thread, on a part of the arguments.
+    """Wrap a function so that it runs once per device, each in a separate thread, on a part of the
+    arguments.
 
     Parameters
     ----------
     f : callable
-        Returns a tensor, array or number, or nested lists, tuples and dicts of them. It runs in several threads at the
-        same time.
+        Returns a tensor, array or number, or nested lists, tuples and dicts of them. It runs in
+        several threads at the same time.
     axis_name : str
         Name of the axis of devices. It has no effect, and you can leave it out.
     argtypes : sequence of str
-        How to pass each positional argument to device ``i``. ``"static"``: the argument itself. ``"broadcast"``: a copy
-        on the device. ``"shard"``: an equal part of its leading axis. ``"thru"``: entry ``i`` of its leading axis,
-        whose length is the number of devices. ``"rng"``: a generator seeded from the given ``torch.Generator``.
+        How to pass each positional argument to device ``i``. ``"static"``: the argument itself.
+        ``"broadcast"``: a copy on the device. ``"shard"``: an equal part of its leading axis.
+        ``"thru"``: entry ``i`` of its leading axis, whose length is the number of devices.
+        ``"rng"``: a generator seeded from the given ``torch.Generator``.
     kwargtypes : mapping of str to str, optional
         The same for keyword arguments, by name.
     devices : int or sequence of devices
@@ -60,7 +62,8 @@ def tpmap(
 
     Notes
     -----
-    The calls cannot use collectives among themselves. Source: ``tpmap`` of bobbin, built on ``jax.pmap``.
+    The calls cannot use collectives among themselves. Source: ``tpmap`` of bobbin, built on
+    ``jax.pmap``.
 
     Examples
     --------
@@ -73,7 +76,11 @@ def tpmap(
         argtypes, kwargtypes = axis_name, kwargtypes if argtypes is None else argtypes  # type: ignore[assignment]
     if argtypes is None:
         raise TypeError("tpmap needs argtypes, one for each positional argument")
-    where = [torch.device("cpu")] * devices if isinstance(devices, int) else [torch.device(d) for d in devices]
+    where = (
+        [torch.device("cpu")] * devices
+        if isinstance(devices, int)
+        else [torch.device(d) for d in devices]
+    )
     kwargtypes = dict(kwargtypes or {})
     if not where:
         raise ValueError("tpmap needs at least one device")
@@ -83,14 +90,26 @@ def tpmap(
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
         if len(args) != len(argtypes):
-            raise TypeError(f"expected {len(argtypes)} positional arguments, one per argtype; got {len(args)}")
+            raise TypeError(
+                f"expected {len(argtypes)} positional arguments, one per argtype; got {len(args)}"
+            )
         if set(kwargs) != set(kwargtypes):
-            raise TypeError(f"expected keywords {sorted(kwargtypes)}, one per kwargtype; got {sorted(kwargs)}")
-        given = [_divide_argument(kind, value, where) for kind, value in zip(argtypes, args, strict=True)]
-        named = {name: _divide_argument(kind, kwargs[name], where) for name, kind in kwargtypes.items()}
+            raise TypeError(
+                f"expected keywords {sorted(kwargtypes)}, one per kwargtype; got {sorted(kwargs)}"
+            )
+        given = [
+            _divide_argument(kind, value, where) for kind, value in zip(argtypes, args, strict=True)
+        ]
+        named = {
+            name: _divide_argument(kind, kwargs[name], where) for name, kind in kwargtypes.items()
+        }
         with ThreadPoolExecutor(len(where)) as pool:
             calls = [
-                pool.submit(f, *(parts[i] for parts in given), **{name: parts[i] for name, parts in named.items()})
+                pool.submit(
+                    f,
+                    *(parts[i] for parts in given),
+                    **{name: parts[i] for name, parts in named.items()},
+                )
                 for i in range(len(where))
             ]
             results = [call.result() for call in calls]
@@ -108,16 +127,23 @@ def _divide_argument(kind: str, value: Any, where: list[torch.device]) -> list[A
         return [value] * n
     if kind == "rng":
         seeds = torch.randint(2**63 - 1, (n,), generator=value).tolist()
-        return [torch.Generator(device).manual_seed(seed) for device, seed in zip(where, seeds, strict=True)]
+        return [
+            torch.Generator(device).manual_seed(seed)
+            for device, seed in zip(where, seeds, strict=True)
+        ]
     if kind != "broadcast":
         for path, leaf in named_leaves(value):
             shape = tuple(np.shape(leaf))
             if not shape or shape[0] % n or (kind == "thru" and shape[0] != n):
                 needed = f"{n} long" if kind == "thru" else f"divisible by the {n} devices"
                 raise ValueError(
-                    f"{path or 'argument'} has shape {shape}; to {kind} it, its leading axis must be {needed}"
+                    f"{path or 'argument'} has shape {shape}; to {kind} it, its leading axis must "
+                    f"be {needed}"
                 )
-    return [tree_map(partial(_part_of_leaf, kind, i, n, device), value) for i, device in enumerate(where)]
+    return [
+        tree_map(partial(_part_of_leaf, kind, i, n, device), value)
+        for i, device in enumerate(where)
+    ]
 
 
 def _part_of_leaf(kind: str, i: int, n: int, device: torch.device, leaf: Any) -> Any:

@@ -34,8 +34,8 @@ class BaseTrainTask:
 
     Notes
     -----
-    Source: ``BaseTrainTask`` of bobbin. There the loss takes and returns parameters and random keys; here the model
-    holds its parameters and buffers, and the step changes them in place.
+    Source: ``BaseTrainTask`` of bobbin. There the loss takes and returns parameters and random
+    keys; here the model holds its parameters and buffers, and the step changes them in place.
 
     Examples
     --------
@@ -59,36 +59,47 @@ class BaseTrainTask:
         Parameters
         ----------
         model : nn.Module
-            In training mode. Recurrent layers are reset unless ``batch.first`` is false or the step is ``stateful``.
+            In training mode. Recurrent layers are reset unless ``batch.first`` is false or the step
+            is ``stateful``.
         batch : Any
             A batch of the data.
         step : int
             Number of steps completed before this one.
         rng : torch.Generator
-            CPU generator for your random numbers. torch's global generator, which dropout uses, is seeded from it.
+            CPU generator for your random numbers. torch's global generator, which dropout uses, is
+            seeded from it.
 
         Returns
         -------
         loss : Tensor, or (Tensor, aux)
-            ``aux`` is a mapping, which becomes ``StepInfo.metrics``, detached; or another tree, which becomes its
-            entry ``"aux"``; or None.
+            ``aux`` is a mapping, which becomes ``StepInfo.metrics``, detached; or another tree,
+            which becomes its entry ``"aux"``; or None.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no compute_loss: define compute_loss(self, model, batch, *, step, rng)"
+            f"{type(self).__name__} has no compute_loss: define compute_loss(self, model, batch, "
+            "*, step, rng)"
         )
 
     def batch_weight(self, batch: Any) -> float:
-        """Return the weight of the batch in means over ranks: the number of data in its loss; 0 if it is empty.
+        """Return the weight of the batch in means over ranks: the number of data in its loss; 0 if
+        it is empty.
 
-        By default the number of elements of the first array or tensor of the batch; 1 if there is none.
+        By default the number of elements of the first array or tensor of the batch; 1 if there is
+        none.
         """
-        return next((float(math.prod(v.shape)) for _, v in named_leaves(batch) if hasattr(v, "shape")), 1.0)
+        return next(
+            (float(math.prod(v.shape)) for _, v in named_leaves(batch) if hasattr(v, "shape")), 1.0
+        )
 
-    def reduce_extra_vars(self, buffers: Mapping[str, Tensor], *, ranks: RankGroup, weight: float) -> None:
-        """Make the model's buffers equal on all ranks, in place. Every rank calls this after a step.
+    def reduce_extra_vars(
+        self, buffers: Mapping[str, Tensor], *, ranks: RankGroup, weight: float
+    ) -> None:
+        """Make the model's buffers equal on all ranks, in place. Every rank calls this after a
+        step.
 
-        By default floating-point buffers, such as running means, become their mean over ranks, weighted by ``weight``,
-        the number of data in this rank's batch. Integer buffers become the values of rank 0.
+        By default floating-point buffers, such as running means, become their mean over ranks,
+        weighted by ``weight``, the number of data in this rank's batch. Integer buffers become the
+        values of rank 0.
         """
         ranks.average(list(buffers.values()), weight)
 
@@ -122,27 +133,32 @@ class BaseTrainTask:
         Parameters
         ----------
         **settings
-            ``comm``, ``batches``, ``clip``, ``accumulate``, ``precision``, ``stateful``, ``defer``: as for
+            ``comm``, ``batches``, ``clip``, ``accumulate``, ``precision``, ``stateful``, ``defer``:
+            as for
             :class:`GradientStep`; ``n_jobs``: as for :class:`TaskStep`.
 
         Returns
         -------
         callable
-            ``step_fn(state, batch, rng) -> (state, info)``. It changes ``state`` in place and returns it. ``rng`` is
-            the seed of the training, from which alone each step and rank derives its random numbers, or a
-            ``torch.Generator`` to draw from. ``info.batch_loss`` is None if the batch has nothing to learn from. A
-            rank without further batches passes None or stops calling.
+            ``step_fn(state, batch, rng) -> (state, info)``. It changes ``state`` in place and
+            returns it. ``rng`` is the seed of the training, from which alone each step and rank
+            derives its random numbers, or a ``torch.Generator`` to draw from. ``info.batch_loss``
+            is None if the batch has nothing to learn from. A rank without further batches passes
+            None or stops calling.
 
         Raises
         ------
         FloatingPointError
-            In a step, on every rank, if the loss or the gradient is NaN or infinite. The parameters do not change.
+            In a step, on every rank, if the loss or the gradient is NaN or infinite. The parameters
+            do not change.
         """
         return TaskStep(self, **settings)
 
     # -- actions -------------------------------------------------------------------------------------
 
-    def make_log_writer(self, logger: logging.Logger | None = None, loglevel: int = logging.INFO) -> Action:
+    def make_log_writer(
+        self, logger: logging.Logger | None = None, loglevel: int = logging.INFO
+    ) -> Action:
         """Return a hook that calls :meth:`write_trainer_log` on rank 0."""
 
         def write_log(loop: Any, step_info: StepInfo | None = None, **_: Any) -> None:
@@ -152,14 +168,20 @@ class BaseTrainTask:
 
         return write_log
 
-    def make_training_progress_publisher(self, writer: Any, summary_collections: Iterable[str] = ()) -> Action:
-        """Return a hook that publishes the progress of training, a :class:`PublishTrainingProgress`."""
+    def make_training_progress_publisher(
+        self, writer: Any, summary_collections: Iterable[str] = ()
+    ) -> Action:
+        """Return a hook that publishes the progress of training, a
+        :class:`PublishTrainingProgress`.
+        """
         return PublishTrainingProgress(writer, summary_collections)
 
     def make_checkpoint_saver(self, path: Any, keep: int = 1) -> Action:
-        """Return a hook that saves model, optimizer and step for :meth:`TrainTask.initialize_train_state`.
+        """Return a hook that saves model, optimizer and step for
+        :meth:`TrainTask.initialize_train_state`.
 
-        To resume a loop exactly, use a :class:`Checkpointer` that tracks the loop and the data as well. Rank 0 writes.
+        To resume a loop exactly, use a :class:`Checkpointer` that tracks the loop and the data as
+        well. Rank 0 writes.
         """
 
         def save_checkpoint(loop: Any, *_: Any, **__: Any) -> Any:
@@ -175,11 +197,11 @@ class TrainTask(BaseTrainTask):
     Parameters
     ----------
     model : nn.Module, class or callable
-        A module is copied for each training, with its weights. A class or callable makes a new module, with weights
-        drawn from the seed.
+        A module is copied for each training, with its weights. A class or callable makes a new
+        module, with weights drawn from the seed.
     example_args, example_kwargs : tuple, mapping
-        Arguments of one call before training, so that lazy layers infer their sizes; it changes nothing else. NumPy
-        arrays become tensors.
+        Arguments of one call before training, so that lazy layers infer their sizes; it changes
+        nothing else. NumPy arrays become tensors.
     required_rngs : iterable of str
         Names of the generators that :meth:`get_rng_dict` returns.
 
@@ -207,7 +229,10 @@ class TrainTask(BaseTrainTask):
         required_rngs: Iterable[str] = (),
     ) -> None:
         if not callable(model):
-            raise TypeError(f"model must be a torch module, or a class or function that makes one; got {model!r}")
+            raise TypeError(
+                "model must be a torch module, or a class or function that makes one; got "
+                f"{model!r}"
+            )
         self._model = model
         self.example_args, self.example_kwargs = tuple(example_args), dict(example_kwargs or {})
         self.required_rngs = tuple(required_rngs)
@@ -220,15 +245,20 @@ class TrainTask(BaseTrainTask):
     def get_rng_dict(self, rng: Seed, extra_keys: Iterable[str] = ()) -> dict[str, torch.Generator]:
         """Return a generator for each name in ``required_rngs`` and ``extra_keys``.
 
-        The generators are independent. A seed gives the same generators every time; a ``torch.Generator`` advances.
+        The generators are independent. A seed gives the same generators every time; a
+        ``torch.Generator`` advances.
         """
         names = (*self.required_rngs, *extra_keys)
         if twice := {n for n in names if names.count(n) > 1}:
-            raise ValueError(f"generators must have different names, got {', '.join(sorted(twice))} twice")
+            raise ValueError(
+                f"generators must have different names, got {', '.join(sorted(twice))} twice"
+            )
         seeds = np.random.SeedSequence(draw(rng)).spawn(len(names))
         return {name: generator(seed) for name, seed in zip(names, seeds, strict=True)}
 
-    def initialize_train_state(self, seed: Seed, opt: Any, checkpoint_path: Any = None) -> TrainState:
+    def initialize_train_state(
+        self, seed: Seed, opt: Any, checkpoint_path: Any = None
+    ) -> TrainState:
         """Return a new model and optimizer, or restore them from the newest checkpoint.
 
         Parameters
@@ -238,7 +268,8 @@ class TrainTask(BaseTrainTask):
         opt : optimizer class, functools.partial or callable
             Makes the optimizer from the parameters that require gradients.
         checkpoint_path : path-like, optional
-            Folder of a :class:`Checkpointer` that tracks ``**state.parts()``; ignored if it holds no checkpoint.
+            Folder of a :class:`Checkpointer` that tracks ``**state.parts()``; ignored if it holds
+            no checkpoint.
 
         Raises
         ------
@@ -250,20 +281,29 @@ class TrainTask(BaseTrainTask):
             If lazy layers have no sizes, or no parameter requires gradients.
         """
         with seeded(draw(seed)):
-            model = copy.deepcopy(self._model) if isinstance(self._model, nn.Module) else self._model()
+            model = (
+                copy.deepcopy(self._model) if isinstance(self._model, nn.Module) else self._model()
+            )
             if not isinstance(model, nn.Module):
-                raise TypeError(f"model={self._model!r} must make a torch module, it made {type(model).__name__}")
+                raise TypeError(
+                    f"model={self._model!r} must make a torch module, it made "
+                    f"{type(model).__name__}"
+                )
             if self.example_args or self.example_kwargs:
                 self._call_once(model)
         lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
         if lazy:
-            raise ValueError(f"{', '.join(lazy)} of the model are without sizes: give the task example_args")
+            raise ValueError(
+                f"{', '.join(lazy)} of the model are without sizes: give the task example_args"
+            )
         if isinstance(opt, torch.optim.Optimizer):
             raise TypeError(
-                "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of one, or a function "
-                f"of the parameters, which are made here; got {opt!r}"
+                "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of "
+                f"one, or a function of the parameters, which are made here; got {opt!r}"
             )
-        state = TrainState(0, model, make_optimizer(opt, [p for p in model.parameters() if p.requires_grad]))
+        state = TrainState(
+            0, model, make_optimizer(opt, [p for p in model.parameters() if p.requires_grad])
+        )
         if checkpoint_path is not None:
             self._restore_state(state, Checkpointer(checkpoint_path))
         return state

@@ -1,13 +1,14 @@
 """Write and read trees as JSON that keeps dtypes, shapes and values to the last bit.
 
-The text is standard JSON, without bare NaN. Dicts, modules (their ``state_dict``), dataclasses and named tuples become
-objects, lists and tuples become lists, and arrays become objects as in bobbin::
+The text is standard JSON, without bare NaN. Dicts, modules (their ``state_dict``), dataclasses and
+named tuples become objects, lists and tuples become lists, and arrays become objects as in bobbin::
 
     {"__array__": true, "dtype": "float32", "data": [[1.0, "NaN"], [0.5, "-Infinity"]]}
 
-Tensors use ``__tensor__`` and NumPy scalars ``__scalar__`` instead, empty arrays store their ``shape`` too, and complex
-numbers are pairs. A dict with non-string keys (numbers, booleans, None), or with one of these names as a key, becomes a
-list of pairs, ``{"__items__": [[key, value], ...]}``. Keys keep their order, while flax sorts them.
+Tensors use ``__tensor__`` and NumPy scalars ``__scalar__`` instead, empty arrays store their
+``shape`` too, and complex numbers are pairs. A dict with non-string keys (numbers, booleans, None),
+or with one of these names as a key, becomes a list of pairs, ``{"__items__": [[key, value],
+...]}``. Keys keep their order, while flax sorts them.
 """
 
 from __future__ import annotations
@@ -40,17 +41,19 @@ def dump_pytree_json(tree: Any) -> str:
     Parameters
     ----------
     tree : Any
-        Dicts, lists, tuples, named tuples, dataclasses and modules, with None, strings, Python's numbers, and arrays,
-        tensors and NumPy scalars of numbers, booleans or text.
+        Dicts, lists, tuples, named tuples, dataclasses and modules, with None, strings, Python's
+        numbers, and arrays, tensors and NumPy scalars of numbers, booleans or text.
 
     Raises
     ------
     TypeError
-        If a value or key has another type, such as ``numpy.longdouble``; the message names its path.
+        If a value or key has another type, such as ``numpy.longdouble``; the message names its
+        path.
 
     Notes
     -----
-    Source: ``dump_pytree_json`` of bobbin, which loses the dtype of 0-d arrays and the shape of empty ones.
+    Source: ``dump_pytree_json`` of bobbin, which loses the dtype of 0-d arrays and the shape of
+    empty ones.
 
     Examples
     --------
@@ -68,10 +71,11 @@ def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
     text : str or bytes
         Output of bobbin is accepted too, including bare NaN; its lists are dicts.
     template : Any
-        Tree with the expected structure and any values. Containers take the types of the template: named tuples,
-        tuples, dataclasses (without calling ``__init__``); a module gives a dict for ``load_state_dict``. Dtypes and
-        shapes come from the text. Arrays become tensors where the template has tensors. None matches anything, an
-        empty dict, list or tuple matches one of any length.
+        Tree with the expected structure and any values. Containers take the types of the template:
+        named tuples, tuples, dataclasses (without calling ``__init__``); a module gives a dict for
+        ``load_state_dict``. Dtypes and shapes come from the text. Arrays become tensors where the
+        template has tensors. None matches anything, an empty dict, list or tuple matches one of any
+        length.
 
     Returns
     -------
@@ -81,7 +85,8 @@ def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
     Raises
     ------
     LoadError
-        If the text is malformed, or its structure differs from the template; the message names the path.
+        If the text is malformed, or its structure differs from the template; the message names the
+        path.
 
     Examples
     --------
@@ -109,7 +114,9 @@ def write_pytree_json(path: str | os.PathLike[str], tree: Any) -> None:
 
 
 def read_pytree_json(path: str | os.PathLike[str], template: Any = None) -> Any:
-    """Read a tree from a file; see :func:`parse_pytree_json`. Raises FileNotFoundError if it is missing."""
+    """Read a tree from a file; see :func:`parse_pytree_json`. Raises FileNotFoundError if it is
+    missing.
+    """
     text = Path(path).read_bytes()
     try:
         return parse_pytree_json(text, template)
@@ -130,12 +137,18 @@ def _encode_value(value: Any, path: str) -> Any:
         return _encode_array(value, path)
     items = children(value)
     if items is None:
-        raise TypeError(f"{path or 'the tree'}: JSON cannot hold a value of {type(value)}; leave it out or convert it")
+        raise TypeError(
+            f"{path or 'the tree'}: JSON cannot hold a value of {type(value)}; leave it out or "
+            "convert it"
+        )
     if is_sequence(value):
         return [_encode_value(item, f"{path}/{i}") for i, item in items.items()]
     for key in items:
         if type(key) not in KEYS or (type(key) is float and not np.isfinite(key)):
-            raise TypeError(f"{path or 'the tree'}: JSON cannot hold the key {key!r} of {type(key)}; use a string")
+            raise TypeError(
+                f"{path or 'the tree'}: JSON cannot hold the key {key!r} of {type(key)}; use a "
+                "string"
+            )
     entries = {key: _encode_value(item, f"{path}/{key}") for key, item in items.items()}
     if all(type(key) is str for key in entries) and MARKS.isdisjoint(entries):
         return entries
@@ -143,7 +156,13 @@ def _encode_value(value: Any, path: str) -> Any:
 
 
 def _encode_array(value: Any, path: str) -> dict[str, Any]:
-    kind = "__tensor__" if isinstance(value, Tensor) else "__array__" if isinstance(value, np.ndarray) else "__scalar__"
+    kind = (
+        "__tensor__"
+        if isinstance(value, Tensor)
+        else "__array__"
+        if isinstance(value, np.ndarray)
+        else "__scalar__"
+    )
     if not isinstance(value, Tensor) and value.dtype.kind == "U":
         dtype, shape, data = value.dtype.str, value.shape, value.tolist()
     else:
@@ -153,7 +172,9 @@ def _encode_array(value: Any, path: str) -> dict[str, Any]:
         except (TypeError, RuntimeError):  # torch lacks the dtype or cannot read the memory
             tensor = None
         if tensor is None:
-            raise TypeError(f"{path or 'the tree'}: JSON cannot hold {type(value)} of {value.dtype}; convert it")
+            raise TypeError(
+                f"{path or 'the tree'}: JSON cannot hold {type(value)} of {value.dtype}; convert it"
+            )
         dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
     stored = {kind: True, "dtype": dtype, "data": data}
     return stored if np.prod(shape) else {**stored, "shape": list(shape)}
@@ -167,7 +188,11 @@ def _tensor_data(tensor: Tensor) -> Any:
         return tensor.tolist()
     values = tensor.resolve_neg().double().numpy()
     data = values.astype(object)
-    data[np.isposinf(values)], data[np.isneginf(values)], data[np.isnan(values)] = "Infinity", "-Infinity", "NaN"
+    data[np.isposinf(values)], data[np.isneginf(values)], data[np.isnan(values)] = (
+        "Infinity",
+        "-Infinity",
+        "NaN",
+    )
     return data.tolist()
 
 
@@ -186,7 +211,10 @@ def _decode_value(stored: Any, path: str) -> Any:
             return {key: _decode_value(item, f"{path}/{key}") for key, item in stored[mark]}
         if mark in ARRAYS:
             return _decode_array(mark, stored)
-        return _tensor(stored[mark], getattr(torch, {"__float__": "float64", "__complex__": "complex128"}[mark])).item()
+        return _tensor(
+            stored[mark],
+            getattr(torch, {"__float__": "float64", "__complex__": "complex128"}[mark]),
+        ).item()
     except LoadError:  # raised further inside, with the path
         raise
     except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
@@ -195,7 +223,9 @@ def _decode_value(stored: Any, path: str) -> Any:
 
 def _decode_array(kind: str, stored: dict[str, Any]) -> Any:
     if not {kind, "dtype", "data"} <= stored.keys() <= {kind, "dtype", "data", "shape"}:
-        raise TypeError(f"expected dtype, data and perhaps shape, got {sorted(stored.keys() - {kind})}")
+        raise TypeError(
+            f"expected dtype, data and perhaps shape, got {sorted(stored.keys() - {kind})}"
+        )
     dtype, data, shape = stored["dtype"], stored["data"], stored.get("shape")
     if isinstance(dtype, str) and dtype[1:2] == "U":
         texts = _elements(data, (str,))
@@ -214,7 +244,9 @@ def _tensor(data: Any, dtype: Any, shape: list[int] | None = None) -> Tensor:
     if not isinstance(dtype, torch.dtype):
         raise TypeError("not a dtype of torch")
     if dtype.is_complex:
-        return torch.view_as_complex(_tensor(data, dtype.to_real(), None if shape is None else [*shape, 2]))
+        return torch.view_as_complex(
+            _tensor(data, dtype.to_real(), None if shape is None else [*shape, 2])
+        )
     if dtype.is_floating_point:
         tensor = torch.from_numpy(_elements(data, (float, int, str)).astype(np.float64)).to(dtype)
     else:
@@ -229,7 +261,10 @@ def _elements(data: Any, kinds: tuple[type, ...]) -> np.ndarray:
     elements = np.array(data, dtype=object)
     for item in elements.flat:
         if type(item) not in kinds:
-            raise TypeError(f"expected {' or '.join(k.__name__ for k in kinds)} in lists of one length, got {item!r}")
+            raise TypeError(
+                f"expected {' or '.join(k.__name__ for k in kinds)} in lists of one length, got "
+                f"{item!r}"
+            )
     return elements
 
 
@@ -242,7 +277,9 @@ def _fit_template(parsed: Any, template: Any, path: str) -> Any:
     if target is None or source is None:
         fits = target is source
     else:
-        fits = isinstance(parsed, list) is is_sequence(template) and (takes_any or source.keys() == target.keys())
+        fits = isinstance(parsed, list) is is_sequence(template) and (
+            takes_any or source.keys() == target.keys()
+        )
     if not fits:
         kinds = f"expected {_describe(template)} as in the template, got {_describe(parsed)}"
         raise LoadError(f"{path or 'the tree'}: {kinds}")
@@ -251,7 +288,10 @@ def _fit_template(parsed: Any, template: Any, path: str) -> Any:
         return as_tensor(parsed) if to_tensor and parsed.dtype.kind != "U" else parsed
     if takes_any:
         return tuple(parsed) if isinstance(template, tuple) else parsed
-    return rebuild(template, (_fit_template(source[key], value, f"{path}/{key}") for key, value in target.items()))
+    return rebuild(
+        template,
+        (_fit_template(source[key], value, f"{path}/{key}") for key, value in target.items()),
+    )
 
 
 def _describe(node: Any) -> str:

@@ -14,9 +14,11 @@ from fluxutils_py.errors import DataError, ShapeError
 
 
 class DuckArray:
-    """An array whose values are read, or computed, when it is indexed. A subclass sets two attributes and one method.
+    """An array whose values are read, or computed, when it is indexed. A subclass sets two
+    attributes and one method.
 
-    It takes indices as NumPy does, one array of indices at most, and returns NumPy arrays; ``np.asarray`` reads it all.
+    It takes indices as NumPy does, one array of indices at most, and returns NumPy arrays;
+    ``np.asarray`` reads it all.
 
     Attributes
     ----------
@@ -55,10 +57,16 @@ class DuckArray:
     def __getitem__(self, key: Any) -> Any:
         index = parse_index(key, self.shape)
         block = self.read(*(range(i, i + 1) if isinstance(i, int) else i for i in index))
-        singles = any(isinstance(i, int) for i in index)  # beside one of these, NumPy may move the axis of an array
+        singles = any(
+            isinstance(i, int) for i in index
+        )  # beside one of these, NumPy may move the axis of an array
         return block[
             tuple(
-                0 if isinstance(i, int) else np.arange(len(i)) if singles and isinstance(i, np.ndarray) else slice(None)
+                0
+                if isinstance(i, int)
+                else np.arange(len(i))
+                if singles and isinstance(i, np.ndarray)
+                else slice(None)
                 for i in index
             )
         ]
@@ -70,7 +78,9 @@ class DuckArray:
 
 
 def read_block(source: Any, *index: Index) -> np.ndarray:
-    """The block where the given places of every axis meet, of any array that takes slices; may be a view."""
+    """The block where the given places of every axis meet, of any array that takes slices; may be a
+    view.
+    """
     if isinstance(source, DuckArray):
         return source.read(*index)
     if not isinstance(source, np.ndarray):
@@ -81,11 +91,14 @@ def read_block(source: Any, *index: Index) -> np.ndarray:
 
 
 class BlockError(DataError):
-    """What an array gave when it was read cannot be used. Whoever knows the name of the array puts it in front."""
+    """What an array gave when it was read cannot be used. Whoever knows the name of the array puts
+    it in front.
+    """
 
 
 def plain_block(values: Any, name: str = "") -> np.ndarray:
-    """Return what a source gave as a plain array, with NaN where it is masked. ``name`` is for messages.
+    """Return what a source gave as a plain array, with NaN where it is masked. ``name`` is for
+    messages.
 
     Raises
     ------
@@ -103,14 +116,17 @@ def plain_block(values: Any, name: str = "") -> np.ndarray:
     if np.ma.is_masked(values):
         of = f"{name}: " if name else ""
         raise BlockError(
-            f"{of}{int(np.ma.getmaskarray(values).sum())} of the values read have a mask and the dtype {values.dtype}, "
-            "which has no NaN for what is missing: convert the source to float, or fill the gaps before"
+            f"{of}{int(np.ma.getmaskarray(values).sum())} of the values read have a mask and the "
+            f"dtype {values.dtype}, which has no NaN for what is missing: convert the source to "
+            "float, or fill the gaps before"
         )
     return values.data
 
 
 class AsRead(DuckArray):
-    """A source whose values have another dtype than the source says, such as packed variables of NetCDF."""
+    """A source whose values have another dtype than the source says, such as packed variables of
+    NetCDF.
+    """
 
     def __init__(self, source: Any, dtype: np.dtype) -> None:
         self.source = source
@@ -120,8 +136,8 @@ class AsRead(DuckArray):
         block = read_block(self.source, *index)
         if block.dtype.kind != self.dtype.kind:
             raise BlockError(
-                f"the source gave values of dtype {block.dtype} after values of dtype {self.dtype}, and says "
-                f"{self.source.dtype}; convert it to one dtype"
+                f"the source gave values of dtype {block.dtype} after values of dtype "
+                f"{self.dtype}, and says {self.source.dtype}; convert it to one dtype"
             )
         return block.astype(self.dtype, copy=False)
 
@@ -129,7 +145,8 @@ class AsRead(DuckArray):
 def with_read_dtype(array: Any, name: str) -> Any:
     """Return the array, wrapped if a first value shows that it is of floats where it says integers.
 
-    Only integers are looked at, to read nothing else: floats of another size are cast without loss of meaning.
+    Only integers are looked at, to read nothing else: floats of another size are cast without loss
+    of meaning.
     """
     if isinstance(array, np.ndarray | DuckArray | h5py.Dataset) or not hasattr(array, "dtype"):
         return array
@@ -149,7 +166,9 @@ def is_tensor(value: Any) -> bool:
 
 
 def to_numpy(value: Any) -> Any:
-    """Return a torch tensor as a NumPy array, sharing memory if it is on the CPU; anything else unchanged."""
+    """Return a torch tensor as a NumPy array, sharing memory if it is on the CPU; anything else
+    unchanged.
+    """
     return value.detach().cpu().numpy() if is_tensor(value) else value
 
 
@@ -171,7 +190,8 @@ def is_nonblocking(array: Any) -> bool:
 
 
 def as_three_axes(array: Any, name: str) -> Any:
-    """An array of shape (F, N, T) that takes three slices; of a torch tensor or nested lists, a NumPy array.
+    """An array of shape (F, N, T) that takes three slices; of a torch tensor or nested lists, a
+    NumPy array.
 
     Raises
     ------
@@ -184,8 +204,9 @@ def as_three_axes(array: Any, name: str) -> Any:
             array = np.asarray(array)
         except ValueError as error:
             raise ShapeError(
-                f"{name} must be an array of shape (F, N, T), and the shapes of its parts differ; series of unequal "
-                f"length are a list of arrays (F, T_i), given to fit and predict as it is ({error})"
+                f"{name} must be an array of shape (F, N, T), and the shapes of its parts differ; "
+                "series of unequal length are a list of arrays (F, T_i), given to fit and predict "
+                f"as it is ({error})"
             ) from None
     reject_masked(array, name)
     if len(array.shape) != 3:
@@ -209,23 +230,36 @@ _WAYS_OUT = {
 }
 
 
-TIMES = {"time", "times", "t", "date", "dates", "datetime", "timestamp", "timestep", "step", "steps", "valid_time"}
+TIMES = {
+    "time",
+    "times",
+    "t",
+    "date",
+    "dates",
+    "datetime",
+    "timestamp",
+    "timestep",
+    "step",
+    "steps",
+    "valid_time",
+}
 FEATURES = {"variable", "variables", "feature", "features", "channel", "channels", "band", "bands"}
 
 
 def check_named_axes(array: Any, name: str, rows: str = "features") -> None:
-    """Raise ShapeError if the axes have names, as in xarray, and those of time or features stand elsewhere.
+    """Raise ShapeError if the axes have names, as in xarray, and those of time or features stand
+    elsewhere.
 
-    Axes of other names may stand for anything. A dataset of HDF5 has them in its attribute ``axes``. ``rows`` are the
-    first axis of an array of two.
+    Axes of other names may stand for anything. A dataset of HDF5 has them in its attribute
+    ``axes``. ``rows`` are the first axis of an array of two.
     """
     if isinstance(array, h5py.Dataset):
         axes = array.attrs.get("axes", "FNT")
         axes = axes.decode() if isinstance(axes, bytes) else axes
         if axes != "FNT":
             raise ShapeError(
-                f"{name} is a dataset of shape {array.shape} whose attribute says axes={axes!r}, and arrays are "
-                f"(F, N, T): use h5mmap({array.file.filename!r}, {array.name!r})"
+                f"{name} is a dataset of shape {array.shape} whose attribute says axes={axes!r}, "
+                f"and arrays are (F, N, T): use h5mmap({array.file.filename!r}, {array.name!r})"
             )
         return
     dims = getattr(array, "dims", None)
@@ -253,6 +287,10 @@ def check_no_empty_axis(array: Any, name: str, axes: tuple[str, ...]) -> None:
 
 
 def reject_masked(array: Any, name: str, fill: str = "np.nan") -> None:
-    """Raise DataError if an array is masked: most of what would be done to it drops the mask silently."""
+    """Raise DataError if an array is masked: most of what would be done to it drops the mask
+    silently.
+    """
     if isinstance(array, np.ma.MaskedArray):
-        raise DataError(f"{name} is a masked array, whose mask would be lost; use {name}.filled({fill})")
+        raise DataError(
+            f"{name} is a masked array, whose mask would be lost; use {name}.filled({fill})"
+        )

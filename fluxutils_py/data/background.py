@@ -21,29 +21,32 @@ S = TypeVar("S")
 Outcome = tuple[Any, BaseException | None]
 Requests = SimpleQueue  # of (number, arguments of the call), or None: the worker that gets it ends
 
-EXIT_WAIT_S = 2.0  # for loads under way when the interpreter exits: a thread killed inside HDF5 may take it down
+# for loads under way when the interpreter exits: a thread killed inside HDF5 may take it down
+EXIT_WAIT_S = 2.0
 NOTHING: Outcome = (None, None)  # of a call after the end
 
 
 class BackgroundDataLoader(Generic[T]):
     """Call ``loadfun()`` in background threads, so that the next item is ready when you take it.
 
-    Loading begins at once. At most ``n`` items are loaded or loading and not yet taken; each item taken starts one more
-    call. Take items with :meth:`take`, by calling the loader, or in a ``for`` loop. Several threads may take at the
-    same time; each item goes to one of them.
+    Loading begins at once. At most ``n`` items are loaded or loading and not yet taken; each item
+    taken starts one more call. Take items with :meth:`take`, by calling the loader, or in a ``for``
+    loop. Several threads may take at the same time; each item goes to one of them.
 
     Parameters
     ----------
     loadfun : callable without arguments
-        Returns the next item. ``StopIteration`` ends the loader: it makes no further call, and still delivers the items
-        of calls under way. Any other exception, ``SystemExit`` included, is raised by the ``take`` that would have
-        returned the item. The loader continues with the next call; the caller of ``take`` decides whether to stop.
+        Returns the next item. ``StopIteration`` ends the loader: it makes no further call, and
+        still delivers the items of calls under way. Any other exception, ``SystemExit`` included,
+        is raised by the ``take`` that would have returned the item. The loader continues with the
+        next call; the caller of ``take`` decides whether to stop.
     n : int
         Items to keep ready, at least 1.
     workers : int, optional
-        Threads, and so calls of ``loadfun`` at the same time; at most ``n``, which is the default, as in PrayTools.
-        With more than one, ``loadfun`` must be thread-safe (the ``__next__`` of a generator is not), and calls that
-        share a random generator draw from it in no fixed order. With 1, the items are those of a plain loop.
+        Threads, and so calls of ``loadfun`` at the same time; at most ``n``, which is the default,
+        as in PrayTools. With more than one, ``loadfun`` must be thread-safe (the ``__next__`` of a
+        generator is not), and calls that share a random generator draw from it in no fixed order.
+        With 1, the items are those of a plain loop.
     ordered : bool
         Deliver items in the order of the calls (the default), or as soon as they are ready.
 
@@ -54,13 +57,14 @@ class BackgroundDataLoader(Generic[T]):
 
     Notes
     -----
-    No thread stays behind. Threads end with the last item, at :meth:`close` (or the end of a ``with`` block), and when
-    nothing refers to the loader any more, as after breaking out of a loop over it. A running call of ``loadfun`` cannot
-    be interrupted: ``close`` waits for it, a dropped loader lets its thread end after it, and the interpreter waits 2 s
-    for it at exit. In a forked process the loader has no threads and raises an error.
+    No thread stays behind. Threads end with the last item, at :meth:`close` (or the end of a
+    ``with`` block), and when nothing refers to the loader any more, as after breaking out of a loop
+    over it. A running call of ``loadfun`` cannot be interrupted: ``close`` waits for it, a dropped
+    loader lets its thread end after it, and the interpreter waits 2 s for it at exit. In a forked
+    process the loader has no threads and raises an error.
 
-    Source: ``BackgroundDataLoader`` of PrayTools.jl. There, ``take!`` waits forever if ``loadfun`` throws, items come
-    in the order of completion, and nothing stops the loads.
+    Source: ``BackgroundDataLoader`` of PrayTools.jl. There, ``take!`` waits forever if ``loadfun``
+    throws, items come in the order of completion, and nothing stops the loads.
 
     Examples
     --------
@@ -73,19 +77,29 @@ class BackgroundDataLoader(Generic[T]):
     (0, 1, [2, 3])
     """
 
-    def __init__(self, loadfun: Callable[[], T], n: int, workers: int | None = None, *, ordered: bool = True) -> None:
+    def __init__(
+        self, loadfun: Callable[[], T], n: int, workers: int | None = None, *, ordered: bool = True
+    ) -> None:
         self._start_workers(loadfun, repeat(()), n, workers, ordered)
 
     @classmethod
     def map(
-        cls, fn: Callable[[S], T], items: Iterable[S], n: int = 1, workers: int = 1, *, ordered: bool = True
+        cls,
+        fn: Callable[[S], T],
+        items: Iterable[S],
+        n: int = 1,
+        workers: int = 1,
+        *,
+        ordered: bool = True,
     ) -> BackgroundDataLoader[T]:
-        """``map(fn, items)`` that works ahead: ``fn`` runs in the background, ``n`` results before they are taken.
+        """``map(fn, items)`` that works ahead: ``fn`` runs in the background, ``n`` results before
+        they are taken.
 
-        The thread that takes also draws the items, in order: the first ``n`` now, and one more at each take, before it
-        returns (its timeout does not cover that). So ``items`` may be any iterator, even an endless one. An exception
-        from it is raised in the place of its item. ``StopIteration`` from ``fn`` is a mistake and becomes a
-        ``RuntimeError``, as in a generator.
+        The thread that takes also draws the items, in order: the first ``n`` now, and one more at
+        each take, before it returns (its timeout does not cover that). So ``items`` may be any
+        iterator, even an endless one. An exception from it is raised in the place of its item.
+        ``StopIteration`` from ``fn`` is a mistake and becomes a ``RuntimeError``, as in a
+        generator.
 
         Parameters
         ----------
@@ -102,27 +116,39 @@ class BackgroundDataLoader(Generic[T]):
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
         self = cls.__new__(cls)
-        self._start_workers(partial(_without_stop, fn), map(_one_argument, items), n, workers, ordered)
+        self._start_workers(
+            partial(_without_stop, fn), map(_one_argument, items), n, workers, ordered
+        )
         return self
 
     def _start_workers(
-        self, fn: Callable[..., T], items: Iterator[tuple], n: int, workers: int | None, ordered: bool
+        self,
+        fn: Callable[..., T],
+        items: Iterator[tuple],
+        n: int,
+        workers: int | None,
+        ordered: bool,
     ) -> None:
         if not callable(fn):
             raise TypeError(f"loadfun must be callable, got {type(fn).__name__}")
         self._n = check_integer("n", n, 1)
-        self._workers = self._n if workers is None else min(self._n, check_integer("workers", workers, 1))
+        self._workers = (
+            self._n if workers is None else min(self._n, check_integer("workers", workers, 1))
+        )
         self._fn, self._items, self._ordered = fn, items, ordered
         self._pid = os.getpid()
         self._changed = threading.Condition()  # guards what follows
         self._ready: dict[int, Outcome] = {}  # by number of the call, in order of completion
         self._drawn = self._taken = 0  # calls asked for, and outcomes handed out
         self._ended = False  # nothing more to ask for
-        self._stopped = False  # what was asked for is not wanted any more: loadfun raised StopIteration
+        self._stopped = (
+            False  # what was asked for is not wanted any more: loadfun raised StopIteration
+        )
         self._closed = False
         self._drawing = threading.Lock()
-        # A waiting worker holds only the queue and the weak reference, so that a loader can be collected. put() of a
-        # SimpleQueue may be called at any moment, by the garbage collector too.
+        # A waiting worker holds only the queue and the weak reference, so that a loader can be
+        # collected. put() of a SimpleQueue may be called at any moment, by the garbage collector
+        # too.
         requests: Requests = SimpleQueue()
         self._requests = requests
         count = self._workers
@@ -130,7 +156,12 @@ class BackgroundDataLoader(Generic[T]):
         self._threads: list[threading.Thread] = []
         try:
             for i in range(count):
-                worker = _Worker(target=_work_loop, args=(requests, ref), name=f"BackgroundDataLoader-{i}", daemon=True)
+                worker = _Worker(
+                    target=_work_loop,
+                    args=(requests, ref),
+                    name=f"BackgroundDataLoader-{i}",
+                    daemon=True,
+                )
                 worker.start()
                 self._threads.append(worker)
         except BaseException:  # no more threads to be had
@@ -156,8 +187,8 @@ class BackgroundDataLoader(Generic[T]):
         TimeoutError
             If there was no item in time. The item is not lost: the next take returns it.
         RuntimeError
-            If the loader is closed, even by another thread while this one waits; in a forked process; inside
-            ``loadfun``.
+            If the loader is closed, even by another thread while this one waits; in a forked
+            process; inside ``loadfun``.
         BaseException
             The exception that ``loadfun`` raised in place of this item.
         """
@@ -169,10 +200,16 @@ class BackgroundDataLoader(Generic[T]):
                 if self._ended and self._taken == self._drawn:
                     raise StopIteration
                 if self._closed:
-                    raise RuntimeError("this BackgroundDataLoader is closed: no items can be taken from it")
-                remaining = threading.TIMEOUT_MAX if deadline is None else deadline - time.monotonic()
+                    raise RuntimeError(
+                        "this BackgroundDataLoader is closed: no items can be taken from it"
+                    )
+                remaining = (
+                    threading.TIMEOUT_MAX if deadline is None else deadline - time.monotonic()
+                )
                 if remaining <= 0:
-                    raise TimeoutError(f"no item was ready within {timeout} s; the next take may get it")
+                    raise TimeoutError(
+                        f"no item was ready within {timeout} s; the next take may get it"
+                    )
                 self._changed.wait(min(remaining, threading.TIMEOUT_MAX))
         self._fill_queue()
         value, error = outcome
@@ -194,7 +231,9 @@ class BackgroundDataLoader(Generic[T]):
         return self.take()
 
     def _pop_next(self) -> Outcome | None:
-        """Remove and return the outcome whose turn it is, or None if it is not there. Call it under the lock."""
+        """Remove and return the outcome whose turn it is, or None if it is not there. Call it under
+        the lock.
+        """
         while self._ready:
             number = self._taken if self._ordered else next(iter(self._ready))
             if number not in self._ready:
@@ -212,7 +251,9 @@ class BackgroundDataLoader(Generic[T]):
             return not (self._closed or self._ended) and self._drawn - self._taken < self._n
 
     def _fill_queue(self) -> None:
-        """Start calls until there are ``n`` items; in the thread that takes, without holding the lock."""
+        """Start calls until there are ``n`` items; in the thread that takes, without holding the
+        lock.
+        """
         while self._has_room():
             if not self._drawing.acquire(blocking=False):
                 return  # another thread is drawing, and looks for room again when it is done
@@ -264,16 +305,19 @@ class BackgroundDataLoader(Generic[T]):
     # -- ending --------------------------------------------------------------------------------------
 
     def close(self, wait: bool = True) -> None:
-        """Stop: make no further calls, drop items not taken, and end the threads. May be called again.
+        """Stop: make no further calls, drop items not taken, and end the threads. May be called
+        again.
 
         Parameters
         ----------
         wait : bool
-            Return only when the threads have ended, which takes as long as the running loads. Inside ``loadfun`` it
-            does not wait.
+            Return only when the threads have ended, which takes as long as the running loads.
+            Inside ``loadfun`` it does not wait.
         """
         if os.getpid() != self._pid:
-            return  # the threads are the parent's, and the lock may have been held when this process was forked
+            # the threads are the parent's, and the lock may have been held when this process was
+            # forked
+            return
         with self._changed:
             self._closed = True
             dropped, self._ready = self._ready, {}
@@ -293,11 +337,14 @@ class BackgroundDataLoader(Generic[T]):
     def _check_caller(self) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError(
-                f"this BackgroundDataLoader belongs to process {self._pid}, its threads do not exist in process "
-                f"{os.getpid()} forked off it; make a new one there"
+                f"this BackgroundDataLoader belongs to process {self._pid}, its threads do not "
+                f"exist in process {os.getpid()} forked off it; make a new one there"
             )
         if threading.current_thread() in self._threads:
-            raise RuntimeError("loadfun takes from the BackgroundDataLoader that calls it: it would wait for itself")
+            raise RuntimeError(
+                "loadfun takes from the BackgroundDataLoader that calls it: it would wait for "
+                "itself"
+            )
 
 
 class _Worker(threading.Thread):
@@ -305,8 +352,9 @@ class _Worker(threading.Thread):
 
 
 def _work_loop(requests: Requests, ref: weakref.ref[BackgroundDataLoader]) -> None:
-    # This frame forgets everything before it waits: an item lives no longer than it must. And it calls the function
-    # itself: the traceback of an error refers to the frames of all callers, which must not hold the loader.
+    # This frame forgets everything before it waits: an item lives no longer than it must. And it
+    # calls the function itself: the traceback of an error refers to the frames of all callers,
+    # which must not hold the loader.
     while (request := requests.get()) is not None:
         number, args = request
         outcome, stop = NOTHING, False
@@ -339,7 +387,9 @@ def _without_stop(fn: Callable[[S], T], item: S) -> T:
         raise RuntimeError("fn raised StopIteration") from error
 
 
-def _one_argument(item: S) -> tuple[S]:  # zip, and the frame of a generator, would keep the last item alive
+def _one_argument(
+    item: S,
+) -> tuple[S]:  # zip, and the frame of a generator, would keep the last item alive
     return (item,)
 
 

@@ -21,8 +21,8 @@ STEPS = 8  # at each place that a sample is taken from
 def digest_series(s: SeriesArray, rows: Segments) -> str | None:
     """Digest all values of the segments; return None if reading them would take too long.
 
-    It reads arrays in memory of any size, and arrays in files of up to 64 MiB. Memory order and byte order do not
-    matter. It takes about 1 s per GB.
+    It reads arrays in memory of any size, and arrays in files of up to 64 MiB. Memory order and
+    byte order do not matter. It takes about 1 s per GB.
     """
     array: Any = s.array
     n_bytes = s.F * s.N * s.T * s.dtype.itemsize
@@ -34,16 +34,23 @@ def digest_series(s: SeriesArray, rows: Segments) -> str | None:
 def digest_sample(s: SeriesArray, rows: Segments, places: int = 8) -> str:
     """Digest a sample of the values: 8 steps at each place of a grid over series and time.
 
-    The grid is evenly spaced, from the first series to the last and from the first step to the last, with all features.
+    The grid is evenly spaced, from the first series to the last and from the first step to the
+    last, with all features.
     """
     series = np.unique(np.linspace(0, s.N - 1, places).astype(int))
     steps = np.unique(np.linspace(0, max(0, s.T - STEPS), places).astype(int))
-    rectangles = [(slice(n, n + 1), slice(t, min(t + STEPS, s.T))) for n in series.tolist() for t in steps.tolist()]
+    rectangles = [
+        (slice(n, n + 1), slice(t, min(t + STEPS, s.T)))
+        for n in series.tolist()
+        for t in steps.tolist()
+    ]
     return _digest_blocks(s.stored_block, rectangles, rows)
 
 
 def digest_weight(weight: SampleWeight | None, rows: Segments) -> str | None:
-    """Digest the weights of all steps of the segments, as they were given; return None if there are none."""
+    """Digest the weights of all steps of the segments, as they were given; return None if there are
+    none.
+    """
     if weight is None:
         return None
 
@@ -62,7 +69,9 @@ def digest_arrays(*arrays: np.ndarray) -> str:
     return digest.hexdigest()[:12]
 
 
-def _digest_blocks(read: Callable[[slice, slice], np.ndarray], rectangles: Iterable[Rectangle], rows: Segments) -> str:
+def _digest_blocks(
+    read: Callable[[slice, slice], np.ndarray], rectangles: Iterable[Rectangle], rows: Segments
+) -> str:
     digest = hashlib.sha256()
     for series, steps in rectangles:
         live = rows.coverage_mask(series, steps)
@@ -71,7 +80,9 @@ def _digest_blocks(read: Callable[[slice, slice], np.ndarray], rectangles: Itera
         block = read(series, steps)  # (F, B, S)
         if live is not None:  # what is never read, such as padding, may be anything
             block = np.where(live, block, block.dtype.type(0))
-        digest.update(_bytes(block.transpose(2, 1, 0)))  # time-major: contiguous where that is the fast layout
+        digest.update(
+            _bytes(block.transpose(2, 1, 0))
+        )  # time-major: contiguous where that is the fast layout
     return digest.hexdigest()[:12]
 
 

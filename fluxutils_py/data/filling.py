@@ -14,10 +14,12 @@ LOOK_BACK = 64  # steps that are read first, to find the last value before a blo
 
 
 class ForwardFilled(DerivedArray):
-    """An (F, N, T) array whose missing values are filled in, when read, with the last value before them.
+    """An (F, N, T) array whose missing values are filled in, when read, with the last value before
+    them.
 
-    The result does not depend on how it is read: if a block begins with a missing value, earlier steps are read until
-    one has a value. Later steps are never read for it. It pickles like :class:`fluxutils_py.data.LazyArray`.
+    The result does not depend on how it is read: if a block begins with a missing value, earlier
+    steps are read until one has a value. Later steps are never read for it. It pickles like
+    :class:`fluxutils_py.data.LazyArray`.
 
     Parameters
     ----------
@@ -39,7 +41,9 @@ class ForwardFilled(DerivedArray):
         self.source, self.start, self.convert = source, start, convert
         self.shape = tuple(source.shape)
         self.dtype = convert(np.zeros((self.shape[0], 1, 1), source.dtype)).dtype
-        self._last: tuple[range, int, np.ndarray] | None = None  # series, where a read ended, its last values
+        self._last: tuple[range, int, np.ndarray] | None = (
+            None  # series, where a read ended, its last values
+        )
 
     def read(self, *index: Index) -> np.ndarray:
         features, series, steps = index
@@ -62,7 +66,9 @@ class ForwardFilled(DerivedArray):
         return block
 
     def _values_before(self, series: Any, stop: int, missing: np.ndarray) -> np.ndarray:
-        """Return the last values before a step where ``missing`` is true; NaN elsewhere and where there is none."""
+        """Return the last values before a step where ``missing`` is true; NaN elsewhere and where
+        there is none.
+        """
         known = self._last  # once: other threads read too
         if known is not None and isinstance(series, range) and known[:2] == (series, stop):
             return known[2]
@@ -71,15 +77,20 @@ class ForwardFilled(DerivedArray):
         while stop > 0 and missing.any():
             columns = np.flatnonzero(missing.any(0))
             steps = range(max(0, stop - size), stop)
-            earlier = self.convert(read_block(self.source, range(self.shape[0]), np.asarray(series)[columns], steps))
-            values[:, columns] = np.where(missing[:, columns], last_values(earlier), values[:, columns])
+            earlier = self.convert(
+                read_block(self.source, range(self.shape[0]), np.asarray(series)[columns], steps)
+            )
+            values[:, columns] = np.where(
+                missing[:, columns], last_values(earlier), values[:, columns]
+            )
             missing = missing & np.isnan(values)
             stop, size = steps.start, 2 * size
         return values
 
 
 def forward_fill(block: np.ndarray, state: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Fill in the missing values of a block (F, N, S) in place; return its last values (F, N), or NaN.
+    """Fill in the missing values of a block (F, N, S) in place; return its last values (F, N), or
+    NaN.
 
     Parameters
     ----------
@@ -96,7 +107,9 @@ def forward_fill(block: np.ndarray, state: np.ndarray, start: np.ndarray) -> np.
     at = np.maximum.accumulate(t, axis=2)  # of each step, the last one with a value
     filled = np.take_along_axis(block, np.maximum(at, 0), 2)
     filled = np.where(at < 0, state[:, :, None], filled)
-    block[missing] = np.where(np.isnan(filled), start[:, None, None].astype(block.dtype), filled)[missing]
+    block[missing] = np.where(np.isnan(filled), start[:, None, None].astype(block.dtype), filled)[
+        missing
+    ]
     return filled[:, :, -1]
 
 

@@ -22,14 +22,15 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any: ...
 def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
     """Fold the time of few long series so that a minibatch is full.
 
-    If ``batchsize`` is at least twice the number ``N`` of series, and ``T > n = batchsize // N``, this cuts each series
-    in time into ``n`` folds; row ``b * n + k`` of the result holds fold ``k`` of series ``b``. Otherwise it returns
-    ``x``. Nothing is dropped: if ``n`` does not divide ``T``, folds have the lengths of ``numpy.array_split``, and the
-    shorter ones end in one step that does not count, filled with NaN.
+    If ``batchsize`` is at least twice the number ``N`` of series, and ``T > n = batchsize // N``,
+    this cuts each series in time into ``n`` folds; row ``b * n + k`` of the result holds fold ``k``
+    of series ``b``. Otherwise it returns ``x``. Nothing is dropped: if ``n`` does not divide ``T``,
+    folds have the lengths of ``numpy.array_split``, and the shorter ones end in one step that does
+    not count, filled with NaN.
 
-    A model trained on folds remembers nothing from before a fold's first step. Estimators fold automatically in
-    ``fit``, without copying anything, and by default only into long folds (``Spec.rebatch``). Use this function on
-    arrays for a loop of your own.
+    A model trained on folds remembers nothing from before a fold's first step. Estimators fold
+    automatically in ``fit``, without copying anything, and by default only into long folds
+    (``Spec.rebatch``). Use this function on arrays for a loop of your own.
 
     Parameters
     ----------
@@ -42,9 +43,9 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
     Returns
     -------
     array of shape (F, N * n, ceil(T / n)) or (N * n, ceil(T / n)), tuple of arrays, or Segments
-        For a NumPy array or torch tensor in memory, a view if ``n`` divides ``T`` and the memory order allows (C order,
-        or one series), else a copy. For memory maps, HDF5 datasets and the like, a view in the same cases, else a lazy
-        array.
+        For a NumPy array or torch tensor in memory, a view if ``n`` divides ``T`` and the memory
+        order allows (C order, or one series), else a copy. For memory maps, HDF5 datasets and the
+        like, a view in the same cases, else a lazy array.
 
     Raises
     ------
@@ -74,7 +75,8 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
     if len({tuple(a.shape[-2:]) for a in arrays}) > 1:
         shapes = " and ".join(str(tuple(a.shape)) for a in arrays)
         raise ShapeError(
-            f"arrays of shapes {shapes} cannot be folded together: they must be (F, N, T) with equal N and T"
+            f"arrays of shapes {shapes} cannot be folded together: they must be (F, N, T) with "
+            "equal N and T"
         )
     return tuple(_fold_array(a, batchsize, fill) for a in arrays)
 
@@ -82,7 +84,8 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
 class FoldedArray(DerivedArray):
     """The folds of an array that is too large to copy, read when indexed; made by :func:`rebatch`.
 
-    Results of indexing may be views of the array: do not write to them. ``np.asarray`` reads everything.
+    Results of indexing may be views of the array: do not write to them. ``np.asarray`` reads
+    everything.
 
     Parameters
     ----------
@@ -135,17 +138,22 @@ def _fold_array(x: Any, batchsize: int, fill: float | None) -> Any:
         floating = x.dtype.is_floating_point if is_tensor(x) else np.dtype(x.dtype).kind == "f"
         if not floating:
             raise DataError(
-                f"{n_steps} steps do not divide into {n} folds, and {x.dtype} has no NaN to fill up the shorter ones; "
-                "give fill=, or a batchsize for which batchsize // N divides T"
+                f"{n_steps} steps do not divide into {n} folds, and {x.dtype} has no NaN to fill "
+                "up the shorter ones; give fill=, or a batchsize for which batchsize // N divides "
+                "T"
             )
         fill = np.nan
-    mergeable = isinstance(x, np.ndarray) and (n_series == 1 or x.strides[-2] == n_steps * x.strides[-1])
+    mergeable = isinstance(x, np.ndarray) and (
+        n_series == 1 or x.strides[-2] == n_steps * x.strides[-1]
+    )
     readable = is_tensor(x) or in_memory(x)
     if longer == 0 and (readable or mergeable):
         return x.reshape(*features, n_series * n, size)
     if not readable:
         if len(shape) == 2:
-            raise ShapeError(f"rebatch takes arrays that are not in memory as (F, N, T), got shape {shape}")
+            raise ShapeError(
+                f"rebatch takes arrays that are not in memory as (F, N, T), got shape {shape}"
+            )
         return FoldedArray(x, batchsize, fill)
     full = (*features, n_series, n, size + 1)
     out = x.new_full(full, fill) if is_tensor(x) else np.full(full, fill, x.dtype)

@@ -13,19 +13,28 @@ Index = range | np.ndarray  # places along one axis, in any order
 
 
 def parse_index(key: Any, shape: tuple[int, ...]) -> list[int | Index]:
-    """The places that an index of NumPy picks along each axis: one, a range, or an array of them in any order."""
+    """The places that an index of NumPy picks along each axis: one, a range, or an array of them in
+    any order.
+    """
     keys = list(key) if isinstance(key, tuple) else [key]
     dots = [i for i, k in enumerate(keys) if isinstance(k, EllipsisType)]
     if len(dots) > 1:
         raise IndexError("an index can have only one '...'")
     missing = len(shape) - len(keys) + len(dots)
     if missing < 0:
-        raise IndexError(f"too many indices: the array has {len(shape)} axes, got {len(keys) - len(dots)} indices")
+        raise IndexError(
+            f"too many indices: the array has {len(shape)} axes, got {len(keys) - len(dots)} "
+            "indices"
+        )
     at = dots[0] if dots else len(keys)
     keys[at : at + len(dots)] = [slice(None)] * missing
-    index = [parse_axis_index(k, n, axis) for axis, (k, n) in enumerate(zip(keys, shape, strict=True))]
+    index = [
+        parse_axis_index(k, n, axis) for axis, (k, n) in enumerate(zip(keys, shape, strict=True))
+    ]
     if sum(isinstance(i, np.ndarray) for i in index) > 1:
-        raise IndexError("arrays of indices are taken along one axis only; take slices along the others")
+        raise IndexError(
+            "arrays of indices are taken along one axis only; take slices along the others"
+        )
     return index
 
 
@@ -41,15 +50,21 @@ def parse_axis_index(key: Any, n: int, axis: int) -> int | Index:
         index, single = np.asarray(key), False
     if index.dtype == bool:
         if index.shape != (n,):
-            raise IndexError(f"a mask along axis {axis} must have {n} values, got shape {index.shape}")
+            raise IndexError(
+                f"a mask along axis {axis} must have {n} values, got shape {index.shape}"
+            )
         return np.flatnonzero(index)
     if index.size == 0:
         index = index.astype(np.intp)
     if index.ndim != 1 or index.dtype.kind not in "iu":
         raise IndexError(
-            f"an index must be an integer, a slice, '...', or one list of integers or booleans, got {key!r}"
+            "an index must be an integer, a slice, '...', or one list of integers or booleans, "
+            f"got {key!r}"
         )
-    original, index = index, index.astype(np.intp, copy=False)  # comparisons in small types overflow
+    original, index = (
+        index,
+        index.astype(np.intp, copy=False),
+    )  # comparisons in small types overflow
     out = (index < -n) | (index >= n) | ((index < 0) & (original > 0))  # uint64 wraps
     if out.any():
         raise IndexError(f"index {original[out][0]} is out of bounds for axis {axis} with size {n}")
@@ -63,7 +78,9 @@ def as_key(index: Index) -> Any:
         return index
     if len(index) == 0:
         return slice(0, 0)
-    return slice(index.start, None if index.stop < 0 else index.stop, None if index.step == 1 else index.step)
+    return slice(
+        index.start, None if index.stop < 0 else index.stop, None if index.step == 1 else index.step
+    )
 
 
 def compose_index(index: Index, which: Index) -> Index:
@@ -95,7 +112,8 @@ def contiguous_runs(index: Index) -> list[slice]:
 def read_slices(
     read: Callable[[tuple[slice, ...]], np.ndarray], index: Sequence[Index], strides: bool = False
 ) -> np.ndarray:
-    """The block where the places of every axis meet, of an array that only takes slices that go up, as h5py's do.
+    """The block where the places of every axis meet, of an array that only takes slices that go up,
+    as h5py's do.
 
     Neighbours are read in one go, nothing between the places is read, and each place only once.
 
@@ -108,7 +126,11 @@ def read_slices(
         Whether slices may have a step.
     """
     for axis, places in enumerate(index):
-        if isinstance(places, range) and len(places) and (places.step == 1 or (strides and places.step > 0)):
+        if (
+            isinstance(places, range)
+            and len(places)
+            and (places.step == 1 or (strides and places.step > 0))
+        ):
             continue
         rising, order = np.unique(np.asarray(places, dtype=np.intp), return_inverse=True)
         if len(rising) == 0:
@@ -117,8 +139,13 @@ def read_slices(
         if strides and (steps == steps[:1]).all():
             runs = [range(int(rising[0]), int(rising[-1]) + 1, int(steps[0]) if len(steps) else 1)]
         else:
-            runs = [range(int(rising[r.start]), int(rising[r.stop - 1]) + 1) for r in contiguous_runs(rising)]
-        blocks = [read_slices(read, [*index[:axis], run, *index[axis + 1 :]], strides) for run in runs]
+            runs = [
+                range(int(rising[r.start]), int(rising[r.stop - 1]) + 1)
+                for r in contiguous_runs(rising)
+            ]
+        blocks = [
+            read_slices(read, [*index[:axis], run, *index[axis + 1 :]], strides) for run in runs
+        ]
         block = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis)
         in_order = len(order) == len(rising) and (np.diff(order) == 1).all()
         return block if in_order else block.take(order, axis)

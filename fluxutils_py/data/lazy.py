@@ -22,7 +22,8 @@ Function = Callable[[np.ndarray], np.ndarray]
 class DerivedArray(DuckArray):
     """An array that is computed from another one, ``source``, when it is indexed.
 
-    It may be pickled: a source in a file goes as the file's name. Names of features are those of the source.
+    It may be pickled: a source in a file goes as the file's name. Names of features are those of
+    the source.
     """
 
     source: Any
@@ -45,9 +46,9 @@ class DerivedArray(DuckArray):
 class LazyArray(DerivedArray):
     """Some series and steps of another (F, N, T) array, with functions applied on reading.
 
-    It takes indices as NumPy does, one array of indices at most, and returns NumPy arrays, which may be views of the
-    source and are not to be written to; ``np.asarray`` reads it all. It may be pickled: a source in a file goes as the
-    file's name.
+    It takes indices as NumPy does, one array of indices at most, and returns NumPy arrays, which
+    may be views of the source and are not to be written to; ``np.asarray`` reads it all. It may be
+    pickled: a source in a file goes as the file's name.
 
     Parameters
     ----------
@@ -55,9 +56,9 @@ class LazyArray(DerivedArray):
     series, steps : range or ndarray of int, optional
         Which, in order. None: all.
     functions : tuple of callables
-        Each takes and returns blocks of shape (F, n, t), for any n and t; F may change. One that leaves each feature
-        in its place says so by an attribute ``keeps_features = True``, as the transformers of this package do; NumPy's
-        ufuncs are known to.
+        Each takes and returns blocks of shape (F, n, t), for any n and t; F may change. One that
+        leaves each feature in its place says so by an attribute ``keeps_features = True``, as the
+        transformers of this package do; NumPy's ufuncs are known to.
 
     Attributes
     ----------
@@ -68,7 +69,11 @@ class LazyArray(DerivedArray):
     """
 
     def __init__(
-        self, source: Any, series: Index | None = None, steps: Index | None = None, functions: tuple[Function, ...] = ()
+        self,
+        source: Any,
+        series: Index | None = None,
+        steps: Index | None = None,
+        functions: tuple[Function, ...] = (),
     ) -> None:
         self.source, self.functions = source, functions
         self.series: Index = range(source.shape[1]) if series is None else series
@@ -84,7 +89,9 @@ class LazyArray(DerivedArray):
     def read(self, *index: Index) -> np.ndarray:
         features, series, steps = index
         series, steps = compose_index(self.series, series), compose_index(self.steps, steps)
-        return self._apply_all(read_block(self.source, range(self.source.shape[0]), series, steps))[as_key(features)]
+        return self._apply_all(read_block(self.source, range(self.source.shape[0]), series, steps))[
+            as_key(features)
+        ]
 
     def _apply_all(self, block: np.ndarray) -> np.ndarray:
         for f in self.functions:
@@ -97,22 +104,31 @@ def preserve_features(functions: tuple[Function, ...]) -> bool:
     return all(isinstance(f, np.ufunc) or getattr(f, "keeps_features", False) for f in functions)
 
 
-def select(source: Any, series: Index | None, steps: Index | None, functions: tuple[Function, ...] = ()) -> Any:
-    """Some series and steps of an (F, N, T) array: a NumPy view if there can be one, else a :class:`LazyArray`."""
+def select(
+    source: Any, series: Index | None, steps: Index | None, functions: tuple[Function, ...] = ()
+) -> Any:
+    """Some series and steps of an (F, N, T) array: a NumPy view if there can be one, else a
+    :class:`LazyArray`.
+    """
     series, steps = (
         None if isinstance(index, range) and index == range(n) else index
         for index, n in ((series, source.shape[1]), (steps, source.shape[2]))
     )
     if series is None and steps is None and not functions:
         return source
-    sliceable = all(index is None or (isinstance(index, range) and len(index)) for index in (series, steps))
+    sliceable = all(
+        index is None or (isinstance(index, range) and len(index)) for index in (series, steps)
+    )
     if isinstance(source, np.ndarray) and sliceable and not functions:
-        return source[(slice(None), *(slice(None) if i is None else as_key(i) for i in (series, steps)))]
+        return source[
+            (slice(None), *(slice(None) if i is None else as_key(i) for i in (series, steps)))
+        ]
     return LazyArray(source, series, steps, functions)
 
 
 def as_picklable(source: Any) -> Any:
-    """Return what to pickle instead of an array: for one in a file, the position of its bytes, never the data.
+    """Return what to pickle instead of an array: for one in a file, the position of its bytes,
+    never the data.
 
     ``np.memmap`` would go as data; and joblib ships one that is transposed with permuted values.
     """
@@ -128,7 +144,9 @@ def as_picklable(source: Any) -> Any:
         return source
     if root.mode == "c":  # the file lacks the changes; joblib would nevertheless send its name
         return np.array(source)
-    offset = root.offset + source.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+    offset = (
+        root.offset + source.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+    )
     path = str(root.filename)
     identity = current_identity(path, identity_at(path))
     return _Recipe(reopen, path, source.dtype, source.shape, source.strides, offset, "r", identity)

@@ -1,4 +1,6 @@
-"""Cut arrays along one axis, without copies: parts of ranks, chunks of a minibatch, minibatches of a data set."""
+"""Cut arrays along one axis, without copies: parts of ranks, chunks of a minibatch, minibatches of
+a data set.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +18,31 @@ AXES = {"series": -2, "time": -1}  # of (F, N, T), and of (N, T)
 
 
 def part(x: Any, rank: int, size: int, axis: int | str = "series") -> Any:
-    """Return the part of one rank: one of ``size`` contiguous blocks, whose lengths differ by at most one.
+    """Return the part of one rank: one of ``size`` contiguous blocks, whose lengths differ by at
+    most one.
 
-    The parts of all ranks, in order, make up the whole, as in ``numpy.array_split``. With fewer entries than ranks, the
-    last parts are empty.
+    The parts of all ranks, in order, make up the whole, as in ``numpy.array_split``. With fewer
+    entries than ranks, the last parts are empty.
 
     Parameters
     ----------
     x : array of shape (F, N, T), or tuple of arrays
-        Anything with ``shape`` that can be sliced. All arrays of a tuple are cut alike: inputs, targets and weights of
-        shape (F, N, T), (G, N, T) and (1, N, T) or (N, T); with ``"series"`` also (N,).
+        Anything with ``shape`` that can be sliced. All arrays of a tuple are cut alike: inputs,
+        targets and weights of shape (F, N, T), (G, N, T) and (1, N, T) or (N, T); with ``"series"``
+        also (N,).
     rank, size : int
         Which part, from 0, of how many.
     axis : {"series", "time", "auto"} or int
-        ``"auto"`` takes series if there are more than five times as many as time steps, else time, as FluxUtils.jl
-        does; if that axis has too few entries for all ranks and the other has enough, it takes the other. The first
-        array of a tuple decides. An int is the axis of each array, negative from the end.
+        ``"auto"`` takes series if there are more than five times as many as time steps, else time,
+        as FluxUtils.jl does; if that axis has too few entries for all ranks and the other has
+        enough, it takes the other. The first array of a tuple decides. An int is the axis of each
+        array, negative from the end.
 
     Returns
     -------
     array or tuple of arrays
-        Views where slicing gives views (NumPy, memory maps, torch). From an HDF5 dataset, only this part is read.
+        Views where slicing gives views (NumPy, memory maps, torch). From an HDF5 dataset, only this
+        part is read.
 
     Raises
     ------
@@ -47,8 +53,8 @@ def part(x: Any, rank: int, size: int, axis: int | str = "series") -> Any:
 
     Notes
     -----
-    Source: ``part`` of FluxUtils.jl. Its blocks of equal size leave some ranks without one, its default axis is
-    ``"auto"``, and with more ranks than entries it gives everyone the whole.
+    Source: ``part`` of FluxUtils.jl. Its blocks of equal size leave some ranks without one, its
+    default axis is ``"auto"``, and with more ranks than entries it gives everyone the whole.
 
     Examples
     --------
@@ -77,14 +83,14 @@ def dividebatch(bs: int, *xs: Any, axis: int | str = 0) -> tuple[tuple[Any, ...]
     *xs : array
         Inputs, targets, ...: NumPy arrays or torch tensors with equally many observations.
     axis : int or {"series", "time"}
-        Axis of the observations: 0 (batch first) by default, 1 for time-major (S, B, F) and for (F, N, T), -1 for last,
-        as in PrayTools.
+        Axis of the observations: 0 (batch first) by default, 1 for time-major (S, B, F) and for (F,
+        N, T), -1 for last, as in PrayTools.
 
     Returns
     -------
     tuple of tuple of array
-        ``min(bs, n)`` chunks ``(x, y, ...)`` of views, in order. Their sizes differ by at most one, so the mean over
-        the batch is the mean over the chunks weighted by size.
+        ``min(bs, n)`` chunks ``(x, y, ...)`` of views, in order. Their sizes differ by at most one,
+        so the mean over the batch is the mean over the chunks weighted by size.
 
     Raises
     ------
@@ -95,8 +101,8 @@ def dividebatch(bs: int, *xs: Any, axis: int | str = 0) -> tuple[tuple[Any, ...]
 
     Notes
     -----
-    Source: ``dividebatch`` of PrayTools.jl, which makes chunks of ``n ÷ bs``, and so up to twice ``bs`` of them, and
-    fails on fewer than ``bs`` observations.
+    Source: ``dividebatch`` of PrayTools.jl, which makes chunks of ``n ÷ bs``, and so up to twice
+    ``bs`` of them, and fails on fewer than ``bs`` observations.
 
     Examples
     --------
@@ -112,7 +118,9 @@ def dividebatch(bs: int, *xs: Any, axis: int | str = 0) -> tuple[tuple[Any, ...]
     arrays = _arrays(xs)
     n = _common_length(arrays, axis)
     chunks = min(bs, n)
-    return tuple(tuple(_cut(a, axis, array_split_slice(n, chunks, k)) for a in arrays) for k in range(chunks))
+    return tuple(
+        tuple(_cut(a, axis, array_split_slice(n, chunks, k)) for a in arrays) for k in range(chunks)
+    )
 
 
 def indbatch(x: Any, b: int, offset: int = 0) -> Iterator[slice]:
@@ -124,8 +132,9 @@ def indbatch(x: Any, b: int, offset: int = 0) -> Iterator[slice]:
         The number of indices, or arrays whose last axis has that length.
     b : int
     offset : int
-        Shift each slice forward. The number of slices does not depend on it, so shifted and unshifted ones pair up:
-        slices are cut off at the end, and one that would begin past it holds only the last index.
+        Shift each slice forward. The number of slices does not depend on it, so shifted and
+        unshifted ones pair up: slices are cut off at the end, and one that would begin past it
+        holds only the last index.
 
     Raises
     ------
@@ -144,13 +153,18 @@ def indbatch(x: Any, b: int, offset: int = 0) -> Iterator[slice]:
     [slice(0, 4, None), slice(4, 8, None), slice(8, 10, None)]
     """
     n = x if hasattr(x, "__index__") and not hasattr(x, "shape") else None
-    n = _common_length(_arrays(x), -1) if n is None else check_integer("the number of indices", n, 0)
+    n = (
+        _common_length(_arrays(x), -1)
+        if n is None
+        else check_integer("the number of indices", n, 0)
+    )
     b, offset = check_integer("b", b, 1), check_integer("offset", offset, 0)
     return (slice(min(i + offset, n - 1), min(i + offset + b, n)) for i in range(0, n, b))
 
 
 def minibatch(x: Any, *y_and_b: Any) -> list[Any]:
-    """Cut arrays into minibatches of ``b`` entries along the last axis: ``minibatch(x, b)`` or ``minibatch(x, y, b)``.
+    """Cut arrays into minibatches of ``b`` entries along the last axis: ``minibatch(x, b)`` or
+    ``minibatch(x, y, b)``.
 
     Parameters
     ----------
@@ -182,14 +196,18 @@ def minibatch(x: Any, *y_and_b: Any) -> list[Any]:
     [((2, 3), [0, 1, 2]), ((2, 2), [3, 4])]
     """
     if len(y_and_b) not in (1, 2):
-        raise TypeError(f"expected minibatch(x, b) or minibatch(x, y, b), got {1 + len(y_and_b)} arguments")
+        raise TypeError(
+            f"expected minibatch(x, b) or minibatch(x, y, b), got {1 + len(y_and_b)} arguments"
+        )
     *y, b = y_and_b
     groups = [_arrays(v) for v in (x, *y)]
     _common_length([a for group in groups for a in group], -1)
     batches = []
     for s in indbatch(groups[0][0], b):
         cut = [tuple(_cut(a, -1, s) for a in group) for group in groups]
-        values = tuple(c if isinstance(v, tuple) else c[0] for v, c in zip((x, *y), cut, strict=True))
+        values = tuple(
+            c if isinstance(v, tuple) else c[0] for v, c in zip((x, *y), cut, strict=True)
+        )
         batches.append(values if y else values[0])
     return batches
 
@@ -225,7 +243,9 @@ def _common_length(arrays: list[Any], axis: int | str) -> int:
     lengths = [int(a.shape[_axis_of(a, axis)]) for a in arrays]
     if len(set(lengths)) > 1:
         shapes = " and ".join(str(tuple(a.shape)) for a in arrays)
-        raise ShapeError(f"arrays of shapes {shapes} differ along axis {axis!r}: {', '.join(map(str, lengths))}")
+        raise ShapeError(
+            f"arrays of shapes {shapes} differ along axis {axis!r}: {', '.join(map(str, lengths))}"
+        )
     return lengths[0]
 
 
@@ -240,4 +260,6 @@ def _longer_axis(a: Any, size: int) -> str:
 def _arrays(x: Any) -> list[Any]:
     if isinstance(x, tuple) and not x:
         raise ShapeError("got an empty tuple; give at least one array")
-    return [a if hasattr(a, "shape") else np.asarray(a) for a in (x if isinstance(x, tuple) else (x,))]
+    return [
+        a if hasattr(a, "shape") else np.asarray(a) for a in (x if isinstance(x, tuple) else (x,))
+    ]

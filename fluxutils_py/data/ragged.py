@@ -26,15 +26,18 @@ TIME_FIRST = ": arrays (T_i, F) become so by a.T"
 
 
 class RaggedArray(DuckArray):
-    """A list of arrays of shape (F, T_i) as one array of shape (F, N, max(T_i)), without copying anything.
+    """A list of arrays of shape (F, T_i) as one array of shape (F, N, max(T_i)), without copying
+    anything.
 
-    Indexing works as in NumPy (with one array of indices at most) and returns fresh NumPy arrays, with ``fill`` where a
-    series has ended. Assigning to slices writes into the arrays, as far as they reach.
+    Indexing works as in NumPy (with one array of indices at most) and returns fresh NumPy arrays,
+    with ``fill`` where a series has ended. Assigning to slices writes into the arrays, as far as
+    they reach.
 
     Parameters
     ----------
     arrays : sequence of arrays of shape (F, T_i)
-        NumPy arrays, memory maps, h5py datasets, torch tensors on the CPU: of equal F and dtype, T_i at least 1.
+        NumPy arrays, memory maps, h5py datasets, torch tensors on the CPU: of equal F and dtype,
+        T_i at least 1.
     name : str
         Name of the list in error messages.
     fill : number
@@ -50,7 +53,8 @@ class RaggedArray(DuckArray):
     Raises
     ------
     ShapeError, DataError
-        If the list is empty, or an array does not have two axes, has no steps, or differs from the first in F or dtype.
+        If the list is empty, or an array does not have two axes, has no steps, or differs from the
+        first in F or dtype.
     """
 
     def __init__(self, arrays: Sequence[Any], name: str, fill: float = 0) -> None:
@@ -60,18 +64,27 @@ class RaggedArray(DuckArray):
         first = self.arrays[0]
         for i, a in enumerate(self.arrays):
             if a.shape[0] != first.shape[0]:
-                time_first = len({b.shape[1] for b in self.arrays}) == 1 and first.shape[1] < first.shape[0]
-                raise ShapeError(
-                    f"{name}[{i}] has {a.shape[0]} features and {name}[0] has {first.shape[0]}; the arrays of a list "
-                    f"are series (F, T_i) of equal F{TIME_FIRST if time_first else ''}"
+                time_first = (
+                    len({b.shape[1] for b in self.arrays}) == 1 and first.shape[1] < first.shape[0]
                 )
-            if _native(a.dtype) != _native(first.dtype) and not {a.dtype.kind, first.dtype.kind} <= {"U"}:
+                raise ShapeError(
+                    f"{name}[{i}] has {a.shape[0]} features and {name}[0] has {first.shape[0]}; "
+                    "the arrays of a list are series (F, T_i) of equal "
+                    f"F{TIME_FIRST if time_first else ''}"
+                )
+            if _native(a.dtype) != _native(first.dtype) and not {
+                a.dtype.kind,
+                first.dtype.kind,
+            } <= {"U"}:
                 raise DataError(
-                    f"{name}[{i}] is of dtype {a.dtype} and {name}[0] of {first.dtype}; convert them, as with astype"
+                    f"{name}[{i}] is of dtype {a.dtype} and {name}[0] of {first.dtype}; convert "
+                    "them, as with astype"
                 )
         self.lengths = np.array([a.shape[1] for a in self.arrays])
         self.shape = (int(first.shape[0]), len(self.arrays), int(self.lengths.max()))
-        self.dtype = np.result_type(*{_native(a.dtype) for a in self.arrays})  # of texts, the longest
+        self.dtype = np.result_type(
+            *{_native(a.dtype) for a in self.arrays}
+        )  # of texts, the longest
         self.name, self.fill = name, fill
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,7 +107,9 @@ class RaggedArray(DuckArray):
     def read(self, *index: Index) -> np.ndarray:
         features, series, steps = index
         shape = [len(i) for i in index]
-        out = np.full(shape, self.fill, self.dtype) if self.fill else np.zeros(shape, self.dtype)  # zeros: "" for text
+        out = (
+            np.full(shape, self.fill, self.dtype) if self.fill else np.zeros(shape, self.dtype)
+        )  # zeros: "" for text
         for i, n in enumerate(series):
             if isinstance(steps, range) and steps.step == 1:
                 k = max(0, min(steps.stop, self.lengths[n]) - steps.start)
@@ -138,14 +153,20 @@ class MappedSeries(DerivedArray):
 
 def is_list_of_series(value: Any) -> bool:
     """Whether a value is a list of arrays, one per series; nested lists of numbers are one array."""
-    if not isinstance(value, list) or not value or not all(len(getattr(a, "shape", ())) for a in value):
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(len(getattr(a, "shape", ())) for a in value)
+    ):
         return False
     shapes = [tuple(a.shape) for a in value]
     return any(len(shape) > 1 for shape in shapes) or len(set(shapes)) > 1
 
 
 def as_ragged(value: Any, name: str) -> Any:
-    """Turn a list of series into a :class:`RaggedArray`, also inside a tuple; return anything else unchanged."""
+    """Turn a list of series into a :class:`RaggedArray`, also inside a tuple; return anything else
+    unchanged.
+    """
     if isinstance(value, tuple):
         return tuple(as_ragged(a, f"{name}[{i}]") for i, a in enumerate(value))
     return RaggedArray(value, name) if is_list_of_series(value) else value
@@ -153,14 +174,17 @@ def as_ragged(value: Any, name: str) -> Any:
 
 def _two_axes(array: Any, name: str) -> Any:
     if hasattr(array, "iloc"):
-        raise ShapeError(f"{name} is a data frame; the arrays of a list are series (F, T_i): {name}.to_numpy().T")
+        raise ShapeError(
+            f"{name} is a data frame; the arrays of a list are series (F, T_i): {name}.to_numpy().T"
+        )
     array = to_numpy(check_dataset(array, name))
     reject_masked(array, name)
     shape = tuple(array.shape)
     if len(shape) != 2:
         way_out = f"; one feature is {name}[None]" if len(shape) == 1 else ""
         raise ShapeError(
-            f"{name} has shape {shape}: the arrays of a list are series (F, T_i) = (features, time steps){way_out}"
+            f"{name} has shape {shape}: the arrays of a list are series (F, T_i) = (features, time "
+            f"steps){way_out}"
         )
     check_no_empty_axis(array, name, ("features", "time steps"))
     check_named_axes(array, name)

@@ -9,15 +9,15 @@ import numpy as np
 
 from fluxutils_py.errors import DataError
 
-# The beginning of the module of a class or of one above it, its name, and the way out; {0} is the argument's name.
-# No library is imported to find out.
+# The beginning of the module of a class or of one above it, its name, and the way out; {0} is the
+# argument's name. No library is imported to find out.
 WAYS_OUT = [
     ("torch.utils.data", "Dataset", "give the tensors that it is made of, as arrays (F, N, T)"),
     (
         "torch.utils.data",
         "DataLoader",
-        "give the arrays (F, N, T) that it cuts, of which fit makes minibatches (batchsize in spec), or train on its "
-        "batches with fluxutils_py.gomlx.Trainer",
+        "give the arrays (F, N, T) that it cuts, of which fit makes minibatches (batchsize in "
+        "spec), or train on its batches with fluxutils_py.gomlx.Trainer",
     ),
     (
         "torch.nn.utils.rnn",
@@ -27,7 +27,11 @@ WAYS_OUT = [
     ("zarr", "Group", 'take one of its arrays: {0}["name"]'),
     ("h5py", "Group", 'take one of its datasets: {0}["name"]'),
     ("netCDF4", "Dataset", 'take one of its variables: {0}["name"]'),
-    ("xarray", "Dataset", 'take one of its variables, {0}["name"], or all of them by {0}.to_dataarray()'),
+    (
+        "xarray",
+        "Dataset",
+        'take one of its variables, {0}["name"], or all of them by {0}.to_dataarray()',
+    ),
     ("polars", "LazyFrame", "compute it: {0}.collect()"),
     ("dask.dataframe", "DataFrame", "compute it: {0}.compute()"),
     ("dask.dataframe", "Series", "compute it: {0}.compute()"),
@@ -51,7 +55,8 @@ WAYS_OUT = [
 
 
 def refuse_source(value: Any, name: str) -> None:
-    """Raise DataError for what cannot be read as an array, though users may have it in place of one.
+    """Raise DataError for what cannot be read as an array, though users may have it in place of
+    one.
 
     Parameters
     ----------
@@ -66,12 +71,14 @@ def refuse_source(value: Any, name: str) -> None:
     """
     if isinstance(value, np.ndarray):
         return
-    way_out = _of_class(value) or _of_tensor(value) or _of_unknown_size(value) or _of_one_pass(value)
+    way_out = (
+        _of_class(value) or _of_tensor(value) or _of_unknown_size(value) or _of_one_pass(value)
+    )
     if way_out:
         cls = type(value)
         raise DataError(
-            f"{name} must be an array, got {cls.__module__}.{cls.__qualname__}, which cannot be read as one as it is; "
-            + way_out.format(name)
+            f"{name} must be an array, got {cls.__module__}.{cls.__qualname__}, which cannot be "
+            "read as one as it is; " + way_out.format(name)
         )
 
 

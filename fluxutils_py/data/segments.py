@@ -12,7 +12,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Segments:
-    """Rows of a minibatch: row ``i`` is steps ``start[i]`` to ``start[i] + length[i]`` of series ``series[i]``.
+    """Rows of a minibatch: row ``i`` is steps ``start[i]`` to ``start[i] + length[i]`` of series
+    ``series[i]``.
 
     An index mapping, never a copy of data.
 
@@ -30,11 +31,19 @@ class Segments:
 
     @classmethod
     def from_lengths(
-        cls, n_series: int, n_steps: int, lengths: np.ndarray | None = None, starts: np.ndarray | None = None
+        cls,
+        n_series: int,
+        n_steps: int,
+        lengths: np.ndarray | None = None,
+        starts: np.ndarray | None = None,
     ) -> Segments:
-        """Make one row per series: ``lengths`` steps (default: up to ``n_steps``) from step ``starts`` (default: 0)."""
+        """Make one row per series: ``lengths`` steps (default: up to ``n_steps``) from step
+        ``starts`` (default: 0).
+        """
         start = np.zeros(n_series, int) if starts is None else np.asarray(starts)
-        return cls(np.arange(n_series), start, n_steps - start if lengths is None else np.asarray(lengths))
+        return cls(
+            np.arange(n_series), start, n_steps - start if lengths is None else np.asarray(lengths)
+        )
 
     def __len__(self) -> int:
         return len(self.series)
@@ -56,13 +65,19 @@ class Segments:
 
     @cached_property
     def groups_by_start(self) -> list[tuple[slice | np.ndarray, Segments]]:
-        """Group the rows by their start; return each group with its positions, as a slice if evenly spaced."""
+        """Group the rows by their start; return each group with its positions, as a slice if evenly
+        spaced.
+        """
         groups: list[tuple[slice | np.ndarray, Segments]] = []
         for begin in np.unique(self.start):
             at = np.flatnonzero(self.start == begin)
             steps = np.diff(at)
             even = len(at) == 1 or (steps == steps[0]).all()
-            where = slice(int(at[0]), int(at[-1]) + 1, int(steps[0]) if len(at) > 1 else 1) if even else at
+            where = (
+                slice(int(at[0]), int(at[-1]) + 1, int(steps[0]) if len(at) > 1 else 1)
+                if even
+                else at
+            )
             groups.append((where, self[at]))
         return groups
 
@@ -77,10 +92,10 @@ class Segments:
     def fold(self, batchsize: int, least: int | None = None) -> Segments:
         """Fold the time of few long rows so that a minibatch is full.
 
-        If there are at most half as many rows as ``batchsize``, this cuts each in time into ``n = batchsize //
-        len(rows)`` consecutive rows, whose lengths differ by at most one, as in ``numpy.array_split``; nothing is
-        dropped. Row ``b * n + k`` holds fold ``k`` of row ``b``. A row of ``n`` steps or fewer stays whole. With more
-        rows, it returns them unchanged.
+        If there are at most half as many rows as ``batchsize``, this cuts each in time into ``n =
+        batchsize // len(rows)`` consecutive rows, whose lengths differ by at most one, as in
+        ``numpy.array_split``; nothing is dropped. Row ``b * n + k`` holds fold ``k`` of row ``b``.
+        A row of ``n`` steps or fewer stays whole. With more rows, it returns them unchanged.
 
         Parameters
         ----------
@@ -90,7 +105,8 @@ class Segments:
 
         Notes
         -----
-        Source: ``rebatch`` of FluxUtils.jl, which drops the last ``T mod n`` steps and copies the data.
+        Source: ``rebatch`` of FluxUtils.jl, which drops the last ``T mod n`` steps and copies the
+        data.
 
         Examples
         --------
@@ -101,14 +117,24 @@ class Segments:
         n = batchsize // len(self)
         if n < 2:
             return self
-        folds = np.where(self.length > n, n, 1) if least is None else np.clip(self.length // least, 1, n)
+        folds = (
+            np.where(self.length > n, n, 1)
+            if least is None
+            else np.clip(self.length // least, 1, n)
+        )
         if folds.max() == 1:
             return self
         k = np.concatenate([np.arange(f) for f in folds])
         b = np.repeat(np.arange(len(self)), folds)
-        size, longer = self.length[b] // folds[b], self.length[b] % folds[b]  # the first `longer` have one step more
+        size, longer = (
+            self.length[b] // folds[b],
+            self.length[b] % folds[b],
+        )  # the first `longer` have one step more
         return Segments(
-            self.series[b], self.start[b] + k * size + np.minimum(k, longer), size + (k < longer), int(folds.max())
+            self.series[b],
+            self.start[b] + k * size + np.minimum(k, longer),
+            size + (k < longer),
+            int(folds.max()),
         )
 
     def step_mask(self, start: int, stop: int) -> np.ndarray | None:
@@ -118,7 +144,9 @@ class Segments:
         return np.arange(start, stop)[:, None] < self.length[None, :]
 
     def coverage_mask(self, series: slice, steps: slice, skip: int = 0) -> np.ndarray | None:
-        """Return which steps of some series are in a row, without its first ``skip``: bool (N, T), None if all."""
+        """Return which steps of some series are in a row, without its first ``skip``: bool (N, T),
+        None if all.
+        """
         size, length = series.stop - series.start, steps.stop - steps.start
         here = self[(self.series >= series.start) & (self.series < series.stop)]
         stop = here.start + here.length
@@ -135,19 +163,22 @@ class Segments:
 
 @dataclass(frozen=True)
 class SeriesShards:
-    """The series of all ranks in one order that all ranks know, and which of them this rank can read.
+    """The series of all ranks in one order that all ranks know, and which of them this rank can
+    read.
 
-    In the common order, the series of each rank keep their order and are spread evenly: series ``j`` of the ``n`` of a
-    rank stands at ``(j + 1/2) / n`` of the way; of series at the same place, the lower rank's comes first. So a group
-    of consecutive series holds series of every rank, in proportion to how many each has. All decisions are those of one
-    process that has all series in this order.
+    In the common order, the series of each rank keep their order and are spread evenly: series
+    ``j`` of the ``n`` of a rank stands at ``(j + 1/2) / n`` of the way; of series at the same
+    place, the lower rank's comes first. So a group of consecutive series holds series of every
+    rank, in proportion to how many each has. All decisions are those of one process that has all
+    series in this order.
 
     Attributes
     ----------
     rank : int
         This rank.
     whole : Segments
-        All series in the common order, from their first to their last step; ``series`` counts from 0.
+        All series in the common order, from their first to their last step; ``series`` counts from
+        0.
     counts : tuple of int
         The number of series of each rank.
     owner, local : ndarray of int, shape (N,)
@@ -155,7 +186,10 @@ class SeriesShards:
 
     Examples
     --------
-    >>> whole = Segments.from_lengths(n_series=2, n_steps=9), Segments.from_lengths(n_series=4, n_steps=7)
+    >>> whole = (
+    ...     Segments.from_lengths(n_series=2, n_steps=9),
+    ...     Segments.from_lengths(n_series=4, n_steps=7),
+    ... )
     >>> shards = SeriesShards.of(whole, rank=1)
     >>> shards.owner.tolist(), shards.local.tolist(), shards.whole.length.tolist()
     ([1, 0, 1, 1, 0, 1], [0, 0, 1, 2, 1, 3], [7, 9, 7, 7, 9, 7])
@@ -171,14 +205,20 @@ class SeriesShards:
 
     @classmethod
     def of(cls, whole: Sequence[Segments], rank: int) -> Self:
-        """Put the series of all ranks, each a segment, in the common order; ``whole`` is in the order of ranks."""
+        """Put the series of all ranks, each a segment, in the common order; ``whole`` is in the
+        order of ranks.
+        """
         counts = tuple(len(rows) for rows in whole)
         owner = np.repeat(np.arange(len(counts)), counts)
         local = np.concatenate([np.arange(n) for n in counts])
         order = np.lexsort((owner, (local + 0.5) / np.array(counts)[owner]))
-        starts, lengths = (np.concatenate([getattr(rows, name) for rows in whole]) for name in ("start", "length"))
+        starts, lengths = (
+            np.concatenate([getattr(rows, name) for rows in whole]) for name in ("start", "length")
+        )
         n = np.arange(len(order))
-        return cls(rank, Segments(n, starts[order], lengths[order]), counts, owner[order], local[order])
+        return cls(
+            rank, Segments(n, starts[order], lengths[order]), counts, owner[order], local[order]
+        )
 
     @property
     def n_steps(self) -> int:
@@ -197,7 +237,9 @@ class SeriesShards:
         return np.concatenate(parts)[first[self.owner] + self.local]
 
     def permute_within_ranks(self, order: np.ndarray, rows: Segments) -> np.ndarray:
-        """Change a permutation of rows so that every rank keeps the places of its rows, in the permutation's order."""
+        """Change a permutation of rows so that every rank keeps the places of its rows, in the
+        permutation's order.
+        """
         owner = self.owner[rows.series]
         permuted = np.empty_like(order)
         for rank in np.unique(owner):

@@ -23,7 +23,8 @@ class WindowIndex:
     start, stop : int
         Steps of the rows, the n_overlap included.
     n_overlap : int
-        Earlier steps at the beginning, through which gradients flow, but that carry no loss (``overlap``).
+        Earlier steps at the beginning, through which gradients flow, but that carry no loss
+        (``overlap``).
     first, last : bool
         Whether the window starts from the zero state, and whether it is the last of its group.
     has_loss : bool
@@ -49,14 +50,17 @@ class Window:
     Attributes
     ----------
     x, y : tuple of ndarray, shapes (S, B, F) and (S - n_overlap, B, G)
-        Views of the data or fresh arrays, in any memory order; not to be written to. ``y`` is empty without targets.
+        Views of the data or fresh arrays, in any memory order; not to be written to. ``y`` is empty
+        without targets.
     w : ndarray of shape (S - n_overlap, B, 1) or (S - n_overlap, B, G), or None
-        Weights of the steps, 0 where a step does not count; None if all count equally. Where single outputs of a step
-        that counts are missing, one column for each output, of several targets one after the other.
+        Weights of the steps, 0 where a step does not count; None if all count equally. Where single
+        outputs of a step that counts are missing, one column for each output, of several targets
+        one after the other.
     missing_steps : ndarray of bool, shape (S, B), or None
         Without targets: the steps that have no input, whose prediction means nothing.
     n_live : float
-        Steps that count; a step of which some outputs are missing counts for the share that is there.
+        Steps that count; a step of which some outputs are missing counts for the share that is
+        there.
     index : WindowIndex or None
         Its position; None of other pieces.
     """
@@ -72,10 +76,11 @@ class Window:
 class SequenceWindows:
     """Cut ``(F, N, T)`` arrays into truncated-BPTT minibatches, lazily.
 
-    Rows are taken in groups of ``batchsize``; each group is read forward in time, ``seqsize`` steps at a time,
-    before the next group begins. A model may therefore carry its hidden state from one window to the next, and must
-    forget it where ``first`` is true. Only the window being yielded is read: the arrays may be memory maps or open
-    HDF5 datasets larger than memory. Nothing is dropped: the last group and the last window may be smaller.
+    Rows are taken in groups of ``batchsize``; each group is read forward in time, ``seqsize`` steps
+    at a time, before the next group begins. A model may therefore carry its hidden state from one
+    window to the next, and must forget it where ``first`` is true. Only the window being yielded is
+    read: the arrays may be memory maps or open HDF5 datasets larger than memory. Nothing is
+    dropped: the last group and the last window may be smaller.
 
     Parameters
     ----------
@@ -87,7 +92,8 @@ class SequenceWindows:
     seqsize : int
         Time steps per window. The last window of a group may be shorter.
     overlap : int
-        Earlier steps read again at the beginning of each window, for gradients to reach further back.
+        Earlier steps read again at the beginning of each window, for gradients to reach further
+        back.
     burn_in : int
         Steps at a row's start that come in windows of their own, which do not count.
     segments : Segments, optional
@@ -99,8 +105,8 @@ class SequenceWindows:
     one_target : bool
         Whether each series has one target, at its last step, so that its earlier inputs count too.
     shards : SeriesShards, optional
-        Of series that are divided over ranks: ``segments`` are then rows of all ranks, the arrays hold this rank's
-        series only, and :meth:`own` picks the rows that can be read.
+        Of series that are divided over ranks: ``segments`` are then rows of all ranks, the arrays
+        hold this rank's series only, and :meth:`own` picks the rows that can be read.
 
     Yields
     ------
@@ -109,14 +115,16 @@ class SequenceWindows:
     Raises
     ------
     DataError
-        On reading: an infinite value, or a NaN input at a step whose target counts. NaN targets, and steps past the
-        end of a row, do not count; what their inputs hold in NaN is replaced by zeros. Without targets, and with
-        ``one_target``, inputs of all steps count, except where all features are NaN.
+        On reading: an infinite value, or a NaN input at a step whose target counts. NaN targets,
+        and steps past the end of a row, do not count; what their inputs hold in NaN is replaced by
+        zeros. Without targets, and with ``one_target``, inputs of all steps count, except where all
+        features are NaN.
 
     Notes
     -----
-    Order as in ``datagen`` of FluxUtils.jl, where time is the inner loop too. On truncated backpropagation through
-    time: Williams & Peng (1990), Neural Computation 2(4), 490-501; ``k1 = seqsize``, ``k2 = seqsize + overlap``.
+    Order as in ``datagen`` of FluxUtils.jl, where time is the inner loop too. On truncated
+    backpropagation through time: Williams & Peng (1990), Neural Computation 2(4), 490-501; ``k1 =
+    seqsize``, ``k2 = seqsize + overlap``.
 
     Examples
     --------
@@ -148,16 +156,24 @@ class SequenceWindows:
         shards: SeriesShards | None = None,
     ) -> None:
         self.x, self.y, self.weight = tuple(x), tuple(y), weight
-        self.batchsize, self.seqsize, self.overlap, self.burn_in = batchsize, seqsize, overlap, burn_in
+        self.batchsize, self.seqsize, self.overlap, self.burn_in = (
+            batchsize,
+            seqsize,
+            overlap,
+            burn_in,
+        )
         self.segments = Segments.from_lengths(x[0].N, x[0].T) if segments is None else segments
         self.equal_lengths, self.one_target, self.shards = equal_lengths, one_target, shards
         self.mask_per_output = mask_per_output and sum(s.F for s in self.y) > 1
-        self.overlap_into_burn_in = False  # whether the overlap may reach into the burn-in, for models without a state
+        self.overlap_into_burn_in = (
+            False  # whether the overlap may reach into the burn-in, for models without a state
+        )
         self._checked: set[int] = set()  # arrays known to be finite everywhere
         self._order: np.ndarray | None = None
 
     def check(self) -> None:
-        """Look for NaN and infinity now, in the arrays that are in memory, rather than window by window.
+        """Look for NaN and infinity now, in the arrays that are in memory, rather than window by
+        window.
 
         Raises
         ------
@@ -165,7 +181,9 @@ class SequenceWindows:
             As windows would, before the first one.
         """
         for s in (*self.x, *self.y):
-            if s.kind == "int" or (s.in_memory and all(_all_finite(a) for a in getattr(s.array, "arrays", (s.array,)))):
+            if s.kind == "int" or (
+                s.in_memory and all(_all_finite(a) for a in getattr(s.array, "arrays", (s.array,)))
+            ):
                 self._checked.add(id(s))
         arrays = self.x if self.one_target else (*self.x, *self.y)
         if all(s.in_memory for s in arrays) and any(id(s) not in self._checked for s in arrays):
@@ -175,17 +193,23 @@ class SequenceWindows:
 
     @property
     def has_missing_targets(self) -> bool:
-        """Whether :meth:`check` found steps without a target; False if it could not tell, as for memory maps."""
+        """Whether :meth:`check` found steps without a target; False if it could not tell, as for
+        memory maps.
+        """
         return any(s.in_memory and id(s) not in self._checked for s in self.y)
 
     def shuffle(self, rng: np.random.Generator | None) -> None:
-        """Draw a new order of the rows for the next pass; None is the given order. Time always runs forward."""
+        """Draw a new order of the rows for the next pass; None is the given order. Time always runs
+        forward.
+        """
         self._order = None if rng is None else rng.permutation(len(self.segments))
         if self._order is not None and self.shards is not None:
             self._order = self.shards.permute_within_ranks(self._order, self.segments)
 
     def own(self, rows: Segments) -> Segments:
-        """Return the rows among these that this rank can read: all, unless series are divided over ranks."""
+        """Return the rows among these that this rank can read: all, unless series are divided over
+        ranks.
+        """
         return rows if self.shards is None else self.shards.own(rows)
 
     def __len__(self) -> int:
@@ -205,23 +229,35 @@ class SequenceWindows:
             s.prefetch(rows, start, stop)
 
     def indices(self) -> Iterator[WindowIndex]:
-        """Where the windows of one pass lie, in order; :meth:`read` makes windows of them. Nothing is read."""
+        """Where the windows of one pass lie, in order; :meth:`read` makes windows of them. Nothing
+        is read.
+        """
         for group in self._groups():
             spans = self._spans(group.max_length)
             for i, (start, stop, counts) in enumerate(spans):
                 following = spans[i + 1] if i + 1 < len(spans) else None
                 n_overlap = (
-                    min(self.overlap, start - (0 if self.overlap_into_burn_in else self.burn_in)) if counts else 0
+                    min(self.overlap, start - (0 if self.overlap_into_burn_in else self.burn_in))
+                    if counts
+                    else 0
                 )
                 next_start = None
                 if self.overlap and following is not None and following[2] and counts:
                     next_start = max(self.burn_in, following[0] - self.overlap)
                 yield WindowIndex(
-                    group, start - n_overlap, stop, n_overlap, i == 0, following is None, counts, next_start
+                    group,
+                    start - n_overlap,
+                    stop,
+                    n_overlap,
+                    i == 0,
+                    following is None,
+                    counts,
+                    next_start,
                 )
 
     def count_with_loss(self, most: int) -> int:
-        """Count the windows of one pass that carry loss, up to ``most``, as far as positions tell: nothing is read.
+        """Count the windows of one pass that carry loss, up to ``most``, as far as positions tell:
+        nothing is read.
 
         With one target per series, these are the windows in which a series ends.
         """
@@ -238,7 +274,9 @@ class SequenceWindows:
 
     def read(self, index: WindowIndex) -> Window:
         """Read the window at a position; any thread may call this."""
-        return replace(self.cut(index.segments, index.start, index.stop, index.n_overlap), index=index)
+        return replace(
+            self.cut(index.segments, index.start, index.stop, index.n_overlap), index=index
+        )
 
     # -- which windows there are ---------------------------------------------------------------------
 
@@ -263,7 +301,11 @@ class SequenceWindows:
     def _spanning_rows(self) -> Segments:
         """Return one row per series, from the first to the last of its steps that is in any row."""
         n_series, n_steps = self.x[0].N, self.x[0].T
-        starts, stops, rows = np.full(n_series, n_steps), np.zeros(n_series, int), self.own(self.segments)
+        starts, stops, rows = (
+            np.full(n_series, n_steps),
+            np.zeros(n_series, int),
+            self.own(self.segments),
+        )
         np.minimum.at(starts, rows.series, rows.start)
         np.maximum.at(stops, rows.series, rows.start + rows.length)
         starts = np.minimum(starts, stops)  # a series without rows has no steps
@@ -283,7 +325,11 @@ class SequenceWindows:
         single = self.mask_per_output and any(g is not None for g in missing)
         if single:
             present = np.concatenate(
-                [np.ones(v.shape, bool) if g is None else ~g for v, g in zip(y, missing, strict=True)], -1
+                [
+                    np.ones(v.shape, bool) if g is None else ~g
+                    for v, g in zip(y, missing, strict=True)
+                ],
+                -1,
             )  # (S, B, outputs)
             live = _both_masks(live, np.asarray(present.any(-1)))
         else:
@@ -294,7 +340,9 @@ class SequenceWindows:
             w = self.weight.read(rows, start, stop)
             live = _both_masks(live, w > 0)
         missing_steps, counts = None, live  # whose inputs have to be numbers
-        if not self.y or self.one_target:  # a step without any input is a gap, a step with some is an error
+        if (
+            not self.y or self.one_target
+        ):  # a step without any input is a gap, a step with some is an error
             counts = exists if w is None else _both_masks(exists, w > 0)
             for s, v in zip(self.x, x, strict=True):
                 if id(s) not in self._checked and s.kind == "float":
@@ -305,7 +353,9 @@ class SequenceWindows:
                 counts = None if counts is None or live is None else counts | live
         if single and live is not None:
             present &= live[:, :, None]
-        single = single and not (present.any(-1) == present.all(-1)).all()  # else whole steps are missing
+        single = (
+            single and not (present.any(-1) == present.all(-1)).all()
+        )  # else whole steps are missing
         steps = None if live is None else live[:, :, None]
         counted = None if counts is None else counts[:, :, None]
         for i, s in enumerate(self.x):
@@ -313,7 +363,12 @@ class SequenceWindows:
         column = 0
         for i, s in enumerate(self.y):
             y[i] = self._clean_values(
-                s, y[i], rows, start, present[:, :, column : column + s.F] if single else steps, exists
+                s,
+                y[i],
+                rows,
+                start,
+                present[:, :, column : column + s.F] if single else steps,
+                exists,
             )
             column += s.F
         mask = present if single else steps
@@ -334,7 +389,8 @@ class SequenceWindows:
         live: np.ndarray | None,
         exists: np.ndarray | None,
     ) -> np.ndarray:
-        """``v`` with zeros where a dead step or value holds no number; an error where a live one does.
+        """``v`` with zeros where a dead step or value holds no number; an error where a live one
+        does.
 
         ``live`` is (S, B, 1), or (S, B, F) where single values of a step are masked.
         """
@@ -354,7 +410,9 @@ class SequenceWindows:
                 way_out = "a step without input is NaN in all features and not the one with the target; fill in others"
             elif not self.y:
                 way_out = "a step without input is NaN in all features; fill in single ones"
-            raise DataError(f"{s.name} is {v[t, b, f]} at {where}; {way_out}, as SequenceImputer does")
+            raise DataError(
+                f"{s.name} is {v[t, b, f]} at {where}; {way_out}, as SequenceImputer does"
+            )
         if live is None or live.shape[2] == 1:
             nonfinite = nonfinite.any(-1, keepdims=True)  # the whole step, not single features
         return np.where(nonfinite, v.dtype.type(0), v)

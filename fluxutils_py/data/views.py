@@ -1,4 +1,6 @@
-"""(F, N, T) arrays that scikit-learn sees as matrices: one row per series, or one row per time step."""
+"""(F, N, T) arrays that scikit-learn sees as matrices: one row per series, or one row per time
+step.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ RECENT: deque[Flattened] = deque(maxlen=8)
 
 
 def flattened_steps(matrix: np.ndarray) -> int | None:
-    """Return T if the first row of a matrix is one of a ``samples`` view that was lately flattened; else None.
+    """Return T if the first row of a matrix is one of a ``samples`` view that was lately flattened;
+    else None.
 
     So it does if all rows are there and a tool has scaled the columns, as ``StandardScaler`` does.
     """
@@ -52,7 +55,9 @@ def flattened_steps(matrix: np.ndarray) -> int | None:
 
 
 def _are_scaled(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether each column of ``b`` is that of ``a`` times a number plus a number, to the rounding of float32."""
+    """Whether each column of ``b`` is that of ``a`` times a number plus a number, to the rounding
+    of float32.
+    """
     if a.shape != b.shape or len(a) < ENOUGH_ROWS:
         return False
     with np.errstate(over="ignore", invalid="ignore"):  # infinite values are not scaled ones
@@ -63,10 +68,12 @@ def _are_scaled(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 class SequenceView(DuckArray):
-    """A matrix to scikit-learn, an (F, N, T) array to an estimator; made by :func:`samples` and :func:`timesteps`.
+    """A matrix to scikit-learn, an (F, N, T) array to an estimator; made by :func:`samples` and
+    :func:`timesteps`.
 
-    It has ``shape``, ``dtype`` and ``len``. Indexing rows gives views again, without reading anything; ``np.asarray``
-    reads everything. A view can be pickled; data in a file travel as the file's name.
+    It has ``shape``, ``dtype`` and ``len``. Indexing rows gives views again, without reading
+    anything; ``np.asarray`` reads everything. A view can be pickled; data in a file travel as the
+    file's name.
 
     Attributes
     ----------
@@ -125,7 +132,9 @@ class SequenceView(DuckArray):
         rows = self._with_index(compose_index(self.index, which))
         if isinstance(columns, range) and columns == range(self.shape[1]):
             return rows
-        return np.asarray(rows)[:, columns if isinstance(columns, int) else np.asarray(columns, dtype=np.intp)]
+        return np.asarray(rows)[
+            :, columns if isinstance(columns, int) else np.asarray(columns, dtype=np.intp)
+        ]
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[i] for i in range(len(self)))
@@ -138,7 +147,9 @@ class SequenceView(DuckArray):
     def __array_namespace__(self, api_version: str | None = None) -> ModuleType:
         return np
 
-    def take(self, indices: Any, axis: int | None = None, out: Any = None, mode: str = "raise") -> Any:
+    def take(
+        self, indices: Any, axis: int | None = None, out: Any = None, mode: str = "raise"
+    ) -> Any:
         """Return rows by their numbers, as a view, or read columns (``axis=1``)."""
         return self[np.asarray(indices)] if axis in (None, 0) else self[:, indices]
 
@@ -147,22 +158,29 @@ class SequenceView(DuckArray):
         return np.array(self)
 
     def __reduce__(self) -> Any:
-        return type(self), (as_picklable(self.array), self.index, self.functions, self.feature_names, self.context)
+        return type(self), (
+            as_picklable(self.array),
+            self.index,
+            self.functions,
+            self.feature_names,
+            self.context,
+        )
 
     def map(self, function: Function) -> Self:
-        """Return the same view of a function of the array; the function is applied when data are read.
+        """Return the same view of a function of the array; the function is applied when data are
+        read.
 
-        ``function`` takes and returns blocks (F, n, t) of any number of series and steps; F may change. Names of
-        features stay if it is a ufunc of NumPy, or has an attribute ``keeps_features = True``. For several processes it
-        must be picklable.
+        ``function`` takes and returns blocks (F, n, t) of any number of series and steps; F may
+        change. Names of features stay if it is a ufunc of NumPy, or has an attribute
+        ``keeps_features = True``. For several processes it must be picklable.
         """
         return self._rebuild_view(self.index, (*self.functions, function))
 
     def replace(self, make: Callable[[Any], Any]) -> Self:
         """Return the same rows of another array of the same series and steps, computed by ``make``.
 
-        Use it for functions of earlier steps, which :meth:`map` does not see: ``make`` takes the whole array (F, N, T)
-        behind the view, and returns an array that reads lazily.
+        Use it for functions of earlier steps, which :meth:`map` does not see: ``make`` takes the
+        whole array (F, N, T) behind the view, and returns an array that reads lazily.
         """
         array = LazyArray(self.array, functions=self.functions) if self.functions else self.array
         return self._rebuild_view(self.index, (), make(array))
@@ -170,19 +188,27 @@ class SequenceView(DuckArray):
     def _with_index(self, index: Index) -> Self:
         return self._rebuild_view(index, self.functions)
 
-    def _rebuild_view(self, index: Index, functions: tuple[Function, ...], array: Any = None) -> Self:
-        return type(self)(self.array if array is None else array, index, functions, self._names, self.context)
+    def _rebuild_view(
+        self, index: Index, functions: tuple[Function, ...], array: Any = None
+    ) -> Self:
+        return type(self)(
+            self.array if array is None else array, index, functions, self._names, self.context
+        )
 
     def _native(self, index: Index) -> Any:
         series, steps = (index, None) if self.axis == 1 else (None, index)
         return select(self.array, series, steps, self.functions)
 
     def contiguous_runs(self) -> list[slice]:
-        """Return slices of steps that follow each other in time; between them the state is forgotten."""
+        """Return slices of steps that follow each other in time; between them the state is
+        forgotten.
+        """
         return [slice(0, self.array.shape[2])]
 
     def with_context(self, run: slice) -> tuple[Any, int]:
-        """Return a run as (F, N, n), lazily, with earlier steps before it that warm up the state, and their number."""
+        """Return a run as (F, N, n), lazily, with earlier steps before it that warm up the state,
+        and their number.
+        """
         return self.native, 0
 
     @classmethod
@@ -194,7 +220,9 @@ class SequenceView(DuckArray):
     @classmethod
     def from_rows(cls, rows: np.ndarray, n_features: int) -> np.ndarray:
         """Return the (F, N, T) array of some rows: the inverse of :meth:`to_rows`."""
-        return np.moveaxis(rows.reshape(len(rows), n_features, rows.shape[1] // n_features), 0, cls.axis)
+        return np.moveaxis(
+            rows.reshape(len(rows), n_features, rows.shape[1] // n_features), 0, cls.axis
+        )
 
 
 class SamplesView(SequenceView):
@@ -206,7 +234,9 @@ class SamplesView(SequenceView):
         matrix = super().__array__(dtype, copy)
         n_steps = self.array.shape[2]
         if n_steps > 1 and matrix.size and matrix.dtype.kind in "iuf":
-            RECENT.append(Flattened(matrix.shape[1], n_steps, matrix[:, [0, -1]].astype(np.float64)))
+            RECENT.append(
+                Flattened(matrix.shape[1], n_steps, matrix[:, [0, -1]].astype(np.float64))
+            )
         return matrix
 
 
@@ -219,9 +249,9 @@ class TimestepsView(SequenceView):
         super().__init__(*arguments, **settings)
         if len(self.index) > 1 and not (np.diff(np.asarray(self.index)) > 0).all():
             raise ValueError(
-                "time steps must stay in their order: a state that runs forward cannot be carried through steps that "
-                "are shuffled, reversed or repeated; split with TimeSeriesSplit or KFold(shuffle=False), or use "
-                "samples(x) to split between series"
+                "time steps must stay in their order: a state that runs forward cannot be carried "
+                "through steps that are shuffled, reversed or repeated; split with TimeSeriesSplit "
+                "or KFold(shuffle=False), or use samples(x) to split between series"
             )
 
     def contiguous_runs(self) -> list[slice]:
@@ -234,25 +264,28 @@ class TimestepsView(SequenceView):
 
 
 def samples(x: Any, *, feature_names: Sequence[str] | None = None) -> SamplesView:
-    """View an (F, N, T) array as a matrix with one row per series, for tools that split, shuffle or count samples.
+    """View an (F, N, T) array as a matrix with one row per series, for tools that split, shuffle or
+    count samples.
 
-    scikit-learn sees ``(N, F * T)`` (column ``f * T + t``); estimators of this package see ``(F, N, T)`` again.
-    Indexing rows gives a view and reads nothing. Never hand a three-dimensional array itself to a splitter, a search or
-    a pipeline that splits: scikit-learn splits along the first axis, which holds the features.
+    scikit-learn sees ``(N, F * T)`` (column ``f * T + t``); estimators of this package see ``(F, N,
+    T)`` again. Indexing rows gives a view and reads nothing. Never hand a three-dimensional array
+    itself to a splitter, a search or a pipeline that splits: scikit-learn splits along the first
+    axis, which holds the features.
 
     Parameters
     ----------
     x : array of shape (F, N, T)
-        NumPy array or memory map, h5py dataset, torch tensor, or a result of ``h5mmap``. Not copied.
+        NumPy array or memory map, h5py dataset, torch tensor, or a result of ``h5mmap``. Not
+        copied.
     feature_names : sequence of F str, optional
-        Estimators and transformers fitted on the view store them as ``feature_names_in_`` and later refuse other names.
-        None takes the array's attribute ``feature_names``, if it has one.
+        Estimators and transformers fitted on the view store them as ``feature_names_in_`` and later
+        refuse other names. None takes the array's attribute ``feature_names``, if it has one.
 
     Returns
     -------
     SamplesView
-        Predictions for it are matrices with the same rows, as are targets ``samples(y)``. Targets of one value per
-        series may be a plain array of shape (N,) or (N, G).
+        Predictions for it are matrices with the same rows, as are targets ``samples(y)``. Targets
+        of one value per series may be a plain array of shape (N,) or (N, G).
 
     Raises
     ------
@@ -272,27 +305,30 @@ def samples(x: Any, *, feature_names: Sequence[str] | None = None) -> SamplesVie
     return SamplesView(array, names=_checked_names(feature_names, array))
 
 
-def timesteps(x: Any, context: int = 0, *, feature_names: Sequence[str] | None = None) -> TimestepsView:
+def timesteps(
+    x: Any, context: int = 0, *, feature_names: Sequence[str] | None = None
+) -> TimestepsView:
     """View an (F, N, T) array as a matrix with one row per time step, for splitting in time.
 
-    scikit-learn sees ``(T, F * N)`` (column ``f * N + n``); estimators of this package see ``(F, N, T)`` again. Where a
-    split leaves a gap, the state starts from zero. Rows must stay in order.
+    scikit-learn sees ``(T, F * N)`` (column ``f * N + n``); estimators of this package see ``(F, N,
+    T)`` again. Where a split leaves a gap, the state starts from zero. Rows must stay in order.
 
     Parameters
     ----------
     x : array of shape (F, N, T)
         As in :func:`samples`.
     context : int
-        Warm up the state on up to this many earlier steps of ``x`` before predicting a stretch, including steps that a
-        split has put elsewhere. Only inputs are used, so no target leaks. With 0, every stretch starts from the zero
-        state; training always does.
+        Warm up the state on up to this many earlier steps of ``x`` before predicting a stretch,
+        including steps that a split has put elsewhere. Only inputs are used, so no target leaks.
+        With 0, every stretch starts from the zero state; training always does.
     feature_names : sequence of F str, optional
         As in :func:`samples`.
 
     Returns
     -------
     TimestepsView
-        Targets go with it as ``timesteps(y)``, or, for one series, as a plain array of shape (T,) or (T, G).
+        Targets go with it as ``timesteps(y)``, or, for one series, as a plain array of shape (T,)
+        or (T, G).
 
     Raises
     ------
@@ -318,18 +354,28 @@ def _checked_names(names: Any, array: Any) -> Names | None:
         return None
     checked = () if isinstance(names, str) else tuple(names)
     if len(checked) != array.shape[0] or not all(isinstance(n, str) for n in checked):
-        raise DataError(f"feature_names must be {array.shape[0]} strings, one per feature; got {names!r}")
+        raise DataError(
+            f"feature_names must be {array.shape[0]} strings, one per feature; got {names!r}"
+        )
     return tuple(str(n) for n in checked)
 
 
 def _three_axes(x: Any, name: str) -> Any:
     if isinstance(x, SequenceView):
-        raise DataError(f"{name} takes an array of shape (F, N, T), got a view of one; its array is x.native")
+        raise DataError(
+            f"{name} takes an array of shape (F, N, T), got a view of one; its array is x.native"
+        )
     check_dataset(x, "x")
     if isinstance(x, tuple):
-        raise ShapeError(f"{name} takes one array of shape (F, N, T), got a tuple of {len(x)}; stack their features")
+        raise ShapeError(
+            f"{name} takes one array of shape (F, N, T), got a tuple of {len(x)}; stack their "
+            "features"
+        )
     array = as_three_axes(x, "x")
     if np.dtype(getattr(array, "dtype", float)).kind in "cMmV":
-        raise DataError(f"x must hold real numbers, or labels, got dtype {array.dtype}; convert it, as with astype")
+        raise DataError(
+            f"x must hold real numbers, or labels, got dtype {array.dtype}; convert it, as with "
+            "astype"
+        )
     lazy = isinstance(array, np.ndarray | H5Lazy | LazyArray | h5py.Dataset)
     return array if lazy else LazyArray(array)

@@ -23,7 +23,8 @@ class SampleWeight:
     Parameters
     ----------
     weight : array of shape (N,), (N, T) or (1, N, T)
-        Not negative, not all zero. Steps of weight 0 do not count. Unchanged: scaling happens on reading.
+        Not negative, not all zero. Steps of weight 0 do not count. Unchanged: scaling happens on
+        reading.
     n_series, n_steps : int
 
     Raises
@@ -51,8 +52,8 @@ class SampleWeight:
             self._read = lambda s, t: np.repeat(each[s][:, None], max(t.stop - t.start, 0), 1)
         else:
             raise ShapeError(
-                f"sample_weight has shape {shape}; expected ({n_series},), ({n_series}, {n_steps}) or "
-                f"(1, {n_series}, {n_steps}) for {n_series} series of {n_steps} time steps"
+                f"sample_weight has shape {shape}; expected ({n_series},), ({n_series}, {n_steps}) "
+                f"or (1, {n_series}, {n_steps}) for {n_series} series of {n_steps} time steps"
             )
         if not isinstance(w, h5py.Dataset):  # the attribute of HDF5 is for arrays of three axes
             check_named_axes(w, "sample_weight", "series")
@@ -69,7 +70,8 @@ class SampleWeight:
         mask_per_output: bool = False,
         add_up: Callable[[np.ndarray], np.ndarray] = lambda sums: sums,
     ) -> None:
-        """Scale to mean 1 over the steps that count: those of ``rows`` with a weight and no NaN target. In blocks.
+        """Scale to mean 1 over the steps that count: those of ``rows`` with a weight and no NaN
+        target. In blocks.
 
         Parameters
         ----------
@@ -79,9 +81,11 @@ class SampleWeight:
         burn_in : int
             Steps at the start of each row that do not count.
         mask_per_output : bool
-            A step of which some targets are missing counts for the share that is there. Otherwise not at all.
+            A step of which some targets are missing counts for the share that is there. Otherwise
+            not at all.
         add_up : callable, optional
-            Adds the sums of other series to the sums of these: of ranks that have series of their own.
+            Adds the sums of other series to the sums of these: of ranks that have series of their
+            own.
 
         Raises
         ------
@@ -93,7 +97,10 @@ class SampleWeight:
         for series, steps in block_slices(self.n_series, self.n_steps):
             w = self._read(series, steps).astype(float)  # (B, S)
             if not np.isfinite(w).all() or (w < 0).any():
-                raise DataError("sample_weight must be finite and not negative; use 0 for steps that should not count")
+                raise DataError(
+                    "sample_weight must be finite and not negative; use 0 for steps that should "
+                    "not count"
+                )
             live, walked = w > 0, rows.coverage_mask(series, steps, burn_in)
             live = live if walked is None else live & walked
             missing = [y.missing_mask(y.stored_block(series, steps)) for y in ys]
@@ -111,12 +118,18 @@ class SampleWeight:
             count += int(live.sum())
         total, count = add_up(np.array([total, count]))
         if count == 0:
-            raise DataError("sample_weight leaves nothing to learn from: every step has weight 0 or no target")
+            raise DataError(
+                "sample_weight leaves nothing to learn from: every step has weight 0 or no target"
+            )
         self.scale = float(count / total)
 
     def drop_zero_weight(self, rows: Segments) -> Segments:
         """The rows of series whose weight is not 0, where weights are of whole series; else all."""
-        return rows if self._per_series is None else rows[np.asarray(self._per_series > 0)[rows.series]]
+        return (
+            rows
+            if self._per_series is None
+            else rows[np.asarray(self._per_series > 0)[rows.series]]
+        )
 
     def max_per_series(self) -> np.ndarray:
         """The largest weight of each series, shape (N,)."""
@@ -132,12 +145,18 @@ class SampleWeight:
         return self._read(series, steps)
 
     def read(self, rows: Segments, start: int, stop: int) -> np.ndarray:
-        """Scaled weights of the given rows, shape (S, B); a fresh array. Steps past a row's end are unspecified."""
+        """Scaled weights of the given rows, shape (S, B); a fresh array. Steps past a row's end are
+        unspecified.
+        """
         first = rows.common_start
         if first is not None and rows.common_series is not None:
             begin, end = first + start, min(first + stop, self.n_steps)
             w = self._read(rows.common_series, slice(begin, end)).T * self.scale
-            return np.concatenate([w, np.zeros((stop - start - len(w), len(rows)))]) if len(w) < stop - start else w
+            return (
+                np.concatenate([w, np.zeros((stop - start - len(w), len(rows)))])
+                if len(w) < stop - start
+                else w
+            )
         out = np.zeros((stop - start, len(rows)))
         for i, (s, t) in enumerate(zip(rows.series, rows.start, strict=True)):
             w = self._read(slice(s, s + 1), slice(t + start, min(t + stop, self.n_steps)))[0]
@@ -146,7 +165,8 @@ class SampleWeight:
 
 
 def output_fractions(present: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """Return the fraction of outputs present at each step, (..., outputs) of bool to (...), equal for all targets.
+    """Return the fraction of outputs present at each step, (..., outputs) of bool to (...), equal
+    for all targets.
 
     >>> output_fractions(np.array([[True, True, False], [True, False, False]]), [1, 2])
     array([0.75, 0.5 ])
@@ -164,7 +184,8 @@ def live_steps(present: np.ndarray, sizes: Sequence[int]) -> float:
 def block_slices(n_series: int, n_steps: int, n_features: int = 1) -> list[tuple[slice, slice]]:
     """Cut (N, T) into rectangles of about a million values.
 
-    As close to squares as the axes allow, so that a file is read in long runs whatever its memory order.
+    As close to squares as the axes allow, so that a file is read in long runs whatever its memory
+    order.
     """
     room = max(1, BLOCK // max(1, n_features))
     per_step = max(1, min(n_steps, max(math.isqrt(room), room // max(1, n_series))))

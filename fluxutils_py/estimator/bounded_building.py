@@ -17,11 +17,16 @@ from torch.nn.modules.module import (
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn.seeding import seeded
 
-SPARE = 100  # modules and parameters beyond eight for each that is stored: containers, dropout, those that are wrapped
+# modules and parameters beyond eight for each that is stored: containers, dropout, those that are
+# wrapped
+SPARE = 100
 
 
-def build_bounded(build: Callable[[], nn.Module], stored: dict[str, Tensor], path: Any) -> nn.Module:
-    """Build a model for which there are parameters, and compare their shapes before any memory is taken.
+def build_bounded(
+    build: Callable[[], nn.Module], stored: dict[str, Tensor], path: Any
+) -> nn.Module:
+    """Build a model for which there are parameters, and compare their shapes before any memory is
+    taken.
 
     Parameters
     ----------
@@ -42,7 +47,8 @@ def build_bounded(build: Callable[[], nn.Module], stored: dict[str, Tensor], pat
         except Exception:
             if left[0] < 0:
                 raise
-            outline = None  # it looks at values as it is built, or cannot be built, which the next call will say
+            # it looks at values as it is built, or cannot be built, which the next call will say
+            outline = None
     if outline is not None:
         compare_parameters(stored, outline.state_dict(), path)
     with seeded(0), _counted(8 * len(stored) + SPARE, path):
@@ -52,13 +58,18 @@ def build_bounded(build: Callable[[], nn.Module], stored: dict[str, Tensor], pat
 
 
 def compare_parameters(stored: dict[str, Any], wanted: dict[str, Any], path: Any) -> None:
-    """Raise a LoadError that names each parameter or buffer that is missing, left over, or of another shape or kind."""
+    """Raise a LoadError that names each parameter or buffer that is missing, left over, or of
+    another shape or kind.
+    """
     faults = [f"{k}: in the file, not in the model" for k in stored if k not in wanted]
     faults += [f"{k}: in the model, not in the file" for k in wanted if k not in stored]
     faults += [
         f"{k}: {_outline(v)} in the file, {_outline(wanted[k])} in the model"
         for k, v in stored.items()
-        if k in wanted and (not isinstance(v, Tensor) or v.shape != wanted[k].shape or _kind(v) != _kind(wanted[k]))
+        if k in wanted
+        and (
+            not isinstance(v, Tensor) or v.shape != wanted[k].shape or _kind(v) != _kind(wanted[k])
+        )
     ]
     if faults:
         raise LoadError(f"{path} does not fit the model:\n  " + "\n  ".join(faults))
@@ -87,9 +98,14 @@ def _counted(most: int, path: Any) -> Iterator[list[int]]:
             return
         left[0] -= 1
         if left[0] < 0:
-            raise LoadError(f"{path} describes a model of far more parts than it holds parameters for")
+            raise LoadError(
+                f"{path} describes a model of far more parts than it holds parameters for"
+            )
 
-    hooks = register_module_module_registration_hook(count), register_module_parameter_registration_hook(count)
+    hooks = (
+        register_module_module_registration_hook(count),
+        register_module_parameter_registration_hook(count),
+    )
     try:
         yield left
     finally:

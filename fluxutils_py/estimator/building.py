@@ -19,11 +19,18 @@ from fluxutils_py.nn.recurrent import wrap_recurrent
 from fluxutils_py.optim import ChainedOptimizer
 from fluxutils_py.training.make_optimizer import make_optimizer, with_python_numbers
 
-SIZES = {"n_in": 0, "n_features": 0, "n_out": 1, "n_outputs": 1}  # argument name -> index into (n_in, n_out)
+SIZES = {
+    "n_in": 0,
+    "n_features": 0,
+    "n_out": 1,
+    "n_outputs": 1,
+}  # argument name -> index into (n_in, n_out)
 
 
 class NotStored:
-    """Placeholder for an argument with user code, which a saved file does not store; see ``Estimator.load``."""
+    """Placeholder for an argument with user code, which a saved file does not store; see
+    ``Estimator.load``.
+    """
 
     def __init__(self, argument: str, what: str) -> None:
         self.argument, self.what = argument, what
@@ -41,8 +48,9 @@ def require_stored(**arguments: Any) -> None:
         if isinstance(value, NotStored):
             argument = name.partition(".")[0]  # spec.scheduler is given as spec
             raise ValueError(
-                f"this estimator was loaded from a file that does not hold its {name} ({value.what}), which is code "
-                f"of its author's; give it: Estimator.load(path, {argument}=...) or est.set_params({argument}=...)"
+                f"this estimator was loaded from a file that does not hold its {name} "
+                f"({value.what}), which is code of its author's; give it: Estimator.load(path, "
+                f"{argument}=...) or est.set_params({argument}=...)"
             )
 
 
@@ -57,13 +65,16 @@ def default_model(n_in: int, n_out: int, n_hidden: int = 32) -> nn.Module:
     return nn.Sequential(LSTM(n_in, n_hidden), nn.Linear(n_hidden, n_out))
 
 
-def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, device: Any) -> nn.Module:
+def build_model(
+    model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, device: Any
+) -> nn.Module:
     """Build a model: copy an instance, or call a class or function.
 
     Parameters
     ----------
     model : nn.Module, class, callable or None
-        Fills in arguments of a class or callable named ``n_in`` or ``n_features``, ``n_out`` or ``n_outputs``.
+        Fills in arguments of a class or callable named ``n_in`` or ``n_features``, ``n_out`` or
+        ``n_outputs``.
     n_in, n_out : int, or tuple of int for several inputs or outputs
     dtype : torch.dtype or None
         Floating type of the parameters; None leaves them as they are.
@@ -73,7 +84,8 @@ def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, de
     Raises
     ------
     TypeError
-        If ``model`` has another type, needs other arguments, or makes something other than a module.
+        If ``model`` has another type, needs other arguments, or makes something other than a
+        module.
     ValueError
         If the device does not exist.
     """
@@ -87,14 +99,22 @@ def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, de
         model = with_python_numbers(model)
         if unknown := _required_arguments(model) - set(SIZES):
             raise TypeError(
-                f"model={model!r} needs the arguments {', '.join(sorted(unknown))}, which nothing gives: those for the "
-                "numbers of features are called n_in and n_out; give others a default, or use functools.partial"
+                f"model={model!r} needs the arguments {', '.join(sorted(unknown))}, which nothing "
+                "gives: those for the numbers of features are called n_in and n_out; give others "
+                "a default, or use functools.partial"
             )
-        built = model(**{k: (n_in, n_out)[i] for k, i in SIZES.items() if k in _open_arguments(model)})
+        built = model(
+            **{k: (n_in, n_out)[i] for k, i in SIZES.items() if k in _open_arguments(model)}
+        )
         if not isinstance(built, nn.Module):
-            raise TypeError(f"model={model!r} must make a torch module, it made {type(built).__name__}")
+            raise TypeError(
+                f"model={model!r} must make a torch module, it made {type(built).__name__}"
+            )
     else:
-        raise TypeError(f"model must be a torch module, a class or function that makes one, or None; got {model!r}")
+        raise TypeError(
+            "model must be a torch module, a class or function that makes one, or None; got "
+            f"{model!r}"
+        )
     built = wrap_recurrent(built)
     device = check_device(device)
     return built.to(device=device, dtype=dtype) if dtype is not None else built.to(device=device)
@@ -103,8 +123,9 @@ def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, de
 def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optimizer:
     """Build the optimizer of ``built``: call a class or function, or rebind an instance.
 
-    ``model`` is the user's ``model`` argument. An optimizer instance must hold its parameters; it is rebound by their
-    positions and keeps its groups and settings. None is AdamW, fused where torch offers it.
+    ``model`` is the user's ``model`` argument. An optimizer instance must hold its parameters; it
+    is rebound by their positions and keeps its groups and settings. None is AdamW, fused where
+    torch offers it.
 
     Raises
     ------
@@ -116,7 +137,9 @@ def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optim
     optimizer = make_optimizer(given, [p for p in built.parameters() if p.requires_grad])
     allowed = {id(p) for p in built.parameters()}
     if any(id(p) not in allowed for group in optimizer.param_groups for p in group["params"]):
-        raise ValueError(f"opt={opt!r} made an optimizer of other parameters than the ones it was given")
+        raise ValueError(
+            f"opt={opt!r} made an optimizer of other parameters than the ones it was given"
+        )
     return optimizer
 
 
@@ -136,35 +159,47 @@ def check_device(device: Any) -> torch.device | None:
     except (RuntimeError, TypeError):
         raise ValueError(f"device={device!r} is no device of torch; {way_out}") from None
     if resolved.type == "cuda" and not torch.cuda.is_available():
-        built = "torch sees no GPU here" if torch.version.cuda else "this torch is built without CUDA"
+        built = (
+            "torch sees no GPU here" if torch.version.cuda else "this torch is built without CUDA"
+        )
         raise ValueError(f"device={device!r}, but {built}; {way_out}")
     try:
         torch.zeros(1, device=resolved).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}; {way_out}") from None
+        raise ValueError(
+            f"device={device!r} cannot be used: {str(error).splitlines()[0]}; {way_out}"
+        ) from None
     return resolved
 
 
 def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer like ``opt`` for ``built``, with parameters at the same positions as in ``model``."""
-    way_out = "; give the class and its settings instead: functools.partial(torch.optim.AdamW, lr=...)"
+    """Return an optimizer like ``opt`` for ``built``, with parameters at the same positions as in
+    ``model``.
+    """
+    way_out = (
+        "; give the class and its settings instead: functools.partial(torch.optim.AdamW, lr=...)"
+    )
     if not isinstance(model, nn.Module):
-        raise ValueError(f"an optimizer instance needs a model instance, whose parameters it holds{way_out}")
+        raise ValueError(
+            f"an optimizer instance needs a model instance, whose parameters it holds{way_out}"
+        )
     at = {id(p): i for i, p in enumerate(model.parameters())}
     params = list(built.parameters())
     groups = []
     for group in opt.param_groups:
         if any(id(p) not in at for p in group["params"]):
             raise ValueError(
-                f"the {type(opt).__name__} given as opt holds parameters that are not the model's: build it from "
-                f"model.parameters() of the same model{way_out}"
+                f"the {type(opt).__name__} given as opt holds parameters that are not the model's: "
+                f"build it from model.parameters() of the same model{way_out}"
             )
         settings = {k: copy.deepcopy(v) for k, v in group.items() if k != "params"}
         groups.append({**settings, "params": [params[at[id(p)]] for p in group["params"]]})
     return optimizer_like(opt, groups)
 
 
-def optimizer_like(like: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def optimizer_like(
+    like: torch.optim.Optimizer, groups: list[dict[str, Any]]
+) -> torch.optim.Optimizer:
     """Return an optimizer with the same class and settings for other parameter groups."""
     if isinstance(like, ChainedOptimizer):
         return ChainedOptimizer(optimizer_like(like.inner, groups), like.before, like.after)
@@ -178,10 +213,11 @@ def optimizer_arguments(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def make_generator(random_state: Any) -> np.random.Generator:
-    """Return the generator for all randomness of a fit; the global generators are neither used nor changed.
+    """Return the generator for all randomness of a fit; the global generators are neither used nor
+    changed.
 
-    ``random_state`` is an int, a ``numpy.random.Generator`` or ``RandomState`` (draws one number from it), or None for
-    fresh entropy.
+    ``random_state`` is an int, a ``numpy.random.Generator`` or ``RandomState`` (draws one number
+    from it), or None for fresh entropy.
     """
     if isinstance(random_state, np.random.RandomState):
         return np.random.default_rng(random_state.randint(np.iinfo(np.int32).max))
@@ -191,7 +227,8 @@ def make_generator(random_state: Any) -> np.random.Generator:
         return np.random.default_rng(random_state)
     except (TypeError, ValueError):
         raise ValueError(
-            f"random_state must be a non-negative int, a numpy RandomState or Generator, or None; got {random_state!r}"
+            "random_state must be a non-negative int, a numpy RandomState or Generator, or None; "
+            f"got {random_state!r}"
         ) from None
 
 
@@ -220,9 +257,13 @@ def _required_arguments(f: Callable[..., Any]) -> set[str]:
 def require_gradients(call: str) -> None:
     """Raise RuntimeError if gradients are switched off around a call that computes them."""
     if torch.is_inference_mode_enabled():
-        raise RuntimeError(f"{call} needs gradients, but runs in torch.inference_mode(); call it outside of that block")
+        raise RuntimeError(
+            f"{call} needs gradients, but runs in torch.inference_mode(); call it outside of that "
+            "block"
+        )
     if not torch.is_grad_enabled():
         raise RuntimeError(
-            f"{call} needs gradients, but they are switched off by torch.no_grad() or torch.set_grad_enabled(False); "
-            "call it outside of that block, or after torch.set_grad_enabled(True)"
+            f"{call} needs gradients, but they are switched off by torch.no_grad() or "
+            "torch.set_grad_enabled(False); call it outside of that block, or after "
+            "torch.set_grad_enabled(True)"
         )

@@ -50,11 +50,14 @@ class MinibatchSize:
     resumed: bool = False
 
     @classmethod
-    def of(cls, settings: Any, n_ranks: int, saved: Mapping[str, Any] | None = None) -> MinibatchSize:
+    def of(
+        cls, settings: Any, n_ranks: int, saved: Mapping[str, Any] | None = None
+    ) -> MinibatchSize:
         """Return the size for the settings of an estimator; see :func:`whole_batchsize`.
 
-        ``saved`` is the :meth:`state_dict` in the checkpoint that the fit goes on from. With weak scaling and the same
-        ``batchsize`` as then, the whole minibatch stays as it was, whatever the number of ranks.
+        ``saved`` is the :meth:`state_dict` in the checkpoint that the fit goes on from. With weak
+        scaling and the same ``batchsize`` as then, the whole minibatch stays as it was, whatever
+        the number of ranks.
         """
         batchsize = int(read_spec(settings.spec).batchsize)
         whole = whole_batchsize(batchsize, settings.scaling, n_ranks)
@@ -69,16 +72,20 @@ class MinibatchSize:
         return {"scaling": self.scaling, "batchsize": self.batchsize, "whole": self.whole}
 
     def describe(self, rows: Segments, *, sharded: bool = False) -> str:
-        """Return a line for the user, such as ``4 ranks train on minibatches of 32 series, 8 on each rank (...)``.
+        """Return a line for the user, such as ``4 ranks train on minibatches of 32 series, 8 on
+        each rank (...)``.
 
-        ``rows`` are those of an epoch, of which there may be fewer; with ``sharded``, ranks have their own.
+        ``rows`` are those of an epoch, of which there may be fewer; with ``sharded``, ranks have
+        their own.
         """
         whole = min(self.whole, len(rows))
         least, more = divmod(whole, self.n_ranks)
         each = f"{least} or {least + 1} on each rank" if more else f"{least} on each rank"
         if sharded:
             each = "each rank on its own"
-        minibatches = f"{'all ' * (whole == len(rows))}{whole} {'pieces of ' * (rows.folds > 1)}series"
+        minibatches = (
+            f"{'all ' * (whole == len(rows))}{whole} {'pieces of ' * (rows.folds > 1)}series"
+        )
         why = f"batchsize={self.batchsize}, scaling={self.scaling!r}"
         if self.resumed:
             why += f", which goes on with the {self.whole} of its checkpoint"
@@ -97,8 +104,8 @@ def whole_batchsize(batchsize: int, scaling: Any, n_ranks: int) -> int:
     """
     if scaling not in SCALINGS:
         raise SpecError(
-            f"scaling must be 'weak' (batchsize counts the series on each rank) or 'strong' (in the whole minibatch), "
-            f"got {scaling!r}"
+            "scaling must be 'weak' (batchsize counts the series on each rank) or 'strong' (in "
+            f"the whole minibatch), got {scaling!r}"
         )
     return batchsize * n_ranks if scaling == "weak" else batchsize
 
@@ -121,33 +128,48 @@ def require_same_fit(training: Any) -> None:
     if ranks.is_single:
         return
     texts = shared_identity(training)
-    of_data = {name: text for name, text in texts.items() if name.startswith(OF_DATA)} | sample_digests(data)
+    of_data = {
+        name: text for name, text in texts.items() if name.startswith(OF_DATA)
+    } | sample_digests(data)
     try:
         ranks.require_equal(of_data)
     except RankError as error:
         if ranks.call != "fit":  # of a forecaster, which needs all series
             raise
         raise RankError(
-            f"{error}. If each rank is to train on series of its own, call {ranks.call}(..., sharded=True)"
+            f"{error}. If each rank is to train on series of its own, call {ranks.call}(..., "
+            "sharded=True)"
         ) from None
     ranks.require_equal(
         {
-            **{f"the version of {name}": installed_version(name) for name in ("fluxutils_py", "torch")},
+            **{
+                f"the version of {name}": installed_version(name)
+                for name in ("fluxutils_py", "torch")
+            },
             "the epochs so far": training.loop.epoch,
             "scaling": data.settings.scaling,
             **texts,
             "the scale of the targets": str(data.codec.scale),
-            "hooks that all ranks need": [data.validation is not None, training.scheduler is not None],
+            "hooks that all ranks need": [
+                data.validation is not None,
+                training.scheduler is not None,
+            ],
         }
     )
     ranks.broadcast(list(model.parameters()) + list(model.buffers()))
     n = min(len(data.windows.segments), training.size.whole)
     if n < ranks.size and ranks.rank == 0:
-        warnings.warn(f"{ranks.size} ranks share {n} series: some have nothing to do", UserWarning, stacklevel=4)
+        warnings.warn(
+            f"{ranks.size} ranks share {n} series: some have nothing to do",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def course_of_fit(settings: Settings, resume: bool, epochs: int | None) -> dict[str, Any]:
-    """Return what decides which collectives a fit makes, beside what the fits themselves compare later."""
+    """Return what decides which collectives a fit makes, beside what the fits themselves compare
+    later.
+    """
     hooks = Hooks()
     for callback in as_callbacks(settings.callbacks):
         hooks.attach(callback)
@@ -167,7 +189,11 @@ def require_same_inputs(ranks: RankGroup, inputs: Any) -> None:
     ranks.require_equal(
         {f"the shape of {s.name}": (s.F, s.N, s.T) for s in inputs.series}
         | {"the form of x": inputs.form}
-        | {"the starts and lengths": digest_arrays(*(a for a in (inputs.starts, inputs.lengths) if a is not None))}
+        | {
+            "the starts and lengths": digest_arrays(
+                *(a for a in (inputs.starts, inputs.lengths) if a is not None)
+            )
+        }
     )
 
 
@@ -183,11 +209,17 @@ def gather_rows(values: np.ndarray | None, ranks: RankGroup) -> np.ndarray:
 
 
 def gather_parts(target: Any, axis: int, ranks: RankGroup) -> None:
-    """Fill the array on every rank from the ranks' parts along ``axis``, which must not be the last axis."""
+    """Fill the array on every rank from the ranks' parts along ``axis``, which must not be the last
+    axis.
+    """
     for root in range(ranks.size) if not ranks.is_single else ():
         where = [slice(None)] * len(target.shape)
         where[axis] = array_split_slice(target.shape[axis], ranks.size, root)
-        n_values = math.prod(target.shape[:-1]) * (where[axis].stop - where[axis].start) // max(1, target.shape[axis])
+        n_values = (
+            math.prod(target.shape[:-1])
+            * (where[axis].stop - where[axis].start)
+            // max(1, target.shape[axis])
+        )
         step = max(1, CHUNK // max(1, n_values))
         for start in range(0, target.shape[-1], step):
             where[-1] = slice(start, start + step)
@@ -201,14 +233,18 @@ def gather_parts(target: Any, axis: int, ranks: RankGroup) -> None:
 
 
 def memmap_location(target: Any) -> tuple[Any, ...] | None:
-    """Return the file and position that an array maps, to detect ranks that write to the same file; else None."""
+    """Return the file and position that an array maps, to detect ranks that write to the same file;
+    else None.
+    """
     if not isinstance(target, np.memmap) or target.filename is None or target.mode == "c":
         return None
     return os.path.realpath(target.filename), target.offset, target.shape, target.strides
 
 
 def device_of_rank(device: Any, ranks: RankGroup) -> Any:
-    """Return the device of this rank; ``device="cuda"`` distributes the GPUs of a machine over its ranks."""
+    """Return the device of this rank; ``device="cuda"`` distributes the GPUs of a machine over its
+    ranks.
+    """
     if ranks.is_single or device is None or str(device) != "cuda" or torch.cuda.device_count() < 2:
         return device
     return f"cuda:{local_rank() % torch.cuda.device_count()}"

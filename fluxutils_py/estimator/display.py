@@ -15,8 +15,8 @@ from fluxutils_py.validation import require_package
 class LossCurveDisplay:
     """A plot of the loss per epoch: training as a line, validation dashed in the same colour.
 
-    Create it with :meth:`from_estimator` or :meth:`from_cv_results`, as other displays of scikit-learn. It needs
-    matplotlib.
+    Create it with :meth:`from_estimator` or :meth:`from_cv_results`, as other displays of
+    scikit-learn. It needs matplotlib.
 
     Parameters
     ----------
@@ -25,7 +25,8 @@ class LossCurveDisplay:
     validation_loss_curve : the same, or None
         Validation loss; NaN where there is none, or None for a fit without any.
     name : str, list of str, or None
-        Names of the fits in the legend. None: "training" and "validation" for one, "fold 0", "fold 1", ... for several.
+        Names of the fits in the legend. None: "training" and "validation" for one, "fold 0", "fold
+        1", ... for several.
 
     Attributes
     ----------
@@ -36,12 +37,16 @@ class LossCurveDisplay:
 
     Examples
     --------
-    >>> display = LossCurveDisplay(loss_curve=[3.0, 2.0, 1.5], validation_loss_curve=[3.5, 2.5, 2.25])
+    >>> display = LossCurveDisplay(
+    ...     loss_curve=[3.0, 2.0, 1.5], validation_loss_curve=[3.5, 2.5, 2.25]
+    ... )
     >>> display.plot().ax_.get_xlabel()  # doctest: +SKIP
     'epoch'
     """
 
-    def __init__(self, *, loss_curve: Any, validation_loss_curve: Any = None, name: Any = None) -> None:
+    def __init__(
+        self, *, loss_curve: Any, validation_loss_curve: Any = None, name: Any = None
+    ) -> None:
         self.loss_curve = loss_curve
         self.validation_loss_curve = validation_loss_curve
         self.name = name
@@ -55,7 +60,8 @@ class LossCurveDisplay:
         Parameters
         ----------
         estimator : object
-            An estimator with ``loss_curve_``, a pipeline that ends in one, or a search whose best estimator is one.
+            An estimator with ``loss_curve_``, a pipeline that ends in one, or a search whose best
+            estimator is one.
         ax : matplotlib Axes, optional
             Axes to draw on. None: those of a new figure.
         name : str, optional
@@ -73,7 +79,9 @@ class LossCurveDisplay:
         fitted = _estimator_with_curve(estimator)
         training, validation = _loss_curves(fitted)
         display = cls(
-            loss_curve=training, validation_loss_curve=validation, name=type(fitted).__name__ if name is None else name
+            loss_curve=training,
+            validation_loss_curve=validation,
+            name=type(fitted).__name__ if name is None else name,
         )
         return display.plot(ax, curve_kwargs=curve_kwargs)
 
@@ -117,7 +125,9 @@ class LossCurveDisplay:
         )
         return display.plot(ax, curve_kwargs=curve_kwargs)
 
-    def plot(self, ax: Any = None, *, name: str | Sequence[str] | None = None, curve_kwargs: Any = None) -> Self:
+    def plot(
+        self, ax: Any = None, *, name: str | Sequence[str] | None = None, curve_kwargs: Any = None
+    ) -> Self:
         """Draw, on ``ax`` or in a new figure; parameters as in :meth:`from_cv_results`.
 
         Raises
@@ -126,12 +136,16 @@ class LossCurveDisplay:
             Without matplotlib.
         """
         modules = ("pyplot", "cbook", "lines", "ticker")
-        plt, cbook, lines, ticker = (require_package(f"matplotlib.{n}", "plot", "LossCurveDisplay") for n in modules)
+        plt, cbook, lines, ticker = (
+            require_package(f"matplotlib.{n}", "plot", "LossCurveDisplay") for n in modules
+        )
         several = len(self.loss_curve) > 0 and isinstance(self.loss_curve[0], Sequence | np.ndarray)
         training = self.loss_curve if several else [self.loss_curve]
         validation = self.validation_loss_curve if several else [self.validation_loss_curve]
         validation = [None] * len(training) if validation is None else validation
-        styles = _as_list({} if curve_kwargs is None else curve_kwargs, len(training), "curve_kwargs")
+        styles = _as_list(
+            {} if curve_kwargs is None else curve_kwargs, len(training), "curve_kwargs"
+        )
         name = self.name if name is None else name
         names = _as_list(name, len(training), "name")
         if several and (name is None or isinstance(name, str)):
@@ -150,10 +164,16 @@ class LossCurveDisplay:
                 dashed.append(None)
                 continue
             kind = "validation" if label is None else f"{label}, validation"
-            look = {"color": line[-1].get_color(), "linestyle": "--", "label": None if several else kind}
+            look = {
+                "color": line[-1].get_color(),
+                "linestyle": "--",
+                "label": None if several else kind,
+            }
             dashed += _draw_curve(ax, valid, style | look)
         if several and any(dashed):
-            ax.plot([], [], color="0.4", linestyle="--", label="validation")  # one entry for all that are dashed
+            ax.plot(
+                [], [], color="0.4", linestyle="--", label="validation"
+            )  # one entry for all that are dashed
         ax.set(xlabel="epoch", ylabel="loss")
         ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
         ax.legend(frameon=False)
@@ -171,7 +191,9 @@ def _draw_curve(ax: Any, curve: Sequence[float], style: dict[str, Any]) -> list[
 
 
 def _estimator_with_curve(estimator: Any) -> Any:
-    """Return the fitted estimator with the loss curve: the last step of a pipeline, the best of a search."""
+    """Return the fitted estimator with the loss curve: the last step of a pipeline, the best of a
+    search.
+    """
     while not hasattr(estimator, "loss_curve_"):
         check_is_fitted(estimator)
         if hasattr(estimator, "steps"):
@@ -180,8 +202,8 @@ def _estimator_with_curve(estimator: Any) -> Any:
             estimator = estimator.best_estimator_
         else:
             raise TypeError(
-                "LossCurveDisplay needs a fitted estimator with loss_curve_, or a pipeline or search that ends in one; "
-                f"{type(estimator).__name__} has none"
+                "LossCurveDisplay needs a fitted estimator with loss_curve_, or a pipeline or "
+                f"search that ends in one; {type(estimator).__name__} has none"
             )
     return estimator
 
@@ -199,5 +221,7 @@ def _as_list(given: Any, n: int, what: str) -> list[Any]:
     if not isinstance(given, list | tuple):
         return [given] * n
     if len(given) != n:
-        raise ValueError(f"{what} has {len(given)} entries for {n} loss curves; give one, or one for each")
+        raise ValueError(
+            f"{what} has {len(given)} entries for {n} loss curves; give one, or one for each"
+        )
     return list(given)

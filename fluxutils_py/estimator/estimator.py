@@ -28,72 +28,82 @@ from fluxutils_py.parallel import get_communicator
 
 @explains_arguments
 class Estimator(HtmlReprMixin, BaseEstimator):
-    """A stateful sequence model as a scikit-learn estimator, trained by truncated backpropagation through time.
+    """A stateful sequence model as a scikit-learn estimator, trained by truncated backpropagation
+    through time.
 
     Parameters
     ----------
     model : nn.Module, class, callable, or None
-        Called with windows ``(S, B, F)`` if it takes them, else with single steps ``(B, F)``; several inputs are
-        several arguments. Its state lives in its :class:`fluxutils_py.nn.Recur` layers; bare torch recurrent layers in
-        a ``Sequential`` are wrapped. An instance is copied, never changed. Arguments ``n_in`` and ``n_out`` of a class
-        or callable are filled in from the data. None: one LSTM of 32 units and a linear head.
+        Called with windows ``(S, B, F)`` if it takes them, else with single steps ``(B, F)``;
+        several inputs are several arguments. Its state lives in its :class:`fluxutils_py.nn.Recur`
+        layers; bare torch recurrent layers in a ``Sequential`` are wrapped. An instance is copied,
+        never changed. Arguments ``n_in`` and ``n_out`` of a class or callable are filled in from
+        the data. None: one LSTM of 32 units and a linear head.
     loss : callable or None
-        ``loss(model, xs, ys)`` or ``loss(model, xs, ys, ws)`` over a window, returning a scalar; or a torch criterion,
-        which goes through :func:`fluxutils_py.seqloss`. None: mean squared error.
+        ``loss(model, xs, ys)`` or ``loss(model, xs, ys, ws)`` over a window, returning a scalar; or
+        a torch criterion, which goes through :func:`fluxutils_py.seqloss`. None: mean squared
+        error.
     opt : optimizer class, functools.partial, callable of the parameters, optimizer of ``model``'s parameters, or None
-        None: ``torch.optim.AdamW``, fused where torch offers it; with ``model=None``, its learning rate is 0.01.
+        None: ``torch.optim.AdamW``, fused where torch offers it; with ``model=None``, its learning
+        rate is 0.01.
     spec : Spec, dict, namedtuple, dataclass, object, or None
-        ``epochs``, ``batchsize``, ``seqsize`` and the other fields of :class:`fluxutils_py.Spec`, with its defaults for
-        missing ones. None: all defaults, but 100 epochs.
+        ``epochs``, ``batchsize``, ``seqsize`` and the other fields of :class:`fluxutils_py.Spec`,
+        with its defaults for missing ones. None: all defaults, but 100 epochs.
     comm : "auto", "mpi", "torch", None, or a communicator
-        The processes that train, predict and score together. All make the same calls with the same arguments, and get
-        the same results. "auto": the ranks that ``mpirun``, ``srun`` or ``torchrun`` started; without them, and in
-        child processes and threads, this process alone. An error on one rank is raised on all. To write your own, see
+        The processes that train, predict and score together. All make the same calls with the same
+        arguments, and get the same results. "auto": the ranks that ``mpirun``, ``srun`` or
+        ``torchrun`` started; without them, and in child processes and threads, this process alone.
+        An error on one rank is raised on all. To write your own, see
         :class:`fluxutils_py.parallel.Communicator`.
     scaling : "weak" or "strong"
-        What ``batchsize`` counts on several ranks. "weak": the series on each rank, so ``P`` ranks train as one with
-        ``P * batchsize``. "strong": the series of the whole minibatch, of which each rank takes its share, so any
-        number of ranks trains as one with the same ``batchsize``. Dropout and batch normalisation see only the series
-        of their rank. Unless ``verbose`` is False, rank 0 says once how large the minibatches are.
+        What ``batchsize`` counts on several ranks. "weak": the series on each rank, so ``P`` ranks
+        train as one with ``P * batchsize``. "strong": the series of the whole minibatch, of which
+        each rank takes its share, so any number of ranks trains as one with the same ``batchsize``.
+        Dropout and batch normalisation see only the series of their rank. Unless ``verbose`` is
+        False, rank 0 says once how large the minibatches are.
     n_jobs : int or None
-        Number of threads to train in, over which the series of each minibatch are divided. -1: the number of cores.
-        None: 1, with torch's own threads. The result is that of one thread, to rounding, and has the same bits in every
-        run (with dropout too, but then it draws other numbers). Your own ``loss`` must be a mean over the live steps of
-        its window, and thread-safe; batch normalisation is refused.
+        Number of threads to train in, over which the series of each minibatch are divided. -1: the
+        number of cores. None: 1, with torch's own threads. The result is that of one thread, to
+        rounding, and has the same bits in every run (with dropout too, but then it draws other
+        numbers). Your own ``loss`` must be a mean over the live steps of its window, and
+        thread-safe; batch normalisation is refused.
     device : str, torch.device or None
         The device to train on. None: that of the model.
     compile : bool or dict
-        Whether to train, and validate, with ``torch.compile``; a dict has arguments for it. For models with code of
-        their own: compiled are the largest parts without recurrent layers, and your own modules inside ``Recur``;
-        recurrent layers run as native kernels anyway. It takes tens of seconds before the first update. Results are
-        the same to rounding, but dropout draws other numbers. Without a C++ compiler, there is a warning, and training
-        goes on uncompiled. ``predict`` and ``model_`` are never compiled. Needs ``n_jobs=None``.
+        Whether to train, and validate, with ``torch.compile``; a dict has arguments for it. For
+        models with code of their own: compiled are the largest parts without recurrent layers, and
+        your own modules inside ``Recur``; recurrent layers run as native kernels anyway. It takes
+        tens of seconds before the first update. Results are the same to rounding, but dropout draws
+        other numbers. Without a C++ compiler, there is a warning, and training goes on uncompiled.
+        ``predict`` and ``model_`` are never compiled. Needs ``n_jobs=None``.
     callbacks : callable, object, or list of such
-        A function is called with the :class:`fluxutils_py.training.Loop` after every step; an object may have
-        ``on_start``, ``on_step``, ``on_epoch``, ``on_end``, ``on_close``. Raise
+        A function is called with the :class:`fluxutils_py.training.Loop` after every step; an
+        object may have ``on_start``, ``on_step``, ``on_epoch``, ``on_end``, ``on_close``. Raise
         :class:`fluxutils_py.training.StopTraining`, or call ``loop.stop()``, to end training. With a
         :class:`fluxutils_py.training.Checkpointer`, calling ``fit`` again with the same arguments and folder, even in
-        another process, continues from the last checkpoint, in the middle of an epoch, and ends with the bits of an
-        uninterrupted fit; on another number of ranks, with its values to rounding, and with minibatches of the same
-        size. With more ``epochs``, it continues for those. A checkpoint of a different fit raises
-        ``LoadError``, see the notes. A fitted estimator that continues by ``warm_start`` or ``partial_fit`` saves, but
-        continues from itself: give each such call its own folder.
+        another process, continues from the last checkpoint, in the middle of an epoch, and ends
+        with the bits of an uninterrupted fit; on another number of ranks, with its values to
+        rounding, and with minibatches of the same size. With more ``epochs``, it continues for
+        those. A checkpoint of a different fit raises ``LoadError``, see the notes. A fitted
+        estimator that continues by ``warm_start`` or ``partial_fit`` saves, but continues from
+        itself: give each such call its own folder.
     warm_start : bool
         Whether ``fit`` continues from the last fit.
     random_state : int, numpy.random.Generator, numpy.random.RandomState, or None
-        Source of all randomness: dropout, shuffling, and the initial weights of a model given as a class or function
-        (those of an instance were drawn when it was built). The global generators of torch and NumPy do not change.
-        None: different each time.
+        Source of all randomness: dropout, shuffling, and the initial weights of a model given as a
+        class or function (those of an instance were drawn when it was built). The global generators
+        of torch and NumPy do not change. None: different each time.
     verbose : "auto" or bool
-        Whether to report progress: by a bar on a terminal and in a notebook, elsewhere by a line per epoch in the log,
-        ``logging.getLogger("fluxutils_py")``, of level INFO, from rank 0. With True, the line goes to stderr if logging
-        does not show it. False: no report.
+        Whether to report progress: by a bar on a terminal and in a notebook, elsewhere by a line
+        per epoch in the log, ``logging.getLogger("fluxutils_py")``, of level INFO, from rank 0.
+        With True, the line goes to stderr if logging does not show it. False: no report.
     target : "auto", "step" or "series"
-        The meaning of a plain vector or matrix ``y``, if the inputs are series of several steps. "series": one row per
-        series, (N,) or (N, G), learnt at its last step. "step": all steps, (N, G * T), the form of ``samples(y)`` after
-        another tool, such as ``TransformedTargetRegressor``, has made a matrix of it. "auto": all steps if the number
-        of columns is a multiple of T, else one row per series. If T is 10 or less, or ``x`` is an array, such a matrix
-        is ambiguous, and "auto" raises an error.
+        The meaning of a plain vector or matrix ``y``, if the inputs are series of several steps.
+        "series": one row per series, (N,) or (N, G), learnt at its last step. "step": all steps,
+        (N, G * T), the form of ``samples(y)`` after another tool, such as
+        ``TransformedTargetRegressor``, has made a matrix of it. "auto": all steps if the number of
+        columns is a multiple of T, else one row per series. If T is 10 or less, or ``x`` is an
+        array, such a matrix is ambiguous, and "auto" raises an error.
 
     Attributes
     ----------
@@ -103,14 +113,16 @@ class Estimator(HtmlReprMixin, BaseEstimator):
     loss_ : float
         Mean over the windows of the last epoch.
     grad_ : Tensor of shape (P,)
-        Mean gradient of the last epoch before clipping, in the order of :func:`fluxutils_py.net2vec`.
+        Mean gradient of the last epoch before clipping, in the order of
+        :func:`fluxutils_py.net2vec`.
     loss_curve_, validation_loss_curve_ : list of float
         Per epoch, windows weighted by their live steps.
     n_iter_ : int
         Epochs so far.
     history_ : list of dict
-        Per epoch: ``epoch, loss, mean_batch_loss, seconds``, ``folds`` (largest number of folds of a series, see
-        ``rebatch`` of :class:`fluxutils_py.Spec`), and values that hooks add (``validation_loss``, ``lr``);
+        Per epoch: ``epoch, loss, mean_batch_loss, seconds``, ``folds`` (largest number of folds of
+        a series, see ``rebatch`` of :class:`fluxutils_py.Spec`), and values that hooks add
+        (``validation_loss``, ``lr``);
         :func:`fluxutils_py.training.history_table` makes a table of it.
     n_features_in_ : int, or tuple of int for several inputs
         Features per step; for a matrix or a view, its columns.
@@ -120,12 +132,14 @@ class Estimator(HtmlReprMixin, BaseEstimator):
 
     Notes
     -----
-    The folder of a ``Checkpointer`` belongs to one fit. To tell fits apart, it compares all settings that the result
-    depends on: spec, scheduler, loss, modules, optimizer and its groups, ``random_state`` (for a generator, its kind),
-    and for your own functions their compiled code, defaults and closures (not global variables, nor lists and objects
-    in closures). It compares data by digests: of all values if they are in memory or in a file of up to 64 MiB, else of
-    all features at 8 steps at 8 evenly spaced places along each of the two axes, series and time. Computing them takes
-    0.5 to 1 s per GB. Epochs, ``device``, ``n_jobs``, ``verbose`` and other callbacks may change.
+    The folder of a ``Checkpointer`` belongs to one fit. To tell fits apart, it compares all
+    settings that the result depends on: spec, scheduler, loss, modules, optimizer and its groups,
+    ``random_state`` (for a generator, its kind), and for your own functions their compiled code,
+    defaults and closures (not global variables, nor lists and objects in closures). It compares
+    data by digests: of all values if they are in memory or in a file of up to 64 MiB, else of all
+    features at 8 steps at 8 evenly spaced places along each of the two axes, series and time.
+    Computing them takes 0.5 to 1 s per GB. Epochs, ``device``, ``n_jobs``, ``verbose`` and other
+    callbacks may change.
 
     Source: ``Estimator``, ``fit!`` and ``predict!`` of FluxUtils.jl.
 
@@ -136,7 +150,10 @@ class Estimator(HtmlReprMixin, BaseEstimator):
     >>> from fluxutils_py.nn import LSTM
     >>> x = np.random.default_rng(0).normal(size=(3, 20, 50)).astype("float32")  # (F, N, T)
     >>> y = x.mean(0, keepdims=True)
-    >>> est = Estimator(nn.Sequential(LSTM(3, 8), nn.Linear(8, 1)), spec={"epochs": 2, "batchsize": 10, "seqsize": 25})
+    >>> est = Estimator(
+    ...     nn.Sequential(LSTM(3, 8), nn.Linear(8, 1)),
+    ...     spec={"epochs": 2, "batchsize": 10, "seqsize": 25},
+    ... )
     >>> est.fit(x, y).predict(x).shape
     (1, 20, 50)
 
@@ -207,36 +224,43 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         Parameters
         ----------
         x : array of shape (F, N, T), tuple of such, view, or matrix
-            Inputs: features, series, time steps. NumPy arrays or memory maps in any memory order, h5py datasets, or
-            anything with ``shape`` that takes three slices. ``fit`` reads one window at a time, fastest in time-major
-            memory: ``(T, N, F)`` in C order, transposed. float64 gives float64 parameters; integers stay integers.
-            For tools that split, use :func:`fluxutils_py.samples` or :func:`fluxutils_py.timesteps` of such an array;
-            at gaps of ``timesteps`` the state is forgotten. A matrix or data frame has one row per series of a single
-            step, and is float64 unless it is float32. Series of different lengths may be a list of arrays (F, T_i),
-            which are not copied; ``y`` is then a list of (G, T_i), or has one target per series.
+            Inputs: features, series, time steps. NumPy arrays or memory maps in any memory order,
+            h5py datasets, or anything with ``shape`` that takes three slices. ``fit`` reads one
+            window at a time, fastest in time-major memory: ``(T, N, F)`` in C order, transposed.
+            float64 gives float64 parameters; integers stay integers. For tools that split, use
+            :func:`fluxutils_py.samples` or :func:`fluxutils_py.timesteps` of such an array; at gaps
+            of ``timesteps`` the state is forgotten. A matrix or data frame has one row per series
+            of a single step, and is float64 unless it is float32. Series of different lengths may
+            be a list of arrays (F, T_i), which are not copied; ``y`` is then a list of (G, T_i), or
+            has one target per series.
         y : array of shape (G, N, T), tuple of such, view, vector or matrix
-            Targets. A step with NaN targets carries no loss; its inputs still move the state, as zeros if they are NaN.
-            If only some outputs are NaN, the others carry loss. Rows of ``samples(y)``, ``timesteps(y)``, or of a plain
-            vector or matrix match the rows of ``x``; with ``samples(x)``, a matrix of G * T columns holds all steps.
-            For series of several steps, a vector (N,) or matrix (N, G) is one target per series, to be predicted at its
-            last step; see ``target``. Inputs of all its steps must then be numbers, or NaN in all features.
+            Targets. A step with NaN targets carries no loss; its inputs still move the state, as
+            zeros if they are NaN. If only some outputs are NaN, the others carry loss. Rows of
+            ``samples(y)``, ``timesteps(y)``, or of a plain vector or matrix match the rows of
+            ``x``; with ``samples(x)``, a matrix of G * T columns holds all steps. For series of
+            several steps, a vector (N,) or matrix (N, G) is one target per series, to be predicted
+            at its last step; see ``target``. Inputs of all its steps must then be numbers, or NaN
+            in all features.
         sample_weight : array of shape (N,), (N, T) or (1, N, T), optional
-            Weights of series or steps, scaled to mean 1 over the steps that count. Steps of weight 0 do not count.
-            For ``timesteps``, (T,) or (T, N); for a list of series, a list of (T_i,).
+            Weights of series or steps, scaled to mean 1 over the steps that count. Steps of weight
+            0 do not count. For ``timesteps``, (T,) or (T, N); for a list of series, a list of
+            (T_i,).
         validation_data : (x, y), (x, y, sample_weight), ... or (x, y, sample_weight, lengths, starts), optional
             Series for the validation loss after each epoch, which never disturbs training.
         epochs : int, optional
             Used for this call instead of the spec's.
         lengths, starts : array of int, shape (N,), optional
-            Series ``n`` has the steps ``starts[n]`` (default 0) to ``starts[n] + lengths[n]`` (default T); the rest is
-            padding. It begins there with the zero state, and ``burn_in`` counts from there. The series of a minibatch
-            are walked through side by side, each from its own start.
+            Series ``n`` has the steps ``starts[n]`` (default 0) to ``starts[n] + lengths[n]``
+            (default T); the rest is padding. It begins there with the zero state, and ``burn_in``
+            counts from there. The series of a minibatch are walked through side by side, each from
+            its own start.
         sharded : bool
-            On several ranks, whether each rank gets only series of its own, in all arguments, as for data that no node
-            holds whole. Ranks may have any number of series, of any lengths; one without series gives None for ``x``
-            and ``y``. The ranks train as one process that has all series, those of each rank spread evenly over the
-            order, also with ``shuffle``. A :class:`~fluxutils_py.training.Checkpointer` continues with the same series
-            on the same ranks only.
+            On several ranks, whether each rank gets only series of its own, in all arguments, as
+            for data that no node holds whole. Ranks may have any number of series, of any lengths;
+            one without series gives None for ``x`` and ``y``. The ranks train as one process that
+            has all series, those of each rank spread evenly over the order, also with ``shuffle``.
+            A :class:`~fluxutils_py.training.Checkpointer` continues with the same series on the
+            same ranks only.
 
         Returns
         -------
@@ -248,19 +272,28 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         ValueError, TypeError
             If arguments do not fit. It is raised before any training, and nothing is changed.
         FloatingPointError
-            If a loss or gradient is NaN or infinite. Parameters and optimizer are as before that window.
+            If a loss or gradient is NaN or infinite. Parameters and optimizer are as before that
+            window.
         KeyboardInterrupt
             Passed on; the estimator keeps what it has learnt, and can be used.
         RemoteError, RankError
-            If another rank failed, or was given other arguments; see :class:`fluxutils_py.parallel.RankGroup`.
+            If another rank failed, or was given other arguments; see
+            :class:`fluxutils_py.parallel.RankGroup`.
 
         Notes
         -----
-        An error after updates (a NaN in a memory map, an error in a callback) restores an earlier fit with all its
-        attributes. Without an earlier fit, or when continuing one (``warm_start``, ``partial_fit``), the estimator
-        keeps what it has learnt, as after ``KeyboardInterrupt``. An error before the first update changes nothing.
+        An error after updates (a NaN in a memory map, an error in a callback) restores an earlier
+        fit with all its attributes. Without an earlier fit, or when continuing one (``warm_start``,
+        ``partial_fit``), the estimator keeps what it has learnt, as after ``KeyboardInterrupt``. An
+        error before the first update changes nothing.
         """
-        how = {"lengths": lengths, "starts": starts, "epochs": epochs, "resume": self.warm_start, "sharded": sharded}
+        how = {
+            "lengths": lengths,
+            "starts": starts,
+            "epochs": epochs,
+            "resume": self.warm_start,
+            "sharded": sharded,
+        }
         how["expects_to_learn"] = not self.warm_start
         run_fit(self, x, y, sample_weight, validation_data, can_hold_out=True, **how)
         return self
@@ -275,10 +308,11 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         starts: Any = None,
         sharded: bool = False,
     ) -> Self:
-        """Train for one more epoch, on these series, from where the last ``fit`` or ``partial_fit`` ended.
+        """Train for one more epoch, on these series, from where the last ``fit`` or ``partial_fit``
+        ended.
 
-        Model, optimizer, learning-rate schedule, random generator and history continue; the state starts from zero. The
-        first call builds them. Parameters are those of :meth:`fit`.
+        Model, optimizer, learning-rate schedule, random generator and history continue; the state
+        starts from zero. The first call builds them. Parameters are those of :meth:`fit`.
         """
         how = {"lengths": lengths, "starts": starts, "sharded": sharded}
         run_fit(self, x, y, sample_weight, epochs=1, resume=True, **how)
@@ -297,46 +331,52 @@ class Estimator(HtmlReprMixin, BaseEstimator):
     ) -> np.ndarray | Any:  # Any: what it is beside an array, the arguments and the model decide
         """Return the model's outputs for series.
 
-        Each series is walked through from its start, with a separate state. The result does not depend on how many
-        series or steps are computed together. The state of training does not change.
+        Each series is walked through from its start, with a separate state. The result does not
+        depend on how many series or steps are computed together. The state of training does not
+        change.
 
         Parameters
         ----------
         x : array of shape (F, N, T), tuple of such, view, or matrix
-            As in :meth:`fit`, with any N and T. A step without input (all features NaN) moves the state as zeros do,
-            and its prediction is NaN. Each run of ``timesteps(x, context=k)`` is warmed up on the ``k`` steps before
-            it.
+            As in :meth:`fit`, with any N and T. A step without input (all features NaN) moves the
+            state as zeros do, and its prediction is NaN. Each run of ``timesteps(x, context=k)`` is
+            warmed up on the ``k`` steps before it.
         out : array of shape (G, N, T), or a tuple of such, optional
-            Array to write to: a NumPy array, a memory map, an h5py dataset, or anything that takes slices. On several
-            ranks, each gets the whole result in its own array; into maps of the same file, each writes its own series.
+            Array to write to: a NumPy array, a memory map, an h5py dataset, or anything that takes
+            slices. On several ranks, each gets the whole result in its own array; into maps of the
+            same file, each writes its own series.
         state : list of Tensor, optional
-            The state to continue from: the result of an earlier call with ``return_state=True`` or of
+            The state to continue from: the result of an earlier call with ``return_state=True`` or
+            of
             :func:`fluxutils_py.states`, for the same series in the same order. Copies and NumPy arrays work too. None:
             the zero state.
         return_state : bool
-            Whether to return the state too: a plain list of tensors, equal to :func:`fluxutils_py.states` of the model
-            after each series' last step. Chunks of time, each with the state of the one before, give the result of one
-            call, to rounding. The state of a model without recurrent layers that takes windows is its last ``overlap``
+            Whether to return the state too: a plain list of tensors, equal to
+            :func:`fluxutils_py.states` of the model after each series' last step. Chunks of time,
+            each with the state of the one before, give the result of one call, to rounding. The
+            state of a model without recurrent layers that takes windows is its last ``overlap``
             inputs, (k, N, F) of each input.
         lengths, starts : array of int, shape (N,), optional
             As in :meth:`fit`; predictions outside a series are NaN.
         sharded : bool
-            Whether each rank gives series of its own, as in :meth:`fit`, and gets the result for these; None on a rank
-            without series.
+            Whether each rank gives series of its own, as in :meth:`fit`, and gets the result for
+            these; None on a rank without series.
 
         Returns
         -------
         ndarray of shape (G, N, T) in time-major memory, or ``out``; a tuple for several outputs
-            For a list of series, a list of (G, T_i). For a view, a matrix with the view's rows: (N, G * T) or (T, G *
-            N). For a matrix, or if there is one target per series, (N, G). A vector if the targets were one. With
-            ``return_state``, a pair of the outputs and the state.
+            For a list of series, a list of (G, T_i). For a view, a matrix with the view's rows: (N,
+            G * T) or (T, G * N). For a matrix, or if there is one target per series, (N, G). A
+            vector if the targets were one. With ``return_state``, a pair of the outputs and the
+            state.
 
         Raises
         ------
         sklearn.exceptions.NotFittedError
             Before ``fit``.
         ValueError
-            If ``x``, ``out`` or ``state`` do not fit the model, or ``x`` has single NaNs or infinities.
+            If ``x``, ``out`` or ``state`` do not fit the model, or ``x`` has single NaNs or
+            infinities.
         """
         how = {"lengths": lengths, "starts": starts, "sharded": sharded}
         return run_predict(self, x, out, "predict", state=state, return_state=return_state, **how)
@@ -356,17 +396,19 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         n_series : int
             N, the number of series at each step.
         state : list of Tensor, optional
-            State to continue from: the ``state`` of an earlier stream, also from ``torch.save``, or one that
+            State to continue from: the ``state`` of an earlier stream, also from ``torch.save``, or
+            one that
             :meth:`predict` or :func:`fluxutils_py.states` returned. None: the zero state.
         method : str
-            Output of each step: "predict"; for classifiers also "predict_proba", "predict_log_proba" and
-            "decision_function".
+            Output of each step: "predict"; for classifiers also "predict_proba",
+            "predict_log_proba" and "decision_function".
 
         Returns
         -------
         EstimatorStream
-            ``step(x)`` takes ``(F, N)`` and returns what ``method`` returns for that step of the series, ``(G, N)``. It
-            keeps the current model if the estimator is fitted again. For pipelines, see :func:`fluxutils_py.stream`.
+            ``step(x)`` takes ``(F, N)`` and returns what ``method`` returns for that step of the
+            series, ``(G, N)``. It keeps the current model if the estimator is fitted again. For
+            pipelines, see :func:`fluxutils_py.stream`.
 
         Raises
         ------
@@ -387,11 +429,12 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         starts: Any = None,
         sharded: bool = False,
     ) -> float:
-        """Return a score of the predictions, pooled over all live steps of all series; higher is better.
+        """Return a score of the predictions, pooled over all live steps of all series; higher is
+        better.
 
-        The score is the coefficient of determination R2 (1 is perfect, 0 is as good as each feature's mean); for
-        classifiers, or with a cross-entropy loss and integer targets, the accuracy. Steps without a target do not
-        count. For the parameters see :meth:`fit`.
+        The score is the coefficient of determination R2 (1 is perfect, 0 is as good as each
+        feature's mean); for classifiers, or with a cross-entropy loss and integer targets, the
+        accuracy. Steps without a target do not count. For the parameters see :meth:`fit`.
         """
         return run_score(self, x, y, sample_weight, lengths, starts, sharded)
 
@@ -408,8 +451,9 @@ class Estimator(HtmlReprMixin, BaseEstimator):
     ) -> Any:
         """Return the loss on data, and optionally its gradient, without training.
 
-        The data are cut into the windows that :meth:`fit` would train on; the state is carried from each to the next.
-        The model is in evaluation mode and does not change. Other parameters are those of :meth:`fit`.
+        The data are cut into the windows that :meth:`fit` would train on; the state is carried from
+        each to the next. The model is in evaluation mode and does not change. Other parameters are
+        those of :meth:`fit`.
 
         Parameters
         ----------
@@ -424,7 +468,8 @@ class Estimator(HtmlReprMixin, BaseEstimator):
 
         Notes
         -----
-        Source: ``fit!`` of FluxUtils.jl with ``runopt=false``, or, without the gradient, with ``runback=false``.
+        Source: ``fit!`` of FluxUtils.jl with ``runopt=false``, or, without the gradient, with
+        ``runback=false``.
         """
         how = {"lengths": lengths, "starts": starts, "sharded": sharded}
         return run_evaluate(self, x, y, sample_weight, gradient=gradient, **how)
@@ -432,10 +477,10 @@ class Estimator(HtmlReprMixin, BaseEstimator):
     def save(self, path: Any) -> None:
         """Write the fitted estimator to one file, which is never half-written; see :meth:`load`.
 
-        The file holds parameters, optimizer, history, settings, and the structure of models built from modules of torch
-        and of this package. It does not hold code: your own model or loss is only named. On several ranks, only rank 0
-        writes; the others return at once, and call ``get_communicator("auto").barrier()`` with rank 0 before they read
-        the file.
+        The file holds parameters, optimizer, history, settings, and the structure of models built
+        from modules of torch and of this package. It does not hold code: your own model or loss is
+        only named. On several ranks, only rank 0 writes; the others return at once, and call
+        ``get_communicator("auto").barrier()`` with rank 0 before they read the file.
 
         Raises
         ------
@@ -446,8 +491,11 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         if get_communicator(self._resolved_params().comm).rank == 0:
             save_estimator(self, path)
 
-    def export(self, path: Any, format: str = "onnx", *, input_names: Any = None, output_names: Any = None) -> None:
-        """Write the fitted estimator to a file that runs without this package; see :func:`fluxutils_py.export`.
+    def export(
+        self, path: Any, format: str = "onnx", *, input_names: Any = None, output_names: Any = None
+    ) -> None:
+        """Write the fitted estimator to a file that runs without this package; see
+        :func:`fluxutils_py.export`.
 
         Parameters and errors are those of that function, which takes pipelines too.
         """
@@ -455,19 +503,22 @@ class Estimator(HtmlReprMixin, BaseEstimator):
 
     @classmethod
     def load(cls, path: Any, **arguments: Any) -> Self:
-        """Read an estimator that :meth:`save` wrote. It runs no code from the file, so files from strangers are safe.
+        """Read an estimator that :meth:`save` wrote. It runs no code from the file, so files from
+        strangers are safe.
 
         Parameters
         ----------
         path : str or path-like
         **arguments
-            Constructor arguments to use instead of those in the file: ``device`` to load it elsewhere; ``model`` and
-            ``loss`` if they are your own code (an unfitted instance, a class or a function, as for the constructor).
+            Constructor arguments to use instead of those in the file: ``device`` to load it
+            elsewhere; ``model`` and ``loss`` if they are your own code (an unfitted instance, a
+            class or a function, as for the constructor).
 
         Raises
         ------
         LoadError
-            If the file holds no estimator, or its parameters do not fit the model; names each mismatch.
+            If the file holds no estimator, or its parameters do not fit the model; names each
+            mismatch.
         """
         estimator: Self = load_estimator(cls, path, arguments)
         return estimator
@@ -481,7 +532,9 @@ class Estimator(HtmlReprMixin, BaseEstimator):
     def _input_schema(self, fitted: bool = True) -> InputSchema:
         """Return the requirements on inputs; after a fit, also its layout."""
         return InputSchema(
-            type(self).__name__, getattr(self, "n_timesteps", None), fitted=self._layout if fitted else None
+            type(self).__name__,
+            getattr(self, "n_timesteps", None),
+            fitted=self._layout if fitted else None,
         )
 
     def __sklearn_tags__(self) -> Any:
@@ -493,6 +546,8 @@ class Estimator(HtmlReprMixin, BaseEstimator):
 
     def __sklearn_clone__(self) -> Self:
         made = super().__sklearn_clone__()
-        if isinstance(getattr(self, "opt", None), Optimizer):  # one copy: it stays bound to the model
+        if isinstance(
+            getattr(self, "opt", None), Optimizer
+        ):  # one copy: it stays bound to the model
             made.model, made.opt = copy.deepcopy((self.model, self.opt))
         return made

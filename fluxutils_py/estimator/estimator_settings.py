@@ -29,7 +29,8 @@ class Settings:
     scale_target : bool
         Whether to train on targets of mean 0 and variance 1.
     early_stopping : bool
-        Whether to hold out ``validation_fraction`` of the training data if no validation data are given.
+        Whether to hold out ``validation_fraction`` of the training data if no validation data are
+        given.
     """
 
     model: Any = None
@@ -55,11 +56,15 @@ class Settings:
     @classmethod
     def from_estimator(cls, est: Any, **own: Any) -> Settings:
         """Return the settings of an estimator; ``own`` replaces its arguments of these names."""
-        arguments = {f.name: getattr(est, f.name) for f in fields(cls) if hasattr(est, f.name)} | own
+        arguments = {
+            f.name: getattr(est, f.name) for f in fields(cls) if hasattr(est, f.name)
+        } | own
         if arguments.get("spec") is None:
             arguments["spec"] = Spec()
         model = arguments.get("model")
-        if arguments.get("opt") is None and (model is None or getattr(model, "func", None) is default_model):
+        if arguments.get("opt") is None and (
+            model is None or getattr(model, "func", None) is default_model
+        ):
             arguments["opt"] = partial(adamw, lr=0.01)
         if is_active():  # the refit of a search, whose candidates were each fitted by one process
             arguments["scaling"] = "strong"

@@ -11,7 +11,8 @@ ENOUGH = 50  # updates; from fewer, a network seldom learns
 
 
 def warn_few_updates(windows: SequenceWindows, epochs: int, accumulate: int) -> None:
-    """Warn if a fit of so many epochs over these windows plans fewer than ``ENOUGH`` updates, but some.
+    """Warn if a fit of so many epochs over these windows plans fewer than ``ENOUGH`` updates, but
+    some.
 
     Nothing is read, and no more windows are counted than would be enough.
     """
@@ -22,8 +23,8 @@ def warn_few_updates(windows: SequenceWindows, epochs: int, accumulate: int) -> 
     plural = "s" if n_updates > 1 else ""
     over = "" if accumulate == 1 else f", accumulate={accumulate}"
     warnings.warn(
-        f"this fit makes {n_updates} update{plural} in all (epochs={epochs}, minibatches per epoch: "
-        f"{n_windows}{over}); fewer than {ENOUGH} are seldom enough to learn from: set more epochs, or a smaller "
-        "batchsize or seqsize",
+        f"this fit makes {n_updates} update{plural} in all (epochs={epochs}, minibatches per "
+        f"epoch: {n_windows}{over}); fewer than {ENOUGH} are seldom enough to learn from: set "
+        "more epochs, or a smaller batchsize or seqsize",
         stacklevel=levels_to_caller(),
     )

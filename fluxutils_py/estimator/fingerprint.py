@@ -16,7 +16,13 @@ from fluxutils_py.estimator.fit_data import FitData
 from fluxutils_py.optim import ChainedOptimizer
 from fluxutils_py.training.descriptions import describe, describe_modules, text
 
-NOT_COMPARED = ("params", "initial_lr", "fused", "foreach", "capturable")  # depend on device or schedule
+NOT_COMPARED = (
+    "params",
+    "initial_lr",
+    "fused",
+    "foreach",
+    "capturable",
+)  # depend on device or schedule
 DETAILS = ("loss.", "model", "the code of")
 SHARDS = "the {}series of each rank (sharded=True)"
 LISTED = 5  # number of differences in a message
@@ -27,19 +33,30 @@ def shared_identity(training: Any) -> dict[str, str]:
 
     Attributes of a loss or a module may differ between ranks, such as a device or a log.
     """
-    return {name: texts for name, texts in identity(training).items() if not name.startswith(DETAILS)}
+    return {
+        name: texts for name, texts in identity(training).items() if not name.startswith(DETAILS)
+    }
 
 
 def identity(training: Any) -> dict[str, str]:
-    """Return the settings of a fit and the sizes of its data as texts by name; see :func:`describe`.
+    """Return the settings of a fit and the sizes of its data as texts by name; see
+    :func:`describe`.
 
     Leaves out epochs, device, threads, callbacks, verbosity, and the initial weights of the model.
     """
     data, model = training.data, training.step.model
     classes, scale = data.codec.classes, data.codec.scale
-    spec = {f.name: getattr(data.spec, f.name) for f in dataclasses.fields(data.spec) if f.name != "epochs"}
+    spec = {
+        f.name: getattr(data.spec, f.name)
+        for f in dataclasses.fields(data.spec)
+        if f.name != "epochs"
+    }
     return {
-        **{key: texts for name, value in spec.items() for key, texts in describe(f"spec.{name}", value).items()},
+        **{
+            key: texts
+            for name, value in spec.items()
+            for key, texts in describe(f"spec.{name}", value).items()
+        },
         **describe("loss", data.loss),
         **_describe_sizes(data),
         "scale_target": str(scale is not None),
@@ -53,7 +70,8 @@ def identity(training: Any) -> dict[str, str]:
 def requested_identity(training: Any) -> dict[str, str]:
     """Return :func:`identity`, which does not depend on the number of ranks.
 
-    The optimizer is as in the arguments, before schedules and hooks change it, and ``batchsize`` that of all ranks.
+    The optimizer is as in the arguments, before schedules and hooks change it, and ``batchsize``
+    that of all ranks.
     """
     settings, model = training.data.settings, training.step.model
     texts = {**identity(training), "random_state": _describe_seed(settings.random_state)}
@@ -70,21 +88,35 @@ def requested_identity(training: Any) -> dict[str, str]:
 
 
 def sample_digests(data: FitData) -> dict[str, str]:
-    """Return digests of the corners of the data that ranks share, enough to detect that they were given others."""
+    """Return digests of the corners of the data that ranks share, enough to detect that they were
+    given others.
+    """
     shared = [(name, s, w) for name, s, w in _named_arrays(data) if w.shards is None]
-    return {f"the values of {name} (digest of some)": digest_sample(s, w.segments, places=2) for name, s, w in shared}
+    return {
+        f"the values of {name} (digest of some)": digest_sample(s, w.segments, places=2)
+        for name, s, w in shared
+    }
 
 
 def data_digests(data: FitData) -> dict[str, tuple[str | None, str]]:
-    """Return two digests per array: of all values, None if they lie in a large file, and of a sample."""
+    """Return two digests per array: of all values, None if they lie in a large file, and of a
+    sample.
+    """
     texts: dict[str, tuple[str | None, str]] = {
-        f"the values of {name}": (digest_series(s, w.own(w.segments)), digest_sample(s, w.own(w.segments)))
+        f"the values of {name}": (
+            digest_series(s, w.own(w.segments)),
+            digest_sample(s, w.own(w.segments)),
+        )
         for name, s, w in _named_arrays(data)
     }
     for what, windows in _named_windows(data):
         weight = digest_weight(windows.weight, windows.own(windows.segments))
         texts[f"the values of {what}sample_weight"] = weight, weight or "none"
-    scale = None if data.codec.scale is None else digest_arrays(data.codec.scale.mean, data.codec.scale.scale)
+    scale = (
+        None
+        if data.codec.scale is None
+        else digest_arrays(data.codec.scale.mean, data.codec.scale.scale)
+    )
     texts["the scale of the targets"] = scale, scale or "none"
     return texts
 
@@ -96,10 +128,15 @@ def changed_settings(before: Mapping[str, str], now: Mapping[str, str]) -> list[
 
 
 def changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """List the differences between digests of data; compare samples where one side did not read all values."""
+    """List the differences between digests of data; compare samples where one side did not read all
+    values.
+    """
     changed = []
     for name in {**now, **before}:
-        (whole, there), (other, here) = before.get(name, (None, "none")), now.get(name, (None, "none"))
+        (whole, there), (other, here) = (
+            before.get(name, (None, "none")),
+            now.get(name, (None, "none")),
+        )
         if whole is not None and other is not None:
             there, here = whole, other
         if there != here:
@@ -142,12 +179,18 @@ def _describe_parameters(model: torch.nn.Module) -> dict[str, str]:
         f"parameter {i}": f"{name} {tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' (frozen)'}"
         for i, (name, p) in enumerate(model.named_parameters())
     }
-    buffers = {f"buffer {i}": f"{name} {tuple(b.shape)} {b.dtype}" for i, (name, b) in enumerate(model.named_buffers())}
+    buffers = {
+        f"buffer {i}": f"{name} {tuple(b.shape)} {b.dtype}"
+        for i, (name, b) in enumerate(model.named_buffers())
+    }
     return {**texts, **buffers}
 
 
 def _named_windows(data: FitData) -> list[tuple[str, SequenceWindows]]:
-    return [("", data.windows), *([] if data.validation is None else [("validation ", data.validation)])]
+    return [
+        ("", data.windows),
+        *([] if data.validation is None else [("validation ", data.validation)]),
+    ]
 
 
 def _named_arrays(data: FitData) -> Iterator[tuple[str, SeriesArray, SequenceWindows]]:
@@ -169,5 +212,7 @@ def _describe_sizes(data: FitData) -> dict[str, str]:
         texts[f"the starts and lengths of {what}series"] = digest_arrays(
             windows.segments.series, windows.segments.start, windows.segments.length
         )
-        texts[f"the {what}weights"] = "none" if windows.weight is None else text(windows.weight.scale)
+        texts[f"the {what}weights"] = (
+            "none" if windows.weight is None else text(windows.weight.scale)
+        )
     return texts

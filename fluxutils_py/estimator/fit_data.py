@@ -1,4 +1,6 @@
-"""Check the arguments of a fit and cut the data into windows, without training or changing anything."""
+"""Check the arguments of a fit and cut the data into windows, without training or changing
+anything.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,9 @@ def prepare(
     training = held_out = None
     if split_seed is not None and validation_data is None and settings.early_stopping:
         strata = _labels_of_series(inputs, targets, pool) if labels is not None else None
-        training, held_out = hold_out(inputs, targets, settings.validation_fraction, split_seed, strata)
+        training, held_out = hold_out(
+            inputs, targets, settings.validation_fraction, split_seed, strata
+        )
     if codec is None:
         scale = None
         if settings.scale_target and len(targets.series) == 1:
@@ -157,8 +161,12 @@ def _count_outputs(targets: Targets, codec: TargetCodec, loss: Loss, pool: Serie
     return feature_counts(targets.series)
 
 
-def target_schema(settings: Settings, estimator: str, classes: np.ndarray | None, **details: Any) -> TargetSchema:
-    """Return requirements on targets; ``details``: ``per_series``, ``name``, ``unknown`` (:class:`LabelEncoder`)."""
+def target_schema(
+    settings: Settings, estimator: str, classes: np.ndarray | None, **details: Any
+) -> TargetSchema:
+    """Return requirements on targets; ``details``: ``per_series``, ``name``, ``unknown``
+    (:class:`LabelEncoder`).
+    """
     loss, unknown = as_loss(settings.loss), details.pop("unknown", None)
     kind = "integers" if isinstance(loss, SeqLoss) and loss.classes else "numbers"
     encode = None if classes is None else LabelEncoder(classes, unknown, details.get("name", "y"))
@@ -167,14 +175,19 @@ def target_schema(settings: Settings, estimator: str, classes: np.ndarray | None
 
 
 def _find_labels(
-    y: Any, inputs: Inputs, weight: SampleWeight | None, declared: Any, codec: TargetCodec | None, pool: SeriesPool
+    y: Any,
+    inputs: Inputs,
+    weight: SampleWeight | None,
+    declared: Any,
+    codec: TargetCodec | None,
+    pool: SeriesPool,
 ) -> np.ndarray:
     """Return the classes of the first fit, else the declared ones, else the labels that occur."""
     if codec is not None and codec.classes is not None:
         if declared is not None and not np.array_equal(np.unique(declared), codec.classes):
             raise ValueError(
-                f"classes={np.unique(declared).tolist()}, but the first call had {codec.classes.tolist()}; they cannot "
-                "change"
+                f"classes={np.unique(declared).tolist()}, but the first call had "
+                f"{codec.classes.tolist()}; they cannot change"
             )
         return codec.classes
     if declared is not None:
@@ -182,7 +195,9 @@ def _find_labels(
 
     def find_labels() -> np.ndarray:
         labels, w = read_labels(y, inputs, weight)
-        return find_classes(labels, w, inputs.whole() if labels.shape[1:] == (inputs.N, inputs.T) else None)
+        return find_classes(
+            labels, w, inputs.whole() if labels.shape[1:] == (inputs.N, inputs.T) else None
+        )
 
     return pool.classes(find_labels, inputs)
 
@@ -216,23 +231,36 @@ class WindowMaker:
         if self.settings.class_weight is not None and self.codec.classes is not None:
             (codes,) = targets.series
             how, rows = self.settings.class_weight, inputs.own(segments)
-            weights = ClassWeightArray(how, self.codec.classes, codes.array, weight, rows, self.pool.total)
+            weights = ClassWeightArray(
+                how, self.codec.classes, codes.array, weight, rows, self.pool.total
+            )
             weight = SampleWeight(weights, codes.N, codes.T)
         if bounds is not None:
             segments = intersect(segments, bounds)
             segments = segments[segments.length > 0]
-        if weight is not None and inputs.form == "rows":  # rows of weight 0 do not count in minibatches either
+        if (
+            weight is not None and inputs.form == "rows"
+        ):  # rows of weight 0 do not count in minibatches either
             segments = weight.drop_zero_weight(segments) or segments
         if training and self.spec.rebatch and not targets.per_series:
             segments = self._fold_segments(segments)
         burn_in = int(self.spec.burn_in)
         if burn_in >= segments.max_length:
             where = " after folding (rebatch=True)" if segments.folds > 1 else ""
-            raise ValueError(f"burn_in of {burn_in} leaves nothing of series of {segments.max_length} steps{where}")
+            raise ValueError(
+                f"burn_in of {burn_in} leaves nothing of series of {segments.max_length} "
+                f"steps{where}"
+            )
         mask_per_output = self._masks_outputs(targets)
         if weight is not None:
             rows, add_up = inputs.own(segments), self.pool.total
-            weight.normalize(rows, targets.series, burn_in=burn_in, mask_per_output=mask_per_output, add_up=add_up)
+            weight.normalize(
+                rows,
+                targets.series,
+                burn_in=burn_in,
+                mask_per_output=mask_per_output,
+                add_up=add_up,
+            )
         windows = SequenceWindows(
             inputs.series,
             self.codec.encode(targets.series),
@@ -252,12 +280,14 @@ class WindowMaker:
             raise ValueError(f"y has NaN (steps without a target), but {self._why_no_weights()}")
         return windows
 
-    def validation_windows(self, data: Any, trained: Inputs, targets: Targets, schema: InputSchema) -> SequenceWindows:
+    def validation_windows(
+        self, data: Any, trained: Inputs, targets: Targets, schema: InputSchema
+    ) -> SequenceWindows:
         """Cut ``validation_data``, which must have the features of the training data, into windows."""
         if not isinstance(data, tuple | list) or len(data) not in (2, 3, 4, 5):
             raise ValueError(
-                "validation_data must be (x, y), (x, y, sample_weight), (x, y, sample_weight, lengths) or "
-                "(x, y, sample_weight, lengths, starts)"
+                "validation_data must be (x, y), (x, y, sample_weight), (x, y, sample_weight, "
+                "lengths) or (x, y, sample_weight, lengths, starts)"
             )
         x, y, sample_weight, lengths, starts = (*data, None, None, None)[:5]
         schema = dataclasses.replace(schema, fitted=None)
@@ -265,13 +295,18 @@ class WindowMaker:
         details = {"per_series": targets.per_series, "name": "validation y"}
         how = target_schema(self.settings, schema.estimator, self.codec.classes, **details)
         held_out = self.pool.targets(y, inputs, how)
-        for of_training, of_validation in ((trained.series, inputs.series), (targets.series, held_out.series)):
+        for of_training, of_validation in (
+            (trained.series, inputs.series),
+            (targets.series, held_out.series),
+        ):
             if feature_counts(of_training) != feature_counts(of_validation):
                 raise ShapeError(
-                    f"{of_validation[0].name} has {feature_counts(of_validation)} features, the training data have "
-                    f"{feature_counts(of_training)}"
+                    f"{of_validation[0].name} has {feature_counts(of_validation)} features, the "
+                    f"training data have {feature_counts(of_training)}"
                 )
-        return self.windows(inputs, held_out, self.pool.weight(sample_weight, inputs), training=False)
+        return self.windows(
+            inputs, held_out, self.pool.weight(sample_weight, inputs), training=False
+        )
 
     def _fold_segments(self, segments: Segments) -> Segments:
         """Fold the segments according to ``spec.rebatch``."""
@@ -283,25 +318,33 @@ class WindowMaker:
         return segments.fold(self.batchsize, least)
 
     def _masks_outputs(self, targets: Targets) -> bool:
-        """Whether the loss can ignore single outputs of a step; a loss of class probabilities needs all."""
+        """Whether the loss can ignore single outputs of a step; a loss of class probabilities needs
+        all.
+        """
         if not isinstance(self.loss, SeqLoss):
             return takes_weights(self.loss)
         return all(s.F == 1 for s in targets.series) if self.loss.classes else self.loss.elementwise
 
     def _mark_missing_labels(self, targets: Targets) -> None:
         """Set the integer that marks missing labels, where targets are labels."""
-        marked = self.codec.classes is not None or targets.per_series  # missing labels are MISSING_LABEL
-        ignored = self.loss.ignore_index if isinstance(self.loss, SeqLoss) and self.loss.classes else None
+        marked = (
+            self.codec.classes is not None or targets.per_series
+        )  # missing labels are MISSING_LABEL
+        ignored = (
+            self.loss.ignore_index if isinstance(self.loss, SeqLoss) and self.loss.classes else None
+        )
         if marked and ignored not in (None, MISSING_LABEL):
             raise ValueError(
-                f"ignore_index={ignored} of the loss: steps without a label are marked by {MISSING_LABEL} here; leave "
-                "it out"
+                f"ignore_index={ignored} of the loss: steps without a label are marked by "
+                f"{MISSING_LABEL} here; leave it out"
             )
         for s in targets.series:
             if s.kind == "int":
                 s.missing_label = MISSING_LABEL if marked else ignored
 
-    def _require_no_weights(self, inputs: Inputs, targets: Targets, weight: SampleWeight | None) -> None:
+    def _require_no_weights(
+        self, inputs: Inputs, targets: Targets, weight: SampleWeight | None
+    ) -> None:
         """Raise ValueError if the data need weights, for a loss without them."""
         for needs, what in (
             (weight is not None, "sample_weight is given"),
@@ -322,14 +365,17 @@ def intersect(segments: Segments, bounds: Segments) -> Segments:
     ``bounds`` has one segment for each series, in order.
     """
     start = np.maximum(segments.start, bounds.start[segments.series])
-    stop = np.minimum(segments.start + segments.length, (bounds.start + bounds.length)[segments.series])
+    stop = np.minimum(
+        segments.start + segments.length, (bounds.start + bounds.length)[segments.series]
+    )
     return Segments(segments.series, start, np.maximum(stop - start, 0))
 
 
 def hold_out(
     inputs: Inputs, targets: Targets, fraction: Any, seed: int, labels: np.ndarray | None
 ) -> tuple[Segments, Segments]:
-    """Hold out random series for validation, or the last steps of a single series and of ``timesteps``.
+    """Hold out random series for validation, or the last steps of a single series and of
+    ``timesteps``.
 
     Parameters
     ----------
@@ -351,7 +397,11 @@ def hold_out(
     ValueError
         If the fraction is not between 0 and 1, or leaves nothing to train on.
     """
-    if isinstance(fraction, bool) or not isinstance(fraction, numbers.Real) or not 0 < float(fraction) < 1:
+    if (
+        isinstance(fraction, bool)
+        or not isinstance(fraction, numbers.Real)
+        or not 0 < float(fraction) < 1
+    ):
         raise ValueError(f"validation_fraction must be a number between 0 and 1, got {fraction!r}")
     whole = inputs.all_series()
     in_time = inputs.form == "timesteps" or len(whole) == 1
@@ -359,21 +409,29 @@ def hold_out(
     n_held = math.ceil(n * float(fraction))
     if n_held >= n:
         raise ValueError(
-            f"early_stopping holds out {n_held} of n_samples={n}{' time steps' if in_time else ''}, which leaves "
-            "nothing to train on; give more data, or early_stopping=False"
+            f"early_stopping holds out {n_held} of "
+            f"n_samples={n}{' time steps' if in_time else ''}, which leaves nothing to train on; "
+            "give more data, or early_stopping=False"
         )
     if not in_time:
         strata = labels if labels is not None and _can_stratify(labels, n_held) else None
         from sklearn.model_selection import train_test_split  # deferred: importing it takes 40 ms
 
-        _, out = train_test_split(np.arange(n), test_size=n_held, random_state=seed, stratify=strata)
+        _, out = train_test_split(
+            np.arange(n), test_size=n_held, random_state=seed, stratify=strata
+        )
         is_out = np.isin(whole.series, out)
-        n_training, n_validation = np.where(is_out, 0, whole.length), np.where(is_out, whole.length, 0)
-        return Segments(whole.series, whole.start, n_training), Segments(whole.series, whole.start, n_validation)
+        n_training, n_validation = (
+            np.where(is_out, 0, whole.length),
+            np.where(is_out, whole.length, 0),
+        )
+        return Segments(whole.series, whole.start, n_training), Segments(
+            whole.series, whole.start, n_validation
+        )
     if targets.per_series:
         raise ValueError(
-            "early_stopping of one series holds out its last steps, but y has one target, at the last step; "
-            "give more series, or early_stopping=False"
+            "early_stopping of one series holds out its last steps, but y has one target, at the "
+            "last step; give more series, or early_stopping=False"
         )
     # the cut counts from the start of each series
     n_before = np.minimum(n - n_held, whole.length)

@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.estimator.building import build_model, build_optimizer, make_generator, require_gradients
+from fluxutils_py.estimator.building import (
+    build_model,
+    build_optimizer,
+    make_generator,
+    require_gradients,
+)
 from fluxutils_py.estimator.collectives import (
     MinibatchSize,
     course_of_fit,
@@ -53,7 +58,12 @@ from fluxutils_py.training.tensor_batches import TensorBatches
 from fluxutils_py.training.tensors import to_tensor
 from fluxutils_py.training.window_step import WindowStep, evaluate_windows
 
-FLOATS = {"float16": torch.float32, "float32": torch.float32, "bool": torch.float32, "float64": torch.float64}
+FLOATS = {
+    "float16": torch.float32,
+    "float32": torch.float32,
+    "bool": torch.float32,
+    "float64": torch.float64,
+}
 VALIDATION_STEPS = 1 << 14  # series times steps of a validation window
 
 
@@ -71,10 +81,11 @@ def run_fit(
     Parameters
     ----------
     est : Estimator
-        Does not change before training begins. A later error restores it if no update was made, or, unless it is an
-        interrupt, if this fit replaces an earlier one.
+        Does not change before training begins. A later error restores it if no update was made, or,
+        unless it is an interrupt, if this fit replaces an earlier one.
     *data, **arguments
-        ``x, y, sample_weight, validation_data`` and ``lengths, starts, epochs, classes``; see :func:`prepare`.
+        ``x, y, sample_weight, validation_data`` and ``lengths, starts, epochs, classes``; see
+        :func:`prepare`.
     sharded : bool
         Whether each rank has its own series.
     resume : bool
@@ -82,7 +93,8 @@ def run_fit(
     can_hold_out : bool
         Whether to hold out validation data, if the settings request it and none are given.
     expects_to_learn : bool
-        Whether this call is all of the training, and the user set its length: few updates are then warned of.
+        Whether this call is all of the training, and the user set its length: few updates are then
+        warned of.
     """
     settings, resume = est._resolved_params(), resume and hasattr(est, "model_")
     with ranks_of_call(settings.comm, "fit", sharded) as ranks:
@@ -90,7 +102,11 @@ def run_fit(
         require_gradients("fit")
         warn_repeated_search(ranks)
         # copy the user's generators, so that they advance only once training has begun
-        rng = copy.deepcopy(est._rng) if resume else make_generator(copy.deepcopy(settings.random_state))
+        rng = (
+            copy.deepcopy(est._rng)
+            if resume
+            else make_generator(copy.deepcopy(settings.random_state))
+        )
         seed = int(make_generator(copy.deepcopy(settings.random_state)).integers(2**31))
         rng, seed = ranks.allgather((rng, seed))[0]
         if resume:
@@ -105,11 +121,15 @@ def run_fit(
         training = assemble(prepared, ranks, rng, size, est if resume else None)
         warn_single_steps(data[0], prepared.inputs, training.step.model)
         if not resume and not ranks.rank:
-            warn_unscaled(prepared.windows, training.step.model, data[1], getattr(est, "scale_target", None))
+            warn_unscaled(
+                prepared.windows, training.step.model, data[1], getattr(est, "scale_target", None)
+            )
         if len(data) > 3 and data[3] is not None and not ranks.rank:  # validation_data
             warn_unlike_training(prepared.windows, prepared.validation)
         if expects_to_learn and not ranks.rank:
-            warn_few_updates(prepared.windows, int(prepared.spec.epochs), int(prepared.spec.accumulate))
+            warn_few_updates(
+                prepared.windows, int(prepared.spec.epochs), int(prepared.spec.accumulate)
+            )
         require_same_fit(training)
         run(est, training)
 
@@ -121,7 +141,9 @@ def run_evaluate(
     settings = est._resolved_params()
     with ranks_of_call(settings.comm, "evaluate", sharded) as ranks:
         weights = "given" if data[2] is not None else "none"
-        told = {} if sharded else {"sample_weight": weights}  # with shards, the pool of series compares them
+        told = (
+            {} if sharded else {"sample_weight": weights}
+        )  # with shards, the pool of series compares them
         ranks.require_equal({"gradient": bool(gradient), **told})
         if gradient:
             require_gradients("evaluate(gradient=True)")
@@ -129,13 +151,22 @@ def run_evaluate(
         model, schema = est.model_, est._input_schema()
         pool = SeriesPool(ranks if sharded else RankGroup())
         size = MinibatchSize.of(settings, ranks.size)
-        prepared = prepare(settings, schema, *data, codec=est._codec, batchsize=size.whole, pool=pool, **arguments)
+        prepared = prepare(
+            settings, schema, *data, codec=est._codec, batchsize=size.whole, pool=pool, **arguments
+        )
         if not sharded:
             require_same_inputs(ranks, prepared.inputs)
         batches = tensor_batches(prepared, model, ranks)
-        with torch.backends.cudnn.flags(enabled=not gradient):  # cuDNN has no gradients in evaluation mode
+        with torch.backends.cudnn.flags(
+            enabled=not gradient
+        ):  # cuDNN has no gradients in evaluation mode
             loss, mean_gradient = evaluate_windows(
-                model, prepared.loss, batches, ranks, gradient=gradient, precision=prepared.spec.precision
+                model,
+                prepared.loss,
+                batches,
+                ranks,
+                gradient=gradient,
+                precision=prepared.spec.precision,
             )
         return loss if mean_gradient is None else (loss, mean_gradient)
 
@@ -184,7 +215,11 @@ class Training:
 
 
 def assemble(
-    data: FitData, ranks: RankGroup, rng: np.random.Generator, size: MinibatchSize, earlier: Any = None
+    data: FitData,
+    ranks: RankGroup,
+    rng: np.random.Generator,
+    size: MinibatchSize,
+    earlier: Any = None,
 ) -> Training:
     """Build model, optimizer, step and loop.
 
@@ -194,10 +229,13 @@ def assemble(
     threads = Threads(n_threads(settings.n_jobs))
     if compile_arguments(settings.compile) is not None and threads.n > 1:
         raise SpecError(
-            f"compile={settings.compile!r} trains in one thread, with torch's own threads inside; leave n_jobs at None"
+            f"compile={settings.compile!r} trains in one thread, with torch's own threads inside; "
+            "leave n_jobs at None"
         )
     callbacks, progress = as_callbacks(settings.callbacks), progress_hook(settings.verbose)
-    model, optimizer = _new_model(data, ranks, rng) if earlier is None else _earlier_model(earlier, settings)
+    model, optimizer = (
+        _new_model(data, ranks, rng) if earlier is None else _earlier_model(earlier, settings)
+    )
     batches = tensor_batches(data, model, ranks, rng if spec.shuffle else None)
     groups = [dict(group) for group in optimizer.param_groups]
     scheduler = getattr(earlier, "_scheduler", None) or _new_scheduler(spec, optimizer)
@@ -213,12 +251,20 @@ def assemble(
     )
     loop = Loop(step, ranks)
     if hasattr(earlier, "history_"):
-        loop.epoch, loop.history, loop.step = earlier.n_iter_, list(earlier.history_), earlier._n_steps
+        loop.epoch, loop.history, loop.step = (
+            earlier.n_iter_,
+            list(earlier.history_),
+            earlier._n_steps,
+        )
     if data.validation is not None:
-        held_out = TensorBatches(data.validation, batches.dtype, batches.device, rank=ranks.rank, size=ranks.size)
+        held_out = TensorBatches(
+            data.validation, batches.dtype, batches.device, rank=ranks.rank, size=ranks.size
+        )
         loop.hooks.attach(Validation(model, data.loss, held_out, ranks, spec.precision))
     if scheduler is not None:
-        loop.hooks.attach(Schedule(scheduler, spec.schedule_every, lambda: step.n_updates, spec.accumulate))
+        loop.hooks.attach(
+            Schedule(scheduler, spec.schedule_every, lambda: step.n_updates, spec.accumulate)
+        )
     if spec.patience is not None:
         loop.hooks.attach(EarlyStopping(model, int(spec.patience)))
     if progress is not None and ranks.rank == 0:
@@ -227,16 +273,33 @@ def assemble(
             line = size.describe(data.windows.segments, sharded=data.windows.shards is not None)
             loop.hooks.add("start", lambda loop: progress.say_once(line), name="minibatch size")
     return Training(
-        data, size, rng, earlier is not None, optimizer, groups, scheduler, batches, threads, step, loop, callbacks
+        data,
+        size,
+        rng,
+        earlier is not None,
+        optimizer,
+        groups,
+        scheduler,
+        batches,
+        threads,
+        step,
+        loop,
+        callbacks,
     )
 
 
-def _new_model(data: FitData, ranks: RankGroup, rng: np.random.Generator) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _new_model(
+    data: FitData, ranks: RankGroup, rng: np.random.Generator
+) -> tuple[nn.Module, torch.optim.Optimizer]:
     settings, x = data.settings, data.inputs.series
     with seeded(int(rng.integers(2**63))):
         device = device_of_rank(settings.device, ranks)
         model = build_model(
-            settings.model, feature_counts(x), data.n_outputs, float_dtype(x, data.spec.precision), device
+            settings.model,
+            feature_counts(x),
+            data.n_outputs,
+            float_dtype(x, data.spec.precision),
+            device,
         )
         return model, build_optimizer(settings.opt, settings.model, model)
 
@@ -248,10 +311,16 @@ def _earlier_model(est: Any, settings: Settings) -> tuple[nn.Module, torch.optim
 
 
 def float_dtype(arrays: tuple[SeriesArray, ...], precision: str = "float32") -> torch.dtype | None:
-    """Return the floating type of a model for these data; None (leave it unchanged) if all are integers."""
+    """Return the floating type of a model for these data; None (leave it unchanged) if all are
+    integers.
+    """
     if precision != "float32":
         return torch.float32
-    dtypes = [FLOATS.get(a.dtype.newbyteorder("=").name, torch.float64) for a in arrays if a.kind == "float"]
+    dtypes = [
+        FLOATS.get(a.dtype.newbyteorder("=").name, torch.float64)
+        for a in arrays
+        if a.kind == "float"
+    ]
     return None if not dtypes else torch.float64 if torch.float64 in dtypes else torch.float32
 
 
@@ -260,9 +329,16 @@ def _new_scheduler(spec: Spec, optimizer: torch.optim.Optimizer) -> Any:
         return None
     scheduler = with_python_numbers(spec.scheduler)(optimizer)
     if not hasattr(scheduler, "step"):
-        raise TypeError(f"spec.scheduler must make a torch learning-rate scheduler, it made {scheduler!r}")
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and spec.schedule_every == "step":
-        raise SpecError("ReduceLROnPlateau goes by the loss of whole epochs; set spec.schedule_every to 'epoch'")
+        raise TypeError(
+            f"spec.scheduler must make a torch learning-rate scheduler, it made {scheduler!r}"
+        )
+    if (
+        isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        and spec.schedule_every == "step"
+    ):
+        raise SpecError(
+            "ReduceLROnPlateau goes by the loss of whole epochs; set spec.schedule_every to 'epoch'"
+        )
     return scheduler
 
 
@@ -271,8 +347,9 @@ def tensor_batches(
 ) -> TensorBatches:
     """Return this rank's part of the windows as tensors, cut for the model.
 
-    First runs the model on a few steps, to find out whether it takes whole windows, and whether it runs at all. A
-    custom loss may call the model differently; then a failure is only a warning that ``predict`` will fail.
+    First runs the model on a few steps, to find out whether it takes whole windows, and whether it
+    runs at all. A custom loss may call the model differently; then a failure is only a warning that
+    ``predict`` will fail.
     """
     windows, first = data.windows, next(model.parameters())
     some = windows.own(windows.segments)[:4]
@@ -293,10 +370,12 @@ def tensor_batches(
 
 
 def _adapt_windows(data: FitData, model: nn.Module) -> bool:
-    """Adapt overlap and length of the windows to the model; tell whether it is one without state that takes windows.
+    """Adapt overlap and length of the windows to the model; tell whether it is one without state
+    that takes windows.
 
-    A model without state sees earlier steps at the start of each window. Validation with a mean over steps takes longer
-    windows than training where it can, since it stores nothing for gradients.
+    A model without state sees earlier steps at the start of each window. Validation with a mean
+    over steps takes longer windows than training where it can, since it stores nothing for
+    gradients.
     """
     validation = data.validation
     stateless = cached_window_mode(model) == "windows" and not recurrent_layers(model)
@@ -317,7 +396,8 @@ def _adapt_windows(data: FitData, model: nn.Module) -> bool:
 def run(est: Any, training: Training) -> None:
     """Train, and keep the attributes of the estimator up to date.
 
-    An error restores the estimator if there was no update, or, unless it is an interrupt, if this fit replaces another.
+    An error restores the estimator if there was no update, or, unless it is an interrupt, if this
+    fit replaces another.
     """
     step, loop, data = training.step, training.loop, training.data
     model, ranks = step.model, loop.ranks
@@ -336,8 +416,9 @@ def run(est: Any, training: Training) -> None:
                 attributes.publish(loop.history, loop.step - loop.epoch_step)
                 if (done := loop.epoch - loop.start_epoch) > data.spec.epochs:
                     warnings.warn(
-                        f"the checkpoint is of {done} epochs, more than epochs={data.spec.epochs}: this is the model "
-                        "after all of them; give the Checkpointer another folder to train a shorter time",
+                        f"the checkpoint is of {done} epochs, more than "
+                        f"epochs={data.spec.epochs}: this is the model after all of them; give "
+                        "the Checkpointer another folder to train a shorter time",
                         stacklevel=5,
                     )
             with compiled(model, compile_arguments(data.settings.compile)):
@@ -368,8 +449,14 @@ class FittedAttributes:
     def __init__(self, est: Any, training: Training) -> None:
         self.est, self.training = est, training
         loop, hooks = training.loop, training.loop.hooks
-        loop.shared_data = {"estimator": est, "model": training.step.model, "optimizer": training.optimizer}
-        hooks.add("epoch", self._finish_epoch, name="bookkeeping", priority=-math.inf, collective=True)
+        loop.shared_data = {
+            "estimator": est,
+            "model": training.step.model,
+            "optimizer": training.optimizer,
+        }
+        hooks.add(
+            "epoch", self._finish_epoch, name="bookkeeping", priority=-math.inf, collective=True
+        )
         hooks.add("epoch", self._publish_epoch, name="fitted attributes", priority=-5)
 
     def begin(self) -> None:
@@ -379,13 +466,19 @@ class FittedAttributes:
         est._rng, est._scheduler, est._codec = training.rng, training.scheduler, data.codec
         if training.resume:
             return
-        est._layout, est.n_features_in_, est.n_outputs_ = data.inputs.layout, data.inputs.columns, data.n_outputs
+        est._layout, est.n_features_in_, est.n_outputs_ = (
+            data.inputs.layout,
+            data.inputs.columns,
+            data.n_outputs,
+        )
         vars(est).pop("feature_names_in_", None)
         if data.inputs.names is not None:
             est.feature_names_in_ = data.inputs.names
         if data.codec.classes is not None:
             est.classes_ = data.codec.classes
-        est.grad_ = torch.zeros(sum(p.numel() for p in est.model_.parameters()), dtype=training.batches.dtype)
+        est.grad_ = torch.zeros(
+            sum(p.numel() for p in est.model_.parameters()), dtype=training.batches.dtype
+        )
         self.publish([], 0)
 
     def publish(self, history: list[dict[str, Any]], n_steps: int) -> None:
@@ -393,7 +486,9 @@ class FittedAttributes:
         est, last = self.est, history[-1] if history else {"mean_batch_loss": None}
         est.loss_ = math.nan if last["mean_batch_loss"] is None else last["mean_batch_loss"]
         est.loss_curve_ = [record["loss"] for record in history]
-        est.validation_loss_curve_ = [r["validation_loss"] for r in history if "validation_loss" in r]
+        est.validation_loss_curve_ = [
+            r["validation_loss"] for r in history if "validation_loss" in r
+        ]
         est.history_ = list(history)
         est.n_iter_, est._n_steps = len(history), n_steps
 
@@ -401,7 +496,10 @@ class FittedAttributes:
         step = self.training.step
         step.flush()
         if step.n_updates == 0 and not loop.stopped:
-            raise DataError("there is nothing to learn from: no step of y that counts has a target (all are NaN)")
+            raise DataError(
+                "there is nothing to learn from: no step of y that counts has a target (all are "
+                "NaN)"
+            )
         loop.record["folds"] = self.training.data.windows.segments.folds
         self._gradient = step.mean_gradient()
         step.start_epoch()

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from fluxutils_py.errors import ExportError, ShapeError
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.streaming import pipeline_transformers, stream
-from fluxutils_py.exporting import ContextWindow, ExportedModel, Graph, InitialState, ModelStep, write_graph
+from fluxutils_py.exporting import (
+    ContextWindow,
+    ExportedModel,
+    Graph,
+    InitialState,
+    ModelStep,
+    write_graph,
+)
 from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.inputs.moments import Standardize
 from fluxutils_py.inputs.target_codec import TargetScale
@@ -38,12 +45,16 @@ class _Part(nn.Module):
 
 
 class Affine(_Part):
-    """Compute ``(x - center) / scale``, or ``x * scale + center``, in float64, rounded to the type of ``x``."""
+    """Compute ``(x - center) / scale``, or ``x * scale + center``, in float64, rounded to the type
+    of ``x``.
+    """
 
     center: Tensor
     scale: Tensor
 
-    def __init__(self, center: Any, scale: Any, inverse: bool = False, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, center: Any, scale: Any, inverse: bool = False, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__(center=center, scale=scale)
         self.inverse, self.dtype = inverse, dtype
 
@@ -78,13 +89,17 @@ class Fill(_Part):
 
 
 class ForwardFill(_Part):
-    """Put the last value before it for NaN; the state is (F, B), the last values, NaN where there is none."""
+    """Put the last value before it for NaN; the state is (F, B), the last values, NaN where there
+    is none.
+    """
 
     start: Tensor
 
     def __init__(self, start: Any) -> None:
         super().__init__(start=start)
-        self.initial = (InitialState(torch.full((len(self.start), 1), torch.nan, dtype=torch.float64), 1),)
+        self.initial = (
+            InitialState(torch.full((len(self.start), 1), torch.nan, dtype=torch.float64), 1),
+        )
 
     def forward(self, x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         known = torch.where(x.isnan(), last.t().to(x.dtype), x)
@@ -92,7 +107,8 @@ class ForwardFill(_Part):
 
 
 class Classify(nn.Module):
-    """Turn class scores (S, B, K) into labels (S, B, 1), or their places among the classes, and probabilities.
+    """Turn class scores (S, B, K) into labels (S, B, 1), or their places among the classes, and
+    probabilities.
 
     Parameters
     ----------
@@ -111,7 +127,9 @@ class Classify(nn.Module):
 
     def forward(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         place = scores.argmax(-1, keepdim=True)
-        return self.classes[place] if self.as_numbers else place, torch.log_softmax(scores, -1).exp()
+        return self.classes[place] if self.as_numbers else place, torch.log_softmax(
+            scores, -1
+        ).exp()
 
 
 def unscale(scale: TargetScale, dtype: torch.dtype) -> Affine:
@@ -133,7 +151,9 @@ def transformer_module(transformer: Any, name: str, n_features: int) -> nn.Modul
         if isinstance(function, Standardize):
             return Affine(function.mean, function.scale, function.inverse)
         if isinstance(function, WinsorizeBlock):
-            return Winsorize(**dict(zip(("lower", "upper", "mean", "scale"), function.statistics, strict=True)))
+            return Winsorize(
+                **dict(zip(("lower", "upper", "mean", "scale"), function.statistics, strict=True))
+            )
         if isinstance(function, FillBlock):
             return Fill(values=function.values)
         if isinstance(function, ForwardFillBlock):
@@ -141,16 +161,21 @@ def transformer_module(transformer: Any, name: str, n_features: int) -> nn.Modul
     kind = type(transformer).__name__
     if getattr(transformer, "n_features_in_", n_features) != n_features:
         raise ExportError(
-            f"the step {name!r} of the pipeline, {kind}, was fitted on rows of {transformer.n_features_in_} columns, "
-            f"a step has {n_features} features: take SequenceScaler or SequenceImputer, which know features and time"
+            f"the step {name!r} of the pipeline, {kind}, was fitted on rows of "
+            f"{transformer.n_features_in_} columns, a step has {n_features} features: take "
+            "SequenceScaler or SequenceImputer, which know features and time"
         )
     if type(transformer).__module__.startswith("sklearn."):
         zeros, ones = np.zeros(n_features), np.ones(n_features)
         t = transformer
         if kind == "StandardScaler":
-            return Affine(zeros if t.mean_ is None else t.mean_, ones if t.scale_ is None else t.scale_)
+            return Affine(
+                zeros if t.mean_ is None else t.mean_, ones if t.scale_ is None else t.scale_
+            )
         if kind == "RobustScaler":
-            return Affine(zeros if t.center_ is None else t.center_, ones if t.scale_ is None else t.scale_)
+            return Affine(
+                zeros if t.center_ is None else t.center_, ones if t.scale_ is None else t.scale_
+            )
         if kind == "MaxAbsScaler" and not getattr(t, "clip", False):
             return Affine(zeros, t.scale_)
         if kind == "MinMaxScaler" and not t.clip:
@@ -158,14 +183,15 @@ def transformer_module(transformer: Any, name: str, n_features: int) -> nn.Modul
         if kind == "FunctionTransformer" and not t.kw_args and (counterpart := _of_torch(t.func)):
             return Elementwise(counterpart)
     raise ExportError(
-        f"the step {name!r} of the pipeline, {kind}, cannot be exported: take SequenceScaler, WinsorScaler, "
-        "SequenceImputer, or StandardScaler, RobustScaler, MaxAbsScaler, MinMaxScaler, or FunctionTransformer of a "
-        "function of NumPy, such as np.log1p"
+        f"the step {name!r} of the pipeline, {kind}, cannot be exported: take SequenceScaler, "
+        "WinsorScaler, SequenceImputer, or StandardScaler, RobustScaler, MaxAbsScaler, "
+        "MinMaxScaler, or FunctionTransformer of a function of NumPy, such as np.log1p"
     )
 
 
 def inverse_target_module(transformer: Any, n_outputs: int) -> nn.Module:
-    """Return the inverse of the fitted ``transformer_`` of a ``TransformedTargetRegressor`` as a module.
+    """Return the inverse of the fitted ``transformer_`` of a ``TransformedTargetRegressor`` as a
+    module.
 
     Raises
     ------
@@ -179,14 +205,15 @@ def inverse_target_module(transformer: Any, n_outputs: int) -> nn.Module:
             return Elementwise(counterpart)
         name = getattr(transformer.inverse_func, "__name__", transformer.inverse_func)
         raise ExportError(
-            f"the inverse_func of TransformedTargetRegressor, {name}, cannot be exported: take a function of NumPy "
-            "that torch has too, such as np.expm1"
+            f"the inverse_func of TransformedTargetRegressor, {name}, cannot be exported: take a "
+            "function of NumPy that torch has too, such as np.expm1"
         )
     wanted = getattr(transformer, "n_features_in_", n_outputs)
     if wanted != n_outputs:
         raise ExportError(
-            f"the transformer of TransformedTargetRegressor, {kind}, was fitted on rows of {wanted} columns and cannot "
-            f"be undone for the {n_outputs} outputs of one step: {way_out}"
+            f"the transformer of TransformedTargetRegressor, {kind}, was fitted on rows of "
+            f"{wanted} columns and cannot be undone for the {n_outputs} outputs of one step: "
+            f"{way_out}"
         )
     try:
         module = transformer_module(transformer, "transformer", n_outputs)
@@ -194,14 +221,16 @@ def inverse_target_module(transformer: Any, n_outputs: int) -> nn.Module:
         module = None
     if not isinstance(module, Affine):
         raise ExportError(
-            f"the transformer of TransformedTargetRegressor, {kind}, cannot be exported: take StandardScaler, "
-            f"RobustScaler, MaxAbsScaler or MinMaxScaler, or {way_out}"
+            f"the transformer of TransformedTargetRegressor, {kind}, cannot be exported: take "
+            f"StandardScaler, RobustScaler, MaxAbsScaler or MinMaxScaler, or {way_out}"
         )
     return Affine(module.center, module.scale, inverse=not module.inverse)
 
 
 def _of_torch(function: Any) -> Callable[[Tensor], Tensor] | None:
-    """Return torch's counterpart of a function of NumPy for single numbers, if it has one; of None, the identity."""
+    """Return torch's counterpart of a function of NumPy for single numbers, if it has one; of None,
+    the identity.
+    """
     if function is None:
         return torch.clone
     if not isinstance(function, np.ufunc) or function.nin != 1 or function.nout != 1:
@@ -218,48 +247,56 @@ def export(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
 ) -> None:
-    """Write a fitted estimator, or a pipeline of scalers and one, to a file that runs without this package.
+    """Write a fitted estimator, or a pipeline of scalers and one, to a file that runs without this
+    package.
 
-    The file is a graph of one step or a window and the recurrent state, so that a consumer continues where it stopped:
+    The file is a graph of one step or a window and the recurrent state, so that a consumer
+    continues where it stopped:
 
-    ====================  =====================================================================================
-    inputs                ``x`` (S, B, F), then ``state.0``, ``state.1``, ...
-    outputs               ``y`` (S, B, G); of classifiers ``label`` (S, B, 1) and ``probabilities`` (S, B, K);
+    ====================
+    ===================================================================================== inputs
+    ``x`` (S, B, F), then ``state.0``, ``state.1``, ... outputs               ``y`` (S, B, G); of
+    classifiers ``label`` (S, B, 1) and ``probabilities`` (S, B, K);
                           then ``next_state.0``, ``next_state.1``, ..., of the shapes of the states
-    ====================  =====================================================================================
+    ====================
+    =====================================================================================
 
     S steps and B series may be any numbers, 1 too, at every call. The states are those of
     :func:`fluxutils_py.states`, in its order, after those of imputers that look back. Outputs are in the units of the
-    targets. A series whose features are all NaN at a step has NaN as output there, as in ``predict``.
+    targets. A series whose features are all NaN at a step has NaN as output there, as in
+    ``predict``.
 
     Parameters
     ----------
     model : estimator, Pipeline, TransformedTargetRegressor, or fitted search
     path : str or path-like
-        Written aside and then moved into place. Of several ranks only rank 0 writes; the others return at once.
+        Written aside and then moved into place. Of several ranks only rank 0 writes; the others
+        return at once.
     format : "onnx" or "torch"
-        An ONNX file, for onnxruntime and others, which needs ``pip install fluxutils_py[export]``; or a program of
-        ``torch.export``, for ``torch.export.load``, with torch's operators only.
+        An ONNX file, for onnxruntime and others, which needs ``pip install fluxutils_py[export]``;
+        or a program of ``torch.export``, for ``torch.export.load``, with torch's operators only.
     input_names, output_names : sequence of str, optional
-        Names of inputs and outputs. Several inputs are ``x.0``, ``x.1``, ... by default; several outputs need names.
+        Names of inputs and outputs. Several inputs are ``x.0``, ``x.1``, ... by default; several
+        outputs need names.
 
     Raises
     ------
     sklearn.exceptions.NotFittedError
         Before ``fit``.
     ExportError
-        If a module cannot be exported, for it looks into the future or uses an operation without counterpart; the
-        message names the module.
+        If a module cannot be exported, for it looks into the future or uses an operation without
+        counterpart; the message names the module.
     ImportError
         If the packages for ONNX are not installed.
 
     Notes
     -----
-    The metadata hold, in ONNX as ``metadata_props`` (JSON but for versions and names of classes), in torch as the extra
-    file ``metadata.json``: ``inputs``, ``outputs`` and ``states`` with names, shapes, types and initial values (one
-    number if all are equal, null for NaN), ``feature_names``, ``scale`` of the targets, ``classes``, ``per_series``
-    (whether only the output at the last step of a series counts), ``context`` (how many inputs a model without
-    recurrent layers keeps as its state), and the versions of this package and torch.
+    The metadata hold, in ONNX as ``metadata_props`` (JSON but for versions and names of classes),
+    in torch as the extra file ``metadata.json``: ``inputs``, ``outputs`` and ``states`` with names,
+    shapes, types and initial values (one number if all are equal, null for NaN), ``feature_names``,
+    ``scale`` of the targets, ``classes``, ``per_series`` (whether only the output at the last step
+    of a series counts), ``context`` (how many inputs a model without recurrent layers keeps as its
+    state), and the versions of this package and torch.
 
     Time is the operator ``Scan`` of ONNX, or ``scan`` of torch, over the graph of one step.
 
@@ -285,19 +322,32 @@ def export(
     default_out = ["label", "probabilities"] if classes is not None else None
     names_out = _names("output", output_names, len(graph.outputs), "y", default_out)
     if both := sorted(set(names_in) & set(names_out)):
-        raise ExportError(f"{', '.join(map(repr, both))} names both an input and an output; give them different names")
+        raise ExportError(
+            f"{', '.join(map(repr, both))} names both an input and an output; give them different "
+            "names"
+        )
     as_texts = classes is not None and classes.dtype.kind not in "iufb"
     texts = {names_out[0]: [str(c) for c in classes]} if as_texts else None
     if get_communicator(est._resolved_params().comm).rank == 0:
-        write_graph(path, graph, format, names_in, names_out, _metadata(model, est) | {"context": context}, texts)
+        write_graph(
+            path,
+            graph,
+            format,
+            names_in,
+            names_out,
+            _metadata(model, est) | {"context": context},
+            texts,
+        )
     return None
 
 
 def check_export(path: Any, model: Any, x: Any, *, tolerance: float | None = None) -> float:
-    """Compare an exported file with the estimator or pipeline that it came from, step by step and in windows.
+    """Compare an exported file with the estimator or pipeline that it came from, step by step and
+    in windows.
 
-    Streams all steps through the model (``stream``) and the file, the latter in single steps and again in windows of
-    1, 2, 3, 5, 8, ... steps, and compares the outputs at each step and the states at the end.
+    Streams all steps through the model (``stream``) and the file, the latter in single steps and
+    again in windows of 1, 2, 3, 5, 8, ... steps, and compares the outputs at each step and the
+    states at the end.
 
     Parameters
     ----------
@@ -306,9 +356,10 @@ def check_export(path: Any, model: Any, x: Any, *, tolerance: float | None = Non
     x : array of shape (F, N, T), or a tuple of them for several inputs
         Series to try it on.
     tolerance : float, optional
-        Largest difference to allow, relative to the largest value of each output where that is above 1. Labels may
-        differ where two probabilities differ by less than 10 times as much. None: 1e-5; 0.05 for an estimator with
-        ``precision="bfloat16"`` or ``"float16"``, which rounds more than the file, whose numbers are float32.
+        Largest difference to allow, relative to the largest value of each output where that is
+        above 1. Labels may differ where two probabilities differ by less than 10 times as much.
+        None: 1e-5; 0.05 for an estimator with ``precision="bfloat16"`` or ``"float16"``, which
+        rounds more than the file, whose numbers are float32.
 
     Returns
     -------
@@ -326,11 +377,14 @@ def check_export(path: Any, model: Any, x: Any, *, tolerance: float | None = Non
         return float(model._check_export(path, x, 1e-5 if tolerance is None else tolerance))
     if isinstance(x, list) and any(hasattr(a, "shape") for a in x):
         raise ShapeError(
-            f"x must be arrays (F, N, T), got a list of {len(x)} arrays: check one series at a time, as x[0][:, None]"
+            f"x must be arrays (F, N, T), got a list of {len(x)} arrays: check one series at a "
+            "time, as x[0][:, None]"
         )
     xs = tuple(np.asarray(a) for a in (x if isinstance(x, tuple) else (x,)))
     if any(a.ndim != 3 or a.shape[1:] != xs[0].shape[1:] or a.shape[2] < 1 for a in xs):
-        raise ShapeError(f"x must be arrays (F, N, T) of equal N and T, got {[a.shape for a in xs]}")
+        raise ShapeError(
+            f"x must be arrays (F, N, T) of equal N and T, got {[a.shape for a in xs]}"
+        )
     n_series, n_steps = xs[0].shape[1:]
     want, state, probabilities = _streamed(model, xs)
     if tolerance is None:
@@ -349,9 +403,15 @@ def check_export(path: Any, model: Any, x: Any, *, tolerance: float | None = Non
             at += n
         got = [np.concatenate(p) for p in zip(*parts, strict=True)]
         names = [entry["name"] for part in ("outputs", "states") for entry in file.metadata[part]]
-        if probabilities is not None and got[0].dtype.kind in "iu" and want[0].dtype.kind not in "iuf":
+        if (
+            probabilities is not None
+            and got[0].dtype.kind in "iu"
+            and want[0].dtype.kind not in "iuf"
+        ):
             got[0] = np.asarray(file.metadata["classes"])[got[0]]  # a program of torch gives places
-        for k, (name, a, b) in enumerate(zip(names, [*got, *file.state], [*want, *state], strict=True)):
+        for k, (name, a, b) in enumerate(
+            zip(names, [*got, *file.state], [*want, *state], strict=True)
+        ):
             if k == 0 and probabilities is not None:
                 _compare_labels(path, name, a, b, probabilities, 10 * tolerance)
                 continue
@@ -359,14 +419,21 @@ def check_export(path: Any, model: Any, x: Any, *, tolerance: float | None = Non
     return largest
 
 
-def _streamed(model: Any, xs: tuple[np.ndarray, ...]) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray | None]:
+def _streamed(
+    model: Any, xs: tuple[np.ndarray, ...]
+) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray | None]:
     """Return outputs (T, N, G) and final states of a stream, and the probabilities of a classifier."""
     n_series, n_steps = xs[0].shape[1:]
-    methods = ["predict", "predict_proba"] if _parts(model)[1]._codec.classes is not None else ["predict"]
+    methods = (
+        ["predict", "predict_proba"] if _parts(model)[1]._codec.classes is not None else ["predict"]
+    )
     outputs: list[np.ndarray] = []
     for method in methods:
         live = stream(model, n_series, method=method)
-        steps = [live.step(tuple(a[:, :, t] for a in xs) if len(xs) > 1 else xs[0][:, :, t]) for t in range(n_steps)]
+        steps = [
+            live.step(tuple(a[:, :, t] for a in xs) if len(xs) > 1 else xs[0][:, :, t])
+            for t in range(n_steps)
+        ]
         each = zip(*(s if isinstance(s, tuple) else (s,) for s in steps), strict=True)
         outputs += [np.stack(parts).transpose(0, 2, 1) for parts in each]
     state = [t.cpu().numpy() for t in live.state]
@@ -374,14 +441,18 @@ def _streamed(model: Any, xs: tuple[np.ndarray, ...]) -> tuple[list[np.ndarray],
 
 
 def _parts(model: Any) -> tuple[list[tuple[str, Any]], Any, list[Any]]:
-    """Return the transformers before the estimator, the estimator, and those of targets, the first to undo first."""
+    """Return the transformers before the estimator, the estimator, and those of targets, the first
+    to undo first.
+    """
     if hasattr(model, "best_estimator_"):
         return _parts(model.best_estimator_)
     if hasattr(model, "steps"):
         check_is_fitted(model)
         before, est, of_targets = _parts(model.steps[-1][1])
         return [*pipeline_transformers(model.steps[:-1]), *before], est, of_targets
-    if hasattr(model, "regressor") and hasattr(model, "check_inverse"):  # TransformedTargetRegressor
+    if hasattr(model, "regressor") and hasattr(
+        model, "check_inverse"
+    ):  # TransformedTargetRegressor
         check_is_fitted(model)
         before, est, of_targets = _parts(model.regressor_)
         return before, est, [*of_targets, model.transformer_]
@@ -391,8 +462,9 @@ def _parts(model: Any) -> tuple[list[tuple[str, Any]], Any, list[Any]]:
         raise TypeError(f"{name} has no best estimator to export: fit it with refit=True")
     if not hasattr(model, "_layout") and not hasattr(model, "stream"):
         raise TypeError(
-            f"{name} cannot be exported; export takes estimators of this package, pipelines of scalers and imputers "
-            "and one of them, TransformedTargetRegressor around these, and searches for these"
+            f"{name} cannot be exported; export takes estimators of this package, pipelines of "
+            "scalers and imputers and one of them, TransformedTargetRegressor around these, and "
+            "searches for these"
         )
     check_is_fitted(model, "model_")
     return [], model, []
@@ -408,10 +480,14 @@ def _fibonacci(total: int) -> list[int]:
     return lengths
 
 
-def _compare(path: Any, name: str, got: np.ndarray, want: np.ndarray, tolerance: float, in_time: bool) -> float:
+def _compare(
+    path: Any, name: str, got: np.ndarray, want: np.ndarray, tolerance: float, in_time: bool
+) -> float:
     """Return the largest relative difference, if it is within tolerance."""
     if got.shape != want.shape:
-        raise ExportError(f"{path}: {name} has shape {got.shape}, that of the model has {want.shape}")
+        raise ExportError(
+            f"{path}: {name} has shape {got.shape}, that of the model has {want.shape}"
+        )
     if not got.size:
         return 0.0
     a, b = got.astype(float), want.astype(float)
@@ -422,26 +498,38 @@ def _compare(path: Any, name: str, got: np.ndarray, want: np.ndarray, tolerance:
         at = np.unravel_index(np.nan_to_num(away, nan=np.inf).argmax(), away.shape)
         where = f"at step {at[0]}, series {at[1]}" if in_time else f"at {tuple(int(i) for i in at)}"
         raise ExportError(
-            f"{path}: {name} is {a[at]:.7g} {where}, that of the model is {b[at]:.7g}: a relative difference of "
-            f"{worst:.1e}, above {tolerance:.1e}"
+            f"{path}: {name} is {a[at]:.7g} {where}, that of the model is {b[at]:.7g}: a relative "
+            f"difference of {worst:.1e}, above {tolerance:.1e}"
         )
     return worst
 
 
 def _compare_labels(
-    path: Any, name: str, got: np.ndarray, want: np.ndarray, probabilities: np.ndarray, margin: float
+    path: Any,
+    name: str,
+    got: np.ndarray,
+    want: np.ndarray,
+    probabilities: np.ndarray,
+    margin: float,
 ) -> None:
     top = np.sort(probabilities, -1)
-    clear = (top[..., -1] - top[..., -2] > margin)[..., None] if top.shape[-1] > 1 else np.full(want.shape, True)
+    clear = (
+        (top[..., -1] - top[..., -2] > margin)[..., None]
+        if top.shape[-1] > 1
+        else np.full(want.shape, True)
+    )
     wrong = clear & (got.astype(want.dtype) != want)
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
         raise ExportError(
-            f"{path}: {name} is {got[at]!r} at step {at[0]}, series {at[1]}, that of the model is {want[at]!r}"
+            f"{path}: {name} is {got[at]!r} at step {at[0]}, series {at[1]}, that of the model is "
+            f"{want[at]!r}"
         )
 
 
-def _graph(est: Any, transformers: list[tuple[str, Any]], of_targets: list[Any]) -> tuple[Graph, int]:
+def _graph(
+    est: Any, transformers: list[tuple[str, Any]], of_targets: list[Any]
+) -> tuple[Graph, int]:
     """Return the graph, and how many inputs it keeps as context."""
     layout, codec = est._layout, est._codec
     features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
@@ -467,8 +555,8 @@ def _graph(est: Any, transformers: list[tuple[str, Any]], of_targets: list[Any])
     if needs_context(est.model_, samples):
         if first is not None:
             raise ExportError(
-                f"{type(est.model_).__name__} takes whole windows and cannot follow an imputer that looks back; take "
-                "SequenceImputer() of another strategy"
+                f"{type(est.model_).__name__} takes whole windows and cannot follow an imputer "
+                "that looks back; take SequenceImputer() of another strategy"
             )
         overlap = int(read_spec(est._resolved_params().spec).overlap)
         window = ContextWindow(est.model_, samples, overlap)
@@ -479,7 +567,11 @@ def _graph(est: Any, transformers: list[tuple[str, Any]], of_targets: list[Any])
 
 
 def _names(
-    kind: str, given: Sequence[str] | None, n: int, single: str, default: Sequence[str] | None = None
+    kind: str,
+    given: Sequence[str] | None,
+    n: int,
+    single: str,
+    default: Sequence[str] | None = None,
 ) -> list[str]:
     """Return the names of inputs or outputs, checked."""
     if given is None:
@@ -489,15 +581,20 @@ def _names(
             return [single]
         if kind == "output":
             raise ExportError(
-                f"the model has {n} outputs, which need names: export(..., output_names=[{', '.join(['...'] * n)}])"
+                f"the model has {n} outputs, which need names: export(..., "
+                f"output_names=[{', '.join(['...'] * n)}])"
             )
         return [f"{single}.{i}" for i in range(n)]
     names = [given] if isinstance(given, str) else list(given)
-    reserved = [s for s in names if not isinstance(s, str) or not s or s.startswith(("state.", "next_state."))]
+    reserved = [
+        s
+        for s in names
+        if not isinstance(s, str) or not s or s.startswith(("state.", "next_state."))
+    ]
     if len(names) != n or len(set(names)) != n or reserved:
         raise ExportError(
-            f"{kind}_names must be {n} different names, none of which begins with 'state.' or 'next_state.'; "
-            f"got {names}"
+            f"{kind}_names must be {n} different names, none of which begins with 'state.' or "
+            f"'next_state.'; got {names}"
         )
     return names
 
@@ -505,12 +602,16 @@ def _names(
 def _metadata(model: Any, est: Any) -> dict[str, Any]:
     codec = est._codec
     names = getattr(model, "feature_names_in_", getattr(est, "feature_names_in_", None))
-    if names is not None and len(names) != est._layout.features:  # of all columns of rows that hold whole series
+    if (
+        names is not None and len(names) != est._layout.features
+    ):  # of all columns of rows that hold whole series
         names = None
     scale = codec.scale
     return {
         "feature_names": None if names is None else [str(n) for n in names],
-        "scale": None if scale is None else {"mean": scale.mean.tolist(), "scale": scale.scale.tolist()},
+        "scale": None
+        if scale is None
+        else {"mean": scale.mean.tolist(), "scale": scale.scale.tolist()},
         "classes": None if codec.classes is None else codec.classes.tolist(),
         "per_series": bool(codec.per_series),
         "estimator": type(est).__name__,

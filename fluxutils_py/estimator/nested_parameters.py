@@ -32,29 +32,31 @@ def parameter_names(cls: type) -> list[str]:
 class NestedParamsMixin:
     """Lets ``get_params`` and ``set_params`` reach into arguments; put it before ``BaseEstimator``.
 
-    ``model__hidden`` is the argument ``hidden`` of the class or function given as ``model``, ``opt__lr`` an argument of
-    the optimizer, ``spec__epochs`` a field of the spec. Setting a parameter replaces the argument and never changes it
-    in place, because other estimators may share it.
+    ``model__hidden`` is the argument ``hidden`` of the class or function given as ``model``,
+    ``opt__lr`` an argument of the optimizer, ``spec__epochs`` a field of the spec. Setting a
+    parameter replaces the argument and never changes it in place, because other estimators may
+    share it.
 
-    ========================  ====================================  ==============================================
-    argument                  its parameters                        becomes
-    ========================  ====================================  ==============================================
-    class, function           its arguments                         a ``functools.partial`` of it
-    ``functools.partial``     the function's arguments              a partial with more keywords
-    mapping                   its keys; others may be added         a copy
-    namedtuple, dataclass     its fields                            a new one
-    optimizer                 its settings, of its first group      a copy with them set in all of its groups,
+    ========================  ====================================
+    ============================================== argument                  its parameters
+    becomes ========================  ====================================
+    ============================================== class, function           its arguments
+    a ``functools.partial`` of it ``functools.partial``     the function's arguments              a
+    partial with more keywords mapping                   its keys; others may be added         a
+    copy namedtuple, dataclass     its fields                            a new one optimizer
+    its settings, of its first group      a copy with them set in all of its groups,
                                                                     of the same model parameters
-    estimator                 its parameters                        a clone
-    another object            its attributes                        a shallow copy
-    model instance            none: it cannot be built again
-    None                      parameters of the default             a partial, a ``Spec``
-    ========================  ====================================  ==============================================
+    estimator                 its parameters                        a clone another object
+    its attributes                        a shallow copy model instance            none: it cannot
+    be built again None                      parameters of the default             a partial, a
+    ``Spec`` ========================  ====================================
+    ==============================================
 
-    ``None`` stands for the default network (``model__n_hidden``), ``AdamW`` and ``Spec()``, with the defaults of the
-    estimator. Optional fields of :class:`fluxutils_py.Spec` can be added to a spec that is a mapping or an object.
-    Another ``__`` reaches one level deeper: ``spec__scheduler__step_size``. Arguments that ``fit`` fills in
-    (``params``, ``n_in``, ``n_out``, ``n_features``, ``n_outputs``) are not parameters.
+    ``None`` stands for the default network (``model__n_hidden``), ``AdamW`` and ``Spec()``, with
+    the defaults of the estimator. Optional fields of :class:`fluxutils_py.Spec` can be added to a
+    spec that is a mapping or an object. Another ``__`` reaches one level deeper:
+    ``spec__scheduler__step_size``. Arguments that ``fit`` fills in (``params``, ``n_in``,
+    ``n_out``, ``n_features``, ``n_outputs``) are not parameters.
 
     Examples
     --------
@@ -74,7 +76,9 @@ class NestedParamsMixin:
         return [name for name in ("model", "opt", "spec") if name in names]
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return all parameters by name; with ``deep``, also the ones inside ``model``, ``opt`` and ``spec``."""
+        """Return all parameters by name; with ``deep``, also the ones inside ``model``, ``opt`` and
+        ``spec``.
+        """
         params: dict[str, Any] = super().get_params(deep)  # type: ignore[misc]  # BaseEstimator's
         if deep:
             for argument in self._nested_arguments():
@@ -82,9 +86,11 @@ class NestedParamsMixin:
         return params
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters by name, also inside ``model``, ``opt`` and ``spec``, as in ``spec__epochs``.
+        """Set parameters by name, also inside ``model``, ``opt`` and ``spec``, as in
+        ``spec__epochs``.
 
-        Whole arguments are set first: ``set_params(spec__epochs=3, spec=other)`` gives ``other`` with 3 epochs.
+        Whole arguments are set first: ``set_params(spec__epochs=3, spec=other)`` gives ``other``
+        with 3 epochs.
 
         Raises
         ------
@@ -119,7 +125,9 @@ class NestedParamsMixin:
         return self
 
     def _view_argument(self, argument: str) -> View:
-        """Return the settings of ``model``, ``opt`` or ``spec``; None stands for the default that fit uses."""
+        """Return the settings of ``model``, ``opt`` or ``spec``; None stands for the default that
+        fit uses.
+        """
         value = getattr(self, argument)
         if value is None:
             value = getattr(self._resolved_params(), argument)  # type: ignore[attr-defined]  # Estimator's
@@ -132,14 +140,18 @@ class NestedParamsMixin:
             return view(Spec() if value is None else value, optional=NAMES)
         return view(default_model if value is None else value)
 
-    def _check_name(self, key: str, params: dict[str, Any], names: list[str], known: list[str]) -> None:
+    def _check_name(
+        self, key: str, params: dict[str, Any], names: list[str], known: list[str]
+    ) -> None:
         """Raise unless scikit-learn can set the parameter."""
         argument, inside, _ = key.partition("__")
         fault = f"Invalid parameter {key!r} for estimator {type(self).__name__}"
         if argument not in names:
             raise SpecError(f"{fault}. Valid parameters are: {names!r}.{_did_you_mean(key, known)}")
         if inside and not hasattr(params.get(argument, getattr(self, argument)), "set_params"):
-            raise SpecError(f"{fault}: what is inside {argument} cannot be set; give {argument} as a whole.")
+            raise SpecError(
+                f"{fault}: what is inside {argument} cannot be set; give {argument} as a whole."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,8 +187,8 @@ class View:
 def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
     """Return the settings of a value.
 
-    ``n_filled`` is the number of leading arguments of a function that the user cannot set; ``optional`` are fields that
-    can be added to a mapping or object.
+    ``n_filled`` is the number of leading arguments of a function that the user cannot set;
+    ``optional`` are fields that can be added to a mapping or object.
     """
     made: Any = None if isinstance(value, type) else value
     if isinstance(value, nn.Module):
@@ -190,7 +202,13 @@ def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
         return View(value, values, lambda new: clone(value).set_params(**new), values)
     if isinstance(value, Mapping):
         values = {k: v for k, v in value.items() if isinstance(k, str)}
-        return View(value, values, functools.partial(_replace_in_mapping, value), {*values, *optional}, open=True)
+        return View(
+            value,
+            values,
+            functools.partial(_replace_in_mapping, value),
+            {*values, *optional},
+            open=True,
+        )
     if hasattr(made, "_asdict"):
         values = made._asdict()
         return View(value, values, lambda new: made._replace(**new), values)
@@ -208,14 +226,18 @@ def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
 
 
 def _view_arguments(f: Callable[..., Any], n_filled: int) -> View:
-    """Return the arguments of a class, function or partial as settings. Changing them gives a partial."""
+    """Return the arguments of a class, function or partial as settings. Changing them gives a
+    partial.
+    """
     closed = f.keywords if isinstance(f, functools.partial) else {}
     try:
         parameters = list(inspect.signature(f).parameters.values())[n_filled:]
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     except (TypeError, ValueError):  # built-in, or a partial that cannot be called
         parameters, takes_any = [], True
-    arguments = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    arguments = {
+        p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
     arguments = {k: v for k, v in (arguments | closed).items() if k not in FILLED}
     return View(
         f,
@@ -231,14 +253,20 @@ def _flatten_values(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
     flat = {}
     for name, value in values.items():
         flat[f"{prefix}__{name}"] = value
-        holder = isinstance(value, functools.partial | Mapping | SimpleNamespace) or dataclasses.is_dataclass(value)
-        if not isinstance(value, type) and (holder or hasattr(value, "_asdict") or hasattr(value, "get_params")):
+        holder = isinstance(
+            value, functools.partial | Mapping | SimpleNamespace
+        ) or dataclasses.is_dataclass(value)
+        if not isinstance(value, type) and (
+            holder or hasattr(value, "_asdict") or hasattr(value, "get_params")
+        ):
             flat |= _flatten_values(f"{prefix}__{name}", view(value).values)
     return flat
 
 
 def _replace_values(seen: View, changes: dict[str, Any], where: str, known: list[str]) -> Any:
-    """Return a new value with the changes, whose names may be nested; ``where`` is the value's full name."""
+    """Return a new value with the changes, whose names may be nested; ``where`` is the value's full
+    name.
+    """
     new: dict[str, Any] = {}
     deeper: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, value in changes.items():
@@ -248,7 +276,9 @@ def _replace_values(seen: View, changes: dict[str, Any], where: str, known: list
         else:
             new[name] = value
     for name in (*new, *deeper):
-        if name not in seen.names and (name in FILLED or not seen.open or _close_matches(name, seen.names)):
+        if name not in seen.names and (
+            name in FILLED or not seen.open or _close_matches(name, seen.names)
+        ):
             raise SpecError(_invalid_parameter(seen, name, where, known))
     for name, inner in deeper.items():
         value = new[name] if name in new else seen.values.get(name)
@@ -262,8 +292,8 @@ def _invalid_parameter(seen: View, name: str, where: str, known: list[str]) -> s
         return f"{text}: fit fills it in."
     if isinstance(seen.value, nn.Module):
         return (
-            f"{text}: an instance cannot be built again; give its class, a function that makes one, or a "
-            "functools.partial of either."
+            f"{text}: an instance cannot be built again; give its class, a function that makes "
+            "one, or a functools.partial of either."
         )
     names = sorted(seen.names)
     guess = _did_you_mean(name, [*(f"{where}__{n}" for n in names), *known])
@@ -307,21 +337,30 @@ def _replace_in_object(value: Any, new: dict[str, Any]) -> Any:
 
 
 class HtmlReprMixin(NestedParamsMixin, HtmlTables):
-    """Mixin that makes scikit-learn's tables of parameters and fitted attributes readable for neural networks.
+    """Mixin that makes scikit-learn's tables of parameters and fitted attributes readable for
+    neural networks.
 
-    A cell holds 30 characters, so it shows modules, optimizers and partials by a short name. A nested parameter comes
-    after its argument, and counts as set by the user only if it differs from the default of its class or function;
-    scikit-learn would list all of them first, as set.
+    A cell holds 30 characters, so it shows modules, optimizers and partials by a short name. A
+    nested parameter comes after its argument, and counts as set by the user only if it differs from
+    the default of its class or function; scikit-learn would list all of them first, as set.
     """
 
     def _edit_params_table(self, table: Any) -> Any:
         arguments = list(inspect.signature(type(self).__init__).parameters)
-        nested = {name for name in table if "__" in name and name.partition("__")[0] in self._nested_arguments()}
+        nested = {
+            name
+            for name in table
+            if "__" in name and name.partition("__")[0] in self._nested_arguments()
+        }
         given = {name for name in table.non_default if name not in nested}
         for argument in self._nested_arguments():
             default = {f"{argument}__{k}": v for k, v in self._default_values(argument).items()}
             mine = {name for name in nested if name.startswith(f"{argument}__")}
-            given |= {name for name in mine if name not in default or repr(default[name]) != repr(table[name])}
+            given |= {
+                name
+                for name in mine
+                if name not in default or repr(default[name]) != repr(table[name])
+            }
 
         def sort_key(name: str) -> tuple[bool, int, bool]:
             return name not in given, arguments.index(name.partition("__")[0]), "__" in name
@@ -359,7 +398,10 @@ class Unquoted:
 def short_repr(value: Any) -> Any:
     """Return a value, or a short text for one with a long ``repr``."""
     if isinstance(value, functools.partial):
-        settings = [*map(repr, value.args), *(f"{k}={short_repr(v)!r}" for k, v in value.keywords.items())]
+        settings = [
+            *map(repr, value.args),
+            *(f"{k}={short_repr(v)!r}" for k, v in value.keywords.items()),
+        ]
         return Unquoted(f"{short_repr(value.func)!r}({', '.join(settings)})")
     if isinstance(value, nn.Module) and list(value.children()):
         sizes = [p.numel() for p in value.parameters() if not nn.parameter.is_lazy(p)]

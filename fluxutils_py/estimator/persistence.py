@@ -39,7 +39,14 @@ from fluxutils_py.training.file_checks import check_text_type
 from fluxutils_py.training.plain_files import read_file, write_file
 
 KIND, FORMAT = "fluxutils_py estimator", 2
-NO_SETTINGS = ("model", "loss", "opt", "spec", "device", "callbacks")  # code, or specific to a machine
+NO_SETTINGS = (
+    "model",
+    "loss",
+    "opt",
+    "spec",
+    "device",
+    "callbacks",
+)  # code, or specific to a machine
 CODE = ("cell",)  # settings that may be classes, stored by name
 FITTED = (
     *("loss_", "loss_curve_", "validation_loss_curve_", "n_iter_", "history_"),
@@ -85,7 +92,9 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
     check_arguments(cls, arguments)
     c = read_estimator(path)
     if c.get("class") != cls.__name__:
-        raise LoadError(f"{path} holds {c.get('class')}, not {cls.__name__}; use {c.get('class')}.load")
+        raise LoadError(
+            f"{path} holds {c.get('class')}, not {cls.__name__}; use {c.get('class')}.load"
+        )
     return estimator_of(cls, c, path, arguments)
 
 
@@ -93,7 +102,9 @@ def check_arguments(cls: Any, arguments: dict[str, Any]) -> Any:
     """Return the names of a class's arguments; raise TypeError if others are given."""
     known = parameter_names(cls)
     if unknown := sorted(set(arguments) - set(known)):
-        raise TypeError(f"load: unknown arguments {', '.join(unknown)}; {cls.__name__} takes {', '.join(known)}")
+        raise TypeError(
+            f"load: unknown arguments {', '.join(unknown)}; {cls.__name__} takes {', '.join(known)}"
+        )
     return known
 
 
@@ -101,7 +112,10 @@ def estimator_of(cls: Any, c: dict[str, Any], path: Any, arguments: dict[str, An
     """Return the estimator of which a file holds this content."""
     known = check_arguments(cls, arguments)
     if c.get("format") != FORMAT:
-        raise LoadError(f"{path} has format {c.get('format')}, this version reads {FORMAT}: write the file again")
+        raise LoadError(
+            f"{path} has format {c.get('format')}, this version reads {FORMAT}: write the file "
+            "again"
+        )
     with load_errors(path), seeded(0):
         stored = _stored_arguments(c, path)
         fitted = {k: c["fitted"][k] for k in FITTED}
@@ -112,13 +126,15 @@ def estimator_of(cls: Any, c: dict[str, Any], path: Any, arguments: dict[str, An
         settings = est._resolved_params()
     if isinstance(settings.model, NotStored):
         raise LoadError(
-            f"{path} holds the parameters of a model of its author's own, {settings.model.what}, not its code: "
-            f"give the model too, {cls.__name__}.load(path, model=...)"
+            f"{path} holds the parameters of a model of its author's own, {settings.model.what}, "
+            f"not its code: give the model too, {cls.__name__}.load(path, model=...)"
         )
     require_stored(**{name: getattr(est, name, None) for name in CODE})
     device = check_device(settings.device)
     with contextlib.nullcontext() if arguments else load_errors(path):
-        model = _build(settings, layout, fitted, dtype, c["parameters"], path, "model" in arguments).to(device)
+        model = _build(
+            settings, layout, fitted, dtype, c["parameters"], path, "model" in arguments
+        ).to(device)
     with load_errors(path):
         model.load_state_dict(c["parameters"])
         est.model_ = model.eval()
@@ -134,9 +150,17 @@ def estimator_of(cls: Any, c: dict[str, Any], path: Any, arguments: dict[str, An
 
 
 def _build(
-    settings: Any, layout: Any, fitted: dict[str, Any], dtype: Any, stored: Any, path: Any, own: bool
+    settings: Any,
+    layout: Any,
+    fitted: dict[str, Any],
+    dtype: Any,
+    stored: Any,
+    path: Any,
+    own: bool,
 ) -> torch.nn.Module:
-    """Build the model; one that the caller gives may be of any size, those that a file describes have its own."""
+    """Build the model; one that the caller gives may be of any size, those that a file describes
+    have its own.
+    """
     sizes = layout.features, fitted["n_outputs_"]
     if own:
         with seeded(0):
@@ -163,7 +187,9 @@ def read_dtype(name: Any, path: Any) -> torch.dtype:
 def _stored_arguments(c: dict[str, Any], path: Any) -> dict[str, Any]:
     """Return the constructor's arguments from a file, with placeholders for user code."""
     builders = {
-        "model": lambda config: build_bounded(lambda: deserialize_module(config), c["parameters"], path),
+        "model": lambda config: build_bounded(
+            lambda: deserialize_module(config), c["parameters"], path
+        ),
         "loss": lambda config: seqloss(deserialize(config, LOSSES)),
         "opt": lambda config: deserialize(config, OPTIMIZERS),
     }
@@ -194,7 +220,9 @@ def load_errors(path: Any) -> Iterator[None]:
 
 
 def _restore_optimizer(est: Any, c: dict[str, Any], new_opt: bool) -> None:
-    """Restore the optimizer with its moments and schedule, unless the user gives another or the file has none."""
+    """Restore the optimizer with its moments and schedule, unless the user gives another or the
+    file has none.
+    """
     est._scheduler = None
     if new_opt or c["optimizer"] is None:
         return
@@ -204,7 +232,9 @@ def _restore_optimizer(est: Any, c: dict[str, Any], new_opt: bool) -> None:
     if c["scheduler"] is not None and factory is not None and not isinstance(factory, NotStored):
         est._scheduler = factory(est.optimizer_)
         est._scheduler.load_state_dict(c["scheduler"])
-    load_optimizer_state(est.optimizer_, c["optimizer"]["state"])  # last: a new scheduler changes learning rates
+    load_optimizer_state(
+        est.optimizer_, c["optimizer"]["state"]
+    )  # last: a new scheduler changes learning rates
 
 
 def to_plain(value: Any) -> Any:
@@ -222,19 +252,23 @@ def array_to_plain(array: np.ndarray) -> dict[str, Any]:
     kept = (*PLAIN, bytes)
     if odd := [value for value in array.ravel().tolist() if not isinstance(value, kept)]:
         raise TypeError(
-            f"{odd[0]!r} of the type {type(odd[0]).__name__} cannot be saved: a file holds labels and names that are "
-            "numbers or texts; fit with str(label) in its place"
+            f"{odd[0]!r} of the type {type(odd[0]).__name__} cannot be saved: a file holds labels "
+            "and names that are numbers or texts; fit with str(label) in its place"
         )
     return {"dtype": "O" if array.dtype.kind in "OT" else array.dtype.str, "values": array.tolist()}
 
 
 def from_plain(cls: Any, packed: dict[str, Any]) -> Any:
     if set(packed) != (expected := {f.name for f in dataclasses.fields(cls)}):
-        raise LoadError(f"{cls.__name__} has {', '.join(sorted(expected))}, and the file gives {sorted(packed)}")
+        raise LoadError(
+            f"{cls.__name__} has {', '.join(sorted(expected))}, and the file gives {sorted(packed)}"
+        )
     values = dict(packed)
     for name, value in packed.items():
         if isinstance(value, dict):
-            values[name] = read_array(value) if "values" in value else from_plain(TargetScale, value)
+            values[name] = (
+                read_array(value) if "values" in value else from_plain(TargetScale, value)
+            )
     return cls(**values)
 
 

@@ -24,26 +24,28 @@ from fluxutils_py.training.predictor import Prediction
 def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
     """Make a scorer for ``scoring=`` that pools over series, time steps and features.
 
-    Metrics of scikit-learn average over the columns of a matrix. A column of ``timesteps(y)`` is one series, a column
-    of ``samples(y)`` one step: in a short fold each has only a few values, and the average of their R2 means nothing.
-    This scorer takes all values together.
+    Metrics of scikit-learn average over the columns of a matrix. A column of ``timesteps(y)`` is
+    one series, a column of ``samples(y)`` one step: in a short fold each has only a few values, and
+    the average of their R2 means nothing. This scorer takes all values together.
 
     Parameters
     ----------
     name : str
-        As in scikit-learn: ``"r2"``, ``"neg_mean_squared_error"``, ``"neg_root_mean_squared_error"``,
-        ``"neg_mean_absolute_error"``, ``"accuracy"``, ``"roc_auc"``, ... (``sklearn.metrics.get_scorer_names()``).
+        As in scikit-learn: ``"r2"``, ``"neg_mean_squared_error"``,
+        ``"neg_root_mean_squared_error"``, ``"neg_mean_absolute_error"``, ``"accuracy"``,
+        ``"roc_auc"``, ... (``sklearn.metrics.get_scorer_names()``).
     **kwargs
         Arguments of the metric, such as ``average="macro"`` for ``"f1"``. ``"r2"`` takes none.
 
     Returns
     -------
     scorer
-        ``scorer(estimator, x, y, sample_weight=None)``; higher is better. It can be pickled, and takes part in metadata
-        routing. ``y`` has the form of ``x``: a view, an array (G, N, T), or a vector or matrix with one row per series,
-        whose columns are features; labels for metrics of labels. It is read as a whole, since test folds are small.
-        Targets that are missing (NaN) or have no prediction do not count; if none counts, the score is NaN. Weights are
-        of rows or of steps, as in ``fit``.
+        ``scorer(estimator, x, y, sample_weight=None)``; higher is better. It can be pickled, and
+        takes part in metadata routing. ``y`` has the form of ``x``: a view, an array (G, N, T), or
+        a vector or matrix with one row per series, whose columns are features; labels for metrics
+        of labels. It is read as a whole, since test folds are small. Targets that are missing (NaN)
+        or have no prediction do not count; if none counts, the score is NaN. Weights are of rows or
+        of steps, as in ``fit``.
 
     Raises
     ------
@@ -54,9 +56,10 @@ def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
 
     Notes
     -----
-    ``"r2"`` uses one mean per feature, as ``score`` of the estimators does; for views and arrays (G, N, T) the two
-    agree. All other metrics get the values of all features in one vector. Probabilities of two classes per step cannot
-    be scored, because scikit-learn takes one column of them; labels per series have no such limit.
+    ``"r2"`` uses one mean per feature, as ``score`` of the estimators does; for views and arrays
+    (G, N, T) the two agree. All other metrics get the values of all features in one vector.
+    Probabilities of two classes per step cannot be scored, because scikit-learn takes one column of
+    them; labels per series have no such limit.
 
     Examples
     --------
@@ -65,42 +68,59 @@ def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
     >>> x = np.random.default_rng(0).normal(size=(3, 5, 40))  # (F, N, T)
     >>> scoring = {name: pooled_scorer(name) for name in ("r2", "neg_mean_absolute_error")}
     >>> x, y = timesteps(x), timesteps(x[:1])
-    >>> found = cross_validate(SequenceRegressor(epochs=2), x, y, cv=TimeSeriesSplit(3), scoring=scoring)
+    >>> found = cross_validate(
+    ...     SequenceRegressor(epochs=2), x, y, cv=TimeSeriesSplit(3), scoring=scoring
+    ... )
     >>> sorted(found)
     ['fit_time', 'score_time', 'test_neg_mean_absolute_error', 'test_r2']
     """
-    from sklearn.metrics import get_scorer, get_scorer_names, make_scorer  # deferred: importing it takes 30 ms
+    from sklearn.metrics import (
+        get_scorer,
+        get_scorer_names,
+        make_scorer,
+    )  # deferred: importing it takes 30 ms
 
     if name not in get_scorer_names():
         near = difflib.get_close_matches(str(name), get_scorer_names(), 1)
         raise SpecError(
             f"pooled_scorer knows no metric {name!r}; "
-            + (f"did you mean {near[0]!r}?" if near else "sklearn.metrics.get_scorer_names() lists them")
+            + (
+                f"did you mean {near[0]!r}?"
+                if near
+                else "sklearn.metrics.get_scorer_names() lists them"
+            )
         )
     score_func, greater_is_better, response_method, defaults = Scorer.of(get_scorer(name))
-    metric = _PooledMetric(name, _pooled_r2 if name == "r2" else score_func, response_method != "predict")
+    metric = _PooledMetric(
+        name, _pooled_r2 if name == "r2" else score_func, response_method != "predict"
+    )
     unknown = [k for k in kwargs if k not in metric.__signature__.parameters]
     if unknown:
         raise TypeError(f"the metric {name!r} takes no argument {unknown[0]!r}")
     settings = {**defaults, **kwargs}
-    return make_scorer(metric, greater_is_better=greater_is_better, response_method=response_method, **settings)
+    return make_scorer(
+        metric, greater_is_better=greater_is_better, response_method=response_method, **settings
+    )
 
 
 def flatten_steps(y_true: Any, *y_pred: Any) -> tuple[np.ndarray, ...]:
-    """Flatten targets and predictions of every step to vectors, for metrics and displays of scikit-learn.
+    """Flatten targets and predictions of every step to vectors, for metrics and displays of
+    scikit-learn.
 
     Parameters
     ----------
     y_true : view, array (G, N, T), or vector or matrix of one row per series
         Numbers or labels; missing ones (NaN, None) are left out.
     *y_pred : view, array, vector or matrix
-        Results of ``predict``, ``predict_proba`` or ``decision_function`` for inputs in the form of ``y_true``.
+        Results of ``predict``, ``predict_proba`` or ``decision_function`` for inputs in the form of
+        ``y_true``.
 
     Returns
     -------
     tuple of ndarray
-        The ``n`` targets (n,) that are there and have all predictions, then each prediction of them, as (n,), or as
-        (n, K) for K numbers per target, such as probabilities. With several outputs, the steps of the first come first.
+        The ``n`` targets (n,) that are there and have all predictions, then each prediction of
+        them, as (n,), or as (n, K) for K numbers per target, such as probabilities. With several
+        outputs, the steps of the first come first.
 
     Raises
     ------
@@ -124,7 +144,9 @@ def flatten_steps(y_true: Any, *y_pred: Any) -> tuple[np.ndarray, ...]:
     pairs = [_align_predictions(y_true, p, of_scores=True)[:2] for p in y_pred]
     true = pairs[0][0] if pairs else _align_predictions(y_true, y_true, of_scores=False)[0]
     live = _live_mask(true, *(pred for _, pred in pairs))
-    return true[live], *(pred[:, live[0]].T if len(pred) > len(true) else pred[live] for _, pred in pairs)
+    return true[live], *(
+        pred[:, live[0]].T if len(pred) > len(true) else pred[live] for _, pred in pairs
+    )
 
 
 class _PooledMetric:
@@ -141,7 +163,9 @@ class _PooledMetric:
 
     def __init__(self, name: str, function: Callable[..., float], of_scores: bool) -> None:
         self.__name__ = f"pooled_{name}"
-        self.__signature__ = inspect.signature(function)  # scikit-learn looks for sample_weight and pos_label in it
+        self.__signature__ = inspect.signature(
+            function
+        )  # scikit-learn looks for sample_weight and pos_label in it
         self.function, self.of_scores = function, of_scores
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None, **kwargs: Any) -> float:
@@ -165,22 +189,35 @@ class _PooledMetric:
 
 
 def _reshape_predictions(y_pred: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Reshape rows of predictions, with K numbers for each column of the targets, to (K, rows, columns)."""
+    """Reshape rows of predictions, with K numbers for each column of the targets, to (K, rows,
+    columns).
+    """
     pred, (_, n_rows, n_columns) = np.asarray(y_pred), shape
     if pred.ndim < 3 and len(pred) == n_rows and pred.size % (n_rows * n_columns) == 0:
         return pred.reshape(n_rows, -1, n_columns).transpose(1, 0, 2)
     return pred
 
 
-def _pooled_r2(y_true: np.ndarray, y_pred: np.ndarray, sample_weight: SampleWeight | None = None) -> float:
+def _pooled_r2(
+    y_true: np.ndarray, y_pred: np.ndarray, sample_weight: SampleWeight | None = None
+) -> float:
     """Return the pooled R2 of arrays (G, N, T)."""
     _, n_series, n_steps = y_true.shape
     whole = Prediction((y_pred.transpose(2, 1, 0),), slice(0, n_series), slice(0, n_steps))
-    return pooled_r2([whole], (SeriesArray(y_true, "y"),), Segments.from_lengths(n_series, n_steps), sample_weight)
+    return pooled_r2(
+        [whole],
+        (SeriesArray(y_true, "y"),),
+        Segments.from_lengths(n_series, n_steps),
+        sample_weight,
+    )
 
 
-def _align_predictions(y_true: Any, y_pred: Any, of_scores: bool) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return targets (G, N, T), predictions (G, N, T) or (K, N, T) for classes, and the form of the targets' rows."""
+def _align_predictions(
+    y_true: Any, y_pred: Any, of_scores: bool
+) -> tuple[np.ndarray, np.ndarray, str]:
+    """Return targets (G, N, T), predictions (G, N, T) or (K, N, T) for classes, and the form of the
+    targets' rows.
+    """
     pred = np.asarray(y_pred)
     if isinstance(y_true, SequenceView):
         form = "timesteps" if isinstance(y_true, TimestepsView) else "samples"
@@ -198,10 +235,11 @@ def _align_predictions(y_true: Any, y_pred: Any, of_scores: bool) -> tuple[np.nd
     same = pred.ndim == 3 and pred.shape[1:] == true.shape[1:]
     if not same or (len(pred) != len(true) and not (of_scores and len(true) == 1)):
         raise ShapeError(
-            f"y has shape {np.shape(y_true)} and the predictions {np.shape(y_pred)}, which are not of the same steps; "
+            f"y has shape {np.shape(y_true)} and the predictions {np.shape(y_pred)}, which are not "
+            "of the same steps; "
             + (
-                "scikit-learn hands on one column of the probabilities of two classes: take a metric of predict or "
-                "decision_function, or labels per series"
+                "scikit-learn hands on one column of the probabilities of two classes: take a "
+                "metric of predict or decision_function, or labels per series"
                 if of_scores
                 else "give y in the form of x: both as samples(...), as timesteps(...), as (F, N, T) arrays, or as rows"
             )

@@ -33,20 +33,26 @@ TRANSFORMERS = {
         *(SequenceScaler, SequenceImputer, WinsorScaler, SimpleImputer),
         *(preprocessing.StandardScaler, preprocessing.RobustScaler, preprocessing.MinMaxScaler),
         *(preprocessing.MaxAbsScaler, preprocessing.Normalizer, preprocessing.FunctionTransformer),
-        *(preprocessing.PowerTransformer, preprocessing.QuantileTransformer, preprocessing.PolynomialFeatures),
+        *(
+            preprocessing.PowerTransformer,
+            preprocessing.QuantileTransformer,
+            preprocessing.PolynomialFeatures,
+        ),
     )
 }
 DEPTH = 20  # of pipelines in each other
 
 
 def save(obj: Any, path: Any) -> None:
-    """Write something fitted to one file that holds no code, and is never half-written; see :func:`load`.
+    """Write something fitted to one file that holds no code, and is never half-written; see
+    :func:`load`.
 
     Parameters
     ----------
     obj : estimator, transformer, Pipeline or TransformedTargetRegressor
-        An estimator of this package; :class:`SequenceScaler`, :class:`SequenceImputer`, :class:`WinsorScaler`; scalers,
-        ``SimpleImputer``, and a ``FunctionTransformer`` of a function of NumPy, of scikit-learn; pipelines of these.
+        An estimator of this package; :class:`SequenceScaler`, :class:`SequenceImputer`,
+        :class:`WinsorScaler`; scalers, ``SimpleImputer``, and a ``FunctionTransformer`` of a
+        function of NumPy, of scikit-learn; pipelines of these.
     path : str or path-like
         Its folder must exist. An existing file is replaced. On several ranks, only rank 0 writes.
 
@@ -64,7 +70,9 @@ def save(obj: Any, path: Any) -> None:
     >>> from fluxutils_py import SequenceRegressor, SequenceScaler, samples
     >>> from sklearn.pipeline import make_pipeline
     >>> x = np.random.default_rng(0).normal(size=(3, 20, 50)).astype("float32")  # (F, N, T)
-    >>> pipe = make_pipeline(SequenceScaler(), SequenceRegressor(4, epochs=1)).fit(samples(x), samples(x[:1]))
+    >>> pipe = make_pipeline(SequenceScaler(), SequenceRegressor(4, epochs=1)).fit(
+    ...     samples(x), samples(x[:1])
+    ... )
     >>> folder = tempfile.TemporaryDirectory()
     >>> fluxutils_py.save(pipe, f"{folder.name}/pipe.pt")
     >>> again = fluxutils_py.load(f"{folder.name}/pipe.pt")
@@ -94,19 +102,21 @@ def load(path: Any, **arguments: Any) -> Any:
     ----------
     path : str or path-like
     **arguments
-        Constructor arguments of the estimator to use instead of those in the file; see :meth:`Estimator.load`.
+        Constructor arguments of the estimator to use instead of those in the file; see
+        :meth:`Estimator.load`.
 
     Returns
     -------
     object
-        An instance of the class that was saved, such as :class:`SequenceClassifier` or ``Pipeline``.
+        An instance of the class that was saved, such as :class:`SequenceClassifier` or
+        ``Pipeline``.
 
     Raises
     ------
     FileNotFoundError
     LoadError
-        If the file holds nothing of this kind, or an estimator of your own class, which the message names: call its
-        ``load``.
+        If the file holds nothing of this kind, or an estimator of your own class, which the message
+        names: call its ``load``.
 
     Examples
     --------
@@ -126,7 +136,10 @@ def load(path: Any, **arguments: Any) -> Any:
     if content["kind"] == persistence.KIND:
         return _load_estimator(content, path, arguments)
     if content.get("format") != FORMAT:
-        raise LoadError(f"{path} has format {content.get('format')}, this version reads {FORMAT}: update fluxutils_py")
+        raise LoadError(
+            f"{path} has format {content.get('format')}, this version reads {FORMAT}: update "
+            "fluxutils_py"
+        )
     used: list[str] = []
     with persistence.load_errors(path):
         made = _make(content["object"], path, arguments, used, 0)
@@ -137,11 +150,15 @@ def load(path: Any, **arguments: Any) -> Any:
 
 def _load_estimator(content: dict[str, Any], path: Any, arguments: dict[str, Any]) -> Any:
     name = content.get("class")
-    classes = {c.__name__: c for c in _with_subclasses(Estimator) if c.__module__.startswith("fluxutils_py.")}
+    classes = {
+        c.__name__: c
+        for c in _with_subclasses(Estimator)
+        if c.__module__.startswith("fluxutils_py.")
+    }
     if name not in classes:
         raise LoadError(
-            f"{path} holds an estimator of the class {name}, which is none of fluxutils_py; if it is your own, import "
-            f"it and use {name}.load(path)"
+            f"{path} holds an estimator of the class {name}, which is none of fluxutils_py; if it "
+            f"is your own, import it and use {name}.load(path)"
         )
     return persistence.estimator_of(classes[name], content, path, arguments)
 
@@ -160,7 +177,10 @@ def _describe(obj: Any, where: str) -> dict[str, Any]:
     if isinstance(obj, Estimator):
         check_is_fitted(obj, "model_")
         if not type(obj).__module__.startswith("fluxutils_py."):
-            raise TypeError(f"{where} is of your own class {type(obj).__name__}: save it alone, with its own save")
+            raise TypeError(
+                f"{where} is of your own class {type(obj).__name__}: save it alone, with its own "
+                "save"
+            )
         return {"estimator": persistence.estimator_content(obj)}
     if type(obj) is Pipeline:
         return {"pipeline": [_describe_step(name, step, where) for name, step in obj.steps]}
@@ -178,12 +198,17 @@ def _describe(obj: Any, where: str) -> dict[str, Any]:
         }
     if TRANSFORMERS.get(type(obj).__name__) is not type(obj):
         raise TypeError(
-            f"{where} is a {full_name(obj)}, which cannot be saved without pickle: a file holds estimators of "
-            f"fluxutils_py, Pipeline, TransformedTargetRegressor, {', '.join(TRANSFORMERS)}"
+            f"{where} is a {full_name(obj)}, which cannot be saved without pickle: a file holds "
+            "estimators of fluxutils_py, Pipeline, TransformedTargetRegressor, "
+            f"{', '.join(TRANSFORMERS)}"
         )
     check_is_fitted(obj)
     settings_of = {k: _encode(v, f"{where}.{k}") for k, v in obj.get_params(deep=False).items()}
-    return {"transformer": type(obj).__name__, "settings": settings_of, "fitted": _fitted_of(obj, where)}
+    return {
+        "transformer": type(obj).__name__,
+        "settings": settings_of,
+        "fitted": _fitted_of(obj, where),
+    }
 
 
 def _describe_step(name: str, step: Any, where: str) -> tuple[str, Any]:
@@ -215,15 +240,17 @@ def _encode(value: Any, where: str) -> Any:
     if TRANSFORMERS.get(type(value).__name__) is type(value):  # a PowerTransformer has a scaler
         return {"object": _describe(value, where)}
     raise TypeError(
-        f"{where} is a {full_name(value)}, which cannot be saved without pickle: a file holds numbers, texts, arrays "
-        "and functions of NumPy such as np.log1p"
+        f"{where} is a {full_name(value)}, which cannot be saved without pickle: a file holds "
+        "numbers, texts, arrays and functions of NumPy such as np.log1p"
     )
 
 
 # -- and back ------------------------------------------------------------------------------------------------
 
 
-def _make(described: dict[str, Any], path: Any, arguments: dict[str, Any], used: list[str], depth: int) -> Any:
+def _make(
+    described: dict[str, Any], path: Any, arguments: dict[str, Any], used: list[str], depth: int
+) -> Any:
     if depth > DEPTH:
         raise LoadError(f"its pipelines lie more than {DEPTH} deep in each other")
     if "estimator" in described:
@@ -231,7 +258,12 @@ def _make(described: dict[str, Any], path: Any, arguments: dict[str, Any], used:
         return _load_estimator(described["estimator"], path, arguments)
     if "pipeline" in described:
         steps = [
-            (name, _make(dict(step), path, arguments, used, depth + 1) if isinstance(step, Mapping) else step)
+            (
+                name,
+                _make(dict(step), path, arguments, used, depth + 1)
+                if isinstance(step, Mapping)
+                else step,
+            )
             for name, step in described["pipeline"]
         ]
         return Pipeline(steps)
@@ -239,12 +271,16 @@ def _make(described: dict[str, Any], path: Any, arguments: dict[str, Any], used:
         return _make_targets(described["targets"], path, arguments, used, depth)
     cls = TRANSFORMERS.get(described["transformer"])
     if cls is None:
-        raise LoadError(f"it names {described['transformer']!r}, which is none of {', '.join(TRANSFORMERS)}")
+        raise LoadError(
+            f"it names {described['transformer']!r}, which is none of {', '.join(TRANSFORMERS)}"
+        )
     made = cls(**{name: _decode(value) for name, value in described["settings"].items()})
     return _set_fitted(made, described["fitted"])
 
 
-def _make_targets(described: dict[str, Any], path: Any, arguments: dict[str, Any], used: list[str], depth: int) -> Any:
+def _make_targets(
+    described: dict[str, Any], path: Any, arguments: dict[str, Any], used: list[str], depth: int
+) -> Any:
     parts = (described[k] for k in ("regressor", "transformer"))
     regressor, transformer = (_make(part, path, arguments, used, depth + 1) for part in parts)
     settings = {name: _decode(value) for name, value in described["settings"].items()}
@@ -256,7 +292,9 @@ def _make_targets(described: dict[str, Any], path: Any, arguments: dict[str, Any
 
 def _set_fitted(made: Any, fitted: dict[str, Any]) -> Any:
     for name, value in fitted.items():
-        if not re.fullmatch(r"_?[a-z][a-z0-9_]*", name) or callable(getattr(type(made), name, None)):
+        if not re.fullmatch(r"_?[a-z][a-z0-9_]*", name) or callable(
+            getattr(type(made), name, None)
+        ):
             raise LoadError(f"{name!r} is no attribute of a fitted {type(made).__name__}")
         setattr(made, name, _decode(value))
     return made

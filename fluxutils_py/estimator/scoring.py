@@ -22,8 +22,12 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.predictor import Prediction
 
 
-def run_score(est: Any, x: Any, y: Any, sample_weight: Any, lengths: Any, starts: Any, sharded: bool) -> float:
-    """Score the predictions of an estimator on all ranks; for the arguments see ``Estimator.score``."""
+def run_score(
+    est: Any, x: Any, y: Any, sample_weight: Any, lengths: Any, starts: Any, sharded: bool
+) -> float:
+    """Score the predictions of an estimator on all ranks; for the arguments see
+    ``Estimator.score``.
+    """
     settings = est._resolved_params()
     with ranks_of_call(settings.comm, "score", sharded) as ranks:
         if not sharded:
@@ -34,7 +38,9 @@ def run_score(est: Any, x: Any, y: Any, sample_weight: Any, lengths: Any, starts
         inputs = pool.inputs(x, schema, starts=starts, lengths=lengths)
         together = None if sharded else ranks
         predictions = BlockPredictor(est.model_, inputs, read_spec(settings.spec), comm=together)
-        how = target_schema(settings, schema.estimator, codec.classes, per_series=codec.per_series, unknown=-1)
+        how = target_schema(
+            settings, schema.estimator, codec.classes, per_series=codec.per_series, unknown=-1
+        )
         targets = pool.targets(y, inputs, how).series
         segments = inputs.whole()
         weight = pool.weight(sample_weight, inputs)
@@ -56,9 +62,10 @@ def pooled_r2(
 ) -> float:
     """Return the coefficient of determination over all live steps of all series.
 
-    ``1 - sum((y - yhat)**2) / sum((y - mean(y))**2)``, with sums over series, time and features, and one mean per
-    feature. Several outputs give the mean of their scores. Missing targets (NaN) and steps without a prediction do not
-    count. Makes one pass and stores only sums. NaN if no step counts; as in scikit-learn, 1 or 0 if ``y`` is constant.
+    ``1 - sum((y - yhat)**2) / sum((y - mean(y))**2)``, with sums over series, time and features,
+    and one mean per feature. Several outputs give the mean of their scores. Missing targets (NaN)
+    and steps without a prediction do not count. Makes one pass and stores only sums. NaN if no step
+    counts; as in scikit-learn, 1 or 0 if ``y`` is constant.
     """
     sums = [_R2Sums(s.F) for s in y]
     for p, targets, w in _live_targets(predictions, y, rows, weight):
@@ -67,7 +74,10 @@ def pooled_r2(
             missing = np.isnan(target.astype(float)) | np.isnan(out.astype(float))
             each = np.where(missing, 0, w[:, :, None])
             if (np.isinf(target) & (each > 0)).any():
-                raise DataError(f"{s.name} is infinite at a step that counts; give it no target (NaN) or no weight")
+                raise DataError(
+                    f"{s.name} is infinite at a step that counts; give it no target (NaN) or no "
+                    "weight"
+                )
             of_output.add(target, out, each)
     of_ranks = (RankGroup() if comm is None else comm).allgather(sums)
     for other in of_ranks[1:]:
@@ -84,7 +94,9 @@ def pooled_accuracy(
     ignore_index: int = -100,
     comm: RankGroup | None = None,
 ) -> float:
-    """Return the share of live steps with the largest score at the target; ``ignore_index`` marks missing labels."""
+    """Return the share of live steps with the largest score at the target; ``ignore_index`` marks
+    missing labels.
+    """
     right = total = 0.0
     for p, targets, w in _live_targets(predictions, y, rows, weight):
         _require_sizes([t.shape[2] for t in targets], [1] * len(p.y))
@@ -93,15 +105,23 @@ def pooled_accuracy(
             right += float(((out.argmax(-1) == target[:, :, 0]) * ww).sum())
             total += float(ww.sum())
     right, total = (
-        sum(parts) for parts in zip(*(RankGroup() if comm is None else comm).allgather((right, total)), strict=True)
+        sum(parts)
+        for parts in zip(
+            *(RankGroup() if comm is None else comm).allgather((right, total)), strict=True
+        )
     )
     return right / total if total else math.nan
 
 
 def _live_targets(
-    predictions: Iterable[Prediction], y: tuple[SeriesArray, ...], rows: Segments, weight: SampleWeight | None
+    predictions: Iterable[Prediction],
+    y: tuple[SeriesArray, ...],
+    rows: Segments,
+    weight: SampleWeight | None,
 ) -> Iterator[tuple[Prediction, list[np.ndarray], np.ndarray]]:
-    """Yield each prediction with its targets (S, B, G) and weights (S, B), 0 for steps outside a series."""
+    """Yield each prediction with its targets (S, B, G) and weights (S, B), 0 for steps outside a
+    series.
+    """
     for p in predictions:
         part = rows[p.series]
         for s in y:
@@ -114,7 +134,9 @@ def _live_targets(
 
 
 def _require_sizes(given: list[int], wanted: list[int]) -> None:
-    """Raise ShapeError unless targets and predictions have equal sizes, as NumPy would broadcast them silently."""
+    """Raise ShapeError unless targets and predictions have equal sizes, as NumPy would broadcast
+    them silently.
+    """
     if given != wanted:
         raise ShapeError(
             f"y has {', '.join(map(str, given))} features (axis 0 of (G, N, T)) where score needs "
@@ -123,10 +145,15 @@ def _require_sizes(given: list[int], wanted: list[int]) -> None:
 
 
 class _R2Sums:
-    """Running sum of squared errors, and weight, mean and sum of squares about the mean of each target feature."""
+    """Running sum of squared errors, and weight, mean and sum of squares about the mean of each
+    target feature.
+    """
 
     def __init__(self, n_features: int) -> None:
-        self.residual, self.moments = 0.0, (np.zeros(n_features), np.zeros(n_features), np.zeros(n_features))
+        self.residual, self.moments = (
+            0.0,
+            (np.zeros(n_features), np.zeros(n_features), np.zeros(n_features)),
+        )
 
     def add(self, y: np.ndarray, out: np.ndarray, w: np.ndarray) -> None:
         """Add a block of shape (S, B, G); values with weight 0 do not count."""

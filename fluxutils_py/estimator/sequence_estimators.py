@@ -65,9 +65,11 @@ def _output_method(name: str, doc: str) -> Callable[..., Any]:
 
 
 class EstimatorRegressor(RegressorMixin, Estimator):
-    """An :class:`Estimator` that is a regressor of scikit-learn, for numbers per step or per series.
+    """An :class:`Estimator` that is a regressor of scikit-learn, for numbers per step or per
+    series.
 
-    Parameters, attributes and methods are those of :class:`Estimator`. ``score`` is R2 pooled over series and time.
+    Parameters, attributes and methods are those of :class:`Estimator`. ``score`` is R2 pooled over
+    series and time.
 
     Examples
     --------
@@ -84,21 +86,24 @@ class EstimatorRegressor(RegressorMixin, Estimator):
 
 
 class EstimatorClassifier(ClassifierMixin, Estimator):
-    """An :class:`Estimator` that is a classifier of scikit-learn, for labels of any type, per step or per series.
+    """An :class:`Estimator` that is a classifier of scikit-learn, for labels of any type, per step
+    or per series.
 
     Parameters, attributes and methods are those of :class:`EstimatorRegressor`, and:
 
     - The model returns one score (logit) per class; ``n_out`` is the number of classes. ``loss=None`` is cross-entropy;
       a loss of your own gets the indices of the labels in ``classes_``.
     - ``y`` holds labels: one per step, as (1, N, T), ``samples(y)``, ``timesteps(y)`` or a matrix (N, T) (for
-      ``timesteps``, (T, N)), or one per series, as (N,). NaN, and None among strings, marks a step without a label; in
-      a vector it is an error.
+      ``timesteps``, (T, N)), or one per series, as (N,). NaN, and None among strings, marks a step
+      without a label; in a vector it is an error.
     - ``predict`` returns labels in the same form. ``predict_proba`` returns probabilities: (K, N, T) for ``(F, N, T)``;
-      one row of K columns per series or sample; rows of K * T or K * N columns for views with a label per step.
+      one row of K columns per series or sample; rows of K * T or K * N columns for views with a
+      label per step.
     - ``score`` is the accuracy, pooled over series and time. For metrics and displays of scikit-learn,
       :func:`fluxutils_py.flatten_steps` makes vectors of labels per step.
 
-    Steps without any input, or outside a series, have NaN as probabilities; their labels mean nothing.
+    Steps without any input, or outside a series, have NaN as probabilities; their labels mean
+    nothing.
 
     Attributes
     ----------
@@ -123,7 +128,8 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
     ) -> Self:
         """Train for one more epoch; see :meth:`Estimator.partial_fit`.
 
-        ``classes`` are all labels that may ever occur; the first call needs them if ``y`` does not hold all of them.
+        ``classes`` are all labels that may ever occur; the first call needs them if ``y`` does not
+        hold all of them.
         """
         how = {"lengths": lengths, "starts": starts, "sharded": sharded}
         run_fit(self, x, y, sample_weight, classes=classes, epochs=1, resume=True, **how)
@@ -136,7 +142,9 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         See :class:`EstimatorClassifier` for shapes, and :meth:`Estimator.predict` for parameters.
         """,
     )
-    predict_log_proba = _output_method("predict_log_proba", """Logarithms of :meth:`predict_proba`.""")
+    predict_log_proba = _output_method(
+        "predict_log_proba", """Logarithms of :meth:`predict_proba`."""
+    )
     decision_function = _output_method(
         "decision_function",
         """Scores of the classes before the softmax; of two classes, the second's score minus the first's.""",
@@ -173,7 +181,13 @@ CELLS: dict[str, Callable[..., nn.Module]] = {
     "attention": partial(SequenceStack, attention),
 }
 # Classes with a signature other than cell(n_in, n_out, num_layers, dropout).
-CLASSES = {MinGRU: "mingru", MinLSTM: "minlstm", LRU: "lru", TCN: "tcn", SlidingWindowAttention: "attention"}
+CLASSES = {
+    MinGRU: "mingru",
+    MinLSTM: "minlstm",
+    LRU: "lru",
+    TCN: "tcn",
+    SlidingWindowAttention: "attention",
+}
 
 
 def documented(cls: type[Kind]) -> type[Kind]:
@@ -185,11 +199,19 @@ def documented(cls: type[Kind]) -> type[Kind]:
 
 
 def network(
-    n_in: int, n_out: int, *, cell: Callable[..., nn.Module], hidden_size: int, num_layers: int, dropout: float
+    n_in: int,
+    n_out: int,
+    *,
+    cell: Callable[..., nn.Module],
+    hidden_size: int,
+    num_layers: int,
+    dropout: float,
 ) -> nn.Module:
     """Build recurrent layers and a linear head."""
     require_single_input_and_output("a ready-made network", n_in, n_out)
-    return nn.Sequential(cell(n_in, hidden_size, num_layers, dropout), nn.Linear(hidden_size, n_out))
+    return nn.Sequential(
+        cell(n_in, hidden_size, num_layers, dropout), nn.Linear(hidden_size, n_out)
+    )
 
 
 @dataclass(eq=False, repr=False)  # scikit-learn needs a constructor with an explicit signature
@@ -203,8 +225,9 @@ class _SequenceEstimator(Estimator):
     num_layers : int
         Number of recurrent layers.
     cell : {cells}, or a class
-        The recurrent layer. "mingru", "minlstm", "lru" and "attention" are blocks of a :class:`SequenceStack`; a "tcn"
-        has ``num_layers + 5`` levels. A class is called as ``cell(n_in, n_out, num_layers, dropout)``.
+        The recurrent layer. "mingru", "minlstm", "lru" and "attention" are blocks of a
+        :class:`SequenceStack`; a "tcn" has ``num_layers + 5`` levels. A class is called as
+        ``cell(n_in, n_out, num_layers, dropout)``.
     dropout : float
         Probability of dropping an output between two layers in training.
     lr, weight_decay : float
@@ -212,14 +235,15 @@ class _SequenceEstimator(Estimator):
     epochs, batchsize, seqsize, shuffle, overlap, burn_in, clip, rebatch, precision
         See :class:`Spec`. ``seqsize=None`` trains on whole series.
     n_timesteps : int or None
-        For matrices: number of steps in each row, whose column ``f * n_timesteps + t`` is feature ``f`` at step ``t``.
-        None: one step.
+        For matrices: number of steps in each row, whose column ``f * n_timesteps + t`` is feature
+        ``f`` at step ``t``. None: one step.
     target : "auto", "step" or "series"
         See :class:`Estimator`.
     early_stopping : bool
-        Hold out validation data, stop when their loss has not fallen for ``n_iter_no_change`` epochs, and keep the best
-        weights. Series are held out, stratified by label in classification; a single series and ``timesteps`` lose
-        their last steps. Uses ``validation_data`` instead, if given.
+        Hold out validation data, stop when their loss has not fallen for ``n_iter_no_change``
+        epochs, and keep the best weights. Series are held out, stratified by label in
+        classification; a single series and ``timesteps`` lose their last steps. Uses
+        ``validation_data`` instead, if given.
     validation_fraction : float
         Fraction of the data to hold out.
     n_iter_no_change : int
@@ -263,14 +287,20 @@ class _SequenceEstimator(Estimator):
         name = CLASSES.get(self.cell, self.cell) if isinstance(self.cell, type) else self.cell
         cell = CELLS.get(name) if isinstance(name, str) else name
         if not callable(cell):
-            raise ValueError(f"cell must be one of {', '.join(map(repr, CELLS))}, or a class, got {self.cell!r}")
+            raise ValueError(
+                f"cell must be one of {', '.join(map(repr, CELLS))}, or a class, got {self.cell!r}"
+            )
         for name in ("hidden_size", "num_layers", "n_iter_no_change"):
             check_integer(name, getattr(self, name), 1, error=SpecError)
         check_integer("n_timesteps", self.n_timesteps, 1, optional=True, error=SpecError)
         check_positive("lr", self.lr, error=SpecError)
         for name, most in (("dropout", 1), ("weight_decay", math.inf)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) <= most:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, numbers.Real)
+                or not 0 <= float(value) <= most
+            ):
                 raise SpecError(f"{name} must be a number from 0 to {most}, got {value!r}")
         for name in ("early_stopping", "scale_target"):
             value = getattr(self, name, False)
@@ -305,21 +335,23 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
     ----------
     {parameters}
     scale_target : bool
-        Whether to standardise targets to mean 0 and variance 1, per output, over the weighted live steps. Predictions
-        and scores are in the units of the targets. A fit that continues (``partial_fit``, ``warm_start``) keeps the
-        mean and scale of the first fit.
+        Whether to standardise targets to mean 0 and variance 1, per output, over the weighted live
+        steps. Predictions and scores are in the units of the targets. A fit that continues
+        (``partial_fit``, ``warm_start``) keeps the mean and scale of the first fit.
 
     Attributes
     ----------
     target_mean_, target_scale_ : ndarray of shape (G,), float64
         Only with ``scale_target``. The scale of a constant output is 1.
     loss_curve_, validation_loss_curve_, loss_, grad_
-        Values for the standardised targets: with ``scale_target``, predicting the mean has a loss of 1.
+        Values for the standardised targets: with ``scale_target``, predicting the mean has a loss
+        of 1.
 
     Notes
     -----
-    The loss is the squared error. See :class:`EstimatorRegressor` for inputs, targets, other attributes and methods.
-    Predictions have the type of the model or of the targets, whichever is longer, so that a large mean costs no digits.
+    The loss is the squared error. See :class:`EstimatorRegressor` for inputs, targets, other
+    attributes and methods. Predictions have the type of the model or of the targets, whichever is
+    longer, so that a large mean costs no digits.
 
     Examples
     --------
@@ -341,13 +373,17 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
 
     @property
     def target_scale_(self) -> np.ndarray:
-        """Standard deviation of each output over the training targets, (G,); 1 for a constant output."""
+        """Standard deviation of each output over the training targets, (G,); 1 for a constant
+        output.
+        """
         return self._fitted_scale().scale
 
     def _fitted_scale(self) -> TargetScale:
         codec: TargetCodec | None = getattr(self, "_codec", None)
         if codec is None or codec.scale is None:
-            raise AttributeError("there is no mean and scale of targets before fit, and with scale_target=False")
+            raise AttributeError(
+                "there is no mean and scale of targets before fit, and with scale_target=False"
+            )
         return codec.scale
 
 
@@ -361,12 +397,13 @@ class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):
     ----------
     {parameters}
     class_weight : "balanced", dict of label to weight, or None
-        Weight of each class, which multiplies the ``sample_weight`` of its steps. "balanced": inversely proportional
-        to the frequency of the class.
+        Weight of each class, which multiplies the ``sample_weight`` of its steps. "balanced":
+        inversely proportional to the frequency of the class.
 
     Notes
     -----
-    The loss is the cross-entropy. See :class:`EstimatorClassifier` for inputs, targets, attributes and methods.
+    The loss is the cross-entropy. See :class:`EstimatorClassifier` for inputs, targets, attributes
+    and methods.
 
     Examples
     --------

@@ -26,7 +26,16 @@ from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.optim import ChainedOptimizer, ChainFactory
 
-PLAIN = (bool, int, float, str, type(None), np.bool_, np.integer, np.floating)  # NumPy scalars are stored as Python's
+PLAIN = (
+    bool,
+    int,
+    float,
+    str,
+    type(None),
+    np.bool_,
+    np.integer,
+    np.floating,
+)  # NumPy scalars are stored as Python's
 
 
 # -- modules ---------------------------------------------------------------------------------
@@ -35,8 +44,8 @@ PLAIN = (bool, int, float, str, type(None), np.bool_, np.integer, np.floating)  
 def serialize_module(module: nn.Module) -> Any:
     """Return a config of plain data for :func:`deserialize_module`, or None if the module has none.
 
-    Modules of torch.nn and fluxutils_py.nn have one if their attributes give back the constructor's arguments. This
-    builds the module once to check.
+    Modules of torch.nn and fluxutils_py.nn have one if their attributes give back the constructor's
+    arguments. This builds the module once to check.
     """
     try:
         config = _describe_module(module)
@@ -49,7 +58,8 @@ def serialize_module(module: nn.Module) -> Any:
 
 
 def deserialize_module(config: Any) -> nn.Module:
-    """Build a module from a config, which may name only classes of torch.nn and fluxutils_py.nn and plain arguments.
+    """Build a module from a config, which may name only classes of torch.nn and fluxutils_py.nn and
+    plain arguments.
 
     Raises
     ------
@@ -74,7 +84,12 @@ def deserialize_module(config: Any) -> nn.Module:
 
 def _describe_module(module: nn.Module) -> dict[str, Any]:
     cls = type(module)
-    config: dict[str, Any] = {"class": _class_name(cls), "arguments": {}, "children": [], "names": []}
+    config: dict[str, Any] = {
+        "class": _class_name(cls),
+        "arguments": {},
+        "children": [],
+        "names": [],
+    }
     if module._forward_hooks or module._forward_pre_hooks:
         raise LoadError("hooks are user code")
     if isinstance(module, own_nn.Recur) and cls is own_nn.Recur:
@@ -89,17 +104,31 @@ def _describe_module(module: nn.Module) -> dict[str, Any]:
     names = [
         name
         for name, p in inspect.signature(cls).parameters.items()
-        if name not in ("device", "dtype") and name[0] != "_" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        if name not in ("device", "dtype")
+        and name[0] != "_"
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     if isinstance(module, nn.RNNBase):  # its signature is (*args, **kwargs)
-        names = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"]
-        names += ["proj_size"] * isinstance(module, nn.LSTM) + ["nonlinearity"] * isinstance(module, nn.RNN)
+        names = [
+            "input_size",
+            "hidden_size",
+            "num_layers",
+            "bias",
+            "batch_first",
+            "dropout",
+            "bidirectional",
+        ]
+        names += ["proj_size"] * isinstance(module, nn.LSTM) + ["nonlinearity"] * isinstance(
+            module, nn.RNN
+        )
     for name in names:
         value = getattr(module, name)
         if isinstance(value, type):  # the cell of a SequenceStack
             config.setdefault("classes", {})[name] = _class_name(value)
             continue
-        config["arguments"][name] = value is not None if name == "bias" and not isinstance(value, bool) else value
+        config["arguments"][name] = (
+            value is not None if name == "bias" and not isinstance(value, bool) else value
+        )
     _check_plain(config["arguments"])
     return config
 
@@ -160,10 +189,11 @@ SCHEDULERS = ("torch.optim.lr_scheduler",)
 
 
 def serialize(value: Any) -> Any:
-    """Return the config of a loss, an optimizer or a scheduler, from which :func:`deserialize` rebuilds it.
+    """Return the config of a loss, an optimizer or a scheduler, from which :func:`deserialize`
+    rebuilds it.
 
-    The config is a dict of plain data: the name of a class or function of ``PLACES``, or the links of a chain; the
-    ``keywords`` of a partial; or the arguments that an instance was ``made_with``.
+    The config is a dict of plain data: the name of a class or function of ``PLACES``, or the links
+    of a chain; the ``keywords`` of a partial; or the arguments that an instance was ``made_with``.
 
     Raises
     ------
@@ -176,7 +206,10 @@ def serialize(value: Any) -> Any:
         return serialize(value.criterion)
     if isinstance(value, functools.partial) and not value.args:
         config = serialize(value.func)
-        return {**config, "keywords": {**config.get("keywords", {}), **_check_plain(value.keywords)}}
+        return {
+            **config,
+            "keywords": {**config.get("keywords", {}), **_check_plain(value.keywords)},
+        }
     if isinstance(value, ChainFactory):
         return {"chain": [serialize(link) for link in value.links]}
     if isinstance(value, ChainedOptimizer):
@@ -188,7 +221,11 @@ def serialize(value: Any) -> Any:
     if isinstance(value, own_optim.Transform):
         return {"name": _name_of(type(value)), "made_with": dataclasses.asdict(value)}  # type: ignore[call-overload]  # all are dataclasses
     if isinstance(value, nn.Module):
-        names = [n for n in inspect.signature(type(value)).parameters if n not in ("size_average", "reduce")]
+        names = [
+            n
+            for n in inspect.signature(type(value)).parameters
+            if n not in ("size_average", "reduce")
+        ]
         arguments = {n: getattr(value, n) for n in names if hasattr(value, n)}
         return {"name": _name_of(type(value)), "made_with": _check_plain(arguments)}
     return {"name": _name_of(value)}
@@ -211,7 +248,9 @@ def deserialize(config: Any, places: tuple[str, ...]) -> Any:
         module, allows = PLACES[prefix] if prefix in places else (None, _is_loss)
         made = getattr(module, name, None)
         if made is None or not allows(made):
-            raise LoadError(f"the file names {config['name']!r}, which is none of {' or '.join(places)}")
+            raise LoadError(
+                f"the file names {config['name']!r}, which is none of {' or '.join(places)}"
+            )
     if "made_with" in config:
         return made(**_check_plain(config["made_with"]))
     keywords = config.get("keywords")
@@ -231,17 +270,27 @@ def _is_class(f: Any, base: type) -> bool:
 
 
 def _is_loss(name: str) -> bool:
-    return name.endswith("_loss") or name.startswith(("cross_entropy", "binary_cross_entropy", "kl_div"))
+    return name.endswith("_loss") or name.startswith(
+        ("cross_entropy", "binary_cross_entropy", "kl_div")
+    )
 
 
 def serialize_spec(spec: Any) -> dict[str, Any] | None:
-    """Return the plain fields of a spec of any form, and the config of its scheduler, if there is one."""
+    """Return the plain fields of a spec of any form, and the config of its scheduler, if there is
+    one.
+    """
     if spec is None:
         return None
     fields = spec_fields(spec)
     scheduler = fields.pop("scheduler", None)
-    plain = {k: plain_value(v) for k, v in fields.items() if isinstance(v, (*PLAIN, numbers.Number))}
-    return {"is_spec": isinstance(spec, Spec), "fields": plain, "scheduler": try_serialize(scheduler)}
+    plain = {
+        k: plain_value(v) for k, v in fields.items() if isinstance(v, (*PLAIN, numbers.Number))
+    }
+    return {
+        "is_spec": isinstance(spec, Spec),
+        "fields": plain,
+        "scheduler": try_serialize(scheduler),
+    }
 
 
 def deserialize_spec(config: Any) -> Any:
@@ -265,7 +314,9 @@ def try_serialize(value: Any) -> tuple[Any, str] | None:
         return None, full_name(value)
 
 
-def restore_argument(stored: tuple[Any, str] | None, argument: str, build: Callable[[Any], Any]) -> Any:
+def restore_argument(
+    stored: tuple[Any, str] | None, argument: str, build: Callable[[Any], Any]
+) -> Any:
     """Invert :func:`try_serialize`, with a placeholder for user code, which files do not store."""
     if stored is None:
         return None
@@ -276,15 +327,23 @@ def restore_argument(stored: tuple[Any, str] | None, argument: str, build: Calla
 # -- optimizer state ---------------------------------------------------------------------------------------
 
 
-def serialize_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any] | None:
-    """Return class, settings, moments and parameter positions of an optimizer; None if it is user code."""
-    chain: Any = optimizer if isinstance(optimizer, ChainedOptimizer) else ChainedOptimizer(optimizer)
+def serialize_optimizer(
+    optimizer: torch.optim.Optimizer, model: nn.Module
+) -> dict[str, Any] | None:
+    """Return class, settings, moments and parameter positions of an optimizer; None if it is user
+    code.
+    """
+    chain: Any = (
+        optimizer if isinstance(optimizer, ChainedOptimizer) else ChainedOptimizer(optimizer)
+    )
     inner = chain.inner
     index = {id(p): i for i, p in enumerate(model.parameters())}
     try:
         return {
             "name": _name_of(type(inner)),
-            "links": [[serialize(t) for t in transforms] for transforms in (chain.before, chain.after)],
+            "links": [
+                [serialize(t) for t in transforms] for transforms in (chain.before, chain.after)
+            ],
             "groups": [[index[id(p)] for p in group["params"]] for group in inner.param_groups],
             "defaults": plain_value(optimizer_arguments(inner)),
             "state": inner.state_dict(),
@@ -298,7 +357,9 @@ def deserialize_optimizer(config: dict[str, Any], model: nn.Module) -> torch.opt
     params = list(model.parameters())
     groups = [{"params": [params[i] for i in group]} for group in config["groups"]]
     optimizer = deserialize({"name": config["name"]}, OPTIMIZERS)(groups, **config["defaults"])
-    before, after = ([deserialize(t, OPTIMIZERS) for t in transforms] for transforms in config["links"])
+    before, after = (
+        [deserialize(t, OPTIMIZERS) for t in transforms] for transforms in config["links"]
+    )
     return ChainedOptimizer(optimizer, before, after) if before or after else optimizer
 
 
@@ -323,5 +384,9 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: plain_value(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return tuple(map(plain_value, value)) if type(value) is tuple else [plain_value(v) for v in value]
+        return (
+            tuple(map(plain_value, value))
+            if type(value) is tuple
+            else [plain_value(v) for v in value]
+        )
     return None

@@ -41,7 +41,8 @@ Kind = TypeVar("Kind")
 
 
 def explains_arguments(cls: type[Kind]) -> type[Kind]:
-    """Let an estimator refuse unknown arguments with what was probably meant: a field of its spec, or another name.
+    """Let an estimator refuse unknown arguments with what was probably meant: a field of its spec,
+    or another name.
 
     The signature stays that of the class, for scikit-learn and for users.
     """
@@ -52,7 +53,9 @@ def explains_arguments(cls: type[Kind]) -> type[Kind]:
     def init(self: Any, *args: Any, **arguments: Any) -> None:
         for name in arguments:
             if name not in names:
-                raise TypeError(f"{type(self).__name__} has no parameter {name!r}; {_way_to_set(name, names)}")
+                raise TypeError(
+                    f"{type(self).__name__} has no parameter {name!r}; {_way_to_set(name, names)}"
+                )
         plain(self, *args, **arguments)
 
     cls.__init__ = init  # type: ignore[method-assign]
@@ -60,7 +63,9 @@ def explains_arguments(cls: type[Kind]) -> type[Kind]:
 
 
 def _way_to_set(name: str, names: list[str]) -> str:
-    """Say how to set what somebody may have meant by an argument that an estimator, with these names, has not."""
+    """Say how to set what somebody may have meant by an argument that an estimator, with these
+    names, has not.
+    """
     fields = [f.name for f in dataclasses.fields(Spec)]
     if name in fields and "spec" in names:
         return f"it is a field of the spec: spec={{{name!r}: ...}}"
@@ -79,10 +84,11 @@ def _way_to_set(name: str, names: list[str]) -> str:
 class Spec:
     """The settings with which an estimator trains.
 
-    An estimator takes a ``Spec``, or any dict, namedtuple, dataclass or object with at least one of these fields; the
-    others have the defaults given here. Unknown fields are ignored, unless they look like misspelt ones: that is an
-    error for ``epochs``, ``batchsize`` and ``seqsize``, and a warning for the rest. Arguments of the estimator or of
-    the optimizer (``device``, ``random_state``, ``lr``) are an error, unless they are None.
+    An estimator takes a ``Spec``, or any dict, namedtuple, dataclass or object with at least one of
+    these fields; the others have the defaults given here. Unknown fields are ignored, unless they
+    look like misspelt ones: that is an error for ``epochs``, ``batchsize`` and ``seqsize``, and a
+    warning for the rest. Arguments of the estimator or of the optimizer (``device``,
+    ``random_state``, ``lr``) are an error, unless they are None.
 
     Parameters
     ----------
@@ -95,10 +101,11 @@ class Spec:
     shuffle : bool
         Take the series in a new order each epoch. Time always runs forward.
     overlap : int
-        Earlier steps to compute again with each window, so that gradients reach ``seqsize + overlap`` steps back. The
-        loss covers the last ``seqsize`` steps. A model without recurrent state that takes windows (``takes_windows =
-        True``: a causal convolution, attention over the window) sees these steps in the same call, also in prediction
-        and validation. If ``overlap`` is its receptive field less one, nothing depends on ``seqsize``.
+        Earlier steps to compute again with each window, so that gradients reach ``seqsize +
+        overlap`` steps back. The loss covers the last ``seqsize`` steps. A model without recurrent
+        state that takes windows (``takes_windows = True``: a causal convolution, attention over the
+        window) sees these steps in the same call, also in prediction and validation. If ``overlap``
+        is its receptive field less one, nothing depends on ``seqsize``.
     burn_in : int
         Steps at the start of each series that move the state, but carry no loss and no gradient.
     clip : float or None
@@ -106,31 +113,34 @@ class Spec:
     accumulate : int
         Windows per step of the optimizer; windows without a live step do not count.
     patience : int or None
-        Stop after this many epochs without a better validation loss (or training loss, without validation data), and
-        restore the best weights. None: never stop early, and keep the last weights.
+        Stop after this many epochs without a better validation loss (or training loss, without
+        validation data), and restore the best weights. None: never stop early, and keep the last
+        weights.
     rebatch : "auto" or bool
-        Whether ``fit`` cuts the time of few long series (at most half of ``batchsize``) into folds, each a row of the
-        minibatch that starts from the zero state. "auto": into as many folds as possible, at most ``batchsize`` over
-        the number of series, of at least ``8 * seqsize`` steps each; never with ``seqsize=None``. A series too short
-        for two such folds stays whole. True: into as many as fill the minibatch, however short, as
+        Whether ``fit`` cuts the time of few long series (at most half of ``batchsize``) into folds,
+        each a row of the minibatch that starts from the zero state. "auto": into as many folds as
+        possible, at most ``batchsize`` over the number of series, of at least ``8 * seqsize`` steps
+        each; never with ``seqsize=None``. A series too short for two such folds stays whole. True:
+        into as many as fill the minibatch, however short, as
         :func:`fluxutils_py.data.rebatch` does; the model then learns nothing that reaches beyond a fold. False: never.
-        On several ranks, the ``batchsize`` of all together counts. ``folds`` in ``history_`` is the largest number of
-        folds of a series.
+        On several ranks, the ``batchsize`` of all together counts. ``folds`` in ``history_`` is the
+        largest number of folds of a series.
     scheduler : callable or None
         ``scheduler(optimizer)`` returns a torch learning-rate scheduler, for example
         ``partial(torch.optim.lr_scheduler.StepLR, step_size=5)``.
     precision : "float32", "bfloat16" or "float16"
-        What matrix products, recurrences and the like are computed in, in training, validation and prediction, by
-        torch's autocast. "float32": the type of the data (float64 for float64). "bfloat16", "float16": parameters,
-        optimizer, losses and results are float32 whatever the data; "float16" scales the losses, skips updates whose
-        gradient overflows, and is meant for GPUs. Worth it where layers are large; see the guide.
+        What matrix products, recurrences and the like are computed in, in training, validation and
+        prediction, by torch's autocast. "float32": the type of the data (float64 for float64).
+        "bfloat16", "float16": parameters, optimizer, losses and results are float32 whatever the
+        data; "float16" scales the losses, skips updates whose gradient overflows, and is meant for
+        GPUs. Worth it where layers are large; see the guide.
     schedule_every : "epoch" or "step"
         When the scheduler steps: after each epoch, or after each step of the optimizer.
 
     Notes
     -----
-    Source: FluxUtils.jl for the first three. For ``overlap``, see Williams & Peng (1990), Neural Computation 2(4),
-    490-501: their k1 is ``seqsize``, their k2 ``seqsize + overlap``.
+    Source: FluxUtils.jl for the first three. For ``overlap``, see Williams & Peng (1990), Neural
+    Computation 2(4), 490-501: their k1 is ``seqsize``, their k2 ``seqsize + overlap``.
     """
 
     epochs: int = 100
@@ -188,8 +198,8 @@ def read_spec(spec: Any) -> Spec:
     Raises
     ------
     SpecError
-        If it has none of the known fields, a name looks like a misspelt ``epochs``, ``batchsize`` or ``seqsize``, or a
-        value cannot be.
+        If it has none of the known fields, a name looks like a misspelt ``epochs``, ``batchsize``
+        or ``seqsize``, or a value cannot be.
     """
     if spec is None:
         return Spec()
@@ -210,18 +220,20 @@ def _from_fields(fields: dict[str, Any]) -> Spec:
         near = difflib.get_close_matches(name, others, 1, 0.6) if name not in fields else []
         if near:
             raise SpecError(
-                f"spec has no field {name!r} (found: {', '.join(fields)}); did you mean {name!r} where it says "
-                f"{near[0]!r}?"
+                f"spec has no field {name!r} (found: {', '.join(fields)}); did you mean {name!r} "
+                f"where it says {near[0]!r}?"
             )
     if len(others) == len(fields):
         raise SpecError(
-            f"spec has none of the fields {', '.join(NAMES)} (found: {', '.join(fields) or 'none'}); None means the "
-            "defaults"
+            f"spec has none of the fields {', '.join(NAMES)} (found: "
+            f"{', '.join(fields) or 'none'}); None means the defaults"
         )
     for field in others:
         near = difflib.get_close_matches(field, [n for n in NAMES if n not in fields], 1, 0.8)
         if near:
-            warnings.warn(f"spec field {field!r} is not used; did you mean {near[0]!r}?", stacklevel=4)
+            warnings.warn(
+                f"spec field {field!r} is not used; did you mean {near[0]!r}?", stacklevel=4
+            )
     return Spec(**{name: fields[name] for name in NAMES if name in fields})
 
 
@@ -233,12 +245,15 @@ def spec_fields(spec: Any) -> dict[str, Any]:
         return dict(spec._asdict())
     if isinstance(spec, type | str | bytes | numbers.Number | list | tuple | set):
         raise SpecError(
-            "spec must be a Spec, dict, namedtuple, dataclass or object with epochs, batchsize and seqsize, "
-            f"got {spec!r}"
+            "spec must be a Spec, dict, namedtuple, dataclass or object with epochs, batchsize "
+            f"and seqsize, got {spec!r}"
         )
     if dataclasses.is_dataclass(spec):
         return {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
-    names = [*getattr(spec, "__dict__", {}), *(n for n in NAMES if hasattr(spec, n))]  # also slots and properties
+    names = [
+        *getattr(spec, "__dict__", {}),
+        *(n for n in NAMES if hasattr(spec, n)),
+    ]  # also slots and properties
     return {name: getattr(spec, name) for name in dict.fromkeys(names) if not name.startswith("_")}
 
 
@@ -252,17 +267,24 @@ def _check_fields(spec: Spec) -> None:
         ("accumulate", 1, False),
         ("patience", 1, True),
     ):
-        check_integer(f"spec.{name}", getattr(spec, name), least, optional=optional, error=SpecError)
+        check_integer(
+            f"spec.{name}", getattr(spec, name), least, optional=optional, error=SpecError
+        )
     if not isinstance(spec.shuffle, bool | np.bool_):
         raise SpecError(f"spec.shuffle must be True or False, got {spec.shuffle!r}")
-    if not isinstance(spec.rebatch, bool | np.bool_) and not (isinstance(spec.rebatch, str) and spec.rebatch == "auto"):
+    if not isinstance(spec.rebatch, bool | np.bool_) and not (
+        isinstance(spec.rebatch, str) and spec.rebatch == "auto"
+    ):
         raise SpecError(f"spec.rebatch must be 'auto', True or False, got {spec.rebatch!r}")
     check_positive("spec.clip", spec.clip, optional=True, error=SpecError)
     if spec.scheduler is not None and not callable(spec.scheduler):
         raise SpecError(
-            f"spec.scheduler must be a function of the optimizer that returns a scheduler, got {spec.scheduler!r}; "
-            "for example functools.partial(torch.optim.lr_scheduler.StepLR, step_size=5)"
+            "spec.scheduler must be a function of the optimizer that returns a scheduler, got "
+            f"{spec.scheduler!r}; for example functools.partial(torch.optim.lr_scheduler.StepLR, "
+            "step_size=5)"
         )
     check_precision(spec.precision, "spec.precision", SpecError)
     if spec.schedule_every not in ("epoch", "step"):
-        raise SpecError(f"spec.schedule_every must be 'epoch' or 'step', got {spec.schedule_every!r}")
+        raise SpecError(
+            f"spec.schedule_every must be 'epoch' or 'step', got {spec.schedule_every!r}"
+        )

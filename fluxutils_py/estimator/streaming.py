@@ -21,13 +21,16 @@ from fluxutils_py.training.tensors import to_tensor
 from fluxutils_py.validation import check_integer
 
 
-def stream(model: Any, n_series: int = 1, state: Sequence[Tensor] | None = None, *, method: str = "predict") -> Any:
+def stream(
+    model: Any, n_series: int = 1, state: Sequence[Tensor] | None = None, *, method: str = "predict"
+) -> Any:
     """Run a fitted estimator or pipeline step by step, as data arrive.
 
     Parameters
     ----------
     model : estimator, Pipeline, TransformedTargetRegressor, or fitted search
-        The transformers of a pipeline run at each step: those of this package (:class:`SequenceScaler`,
+        The transformers of a pipeline run at each step: those of this package
+        (:class:`SequenceScaler`,
         :class:`SequenceImputer`) on the step, those of scikit-learn on its N rows of F features, if they were fitted on
         rows of F features. A search runs its best estimator.
     n_series : int
@@ -40,7 +43,8 @@ def stream(model: Any, n_series: int = 1, state: Sequence[Tensor] | None = None,
     Returns
     -------
     EstimatorStream or PipelineStream
-        Its ``step(x)`` takes ``(F, N)`` and returns ``(G, N)``, the output of ``method`` at that step of the series.
+        Its ``step(x)`` takes ``(F, N)`` and returns ``(G, N)``, the output of ``method`` at that
+        step of the series.
 
     Raises
     ------
@@ -54,7 +58,9 @@ def stream(model: Any, n_series: int = 1, state: Sequence[Tensor] | None = None,
     >>> from sklearn.pipeline import make_pipeline
     >>> from fluxutils_py import SequenceRegressor, SequenceScaler, samples, stream
     >>> x = np.random.default_rng(0).normal(50, 3, size=(2, 30, 20)).astype("float32")  # (F, N, T)
-    >>> pipe = make_pipeline(SequenceScaler(), SequenceRegressor(8, epochs=2)).fit(samples(x), samples(x[:1]))
+    >>> pipe = make_pipeline(SequenceScaler(), SequenceRegressor(8, epochs=2)).fit(
+    ...     samples(x), samples(x[:1])
+    ... )
     >>> live = stream(pipe, n_series=30)
     >>> for t in range(20):
     ...     y = live.step(x[:, :, t])
@@ -66,15 +72,17 @@ def stream(model: Any, n_series: int = 1, state: Sequence[Tensor] | None = None,
     if hasattr(model, "steps"):
         check_is_fitted(model)
         return PipelineStream(model.steps[:-1], model.steps[-1][1], n_series, state, method)
-    if hasattr(model, "regressor") and hasattr(model, "check_inverse"):  # TransformedTargetRegressor
+    if hasattr(model, "regressor") and hasattr(
+        model, "check_inverse"
+    ):  # TransformedTargetRegressor
         check_is_fitted(model)
         live = stream(model.regressor_, n_series, state, method=method)
         live.transforms.append(_InverseTarget(model.transformer_))
         return live
     if not hasattr(model, "predict") or not hasattr(model, "stream"):
         raise TypeError(
-            f"{type(model).__name__} cannot run step by step; stream takes estimators of this package, pipelines of "
-            "transformers and one of them, and searches for these"
+            f"{type(model).__name__} cannot run step by step; stream takes estimators of this "
+            "package, pipelines of transformers and one of them, and searches for these"
         )
     return model.stream(n_series, state, method=method)
 
@@ -82,7 +90,8 @@ def stream(model: Any, n_series: int = 1, state: Sequence[Tensor] | None = None,
 class EstimatorStream:
     """A fitted estimator that predicts step by step; made by ``Estimator.stream``.
 
-    It has a copy of the model, with the same parameters and a separate state. Use it from one thread at a time.
+    It has a copy of the model, with the same parameters and a separate state. Use it from one
+    thread at a time.
 
     Parameters
     ----------
@@ -104,7 +113,9 @@ class EstimatorStream:
     True
     """
 
-    def __init__(self, est: Any, n_series: int = 1, state: Any = None, method: str = "predict") -> None:
+    def __init__(
+        self, est: Any, n_series: int = 1, state: Any = None, method: str = "predict"
+    ) -> None:
         check_is_fitted(est, "model_")
         check_integer("n_series", n_series, 1, error=SpecError)
         self.n_series = int(n_series)
@@ -118,7 +129,10 @@ class EstimatorStream:
         def sample() -> list[Tensor]:
             dtypes = [torch.int64 if kind == "int" else self._dtype for kind in layout.kinds]
             pairs = zip(features, dtypes, strict=True)
-            return [torch.zeros(3, min(4, self.n_series), n, dtype=d, device=self._device) for n, d in pairs]
+            return [
+                torch.zeros(3, min(4, self.n_series), n, dtype=d, device=self._device)
+                for n, d in pairs
+            ]
 
         spec = read_spec(est._resolved_params().spec)
         self._session = InferenceSession(est.model_, sample, int(spec.overlap), spec.precision)
@@ -130,8 +144,8 @@ class EstimatorStream:
         Parameters
         ----------
         x : array of shape (F, N), or a tuple of them for several inputs
-            A series whose features are all NaN has no input at this step: its state moves on as with zeros, and its
-            outputs are NaN, as in ``predict``.
+            A series whose features are all NaN has no input at this step: its state moves on as
+            with zeros, and its outputs are NaN, as in ``predict``.
 
         Returns
         -------
@@ -146,11 +160,14 @@ class EstimatorStream:
         given = x if isinstance(x, tuple) else (x,)
         if len(given) != len(self._shapes):
             raise ShapeError(
-                f"a step has {len(given)} inputs, the model takes {len(self._shapes)}, as a tuple of arrays"
+                f"a step has {len(given)} inputs, the model takes {len(self._shapes)}, as a tuple "
+                "of arrays"
             )
         arrays = [read_step(a, shape) for a, shape in zip(given, self._shapes, strict=True)]
         gap = None
-        if not all(a.dtype.kind != "f" or math.isfinite(np.add.reduce(a, axis=None)) for a in arrays):
+        if not all(
+            a.dtype.kind != "f" or math.isfinite(np.add.reduce(a, axis=None)) for a in arrays
+        ):
             arrays, gap = _without_gaps(arrays)
         xs = tuple(to_tensor(a.T[None], self._dtype, self._device) for a in arrays)  # (1, N, F)
         with torch.inference_mode():
@@ -176,7 +193,9 @@ class EstimatorStream:
         if series is None:
             self._session.load(None, self.n_series)
         else:
-            self._session.reset(torch.from_numpy(series_indices(series, self.n_series)).to(self._device))
+            self._session.reset(
+                torch.from_numpy(series_indices(series, self.n_series)).to(self._device)
+            )
 
 
 class PipelineStream:
@@ -191,7 +210,12 @@ class PipelineStream:
     """
 
     def __init__(
-        self, steps: Sequence[Any], last: Any, n_series: int, state: Any = None, method: str = "predict"
+        self,
+        steps: Sequence[Any],
+        last: Any,
+        n_series: int,
+        state: Any = None,
+        method: str = "predict",
     ) -> None:
         given = None if state is None else list(state)
         self._steps: list[Any] = []
@@ -206,14 +230,18 @@ class PipelineStream:
         self.n_series, self.transforms = self._last.n_series, self._last.transforms
 
     def step(self, x: Any) -> Any:
-        """Transform the next step (F, N) of all series, and return the estimator's outputs, as its stream does."""
+        """Transform the next step (F, N) of all series, and return the estimator's outputs, as its
+        stream does.
+        """
         for each in self._steps:
             x = each.step(x)
         return self._last.step(x)
 
     @property
     def state(self) -> list[Tensor]:
-        """Copy of the state that the next outputs depend on: of the transformers, then of the estimator."""
+        """Copy of the state that the next outputs depend on: of the transformers, then of the
+        estimator.
+        """
         return [t.clone() for each in self._steps for t in each.state] + self._last.state
 
     def reset(self, series: Any = None) -> None:
@@ -238,9 +266,10 @@ class _RowsStream:
         wanted = getattr(self.transformer, "n_features_in_", rows.shape[-1])
         if rows.ndim != 2 or rows.shape[1] != wanted:
             raise ShapeError(
-                f"the step {self.name!r} of the pipeline, {type(self.transformer).__name__}, was fitted on rows of "
-                f"{wanted} columns and cannot transform a step of shape {np.shape(x)}: take SequenceScaler or "
-                "SequenceImputer, which know features, series and time"
+                f"the step {self.name!r} of the pipeline, {type(self.transformer).__name__}, was "
+                f"fitted on rows of {wanted} columns and cannot transform a step of shape "
+                f"{np.shape(x)}: take SequenceScaler or SequenceImputer, which know features, "
+                "series and time"
             )
         return np.asarray(self.transformer.transform(rows)).T
 
@@ -260,9 +289,10 @@ class _InverseTarget:
         wanted = getattr(self.transformer, "n_features_in_", y.shape[2])
         if function is None and wanted != y.shape[2]:
             raise DataError(
-                f"the target's transformer, {type(self.transformer).__name__}, was fitted on rows of {wanted} columns "
-                f"and cannot be undone for the {y.shape[2]} outputs of one step: scale targets by SequenceRegressor's "
-                "own scale_target, or by a function and its inverse"
+                f"the target's transformer, {type(self.transformer).__name__}, was fitted on rows "
+                f"of {wanted} columns and cannot be undone for the {y.shape[2]} outputs of one "
+                "step: scale targets by SequenceRegressor's own scale_target, or by a function "
+                "and its inverse"
             )
         inverse = self.transformer.inverse_transform if function is None else function
         return np.asarray(inverse(y[0])).reshape(y.shape)
@@ -282,17 +312,22 @@ def read_step(x: Any, shape: tuple[int, int]) -> np.ndarray:
 
 def _without_gaps(arrays: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
     """Return a step with zeros for series without input, and a mask of these series (N,)."""
-    not_finite = [~np.isfinite(a) if a.dtype.kind == "f" else np.zeros(a.shape, bool) for a in arrays]
+    not_finite = [
+        ~np.isfinite(a) if a.dtype.kind == "f" else np.zeros(a.shape, bool) for a in arrays
+    ]
     gap = np.logical_or.reduce([np.isnan(a).all(0) for a in arrays if a.dtype.kind == "f"])
     for a, where in zip(arrays, not_finite, strict=True):
         bad = np.argwhere(where & ~gap)
         if len(bad):
             f, n = bad[0]
             raise DataError(
-                f"x is {a[f, n]} at feature {f}, series {n}; a step without input is NaN in all features; fill in "
-                "single ones"
+                f"x is {a[f, n]} at feature {f}, series {n}; a step without input is NaN in all "
+                "features; fill in single ones"
             )
-    return [np.where(where.any(0), a.dtype.type(0), a) for a, where in zip(arrays, not_finite, strict=True)], gap
+    return [
+        np.where(where.any(0), a.dtype.type(0), a)
+        for a, where in zip(arrays, not_finite, strict=True)
+    ], gap
 
 
 def pipeline_transformers(steps: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -307,11 +342,18 @@ def pipeline_transformers(steps: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 def _transformer_stream(transformer: Any, name: str, n_series: int) -> Any:
-    return transformer.stream(n_series) if hasattr(transformer, "stream") else _RowsStream(transformer, name)
+    return (
+        transformer.stream(n_series)
+        if hasattr(transformer, "stream")
+        else _RowsStream(transformer, name)
+    )
 
 
 def _find_decoder(est: Any, method: str) -> Transform:
     decoders: dict[str, Transform] = est._codec.decoders()
     if method not in decoders:
-        raise ValueError(f"method must be {' or '.join(map(repr, decoders))} for {type(est).__name__}, got {method!r}")
+        raise ValueError(
+            f"method must be {' or '.join(map(repr, decoders))} for {type(est).__name__}, got "
+            f"{method!r}"
+        )
     return decoders[method]

@@ -4,4 +4,12 @@ from fluxutils_py.exporting.export_files import ExportedModel, read_metadata, wr
 from fluxutils_py.exporting.graph import Graph
 from fluxutils_py.exporting.steps import ContextWindow, InitialState, ModelStep
 
-__all__ = ["ContextWindow", "ExportedModel", "Graph", "InitialState", "ModelStep", "read_metadata", "write_graph"]
+__all__ = [
+    "ContextWindow",
+    "ExportedModel",
+    "Graph",
+    "InitialState",
+    "ModelStep",
+    "read_metadata",
+    "write_graph",
+]

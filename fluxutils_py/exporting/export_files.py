@@ -53,13 +53,14 @@ def write_graph(
     metadata : dict of plain values
         Added to the names, shapes and types of inputs, outputs and states.
     texts : dict, optional
-        For outputs that are places in a list of texts, by name, the list. ONNX gives the texts, torch the places.
+        For outputs that are places in a list of texts, by name, the list. ONNX gives the texts,
+        torch the places.
 
     Raises
     ------
     ExportError
-        If an operator has no counterpart in ONNX, or onnxruntime (where it is installed) cannot load the file, for
-        example for want of an operator in float64; the message names the module.
+        If an operator has no counterpart in ONNX, or onnxruntime (where it is installed) cannot
+        load the file, for example for want of an operator in float64; the message names the module.
     ImportError
         If the format is "onnx" and its packages are not installed.
     """
@@ -85,7 +86,9 @@ def write_graph(
 
 
 def describe(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, Any]:
-    """Return names, shapes and types of inputs, outputs and states, and the initial states, as plain values."""
+    """Return names, shapes and types of inputs, outputs and states, and the initial states, as
+    plain values.
+    """
 
     def entry(name: str, t: Tensor) -> dict[str, Any]:
         return {"name": name, "shape": [STEPS, SERIES, *t.shape[2:]], "dtype": _dtype_name(t)}
@@ -110,7 +113,9 @@ def _dtype_name(t: Tensor) -> str:
 
 
 def _initial_value(value: Tensor) -> Any:
-    """Return one number if all values are equal, else nested lists; None for NaN, which JSON does not have."""
+    """Return one number if all values are equal, else nested lists; None for NaN, which JSON does
+    not have.
+    """
     if not value.numel():
         return 0
     first = value.flatten()[:1]
@@ -135,7 +140,9 @@ def _to_onnx(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Any
     results = [*outputs, *(f"next_state.{i}" for i in range(n_states))]
     try:
         with quiet_exporters(), torch.no_grad():
-            made = torch.onnx.export(graph.program, dynamo=True, input_names=names, output_names=results, verbose=False)
+            made = torch.onnx.export(
+                graph.program, dynamo=True, input_names=names, output_names=results, verbose=False
+            )
     except Exception as error:
         raise _not_convertible(graph, error) from error
     assert made is not None
@@ -146,20 +153,26 @@ def _not_convertible(graph: Graph, error: Exception) -> ExportError:
     said, cause = str(error), error.__cause__
     while cause is not None:
         said, cause = f"{said}\n{cause}", cause.__cause__
-    operator = re.search(r"OpOverload\(op='([\w.:]+)'", said) or re.search(r"(aten\.\w+\.\w+)", said)
+    operator = re.search(r"OpOverload\(op='([\w.:]+)'", said) or re.search(
+        r"(aten\.\w+\.\w+)", said
+    )
     if operator is None:
         first = next((line for line in said.splitlines() if line.strip()), type(error).__name__)
-        return ExportError(f"the model cannot be written as ONNX: {first}; format='torch' may take it")
+        return ExportError(
+            f"the model cannot be written as ONNX: {first}; format='torch' may take it"
+        )
     name = operator[1].replace("::", ".")
     where = module_of_operator(graph, name)
     return ExportError(
-        f"{where or 'the model'} cannot be written as ONNX, which has no counterpart of torch's {name}; "
-        "format='torch' takes it"
+        f"{where or 'the model'} cannot be written as ONNX, which has no counterpart of torch's "
+        f"{name}; format='torch' takes it"
     )
 
 
 def _require_kernels(graph: Graph, content: bytes) -> None:
-    """Raise an ExportError that names the module if onnxruntime is installed and cannot load the model."""
+    """Raise an ExportError that names the module if onnxruntime is installed and cannot load the
+    model.
+    """
     try:
         runtime = import_module("onnxruntime")
     except ImportError:
@@ -173,8 +186,9 @@ def _require_kernels(graph: Graph, content: bytes) -> None:
         where = module_of_operator(graph, f"onnx.{operator[1].lower()}") if operator else None
         of = f" {operator[1]} in {_dtype_name(graph.inputs[-1])}" if operator else ""
         raise ExportError(
-            f"{where or 'the model'} cannot run in onnxruntime, which lacks{of or ' an operator'}; fit on float32 "
-            f"data, or take format='torch' (onnxruntime: {str(error).splitlines()[0]})"
+            f"{where or 'the model'} cannot run in onnxruntime, which lacks{of or ' an operator'}; "
+            "fit on float32 data, or take format='torch' (onnxruntime: "
+            f"{str(error).splitlines()[0]})"
         ) from error
 
 
@@ -204,16 +218,26 @@ def _name_axes(graph: Any) -> None:
 
 
 def _restore_digits(onnx_graph: Any, graph: Graph) -> None:
-    """Give numbers in the code of models in float64 all their digits again, which torch.onnx rounds to float32.
+    """Give numbers in the code of models in float64 all their digits again, which torch.onnx rounds
+    to float32.
 
     Attributes of operators, such as the eps of a normalisation, stay float32: ONNX has no others.
     """
     onnx = require("onnx")
     nodes = [node for program in (graph.program, *graph.programs) for node in program.graph.nodes]
-    numbers = [v for node in nodes for _, v in named_leaves([*node.args, node.kwargs]) if isinstance(v, float)]
+    numbers = [
+        v
+        for node in nodes
+        for _, v in named_leaves([*node.args, node.kwargs])
+        if isinstance(v, float)
+    ]
     exact = {torch.tensor(v, dtype=torch.float32).item(): v for v in numbers}
     for value in onnx_graph.initializer:
-        if value.data_type == onnx.TensorProto.DOUBLE and not value.dims and value.name not in graph.program.state_dict:
+        if (
+            value.data_type == onnx.TensorProto.DOUBLE
+            and not value.dims
+            and value.name not in graph.program.state_dict
+        ):
             rounded = onnx.numpy_helper.to_array(value).item()
             if rounded in exact:
                 number = onnx.helper.make_tensor(value.name, value.data_type, (), [exact[rounded]])
@@ -228,7 +252,9 @@ def _replace_by_texts(graph: Any, name: str, texts: Sequence[str]) -> None:
             if output == name:
                 node.output[k] = f"{name}.place"
     graph.initializer.append(
-        onnx.helper.make_tensor(f"{name}.texts", onnx.TensorProto.STRING, [len(texts)], [t.encode() for t in texts])
+        onnx.helper.make_tensor(
+            f"{name}.texts", onnx.TensorProto.STRING, [len(texts)], [t.encode() for t in texts]
+        )
     )
     graph.node.append(onnx.helper.make_node("Gather", [f"{name}.texts", f"{name}.place"], [name]))
     declared = next(o for o in graph.output if o.name == name)
@@ -254,7 +280,9 @@ def read_metadata(path: Any) -> dict[str, Any]:
             model = require("onnx").load(os.fspath(path))
         except Exception as error:  # of protobuf
             raise LoadError(f"{path} is neither an ONNX file nor a program of torch") from error
-        found = {p.key: p.value if p.key in TEXTS else json.loads(p.value) for p in model.metadata_props}
+        found = {
+            p.key: p.value if p.key in TEXTS else json.loads(p.value) for p in model.metadata_props
+        }
     if "states" not in found:
         raise LoadError(f"{path} was not exported by fluxutils_py: it does not tell its states")
     return found
@@ -288,21 +316,28 @@ class ExportedModel:
         ]
         self._session: Any = None
         if format_of(path) == "torch":
-            # torch warns of paths that do not end in .pt2, and up to 2.12 of the memory that it reads into
+            # torch warns of paths that do not end in .pt2, and up to 2.12 of the memory that it
+            # reads into
             with open(path, "rb") as file, quiet_exporters():
                 self._program = torch.export.load(file).module()
         else:
             runtime = require("onnxruntime")
             options = runtime.SessionOptions()
             options.intra_op_num_threads = 1
-            self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self._session = runtime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"]
+            )
 
     def run(self, *xs: np.ndarray) -> list[np.ndarray]:
         """Return the outputs (S, B, G) for a window (S, B, F) of each input, and move the state on."""
         dtypes = [entry["dtype"] for entry in self.metadata["inputs"]]
-        given = [np.ascontiguousarray(x, dtype) for x, dtype in zip(xs, dtypes, strict=True)] + self.state
+        given = [
+            np.ascontiguousarray(x, dtype) for x, dtype in zip(xs, dtypes, strict=True)
+        ] + self.state
         if self._session is not None:
-            names = [entry["name"] for part in ("inputs", "states") for entry in self.metadata[part]]
+            names = [
+                entry["name"] for part in ("inputs", "states") for entry in self.metadata[part]
+            ]
             found = self._session.run(None, dict(zip(names, given, strict=True)))
         else:
             with torch.no_grad():

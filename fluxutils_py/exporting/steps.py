@@ -20,7 +20,9 @@ N_SERIES = 3  # of examples
 
 
 class InitialState(NamedTuple):
-    """The value of one tensor of a state at the start of a series, for a batch of 1, and its batch axis."""
+    """The value of one tensor of a state at the start of a series, for a batch of 1, and its batch
+    axis.
+    """
 
     value: Tensor
     batch_axis: int
@@ -31,12 +33,14 @@ class InitialState(NamedTuple):
 
 
 class ModelStep(nn.Module):
-    """One step of a model as a pure function: ``step(*inputs, *states)`` returns ``(*outputs, *next_states)``.
+    """One step of a model as a pure function: ``step(*inputs, *states)`` returns ``(*outputs,
+    *next_states)``.
 
     Parameters
     ----------
     model : nn.Module
-        A model whose state lives in :class:`fluxutils_py.nn.Recur` layers. It is copied to the CPU, in evaluation mode.
+        A model whose state lives in :class:`fluxutils_py.nn.Recur` layers. It is copied to the CPU,
+        in evaluation mode.
     inputs : sequence of Tensor of shape (S, B, F)
         Some inputs of the model, for instance noise, to try it out on.
 
@@ -49,8 +53,8 @@ class ModelStep(nn.Module):
     Raises
     ------
     ExportError
-        If the model looks into the future, holds a loss, gives something else than (B, G) for a step, or does not tell
-        its initial state. The message names the module.
+        If the model looks into the future, holds a loss, gives something else than (B, G) for a
+        step, or does not tell its initial state. The message names the module.
     """
 
     def __init__(self, model: nn.Module, inputs: Sequence[Tensor]) -> None:
@@ -67,7 +71,8 @@ class ModelStep(nn.Module):
             if hasattr(inner, "step"):
                 layer.module = _Stepwise(inner)
             elif isinstance(inner, nn.RNNBase) and (
-                inner.weight_ih_l0.dtype is torch.float64 or torch.__version__ < "2.13"  # scans mistake them
+                inner.weight_ih_l0.dtype is torch.float64
+                or torch.__version__ < "2.13"  # scans mistake them
             ):
                 layer.module = _TorchLayer(inner)
         with native_kernels(False), torch.no_grad():
@@ -94,7 +99,9 @@ class ModelStep(nn.Module):
             at += n
 
     def _find_states(self, xs: list[Tensor]) -> None:
-        """Run one step from the start to see the state, and one from the initial state that this would be."""
+        """Run one step from the start to see the state, and one from the initial state that this
+        would be.
+        """
         self._forms: list[tuple[int, int]] = []
         initial: list[InitialState] = []
         outputs, fresh = self._run_watched(xs)
@@ -104,7 +111,9 @@ class ModelStep(nn.Module):
                 empty = layer.empty_state() or ()
                 self._forms.append((len(empty), 0 if len(empty) == 1 else len(empty)))
             else:
-                self._forms.append((len(_state_tensors(layer)), 0 if isinstance(layer.state, Tensor) else 2))
+                self._forms.append(
+                    (len(_state_tensors(layer)), 0 if isinstance(layer.state, Tensor) else 2)
+                )
             initial += _initial_states(layer)
         self.initial = tuple(initial)
         reset(self.model)
@@ -112,8 +121,9 @@ class ModelStep(nn.Module):
             if o.shape[:-1] != (N_SERIES,):
                 lost = "a loss" if o.dim() == 0 else f"outputs of shape {tuple(o.shape)}"
                 raise ExportError(
-                    f"{type(self.model).__name__} gives {lost} for a step of {N_SERIES} series; what is exported gives "
-                    f"outputs (B, G) = ({N_SERIES}, G): leave losses out of the model, and give them to the estimator"
+                    f"{type(self.model).__name__} gives {lost} for a step of {N_SERIES} series; "
+                    f"what is exported gives outputs (B, G) = ({N_SERIES}, G): leave losses out of "
+                    "the model, and give them to the estimator"
                 )
         self._set_states([s.of(N_SERIES) for s in self.initial])
         _, started = self._run_watched(xs)
@@ -121,9 +131,9 @@ class ModelStep(nn.Module):
         for name, y in fresh.items():
             if not torch.allclose(y, started[name], rtol=1e-5, atol=1e-6, equal_nan=True):
                 raise ExportError(
-                    f"{name!r} does not start from zeros: its first output differs if it gets zeros as its state. Give "
-                    "its module a method empty_state() and Recur(module, trainable_init=True), so that the initial "
-                    "state is known"
+                    f"{name!r} does not start from zeros: its first output differs if it gets "
+                    "zeros as its state. Give its module a method empty_state() and Recur(module, "
+                    "trainable_init=True), so that the initial state is known"
                 )
 
     def _run_watched(self, xs: list[Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -137,7 +147,10 @@ class ModelStep(nn.Module):
 
             return note
 
-        hooks = [m.register_forward_hook(hook(n or "model")) for n, m in zip(names, self.layers, strict=True)]
+        hooks = [
+            m.register_forward_hook(hook(n or "model"))
+            for n, m in zip(names, self.layers, strict=True)
+        ]
         try:
             outputs = self._run_model([x.clone() for x in xs])
         finally:
@@ -147,7 +160,9 @@ class ModelStep(nn.Module):
 
 
 class _Stepwise(nn.Module):
-    """A recurrent module of this package by the formula of one step, in operations that every runtime has."""
+    """A recurrent module of this package by the formula of one step, in operations that every
+    runtime has.
+    """
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -166,7 +181,9 @@ class _Stepwise(nn.Module):
 
 
 class _TorchLayer(nn.Module):
-    """One step of ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` by its formula: runtimes have fused ones in float32 only."""
+    """One step of ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` by its formula: runtimes have fused ones in
+    float32 only.
+    """
 
     batch_dim = 1
 
@@ -229,11 +246,13 @@ def require_exportable(model: nn.Module) -> None:
         where = f"{name or 'the model'!s} ({type(m).__name__})"
         if isinstance(m, nn.RNNBase) and m.bidirectional:
             raise ExportError(
-                f"{where} is bidirectional: it reads the future, so that no step can be computed when it arrives; "
-                "build it with bidirectional=False"
+                f"{where} is bidirectional: it reads the future, so that no step can be computed "
+                "when it arrives; build it with bidirectional=False"
             )
         if isinstance(m, nn.modules.loss._Loss):
-            raise ExportError(f"{where} is a loss; leave it out of the model and give it to the estimator as loss")
+            raise ExportError(
+                f"{where} is a loss; leave it out of the model and give it to the estimator as loss"
+            )
 
 
 def require_causal(model: nn.Module, xs: Sequence[Tensor]) -> None:
@@ -262,14 +281,19 @@ def require_causal(model: nn.Module, xs: Sequence[Tensor]) -> None:
     for name, y in seen[0].items():
         other = seen[1].get(name)
         if other is not None and not torch.allclose(y, other, rtol=1e-4, atol=1e-5, equal_nan=True):
-            raise ExportError(f"{name} reads the future: outputs of a step change with later inputs; make it causal")
+            raise ExportError(
+                f"{name} reads the future: outputs of a step change with later inputs; make it "
+                "causal"
+            )
 
 
 class ContextWindow(nn.Module):
-    """A model over windows whose state is its last inputs: ``forward(*inputs, *states) -> (*outputs, *next_states)``.
+    """A model over windows whose state is its last inputs: ``forward(*inputs, *states) ->
+    (*outputs, *next_states)``.
 
-    It is for models without recurrent layers that take whole windows, such as a convolution with padding. Before each
-    window it puts the last ``overlap`` inputs, fewer at the start of a series, as streams of estimators do.
+    It is for models without recurrent layers that take whole windows, such as a convolution with
+    padding. Before each window it puts the last ``overlap`` inputs, fewer at the start of a series,
+    as streams of estimators do.
 
     Parameters
     ----------

@@ -19,15 +19,16 @@ def baseline_forecasts(
     h : int
     season : int
     first : pair of ndarrays of shape (N,), optional
-        The first value of each series, and how many steps it lies before the last column of ``values``. None: the first
-        value in ``values``.
+        The first value of each series, and how many steps it lies before the last column of
+        ``values``. None: the first value in ``values``.
 
     Returns
     -------
     dict of str to ndarray of shape (N, h)
-        ``Naive``: the last value. ``SeasonalNaive``: the value at the same position of the most recent season that has
-        one, else the last value. ``Drift``: the line through the first and the last value. ``WindowAverage``: the mean
-        of the last season, else the last value. NaN for series without values.
+        ``Naive``: the last value. ``SeasonalNaive``: the value at the same position of the most
+        recent season that has one, else the last value. ``Drift``: the line through the first and
+        the last value. ``WindowAverage``: the mean of the last season, else the last value. NaN for
+        series without values.
 
     Notes
     -----

@@ -38,7 +38,9 @@ def rollout(est: Any, x: Any, n_steps: int, *, known: Any = None) -> np.ndarray:
     --------
     >>> from fluxutils_py import Estimator
     >>> x = np.sin(np.arange(41.0))[None, None].astype("float32")
-    >>> est = Estimator(spec={"epochs": 1, "seqsize": 20}, random_state=0).fit(x[:, :, :-1], x[:, :, 1:])
+    >>> est = Estimator(spec={"epochs": 1, "seqsize": 20}, random_state=0).fit(
+    ...     x[:, :, :-1], x[:, :, 1:]
+    ... )
     >>> rollout(est, x, 3).shape
     (1, 1, 3)
     """
@@ -49,8 +51,9 @@ def rollout(est: Any, x: Any, n_steps: int, *, known: Any = None) -> np.ndarray:
     rest = np.empty((0, n_series, n_steps - 1)) if known is None else np.asarray(known)
     if rest.shape != (n_inputs - n_outputs, n_series, n_steps - 1):
         raise ShapeError(
-            f"the model has {n_outputs} outputs and {n_inputs} inputs: known must be the other inputs at the steps "
-            f"that are generated, of shape {(n_inputs - n_outputs, n_series, n_steps - 1)}, got {rest.shape}"
+            f"the model has {n_outputs} outputs and {n_inputs} inputs: known must be the other "
+            "inputs at the steps that are generated, of shape "
+            f"{(n_inputs - n_outputs, n_series, n_steps - 1)}, got {rest.shape}"
         )
     out = np.empty((n_outputs, n_series, n_steps), y.dtype)
     for t in range(n_steps):
@@ -60,14 +63,16 @@ def rollout(est: Any, x: Any, n_steps: int, *, known: Any = None) -> np.ndarray:
     return out
 
 
-def generate(est: Any, x: Any, n_steps: int, *, temperature: float = 1.0, random_state: Any = None) -> np.ndarray:
+def generate(
+    est: Any, x: Any, n_steps: int, *, temperature: float = 1.0, random_state: Any = None
+) -> np.ndarray:
     """Generate sequences of integers by sampling each next one from a model's scores.
 
     Parameters
     ----------
     est : fitted Estimator or EstimatorClassifier
-        Model that takes integers (1, N, T) and scores the next one: an Estimator with outputs (V, N, T) trained with
-        cross-entropy, or a classifier with integer labels.
+        Model that takes integers (1, N, T) and scores the next one: an Estimator with outputs (V,
+        N, T) trained with cross-entropy, or a classifier with integer labels.
     x : array of int, shape (1, N, T)
         Beginnings of the sequences.
     n_steps : int
@@ -94,7 +99,9 @@ def generate(est: Any, x: Any, n_steps: int, *, temperature: float = 1.0, random
     live, scores = _warmed(est, x, "predict" if labels is None else "predict_log_proba")
     out = np.empty((1, x.shape[1], n_steps), x.dtype)
     for t in range(n_steps):
-        if temperature > 0:  # Gumbel-max: the argmax of scores plus Gumbel noise is a sample from their softmax
+        if (
+            temperature > 0
+        ):  # Gumbel-max: the argmax of scores plus Gumbel noise is a sample from their softmax
             scores = scores / temperature + random.gumbel(size=scores.shape)
         drawn = scores.argmax(0)
         out[0, :, t] = drawn if labels is None else labels[drawn]

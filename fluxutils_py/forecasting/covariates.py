@@ -23,7 +23,8 @@ class Covariate:
     mean, scale : float
         Mean and standard deviation of a numeric column.
     categories : tuple or None
-        Values of a categorical column; the code of each is its position, from 1. None: the column is numeric.
+        Values of a categorical column; the code of each is its position, from 1. None: the column
+        is numeric.
     """
 
     name: str
@@ -53,12 +54,23 @@ class Covariate:
         DataError
             If the column held numbers in training and holds text now, or the reverse.
         """
-        if self.categories and values.dtype != object and not any(isinstance(c, str) for c in self.categories):
-            missing, values = np.isnan(values), values.astype(object)  # numbers that were categories in training
+        if (
+            self.categories
+            and values.dtype != object
+            and not any(isinstance(c, str) for c in self.categories)
+        ):
+            missing, values = (
+                np.isnan(values),
+                values.astype(object),
+            )  # numbers that were categories in training
             values[missing] = None
         if (values.dtype == object) != (self.categories is not None):
-            now, then = ("text", "numbers") if self.categories is None else ("numbers", "categories")
-            raise DataError(f"column {self.name!r} holds {now}, and held {then} when the forecaster was fitted")
+            now, then = (
+                ("text", "numbers") if self.categories is None else ("numbers", "categories")
+            )
+            raise DataError(
+                f"column {self.name!r} holds {now}, and held {then} when the forecaster was fitted"
+            )
         if self.categories is None:
             return (values - self.mean) / self.scale
         number: dict[Any, float] = {v: i + 1.0 for i, v in enumerate(self.categories)}
@@ -67,8 +79,8 @@ class Covariate:
         if new:
             shown = ", ".join(sorted(map(repr, new))[:3])
             warnings.warn(
-                f"column {self.name!r} has categories that were not there in training: {shown}; their embedding is "
-                "zero",
+                f"column {self.name!r} has categories that were not there in training: {shown}; "
+                "their embedding is zero",
                 stacklevel=2,
             )
         return codes
@@ -83,7 +95,9 @@ class Covariate:
 
 
 def filled_forward(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Fill missing values of channels (C, total) with the last value before in the same series, or 0."""
+    """Fill missing values of channels (C, total) with the last value before in the same series, or
+    0.
+    """
     if not np.isnan(values).any():
         return values
     begin = np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -105,10 +119,14 @@ class Covariates:
     def of(cls, panel: Panel, hist: Any, futr: Any, stat: Any) -> Covariates:
         sources = (hist, panel.values), (futr, panel.values), (stat, panel.static)
         groups = [[Covariate.of(c, values[c]) for c in names] for names, values in sources]
-        return cls(*(tuple(sorted(group, key=lambda c: c.categories is not None)) for group in groups))
+        return cls(
+            *(tuple(sorted(group, key=lambda c: c.categories is not None)) for group in groups)
+        )
 
     def steps(self, panel: Panel, kind: str) -> np.ndarray:
-        """Return the channels (C, total) of the ``"hist"`` or ``"futr"`` covariates, NaN where missing."""
+        """Return the channels (C, total) of the ``"hist"`` or ``"futr"`` covariates, NaN where
+        missing.
+        """
         parts = [c.channel(panel.values[c.name]) for c in getattr(self, kind)]
         return np.stack(parts) if parts else np.empty((0, int(panel.lengths.sum())))
 

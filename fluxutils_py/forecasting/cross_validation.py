@@ -25,7 +25,13 @@ KNOWN = 2_000  # the baselines use at most so many last values
 
 
 def cross_validate(
-    fc: Any, ranks: RankGroup, df: Any, n_windows: int, step_size: int | None, refit: bool | None, static_df: Any
+    fc: Any,
+    ranks: RankGroup,
+    df: Any,
+    n_windows: int,
+    step_size: int | None,
+    refit: bool | None,
+    static_df: Any,
 ) -> Any:
     """Implement ``Forecaster.cross_validation``."""
     step_size = int(fc.h) if step_size is None else step_size
@@ -34,12 +40,18 @@ def cross_validate(
     walk = {"n_windows": n_windows, "step_size": step_size, "refit": refit}
     ranks.require_equal(walk | course_of_fit(fc))
     if not is_frame(df):
-        raise DataError("cross_validation takes a data frame; of an array (F, N, T), cut off steps and predict")
+        raise DataError(
+            "cross_validation takes a data frame; of an array (F, N, T), cut off steps and predict"
+        )
     if refit is None:
         check_is_fitted(fc, "models_")
     check_output_names(fc)
-    panel = read_panel(df, fc._columns, fc.freq if refit is not None else fc.frequency_, static_df=static_df)
-    behind = int(fc.h) + step_size * np.arange(n_windows - 1, -1, -1)  # (W,) steps after each cutoff
+    panel = read_panel(
+        df, fc._columns, fc.freq if refit is not None else fc.frequency_, static_df=static_df
+    )
+    behind = int(fc.h) + step_size * np.arange(
+        n_windows - 1, -1, -1
+    )  # (W,) steps after each cutoff
     cutoffs = np.maximum(panel.lengths[:, None] - behind, 0)  # (N, W); 0: the series has not begun
     _require_long_series(panel, cutoffs[:, 0], int(behind[0]), least=1 if refit is None else 2)
     none = np.zeros(panel.n_series, int)
@@ -62,32 +74,42 @@ def cross_validate(
 
 
 def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int, least: int) -> None:
-    """Raise DataError if no series has ``least`` steps before the first cutoff; warn of those that have fewer."""
+    """Raise DataError if no series has ``least`` steps before the first cutoff; warn of those that
+    have fewer.
+    """
     short = np.flatnonzero(cutoff < least)
     if len(short) == panel.n_series:
         raise DataError(
-            f"no series is long enough: the windows take {behind} steps from the end of each, and the longest series "
-            f"has {panel.lengths.max()}; use fewer windows, or a smaller step_size"
+            f"no series is long enough: the windows take {behind} steps from the end of each, and "
+            f"the longest series has {panel.lengths.max()}; use fewer windows, or a smaller "
+            "step_size"
         )
     if len(short):
         warnings.warn(
-            f"{len(short)} of {panel.n_series} series are too short for the first window, which takes {behind} steps "
-            f"from the end of each (series {panel.ids[short[0]]!r} has {panel.lengths[short[0]]})",
+            f"{len(short)} of {panel.n_series} series are too short for the first window, which "
+            f"takes {behind} steps from the end of each (series {panel.ids[short[0]]!r} has "
+            f"{panel.lengths[short[0]]})",
             stacklevel=4,
         )
 
 
-def _forecast_at_cutoff(fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray) -> Iterator[np.ndarray]:
+def _forecast_at_cutoff(
+    fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray
+) -> Iterator[np.ndarray]:
     """Yield the forecasts (N, 1 + quantiles, h) at one cutoff, NaN for series that have not begun."""
     h, series = int(fc.h), np.flatnonzero(cutoff)
     future = panel.cut(*_horizon_spans(panel, series, cutoff[series], h))
     ahead = fc.covariates_.steps(future, "futr").reshape(-1, len(series), h)
     found = np.full((panel.n_series, 1 + len(fc.quantiles), h), np.nan)
-    found[series] = forecast_values(fc, start_history(fc.models_, fc._windows(past, None), past), np.nan_to_num(ahead))
+    found[series] = forecast_values(
+        fc, start_history(fc.models_, fc._windows(past, None), past), np.nan_to_num(ahead)
+    )
     yield found
 
 
-def _frame_columns(fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray, found: np.ndarray) -> dict[str, Any]:
+def _frame_columns(
+    fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray, found: np.ndarray
+) -> dict[str, Any]:
     """Return keys, truth, forecasts and baselines of one window, for the series that have begun."""
     h, series = int(fc.h), np.flatnonzero(cutoff)
     n, cutoff, found = len(series), cutoff[series], found[series]
@@ -105,7 +127,9 @@ def _frame_columns(fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray, found
     return columns | {name: y.ravel() for name, y in made.items()}
 
 
-def _horizon_spans(panel: Panel, series: np.ndarray, cutoff: np.ndarray, h: int) -> tuple[np.ndarray, np.ndarray]:
+def _horizon_spans(
+    panel: Panel, series: np.ndarray, cutoff: np.ndarray, h: int
+) -> tuple[np.ndarray, np.ndarray]:
     start, stop = np.zeros(panel.n_series, int), np.zeros(panel.n_series, int)
     start[series], stop[series] = cutoff, cutoff + h
     return start, stop
@@ -122,7 +146,9 @@ def tail_values(panel: Panel, column: str) -> np.ndarray:
 
 
 def first_values(panel: Panel, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first value of each series that is not missing, and how many steps it lies before the last step."""
+    """Return the first value of each series that is not missing, and how many steps it lies before
+    the last step.
+    """
     first = np.full(panel.n_series, np.nan)
     age = np.zeros(panel.n_series, int)
     for i, (offset, length) in enumerate(zip(panel.offsets, panel.lengths, strict=True)):
@@ -154,8 +180,8 @@ def evaluate(
     df : data frame
         The result of :meth:`Forecaster.cross_validation`, or forecasts joined with the truth.
     metrics : list of callables, optional
-        Functions of ``utilsforecast.losses``. None: smape, mae and rmse. ``mase`` needs ``train_df`` and a season:
-        ``functools.partial(mase, seasonality=24)``.
+        Functions of ``utilsforecast.losses``. None: smape, mae and rmse. ``mase`` needs
+        ``train_df`` and a season: ``functools.partial(mase, seasonality=24)``.
     train_df : data frame, optional
         Past values of the series, for scaled metrics.
     models : list of str, optional
@@ -168,7 +194,8 @@ def evaluate(
     Returns
     -------
     data frame
-        One row per series (and cutoff) and metric, one column per model. With ``agg_fn``, one row for all series.
+        One row per series (and cutoff) and metric, one column per model. With ``agg_fn``, one row
+        for all series.
 
     Raises
     ------
@@ -179,7 +206,11 @@ def evaluate(
     frame = Frame(df, "df")
     keys = {id_col, time_col, target_col, "cutoff"}
     if models is None:
-        models = [c for c in frame.frame.columns if c not in keys and not _is_quantile(c, frame.frame.columns)]
+        models = [
+            c
+            for c in frame.frame.columns
+            if c not in keys and not _is_quantile(c, frame.frame.columns)
+        ]
     of_arrow = frame.backend == "pyarrow"  # which utilsforecast does not read
     scores = evaluation.evaluate(
         _as_pandas(df) if of_arrow else df,
@@ -195,7 +226,11 @@ def evaluate(
     if not of_arrow:
         return scores
     table = require("pyarrow").Table.from_pandas(scores, preserve_index=False)
-    types = {name: df.schema.field(name).type for name in (id_col, "cutoff") if name in table.column_names}
+    types = {
+        name: df.schema.field(name).type
+        for name in (id_col, "cutoff")
+        if name in table.column_names
+    }
     return with_arrow_types(table, types)
 
 
@@ -207,11 +242,16 @@ def _as_pandas(table: Any) -> Any:
 def _is_quantile(column: str, columns: Iterable[str]) -> bool:
     """Whether a column holds quantiles of another one: its name is that of the other, and a level."""
     model, found, level = column.rpartition("-q")
-    return bool(found) and model in columns and re.fullmatch(r"0?\.\d+|\d(\.\d+)?e-\d+", level) is not None
+    return (
+        bool(found)
+        and model in columns
+        and re.fullmatch(r"0?\.\d+|\d(\.\d+)?e-\d+", level) is not None
+    )
 
 
 class WalkForwardSplit:
-    """Split the rows of a long frame for walk-forward validation, as the ``cv`` of scikit-learn's searches.
+    """Split the rows of a long frame for walk-forward validation, as the ``cv`` of scikit-learn's
+    searches.
 
     Parameters
     ----------
@@ -230,24 +270,35 @@ class WalkForwardSplit:
     Examples
     --------
     >>> import pandas as pd
-    >>> df = pd.DataFrame({"unique_id": ["a"] * 5 + ["b"] * 5, "ds": [*range(5), *range(5)], "y": 1.0})
+    >>> df = pd.DataFrame(
+    ...     {"unique_id": ["a"] * 5 + ["b"] * 5, "ds": [*range(5), *range(5)], "y": 1.0}
+    ... )
     >>> for train, test in WalkForwardSplit(h=1, n_splits=2).split(df):
     ...     print(train, test)
     [0 1 2 5 6 7] [3 8]
     [0 1 2 3 5 6 7 8] [4 9]
     """
 
-    def __init__(self, h: int, n_splits: int = 3, step_size: int | None = None, time_col: str = "ds") -> None:
+    def __init__(
+        self, h: int, n_splits: int = 3, step_size: int | None = None, time_col: str = "ds"
+    ) -> None:
         self.h, self.n_splits, self.step_size, self.time_col = h, n_splits, step_size, time_col
 
     def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
         return self.n_splits
 
-    def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        times, at = np.unique(np.asarray(Frame(X, "X").times(self.time_col).absolute), return_inverse=True)
+    def split(
+        self, X: Any, y: Any = None, groups: Any = None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        times, at = np.unique(
+            np.asarray(Frame(X, "X").times(self.time_col).absolute), return_inverse=True
+        )
         step = self.h if self.step_size is None else self.step_size
         for i in range(self.n_splits):
             begin = len(times) - self.h - step * (self.n_splits - 1 - i)
             if begin < 1:
-                raise DataError(f"{self.n_splits} splits of {self.h} times leave nothing to train on of {len(times)}")
+                raise DataError(
+                    f"{self.n_splits} splits of {self.h} times leave nothing to train on of "
+                    f"{len(times)}"
+                )
             yield np.flatnonzero(at < begin), np.flatnonzero((at >= begin) & (at < begin + self.h))

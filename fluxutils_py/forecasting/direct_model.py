@@ -21,13 +21,14 @@ LOSSES = ("smape", "mae", "mse", "mase")
 
 @dataclass(frozen=True)
 class ForecastLoss:
-    """Loss of a :class:`DirectModel` over a window; for an :class:`Ensemble`, the sum over its members.
+    """Loss of a :class:`DirectModel` over a window; for an :class:`Ensemble`, the sum over its
+    members.
 
     Parameters
     ----------
     loss : "smape", "mae", "mse", "mase" or callable
-        Error of the point forecast, from outputs and targets in units of each series' scale. A callable is a criterion
-        of torch.
+        Error of the point forecast, from outputs and targets in units of each series' scale. A
+        callable is a criterion of torch.
     h : int
     quantiles : tuple of float
         The mean of their pinball losses is added.
@@ -42,10 +43,14 @@ class ForecastLoss:
     log: bool = False
     n_models: int = 1
 
-    def __call__(self, model: nn.Module, xs: Tensor, ys: Tensor, ws: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, model: nn.Module, xs: Tensor, ys: Tensor, ws: Tensor | None = None
+    ) -> Tensor:
         out = run_window(model, xs)
         assert isinstance(out, Tensor)
-        return torch.stack([self._weighted_mean(part, xs, ys, ws) for part in out.chunk(self.n_models, -1)]).sum()
+        return torch.stack(
+            [self._weighted_mean(part, xs, ys, ws) for part in out.chunk(self.n_models, -1)]
+        ).sum()
 
     def _weighted_mean(self, out: Tensor, xs: Tensor, ys: Tensor, ws: Tensor | None) -> Tensor:
         h = self.h
@@ -62,7 +67,10 @@ class ForecastLoss:
 
     def _point_loss(self, out: Tensor, ys: Tensor, xs: Tensor) -> Tensor:
         """Return the loss of each output, (S, B, h)."""
-        error, scale = (out - ys).abs(), xs[..., -1:].clamp(min=1e-12)  # the scale is 0 after the end of a series
+        error, scale = (
+            (out - ys).abs(),
+            xs[..., -1:].clamp(min=1e-12),
+        )  # the scale is 0 after the end of a series
         if self.loss == "mae":
             return error
         if self.loss == "mse":
@@ -89,8 +97,8 @@ class DirectModel(nn.Module):
     Parameters
     ----------
     body : callable
-        ``body(n_in, n_out)`` returns a module that maps windows ``(S, B, n_in)`` or steps ``(B, n_in)`` to ``n_out``
-        outputs. Its state lives in :class:`fluxutils_py.nn.Recur` layers.
+        ``body(n_in, n_out)`` returns a module that maps windows ``(S, B, n_in)`` or steps ``(B,
+        n_in)`` to ``n_out`` outputs. Its state lives in :class:`fluxutils_py.nn.Recur` layers.
     channels : Channels
     quantiles : tuple of float
         In increasing order.
@@ -106,9 +114,9 @@ class DirectModel(nn.Module):
 
     Notes
     -----
-    Outputs are ``(S, B, h * (1 + Q))``: the point forecasts, then each quantile, as differences from the seasonal naive
-    forecast in units of the scale. The quantile heads return the lowest quantile and non-negative steps between
-    neighbours, so that quantiles never cross.
+    Outputs are ``(S, B, h * (1 + Q))``: the point forecasts, then each quantile, as differences
+    from the seasonal naive forecast in units of the scale. The quantile heads return the lowest
+    quantile and non-negative steps between neighbours, so that quantiles never cross.
     """
 
     def __init__(
@@ -128,8 +136,9 @@ class DirectModel(nn.Module):
         self.body = body(n_in, hidden_size)
         if getattr(self.body, "takes_windows", False) and not recurrent_layers(self.body):
             raise SpecError(
-                f"model {type(self.body).__name__} takes whole windows and has no state: each window would begin anew. "
-                "Use layers that carry their last inputs, such as CausalConv1d or TCN of fluxutils_py.nn"
+                f"model {type(self.body).__name__} takes whole windows and has no state: each "
+                "window would begin anew. Use layers that carry their last inputs, such as "
+                "CausalConv1d or TCN of fluxutils_py.nn"
             )
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(hidden_size, h)
@@ -141,7 +150,9 @@ class DirectModel(nn.Module):
             self.quantile_skip = nn.Linear(n_in, h * self.n_quantiles)
             nn.init.zeros_(self.quantile_skip.weight)
             with torch.no_grad():
-                self.quantile_skip.bias.view(-1, h)[0] = -1.0  # the lowest one begins below the point forecast
+                self.quantile_skip.bias.view(-1, h)[
+                    0
+                ] = -1.0  # the lowest one begins below the point forecast
         if channels.n_ahead:
             n_known = 2 * (channels.futr + sum(map(embedding_size, channels.futr_categories)))
             self.ahead = nn.Sequential(nn.Linear(n_known + 8, 32), nn.ReLU(), nn.Linear(32, 1))
@@ -169,19 +180,27 @@ class DirectModel(nn.Module):
             point = point + self._of_known_ahead(x, hidden)
         if not self.n_quantiles:
             return point
-        raw = (self.quantile_head(hidden) + self.quantile_skip(inputs)).unflatten(-1, (self.n_quantiles, c.h))
+        raw = (self.quantile_head(hidden) + self.quantile_skip(inputs)).unflatten(
+            -1, (self.n_quantiles, c.h)
+        )
         steps = torch.cat([raw[..., :1, :], softplus(raw[..., 1:, :])], -2)
         levels = point.detach().unsqueeze(-2) + steps.cumsum(-2)
         return torch.cat([point, levels.flatten(-2)], -1)
 
     def _of_known_ahead(self, x: Tensor, hidden: Tensor) -> Tensor:
-        """Return what covariates known ahead add to each step, from their values there and at its past counterpart."""
+        """Return what covariates known ahead add to each step, from their values there and at its
+        past counterpart.
+        """
         c = self.channels
         first = c.numeric + len(c.categories)
-        channels = x[..., first : first + c.ahead].unflatten(-1, (c.n_ahead, 2, c.h)).transpose(-1, -2)  # (.., n, h, 2)
+        channels = (
+            x[..., first : first + c.ahead].unflatten(-1, (c.n_ahead, 2, c.h)).transpose(-1, -2)
+        )  # (.., n, h, 2)
         tables = self.embeddings[len(c.categories) - len(c.futr_categories) :]
         codes = channels[..., c.futr :, :, :].unbind(-3)
-        parts = [embedded(table, code).flatten(-2) for table, code in zip(tables, codes, strict=True)]
+        parts = [
+            embedded(table, code).flatten(-2) for table, code in zip(tables, codes, strict=True)
+        ]
         numbers = channels[..., : c.futr, :, :].transpose(-3, -2).flatten(-2)  # (.., h, 2 futr)
         known = torch.cat([numbers, *parts], -1)
         context = self.context(hidden).unsqueeze(-2).expand(*known.shape[:-1], -1)
@@ -194,7 +213,9 @@ def embedding_size(n: int) -> int:
 
 
 def category_embedding(n: int) -> nn.Embedding:
-    """Return an embedding of ``n`` codes; code 0, for categories not seen in training, stays at zero."""
+    """Return an embedding of ``n`` codes; code 0, for categories not seen in training, stays at
+    zero.
+    """
     embedding = nn.Embedding(n, embedding_size(n), padding_idx=0)
     nn.init.normal_(embedding.weight, std=0.1)
     with torch.no_grad():
@@ -228,7 +249,9 @@ class Ensemble(nn.Module):
 
 
 def recurrent_body(cell: Any, num_layers: int) -> Callable[[int, int], nn.Module]:
-    """Return the ``body`` of a :class:`DirectModel` with recurrent layers; ``cell`` as in ``SequenceRegressor``."""
+    """Return the ``body`` of a :class:`DirectModel` with recurrent layers; ``cell`` as in
+    ``SequenceRegressor``.
+    """
 
     def body(n_in: int, n_out: int) -> nn.Module:
         made: nn.Module = cell(n_in, n_out, num_layers, 0.0)

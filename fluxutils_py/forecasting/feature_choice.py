@@ -17,12 +17,22 @@ from fluxutils_py.forecasting.model_fitting import cell_of
 from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
 from fluxutils_py.validation import check_integer, check_positive
 
-POSITIVE_INTEGERS = ("h", "hidden_size", "num_layers", "n_models", "max_steps", "batchsize", "seqsize")
+POSITIVE_INTEGERS = (
+    "h",
+    "hidden_size",
+    "num_layers",
+    "n_models",
+    "max_steps",
+    "batchsize",
+    "seqsize",
+)
 SAMPLED = 256, 2048  # number of series and of last steps to sample
 BLOCK_SERIES, BLOCK_STEPS = 256, 2048  # of an array that is read for its smallest value
 MOST_SEASONS = 8  # largest long season, in seasons
 SMALLEST_SCALE = 1e-6  # of a series, relative to the typical change of all
-LEAST_CHANGE = 0.002  # of a series that has a say in the choice of a long season, relative to the largest
+LEAST_CHANGE = (
+    0.002  # of a series that has a say in the choice of a long season, relative to the largest
+)
 LEAST_SHARE = 0.02  # share of the variance of errors that a long season must explain
 
 
@@ -37,27 +47,39 @@ def check_settings(fc: Any) -> None:
         check_integer("lag", fc.lag, 1, error=SpecError)
     if fc.transform not in ("auto", *TRANSFORMS):
         raise SpecError(f"transform must be 'auto', 'log' or 'none', got {fc.transform!r}")
-    if fc.loss != "auto" and fc.loss not in LOSSES and (isinstance(fc.loss, str | type) or not callable(fc.loss)):
-        raise SpecError(f"loss must be 'auto', {', '.join(map(repr, LOSSES))} or a criterion of torch, got {fc.loss!r}")
+    if (
+        fc.loss != "auto"
+        and fc.loss not in LOSSES
+        and (isinstance(fc.loss, str | type) or not callable(fc.loss))
+    ):
+        raise SpecError(
+            f"loss must be 'auto', {', '.join(map(repr, LOSSES))} or a criterion of torch, got "
+            f"{fc.loss!r}"
+        )
     for name in ("quantiles", "hist_exog_list", "futr_exog_list", "stat_exog_list"):
         value, what = getattr(fc, name), "numbers" if name == "quantiles" else "columns"
         if isinstance(value, str) or not isinstance(value, Iterable):
             raise SpecError(f"{name} must be a list of {what}, got {value!r}")
     taken = (fc.id_col, fc.time_col, fc.target_col, "cutoff", *BASELINES)
     if not isinstance(fc.alias, str) or fc.alias in taken:
-        raise SpecError(f"alias must be a name other than {', '.join(map(repr, taken))}, got {fc.alias!r}")
+        raise SpecError(
+            f"alias must be a name other than {', '.join(map(repr, taken))}, got {fc.alias!r}"
+        )
     numbers = [q for q in fc.quantiles if isinstance(q, float | np.floating) and 0 < q < 1]
     names = {f"{q:g}" for q in numbers}  # in the columns of forecasts
     if len(numbers) < len(fc.quantiles) or len(names) < len(numbers):
         raise SpecError(
-            f"quantiles must be different numbers between 0 and 1, got {fc.quantiles!r}; columns have six digits"
+            f"quantiles must be different numbers between 0 and 1, got {fc.quantiles!r}; columns "
+            "have six digits"
         )
     if fc.model is None:
         cell_of(fc.cell)
 
 
 def usual_season(frequency: Frequency | None) -> int:
-    """Return the usual season of a frequency: a day of hours, a week of days, a year of weeks, months or quarters."""
+    """Return the usual season of a frequency: a day of hours, a week of days, a year of weeks,
+    months or quarters.
+    """
     if frequency is None or frequency.kind == "integer":
         return 1
     if frequency.kind == "months":
@@ -70,7 +92,8 @@ def usual_season(frequency: Frequency | None) -> int:
 
 
 def season_within(season: int, longest: int) -> int:
-    """Return the usual season, or where no series is longer than it, the hour or minute in place of the day, and warn.
+    """Return the usual season, or where no series is longer than it, the hour or minute in place of
+    the day, and warn.
 
     A season that no series has teaches nothing, and costs memory and time by its length.
     """
@@ -80,8 +103,9 @@ def season_within(season: int, longest: int) -> int:
         shorter = season // parts
         if season % parts == 0 and 1 < shorter < longest:
             warnings.warn(
-                f"the longest series has {longest} steps, fewer than a day of {season}: season_length is "
-                f"{'an hour' if parts == 24 else 'a minute'} of {shorter} steps; set season_length for another",
+                f"the longest series has {longest} steps, fewer than a day of {season}: "
+                f"season_length is {'an hour' if parts == 24 else 'a minute'} of {shorter} steps; "
+                "set season_length for another",
                 stacklevel=4,
             )
             return shorter
@@ -111,7 +135,12 @@ def smallest_value(source: PackedSeries | ArraySource) -> float:
 
 
 def choose_features(
-    source: PackedSeries | ArraySource, h: int, season: int, lag: Any, input_size: int | None, transform: str
+    source: PackedSeries | ArraySource,
+    h: int,
+    season: int,
+    lag: Any,
+    input_size: int | None,
+    transform: str,
 ) -> Features:
     """Choose from the data what the user leaves open: transform, long season, input size and unit.
 
@@ -128,7 +157,10 @@ def choose_features(
         raise DataError("there is no value to learn from: the target is missing everywhere")
     positive = smallest > 0
     if transform == "log" and not positive:
-        raise DataError(f"transform='log' needs positive values, the smallest is {smallest:g}; use transform='none'")
+        raise DataError(
+            f"transform='log' needs positive values, the smallest is {smallest:g}; use "
+            "transform='none'"
+        )
     log = positive if transform == "auto" else transform == "log"
     z = np.log(some) if log else some
     unit = typical_change(z, season)
@@ -143,7 +175,8 @@ def choose_features(
 
 
 def typical_change(z: np.ndarray, season: int) -> float:
-    """Return the mean absolute change of values (B, K) from season to season, else from step to step, else 1.
+    """Return the mean absolute change of values (B, K) from season to season, else from step to
+    step, else 1.
 
     Changes at the last digits of the values are rounding errors, which count as none.
     """
@@ -157,17 +190,21 @@ def typical_change(z: np.ndarray, season: int) -> float:
 
 
 def choose_lag(z: np.ndarray, season: int) -> int:
-    """Choose the long season whose last cycle best explains the errors of the seasonal naive forecast, from (B, K).
+    """Choose the long season whose last cycle best explains the errors of the seasonal naive
+    forecast, from (B, K).
 
-    Correlates the errors one season ahead with how values a long season earlier differed from the last season, levels
-    removed. Returns the shortest within 3 % of the largest squared correlation; the season if below ``LEAST_SHARE``.
+    Correlates the errors one season ahead with how values a long season earlier differed from the
+    last season, levels removed. Returns the shortest within 3 % of the largest squared correlation;
+    the season if below ``LEAST_SHARE``.
     """
     m, n_steps = season, z.shape[1]
     change = np.abs(z[:, m:] - z[:, :-m])
     if m == 1 or not np.isfinite(change).any():
         return m
     level = rolling_mean(z, m)
-    scale = np.where(np.isfinite(change), change, 0.0).sum(1) / np.maximum(np.isfinite(change).sum(1), 1)
+    scale = np.where(np.isfinite(change), change, 0.0).sum(1) / np.maximum(
+        np.isfinite(change).sum(1), 1
+    )
     unit = np.maximum(scale, LEAST_CHANGE * max(float(scale.max()), 1e-30))[:, None]
     shares = {}
     for lag in range(2 * m, MOST_SEASONS * m + 1, m):
@@ -175,9 +212,15 @@ def choose_lag(z: np.ndarray, season: int) -> int:
             break
         now, before = slice(lag, n_steps - m), slice(0, n_steps - m - lag)
         error = (z[:, lag + m :] - z[:, now]) / unit
-        earlier = ((z[:, m : n_steps - lag] - level[:, before]) - (z[:, now] - level[:, now])) / unit
+        earlier = (
+            (z[:, m : n_steps - lag] - level[:, before]) - (z[:, now] - level[:, now])
+        ) / unit
         both = np.isfinite(error) & np.isfinite(earlier)
         a, b = (np.clip(v[both], -LARGEST, LARGEST) for v in (error, earlier))
         shares[lag] = float((a @ b) ** 2 / max((a @ a) * (b @ b), 1e-30))
     best = max(shares.values(), default=0.0)
-    return next((lag for lag, share in shares.items() if share >= 0.97 * best), m) if best >= LEAST_SHARE else m
+    return (
+        next((lag for lag, share in shares.items() if share >= 0.97 * best), m)
+        if best >= LEAST_SHARE
+        else m
+    )

@@ -21,13 +21,16 @@ class Past(NamedTuple):
     Attributes
     ----------
     naive : ndarray of shape (B, S, h)
-        Seasonal naive forecast in units of the transform: the last known value at the same position in the season.
+        Seasonal naive forecast in units of the transform: the last known value at the same position
+        in the season.
     level, scale : ndarray of shape (B, S)
         Mean of the last season; mean absolute difference between values one season apart.
     known : ndarray of bool, shape (B, S)
-        Whether there is a value to forecast from. Elsewhere ``naive`` and ``level`` are 0 and ``scale`` is 1.
+        Whether there is a value to forecast from. Elsewhere ``naive`` and ``level`` are 0 and
+        ``scale`` is 1.
     filled, levels : ndarray of shape (B, K)
-        Values with missing ones filled in, and the level, at the S steps and K - S steps before them.
+        Values with missing ones filled in, and the level, at the S steps and K - S steps before
+        them.
     steps : slice
         Position of the S steps among the K.
     """
@@ -60,14 +63,16 @@ class Features:
     unit : float
         Typical change from season to season, in units of the transform.
     smallest_scale : float
-        No scale is below it. It bounds the targets of a series that was constant for a long time and then changes.
+        No scale is below it. It bounds the targets of a series that was constant for a long time
+        and then changes.
 
     Notes
     -----
-    The features of a step depend only on that step and the ``lookback`` steps before it, whatever range is computed.
-    Adding a constant to all values changes no input, whatever its size: all statistics are differences.
-    The scale is a mean over ``memory`` steps of the absolute difference from a season before, as in the scaled error
-    of Hyndman & Koehler (2006), Int. J. Forecasting 22(4), 679-688.
+    The features of a step depend only on that step and the ``lookback`` steps before it, whatever
+    range is computed. Adding a constant to all values changes no input, whatever its size: all
+    statistics are differences. The scale is a mean over ``memory`` steps of the absolute difference
+    from a season before, as in the scaled error of Hyndman & Koehler (2006), Int. J. Forecasting
+    22(4), 679-688.
     """
 
     h: int
@@ -80,19 +85,29 @@ class Features:
 
     @property
     def memory(self) -> int:
-        """Number of steps over which the scale is averaged, and from which a missing value may be filled in."""
+        """Number of steps over which the scale is averaged, and from which a missing value may be
+        filled in.
+        """
         return max(128, 4 * self.season, 2 * self.lag, min(28 * self.season, 672))
 
     @property
     def reach(self) -> int:
         """Number of earlier steps that the features of a step need, if no value is missing."""
-        turns = -(-self.h // self.lag)  # number of long seasons back to the counterpart of the last forecast step
-        reach = max(self.memory + self.season, turns * self.lag + self.season, -(-self.h // self.season) * self.season)
+        turns = -(
+            -self.h // self.lag
+        )  # number of long seasons back to the counterpart of the last forecast step
+        reach = max(
+            self.memory + self.season,
+            turns * self.lag + self.season,
+            -(-self.h // self.season) * self.season,
+        )
         return max(reach, self.input_size)
 
     @property
     def lookback(self) -> int:
-        """Like :attr:`reach`, if values may be missing: includes the steps from which to fill them in."""
+        """Like :attr:`reach`, if values may be missing: includes the steps from which to fill them
+        in.
+        """
         return self.reach + self.memory + SEASONS_BACK * self.season
 
     @property
@@ -105,8 +120,9 @@ class Features:
             return values
         if (values <= 0).any():  # False for NaN
             raise DataError(
-                f"the series were positive when the forecaster was fitted, and are modelled by their logarithms, but "
-                f"now there is {np.nanmin(values):g}; fit with transform='none'"
+                "the series were positive when the forecaster was fitted, and are modelled by "
+                f"their logarithms, but now there is {np.nanmin(values):g}; fit with "
+                "transform='none'"
             )
         return np.log(values)
 
@@ -115,7 +131,9 @@ class Features:
         return np.exp(values) if self.log else values
 
     def past(self, z: np.ndarray, n_steps: int) -> Past:
-        """Compute the statistics at the last ``n_steps`` of transformed values (B, K), with the steps before."""
+        """Compute the statistics at the last ``n_steps`` of transformed values (B, K), with the
+        steps before.
+        """
         K = z.shape[1]
         steps = slice(K - n_steps, K)
         filled = self._fill_missing(z)
@@ -160,13 +178,17 @@ class Features:
             out[~past.known] = 0.0
 
     def counterparts(self, period: int | None = None) -> np.ndarray:
-        """Return the offset (0 or less) from the current step to the last counterpart of each forecast step: (h,)."""
+        """Return the offset (0 or less) from the current step to the last counterpart of each
+        forecast step: (h,).
+        """
         period = self.season if period is None else period
         k = np.arange(1, self.h + 1)
         return k - period * -(-k // period)
 
     def _fill_missing(self, z: np.ndarray) -> np.ndarray:
-        """Fill in missing values from the same position in one of the last seasons, else with the last value."""
+        """Fill in missing values from the same position in one of the last seasons, else with the
+        last value.
+        """
         missing = np.isnan(z)
         if not missing.any():
             return z
@@ -192,7 +214,9 @@ class Features:
 
 
 def rolling_mean(values: np.ndarray, n: int) -> np.ndarray:
-    """Return the mean of the known values in the last ``n`` columns, or fewer at the start; NaN if there are none."""
+    """Return the mean of the known values in the last ``n`` columns, or fewer at the start; NaN if
+    there are none.
+    """
     known = ~np.isnan(values)
     first = np.take_along_axis(values, known.argmax(1)[:, None], 1)
     above = values - first  # sums of small differences stay exact, however high the level
@@ -220,7 +244,9 @@ def _mean_change(z: np.ndarray, back: int, n: int) -> np.ndarray:
 def _gather_steps(filled: np.ndarray, steps: slice, ahead: np.ndarray) -> np.ndarray:
     """Return the values at ``step + ahead`` for each step: (B, S, len(ahead))."""
     low = int(ahead.min())
-    view = sliding_window_view(filled, 1 - low, axis=1)[:, steps.start + low : steps.stop + low]  # step+low .. step
+    view = sliding_window_view(filled, 1 - low, axis=1)[
+        :, steps.start + low : steps.stop + low
+    ]  # step+low .. step
     return view[:, :, ahead - low]
 
 

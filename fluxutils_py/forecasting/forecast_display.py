@@ -15,7 +15,8 @@ from fluxutils_py.forecasting.panel import read_steps
 
 
 class ForecastDisplay:
-    """Plot of history, forecast, band and truth, as a display object of scikit-learn. Needs matplotlib.
+    """Plot of history, forecast, band and truth, as a display object of scikit-learn. Needs
+    matplotlib.
 
     Parameters
     ----------
@@ -33,7 +34,9 @@ class ForecastDisplay:
     figure_ : matplotlib Figure
     """
 
-    def __init__(self, *, ids: Sequence[Any], history: Any, forecast: Any, bands: Any = (), truth: Any = None) -> None:
+    def __init__(
+        self, *, ids: Sequence[Any], history: Any, forecast: Any, bands: Any = (), truth: Any = None
+    ) -> None:
         self.ids = ids
         self.history = history
         self.forecast = forecast
@@ -73,18 +76,32 @@ class ForecastDisplay:
         ids = list(fc.ids_[:4]) if ids is None else list(ids)
         unknown = [i for i in ids if i not in number]
         if unknown:
-            raise DataError(f"ids has {unknown[0]!r}, which is none of the {len(number)} series of the forecaster")
+            raise DataError(
+                f"ids has {unknown[0]!r}, which is none of the {len(number)} series of the "
+                "forecaster"
+            )
         forecasts = forecast_values(fc, history, future_covariates(fc, history, futr_df))
         n = min(3 * h if n_history is None else n_history, history.n_kept)
         past, forecast, bands = [], [], []
         for series in (number[i] for i in ids):
             length = int(history.lengths[series])
             steps = np.arange(max(0, length - n), length)
-            past.append((_step_times(history, series, steps), history.tail[0, series, history.n_kept - len(steps) :]))
-            forecast.append((_step_times(history, series, length + np.arange(h)), forecasts[series, 0]))
+            past.append(
+                (
+                    _step_times(history, series, steps),
+                    history.tail[0, series, history.n_kept - len(steps) :],
+                )
+            )
+            forecast.append(
+                (_step_times(history, series, length + np.arange(h)), forecasts[series, 0])
+            )
             if len(column_names(fc)) > 2:
                 bands.append((forecasts[series, 1], forecasts[series, -1]))
-        truth = None if truth_df is None else _read_truth(fc, history, truth_df, [number[i] for i in ids])
+        truth = (
+            None
+            if truth_df is None
+            else _read_truth(fc, history, truth_df, [number[i] for i in ids])
+        )
         return cls(ids=ids, history=past, forecast=forecast, bands=bands, truth=truth).plot(axes)
 
     def plot(self, axes: Any = None) -> Self:
@@ -93,7 +110,9 @@ class ForecastDisplay:
         if axes is None:
             pyplot = require("matplotlib.pyplot", "plot")
             size = (7.0, 2.2 * len(self.ids) + 0.4)
-            _, axes = pyplot.subplots(len(self.ids), 1, squeeze=False, figsize=size, layout="constrained")
+            _, axes = pyplot.subplots(
+                len(self.ids), 1, squeeze=False, figsize=size, layout="constrained"
+            )
         self.axes_ = np.ravel(np.asarray(axes, dtype=object))
         self.figure_ = self.axes_[0].figure
         for i, (ax, name) in enumerate(zip(self.axes_, self.ids, strict=True)):
@@ -101,13 +120,21 @@ class ForecastDisplay:
             ax.plot(*self.history[i], color="0.4", label="history")
             if self.truth is not None:
                 ax.plot(*self.truth[i], color="0.4", linestyle=":", label="truth")
-            ax.plot(times, values, color="C0", label="forecast", marker="o" if len(times) == 1 else None)
+            ax.plot(
+                times, values, color="C0", label="forecast", marker="o" if len(times) == 1 else None
+            )
             if len(self.bands):
-                ax.fill_between(times, *self.bands[i], color="C0", alpha=0.2, linewidth=0, label="band")
+                ax.fill_between(
+                    times, *self.bands[i], color="C0", alpha=0.2, linewidth=0, label="band"
+                )
             if np.issubdtype(np.asarray(times).dtype, np.datetime64):
-                ax.xaxis.set_major_formatter(dates.ConciseDateFormatter(ax.xaxis.get_major_locator()))
+                ax.xaxis.set_major_formatter(
+                    dates.ConciseDateFormatter(ax.xaxis.get_major_locator())
+                )
             ax.set_title(str(name), loc="left")
-        self.axes_[0].legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2)
+        self.axes_[0].legend(
+            frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2
+        )
         return self
 
 
@@ -118,7 +145,9 @@ def _step_times(history: Any, series: int, steps: np.ndarray) -> np.ndarray:
     return found
 
 
-def _read_truth(fc: Any, history: Any, truth_df: Any, series: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+def _read_truth(
+    fc: Any, history: Any, truth_df: Any, series: list[int]
+) -> list[tuple[np.ndarray, np.ndarray]]:
     if history.panel is None:
         raise DataError("the forecaster was fitted on an array; truth_df is for frames")
     frame = Frame(truth_df, "truth_df")
@@ -127,7 +156,11 @@ def _read_truth(fc: Any, history: Any, truth_df: Any, series: list[int]) -> list
     values = frame.numbers(fc.target_col, missing=True)
     found = []
     for i in series:
-        here = np.flatnonzero((of == i) & (steps >= history.lengths[i]) & (steps < history.lengths[i] + fc.features_.h))
+        here = np.flatnonzero(
+            (of == i)
+            & (steps >= history.lengths[i])
+            & (steps < history.lengths[i] + fc.features_.h)
+        )
         here = here[np.argsort(steps[here])]
         found.append((_step_times(history, i, steps[here]), values[here]))
     return found

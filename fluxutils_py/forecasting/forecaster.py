@@ -13,7 +13,12 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.forecasting.covariates import Covariates, filled_forward
 from fluxutils_py.forecasting.cross_validation import cross_validate
-from fluxutils_py.forecasting.feature_choice import check_settings, choose_features, season_within, usual_season
+from fluxutils_py.forecasting.feature_choice import (
+    check_settings,
+    choose_features,
+    season_within,
+    usual_season,
+)
 from fluxutils_py.forecasting.forecaster_export import check_forecaster_export, export_forecaster
 from fluxutils_py.forecasting.forecaster_files import load_forecaster, save_forecaster
 from fluxutils_py.forecasting.frames import is_frame
@@ -42,56 +47,63 @@ def _id_type(label: Any) -> type:
 
 @explains_arguments
 class Forecaster(BaseEstimator):
-    """Forecast many series and their quantiles with one network, from a long data frame or an (F, N, T) array.
+    """Forecast many series and their quantiles with one network, from a long data frame or an (F,
+    N, T) array.
 
-    The network reads each series normalised by its past, and learns how the next ``h`` steps differ from the seasonal
-    naive forecast.
+    The network reads each series normalised by its past, and learns how the next ``h`` steps differ
+    from the seasonal naive forecast.
 
     Parameters
     ----------
     h : int
         Number of steps to forecast.
     season_length : int, optional
-        Steps per season. None: chosen by ``freq``: a day of hours, a week of days, a year of months; 1 for integers.
+        Steps per season. None: chosen by ``freq``: a day of hours, a week of days, a year of
+        months; 1 for integers.
     freq : str, pandas offset or int, optional
-        Time between two steps: an alias of pandas ("h", "15min", "D", "W", "MS", "ME", "B") or of polars, or an
-        integer for integer times. None: inferred.
+        Time between two steps: an alias of pandas ("h", "15min", "D", "W", "MS", "ME", "B") or of
+        polars, or an integer for integer times. None: inferred.
     quantiles : sequence of float
         Levels between 0 and 1 to forecast beside the point forecast. The quantiles never cross.
     lag : int, "auto" or None
-        Steps per long season, a multiple of ``season_length``, such as a week beside the day. The values that long
-        before each forecast step become inputs. "auto": the multiple, up to 8, that best explains the errors of the
-        seasonal naive forecast. None: no long season.
+        Steps per long season, a multiple of ``season_length``, such as a week beside the day. The
+        values that long before each forecast step become inputs. "auto": the multiple, up to 8,
+        that best explains the errors of the seasonal naive forecast. None: no long season.
     input_size : int, optional
-        Number of last values that are inputs. None: one season, but at least 12 and at most 48. Earlier values reach
-        the forecast through the network's state.
+        Number of last values that are inputs. None: one season, but at least 12 and at most 48.
+        Earlier values reach the forecast through the network's state.
     transform : "auto", "log" or "none"
         Whether to model the logarithms of the values. "auto": if all values are positive.
     loss : "auto", "smape", "mae", "mse", "mase" or a criterion of torch
-        Loss of the point forecast. Errors are in units of each series' scale, the mean absolute difference from a
-        season before. "mae" and "mse" use the modelled values (logarithms, see ``transform``), "mase" the original
-        ones. "smape" adds half of "mae" to the symmetric percentage error. "auto": "smape" for logarithms, else "mae".
-        The pinball loss of the quantiles is added.
+        Loss of the point forecast. Errors are in units of each series' scale, the mean absolute
+        difference from a season before. "mae" and "mse" use the modelled values (logarithms, see
+        ``transform``), "mase" the original ones. "smape" adds half of "mae" to the symmetric
+        percentage error. "auto": "smape" for logarithms, else "mae". The pinball loss of the
+        quantiles is added.
     cell : str or class
         Recurrent layer, as in :class:`fluxutils_py.SequenceRegressor`.
     model : nn.Module, class or callable, optional
-        Replaces the recurrent layers: maps windows ``(S, B, n_in)`` to ``(S, B, n_out)``. A class or callable gets the
-        arguments ``n_in`` and ``n_out`` (``hidden_size``). The forecaster adds the output heads and a linear bypass.
-        What it remembers between windows must be in layers with a state, such as those of ``fluxutils_py.nn``.
+        Replaces the recurrent layers: maps windows ``(S, B, n_in)`` to ``(S, B, n_out)``. A class
+        or callable gets the arguments ``n_in`` and ``n_out`` (``hidden_size``). The forecaster adds
+        the output heads and a linear bypass. What it remembers between windows must be in layers
+        with a state, such as those of ``fluxutils_py.nn``.
     hidden_size, num_layers, dropout : int, int, float
         Width and number of the recurrent layers, and dropout of their outputs.
     n_models : int
-        Number of networks, which differ in initial weights and dropout; their forecasts are averaged.
+        Number of networks, which differ in initial weights and dropout; their forecasts are
+        averaged.
     max_steps : int
-        Approximate number of optimizer steps, limited to 16 passes over the data or 300 steps, whichever is more.
+        Approximate number of optimizer steps, limited to 16 passes over the data or 300 steps,
+        whichever is more.
     batchsize, seqsize : int
         Series and time steps per window.
     lr, weight_decay : float
         Peak learning rate of the one-cycle schedule, and weight decay, of AdamW.
     hist_exog_list, futr_exog_list, stat_exog_list : sequence of str
-        Columns with covariates: known only up to the forecast; also known ahead (pass them to ``predict``); one value
-        per series. Columns that are neither numeric nor boolean are categories, which become embeddings; a category not
-        seen in training has an embedding of zeros, with a warning.
+        Columns with covariates: known only up to the forecast; also known ahead (pass them to
+        ``predict``); one value per series. Columns that are neither numeric nor boolean are
+        categories, which become embeddings; a category not seen in training has an embedding of
+        zeros, with a warning.
     id_col, time_col, target_col : str
         Column names of the long frame.
     alias : str
@@ -109,20 +121,24 @@ class Forecaster(BaseEstimator):
     loss_curve_ : list of float
         Training loss per epoch, averaged over the networks.
     ids_ : ndarray
-        Ids of the series that ``predict`` forecasts; numbers from 0 if the forecaster was fitted on an array.
+        Ids of the series that ``predict`` forecasts; numbers from 0 if the forecaster was fitted on
+        an array.
 
     Notes
     -----
-    One network makes direct multi-horizon forecasts for all series, each normalised by its past: Salinas et al. (2020),
-    Int. J. Forecasting 36(3), 1181-1191; Wen et al. (2017), arXiv:1711.11053. It models the residuals of a seasonal
-    forecast, and several networks are averaged: Smyl (2020), Int. J. Forecasting 36(1), 75-85.
+    One network makes direct multi-horizon forecasts for all series, each normalised by its past:
+    Salinas et al. (2020), Int. J. Forecasting 36(3), 1181-1191; Wen et al. (2017),
+    arXiv:1711.11053. It models the residuals of a seasonal forecast, and several networks are
+    averaged: Smyl (2020), Int. J. Forecasting 36(1), 75-85.
 
     Examples
     --------
     >>> import numpy as np
     >>> t = np.arange(60)
     >>> y = 10 + np.sin(2 * np.pi * t / 12) + 0.01 * np.random.default_rng(0).normal(size=60)
-    >>> fc = Forecaster(h=6, season_length=12, max_steps=5, random_state=0).fit(y[None, None])  # (F, N, T)
+    >>> fc = Forecaster(h=6, season_length=12, max_steps=5, random_state=0).fit(
+    ...     y[None, None]
+    ... )  # (F, N, T)
     >>> fc.predict().shape
     (1, 1, 6)
     """
@@ -206,13 +222,15 @@ class Forecaster(BaseEstimator):
         Parameters
         ----------
         df : data frame of pandas, polars or pyarrow, or array of shape (F, N, T)
-            A frame has one row per series and time, in any order. Series may differ in length and start, and may lack
-            values (null or NaN) and times. In an array, each feature of each series counts as one series; the array
-            may be a memory map or an open HDF5 dataset larger than memory.
+            A frame has one row per series and time, in any order. Series may differ in length and
+            start, and may lack values (null or NaN) and times. In an array, each feature of each
+            series counts as one series; the array may be a memory map or an open HDF5 dataset
+            larger than memory.
         y : None
             Ignored; for scikit-learn.
         static_df : data frame, optional
-            One row per series with the columns of ``stat_exog_list``. None: ``df`` holds these columns.
+            One row per series with the columns of ``stat_exog_list``. None: ``df`` holds these
+            columns.
 
         Returns
         -------
@@ -226,7 +244,8 @@ class Forecaster(BaseEstimator):
         RankError
             If ranks have different settings or series. A forecaster needs all series on every rank.
         SpecError
-            If a parameter has an invalid value. The message names it. An earlier fit stays in either case.
+            If a parameter has an invalid value. The message names it. An earlier fit stays in
+            either case.
         """
         with RankGroup.from_comm(self.comm, "Forecaster.fit") as ranks:
             check_settings(self)
@@ -239,8 +258,8 @@ class Forecaster(BaseEstimator):
         Parameters
         ----------
         df : as in :meth:`fit`, optional
-            Series to forecast, with any ids, each from its end. The network first reads all their past. None: the
-            series of ``fit`` and :meth:`update`.
+            Series to forecast, with any ids, each from its end. The network first reads all their
+            past. None: the series of ``fit`` and :meth:`update`.
         futr_df : data frame, optional
             Covariates known ahead, at the forecast times; see :meth:`make_future_dataframe`.
         static_df : data frame, optional
@@ -249,19 +268,23 @@ class Forecaster(BaseEstimator):
         Returns
         -------
         data frame, or array of shape (F, N, h)
-            For a frame, a frame of the same library with the id, the time, the forecast, and one column per quantile.
-            For an array, an array; with quantiles, a dict of arrays by column name. Every rank has all of it.
+            For a frame, a frame of the same library with the id, the time, the forecast, and one
+            column per quantile. For an array, an array; with quantiles, a dict of arrays by column
+            name. Every rank has all of it.
         """
         check_is_fitted(self, "models_")
         if df is None and static_df is not None:
             raise DataError(
-                "static_df is given without df: the static covariates of the stored series are those of fit; give "
-                "df, or leave static_df out"
+                "static_df is given without df: the static covariates of the stored series are "
+                "those of fit; give df, or leave static_df out"
             )
         history, shape = self._history, self._shape
         if df is not None:
             panel, array = self._read(df, static_df, fitted=True)
-            history, shape = start_history(self.models_, self._windows(panel, array), panel), array_shape(array)
+            history, shape = (
+                start_history(self.models_, self._windows(panel, array), panel),
+                array_shape(array),
+            )
             warn_short_series(self, history.lengths, panel)
         return forecast_frame(self, history, shape, futr_df)
 
@@ -271,7 +294,8 @@ class Forecaster(BaseEstimator):
         Parameters
         ----------
         df : as in :meth:`fit`
-            Rows that follow the stored series, and new series. For an array, the next steps of all series.
+            Rows that follow the stored series, and new series. For an array, the next steps of all
+            series.
         static_df : data frame, optional
             As in :meth:`fit`. Those of stored series stay as they are.
 
@@ -283,8 +307,9 @@ class Forecaster(BaseEstimator):
         Raises
         ------
         DataError, ShapeError
-            If rows overlap the stored series or follow so late that nothing of them counts any more, if a static
-            covariate of a stored series changes, or if rows cannot be used. Nothing changes then.
+            If rows overlap the stored series or follow so late that nothing of them counts any
+            more, if a static covariate of a stored series changes, or if rows cannot be used.
+            Nothing changes then.
         """
         check_is_fitted(self, "models_")
         panel, array = self._read_further(df, static_df)
@@ -293,7 +318,9 @@ class Forecaster(BaseEstimator):
         return self
 
     def make_future_dataframe(self) -> Any:
-        """Return a frame of the ids and times that :meth:`predict` forecasts, to add the covariates known ahead to."""
+        """Return a frame of the ids and times that :meth:`predict` forecasts, to add the covariates
+        known ahead to.
+        """
         check_is_fitted(self, "models_")
         return future_frame(self, self._history)
 
@@ -318,14 +345,16 @@ class Forecaster(BaseEstimator):
         step_size : int, optional
             Steps between one forecast and the next. None: ``h``.
         refit : bool or None
-            True: train for each window. False: train once, on the data before the first window. None: do not train,
-            use this forecaster, which was fitted on earlier data or other series; each rank may do so by itself.
+            True: train for each window. False: train once, on the data before the first window.
+            None: do not train, use this forecaster, which was fitted on earlier data or other
+            series; each rank may do so by itself.
 
         Returns
         -------
         data frame
-            With id, time, ``cutoff`` (the last known time), truth, the forecast and its quantiles, and the baselines
-            ``Naive``, ``SeasonalNaive``, ``Drift`` and ``WindowAverage``. Score it with :func:`evaluate`.
+            With id, time, ``cutoff`` (the last known time), truth, the forecast and its quantiles,
+            and the baselines ``Naive``, ``SeasonalNaive``, ``Drift`` and ``WindowAverage``. Score
+            it with :func:`evaluate`.
         """
         comm = None if refit is None else self.comm  # forecasts need no other ranks
         with RankGroup.from_comm(comm, "Forecaster.cross_validation") as ranks:
@@ -335,31 +364,35 @@ class Forecaster(BaseEstimator):
     def score(self, df: Any, y: Any = None) -> float:
         """Return the negative mean absolute error of the forecasts, in units of each series' scale.
 
-        ``df`` holds the steps after the stored series. Rows of other series and times are ignored; DataError if no
-        row is left.
+        ``df`` holds the steps after the stored series. Rows of other series and times are ignored;
+        DataError if no row is left.
         """
         return score_forecasts(self, df)
 
     def export(self, path: Any, format: str = "onnx") -> None:
-        """Write the forecaster to a file that runs without this package: from values in to forecasts out.
+        """Write the forecaster to a file that runs without this package: from values in to
+        forecasts out.
 
         Of several ranks only rank 0 writes; the others return at once.
 
-        The file is a graph of one step or a window, like that of :func:`fluxutils_py.export`, with normalisation,
-        lags, networks and inverse, so that it forecasts in the units of the series. A consumer gives it the values of
-        a series from the first step on, in pieces of any length, and the state that the last piece gave back.
+        The file is a graph of one step or a window, like that of :func:`fluxutils_py.export`, with
+        normalisation, lags, networks and inverse, so that it forecasts in the units of the series.
+        A consumer gives it the values of a series from the first step on, in pieces of any length,
+        and the state that the last piece gave back.
 
         Parameters
         ----------
         path : str or path-like
         format : "onnx" or "torch"
-            An ONNX file, which needs ``pip install fluxutils_py[export]``, or a program of ``torch.export``.
+            An ONNX file, which needs ``pip install fluxutils_py[export]``, or a program of
+            ``torch.export``.
 
         Notes
         -----
-        Inputs are ``y`` (S, B, 1), NaN where missing, and, with covariates, ``past``, ``static`` and ``known``; outputs
-        are the columns of :meth:`predict`, each (S, B, h): the forecasts after every step. The metadata name the
-        covariates, and the categories in the order of their codes, from 1. All numbers are float64.
+        Inputs are ``y`` (S, B, 1), NaN where missing, and, with covariates, ``past``, ``static``
+        and ``known``; outputs are the columns of :meth:`predict`, each (S, B, h): the forecasts
+        after every step. The metadata name the covariates, and the categories in the order of their
+        codes, from 1. All numbers are float64.
         """
         export_forecaster(self, path, format)
 
@@ -376,8 +409,9 @@ class Forecaster(BaseEstimator):
     def load(cls, path: Any, **arguments: Any) -> Self:
         """Load a forecaster that :meth:`save` wrote, without running code from the file.
 
-        ``arguments`` replace stored ones. A custom ``model``, ``cell`` or ``loss`` is not stored: pass it again. Raises
-        FileNotFoundError if there is no such file, and LoadError if it holds no forecaster.
+        ``arguments`` replace stored ones. A custom ``model``, ``cell`` or ``loss`` is not stored:
+        pass it again. Raises FileNotFoundError if there is no such file, and LoadError if it holds
+        no forecaster.
         """
         return load_forecaster(cls, path, arguments)
 
@@ -388,17 +422,28 @@ class Forecaster(BaseEstimator):
         require_same_panel(ranks, panel, array)
         covariates = Covariates()
         if panel is not None:
-            covariates = Covariates.of(panel, self.hist_exog_list, self.futr_exog_list, self.stat_exog_list)
+            covariates = Covariates.of(
+                panel, self.hist_exog_list, self.futr_exog_list, self.stat_exog_list
+            )
         before = dict(vars(self))
         try:
-            self.covariates_, self.frequency_ = covariates, None if panel is None else panel.frequency
-            own = None if panel is None else PackedSeries(panel.values[self.target_col][None], panel.lengths)
+            self.covariates_, self.frequency_ = (
+                covariates,
+                None if panel is None else panel.frequency,
+            )
+            own = (
+                None
+                if panel is None
+                else PackedSeries(panel.values[self.target_col][None], panel.lengths)
+            )
             source = own or ArraySource(array)
             if self.season_length is None:
                 season = season_within(usual_season(self.frequency_), int(source.lengths.max()))
             else:
                 season = int(self.season_length)
-            features = choose_features(source, int(self.h), season, self.lag, self.input_size, self.transform)
+            features = choose_features(
+                source, int(self.h), season, self.lag, self.input_size, self.transform
+            )
             loss = self.loss if self.loss != "auto" else "smape" if features.log else "mae"
             base = loss == ("mase" if features.log else "smape")
             self.features_, self.loss_name_ = features, loss
@@ -418,26 +463,43 @@ class Forecaster(BaseEstimator):
 
     @property
     def _columns(self) -> Columns:
-        lists = (tuple(names) for names in (self.hist_exog_list, self.futr_exog_list, self.stat_exog_list))
+        lists = (
+            tuple(names)
+            for names in (self.hist_exog_list, self.futr_exog_list, self.stat_exog_list)
+        )
         return Columns(self.id_col, self.time_col, self.target_col, *lists)
 
-    def _read(self, df: Any, static_df: Any, fitted: bool = False, zone: str | None = None) -> tuple[Panel | None, Any]:
-        """Return ``(panel, None)`` for a frame, ``(None, array)`` for an array; ``zone`` as in read_panel."""
+    def _read(
+        self, df: Any, static_df: Any, fitted: bool = False, zone: str | None = None
+    ) -> tuple[Panel | None, Any]:
+        """Return ``(panel, None)`` for a frame, ``(None, array)`` for an array; ``zone`` as in
+        read_panel.
+        """
         if is_frame(df):
             if fitted and self.frequency_ is None:
-                raise DataError("df is a data frame, but the forecaster was fitted on an array (F, N, T)")
+                raise DataError(
+                    "df is a data frame, but the forecaster was fitted on an array (F, N, T)"
+                )
             freq = self.frequency_ if fitted else self.freq
             panel = read_panel(df, self._columns, freq, static_df=static_df, zone=zone)
             known: Panel | None = self._history.panel if fitted else None
             if known is not None and (panel.zone is None) != (known.zone is None):
-                raise DataError(f"the times of column {self.time_col!r} must have a time zone if those of fit had one")
+                raise DataError(
+                    f"the times of column {self.time_col!r} must have a time zone if those of fit "
+                    "had one"
+                )
             if fitted:
                 self._require_modelled(panel)
             return panel, None
         if static_df is not None:
-            raise DataError("static_df is for data frames; an array (F, N, T) has no static covariates")
+            raise DataError(
+                "static_df is for data frames; an array (F, N, T) has no static covariates"
+            )
         if isinstance(df, int | np.integer):
-            raise TypeError(f"df={df} is no data: the number of steps to forecast is h of the constructor, {self.h}")
+            raise TypeError(
+                f"df={df} is no data: the number of steps to forecast is h of the constructor, "
+                f"{self.h}"
+            )
         if fitted and self.frequency_ is not None:
             raise DataError("df is an array, but the forecaster was fitted on a data frame")
         if self._columns.hist or self._columns.futr or self._columns.stat:
@@ -453,7 +515,9 @@ class Forecaster(BaseEstimator):
             If they cannot follow: the stored series would be unusable from then on.
         """
         known = self._history.panel
-        panel, array = self._read(df, static_df, fitted=True, zone=None if known is None else known.zone)
+        panel, array = self._read(
+            df, static_df, fitted=True, zone=None if known is None else known.zone
+        )
         if panel is not None and known is not None:
             self._require_ids(panel.ids, known.ids)
             require_same_static(self, panel, static_df)
@@ -462,13 +526,16 @@ class Forecaster(BaseEstimator):
         return panel, array
 
     def _require_ids(self, ids: np.ndarray, known: np.ndarray) -> None:
-        """Raise DataError if a new id is of a type that no stored one has: one column may not hold both."""
+        """Raise DataError if a new id is of a type that no stored one has: one column may not hold
+        both.
+        """
         stored, types = set(known), {_id_type(label) for label in known}
         odd = [label for label in ids if label not in stored and _id_type(label) not in types]
         if odd:
             raise DataError(
-                f"column {self.id_col!r} of df holds {type(odd[0]).__name__} such as {odd[0]!r}, and held "
-                f"{type(known[0]).__name__} such as {known[0]!r} when the forecaster was fitted; convert the ids"
+                f"column {self.id_col!r} of df holds {type(odd[0]).__name__} such as {odd[0]!r}, "
+                f"and held {type(known[0]).__name__} such as {known[0]!r} when the forecaster was "
+                "fitted; convert the ids"
             )
 
     def _require_modelled(self, panel: Panel) -> None:
@@ -481,37 +548,53 @@ class Forecaster(BaseEstimator):
             series = np.searchsorted(np.cumsum(panel.lengths), bad[:1], side="right")
             time = panel.times(series, bad[:1] - panel.offsets[series])[0]
             raise DataError(
-                f"column {self.target_col!r} of df is {values[bad[0]]:g} in series {panel.ids[series[0]]!r} at "
-                f"{format_time(time)}; the values were positive when the forecaster was fitted, and are modelled by "
-                "their logarithms: correct it, set NaN, or fit with transform='none'"
+                f"column {self.target_col!r} of df is {values[bad[0]]:g} in series "
+                f"{panel.ids[series[0]]!r} at {format_time(time)}; the values were positive when "
+                "the forecaster was fitted, and are modelled by their logarithms: correct it, set "
+                "NaN, or fit with transform='none'"
             )
 
     def _require_finite(self, values: np.ndarray) -> None:
-        """Raise DataError if a value of an array (F, N, T) is infinite, or not positive where logarithms are."""
+        """Raise DataError if a value of an array (F, N, T) is infinite, or not positive where
+        logarithms are.
+        """
         bad = np.isinf(values)
         if self.features_.log:
             bad |= values <= 0
         if bad.any():
             at = tuple(int(i) for i in np.argwhere(bad)[0])
             need = "finite and positive, as in fit" if self.features_.log else "finite"
-            raise DataError(f"df[{', '.join(map(str, at))}] is {values[at]:g}; values must be {need}, or NaN")
+            raise DataError(
+                f"df[{', '.join(map(str, at))}] is {values[at]:g}; values must be {need}, or NaN"
+            )
 
     def _windows(self, panel: Panel | None, array: Any) -> PanelWindows:
         """Return the windows of a panel or an array, from its first step."""
         if panel is None:
             return PanelWindows(ArraySource(array), self.features_, self.channels_)
-        hist, futr = (filled_forward(self.covariates_.steps(panel, kind), panel.lengths) for kind in ("hist", "futr"))
-        source = PackedSeries(np.concatenate([panel.values[self.target_col][None], hist]), panel.lengths)
+        hist, futr = (
+            filled_forward(self.covariates_.steps(panel, kind), panel.lengths)
+            for kind in ("hist", "futr")
+        )
+        source = PackedSeries(
+            np.concatenate([panel.values[self.target_col][None], hist]), panel.lengths
+        )
         ahead = PackedSeries(futr, panel.lengths) if len(futr) else None
-        return PanelWindows(source, self.features_, self.channels_, self.covariates_.static(panel), ahead)
+        return PanelWindows(
+            source, self.features_, self.channels_, self.covariates_.static(panel), ahead
+        )
 
     def _tail_windows(self, tail: np.ndarray, static: np.ndarray) -> PanelWindows:
-        """Return the windows of tails (C, N, K). Where only covariates are known ahead, other channels are NaN."""
+        """Return the windows of tails (C, N, K). Where only covariates are known ahead, other
+        channels are NaN.
+        """
         n_own, n = len(tail) - self.channels_.n_ahead, tail.shape[1]
         lengths = np.full(n, tail.shape[2])
         flat = tail.reshape(len(tail), -1)
         ahead = PackedSeries(flat[n_own:], lengths) if len(flat) > n_own else None
-        return PanelWindows(PackedSeries(flat[:n_own], lengths), self.features_, self.channels_, static, ahead)
+        return PanelWindows(
+            PackedSeries(flat[:n_own], lengths), self.features_, self.channels_, static, ahead
+        )
 
     @property
     def _history(self) -> History:

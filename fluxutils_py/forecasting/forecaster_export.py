@@ -29,29 +29,41 @@ def export_forecaster(fc: Any, path: Any, format: str) -> None:
     check_is_fitted(fc, "models_")
     step = ForecastStep(fc.models_, fc.features_, fc.channels_, fc.covariates_, len(fc.quantiles))
     inputs = [torch.ones(n, dtype=torch.float64) for n in step.inputs.values()]
-    covariates = {"past": fc.covariates_.hist, "static": fc.covariates_.stat, "known": fc.covariates_.futr}
+    covariates = {
+        "past": fc.covariates_.hist,
+        "static": fc.covariates_.stat,
+        "known": fc.covariates_.futr,
+    }
     metadata = {
         "h": fc.features_.h,
         "season": fc.features_.season,
-        "covariates": {name: [_describe_covariate(c) for c in group] for name, group in covariates.items()},
+        "covariates": {
+            name: [_describe_covariate(c) for c in group] for name, group in covariates.items()
+        },
         "estimator": type(fc).__name__,
         "fluxutils_py": installed_version("fluxutils_py"),
         "torch": torch.__version__,
     }
     if get_communicator(fc.comm).rank == 0:
-        write_graph(path, Graph(inputs, steps=[step]), format, list(step.inputs), column_names(fc), metadata)
+        write_graph(
+            path, Graph(inputs, steps=[step]), format, list(step.inputs), column_names(fc), metadata
+        )
 
 
 def _describe_covariate(covariate: Covariate) -> dict[str, Any]:
     categories = covariate.categories
-    return {"name": covariate.name, "categories": None if categories is None else [str(c) for c in categories]}
+    return {
+        "name": covariate.name,
+        "categories": None if categories is None else [str(c) for c in categories],
+    }
 
 
 def check_forecaster_export(fc: Any, path: Any, df: Any, tolerance: float) -> float:
     """Compare an exported file with its forecaster on some series; see ``check_export``.
 
-    All steps go through the file, in windows of different lengths; the forecasts are compared at up to N_COMPARED steps
-    of each series, its last one among them. Covariates known ahead count as missing after the end of a series.
+    All steps go through the file, in windows of different lengths; the forecasts are compared at up
+    to N_COMPARED steps of each series, its last one among them. Covariates known ahead count as
+    missing after the end of a series.
     """
     check_is_fitted(fc, "models_")
     panel, array = fc._read(df, None, fitted=True)
@@ -70,16 +82,18 @@ def check_forecaster_export(fc: Any, path: Any, df: Any, tolerance: float) -> fl
         if worst > tolerance:
             n, i, k = np.unravel_index(np.nan_to_num(away, nan=np.inf).argmax(), away.shape)
             raise ExportError(
-                f"{path}: {column_names(fc)[i]} of series {series_name(panel, int(n))} is {got[n, i, k]:.7g} {k + 1} "
-                f"steps after step {at[n]}, that of the forecaster is {want[n, i, k]:.7g}: a relative difference of "
-                f"{worst:.1e}, above {tolerance:.1e}"
+                f"{path}: {column_names(fc)[i]} of series {series_name(panel, int(n))} is "
+                f"{got[n, i, k]:.7g} {k + 1} steps after step {at[n]}, that of the forecaster is "
+                f"{want[n, i, k]:.7g}: a relative difference of {worst:.1e}, above {tolerance:.1e}"
             )
         largest = max(largest, worst)
     return largest
 
 
 def _run_file(path: Any, windows: PanelWindows, fc: Any) -> list[np.ndarray]:
-    """Return the outputs of a file for all steps of all series from their first ones, each (T, N, h)."""
+    """Return the outputs of a file for all steps of all series from their first ones, each (T, N,
+    h).
+    """
     n, n_steps, h = windows.n_series, int(windows.source.lengths.max()), fc.features_.h
     series, first = np.arange(n), np.zeros(n, int)
     y, *past = windows.source.cut(series, first, n_steps)

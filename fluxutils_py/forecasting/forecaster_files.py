@@ -35,7 +35,9 @@ def save_forecaster(fc: Any, path: Any) -> None:
     """Write a fitted forecaster; see ``Forecaster.save``."""
     _require_plain_labels(fc)
     settings = {k: v for k, v in fc.get_params(deep=False).items() if k not in NOT_STORED}
-    settings = {k: list(v) if isinstance(v, tuple | list | np.ndarray) else v for k, v in settings.items()}
+    settings = {
+        k: list(v) if isinstance(v, tuple | list | np.ndarray) else v for k, v in settings.items()
+    }
     content = {
         "kind": KIND,
         "format": FORMAT,
@@ -43,7 +45,10 @@ def save_forecaster(fc: Any, path: Any) -> None:
         "code": [k for k in CODE if not _is_plain(settings[k])],
         "features": asdict(fc.features_),
         "channels": asdict(fc.channels_),
-        "covariates": {k: [_to_plain(asdict(c)) for c in getattr(fc.covariates_, k)] for k in ("hist", "futr", "stat")},
+        "covariates": {
+            k: [_to_plain(asdict(c)) for c in getattr(fc.covariates_, k)]
+            for k in ("hist", "futr", "stat")
+        },
         "frequency": None if fc.frequency_ is None else asdict(fc.frequency_),
         "loss_name": fc.loss_name_ if isinstance(fc.loss_name_, str) else None,
         "loss_curve": fc.loss_curve_,
@@ -56,16 +61,25 @@ def save_forecaster(fc: Any, path: Any) -> None:
 
 
 def _require_plain_labels(fc: Any) -> None:
-    """Raise DataError, before a file is written, if it could not be read: ids and categories must be plain data."""
+    """Raise DataError, before a file is written, if it could not be read: ids and categories must
+    be plain data.
+    """
     labels = {} if fc._history.panel is None else {fc.id_col: fc._history.panel.ids}
     for kind in ("hist", "futr", "stat"):
-        labels.update({c.name: c.categories for c in getattr(fc.covariates_, kind) if c.categories is not None})
+        labels.update(
+            {
+                c.name: c.categories
+                for c in getattr(fc.covariates_, kind)
+                if c.categories is not None
+            }
+        )
     for column, values in labels.items():
         odd = [v for v in values if not isinstance(_to_plain(v), PLAIN)]
         if odd:
             raise DataError(
-                f"column {column!r} holds {type(odd[0]).__name__} such as {odd[0]!r}, and a file holds text, numbers "
-                "and booleans only; convert the column before fit, as with .astype(str)"
+                f"column {column!r} holds {type(odd[0]).__name__} such as {odd[0]!r}, and a file "
+                "holds text, numbers and booleans only; convert the column before fit, as with "
+                ".astype(str)"
             )
 
 
@@ -75,15 +89,20 @@ def load_forecaster(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
     missing = [k for k in c["code"] if k not in arguments]
     if missing:
         raise LoadError(
-            f"{path} does not hold the forecaster's {' and '.join(missing)}, which is code of its author's; give it: "
-            f"{cls.__name__}.load(path, {missing[0]}=...)"
+            f"{path} does not hold the forecaster's {' and '.join(missing)}, which is code of its "
+            f"author's; give it: {cls.__name__}.load(path, {missing[0]}=...)"
         )
     fc = cls(**{**c["settings"], **arguments})
     try:
         fc.features_ = _load_features(c["features"])
-        channels: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in c["channels"].items()}
+        channels: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in c["channels"].items()
+        }
         fc.channels_ = Channels(**channels)
-        kinds = {k: tuple(_load_covariate(one) for one in c["covariates"][k]) for k in ("hist", "futr", "stat")}
+        kinds = {
+            k: tuple(_load_covariate(one) for one in c["covariates"][k])
+            for k in ("hist", "futr", "stat")
+        }
         fc.covariates_ = Covariates(**kinds)
         fc.frequency_ = None if c["frequency"] is None else Frequency(**c["frequency"])
         fc.loss_name_ = fc.loss if c["loss_name"] is None else c["loss_name"]
@@ -92,7 +111,9 @@ def load_forecaster(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
         fc.models_ = []
         for stored in c["models"]:
             model = build_bounded(
-                lambda: build_model(make_network(fc, fc.channels_), None, None, dtype, None), stored, path
+                lambda: build_model(make_network(fc, fc.channels_), None, None, dtype, None),
+                stored,
+                path,
             )
             model = model.to(check_device(fc.device))
             model.load_state_dict(stored)
@@ -106,7 +127,9 @@ def load_forecaster(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _load_features(content: dict[str, Any]) -> Features:
-    """Read the features; files of 0.1.0 lack the smallest scale, and those of logarithms have a unit of 1."""
+    """Read the features; files of 0.1.0 lack the smallest scale, and those of logarithms have a
+    unit of 1.
+    """
     if "smallest_scale" in content:
         return Features(**content)
     if content["log"]:
@@ -146,7 +169,10 @@ def _load_covariate(content: dict[str, Any]) -> Covariate:
 def _plain_history(history: History) -> dict[str, Any]:
     panel = history.panel
     return {
-        **{k: torch.from_numpy(np.array(getattr(history, k))) for k in ("tail", "lengths", "static")},
+        **{
+            k: torch.from_numpy(np.array(getattr(history, k)))
+            for k in ("tail", "lengths", "static")
+        },
         "states": history.states,
         "panel": None
         if panel is None
@@ -177,7 +203,9 @@ def _parse_type(text: str) -> Any:
     nw = require("narwhals")
     if found := re.fullmatch(r"DataType\((\w+)\)", text):
         return require("pyarrow").type_for_alias(found[1])
-    if found := re.fullmatch(r"DictionaryType\(dictionary<values=(\w+), indices=(\w+), ordered=([01])>\)", text):
+    if found := re.fullmatch(
+        r"DictionaryType\(dictionary<values=(\w+), indices=(\w+), ordered=([01])>\)", text
+    ):
         pa = require("pyarrow")
         kinds = [pa.type_for_alias(found[i]) for i in (2, 1)]
         return pa.dictionary(*kinds, ordered=found[3] == "1")

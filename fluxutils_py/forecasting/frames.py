@@ -33,14 +33,20 @@ def refuse_equal_columns(frame: Any, name: str) -> None:
     names = list(map(str, frame.column_names if of_arrow else getattr(frame, "columns", ())))
     twice = sorted({column for column in names if names.count(column) > 1})
     if twice:
-        way = f", as with {name}.loc[:, ~{name}.columns.duplicated()]" if hasattr(frame, "iloc") else ""
+        way = (
+            f", as with {name}.loc[:, ~{name}.columns.duplicated()]"
+            if hasattr(frame, "iloc")
+            else ""
+        )
         raise DataError(
-            f"{name} has more than one column {twice[0]!r} (columns: {', '.join(names)}); rename or drop one{way}"
+            f"{name} has more than one column {twice[0]!r} (columns: {', '.join(names)}); rename "
+            f"or drop one{way}"
         )
 
 
 class Frame:
-    """Read a data frame of pandas, polars, pyarrow or another library that narwhals supports, column by column.
+    """Read a data frame of pandas, polars, pyarrow or another library that narwhals supports,
+    column by column.
 
     Parameters
     ----------
@@ -60,7 +66,8 @@ class Frame:
             kind = type(frame).__name__
             way = f"; give pyarrow.Table.from_batches([{name}])" if kind == "RecordBatch" else ""
             raise TypeError(
-                f"{name} must be a data frame of pandas or polars, or a table of pyarrow, got {kind}{way}"
+                f"{name} must be a data frame of pandas or polars, or a table of pyarrow, got "
+                f"{kind}{way}"
             ) from None
         self.name, self.n_rows = name, len(self.frame)
 
@@ -69,13 +76,15 @@ class Frame:
         return "polars" in str(self.frame.implementation).lower()
 
     def require(self, columns: dict[str, str]) -> None:
-        """Raise DataError unless the columns are there; ``columns`` maps each to the argument that names it."""
+        """Raise DataError unless the columns are there; ``columns`` maps each to the argument that
+        names it.
+        """
         names = list(map(str, self.frame.columns))
         for column, argument in columns.items():
             if column not in names:
                 raise DataError(
-                    f"{self.name} has no column {column!r} (columns: {', '.join(names)}), which {argument} names"
-                    f"{self._way_to_column(column, argument, names)}"
+                    f"{self.name} has no column {column!r} (columns: {', '.join(names)}), which "
+                    f"{argument} names{self._way_to_column(column, argument, names)}"
                 )
 
     def _way_to_column(self, column: str, argument: str, names: list[str]) -> str:
@@ -88,15 +97,16 @@ class Frame:
             return f"; did you mean {near[0]!r}?"
         if argument == "id_col":
             return (
-                "; for a single series add the column, for one series per column make one row per series and time, as "
-                "with pandas.melt"
+                "; for a single series add the column, for one series per column make one row per "
+                "series and time, as with pandas.melt"
             )
         return ""
 
     def dtype(self, column: str) -> Any:
         """Return the narwhals type of a column.
 
-        Those of pandas with a time zone such as America/New_York or Etc/GMT+5 are unknown to narwhals 2.
+        Those of pandas with a time zone such as America/New_York or Etc/GMT+5 are unknown to
+        narwhals 2.
         """
         nw, found = require("narwhals"), self.frame.schema[column]
         if found == nw.Unknown:
@@ -106,7 +116,9 @@ class Frame:
         return found
 
     def label_type(self, column: str) -> Any:
-        """Return the type of a column of ids: of narwhals, or of pyarrow, which joins equal kinds of text only."""
+        """Return the type of a column of ids: of narwhals, or of pyarrow, which joins equal kinds
+        of text only.
+        """
         dtype = self.dtype(column)
         if self.backend != "pyarrow" or dtype.is_numeric():
             return dtype
@@ -116,11 +128,15 @@ class Frame:
         """Return the type of a column, and how to convert it: ``way`` is that of pandas."""
         dtype = self.dtype(column)
         if self.backend == "pyarrow":
-            return f"{self.frame[column].to_native().type}; convert it, as with pyarrow.compute.cast"
+            return (
+                f"{self.frame[column].to_native().type}; convert it, as with pyarrow.compute.cast"
+            )
         return f"{dtype}; convert it, as with {way}"
 
     def labels(self, column: str, missing: bool = False) -> np.ndarray:
-        """Return a column of labels as objects, None where missing; DataError if one is and ``missing`` is False."""
+        """Return a column of labels as objects, None where missing; DataError if one is and
+        ``missing`` is False.
+        """
         values = self.frame[column]
         absent = values.is_null().to_numpy()
         if values.dtype.is_float():  # NaN is no null in polars
@@ -134,15 +150,18 @@ class Frame:
         return found
 
     def _refuse_nested(self, column: str, labels: np.ndarray) -> None:
-        """Raise DataError if a label is a list or the like, which only some types of columns can hold."""
+        """Raise DataError if a label is a list or the like, which only some types of columns can
+        hold.
+        """
         nw, dtype = require("narwhals"), self.frame.schema[column]
         if not dtype.is_nested() and dtype not in (nw.Object, nw.Unknown):
             return
         for row, label in enumerate(labels):
             if isinstance(label, list | dict | set | np.ndarray):
                 raise DataError(
-                    f"column {column!r} of {self.name} is {label!r} in row {row}, a {type(label).__name__}; labels are "
-                    "text, numbers, dates or booleans: make a column of each part"
+                    f"column {column!r} of {self.name} is {label!r} in row {row}, a "
+                    f"{type(label).__name__}; labels are text, numbers, dates or booleans: make a "
+                    "column of each part"
                 )
 
     def is_category(self, column: str) -> bool:
@@ -158,8 +177,9 @@ class Frame:
             known = [v for v in self.frame[column].to_list() if not _is_missing(v)]
             if known and all(_is_number(v) for v in known):
                 raise DataError(
-                    f"column {column!r} of {self.name} holds numbers such as {known[0]}, but is of type {dtype}; "
-                    "convert it, as with pandas.to_numeric, or to text if they are categories"
+                    f"column {column!r} of {self.name} holds numbers such as {known[0]}, but is of "
+                    f"type {dtype}; convert it, as with pandas.to_numeric, or to text if they are "
+                    "categories"
                 )
         return not dtype.is_numeric() and dtype != nw.Boolean
 
@@ -169,7 +189,8 @@ class Frame:
         Raises
         ------
         DataError
-            If the column is not numeric or has infinite values, or has missing ones and ``missing`` is False.
+            If the column is not numeric or has infinite values, or has missing ones and ``missing``
+            is False.
         """
         nw, values = require("narwhals"), self.frame[column]
         if not values.dtype.is_numeric() and values.dtype != nw.Boolean:
@@ -181,7 +202,10 @@ class Frame:
         bad = np.isinf(found)
         if bad.any():
             row = int(bad.argmax())
-            raise DataError(f"column {column!r} of {self.name} is {found[row]} in row {row}; leave it out, or set NaN")
+            raise DataError(
+                f"column {column!r} of {self.name} is {found[row]} in row {row}; leave it out, or "
+                "set NaN"
+            )
         if not missing:
             self._refuse_missing(column, np.isnan(found))
         return found
@@ -200,7 +224,10 @@ class Frame:
             odd = numbers != np.round(numbers)
             if odd.any():
                 row = int(odd.argmax())
-                raise DataError(f"column {column!r} of {self.name} is {numbers[row]} in row {row}; times are integers")
+                raise DataError(
+                    f"column {column!r} of {self.name} is {numbers[row]} in row {row}; times are "
+                    "integers"
+                )
             return TimeColumn(numbers.astype(np.int64), None, None, nw.Int64())
         if not (dtype == nw.Date or dtype == nw.Datetime):
             raise DataError(
@@ -214,7 +241,10 @@ class Frame:
             return TimeColumn(at, at, None, dtype)
         if values.dtype == nw.Unknown:  # pandas
             native = values.to_native()
-            utc, local = native.dt.tz_convert("UTC").dt.tz_localize(None), native.dt.tz_localize(None)
+            utc, local = (
+                native.dt.tz_convert("UTC").dt.tz_localize(None),
+                native.dt.tz_localize(None),
+            )
         else:
             utc = values.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
             local = values.dt.replace_time_zone(None)
@@ -223,12 +253,16 @@ class Frame:
 
     def _require_range(self, column: str, largest: int) -> None:
         values = self.frame[column].to_numpy()
-        outside = (values > largest) if values.dtype.kind == "u" else (values > largest) | (values < -largest)
+        outside = (
+            (values > largest)
+            if values.dtype.kind == "u"
+            else (values > largest) | (values < -largest)
+        )
         if outside.any():
             row = int(outside.argmax())
             raise DataError(
-                f"column {column!r} of {self.name} is {values[row]} in row {row}; integer times lie between "
-                f"{-largest} and {largest}"
+                f"column {column!r} of {self.name} is {values[row]} in row {row}; integer times "
+                f"lie between {-largest} and {largest}"
             )
 
     def _require_nanoseconds(self, column: str) -> None:
@@ -237,7 +271,9 @@ class Frame:
         if getattr(dtype, "time_unit", None) == "ns":
             return
         if values.dtype == nw.Unknown:  # of pandas, with a time zone
-            values = nw.from_native(values.to_native().dt.tz_convert("UTC").dt.tz_localize(None), series_only=True)
+            values = nw.from_native(
+                values.to_native().dt.tz_convert("UTC").dt.tz_localize(None), series_only=True
+            )
         elif getattr(dtype, "time_zone", None) is not None:
             values = values.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
         at = values.cast(nw.Datetime("us")).to_numpy().astype("M8[us]").astype(np.int64)
@@ -245,15 +281,16 @@ class Frame:
         if outside.any():
             row = int(outside.argmax())
             raise DataError(
-                f"column {column!r} of {self.name} is {self.frame[column].to_list()[row]} in row {row}; dates lie "
-                "between the years 1678 and 2261. For others give integers, such as the year"
+                f"column {column!r} of {self.name} is {self.frame[column].to_list()[row]} in row "
+                f"{row}; dates lie between the years 1678 and 2261. For others give integers, such "
+                "as the year"
             )
 
     def _refuse_missing(self, column: str, missing: np.ndarray) -> None:
         if missing.any():
             raise DataError(
-                f"column {column!r} of {self.name} is missing in row {int(missing.argmax())}; fill it in, or drop the "
-                "row"
+                f"column {column!r} of {self.name} is missing in row {int(missing.argmax())}; fill "
+                "it in, or drop the row"
             )
 
     @property
@@ -267,8 +304,8 @@ def make_frame(columns: dict[str, Any], like: dict[str, Any], backend: str) -> A
 
     ``like`` maps columns to their types, as from :meth:`Frame.dtype` and :meth:`Frame.label_type`.
 
-    Integers that a type does not hold, such as the times after the last one of int8, become int64. NaN becomes null
-    where the library has both.
+    Integers that a type does not hold, such as the times after the last one of int8, become int64.
+    NaN becomes null where the library has both.
     """
     nw = require("narwhals")
     made = nw.from_dict({k: _to_column(v) for k, v in columns.items()}, backend=backend)
@@ -285,17 +322,23 @@ def make_frame(columns: dict[str, Any], like: dict[str, Any], backend: str) -> A
             casts.append(column.cast(dtype))
         elif dtype.is_integer():
             casts.append(column.cast(dtype if _holds(dtype, columns[name]) else nw.Int64()))
-        elif dtype in (nw.Categorical, nw.Enum) and backend != "pandas":  # polars joins equal types only
+        elif (
+            dtype in (nw.Categorical, nw.Enum) and backend != "pandas"
+        ):  # polars joins equal types only
             casts.append(column.cast(_category_type(dtype, columns[name])))
     if backend != "pandas":
         numbers = [name for name, v in columns.items() if np.asarray(v).dtype.kind == "f"]
-        casts += [nw.when(~nw.col(name).is_nan()).then(nw.col(name)).alias(name) for name in numbers]
+        casts += [
+            nw.when(~nw.col(name).is_nan()).then(nw.col(name)).alias(name) for name in numbers
+        ]
     native = (made.with_columns(casts) if casts else made).to_native()
     return with_arrow_types(native, own_types)
 
 
 def with_arrow_types(table: Any, types: dict[str, Any]) -> Any:
-    """Return a table of pyarrow whose columns have types; categories get larger codes where they need them."""
+    """Return a table of pyarrow whose columns have types; categories get larger codes where they
+    need them.
+    """
     for name, dtype in types.items():
         column = require("pyarrow").array(table[name].to_pylist(), type=dtype)
         table = table.set_column(table.schema.get_field_index(name), name, column)
@@ -311,7 +354,9 @@ def _holds(dtype: Any, values: np.ndarray) -> bool:
 
 
 def _category_type(dtype: Any, values: np.ndarray) -> Any:
-    """Return the type for labels: an Enum with its categories, or a Categorical if it lacks one of the labels."""
+    """Return the type for labels: an Enum with its categories, or a Categorical if it lacks one of
+    the labels.
+    """
     nw = require("narwhals")
     if dtype == nw.Enum and set(values) <= set(dtype.categories):
         return dtype
@@ -359,7 +404,9 @@ class TimeColumn:
 
 
 def to_absolute(local: np.ndarray, zone: str | None) -> np.ndarray:
-    """Convert local to UTC nanoseconds. A skipped time moves forward; of an ambiguous time take the first."""
+    """Convert local to UTC nanoseconds. A skipped time moves forward; of an ambiguous time take the
+    first.
+    """
     if zone is None:
         return local
     pd = require("pandas")
@@ -372,5 +419,10 @@ def to_local(absolute: np.ndarray, zone: str | None) -> np.ndarray:
     if zone is None:
         return absolute
     pd = require("pandas")
-    at = pd.DatetimeIndex(absolute.astype("M8[ns]")).tz_localize("UTC").tz_convert(zone).tz_localize(None)
+    at = (
+        pd.DatetimeIndex(absolute.astype("M8[ns]"))
+        .tz_localize("UTC")
+        .tz_convert(zone)
+        .tz_localize(None)
+    )
     return np.asarray(at.astype("M8[ns]").astype(np.int64))

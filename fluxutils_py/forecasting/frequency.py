@@ -12,10 +12,24 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.frames import require
 
 POLARS = re.compile(r"(\d*)(ns|us|ms|s|m|h|d|w|mo|q|y)")
-OF_POLARS = {"m": "min", "d": "D", "w": "W", "mo": "MS", "q": "QS", "y": "YS"}  # aliases of polars to those of pandas
-RENAMED = re.compile(r"([\w-]+)\. Did you mean ([\w-]+)\?|'([\w-]+)' is no longer supported.* use '([\w-]+)' instead")
+OF_POLARS = {
+    "m": "min",
+    "d": "D",
+    "w": "W",
+    "mo": "MS",
+    "q": "QS",
+    "y": "YS",
+}  # aliases of polars to those of pandas
+RENAMED = re.compile(
+    r"([\w-]+)\. Did you mean ([\w-]+)\?|'([\w-]+)' is no longer supported.* use '([\w-]+)' instead"
+)
 MONTHS = {"Month": 1, "Quarter": 3, "Year": 12}
-NANOSECONDS = {"Hour": 3_600_000_000_000, "Minute": 60_000_000_000, "Second": 1_000_000_000, "Milli": 1_000_000}
+NANOSECONDS = {
+    "Hour": 3_600_000_000_000,
+    "Minute": 60_000_000_000,
+    "Second": 1_000_000_000,
+    "Milli": 1_000_000,
+}
 NANOSECONDS |= {"Micro": 1_000, "Nano": 1}
 DAY = 86_400_000_000_000
 WAYS_OUT = "an integer for integer times, or an alias of pandas such as 'h', '15min', 'D', 'W', 'MS', 'ME', 'QS', 'B'"
@@ -28,10 +42,11 @@ class Frequency:
     Attributes
     ----------
     kind : "integer", "elapsed", "days", "months" or "business"
-        Kind of step: a number for integer times, elapsed time (hours and less, unaffected by clock changes), calendar
-        days, months, or business days.
+        Kind of step: a number for integer times, elapsed time (hours and less, unaffected by clock
+        changes), calendar days, months, or business days.
     size : int
-        Size of the step, in this order: integers, nanoseconds, nanoseconds (whole days), months, business days.
+        Size of the step, in this order: integers, nanoseconds, nanoseconds (whole days), months,
+        business days.
     at : "start", "end" or "same"
         Day in the month, for the kind "months": the first, the last, or that of the first time.
     text : str
@@ -49,9 +64,11 @@ class Frequency:
         return self.kind in ("days", "months", "business")
 
     def steps_between(self, first: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of steps from ``first`` to ``times``, and a mask of where that number is whole.
+        """Return the number of steps from ``first`` to ``times``, and a mask of where that number
+        is whole.
 
-        Both arguments are int64: integers, or nanoseconds since 1970, in local time if :attr:`is_local`.
+        Both arguments are int64: integers, or nanoseconds since 1970, in local time if
+        :attr:`is_local`.
         """
         if self.kind in ("integer", "elapsed", "days"):
             steps, rest = np.divmod(times - first, self.size)
@@ -74,7 +91,9 @@ class Frequency:
         if self.kind in ("integer", "elapsed", "days"):
             return first + steps * self.size
         day, clock = np.divmod(first, DAY)
-        if self.kind == "business":  # from a weekend on: from Monday, which is found to be another day
+        if (
+            self.kind == "business"
+        ):  # from a weekend on: from Monday, which is found to be another day
             days = np.busday_offset(day.astype("M8[D]"), steps * self.size, roll="forward")
             return days.astype(np.int64) * DAY + clock
         month = _to_months(first) + steps * self.size
@@ -92,16 +111,23 @@ def parse_frequency(freq: Any, integer: bool, polars: bool) -> Frequency:
     Raises
     ------
     ValueError
-        If it is not a supported frequency, or is for integers where the times are dates, or the reverse.
+        If it is not a supported frequency, or is for integers where the times are dates, or the
+        reverse.
     """
     if isinstance(freq, int | np.integer):
         if not integer:
-            raise ValueError(f"freq={freq!r}, but the times are dates; give an alias of pandas such as 'h', 'D', 'MS'")
+            raise ValueError(
+                f"freq={freq!r}, but the times are dates; give an alias of pandas such as 'h', "
+                "'D', 'MS'"
+            )
         if freq < 1:
             raise ValueError(f"freq must be a positive integer, got {freq!r}")
         return Frequency("integer", int(freq), text=str(int(freq)))
     if integer:
-        raise ValueError(f"freq={freq!r}, but the times are integers; give the integer between two times, such as 1")
+        raise ValueError(
+            f"freq={freq!r}, but the times are integers; give the integer between two times, such "
+            "as 1"
+        )
     pd = require("pandas")
 
     found = POLARS.fullmatch(freq) if isinstance(freq, str) else None
@@ -120,7 +146,9 @@ def parse_frequency(freq: Any, integer: bool, polars: bool) -> Frequency:
         return Frequency("business", n, text=offset.freqstr)
     for unit, months in MONTHS.items():
         if n >= 1 and name in (f"{unit}Begin", f"{unit}End"):
-            return Frequency("months", n * months, "end" if name.endswith("End") else "start", offset.freqstr)
+            return Frequency(
+                "months", n * months, "end" if name.endswith("End") else "start", offset.freqstr
+            )
     if name == "DateOffset" and set(offset.kwds) <= {"months", "years"} and offset.kwds:
         months = n * (offset.kwds.get("months", 0) + 12 * offset.kwds.get("years", 0))
         return Frequency("months", months, "same", str(freq))
@@ -156,7 +184,8 @@ def infer_frequency(
     times : ndarray of int
         Integers, or local times in nanoseconds.
     first : ndarray of int, optional
-        The first time of the series of each of ``times``. Months on any day are inferred with these only.
+        The first time of the series of each of ``times``. Months on any day are inferred with these
+        only.
 
     Raises
     ------

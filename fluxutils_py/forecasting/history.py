@@ -32,7 +32,8 @@ class History:
     Attributes
     ----------
     tail : ndarray of shape (C, N, K)
-        Last K values of each channel (target, past covariates, covariates known ahead), NaN before the first step.
+        Last K values of each channel (target, past covariates, covariates known ahead), NaN before
+        the first step.
     lengths : ndarray of int, shape (N,)
         Number of steps of each series so far.
     static : ndarray of shape (N, ...)
@@ -57,8 +58,12 @@ class History:
         """Number of last steps in ``tail``, K."""
         return self.tail.shape[2]
 
-    def extended(self, models: Sequence[nn.Module], more: Steps, make: Callable[..., PanelWindows]) -> History:
-        """Return a new history with more steps of some series, and with new series; networks read only these steps."""
+    def extended(
+        self, models: Sequence[nn.Module], more: Steps, make: Callable[..., PanelWindows]
+    ) -> History:
+        """Return a new history with more steps of some series, and with new series; networks read
+        only these steps.
+        """
         which, n_old = more.series, self.n_series
         n_new = max(0, int(which.max()) + 1 - n_old)
         channels, _, K = self.tail.shape
@@ -118,7 +123,9 @@ class Steps:
     panel: Panel | None = None
 
 
-def start_history(models: Sequence[nn.Module], windows: PanelWindows, panel: Panel | None) -> History:
+def start_history(
+    models: Sequence[nn.Module], windows: PanelWindows, panel: Panel | None
+) -> History:
     """Run the networks through all series from the first step, and return the history at the end."""
     lengths = np.asarray(windows.source.lengths)
     n, K = windows.n_series, windows.features.lookback + 1
@@ -144,13 +151,21 @@ def _pad_series(state: Tensor, dim: int, n: int) -> Tensor:
 
 
 def run_steps(
-    model: nn.Module, windows: PanelWindows, start: np.ndarray, count: np.ndarray, state: list[Tensor] | None
+    model: nn.Module,
+    windows: PanelWindows,
+    start: np.ndarray,
+    count: np.ndarray,
+    state: list[Tensor] | None,
 ) -> list[Tensor]:
-    """Run a network for ``count[n]`` steps of each series from step ``start[n]``, and return its state."""
+    """Run a network for ``count[n]`` steps of each series from step ``start[n]``, and return its
+    state.
+    """
     n = windows.n_series
     rows = Segments(np.arange(n), start, count)
     array = WindowArray(windows, "inputs", n_steps=max(1, int(count.max())))
-    batches = SequenceWindows((SeriesArray(array, "x"),), batchsize=n, seqsize=array.shape[2], segments=rows)
+    batches = SequenceWindows(
+        (SeriesArray(array, "x"),), batchsize=n, seqsize=array.shape[2], segments=rows
+    )
     predictor = Predictor(model, batches, state, keep_state=True)
     dims = predictor.session.batch_dims
     before = predictor.session.state if state is None else state
@@ -161,13 +176,22 @@ def run_steps(
     for _ in predictor:
         pass
     after = predictor.state()
-    still = torch.from_numpy(np.flatnonzero(count == 0))  # restore the states of series without a step
+    still = torch.from_numpy(
+        np.flatnonzero(count == 0)
+    )  # restore the states of series without a step
     triples = zip(after, before, dims, strict=True)
-    return [a.index_copy(d, still.to(a.device), b.index_select(d, still.to(b.device))) for a, b, d in triples]
+    return [
+        a.index_copy(d, still.to(a.device), b.index_select(d, still.to(b.device)))
+        for a, b, d in triples
+    ]
 
 
-def last_outputs(model: nn.Module, windows: PanelWindows, at: np.ndarray, state: list[Tensor]) -> np.ndarray:
-    """Return a network's outputs (N, outputs) at the step ``at[n]`` of each series, from the state before it."""
+def last_outputs(
+    model: nn.Module, windows: PanelWindows, at: np.ndarray, state: list[Tensor]
+) -> np.ndarray:
+    """Return a network's outputs (N, outputs) at the step ``at[n]`` of each series, from the state
+    before it.
+    """
     n, first = windows.n_series, next(model.parameters())
     found: list[np.ndarray] = []
 
@@ -187,12 +211,16 @@ def last_outputs(model: nn.Module, windows: PanelWindows, at: np.ndarray, state:
 
 
 def outputs_along(model: nn.Module, windows: PanelWindows, origins: np.ndarray) -> np.ndarray:
-    """Return a network's outputs (N, W, outputs) at steps ``origins[n, w]``, in one pass; NaN where it is -1."""
+    """Return a network's outputs (N, W, outputs) at steps ``origins[n, w]``, in one pass; NaN where
+    it is -1.
+    """
     n, out = windows.n_series, np.empty(0)
     count = np.maximum(origins.max(1) + 1, 1)
     rows = Segments(np.arange(n), np.zeros(n, int), count)
     array = WindowArray(windows, "inputs", n_steps=int(count.max()))
-    batches = SequenceWindows((SeriesArray(array, "x"),), batchsize=n, seqsize=array.shape[2], segments=rows)
+    batches = SequenceWindows(
+        (SeriesArray(array, "x"),), batchsize=n, seqsize=array.shape[2], segments=rows
+    )
     for block in Predictor(model, batches):
         (y,) = block.y  # (S, B, outputs)
         if not out.size:
@@ -206,7 +234,9 @@ def outputs_along(model: nn.Module, windows: PanelWindows, origins: np.ndarray) 
 def forecasts_along(
     models: Sequence[Any], windows: PanelWindows, origins: np.ndarray, n_quantiles: int
 ) -> Iterator[np.ndarray]:
-    """Yield forecasts (N, 1 + quantiles, h) from the steps in each column of ``origins`` (N, W); NaN for -1."""
+    """Yield forecasts (N, 1 + quantiles, h) from the steps in each column of ``origins`` (N, W);
+    NaN for -1.
+    """
     outputs = np.mean([outputs_along(model, windows, origins) for model in models], 0)
     series = np.arange(windows.n_series)
     for out, at in zip(outputs.swapaxes(0, 1), origins.T, strict=True):
@@ -215,7 +245,9 @@ def forecasts_along(
 
 
 def denormalise(windows: PanelWindows, past: Past, out: np.ndarray, n_quantiles: int) -> np.ndarray:
-    """Convert outputs (N, outputs) to the units of the series, (N, 1 + quantiles, h); NaN where no value is known."""
+    """Convert outputs (N, outputs) to the units of the series, (N, 1 + quantiles, h); NaN where no
+    value is known.
+    """
     z = past.naive + past.scale[:, :, None] * out.reshape(len(out), 1 + n_quantiles, -1)
     found = windows.features.inverse(z)
     found[~past.known[:, 0]] = np.nan
@@ -223,12 +255,16 @@ def denormalise(windows: PanelWindows, past: Past, out: np.ndarray, n_quantiles:
 
 
 def forecasts(
-    models: Sequence[Any], windows: PanelWindows, at: np.ndarray, states: list[list[Tensor]], n_quantiles: int
+    models: Sequence[Any],
+    windows: PanelWindows,
+    at: np.ndarray,
+    states: list[list[Tensor]],
+    n_quantiles: int,
 ) -> np.ndarray:
     """Forecast from the step ``at[n]`` of each series, in its units: (N, 1 + quantiles, h).
 
-    Outputs of several networks are averaged before the transform is undone, which keeps quantiles in order. NaN for
-    series without known values.
+    Outputs of several networks are averaged before the transform is undone, which keeps quantiles
+    in order. NaN for series without known values.
     """
     rows = Segments(np.arange(windows.n_series), at, np.ones(windows.n_series, int))
     past = windows.past(rows, 0, 1)

@@ -18,7 +18,12 @@ from fluxutils_py.estimator.building import build_model
 from fluxutils_py.estimator.collectives import whole_batchsize
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.sequence_estimators import CELLS
-from fluxutils_py.forecasting.direct_model import DirectModel, Ensemble, ForecastLoss, recurrent_body
+from fluxutils_py.forecasting.direct_model import (
+    DirectModel,
+    Ensemble,
+    ForecastLoss,
+    recurrent_body,
+)
 from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.forecasting.panel_windows import Channels, PanelWindows, WindowArray
 from fluxutils_py.parallel import RankGroup
@@ -69,13 +74,16 @@ def _own_body(model: Any, n_in: int, n_out: int) -> nn.Module:
 
 
 def warmup_of(windows: PanelWindows) -> np.ndarray:
-    """Return the first step of each series with targets: after one long season, or a quarter of a short series."""
+    """Return the first step of each series with targets: after one long season, or a quarter of a
+    short series.
+    """
     lengths = np.asarray(windows.source.lengths)
     return np.minimum(windows.features.lag, lengths // 4)
 
 
 def course_of_fit(forecaster: Any) -> dict[str, str]:
-    """Return the settings that decide what is trained and how, by name, as texts that ranks compare.
+    """Return the settings that decide what is trained and how, by name, as texts that ranks
+    compare.
 
     Callbacks are compared by the fits of the networks.
     """
@@ -93,7 +101,9 @@ def _describe(value: Any) -> str:
 
 
 def require_same_panel(ranks: RankGroup, panel: Panel | None, array: Any) -> None:
-    """Raise :class:`RankError` on every rank unless all have the same series, before anything is chosen by them."""
+    """Raise :class:`RankError` on every rank unless all have the same series, before anything is
+    chosen by them.
+    """
     if ranks.is_single:
         return
     if panel is None:
@@ -119,16 +129,19 @@ def require_same_panel(ranks: RankGroup, panel: Panel | None, array: Any) -> Non
         ranks.require_equal(told)
     except RankError as error:
         raise RankError(
-            f"{error}. A forecaster has no sharded=True, since what it chooses depends on all series (transform, lags, "
-            "scales): give all of them on every rank, such as an array (F, N, T) that maps a file, or set comm=None "
-            "to fit a forecaster of its own on each rank"
+            f"{error}. A forecaster has no sharded=True, since what it chooses depends on all "
+            "series (transform, lags, scales): give all of them on every rank, such as an array "
+            "(F, N, T) that maps a file, or set comm=None to fit a forecaster of its own on each "
+            "rank"
         ) from None
 
 
 def fit_models(forecaster: Any, windows: PanelWindows, loss: Any, ranks: RankGroup) -> Estimator:
-    """Train an :class:`Ensemble` of ``n_models`` networks, which differ in initial weights and dropout.
+    """Train an :class:`Ensemble` of ``n_models`` networks, which differ in initial weights and
+    dropout.
 
-    All networks train on the same windows: cutting these takes a third of the time of one network's step.
+    All networks train on the same windows: cutting these takes a third of the time of one network's
+    step.
 
     Raises
     ------
@@ -180,6 +193,8 @@ def fit_models(forecaster: Any, windows: PanelWindows, loss: Any, ranks: RankGro
 
 def steps_per_epoch(lengths: np.ndarray, batchsize: int, seqsize: int) -> int:
     """Return the maximal number of windows per epoch, over all orders of the series."""
-    rows = Segments.from_lengths(len(lengths), int(lengths.max()), lengths).fold(batchsize, PIECE * seqsize)
+    rows = Segments.from_lengths(len(lengths), int(lengths.max()), lengths).fold(
+        batchsize, PIECE * seqsize
+    )
     longest = np.sort(rows.length)[::-1][: -(-len(rows) // batchsize)]
     return int(np.sum(-(-longest // seqsize)))

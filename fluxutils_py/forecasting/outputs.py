@@ -27,7 +27,8 @@ def column_names(fc: Any) -> list[str]:
 
 
 def check_output_names(fc: Any) -> None:
-    """Raise SpecError if a column that forecasts or cross-validation add has the name of a column of the user.
+    """Raise SpecError if a column that forecasts or cross-validation add has the name of a column
+    of the user.
 
     Also if two added columns have one name.
     """
@@ -36,24 +37,28 @@ def check_output_names(fc: Any) -> None:
     for argument, name in keys.items():
         if name in added:
             raise SpecError(
-                f"{argument}={name!r} is the name of a column that the forecasts have ({', '.join(added)}); rename the "
-                "column of the data, or choose another alias"
+                f"{argument}={name!r} is the name of a column that the forecasts have "
+                f"({', '.join(added)}); rename the column of the data, or choose another alias"
             )
     twice = sorted({name for name in added if added.count(name) > 1})
     if twice:
         raise SpecError(
             f"two columns of the forecasts would be called {twice[0]!r} (alias={fc.alias!r}, "
-            f"quantiles={tuple(fc.quantiles)!r}); choose another alias, or quantiles that differ in six digits"
+            f"quantiles={tuple(fc.quantiles)!r}); choose another alias, or quantiles that differ "
+            "in six digits"
         )
 
 
 def warn_short_series(fc: Any, lengths: np.ndarray, panel: Panel | None) -> None:
-    """Warn of series that are not longer than a season, and in training of a horizon that no series is longer than."""
+    """Warn of series that are not longer than a season, and in training of a horizon that no series
+    is longer than.
+    """
     h, longest = fc.features_.h, int(lengths.max())
     if longest <= h and isinstance(fc._origin, tuple):
         warnings.warn(
-            f"no series is longer than the horizon of {h} steps (the longest has {longest}): training does not see "
-            f"what comes {longest} or more steps later, which is forecast as the season before",
+            f"no series is longer than the horizon of {h} steps (the longest has {longest}): "
+            f"training does not see what comes {longest} or more steps later, which is forecast "
+            "as the season before",
             stacklevel=3,
         )
     season = fc.features_.season
@@ -61,15 +66,17 @@ def warn_short_series(fc: Any, lengths: np.ndarray, panel: Panel | None) -> None
     if len(short):
         first = short[0]
         warnings.warn(
-            f"{len(short)} of {len(lengths)} series have no more steps than a season of {season} (series "
-            f"{series_name(panel, first)} has {lengths[first]}): where the season before is not known, they are "
-            "forecast from their last value",
+            f"{len(short)} of {len(lengths)} series have no more steps than a season of {season} "
+            f"(series {series_name(panel, first)} has {lengths[first]}): where the season before "
+            "is not known, they are forecast from their last value",
             stacklevel=3,
         )
 
 
 def forecast_values(fc: Any, history: History, ahead: np.ndarray) -> np.ndarray:
-    """Return forecasts (N, 1 + quantiles, h); ``ahead`` holds the covariates known ahead, (C, N, h)."""
+    """Return forecasts (N, 1 + quantiles, h); ``ahead`` holds the covariates known ahead, (C, N,
+    h).
+    """
     _warn_small_series(fc.features_, history)
     K, h = history.tail.shape[2], fc.features_.h
     tail = np.concatenate([history.tail, np.full((*history.tail.shape[:2], h), np.nan)], axis=2)
@@ -82,15 +89,17 @@ def forecast_values(fc: Any, history: History, ahead: np.ndarray) -> np.ndarray:
     if len(unknown):
         name = series_name(history.panel, unknown[0])
         warnings.warn(
-            f"{len(unknown)} series have no value in their last {fc.features_.memory} steps (the first is {name}): "
-            "their forecasts are missing",
+            f"{len(unknown)} series have no value in their last {fc.features_.memory} steps (the "
+            f"first is {name}): their forecasts are missing",
             stacklevel=4,
         )
     return found
 
 
 def _warn_small_series(features: Features, history: History) -> None:
-    """Warn of series whose changes are far below the smallest scale, so that the network cannot see them."""
+    """Warn of series whose changes are far below the smallest scale, so that the network cannot see
+    them.
+    """
     last = history.tail[0, :, -features.memory :]
     z = np.log(last) if features.log else last
     with warnings.catch_warnings():
@@ -100,10 +109,11 @@ def _warn_small_series(features: Features, history: History) -> None:
     small = np.flatnonzero((spread > rounding) & (spread < 0.1 * features.smallest_scale))
     if len(small):
         warnings.warn(
-            f"{len(small)} series change too little to be forecast beside the others: the first is "
-            f"{series_name(history.panel, small[0])}, whose last {features.memory} steps span {spread[small[0]]:.2g}"
-            f"{' in logarithms' if features.log else ''}, and the typical change in fit was {features.unit:.2g}. "
-            "Scale each series, or fit those of such different size apart",
+            f"{len(small)} series change too little to be forecast beside the others: the first "
+            f"is {series_name(history.panel, small[0])}, whose last {features.memory} steps span "
+            f"{spread[small[0]]:.2g}{' in logarithms' if features.log else ''}, and the typical "
+            f"change in fit was {features.unit:.2g}. Scale each series, or fit those of such "
+            "different size apart",
             stacklevel=5,
         )
 
@@ -156,8 +166,9 @@ def future_covariates(fc: Any, history: History, futr_df: Any) -> np.ndarray:
         return np.empty((0, n, h))
     if futr_df is None:
         raise DataError(
-            f"futr_exog_list names {', '.join(c.name for c in covariates)}: give their values at the times that are "
-            "forecast, predict(futr_df=...); make_future_dataframe() has the rows"
+            f"futr_exog_list names {', '.join(c.name for c in covariates)}: give their values at "
+            "the times that are forecast, predict(futr_df=...); make_future_dataframe() has the "
+            "rows"
         )
     panel = _require_panel(history)
     frame = Frame(futr_df, "futr_df")
@@ -169,8 +180,8 @@ def future_covariates(fc: Any, history: History, futr_df: Any) -> np.ndarray:
         i, step = (int(v) for v in np.argwhere(~has_row)[0])
         at = format_time(panel.times(np.array([i]), np.array([panel.lengths[i] + step]))[0])
         raise DataError(
-            f"futr_df has no row of series {panel.ids[i]!r} at {at} (column {fc.time_col!r}); it needs the {h} steps "
-            "after the end of each series, see make_future_dataframe()"
+            f"futr_df has no row of series {panel.ids[i]!r} at {at} (column {fc.time_col!r}); it "
+            f"needs the {h} steps after the end of each series, see make_future_dataframe()"
         )
     found = np.empty((len(covariates), n, h))
     for channel, covariate in zip(found, covariates, strict=True):
@@ -179,7 +190,9 @@ def future_covariates(fc: Any, history: History, futr_df: Any) -> np.ndarray:
 
 
 def _rows_ahead(fc: Any, frame: Frame, panel: Panel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each row its series, its step after the end of the series from 0, and whether this is forecast."""
+    """Return for each row its series, its step after the end of the series from 0, and whether this
+    is forecast.
+    """
     series, steps = read_steps(frame, fc._columns, panel)
     k = steps - panel.lengths[np.maximum(series, 0)]
     return series, k, (series >= 0) & (k >= 0) & (k < fc.features_.h)
@@ -198,7 +211,8 @@ def score_forecasts(fc: Any, df: Any) -> float:
     use &= ~np.isnan(truth)
     if not use.any():
         raise DataError(
-            f"df has no row of the {h} steps after the ends of the series that the forecaster was fitted on, to score"
+            f"df has no row of the {h} steps after the ends of the series that the forecaster was "
+            "fitted on, to score"
         )
     ahead = np.zeros((fc.channels_.n_ahead, n, h))
     for channel, covariate in zip(ahead, fc.covariates_.futr, strict=True):
@@ -219,7 +233,9 @@ def format_time(time: Any) -> str:
 
 
 def _read_column(frame: Any, name: str) -> np.ndarray:
-    found: np.ndarray = frame.labels(name) if frame.is_category(name) else frame.numbers(name, missing=False)
+    found: np.ndarray = (
+        frame.labels(name) if frame.is_category(name) else frame.numbers(name, missing=False)
+    )
     return found
 
 
@@ -227,7 +243,9 @@ def _read_column(frame: Any, name: str) -> np.ndarray:
 
 
 def require_same_static(fc: Any, panel: Panel, static_df: Any) -> None:
-    """Raise DataError if a stored series comes with another static value: its state has followed from the old one."""
+    """Raise DataError if a stored series comes with another static value: its state has followed
+    from the old one.
+    """
     if not fc.covariates_.stat:
         return
     history = fc._history
@@ -238,7 +256,9 @@ def require_same_static(fc: Any, panel: Panel, static_df: Any) -> None:
     number = {label: i for i, label in enumerate(stored)}
     series = np.array([number.get(label, -1) for label in panel.ids], int)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of new categories: an error follows, or they are of new series
+        warnings.simplefilter(
+            "ignore"
+        )  # of new categories: an error follows, or they are of new series
         given = fc.covariates_.static(panel)
     known = np.flatnonzero(series >= 0)
     changed = np.argwhere(given[known] != history.static[series[known]])
@@ -248,15 +268,18 @@ def require_same_static(fc: Any, panel: Panel, static_df: Any) -> None:
         raise DataError(
             f"static covariate {column.name!r} of series {panel.ids[i]!r} is "
             f"{new if column.categories is None else repr(new)}, and was "
-            f"{column.describe(history.static[series[i], changed[0, 1]])} so far; update goes on from a state that "
-            "the old value led to: give that value, or whole series to predict(df)"
+            f"{column.describe(history.static[series[i], changed[0, 1]])} so far; update goes on "
+            "from a state that the old value led to: give that value, or whole series to "
+            "predict(df)"
         )
 
 
 def _require_near(fc: Any, df: Any, old: Panel) -> None:
-    """Raise DataError if a row is so much later than the row before it that none of the known values counts any more.
+    """Raise DataError if a row is so much later than the row before it that none of the known
+    values counts any more.
 
-    Most often, its time is wrong. Correct rows would then be refused, since they overlap the steps up to that row.
+    Most often, its time is wrong. Correct rows would then be refused, since they overlap the steps
+    up to that row.
     """
     series, steps = read_steps(Frame(df, "df"), fc._columns, old)
     order = np.lexsort((steps, series))
@@ -268,12 +291,15 @@ def _require_near(fc: Any, df: Any, old: Panel) -> None:
     far = np.flatnonzero(steps - before > fc.features_.memory)
     if len(far):
         i = far[0]
-        at, last = (format_time(t) for t in old.times(series[[i, i]], np.array([steps[i], before[i]])))
+        at, last = (
+            format_time(t) for t in old.times(series[[i, i]], np.array([steps[i], before[i]]))
+        )
         raise DataError(
-            f"series {old.ids[series[i]]!r} has a row at {at} (column {fc.time_col!r}), {steps[i] - before[i]} steps "
-            f"after the row before it at {last}: no value of the last {fc.features_.memory} steps, which the "
-            "forecasts depend on, would be known. Correct the time; or give a row with a missing value for each step "
-            "between; or give whole series to predict(df)"
+            f"series {old.ids[series[i]]!r} has a row at {at} (column {fc.time_col!r}), "
+            f"{steps[i] - before[i]} steps after the row before it at {last}: no value of the last "
+            f"{fc.features_.memory} steps, which the forecasts depend on, would be known. Correct "
+            "the time; or give a row with a missing value for each step between; or give whole "
+            "series to predict(df)"
         )
 
 
@@ -295,8 +321,8 @@ def further_steps(fc: Any, panel: Panel, df: Any) -> Steps:
         at = format_time(panel.times(np.array([i]), np.array([0]))[0])
         last = format_time(old.times(where[bad[:1]], fc._history.lengths[where[bad[:1]]] - 1)[0])
         raise DataError(
-            f"series {panel.ids[i]!r} has a row at {at} (column {fc.time_col!r}), and is known until {last} already; "
-            "update takes the rows that follow, predict(df) whole series"
+            f"series {panel.ids[i]!r} has a row at {at} (column {fc.time_col!r}), and is known "
+            f"until {last} already; update takes the rows that follow, predict(df) whole series"
         )
     _require_near(fc, df, old)
     start[known] = gap
@@ -319,7 +345,10 @@ def further_steps(fc: Any, panel: Panel, df: Any) -> Steps:
 def array_steps(fc: Any, array: Any) -> Steps:
     """Convert an array (F, N, T) to the next steps of all series."""
     if array_shape(array) != fc._shape:
-        raise ShapeError(f"df has shape {tuple(array.shape)}; expected (F, N, T) with {fc._shape} features and series")
+        raise ShapeError(
+            f"df has shape {tuple(array.shape)}; expected (F, N, T) with {fc._shape} features and "
+            "series"
+        )
     n, length = fc._history.n_series, int(array.shape[2])
     values = np.asarray(array[:, :, :], np.float64).reshape(1, -1)
     return Steps(np.arange(n), np.full(n, length), values, fc._history.static)

@@ -35,15 +35,27 @@ class Columns:
 
     def __post_init__(self) -> None:
         named: dict[str, str] = {}
-        for argument, column in (("id_col", self.id), ("time_col", self.time), ("target_col", self.target)):
+        for argument, column in (
+            ("id_col", self.id),
+            ("time_col", self.time),
+            ("target_col", self.target),
+        ):
             if column in named:
-                raise SpecError(f"{named[column]} and {argument} are both {column!r}; name two columns")
+                raise SpecError(
+                    f"{named[column]} and {argument} are both {column!r}; name two columns"
+                )
             named[column] = argument
-        lists = {"hist_exog_list": self.hist, "futr_exog_list": self.futr, "stat_exog_list": self.stat}
+        lists = {
+            "hist_exog_list": self.hist,
+            "futr_exog_list": self.futr,
+            "stat_exog_list": self.stat,
+        }
         for argument, columns in lists.items():
             for column in columns:
                 if column in named:
-                    raise SpecError(f"{argument} names {column!r}, which is {named[column]}; leave it out")
+                    raise SpecError(
+                        f"{argument} names {column!r}, which is {named[column]}; leave it out"
+                    )
 
     def arguments(self, *, target: bool = True, hist: bool = True) -> dict[str, str]:
         """Map each column that a frame must have to the argument that names it."""
@@ -69,7 +81,8 @@ class Panel:
     lengths : ndarray of int, shape (N,)
         Number of steps of each series. The series follow one another in ``values``.
     values : dict of str to ndarray, shape (total,)
-        Values of each column: float64 (NaN where missing), or object for categories (None where missing).
+        Values of each column: float64 (NaN where missing), or object for categories (None where
+        missing).
     static : dict of str to ndarray, shape (N,)
         Values of each static covariate.
     frequency : Frequency
@@ -100,12 +113,18 @@ class Panel:
         return np.concatenate([[0], np.cumsum(self.lengths)[:-1]]).astype(int)
 
     def positions(self, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        """Return the positions in ``values`` of the steps ``start[n]`` to ``stop[n]`` of each series."""
+        """Return the positions in ``values`` of the steps ``start[n]`` to ``stop[n]`` of each
+        series.
+        """
         count = stop - start
-        return np.repeat(self.offsets + start - (np.cumsum(count) - count), count) + np.arange(count.sum())
+        return np.repeat(self.offsets + start - (np.cumsum(count) - count), count) + np.arange(
+            count.sum()
+        )
 
     def cut(self, start: np.ndarray, stop: np.ndarray) -> Panel:
-        """Return a copy with the steps ``start[n]`` to ``stop[n]`` of each series, without series that have none."""
+        """Return a copy with the steps ``start[n]`` to ``stop[n]`` of each series, without series
+        that have none.
+        """
         at, has = self.positions(start, stop), stop > start
         return replace(
             self,
@@ -117,17 +136,22 @@ class Panel:
         )
 
     def times(self, series: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """Return the times of ``steps`` of ``series``, as ``datetime64[ns]`` in UTC, or as integers."""
+        """Return the times of ``steps`` of ``series``, as ``datetime64[ns]`` in UTC, or as
+        integers.
+        """
         first = self.first[series]
         found = self.frequency.add_steps(first, steps)
         if ((found < first) & (steps > 0)).any():
             raise DataError(
-                f"{int(np.max(steps))} steps of freq={self.frequency.text!r} after the first time of a series are "
-                "beyond the year 2261, the last of dates in nanoseconds; give integer times, such as the year"
+                f"{int(np.max(steps))} steps of freq={self.frequency.text!r} after the first time "
+                "of a series are beyond the year 2261, the last of dates in nanoseconds; give "
+                "integer times, such as the year"
             )
         if self.frequency.kind == "integer":
             return found
-        return (to_absolute(found, self.zone) if self.frequency.is_local else found).astype("M8[ns]")
+        return (to_absolute(found, self.zone) if self.frequency.is_local else found).astype(
+            "M8[ns]"
+        )
 
 
 def series_name(panel: Panel | None, series: int) -> str:
@@ -177,7 +201,9 @@ def read_panel(
         order = np.lexsort((local, codes))
         same = np.diff(codes[order]) == 0
         steps = np.diff(at.absolute[np.lexsort((at.absolute, codes))])[same]
-        frequency = infer_frequency(steps, local, at.is_integer, _first_times(local, codes, len(ids))[codes])
+        frequency = infer_frequency(
+            steps, local, at.is_integer, _first_times(local, codes, len(ids))[codes]
+        )
     _require_kind(frame, columns, at, frequency)
     times = at.on(frequency.is_local)
     order = np.lexsort((times, codes))
@@ -218,7 +244,9 @@ def read_panel(
 def _number_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the number of each label among the sorted unique labels, and these labels."""
     numbers: dict[Any, int] = {}
-    codes = np.fromiter((numbers.setdefault(label, len(numbers)) for label in labels), int, len(labels))
+    codes = np.fromiter(
+        (numbers.setdefault(label, len(numbers)) for label in labels), int, len(labels)
+    )
     ids = list(numbers)
     try:
         order = sorted(range(len(ids)), key=ids.__getitem__)
@@ -235,7 +263,8 @@ def _require_kind(frame: Frame, columns: Columns, at: TimeColumn, frequency: Fre
     if (frequency.kind == "integer") != at.is_integer:
         kinds = ("dates", "integers") if at.is_integer else ("integers", "dates")
         raise DataError(
-            f"column {columns.time!r} of {frame.name} holds {kinds[1]}, the forecaster was fitted on {kinds[0]}"
+            f"column {columns.time!r} of {frame.name} holds {kinds[1]}, the forecaster was fitted "
+            f"on {kinds[0]}"
         )
 
 
@@ -245,54 +274,73 @@ def _first_times(times: np.ndarray, codes: np.ndarray, n_series: int) -> np.ndar
     return first
 
 
-def _refuse_weekends(frame: Frame, columns: Columns, weekend: np.ndarray, frequency: Frequency) -> None:
+def _refuse_weekends(
+    frame: Frame, columns: Columns, weekend: np.ndarray, frequency: Frequency
+) -> None:
     if weekend.any():
         row = int(weekend.argmax())
         raise DataError(
-            f"column {columns.time!r} of {frame.name} is {frame.frame[columns.time].to_list()[row]} in row {row}, on a "
-            f"weekend, and freq={frequency.text!r} has business days only; leave the row out, or give freq='D'"
+            f"column {columns.time!r} of {frame.name} is "
+            f"{frame.frame[columns.time].to_list()[row]} in row {row}, on a weekend, and "
+            f"freq={frequency.text!r} has business days only; leave the row out, or give freq='D'"
         )
 
 
-def _warn_empty_steps(n_rows: np.ndarray, lengths: np.ndarray, ids: np.ndarray, frequency: Frequency) -> None:
+def _warn_empty_steps(
+    n_rows: np.ndarray, lengths: np.ndarray, ids: np.ndarray, frequency: Frequency
+) -> None:
     """Warn of series with a row at few of their steps, as where one is hourly and another daily."""
     sparse = np.flatnonzero((n_rows >= FEW_ROWS) & (n_rows < LEAST_FILLED * lengths))
     if len(sparse):
         i = sparse[0]
         warnings.warn(
-            f"{len(sparse)} of {len(ids)} series have rows at few of their steps of freq={frequency.text!r} (series "
-            f"{ids[i]!r} at {n_rows[i]} of {lengths[i]}): all other steps count as missing. Forecast series of "
-            "different frequency apart, and write rows with 0 where no row means 0",
+            f"{len(sparse)} of {len(ids)} series have rows at few of their steps of "
+            f"freq={frequency.text!r} (series {ids[i]!r} at {n_rows[i]} of {lengths[i]}): all "
+            "other steps count as missing. Forecast series of different frequency apart, and "
+            "write rows with 0 where no row means 0",
             stacklevel=5,
         )
 
 
 def _require_grid(
-    frame: Frame, columns: Columns, whole: np.ndarray, frequency: Frequency, ids: np.ndarray, codes: np.ndarray
+    frame: Frame,
+    columns: Columns,
+    whole: np.ndarray,
+    frequency: Frequency,
+    ids: np.ndarray,
+    codes: np.ndarray,
 ) -> None:
     if not whole.all():
         row = int((~whole).argmax())
         raise DataError(
-            f"column {columns.time!r} of {frame.name} is {frame.frame[columns.time].to_list()[row]} in row {row}, no "
-            f"whole number of steps of freq={frequency.text!r} from the first time of series {ids[codes[row]]!r}; give "
-            "the freq of the data, or round the times"
+            f"column {columns.time!r} of {frame.name} is "
+            f"{frame.frame[columns.time].to_list()[row]} in row {row}, no whole number of steps of "
+            f"freq={frequency.text!r} from the first time of series {ids[codes[row]]!r}; give the "
+            "freq of the data, or round the times"
         )
 
 
 def _require_unique(
-    frame: Frame, columns: Columns, codes: np.ndarray, steps: np.ndarray, order: np.ndarray, ids: np.ndarray
+    frame: Frame,
+    columns: Columns,
+    codes: np.ndarray,
+    steps: np.ndarray,
+    order: np.ndarray,
+    ids: np.ndarray,
 ) -> None:
     twice = (np.diff(codes) == 0) & (np.diff(steps) == 0) & (codes[1:] >= 0)
     if twice.any():
         at = int(twice.argmax())
         rows = sorted((int(order[at]), int(order[at + 1])))
         raise DataError(
-            f"rows {rows[0]} and {rows[1]} of {frame.name} are both of series {ids[codes[at]]!r} at "
-            f"{frame.frame[columns.time].to_list()[rows[1]]}; keep one, or add them up"
+            f"rows {rows[0]} and {rows[1]} of {frame.name} are both of series {ids[codes[at]]!r} "
+            f"at {frame.frame[columns.time].to_list()[rows[1]]}; keep one, or add them up"
         )
 
 
-def read_static(static_df: Any, columns: Columns, ids: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def read_static(
+    static_df: Any, columns: Columns, ids: np.ndarray
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Read the static covariates of series from a frame of their own.
 
     Returns
@@ -309,8 +357,12 @@ def read_static(static_df: Any, columns: Columns, ids: np.ndarray) -> tuple[np.n
     return np.isin(np.arange(len(ids)), codes), _static_values(frame, columns, codes, ids)
 
 
-def _static_values(frame: Frame, columns: Columns, codes: np.ndarray, ids: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the one value of each static covariate in each series; ``codes`` are the series of the rows, or -1."""
+def _static_values(
+    frame: Frame, columns: Columns, codes: np.ndarray, ids: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return the one value of each static covariate in each series; ``codes`` are the series of the
+    rows, or -1.
+    """
     frame.require(dict.fromkeys(columns.stat, "stat_exog_list"))
     keep = np.flatnonzero(codes >= 0)
     _, begin, number = np.unique(codes[keep], return_index=True, return_inverse=True)
@@ -323,17 +375,20 @@ def _static_values(frame: Frame, columns: Columns, codes: np.ndarray, ids: np.nd
         if len(other):
             row = int(keep[other[0]])
             raise DataError(
-                f"column {column!r} of {frame.name} is {rows[row]} in row {row} and {each[number[other[0]]]} before "
-                f"in series {ids[codes[row]]!r}; a static covariate has one value per series"
+                f"column {column!r} of {frame.name} is {rows[row]} in row {row} and "
+                f"{each[number[other[0]]]} before in series {ids[codes[row]]!r}; a static "
+                "covariate has one value per series"
             )
         found[column] = each
     return found
 
 
 def read_steps(frame: Frame, columns: Columns, panel: Panel) -> tuple[np.ndarray, np.ndarray]:
-    """Return the series and the step in a panel of each row of a frame; steps count from the series' first one.
+    """Return the series and the step in a panel of each row of a frame; steps count from the
+    series' first one.
 
-    Both are (rows,). The series is -1 if the panel does not have it, and on weekends of business days.
+    Both are (rows,). The series is -1 if the panel does not have it, and on weekends of business
+    days.
     """
     name = frame.name
     number = {label: i for i, label in enumerate(panel.ids)}
@@ -341,11 +396,13 @@ def read_steps(frame: Frame, columns: Columns, panel: Panel) -> tuple[np.ndarray
     at = frame.times(columns.time)
     _require_kind(frame, columns, at, panel.frequency)
     if at.zone is None and panel.zone is not None:
-        raise DataError(f"column {columns.time!r} of {name} has no time zone, the series are in {panel.zone}")
+        raise DataError(
+            f"column {columns.time!r} of {name} has no time zone, the series are in {panel.zone}"
+        )
     if at.zone is not None and panel.zone is None:
         raise DataError(
-            f"column {columns.time!r} of {name} is in the time zone {at.zone}, the series have no time zone; give "
-            "times without one, as with dt.tz_localize(None)"
+            f"column {columns.time!r} of {name} is in the time zone {at.zone}, the series have no "
+            "time zone; give times without one, as with dt.tz_localize(None)"
         )
     times = to_local(at.absolute, panel.zone) if panel.frequency.is_local else at.absolute
     series = np.where(panel.frequency.is_weekend(times), -1, series)

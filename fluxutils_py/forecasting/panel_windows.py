@@ -20,7 +20,8 @@ class PackedSeries:
     Parameters
     ----------
     values : ndarray of shape (C, total)
-        C channels, one column per step; series ``n`` begins at column ``offsets[n]``. NaN where missing. Not copied.
+        C channels, one column per step; series ``n`` begins at column ``offsets[n]``. NaN where
+        missing. Not copied.
     lengths : ndarray of int, shape (N,)
 
     Attributes
@@ -50,19 +51,23 @@ class PackedSeries:
         steps = start[:, None] + np.arange(n_steps)  # (B, K)
         outside = (steps < 0) | (steps >= self.lengths[series][:, None])
         at = self.offsets[series][:, None] + np.where(outside, 0, steps)
-        out = self.values.take(np.minimum(at, self.values.shape[1] - 1), axis=1).astype(np.float64, copy=False)
+        out = self.values.take(np.minimum(at, self.values.shape[1] - 1), axis=1).astype(
+            np.float64, copy=False
+        )
         if outside.any():
             out[:, outside] = np.nan
         return out
 
 
 class ArraySource:
-    """An (F, N, T) array as ``F * N`` series: feature ``f`` of series ``n`` is series ``f * N + n``.
+    """An (F, N, T) array as ``F * N`` series: feature ``f`` of series ``n`` is series ``f * N +
+    n``.
 
     Parameters
     ----------
     array : array of shape (F, N, T)
-        A NumPy array, a memory map, an h5py dataset, or any object that takes three slices. Reads only what is cut.
+        A NumPy array, a memory map, an h5py dataset, or any object that takes three slices. Reads
+        only what is cut.
     """
 
     is_complete = False
@@ -98,13 +103,15 @@ class ArraySource:
 
 
 def _refuse_infinite(block: np.ndarray, feature: int, series: int, step: int) -> None:
-    """Raise DataError if a block (1, N, T), cut from this feature, series and step on, holds an infinite value."""
+    """Raise DataError if a block (1, N, T), cut from this feature, series and step on, holds an
+    infinite value.
+    """
     bad = np.isinf(block)
     if bad.any():
         _, n, t = (int(i) for i in np.argwhere(bad)[0])
         raise DataError(
-            f"the array is {block[0, n, t]} at [{feature}, {series + n}, {step + t}] (feature, series, step); correct "
-            "it, or set NaN"
+            f"the array is {block[0, n, t]} at [{feature}, {series + n}, {step + t}] (feature, "
+            "series, step); correct it, or set NaN"
         )
 
 
@@ -115,17 +122,17 @@ class Channels:
     Attributes
     ----------
     history, hist, stat, futr : int
-        Features of the target; then numbers: past covariates, static covariates, covariates known ahead, at the current
-        step.
+        Features of the target; then numbers: past covariates, static covariates, covariates known
+        ahead, at the current step.
     hist_categories, stat_categories, futr_categories : tuple of int
-        Number of codes of each categorical covariate, which has one channel at the current step. Code 0: missing, or
-        not seen in training.
+        Number of codes of each categorical covariate, which has one channel at the current step.
+        Code 0: missing, or not seen in training.
     ahead : int
-        Each covariate known ahead, numbers first, at the next ``h`` steps, and at the ``h`` steps that the seasonal
-        naive forecast repeats.
+        Each covariate known ahead, numbers first, at the next ``h`` steps, and at the ``h`` steps
+        that the seasonal naive forecast repeats.
     base : bool
-        Whether the ``h`` steps of the seasonal naive forecast follow, divided by the scale; for logarithms, less the
-        level. The scale is always the last channel.
+        Whether the ``h`` steps of the seasonal naive forecast follow, divided by the scale; for
+        logarithms, less the level. The scale is always the last channel.
     """
 
     h: int
@@ -157,9 +164,15 @@ class Channels:
 
     @property
     def positions(self) -> list[int]:
-        """Positions of the covariates at the current step: past, static, known ahead, numbers first in each group."""
+        """Positions of the covariates at the current step: past, static, known ahead, numbers first
+        in each group.
+        """
         number, code, found = self.history, self.numeric, []
-        groups = (self.hist, self.hist_categories), (self.stat, self.stat_categories), (self.futr, self.futr_categories)
+        groups = (
+            (self.hist, self.hist_categories),
+            (self.stat, self.stat_categories),
+            (self.futr, self.futr_categories),
+        )
         for n_numbers, codes in groups:
             found += [*range(number, number + n_numbers), *range(code, code + len(codes))]
             number, code = number + n_numbers, code + len(codes)
@@ -177,7 +190,8 @@ class PanelWindows:
     Parameters
     ----------
     source : PackedSeries or ArraySource
-        The series: channel 0 is the target in its original units, the others are the past covariates.
+        The series: channel 0 is the target in its original units, the others are the past
+        covariates.
     features : Features
     channels : Channels
     static : ndarray of shape (N, C), optional
@@ -193,7 +207,9 @@ class PanelWindows:
     channels: Channels
     static: np.ndarray | None = None
     ahead: PackedSeries | None = None
-    _cached: tuple[Any, int, int, np.ndarray, np.ndarray, Past] | None = field(default=None, repr=False)
+    _cached: tuple[Any, int, int, np.ndarray, np.ndarray, Past] | None = field(
+        default=None, repr=False
+    )
 
     @property
     def n_series(self) -> int:
@@ -205,7 +221,9 @@ class PanelWindows:
         return self.features.reach if self.source.is_complete else self.features.lookback
 
     def inputs(self, rows: Segments, start: int, stop: int) -> np.ndarray:
-        """Return inputs (B, S, channels), float32, at steps ``start`` to ``stop`` of each row, from the row's start."""
+        """Return inputs (B, S, channels), float32, at steps ``start`` to ``stop`` of each row, from
+        the row's start.
+        """
         values, _, past = self._cut_window(rows, start, stop)
         c, features = self.channels, self.features
         n_steps = stop - start
@@ -217,7 +235,9 @@ class PanelWindows:
             now += [*self.static[rows.series].T[:, :, None]]
         if c.n_ahead:
             assert self.ahead is not None
-            known = self.ahead.cut(rows.series, rows.start + start - self.lookback, values.shape[2] + c.h)
+            known = self.ahead.cut(
+                rows.series, rows.start + start - self.lookback, values.shape[2] + c.h
+            )
             now += [*known[:, :, past.steps]]
             at = c.numeric + len(c.categories)
             for channel in known:
@@ -230,7 +250,9 @@ class PanelWindows:
             out[:, :, at] = channel
         if c.base:
             base = past.naive - past.level[:, :, None] if features.log else past.naive
-            np.divide(base, past.scale[:, :, None], out=out[:, :, -1 - c.h : -1], casting="same_kind")
+            np.divide(
+                base, past.scale[:, :, None], out=out[:, :, -1 - c.h : -1], casting="same_kind"
+            )
         out[:, :, -1] = past.scale
         np.nan_to_num(out[:, :, c.history :], copy=False)
         return out
@@ -250,8 +272,11 @@ class PanelWindows:
     def past(self, rows: Segments, start: int, stop: int) -> Past:
         return self._cut_window(rows, start, stop)[2]
 
-    def _cut_window(self, rows: Segments, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, Past]:
-        """Return values and transformed values of a window with its earlier steps, and the statistics.
+    def _cut_window(
+        self, rows: Segments, start: int, stop: int
+    ) -> tuple[np.ndarray, np.ndarray, Past]:
+        """Return values and transformed values of a window with its earlier steps, and the
+        statistics.
 
         Caches the last result, because training reads the targets of a window after its inputs.
         """
@@ -259,7 +284,9 @@ class PanelWindows:
         if last is not None and last[0] is rows and last[1:3] == (start, stop):
             return last[3:]
         lookback = self.lookback
-        values = self.source.cut(rows.series, rows.start + start - lookback, stop - start + lookback)
+        values = self.source.cut(
+            rows.series, rows.start + start - lookback, stop - start + lookback
+        )
         z = self.features.forward(values[0])
         past = self.features.past(z, stop - start)
         self._cached = rows, start, stop, values, z, past
@@ -280,11 +307,19 @@ class WindowArray(DuckArray):
     """
 
     def __init__(
-        self, panel: PanelWindows, what: str, warmup: np.ndarray | None = None, n_steps: int | None = None
+        self,
+        panel: PanelWindows,
+        what: str,
+        warmup: np.ndarray | None = None,
+        n_steps: int | None = None,
     ) -> None:
         self.panel, self.what, self.warmup = panel, what, warmup
         size = panel.channels.total if what == "inputs" else panel.features.h
-        self.shape = (size, panel.n_series, int(panel.source.lengths.max()) if n_steps is None else n_steps)
+        self.shape = (
+            size,
+            panel.n_series,
+            int(panel.source.lengths.max()) if n_steps is None else n_steps,
+        )
         self.dtype = np.dtype(np.float32)
         self.nonblocking = panel.source.in_memory
 
@@ -302,4 +337,6 @@ class WindowArray(DuckArray):
         features, series, steps = map(np.asarray, index)
         rows = Segments(series, np.zeros(len(series), int), np.full(len(series), self.shape[2]))
         first, last = int(steps.min()), int(steps.max()) + 1
-        return self.read_segments(rows, first, last).transpose(2, 1, 0)[:, :, steps - first][features]
+        return self.read_segments(rows, first, last).transpose(2, 1, 0)[:, :, steps - first][
+            features
+        ]

@@ -1,7 +1,10 @@
 """The names and arguments of gomlx ``ml/train`` and the packages around it, on this package's loop."""
 
 from fluxutils_py.gomlx.batch_statistics import recompute_batch_norm
-from fluxutils_py.gomlx.cross_entropy import categorical_cross_entropy, sparse_categorical_cross_entropy
+from fluxutils_py.gomlx.cross_entropy import (
+    categorical_cross_entropy,
+    sparse_categorical_cross_entropy,
+)
 from fluxutils_py.gomlx.loop_callbacks import (
     EveryNSteps,
     ExponentialCallback,
@@ -19,7 +22,17 @@ from fluxutils_py.gomlx.weighted_loss import WeightedLoss
 from fluxutils_py.nn.first_nonfinite import first_nonfinite
 from fluxutils_py.optim import by_name, cosine, inverse_sqrt
 from fluxutils_py.reporting import ProgressBar
-from fluxutils_py.training import Batch, Checkpointer, InMemory, Loop, Map, NTimes, ReadAhead, StopTraining, Take
+from fluxutils_py.training import (
+    Batch,
+    Checkpointer,
+    InMemory,
+    Loop,
+    Map,
+    NTimes,
+    ReadAhead,
+    StopTraining,
+    Take,
+)
 from fluxutils_py.training.added_losses import add_loss, collected_losses, get_losses
 from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.in_memory import normalization

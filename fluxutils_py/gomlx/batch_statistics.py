@@ -1,4 +1,6 @@
-"""Compute the running statistics of BatchNorm anew, for parameters that did not come from training steps."""
+"""Compute the running statistics of BatchNorm anew, for parameters that did not come from training
+steps.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class _Moments:
 
 
 class _Collector:
-    """Hook that takes the moments of the inputs of several layers, in the order in which these are called."""
+    """Hook that takes the moments of the inputs of several layers, in the order in which these are
+    called.
+    """
 
     def __init__(self) -> None:
         self.found: dict[nn.Module, _Moments] = {}
@@ -44,11 +48,13 @@ class _Collector:
 
 
 def recompute_batch_norm(model: nn.Module, dataset: Iterable[Any]) -> None:
-    """Set the running mean and variance of each BatchNorm layer to those of its inputs over a finite dataset.
+    """Set the running mean and variance of each BatchNorm layer to those of its inputs over a
+    finite dataset.
 
-    Means of parameters (``Checkpointer(take_mean=...)``) do not belong to the statistics that were saved with them. The
-    model runs in evaluation mode, once over the data for each such layer, in the order in which they are called, so the
-    result does not depend on the batches. Parameters, modes and states stay as they are.
+    Means of parameters (``Checkpointer(take_mean=...)``) do not belong to the statistics that were
+    saved with them. The model runs in evaluation mode, once over the data for each such layer, in
+    the order in which they are called, so the result does not depend on the batches. Parameters,
+    modes and states stay as they are.
 
     Parameters
     ----------
@@ -60,7 +66,8 @@ def recompute_batch_norm(model: nn.Module, dataset: Iterable[Any]) -> None:
     Raises
     ------
     DataError
-        If the dataset has no batches, or fewer than two values for a layer. That layer then keeps its statistics.
+        If the dataset has no batches, or fewer than two values for a layer. That layer then keeps
+        its statistics.
 
     Notes
     -----
@@ -91,7 +98,10 @@ def recompute_batch_norm(model: nn.Module, dataset: Iterable[Any]) -> None:
         first: Any = next(iter(collector.found))
         found = collector.found[first]
         if found.n < 2:
-            raise DataError(f"dataset {data.name!r} gives a BatchNorm {found.n} value per channel: it needs 2 at least")
+            raise DataError(
+                f"dataset {data.name!r} gives a BatchNorm {found.n} value per channel: it needs 2 "
+                "at least"
+            )
         first.running_mean.copy_(found.mean)
         first.running_var.copy_(found.square / (found.n - 1))
         waiting.remove(first)

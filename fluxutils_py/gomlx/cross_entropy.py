@@ -12,7 +12,9 @@ from fluxutils_py.errors import DataError, ShapeError
 EPSILON = {torch.float16: 1e-4, torch.bfloat16: 1e-2, torch.float32: 1e-7, torch.float64: 1e-8}
 
 
-def categorical_cross_entropy(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def categorical_cross_entropy(
+    prediction: Tensor, target: Tensor, reduction: str = "mean"
+) -> Tensor:
     """Cross-entropy of predicted probabilities, such as those of a softmax.
 
     Parameters
@@ -35,12 +37,15 @@ def categorical_cross_entropy(prediction: Tensor, target: Tensor, reduction: str
 
     Notes
     -----
-    Probabilities are first clipped to between 1e-7 and 1 - 1e-7 (float64: 1e-8), so that the loss is finite; no
-    gradient comes from where they were clipped. Source: ``CategoricalCrossEntropy`` of gomlx.
+    Probabilities are first clipped to between 1e-7 and 1 - 1e-7 (float64: 1e-8), so that the loss
+    is finite; no gradient comes from where they were clipped. Source: ``CategoricalCrossEntropy``
+    of gomlx.
 
     Examples
     --------
-    >>> categorical_cross_entropy(torch.tensor([[0.5, 0.5], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    >>> categorical_cross_entropy(
+    ...     torch.tensor([[0.5, 0.5], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    ... )
     tensor(0.3466)
     """
     if prediction.shape != target.shape:
@@ -53,7 +58,9 @@ def categorical_cross_entropy(prediction: Tensor, target: Tensor, reduction: str
     return _reduced(-(target * prediction.clamp(epsilon, 1 - epsilon).log()).sum(-1), reduction)
 
 
-def sparse_categorical_cross_entropy(prediction: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def sparse_categorical_cross_entropy(
+    prediction: Tensor, target: Tensor, reduction: str = "mean"
+) -> Tensor:
     """Cross-entropy of scores (logits) with one integer label in the last axis of the target.
 
     Parameters
@@ -67,8 +74,8 @@ def sparse_categorical_cross_entropy(prediction: Tensor, target: Tensor, reducti
     Returns
     -------
     Tensor
-        A scalar, or of shape (...) with ``reduction="none"``; weights and masks of :class:`WeightedLoss` have that
-        shape.
+        A scalar, or of shape (...) with ``reduction="none"``; weights and masks of
+        :class:`WeightedLoss` have that shape.
 
     Raises
     ------
@@ -92,7 +99,9 @@ def sparse_categorical_cross_entropy(prediction: Tensor, target: Tensor, reducti
             f"{tuple(prediction.shape)} and {tuple(target.shape)}"
         )
     if target.is_floating_point() or target.dtype is torch.bool:
-        raise DataError(f"sparse_categorical_cross_entropy takes integer labels, got {target.dtype}")
+        raise DataError(
+            f"sparse_categorical_cross_entropy takes integer labels, got {target.dtype}"
+        )
     each = F.cross_entropy(prediction.flatten(0, -2), target.flatten().long(), reduction="none")
     return _reduced(each.view(prediction.shape[:-1]), reduction)
 

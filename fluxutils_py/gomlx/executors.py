@@ -23,7 +23,8 @@ class Mode(Enum):
 
 
 class Executors:
-    """Functions with which a :class:`Trainer` calls its model, one per kind of batch and mode, optionally compiled.
+    """Functions with which a :class:`Trainer` calls its model, one per kind of batch and mode,
+    optionally compiled.
 
     Parameters
     ----------
@@ -42,7 +43,11 @@ class Executors:
     """
 
     def __init__(
-        self, model: nn.Module, max_kinds: int, takes_kind: bool, compile: bool | Callable[[Any], Any]
+        self,
+        model: nn.Module,
+        max_kinds: int,
+        takes_kind: bool,
+        compile: bool | Callable[[Any], Any],
     ) -> None:
         self.model, self.takes_kind = model, takes_kind
         self.max_kinds = check_integer("max_kinds", max_kinds, 1)
@@ -51,13 +56,16 @@ class Executors:
         self._executors: dict[tuple[Any, Mode], Executor] = {}
 
     def __call__(self, kind: Any, mode: Mode) -> Executor:
-        """Return the executor for a kind of batch; raise RuntimeError if there are more than ``max_kinds``."""
+        """Return the executor for a kind of batch; raise RuntimeError if there are more than
+        ``max_kinds``.
+        """
         key = kind_key(kind), mode
         if key not in self._executors:
             if len(self._executors) >= self.max_kinds:
                 raise RuntimeError(
-                    f"kind {kind!r} in mode {mode.value!r} is one more than max_kinds={self.max_kinds}: a kind stands "
-                    "for many batches, not for one; use fewer, or raise max_kinds"
+                    f"kind {kind!r} in mode {mode.value!r} is one more than "
+                    f"max_kinds={self.max_kinds}: a kind stands for many batches, not for one; use "
+                    "fewer, or raise max_kinds"
                 )
             executor = self._executors[key] = self._make_executor(kind)
             for handler in self.handlers:

@@ -17,7 +17,9 @@ def OnStart(loop: Any, name: str, priority: float, fn: Callable[[Any, Any], Any]
     loop.on_start(name, lambda loop: fn(loop, loop.batches), priority)
 
 
-def OnStep(loop: Any, name: str, priority: float, fn: LoopAndMetrics, trigger: Trigger | None = None) -> None:
+def OnStep(
+    loop: Any, name: str, priority: float, fn: LoopAndMetrics, trigger: Trigger | None = None
+) -> None:
     """Call ``fn(loop, metrics)`` after each step, with the metrics by name."""
     loop.on_step(name, lambda loop: fn(loop, loop.metrics), priority, trigger)
 
@@ -36,12 +38,20 @@ def EveryNSteps(loop: Any, n: int, name: str, priority: float, fn: LoopAndMetric
 
 
 def NTimesDuringLoop(loop: Any, n: int, name: str, priority: float, fn: LoopAndMetrics) -> None:
-    """Call ``fn(loop, metrics)`` ``n`` times in each run, the last time at its end: see :class:`NTimes`."""
+    """Call ``fn(loop, metrics)`` ``n`` times in each run, the last time at its end: see
+    :class:`NTimes`.
+    """
     OnStep(loop, name, priority, fn, NTimes(n))
 
 
 def ExponentialCallback(
-    loop: Any, start: int, factor: float, at_end: bool, name: str, priority: float, fn: LoopAndMetrics
+    loop: Any,
+    start: int,
+    factor: float,
+    at_end: bool,
+    name: str,
+    priority: float,
+    fn: LoopAndMetrics,
 ) -> None:
     """Call ``fn(loop, metrics)`` at growing distances: see :class:`Exponential`."""
     OnStep(loop, name, priority, fn, Exponential(start, factor, at_end))

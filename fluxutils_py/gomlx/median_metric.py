@@ -18,9 +18,11 @@ __all__ = ["MedianMetric"]
 
 
 class MedianMetric(MeanMetric):
-    """Median of the numbers of all steps: of one per step, or of each element that the measure returns.
+    """Median of the numbers of all steps: of one per step, or of each element that the measure
+    returns.
 
-    Of an even number it is the larger one in the middle. Elements of weight 0 do not count; other weights are ignored.
+    Of an even number it is the larger one in the middle. Elements of weight 0 do not count; other
+    weights are ignored.
 
     Parameters
     ----------
@@ -68,11 +70,14 @@ class MedianMetric(MeanMetric):
             values, weight = self.without_extras(values, weight)
         if self.measure is not None:
             require_equal_shapes(self.measure, *values[:2])
-        found = torch.as_tensor(values[0] if self.measure is None else self.measure(*values)).double()
+        found = torch.as_tensor(
+            values[0] if self.measure is None else self.measure(*values)
+        ).double()
         if isinstance(weight, Tensor):
             if found.ndim == 0 and bool((weight == 0).any()):
                 raise DataError(
-                    f"the batch has weights of 0, but metric {self.name!r} is one number for the batch: give it a "
+                    f"the batch has weights of 0, but metric {self.name!r} is one number for the "
+                    "batch: give it a "
                     'measure that is not reduced, such as nn.L1Loss(reduction="none")'
                 )
             found = found[weight.expand_as(found) != 0] if found.ndim else found
@@ -84,7 +89,9 @@ class MedianMetric(MeanMetric):
         if len(self.values) < self.sample_size:
             self.values.append(value)
             return
-        place = self._random.randrange(self.count)  # so that each of them has the same chance to be kept
+        place = self._random.randrange(
+            self.count
+        )  # so that each of them has the same chance to be kept
         if place < self.sample_size:
             self.values[place] = value
 

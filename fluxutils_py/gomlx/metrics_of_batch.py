@@ -20,7 +20,9 @@ def is_mean(metric: Any) -> bool:
 
 
 def target_for_metrics(loss_fn: Any, batch: Minibatch) -> tuple[Any, Tensor | None]:
-    """Return the target of a batch and the weights of its elements, those among the labels of a WeightedLoss too."""
+    """Return the target of a batch and the weights of its elements, those among the labels of a
+    WeightedLoss too.
+    """
     weight = batch.weight if isinstance(batch.weight, Tensor) else None
     if not isinstance(loss_fn, WeightedLoss):
         return batch.y, weight
@@ -30,8 +32,12 @@ def target_for_metrics(loss_fn: Any, batch: Minibatch) -> tuple[Any, Tensor | No
     return target, among_labels.double() if weight is None else among_labels * weight
 
 
-def weigh_metrics(metrics: Sequence[MeanMetric], loss_fn: Any, prediction: Any, batch: Minibatch) -> list[float]:
-    """Return two numbers for each metric, so that means over ranks weighted by data give :func:`add_weighed` all."""
+def weigh_metrics(
+    metrics: Sequence[MeanMetric], loss_fn: Any, prediction: Any, batch: Minibatch
+) -> list[float]:
+    """Return two numbers for each metric, so that means over ranks weighted by data give
+    :func:`add_weighed` all.
+    """
     n, numbers = n_elements(prediction, batch.weight), []
     for metric in metrics:
         label, each = _label_and_weight(metric, loss_fn, batch)
@@ -51,7 +57,9 @@ def update_from_batch(metric: Any, loss_fn: Any, prediction: Any, batch: Minibat
     """Add a batch to a metric of any kind."""
     label, each = _label_and_weight(metric, loss_fn, batch)
     if isinstance(metric, MeanMetric):
-        metric.update(prediction, label, weight=n_elements(prediction, batch.weight) if each is None else each)
+        metric.update(
+            prediction, label, weight=n_elements(prediction, batch.weight) if each is None else each
+        )
     else:
         update_metric(metric, prediction, label, each)
 
@@ -61,11 +69,15 @@ def add_up_ranks(metrics: Sequence[Any], ranks: Any) -> None:
     for metric in metrics:
         if type(metric) is MeanMetric:
             states = ranks.allgather(metric.state_dict())
-            metric.load_state_dict({name: sum(state[name] for state in states) for name in states[0]})
+            metric.load_state_dict(
+                {name: sum(state[name] for state in states) for name in states[0]}
+            )
 
 
 def _label_and_weight(metric: Any, loss_fn: Any, batch: Minibatch) -> tuple[Any, Tensor | None]:
-    """Return label and weights for a metric; one whose measure is a :class:`WeightedLoss` finds its own."""
+    """Return label and weights for a metric; one whose measure is a :class:`WeightedLoss` finds its
+    own.
+    """
     if isinstance(getattr(metric, "measure", None), WeightedLoss):
         return batch.y, batch.weight if isinstance(batch.weight, Tensor) else None
     return target_for_metrics(loss_fn, batch)

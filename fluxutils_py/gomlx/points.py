@@ -33,15 +33,17 @@ class PointsWriter:
     trainer : Trainer, optional
         Evaluates ``datasets``.
     *datasets
-        For points named ``"Eval on <dataset>: <metric>"``. Not the training dataset: evaluation resets it.
+        For points named ``"Eval on <dataset>: <metric>"``. Not the training dataset: evaluation
+        resets it.
     trigger : Trigger, optional
         When to write. None: after every step.
 
     Notes
     -----
-    Training points are named ``"Train: <metric>"``: the metrics of the step, or its loss if it has none. The type is
-    ``"loss"`` or ``"accuracy"`` if the metric's name contains it, else the name. Values that are NaN, infinite or not
-    numbers are skipped. An incomplete last line of a killed process is removed. Source: ``plots`` of gomlx.
+    Training points are named ``"Train: <metric>"``: the metrics of the step, or its loss if it has
+    none. The type is ``"loss"`` or ``"accuracy"`` if the metric's name contains it, else the name.
+    Values that are NaN, infinite or not numbers are skipped. An incomplete last line of a killed
+    process is removed. Source: ``plots`` of gomlx.
 
     Examples
     --------
@@ -59,10 +61,17 @@ class PointsWriter:
 
     name, priority = "points", 0
 
-    def __init__(self, path: Any, trainer: Any = None, *datasets: Iterable[Any], trigger: Any = None) -> None:
+    def __init__(
+        self, path: Any, trainer: Any = None, *datasets: Iterable[Any], trigger: Any = None
+    ) -> None:
         if (trainer is None) != (not datasets):
             raise ValueError("points of evaluation need a trainer and datasets; give both or none")
-        self.path, self.trainer, self.datasets, self.trigger = Path(path), trainer, datasets, trigger
+        self.path, self.trainer, self.datasets, self.trigger = (
+            Path(path),
+            trainer,
+            datasets,
+            trigger,
+        )
         self.collective = bool(datasets)  # all ranks evaluate together
 
     def on_step(self, loop: Any) -> None:
@@ -76,7 +85,12 @@ class PointsWriter:
     def write(self, step: int, metrics_by_source: Mapping[str, Mapping[str, Any]]) -> None:
         """Append metrics, grouped by their source, such as ``{"Train": {"loss": 0.5}}``."""
         points = [
-            Point(step, f"{source}: {name}", next((t for t in ("loss", "accuracy") if t in name.lower()), name), value)
+            Point(
+                step,
+                f"{source}: {name}",
+                next((t for t in ("loss", "accuracy") if t in name.lower()), name),
+                value,
+            )
             for source, metrics in metrics_by_source.items()
             for name, number in metrics.items()
             if (value := as_number(number)) is not None and math.isfinite(value)
@@ -97,7 +111,8 @@ def _ends_within_a_line(file: Any) -> bool:
 def load_points(path: Any) -> list[Point]:
     """Read the points that a :class:`PointsWriter` wrote, sorted by step.
 
-    Of points with the same step and metric the last is kept: a run continued from a checkpoint writes some again.
+    Of points with the same step and metric the last is kept: a run continued from a checkpoint
+    writes some again.
 
     Raises
     ------
@@ -111,7 +126,8 @@ def load_points(path: Any) -> list[Point]:
             point = Point(**json.loads(line))
         except (ValueError, TypeError) as error:
             raise DataError(
-                f"line {k} of {path} is not a point: {error}; a line is a JSON object of step, metric, type and value"
+                f"line {k} of {path} is not a point: {error}; a line is a JSON object of step, "
+                "metric, type and value"
             ) from error
         points[point.step, point.metric] = point
     return sorted(points.values(), key=lambda p: p.step)

@@ -10,7 +10,9 @@ from fluxutils_py.parallel import is_main_process
 from fluxutils_py.reporting.tables import format_metric, text_table
 
 
-def report_eval(trainer: Any, *datasets: Iterable[Any], printer: Callable[[str], Any] = print) -> None:
+def report_eval(
+    trainer: Any, *datasets: Iterable[Any], printer: Callable[[str], Any] = print
+) -> None:
     """Evaluate each dataset and print a table with a row per dataset and a column per metric.
 
     Parameters
@@ -18,10 +20,12 @@ def report_eval(trainer: Any, *datasets: Iterable[Any], printer: Callable[[str],
     trainer : Trainer
         Or any object whose ``eval(dataset)`` returns a dict of numbers.
     *datasets
-        Datasets for ``eval``. The table shows their ``name``, or the name of their class; several of one name are
-        numbered, such as ``list (1)`` and ``list (2)``, in the order in which you give them.
+        Datasets for ``eval``. The table shows their ``name``, or the name of their class; several
+        of one name are numbered, such as ``list (1)`` and ``list (2)``, in the order in which you
+        give them.
     printer : callable
-        Called with the table, as one string; of several ranks of the trainer only on rank 0. All ranks evaluate.
+        Called with the table, as one string; of several ranks of the trainer only on rank 0. All
+        ranks evaluate.
 
     Raises
     ------
@@ -30,7 +34,8 @@ def report_eval(trainer: Any, *datasets: Iterable[Any], printer: Callable[[str],
 
     Notes
     -----
-    After each run: ``loop.on_end("report", lambda loop: report_eval(trainer, data))``. Source: ``ReportEval`` of gomlx.
+    After each run: ``loop.on_end("report", lambda loop: report_eval(trainer, data))``. Source:
+    ``ReportEval`` of gomlx.
 
     Examples
     --------

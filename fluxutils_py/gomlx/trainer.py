@@ -55,7 +55,8 @@ from fluxutils_py.tree import tree_map
 class Trainer:
     """Train and evaluate a model with a loss, an optimizer and metrics, on batches of any kind.
 
-    A :class:`Loop` goes through the data: ``Loop(trainer).run_epochs(dataset, 10)``. A step does what
+    A :class:`Loop` goes through the data: ``Loop(trainer).run_epochs(dataset, 10)``. A step does
+    what
     :class:`GradientStep` does, then applies the per-step updates, the scheduler and the metrics, in this order.
 
     Parameters
@@ -63,32 +64,38 @@ class Trainer:
     model : nn.Module
         Called ``model(*inputs)``. It may call :func:`add_loss`.
     loss_fn : callable, optional
-        ``loss_fn(prediction, label)``, in torch's order; several predictions or labels come as tuples. A result that
-        is not a scalar is averaged over all elements. With a tensor of weights, the loss is the sum of weight times
-        loss, divided by the number of nonzero weights. None: only the losses that :func:`add_loss` adds.
+        ``loss_fn(prediction, label)``, in torch's order; several predictions or labels come as
+        tuples. A result that is not a scalar is averaged over all elements. With a tensor of
+        weights, the loss is the sum of weight times loss, divided by the number of nonzero weights.
+        None: only the losses that :func:`add_loss` adds.
     opt : torch.optim.Optimizer, or a class or callable that makes one from the parameters, optional
         None: evaluation only.
     train_metrics, eval_metrics : sequence of metrics
-        Updated with predictions, labels and weights; see :class:`MeanMetric`. For training, use moving averages.
+        Updated with predictions, labels and weights; see :class:`MeanMetric`. For training, use
+        moving averages.
     comm, batches, clip, accumulate, precision
-        See :class:`GradientStep`. With several ranks, a :class:`MeanMetric` covers all of them; others only their own.
+        See :class:`GradientStep`. With several ranks, a :class:`MeanMetric` covers all of them;
+        others only their own.
     n_jobs : int or None
-        Number of threads, which divide each batch as ranks do, to the same result; see :class:`Estimator`.
+        Number of threads, which divide each batch as ranks do, to the same result; see
+        :class:`Estimator`.
     axis : int
-        Axis along which ranks and threads divide a batch: 0 for batch first, 1 for time-major ``(S, B, F)``. Ignored
-        for windows.
+        Axis along which ranks and threads divide a batch: 0 for batch first, 1 for time-major ``(S,
+        B, F)``. Ignored for windows.
     scheduler : callable, optional
-        ``scheduler(optimizer)`` returns a learning-rate scheduler, which steps after each update. To combine several,
-        such as ``LinearLR`` (warm-up) and ``CosineAnnealingLR``, use ``SequentialLR`` of ``torch.optim``.
+        ``scheduler(optimizer)`` returns a learning-rate scheduler, which steps after each update.
+        To combine several, such as ``LinearLR`` (warm-up) and ``CosineAnnealingLR``, use
+        ``SequentialLR`` of ``torch.optim``.
     stateful : bool
-        Whether recurrent layers continue from the detached state of the previous batch when a batch has no ``first``.
-        By default they then start from zero.
+        Whether recurrent layers continue from the detached state of the previous batch when a batch
+        has no ``first``. By default they then start from zero.
     max_kinds : int
         Largest number of executors; there is one for each pair of ``kind`` and mode.
     takes_kind : bool
         Whether to call ``model(kind, *inputs)``.
     compile : bool or callable
-        True compiles each executor with ``torch.compile``; a callable compiles it with ``compile(fn)``.
+        True compiles each executor with ``torch.compile``; a callable compiles it with
+        ``compile(fn)``.
 
     Attributes
     ----------
@@ -96,27 +103,30 @@ class Trainer:
     scheduler : learning-rate scheduler or None
     ranks : RankGroup
     train_metrics, eval_metrics : list
-        The built-in metrics, then the given ones. Training has ``batch_loss``, the loss of the step; ``ema_loss``, its
-        moving average (0.01); and ``ema_loss_fn``, the moving average of ``loss_fn`` alone, if given. Evaluation has
-        ``loss`` and ``loss_fn``, means over the data. ``StepInfo.metrics`` and :meth:`eval` use the same names.
+        The built-in metrics, then the given ones. Training has ``batch_loss``, the loss of the
+        step; ``ema_loss``, its moving average (0.01); and ``ema_loss_fn``, the moving average of
+        ``loss_fn`` alone, if given. Evaluation has ``loss`` and ``loss_fn``, means over the data.
+        ``StepInfo.metrics`` and :meth:`eval` use the same names.
 
     Raises
     ------
     FloatingPointError
-        In a training step, if the loss or the gradient is NaN or infinite, with the module that gave it first. The
-        step leaves the parameters unchanged.
+        In a training step, if the loss or the gradient is NaN or infinite, with the module that
+        gave it first. The step leaves the parameters unchanged.
     ShapeError
         In a step, if a torch criterion gets a prediction and a label of different shapes.
     ValueError
-        In a step, if a batch has no inputs, an input that is None, or not as many inputs or labels as earlier batches
-        of the same ``kind``; if nothing gives a loss, or the loss does not depend on the parameters.
+        In a step, if a batch has no inputs, an input that is None, or not as many inputs or labels
+        as earlier batches of the same ``kind``; if nothing gives a loss, or the loss does not
+        depend on the parameters.
     RuntimeError
         In a step, if there are more than ``max_kinds`` executors.
 
     Notes
     -----
     :meth:`eval` preserves the state of recurrent layers and the mode of every module.
-    Source: ``Trainer`` of gomlx ``train``, whose loss functions take labels first, and which calls kinds specs.
+    Source: ``Trainer`` of gomlx ``train``, whose loss functions take labels first, and which calls
+    kinds specs.
 
     Examples
     --------
@@ -158,12 +168,22 @@ class Trainer:
         trainable = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = None if opt is None else make_optimizer(opt, trainable)
         self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
-        self.train_metrics: list[Any] = [MeanMetric(name="batch_loss", short_name="loss+", metric_type="loss")]
-        self.train_metrics.append(EMAMetric(name="ema_loss", short_name="~loss+", metric_type="loss"))
-        self.eval_metrics: list[Any] = [MeanMetric(name="loss", short_name="#loss+", metric_type="loss")]
+        self.train_metrics: list[Any] = [
+            MeanMetric(name="batch_loss", short_name="loss+", metric_type="loss")
+        ]
+        self.train_metrics.append(
+            EMAMetric(name="ema_loss", short_name="~loss+", metric_type="loss")
+        )
+        self.eval_metrics: list[Any] = [
+            MeanMetric(name="loss", short_name="#loss+", metric_type="loss")
+        ]
         if loss_fn is not None:
-            self.train_metrics.append(EMAMetric(name="ema_loss_fn", short_name="~loss", metric_type="loss"))
-            self.eval_metrics.append(MeanMetric(name="loss_fn", short_name="#loss", metric_type="loss"))
+            self.train_metrics.append(
+                EMAMetric(name="ema_loss_fn", short_name="~loss", metric_type="loss")
+            )
+            self.eval_metrics.append(
+                MeanMetric(name="loss_fn", short_name="#loss", metric_type="loss")
+            )
         self._n_own = len(self.train_metrics), len(self.eval_metrics)
         self.train_metrics += train_metrics
         self.eval_metrics += eval_metrics
@@ -180,9 +200,13 @@ class Trainer:
         reduction = "sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean"
         if self._threads.n > 1:
             if compile:
-                raise ValueError("a compiled model cannot run in several threads: leave out n_jobs, or compile")
+                raise ValueError(
+                    "a compiled model cannot run in several threads: leave out n_jobs, or compile"
+                )
             self._replicated: dict[nn.Module, Executors] = {}
-            compute = ThreadedLoss(self._compute_loss, model, trainable, self._threads, shares(shard), reduction)
+            compute = ThreadedLoss(
+                self._compute_loss, model, trainable, self._threads, shares(shard), reduction
+            )
         self._step = GradientStep(
             compute,
             self.optimizer,
@@ -208,11 +232,14 @@ class Trainer:
         self._executors.handlers.append(handler)
         return self
 
-    def add_per_step_update(self, fn: Callable[[nn.Module], Any], name: str | None = None) -> Trainer:
-        """Call ``fn(model)`` without gradients after each optimizer step, for example to apply constraints.
+    def add_per_step_update(
+        self, fn: Callable[[nn.Module], Any], name: str | None = None
+    ) -> Trainer:
+        """Call ``fn(model)`` without gradients after each optimizer step, for example to apply
+        constraints.
 
-        It does not affect the loss of that step. It replaces an earlier function of the same ``name``, by default
-        the name of the function. Returns self.
+        It does not affect the loss of that step. It replaces an earlier function of the same
+        ``name``, by default the name of the function. Returns self.
         """
         self._updates[name or str(getattr(fn, "__name__", repr(fn)))] = fn
         return self
@@ -221,7 +248,9 @@ class Trainer:
         """Move the model and the optimizer's state to a device. Later batches follow. Returns self."""
         self.model.to(device)
         if self.optimizer is not None:
-            self.optimizer.load_state_dict(self.optimizer.state_dict())  # moves moments to their parameters
+            self.optimizer.load_state_dict(
+                self.optimizer.state_dict()
+            )  # moves moments to their parameters
         self._step.bind()
         return self
 
@@ -233,7 +262,8 @@ class Trainer:
     # -- training ------------------------------------------------------------------------------------
 
     def train_step(self, batch: Any) -> StepInfo | None:
-        """Train on one batch: anything that :func:`as_minibatch` takes, or None if this rank has no more batches.
+        """Train on one batch: anything that :func:`as_minibatch` takes, or None if this rank has no
+        more batches.
 
         Returns
         -------
@@ -253,7 +283,9 @@ class Trainer:
         self.ranks.guard(self._finish_step, info, self._step.n_updates > before)
         return replace(info, metrics=compute_all(self.train_metrics))
 
-    def _compute_loss(self, batch: Minibatch, model: nn.Module | None = None, thread: int = 0) -> BatchLoss:
+    def _compute_loss(
+        self, batch: Minibatch, model: nn.Module | None = None, thread: int = 0
+    ) -> BatchLoss:
         batch, executors = self._check_batch(batch, Mode.TRAIN), self._executors
         if model is not None and model is not self.model:
             new = Executors(model, executors.max_kinds, executors.takes_kind, False)
@@ -265,7 +297,10 @@ class Trainer:
         target, weight = target_for_metrics(self.loss_fn, batch)
         require_weighable(self._others, weight)
         self._predicted[thread] = prediction, target, weight
-        numbers = [*([] if own is None else [own]), *weigh_metrics(self._means, self.loss_fn, prediction, batch)]
+        numbers = [
+            *([] if own is None else [own]),
+            *weigh_metrics(self._means, self.loss_fn, prediction, batch),
+        ]
         return BatchLoss(total, n, numbers=numbers)
 
     def _run_again(self, batch: Minibatch) -> None:
@@ -287,7 +322,9 @@ class Trainer:
         add_weighed(self._means, numbers[self.loss_fn is not None :], info.n_live)
         if self._predicted and self._others:
             parts = [self._predicted[i] for i in sorted(self._predicted)]
-            prediction, target, weight = (join_parts(v, self.axis) for v in zip(*parts, strict=True))
+            prediction, target, weight = (
+                join_parts(v, self.axis) for v in zip(*parts, strict=True)
+            )
             for metric in self._others:
                 update_metric(metric, prediction, target, weight)
 
@@ -301,7 +338,10 @@ class Trainer:
         self._threads.__enter__()
         if loop.step == loop.start_step:
             self.reset_train_metrics()
-        begin_schedule(self.scheduler, loop.end_step and -(-(loop.end_step - loop.step) // self._step.accumulate))
+        begin_schedule(
+            self.scheduler,
+            loop.end_step and -(-(loop.end_step - loop.step) // self._step.accumulate),
+        )
 
     def on_close(self, loop: Any) -> None:
         """End a run, even after an error: stop the threads."""
@@ -321,8 +361,8 @@ class Trainer:
     def eval(self, dataset: Iterable[Any]) -> dict[str, Any]:
         """Return the means of loss and metrics over a finite dataset, from its beginning.
 
-        With ``batches="per_rank"`` all ranks must call it. A :class:`MeanMetric` then covers the data of all ranks;
-        other metrics, subclasses included, cover this rank's data only.
+        With ``batches="per_rank"`` all ranks must call it. A :class:`MeanMetric` then covers the
+        data of all ranks; other metrics, subclasses included, cover this rank's data only.
 
         Raises
         ------
@@ -378,21 +418,31 @@ class Trainer:
             own = weighted_mean(self.loss_fn(prediction, label), batch.weight)
         if own is None:
             if added is None:
-                raise ValueError("there is no loss: give the Trainer a loss_fn, or call add_loss in the model")
+                raise ValueError(
+                    "there is no loss: give the Trainer a loss_fn, or call add_loss in the model"
+                )
             return added, None
         return own if added is None else own + added, own.item()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training state without model and optimizer, which are saved separately."""
         return {
-            "metrics": {metric_name(m): m.state_dict() for m in self.train_metrics if hasattr(m, "state_dict")},
+            "metrics": {
+                metric_name(m): m.state_dict()
+                for m in self.train_metrics
+                if hasattr(m, "state_dict")
+            },
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "step": self._step.state_dict(),
             "states": snapshot(self.model),
         }
 
-    def reshard_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
-        """Return the state for one of ``size`` ranks, from the states of the ranks that saved a checkpoint."""
+    def reshard_state_dict(
+        self, states: Sequence[Mapping[str, Any]], rank: int, size: int
+    ) -> dict[str, Any]:
+        """Return the state for one of ``size`` ranks, from the states of the ranks that saved a
+        checkpoint.
+        """
         require_shared_batches(self._batches, len(states), size)
         step = self._step.reshard_state_dict([state["step"] for state in states], rank, size)
         rows = reshard_rows(self.model, [state["states"] for state in states], rank, size)

@@ -14,20 +14,22 @@ from fluxutils_py.training.element_weights import target_and_weight
 
 
 class WeightedLoss:
-    """Adapt a torch criterion to a :class:`Trainer` whose batches have weights or a mask among the labels.
+    """Adapt a torch criterion to a :class:`Trainer` whose batches have weights or a mask among the
+    labels.
 
     Parameters
     ----------
     loss : callable
-        ``loss(prediction, target)``: a loss of ``torch.nn`` or ``torch.nn.functional`` with any reduction, or a
-        function that returns one value per element.
+        ``loss(prediction, target)``: a loss of ``torch.nn`` or ``torch.nn.functional`` with any
+        reduction, or a function that returns one value per element.
 
     Returns
     -------
     Tensor
-        When called with a prediction and a target, or a tuple of a target and extras: the loss of each element times
-        its weight, and 0 where the mask is False. A bool extra is the mask, a float extra the weights. Both must have
-        the shape of the unreduced loss, which is the shape of the target (for cross-entropy, of the class indices).
+        When called with a prediction and a target, or a tuple of a target and extras: the loss of
+        each element times its weight, and 0 where the mask is False. A bool extra is the mask, a
+        float extra the weights. Both must have the shape of the unreduced loss, which is the shape
+        of the target (for cross-entropy, of the class indices).
 
     Raises
     ------
@@ -38,10 +40,11 @@ class WeightedLoss:
 
     Notes
     -----
-    The trainer takes the mean over **all** elements, masked ones included: a mask that is half False halves a constant
-    loss. With the weights of a :class:`Minibatch` it divides by the number of nonzero weights instead. A float target
-    may be NaN where the mask is False or the weight 0; no gradient comes from there. Metrics of the trainer get the
-    first label as target and take weighted means, divided by the sum of the weights. Source: ``losses`` of gomlx.
+    The trainer takes the mean over **all** elements, masked ones included: a mask that is half
+    False halves a constant loss. With the weights of a :class:`Minibatch` it divides by the number
+    of nonzero weights instead. A float target may be NaN where the mask is False or the weight 0;
+    no gradient comes from there. Metrics of the trainer get the first label as target and take
+    weighted means, divided by the sum of the weights. Source: ``losses`` of gomlx.
 
     Examples
     --------
@@ -55,7 +58,9 @@ class WeightedLoss:
             built = f"; build it first: {loss.__name__}()" if isinstance(loss, type) else ""
             raise TypeError(f"WeightedLoss takes a loss(prediction, target), got {loss!r}{built}")
         self.loss = loss
-        self.__name__ = getattr(loss, "__name__", None) or type(loss).__name__  # the name of a metric of it
+        self.__name__ = (
+            getattr(loss, "__name__", None) or type(loss).__name__
+        )  # the name of a metric of it
 
     def __call__(self, prediction: Any, labels: Any) -> Tensor:
         target, share = target_and_weight(labels)
@@ -63,11 +68,14 @@ class WeightedLoss:
         if share is None:
             return unreduced(self.loss)(prediction, target)
         if target.is_floating_point() and target.shape == share.shape:
-            target = torch.where(share != 0, target, 0)  # a NaN would come back in the gradient, as 0 times NaN
+            target = torch.where(
+                share != 0, target, 0
+            )  # a NaN would come back in the gradient, as 0 times NaN
         each = unreduced(self.loss)(prediction, target)
         if each.shape != share.shape:
             raise ShapeError(
-                f"weights and mask have shape {tuple(share.shape)}, the loss has {tuple(each.shape)}; give them one "
-                "value for each of its elements, and a loss that can do without reduction"
+                f"weights and mask have shape {tuple(share.shape)}, the loss has "
+                f"{tuple(each.shape)}; give them one value for each of its elements, and a loss "
+                "that can do without reduction"
             )
         return torch.where(share != 0, each * share, 0)

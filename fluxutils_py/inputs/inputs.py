@@ -83,12 +83,16 @@ class Inputs:
         return InputLayout(self.form, feature_counts(self.series), self.columns, kinds, self.names)
 
     def segments(self) -> Segments:
-        """Return the segments, of all ranks, that training starts from the zero state: series, or runs between gaps."""
+        """Return the segments, of all ranks, that training starts from the zero state: series, or
+        runs between gaps.
+        """
         if not isinstance(self._view, TimestepsView):
             return self.all_series()
         runs, n = self.contiguous_runs(), np.arange(self.N)
         starts, stops = np.array([r.start for r in runs]), np.array([r.stop for r in runs])
-        return Segments(np.repeat(n, len(runs)), np.tile(starts, self.N), np.tile(stops - starts, self.N))
+        return Segments(
+            np.repeat(n, len(runs)), np.tile(starts, self.N), np.tile(stops - starts, self.N)
+        )
 
     def whole(self) -> Segments:
         """Return the whole series as segments, including any gaps."""
@@ -100,7 +104,13 @@ class Inputs:
 
     def own(self, rows: Segments) -> Segments:
         """Return this rank's rows among rows of all ranks."""
-        return rows if self.shards is None else self.whole() if self.is_stand_in else self.shards.own(rows)
+        return (
+            rows
+            if self.shards is None
+            else self.whole()
+            if self.is_stand_in
+            else self.shards.own(rows)
+        )
 
     @property
     def is_stand_in(self) -> bool:
@@ -112,14 +122,18 @@ class Inputs:
         return [slice(0, self.T)] if self._view is None else self._view.contiguous_runs()
 
     def with_context(self, run: slice) -> tuple[tuple[Any, ...], int]:
-        """Return the arrays (F, N, n) of a run with earlier steps that only warm up the state, and their number."""
+        """Return the arrays (F, N, n) of a run with earlier steps that only warm up the state, and
+        their number.
+        """
         if not isinstance(self._view, TimestepsView):
             return tuple(s.array for s in self.series), 0
         array, n_context = self._view.with_context(run)
         return (array,), n_context
 
     def to_rows(self, array: np.ndarray) -> np.ndarray:
-        """Convert a (G, N, T) array to rows in the form of the inputs; return it unchanged for native inputs."""
+        """Convert a (G, N, T) array to rows in the form of the inputs; return it unchanged for
+        native inputs.
+        """
         if self.form == "native" or array.ndim < 3:
             return array
         return (TimestepsView if self.form == "timesteps" else SamplesView).to_rows(array)
@@ -171,7 +185,9 @@ class InputSchema:
     fitted: InputLayout | None = None
 
 
-def read_inputs(x: Any, schema: InputSchema, *, name: str = "x", starts: Any = None, lengths: Any = None) -> Inputs:
+def read_inputs(
+    x: Any, schema: InputSchema, *, name: str = "x", starts: Any = None, lengths: Any = None
+) -> Inputs:
     """Read inputs in any form and check them, after a fit also for equal features.
 
     Raises
@@ -179,28 +195,36 @@ def read_inputs(x: Any, schema: InputSchema, *, name: str = "x", starts: Any = N
     ValueError, TypeError
         From scikit-learn for matrices; ShapeError and DataError for sequences.
     """
-    require_array(x, name, "(F, N, T), samples(x) or timesteps(x) of one, or a matrix with one row per sample")
+    require_array(
+        x, name, "(F, N, T), samples(x) or timesteps(x) of one, or a matrix with one row per sample"
+    )
     if isinstance(x, SequenceView):
         inputs = _read_view(x, name)
     elif is_native(x):
         series = as_series(as_ragged(x, name), name)
         names = get_feature_names(x) if len(series) == 1 and hasattr(x, "shape") else None
         lengths_of_list = _lengths_of_lists(series, name)
-        inputs = Inputs(series, "native", feature_counts(series), _as_names(names), lengths=lengths_of_list)
+        inputs = Inputs(
+            series, "native", feature_counts(series), _as_names(names), lengths=lengths_of_list
+        )
     else:
         inputs = _read_rows(x, schema, name)
     fitted = schema.fitted
     if fitted is not None and feature_counts(inputs.series) != fitted.features:
         raise ShapeError(
-            f"{name} has {feature_counts(inputs.series)} features per step, but {schema.estimator} was fitted on "
-            f"{fitted.features}; if a splitter cut it, note that arrays of shape (F, N, T) are cut along F: hand "
-            "samples(x) or timesteps(x) to whatever splits"
+            f"{name} has {feature_counts(inputs.series)} features per step, but {schema.estimator} "
+            f"was fitted on {fitted.features}; if a splitter cut it, note that arrays of shape (F, "
+            "N, T) are cut along F: hand samples(x) or timesteps(x) to whatever splits"
         )
     names_of_fit = None if fitted is None else fitted.names
-    if names_of_fit is not None and inputs.names is not None and not np.array_equal(names_of_fit, inputs.names):
+    if (
+        names_of_fit is not None
+        and inputs.names is not None
+        and not np.array_equal(names_of_fit, inputs.names)
+    ):
         raise DataError(
-            f"the features of {name} are {', '.join(inputs.names)}, but {schema.estimator} was fitted on "
-            f"{', '.join(names_of_fit)}; bring them into that order"
+            f"the features of {name} are {', '.join(inputs.names)}, but {schema.estimator} was "
+            f"fitted on {', '.join(names_of_fit)}; bring them into that order"
         )
     return restrict_steps(inputs, starts, lengths)
 
@@ -210,7 +234,9 @@ def _as_names(names: tuple[str, ...] | None) -> np.ndarray | None:
 
 
 def require_array(value: Any, name: str, forms: str) -> None:
-    """Raise DataError for values that are clearly not arrays; scikit-learn and NumPy check the rest."""
+    """Raise DataError for values that are clearly not arrays; scikit-learn and NumPy check the
+    rest.
+    """
     is_mapping = isinstance(check_dataset(value, name), Mapping) and not hasattr(value, "shape")
     if value is None or is_mapping or isinstance(value, str | bytes | numbers.Number):
         got = type(value).__name__ if isinstance(value, Mapping) else repr(value)
@@ -229,7 +255,10 @@ def _lengths_of_lists(series: tuple[SeriesArray, ...], name: str) -> np.ndarray 
     """Return the lengths of series in a list of arrays; None for plain arrays."""
     lengths = [s.array.lengths for s in series if isinstance(s.array, RaggedArray)]
     if lengths and len(lengths) < len(series):
-        raise ShapeError(f"some of the {len(series)} arrays of {name} are lists of series; give all as lists, or none")
+        raise ShapeError(
+            f"some of the {len(series)} arrays of {name} are lists of series; give all as lists, "
+            "or none"
+        )
     return lengths[0] if lengths else None
 
 
@@ -250,9 +279,13 @@ def n_axes(x: Any) -> int:
 
 def _read_view(view: SequenceView, name: str) -> Inputs:
     if len(view) == 0:
-        raise ValueError(f"Found array with 0 sample(s) (shape={view.shape}) while a minimum of 1 is required.")
+        raise ValueError(
+            f"Found array with 0 sample(s) (shape={view.shape}) while a minimum of 1 is required."
+        )
     form = "timesteps" if isinstance(view, TimestepsView) else "samples"
-    return Inputs((SeriesArray(view.native, name),), form, view.shape[1], _as_names(view.feature_names), view)
+    return Inputs(
+        (SeriesArray(view.native, name),), form, view.shape[1], _as_names(view.feature_names), view
+    )
 
 
 def _read_rows(x: Any, schema: InputSchema, name: str) -> Inputs:
@@ -260,38 +293,55 @@ def _read_rows(x: Any, schema: InputSchema, name: str) -> Inputs:
     x, fitted = to_numpy(x), schema.fitted
     if n_axes(x) == 1 and not hasattr(x, "iloc"):
         raise ShapeError(
-            f"{name} has one axis, of {len(x)} values. Reshape your data: x[None, None] if they are one feature of one "
-            "series (F, N, T), x.reshape(-1, 1) if a matrix of one feature, x.reshape(1, -1) if one of a single sample"
+            f"{name} has one axis, of {len(x)} values. Reshape your data: x[None, None] if they "
+            "are one feature of one series (F, N, T), x.reshape(-1, 1) if a matrix of one "
+            "feature, x.reshape(1, -1) if one of a single sample"
         )
     if fitted is not None and fitted.form in ("samples", "timesteps"):
         return _read_flat_view(x, schema, fitted, name)
     shape: Any = getattr(x, "shape", ())
-    if fitted is not None and fitted.form == "native" and len(shape) == 2 and shape[1] != fitted.columns:
+    if (
+        fitted is not None
+        and fitted.form == "native"
+        and len(shape) == 2
+        and shape[1] != fitted.columns
+    ):
         t = shape[1] // int(np.sum(fitted.features))
         flat = f"; if it is samples(x) of {t} steps, fit on samples(x), or on its matrix with n_timesteps={t}"
         raise ShapeError(
-            f"X has {shape[1]} features, but {schema.estimator} is expecting {fitted.columns} features as input; "
-            f"the rows of a matrix are series of one step: if {name} is of one series or of one feature, add the "
-            "missing axis: x[:, None] or x[None]" + flat * bool(shape[1] % np.sum(fitted.features) == 0)
+            f"X has {shape[1]} features, but {schema.estimator} is expecting {fitted.columns} "
+            f"features as input; the rows of a matrix are series of one step: if {name} is of one "
+            "series or of one feature, add the missing axis: x[:, None] or x[None]"
+            + flat
+            * bool(shape[1] % np.sum(fitted.features) == 0)
         )
     x, names = validate_matrix(x, schema)
     n_steps = schema.n_timesteps or 1
     if x.shape[1] % n_steps:
         raise ShapeError(
-            f"X has {x.shape[1]} columns, which are not {n_steps} steps (n_timesteps) of any number of features"
+            f"X has {x.shape[1]} columns, which are not {n_steps} steps (n_timesteps) of any "
+            "number of features"
         )
-    return Inputs((SeriesArray(SamplesView.from_rows(x, x.shape[1] // n_steps), name),), "rows", x.shape[1], names)
+    return Inputs(
+        (SeriesArray(SamplesView.from_rows(x, x.shape[1] // n_steps), name),),
+        "rows",
+        x.shape[1],
+        names,
+    )
 
 
 def _read_flat_view(x: Any, schema: InputSchema, fitted: InputLayout, name: str) -> Inputs:
     """Read a matrix with the columns of a fitted view."""
     finite = "allow-nan" if schema.allow_nan else True
-    x = check_array(x, dtype=FLOATS, ensure_all_finite=finite, estimator=schema.estimator, input_name="X")
+    x = check_array(
+        x, dtype=FLOATS, ensure_all_finite=finite, estimator=schema.estimator, input_name="X"
+    )
     n_features, over_time = int(fitted.features), fitted.form == "timesteps"
     if x.shape[1] % n_features or (over_time and x.shape[1] != fitted.columns):
         raise ValueError(
-            f"X has {x.shape[1]} features, but {schema.estimator} is expecting {fitted.columns} features as input: "
-            f"{n_features} features at each of {fitted.columns // n_features} {'series' if over_time else 'steps'}"
+            f"X has {x.shape[1]} features, but {schema.estimator} is expecting {fitted.columns} "
+            f"features as input: {n_features} features at each of {fitted.columns // n_features} "
+            f"{'series' if over_time else 'steps'}"
         )
     array = (TimestepsView if over_time else SamplesView).from_rows(x, n_features)
     view = TimestepsView(array) if over_time else None
@@ -300,13 +350,17 @@ def _read_flat_view(x: Any, schema: InputSchema, fitted: InputLayout, name: str)
 
 def validate_matrix(x: Any, schema: InputSchema) -> tuple[np.ndarray, np.ndarray | None]:
     """Check a matrix with scikit-learn; return it and the names of its columns."""
-    keeper: Any = type(schema.estimator, (BaseEstimator,), {})()  # validate_data stores its results on an estimator
+    keeper: Any = type(
+        schema.estimator, (BaseEstimator,), {}
+    )()  # validate_data stores its results on an estimator
     if schema.fitted is not None:
         keeper.n_features_in_ = schema.fitted.columns
         if schema.fitted.names is not None:
             keeper.feature_names_in_ = schema.fitted.names
     finite = "allow-nan" if schema.allow_nan else True
-    x = validate_data(keeper, x, dtype=FLOATS, ensure_all_finite=finite, reset=schema.fitted is None)
+    x = validate_data(
+        keeper, x, dtype=FLOATS, ensure_all_finite=finite, reset=schema.fitted is None
+    )
     return x, getattr(keeper, "feature_names_in_", None)
 
 
@@ -321,23 +375,30 @@ def restrict_steps(inputs: Inputs, starts: Any, lengths: Any) -> Inputs:
     if starts is None and lengths is None:
         return inputs
     if inputs.is_list:
-        raise ValueError("starts and lengths are for series in one array; those of a list have their own lengths")
+        raise ValueError(
+            "starts and lengths are for series in one array; those of a list have their own lengths"
+        )
     if inputs.form == "timesteps":
         raise ValueError(
-            "starts and lengths are for series that differ; timesteps(x) has one row per step, common to all series"
+            "starts and lengths are for series that differ; timesteps(x) has one row per step, "
+            "common to all series"
         )
     first = np.zeros(inputs.N, int) if starts is None else _per_series("starts", starts, inputs.N)
     if first.min() < 0 or first.max() >= inputs.T:
-        raise DataError(f"starts must be from 0 to T-1={inputs.T - 1}, got {first.min()} to {first.max()}")
+        raise DataError(
+            f"starts must be from 0 to T-1={inputs.T - 1}, got {first.min()} to {first.max()}"
+        )
     count = inputs.T - first if lengths is None else _per_series("lengths", lengths, inputs.N)
     if count.min() < 1 or count.max() > inputs.T:
-        raise DataError(f"lengths must be from 1 to T={inputs.T}, got {count.min()} to {count.max()}")
+        raise DataError(
+            f"lengths must be from 1 to T={inputs.T}, got {count.min()} to {count.max()}"
+        )
     beyond = np.flatnonzero(first + count > inputs.T)
     if len(beyond):
         n = int(beyond[0])
         raise DataError(
-            f"series {n} starts at step {first[n]} and has {count[n]} steps, but there are T={inputs.T} steps; "
-            "lengths count from starts"
+            f"series {n} starts at step {first[n]} and has {count[n]} steps, but there are "
+            f"T={inputs.T} steps; lengths count from starts"
         )
     return replace(inputs, starts=first if first.any() else None, lengths=count)
 
@@ -347,7 +408,8 @@ def _per_series(name: str, value: Any, n_series: int) -> np.ndarray:
     values = np.asarray(value)
     if values.shape != (n_series,) or values.dtype.kind not in "iu":
         raise ShapeError(
-            f"{name} must be {n_series} integers, one per series; got shape {values.shape} of dtype {values.dtype}"
+            f"{name} must be {n_series} integers, one per series; got shape {values.shape} of "
+            f"dtype {values.dtype}"
         )
     return values.astype(int)
 
@@ -379,8 +441,9 @@ def read_weight(w: Any, inputs: Inputs) -> SampleWeight | None:
             w = np.asarray(w).T
         elif w.shape != (1, inputs.N, inputs.T):
             raise ShapeError(
-                f"sample_weight has shape {tuple(w.shape)}; expected ({inputs.T},), ({inputs.T}, {inputs.N}) or "
-                f"(1, {inputs.N}, {inputs.T}) for {inputs.T} time steps of {inputs.N} series"
+                f"sample_weight has shape {tuple(w.shape)}; expected ({inputs.T},), ({inputs.T}, "
+                f"{inputs.N}) or (1, {inputs.N}, {inputs.T}) for {inputs.T} time steps of "
+                f"{inputs.N} series"
             )
     return SampleWeight(w, inputs.N, inputs.T)
 
@@ -388,12 +451,14 @@ def read_weight(w: Any, inputs: Inputs) -> SampleWeight | None:
 def _read_weights_of_list(w: list[Any], inputs: Inputs) -> SampleWeight:
     """Read the weights of all steps of a list of series, each of shape (T_i,) or (1, T_i)."""
     arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in w]
-    ragged = RaggedArray([np.asarray(a)[None] if len(a.shape) == 1 else a for a in arrays], "sample_weight")
+    ragged = RaggedArray(
+        [np.asarray(a)[None] if len(a.shape) == 1 else a for a in arrays], "sample_weight"
+    )
     assert inputs.lengths is not None
     if ragged.shape[0] != 1 or len(ragged.lengths) != inputs.N:
         raise ShapeError(
-            f"sample_weight is a list of {len(w)} arrays of {ragged.shape[0]} features; expected {inputs.N} of shape "
-            "(T_i,), or a vector of one weight per series"
+            f"sample_weight is a list of {len(w)} arrays of {ragged.shape[0]} features; expected "
+            f"{inputs.N} of shape (T_i,), or a vector of one weight per series"
         )
     check_aligned(inputs.series[0], SeriesArray(ragged, "sample_weight"))
     return SampleWeight(ragged, inputs.N, inputs.T)
@@ -409,7 +474,9 @@ def as_series(value: Any, name: str) -> tuple[SeriesArray, ...]:
     """
     if isinstance(value, tuple):
         if not value:
-            raise ShapeError(f"{name} is an empty tuple; give at least one array of shape (F, N, T)")
+            raise ShapeError(
+                f"{name} is an empty tuple; give at least one array of shape (F, N, T)"
+            )
         arrays = tuple(SeriesArray(a, f"{name}[{i}]") for i, a in enumerate(value))
     else:
         arrays = (SeriesArray(value, name),)
@@ -419,45 +486,70 @@ def as_series(value: Any, name: str) -> tuple[SeriesArray, ...]:
 
 
 BATCH_FIRST = (
-    ": arrays (N, T, F) become so by a.transpose(2, 0, 1), datasets by h5mmap(path, name, axes='NTF'); arrays "
-    "(N, F, T), as aeon and sktime have them, by a.transpose(1, 0, 2)"
+    ": arrays (N, T, F) become so by a.transpose(2, 0, 1), datasets by h5mmap(path, name, "
+    "axes='NTF'); arrays (N, F, T), as aeon and sktime have them, by a.transpose(1, 0, 2)"
 )
 
 
 def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
     """Check that two arrays hold the same series and the same time steps."""
     first, second = (getattr(s.array, "lengths", None) for s in (a, b))
-    if first is not None and second is not None and len(first) == len(second) and (first != second).any():
+    if (
+        first is not None
+        and second is not None
+        and len(first) == len(second)
+        and (first != second).any()
+    ):
         i = int(np.flatnonzero(first != second)[0])
         way_out = f"; the arrays of a list are series (F, T_i){TIME_FIRST}" if a.F == b.F else ""
-        raise ShapeError(f"{a.name}[{i}] has {first[i]} time steps and {b.name}[{i}] has {second[i]}{way_out}")
+        raise ShapeError(
+            f"{a.name}[{i}] has {first[i]} time steps and {b.name}[{i}] has {second[i]}{way_out}"
+        )
     for axis, unit, m, n in ((1, "series", a.N, b.N), (2, "time steps", a.T, b.T)):
         if m != n:
             raise ShapeError(
-                f"{a.name} has {m} {unit} and {b.name} has {n} (axis {axis} of shapes {a.shape} and {b.shape}); "
-                f"both must be (F, N, T) with equal N and T{_other_layouts(a, b)}"
+                f"{a.name} has {m} {unit} and {b.name} has {n} (axis {axis} of shapes {a.shape} "
+                f"and {b.shape}); both must be (F, N, T) with equal N and T{_other_layouts(a, b)}"
             )
 
 
-TRANSPOSES = {"FNT": "", "NFT": "transpose(1, 0, 2)", "NTF": "transpose(2, 0, 1)", "TNF": "transpose(2, 1, 0)"}
+TRANSPOSES = {
+    "FNT": "",
+    "NFT": "transpose(1, 0, 2)",
+    "NTF": "transpose(2, 0, 1)",
+    "TNF": "transpose(2, 1, 0)",
+}
 
 
 def _other_layouts(a: SeriesArray, b: SeriesArray) -> str:
-    """Say in which other layouts two arrays have equal N and T, and how they become (F, N, T); "" if in none."""
+    """Say in which other layouts two arrays have equal N and T, and how they become (F, N, T); ""
+    if in none.
+    """
     if any(hasattr(s.array, "lengths") for s in (a, b)):  # lists have no axes to transpose
         return ""
     found = []
     for first, second in itertools.product(TRANSPOSES, repeat=2):
-        sizes, others = dict(zip(first, a.shape, strict=True)), dict(zip(second, b.shape, strict=True))
+        sizes, others = (
+            dict(zip(first, a.shape, strict=True)),
+            dict(zip(second, b.shape, strict=True)),
+        )
         if (sizes["N"], sizes["T"]) != (others["N"], others["T"]):
             continue
-        to_do = [f"{s.name.split()[-1]}.{TRANSPOSES[o]}" for s, o in ((a, first), (b, second)) if TRANSPOSES[o]]
+        to_do = [
+            f"{s.name.split()[-1]}.{TRANSPOSES[o]}"
+            for s, o in ((a, first), (b, second))
+            if TRANSPOSES[o]
+        ]
         named = f"{a.name} is {_spelt(first)} and {b.name} {_spelt(second)}"
         found.append(f"if {named}: {' and '.join(to_do)}")
     if not found:
         return ""
     of_aeon = "; aeon and sktime have (N, F, T)" if any("(N, F, T)" in way for way in found) else ""
-    of_files = "" if a.in_memory and b.in_memory else "; for datasets, h5mmap(path, name, axes='NFT') and the like"
+    of_files = (
+        ""
+        if a.in_memory and b.in_memory
+        else "; for datasets, h5mmap(path, name, axes='NFT') and the like"
+    )
     return f". They have {', or '.join(found)}{of_aeon}{of_files}"
 
 

@@ -19,7 +19,8 @@ from fluxutils_py.inputs.targets import MISSING_LABEL, is_label
 
 
 class LabelEncoder:
-    """Encode labels as integers: their positions in ``classes``, ``MISSING_LABEL`` for missing ones (NaN, None).
+    """Encode labels as integers: their positions in ``classes``, ``MISSING_LABEL`` for missing ones
+    (NaN, None).
 
     Parameters
     ----------
@@ -45,8 +46,9 @@ class LabelEncoder:
         if unknown.any():
             if self.unknown is None:
                 raise ValueError(
-                    f"{self.name} has labels {np.unique(labels[unknown]).tolist()} that are not in the classes "
-                    f"{self.classes.tolist()}; name all of them at the first call, partial_fit(x, y, classes=...)"
+                    f"{self.name} has labels {np.unique(labels[unknown]).tolist()} that are not in "
+                    f"the classes {self.classes.tolist()}; name all of them at the first call, "
+                    "partial_fit(x, y, classes=...)"
                 )
             codes[unknown] = self.unknown
         return np.where(labelled, codes, MISSING_LABEL)
@@ -55,13 +57,20 @@ class LabelEncoder:
 def find_largest(labels: Any) -> int:
     """Return the largest of integer labels in an array (G, N, T), in one pass over blocks."""
     n_outputs, n_series, n_steps = labels.shape
-    return max(int(plain_block(labels[:, n, t], "y").max()) for n, t in block_slices(n_series, n_steps, n_outputs))
+    return max(
+        int(plain_block(labels[:, n, t], "y").max())
+        for n, t in block_slices(n_series, n_steps, n_outputs)
+    )
 
 
-def find_classes(labels: Any, weight: SampleWeight | None, rows: Segments | None = None) -> np.ndarray:
-    """Return the sorted labels in an array (1, N, T) at steps of nonzero weight, in one pass over blocks.
+def find_classes(
+    labels: Any, weight: SampleWeight | None, rows: Segments | None = None
+) -> np.ndarray:
+    """Return the sorted labels in an array (1, N, T) at steps of nonzero weight, in one pass over
+    blocks.
 
-    ``rows`` holds the existing steps of each series. The result may be empty; see :func:`check_classes`.
+    ``rows`` holds the existing steps of each series. The result may be empty; see
+    :func:`check_classes`.
     """
     labels_of_blocks: list[np.ndarray] = []
     for series, steps in block_slices(labels.shape[1], labels.shape[2]):
@@ -90,12 +99,14 @@ def check_classes(classes: np.ndarray) -> np.ndarray:
 
 
 class ClassWeightArray(DuckArray):
-    """Weights of steps times weights of their classes, as an array (1, N, T) that is computed when it is read.
+    """Weights of steps times weights of their classes, as an array (1, N, T) that is computed when
+    it is read.
 
     Parameters
     ----------
     class_weight : "balanced" or dict of class to weight
-        "balanced": inversely proportional to the frequency of the class, which counts steps by their weights.
+        "balanced": inversely proportional to the frequency of the class, which counts steps by
+        their weights.
     classes : ndarray
     codes : array of int, shape (1, N, T)
     weight : SampleWeight, optional
@@ -131,8 +142,12 @@ class ClassWeightArray(DuckArray):
             occurs = counts > 0
             self.of_class[occurs] = counts.sum() / (occurs.sum() * counts[occurs])
         else:
-            if isinstance(class_weight, dict) and (unknown := [c for c in class_weight if c not in classes.tolist()]):
-                raise ValueError(f"class_weight names {unknown}, but the classes are {classes.tolist()}")
+            if isinstance(class_weight, dict) and (
+                unknown := [c for c in class_weight if c not in classes.tolist()]
+            ):
+                raise ValueError(
+                    f"class_weight names {unknown}, but the classes are {classes.tolist()}"
+                )
             self.of_class = compute_class_weight(class_weight, classes=classes, y=classes)
 
     def read(self, *index: Index) -> np.ndarray:
@@ -151,4 +166,6 @@ def unique_labels(labels: np.ndarray) -> np.ndarray:
 
 def _unordered_labels(labels: np.ndarray) -> DataError:
     kinds = sorted({type(v).__name__ for v in labels})
-    return DataError(f"y has labels of types {', '.join(kinds)}, which have no order; make all of one type")
+    return DataError(
+        f"y has labels of types {', '.join(kinds)}, which have no order; make all of one type"
+    )

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-CONSTANT = 10 * np.finfo(float).eps  # a standard deviation below this share of the mean is rounding error
+CONSTANT = (
+    10 * np.finfo(float).eps
+)  # a standard deviation below this share of the mean is rounding error
 
 
 class Standardize:
@@ -22,19 +24,26 @@ class Standardize:
         out = empty_result(block)
         # NumPy computes in float64 and rounds to float32, so a large mean costs no digits
         if self.inverse:
-            return np.add(np.multiply(block, self.scale, dtype=float), self.mean, out=out, casting="same_kind")
+            return np.add(
+                np.multiply(block, self.scale, dtype=float), self.mean, out=out, casting="same_kind"
+            )
         np.subtract(block, self.mean, out=out, casting="same_kind")
         return np.divide(out, self.scale, out=out, casting="same_kind")
 
 
 def safe_scale(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """Return the divisor of each feature: its standard deviation, or 1 if it is constant up to rounding."""
+    """Return the divisor of each feature: its standard deviation, or 1 if it is constant up to
+    rounding.
+    """
     scale = np.sqrt(variance)
     return np.where(scale <= CONSTANT * abs(mean), 1.0, scale)
 
 
-def moments(blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: int) -> tuple[Any, Any, Any]:
-    """Return the count (or total weight), the mean, and the sum of squared deviations of each feature, (F,).
+def moments(
+    blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: int
+) -> tuple[Any, Any, Any]:
+    """Return the count (or total weight), the mean, and the sum of squared deviations of each
+    feature, (F,).
 
     Parameters
     ----------
@@ -43,7 +52,11 @@ def moments(blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: 
     n_features : int
     """
     origin = np.full((n_features, 1), np.nan)  # of each feature, a value that occurs
-    totals: tuple[Any, Any, Any] = (np.zeros(n_features, int), np.zeros(n_features), np.zeros(n_features))
+    totals: tuple[Any, Any, Any] = (
+        np.zeros(n_features, int),
+        np.zeros(n_features),
+        np.zeros(n_features),
+    )
     for block, weight in blocks:
         # C order makes the sums independent of the memory order of the data
         values = np.array(block, float, order="C").reshape(n_features, -1)
@@ -51,7 +64,11 @@ def moments(blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: 
         if weight is not None:
             w = w * weight.reshape(-1, values.shape[1]).astype(float)
         total = w.sum(1)
-        origin = np.where(np.isnan(origin), np.fmax.reduce(np.where(w > 0, values, np.nan), 1, keepdims=True), origin)
+        origin = np.where(
+            np.isnan(origin),
+            np.fmax.reduce(np.where(w > 0, values, np.nan), 1, keepdims=True),
+            origin,
+        )
         # differences are small, so their sums lose no digits; for a constant they are exactly 0
         distance = np.where(w > 0, values - origin, 0)
         mean = (w * distance).sum(1) / np.where(total > 0, total, 1)
@@ -60,19 +77,27 @@ def moments(blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: 
     return count, mean + np.nan_to_num(origin[:, 0]), squares
 
 
-def merge_moments(n: Any, mean: Any, squares: Any, m: Any, other_mean: Any, other_squares: Any) -> tuple[Any, Any, Any]:
+def merge_moments(
+    n: Any, mean: Any, squares: Any, m: Any, other_mean: Any, other_squares: Any
+) -> tuple[Any, Any, Any]:
     """Merge the weights, means and sums of squared deviations of two parts, without cancellation.
 
-    Arguments are numbers, or arrays with one value per feature. Source: Chan, Golub & LeVeque (1983), The American
-    Statistician 37(3).
+    Arguments are numbers, or arrays with one value per feature. Source: Chan, Golub & LeVeque
+    (1983), The American Statistician 37(3).
     """
     both = n + m
     share = m / np.where(both > 0, both, 1)
     distance = other_mean - mean
-    return both, mean + distance * share, squares + other_squares + distance * (n * share) * distance
+    return (
+        both,
+        mean + distance * share,
+        squares + other_squares + distance * (n * share) * distance,
+    )
 
 
 def empty_result(block: np.ndarray) -> np.ndarray:
-    """Return an uninitialised array like a block, in its memory order: float32 for short floats, else float64."""
+    """Return an uninitialised array like a block, in its memory order: float32 for short floats,
+    else float64.
+    """
     is_short = block.dtype.kind == "f" and block.dtype.itemsize <= 4
     return np.empty_like(block, np.float32 if is_short else np.float64, subok=False)

@@ -1,4 +1,6 @@
-"""Read data of which each rank has its own series, and let the ranks agree on what they have in common."""
+"""Read data of which each rank has its own series, and let the ranks agree on what they have in
+common.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,13 @@ from fluxutils_py.parallel.communicator import describe_by_rank
 
 @dataclass(frozen=True)
 class SeriesPool:
-    """The ranks whose series make up the data of a call: all that have series of their own, or this process alone.
+    """The ranks whose series make up the data of a call: all that have series of their own, or this
+    process alone.
 
-    With ``sharded=True``, each rank reads its own series, and the ranks exchange what depends on all series: sizes,
-    labels, sums. A rank without series gets stand-ins: one series of zeros, of length 0, in the form that the other
-    ranks have. For one process, every method is the plain reading.
+    With ``sharded=True``, each rank reads its own series, and the ranks exchange what depends on
+    all series: sizes, labels, sums. A rank without series gets stand-ins: one series of zeros, of
+    length 0, in the form that the other ranks have. For one process, every method is the plain
+    reading.
 
     Attributes
     ----------
@@ -36,7 +40,13 @@ class SeriesPool:
     ranks: RankGroup
 
     def inputs(
-        self, x: Any, schema: InputSchema, *, name: str = "x", starts: Any = None, lengths: Any = None
+        self,
+        x: Any,
+        schema: InputSchema,
+        *,
+        name: str = "x",
+        starts: Any = None,
+        lengths: Any = None,
     ) -> Inputs:
         """Read this rank's inputs, see :func:`read_inputs`, and number the series of all ranks.
 
@@ -49,11 +59,15 @@ class SeriesPool:
         """
         if self.ranks.is_single:
             return read_inputs(x, schema, name=name, starts=starts, lengths=lengths)
-        own = None if is_empty(x) else read_inputs(x, schema, name=name, starts=starts, lengths=lengths)
+        own = (
+            None
+            if is_empty(x)
+            else read_inputs(x, schema, name=name, starts=starts, lengths=lengths)
+        )
         if own is not None and own.form not in ("native", "samples"):
             raise ValueError(
-                f"sharded=True divides series over ranks: give {name} as an array (F, N, T), as a list of series (F, "
-                "T_i), or as samples(x) of one"
+                f"sharded=True divides series over ranks: give {name} as an array (F, N, T), as a "
+                "list of series (F, T_i), or as samples(x) of one"
             )
         form = self._agree_on(None if own is None else _InputForm.of(own), name)
         if own is None:
@@ -63,7 +77,9 @@ class SeriesPool:
         return replace(own, shards=SeriesShards.of(whole, self.ranks.rank))
 
     def weight(self, sample_weight: Any, inputs: Inputs) -> SampleWeight | None:
-        """Read the weights of this rank's series, see :func:`read_weight`; either all ranks have weights, or none."""
+        """Read the weights of this rank's series, see :func:`read_weight`; either all ranks have
+        weights, or none.
+        """
         if self.ranks.is_single:
             return read_weight(sample_weight, inputs)
         empty = inputs.is_stand_in
@@ -80,7 +96,8 @@ class SeriesPool:
         return form.stand_in(inputs.T, schema.name) if own is None else own
 
     def classes(self, find: Callable[[], np.ndarray], inputs: Inputs) -> np.ndarray:
-        """Return the classes of all ranks, sorted; ``find()`` returns those of this rank, of which there may be none.
+        """Return the classes of all ranks, sorted; ``find()`` returns those of this rank, of which
+        there may be none.
 
         Raises
         ------
@@ -88,7 +105,9 @@ class SeriesPool:
             If there are none, or they are no labels.
         """
         found = self.ranks.allgather(np.empty(0) if inputs.is_stand_in else find())
-        return check_classes(unique_labels(np.concatenate([c for c in found if len(c)] or found[:1])))
+        return check_classes(
+            unique_labels(np.concatenate([c for c in found if len(c)] or found[:1]))
+        )
 
     # -- sums over all series --------------------------------------------------------------------------
 
@@ -111,19 +130,24 @@ class SeriesPool:
         return first
 
     def _agree_on(self, own: Any, name: str) -> Any:
-        """Return what the ranks have in common; None stands for a rank without series, which takes what others have."""
+        """Return what the ranks have in common; None stands for a rank without series, which takes
+        what others have.
+        """
         forms = self.ranks.allgather(own)
         first = next((form for form in forms if form is not None), None)
         if first is None:
-            self.ranks.raise_on_all(DataError(f"no rank has any series: {name} is None, or without series, everywhere"))
+            self.ranks.raise_on_all(
+                DataError(f"no rank has any series: {name} is None, or without series, everywhere")
+            )
         of_ranks = [first.texts() if form is None else form.texts() for form in forms]
         for what in first.texts():
             values = [texts[what] for texts in of_ranks]
             if len(set(values)) > 1:
                 self.ranks.raise_on_all(
                     RankError(
-                        f"ranks disagree about {what} of {name}: {describe_by_rank(values)}; with sharded=True, every "
-                        "rank has series of its own, of the same features and types"
+                        f"ranks disagree about {what} of {name}: {describe_by_rank(values)}; with "
+                        "sharded=True, every rank has series of its own, of the same features and "
+                        "types"
                     )
                 )
         return first
@@ -134,7 +158,11 @@ def is_empty(x: Any) -> bool:
     if isinstance(x, tuple):
         return len(x) > 0 and all(is_empty(a) for a in x)
     shape = getattr(x, "shape", None)
-    return x is None or (isinstance(x, list) and not x) or (shape is not None and len(shape) == 3 and shape[1] == 0)
+    return (
+        x is None
+        or (isinstance(x, list) and not x)
+        or (shape is not None and len(shape) == 3 and shape[1] == 0)
+    )
 
 
 @dataclass(frozen=True)
@@ -152,12 +180,18 @@ class _InputForm:
     def of(cls, inputs: Inputs) -> _InputForm:
         arrays = tuple((s.F, s.dtype.newbyteorder("=")) for s in inputs.series)
         names = None if inputs.names is None else tuple(map(str, inputs.names))
-        columns = None if inputs.form == "samples" else inputs.columns  # those of samples(x) grow with T
+        columns = (
+            None if inputs.form == "samples" else inputs.columns
+        )  # those of samples(x) grow with T
         return cls(inputs.form, len(arrays) > 1, inputs.is_list, arrays, columns, names)
 
     def texts(self) -> Mapping[str, str]:
         return {
-            "the form": "a list of series" if self.is_list else "samples(x)" if self.form == "samples" else "an array",
+            "the form": "a list of series"
+            if self.is_list
+            else "samples(x)"
+            if self.form == "samples"
+            else "an array",
             "the features": ", ".join(str(n) for n, _ in self.arrays),
             "the dtype": ", ".join(str(d) for _, d in self.arrays),
             "the names of features": "none" if self.names is None else ", ".join(self.names),
@@ -168,7 +202,9 @@ class _InputForm:
         x: Any = [[a[:, 0]] for a in arrays] if self.is_list else list(arrays)
         if self.form == "samples":
             x = [samples(a) for a in x]
-        inputs = read_inputs(tuple(x) if self.is_tuple else x[0], replace(schema, fitted=None), name=name)
+        inputs = read_inputs(
+            tuple(x) if self.is_tuple else x[0], replace(schema, fitted=None), name=name
+        )
         names = None if self.names is None else np.array(self.names, dtype=object)
         return replace(inputs, names=names, lengths=np.zeros(1, int))
 
@@ -211,7 +247,11 @@ class _Given:
 
 
 def ranks_of_call(comm: Any, call: str, sharded: bool) -> RankGroup:
-    """Return the ranks for a ``comm`` argument; those of a call with ``sharded=True`` reject calls without it."""
+    """Return the ranks for a ``comm`` argument; those of a call with ``sharded=True`` reject calls
+    without it.
+    """
     if not isinstance(sharded, bool | np.bool_):
-        raise TypeError(f"sharded must be True (each rank has its own series) or False, got {sharded!r}")
+        raise TypeError(
+            f"sharded must be True (each rank has its own series) or False, got {sharded!r}"
+        )
     return RankGroup.from_comm(comm, f"{call}(sharded=True)" if sharded else call)

@@ -32,5 +32,6 @@ def series_indices(series: Any, n_series: int) -> np.ndarray:
         return np.atleast_1d(np.arange(n_series)[series])
     except IndexError as error:
         raise IndexError(
-            f"series must be an index, a list or slice of them, or a mask, of {n_series} series; got {series!r}"
+            f"series must be an index, a list or slice of them, or a mask, of {n_series} series; "
+            f"got {series!r}"
         ) from error

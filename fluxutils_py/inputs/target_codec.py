@@ -27,7 +27,8 @@ class TargetScale:
     ----------
     mean, scale : ndarray of shape (G,), float64
     dtype : numpy.dtype, or its name
-        Type of the targets. Predictions have at least its precision, so that a large mean costs them no digits.
+        Type of the targets. Predictions have at least its precision, so that a large mean costs
+        them no digits.
     """
 
     mean: np.ndarray
@@ -36,9 +37,14 @@ class TargetScale:
 
     @classmethod
     def of(
-        cls, y: SeriesArray, segments: Segments, weight: SampleWeight | None, merge: Merge = lambda *moments: moments
+        cls,
+        y: SeriesArray,
+        segments: Segments,
+        weight: SampleWeight | None,
+        merge: Merge = lambda *moments: moments,
     ) -> TargetScale:
-        """Compute mean and standard deviation of the targets over the live steps, in one pass over blocks.
+        """Compute mean and standard deviation of the targets over the live steps, in one pass over
+        blocks.
 
         Parameters
         ----------
@@ -50,7 +56,9 @@ class TargetScale:
             Merges these moments with those of other series: of ranks that have series of their own.
         """
         count, mean, squares = merge(*moments(_live_blocks(y, segments, weight), y.F))
-        variance = np.maximum(squares, 0) / np.where(count > 0, count, 1)  # below 0 only for invalid weights
+        variance = np.maximum(squares, 0) / np.where(
+            count > 0, count, 1
+        )  # below 0 only for invalid weights
         return cls(mean, safe_scale(mean, variance), y.dtype)
 
     def decode(self, outputs: np.ndarray) -> np.ndarray:
@@ -67,7 +75,9 @@ def _live_blocks(
         y.prefetch(part, steps.start, steps.stop)
         block = y.stored_block(series, steps)
         start = part.start[:, None]
-        live = (t >= start) & (t < start + part.length[:, None]) & np.isfinite(block)  # infinite: rejected later
+        live = (
+            (t >= start) & (t < start + part.length[:, None]) & np.isfinite(block)
+        )  # infinite: rejected later
         yield np.where(live, block, np.nan), None if weight is None else weight.block(series, steps)
 
 
@@ -93,10 +103,14 @@ class TargetCodec:
     ndim: int = 3
 
     def encode(self, y: tuple[SeriesArray, ...]) -> tuple[SeriesArray, ...]:
-        """Return standardised targets, lazily; without a scale, the targets. Labels are already integers."""
+        """Return standardised targets, lazily; without a scale, the targets. Labels are already
+        integers.
+        """
         if self.scale is None:
             return y
-        return tuple(s.map(Standardize(self.scale.mean, self.scale.scale, inverse=False)) for s in y)
+        return tuple(
+            s.map(Standardize(self.scale.mean, self.scale.scale, inverse=False)) for s in y
+        )
 
     def decoders(self) -> dict[str, Transform]:
         """Map each prediction method to the function that decodes model outputs (S, B, G)."""
@@ -105,11 +119,15 @@ class TargetCodec:
         return {"predict": _unchanged if self.scale is None else self.scale.decode}
 
     def as_vector(self, result: np.ndarray, method: str) -> np.ndarray:
-        """Return a one-column matrix as a vector where scikit-learn expects one; else the array unchanged."""
+        """Return a one-column matrix as a vector where scikit-learn expects one; else the array
+        unchanged.
+        """
         if result.ndim != 2 or result.shape[1] != 1:
             return result
         binary = self.classes is not None and len(self.classes) == 2
-        is_vector = self.ndim == 1 if method == "predict" else method == "decision_function" and binary
+        is_vector = (
+            self.ndim == 1 if method == "predict" else method == "decision_function" and binary
+        )
         return result[:, 0] if is_vector else result
 
 
@@ -134,7 +152,9 @@ class LabelDecoder:
         return np.exp(self.log_probabilities(outputs))
 
     def log_probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        return torch.log_softmax(torch.from_numpy(np.ascontiguousarray(self._check_scores(outputs))), -1).numpy()
+        return torch.log_softmax(
+            torch.from_numpy(np.ascontiguousarray(self._check_scores(outputs))), -1
+        ).numpy()
 
     def decision_function(self, outputs: np.ndarray) -> np.ndarray:
         scores = self._check_scores(outputs)
@@ -143,8 +163,8 @@ class LabelDecoder:
     def _check_scores(self, outputs: np.ndarray) -> np.ndarray:
         if outputs.shape[-1] != len(self.classes):
             raise DataError(
-                f"the model gives {outputs.shape[-1]} scores for {len(self.classes)} classes; a class or function as "
-                "model is told their number as n_out"
+                f"the model gives {outputs.shape[-1]} scores for {len(self.classes)} classes; a "
+                "class or function as model is told their number as n_out"
             )
         return outputs
 

@@ -29,15 +29,17 @@ from fluxutils_py.inputs.inputs import (
 )
 
 MISSING_LABEL = -100  # marks a step without a label, as in torch
-FEW = 10  # steps: a matrix with this many columns or fewer may also hold that many targets per series
+FEW = (
+    10  # steps: a matrix with this many columns or fewer may also hold that many targets per series
+)
 
 
 @dataclass(frozen=True)
 class Targets:
     """Targets as series.
 
-    ``series`` have shape (G, N, T). ``per_series`` says whether each series has a single target, at its last step.
-    ``ndim`` is the number of axes of the array that the user gave.
+    ``series`` have shape (G, N, T). ``per_series`` says whether each series has a single target, at
+    its last step. ``ndim`` is the number of axes of the array that the user gave.
     """
 
     series: tuple[SeriesArray, ...]
@@ -58,7 +60,8 @@ class TargetSchema:
     target : "auto", "step" or "series"
         What a matrix holds, see :class:`fluxutils_py.Estimator`.
     per_series : bool, optional
-        Whether a matrix has one target per series, if ``target`` is "auto" and its shape fits both. None: unknown.
+        Whether a matrix has one target per series, if ``target`` is "auto" and its shape fits both.
+        None: unknown.
     encode : callable, optional
         Turns labels into integers.
     name : str
@@ -82,9 +85,15 @@ def read_targets(y: Any, inputs: Inputs, schema: TargetSchema) -> Targets:
         From scikit-learn for vectors and matrices; ShapeError and DataError for sequences.
     """
     if y is None:
-        raise ValueError(f"This {schema.estimator} estimator requires y to be passed, but the target y is None.")
+        raise ValueError(
+            f"This {schema.estimator} estimator requires y to be passed, but the target y is None."
+        )
     encode, name = schema.encode, schema.name
-    require_array(y, name, "(G, N, T), samples(y) or timesteps(y) of one, or a vector or matrix with the rows of x")
+    require_array(
+        y,
+        name,
+        "(G, N, T), samples(y) or timesteps(y) of one, or a vector or matrix with the rows of x",
+    )
     if isinstance(y, SequenceView):
         _require_same_view(y, inputs)
         series: tuple[SeriesArray, ...] = (SeriesArray(_encode_labels(y.native, encode), name),)
@@ -95,8 +104,8 @@ def read_targets(y: Any, inputs: Inputs, schema: TargetSchema) -> Targets:
         if inputs.is_list != all(isinstance(a, RaggedArray) for a in arrays):
             of = "a list of series" if inputs.is_list else "an array"
             raise ShapeError(
-                f"{inputs.series[0].name} is {of} and {name} is not: give both as arrays (F, N, T), or both as lists "
-                "of arrays (F, T_i)"
+                f"{inputs.series[0].name} is {of} and {name} is not: give both as arrays (F, N, "
+                "T), or both as lists of arrays (F, T_i)"
             )
         read = tuple(_encode_labels(a, encode) for a in arrays)
         targets = Targets(as_series(read if isinstance(y, tuple) else read[0], name), False, 3)
@@ -104,16 +113,17 @@ def read_targets(y: Any, inputs: Inputs, schema: TargetSchema) -> Targets:
         targets = _read_plain_targets(y, inputs, schema)
     if inputs.form == "rows" and targets.series[0].T != inputs.T:
         raise ShapeError(
-            f"the rows of the matrix {inputs.series[0].name} are series of {inputs.T} step{'s' * (inputs.T > 1)}, but "
-            f"{name} has {targets.series[0].T} steps; if it is of one series or of one feature, add the missing "
-            "axis: x[:, None] or x[None]; if StandardScaler or SimpleImputer made it of samples(x) or timesteps(x), "
-            "take SequenceScaler or SequenceImputer, which keep the steps"
+            f"the rows of the matrix {inputs.series[0].name} are series of {inputs.T} "
+            f"step{'s' * (inputs.T > 1)}, but {name} has {targets.series[0].T} steps; if it is of "
+            "one series or of one feature, add the missing axis: x[:, None] or x[None]; if "
+            "StandardScaler or SimpleImputer made it of samples(x) or timesteps(x), take "
+            "SequenceScaler or SequenceImputer, which keep the steps"
         )
     check_aligned(inputs.series[0], targets.series[0])
     if schema.kind == "labels" and any(s.F != 1 for s in targets.series):
         raise ShapeError(
-            f"{name} has {feature_counts(targets.series)} labels per step; a classifier learns one, of shape "
-            "(1, N, T): take an Estimator with a loss of your own for several"
+            f"{name} has {feature_counts(targets.series)} labels per step; a classifier learns "
+            "one, of shape (1, N, T): take an Estimator with a loss of your own for several"
         )
     return targets
 
@@ -165,25 +175,34 @@ def _read_plain_targets(y: Any, inputs: Inputs, schema: TargetSchema) -> Targets
     if inputs.form == "timesteps":
         if columns % inputs.N:
             raise ShapeError(
-                f"{name} has {columns} columns, which are not the targets of {inputs.N} series; use timesteps({name})"
+                f"{name} has {columns} columns, which are not the targets of {inputs.N} series; "
+                f"use timesteps({name})"
             )
-        return Targets((SeriesArray(TimestepsView.from_rows(array, columns // inputs.N), name),), False, ndim)
+        return Targets(
+            (SeriesArray(TimestepsView.from_rows(array, columns // inputs.N), name),), False, ndim
+        )
     if _has_target_per_step(array.shape, inputs, schema):
-        return Targets((SeriesArray(SamplesView.from_rows(array, columns // inputs.T), name),), False, ndim)
+        return Targets(
+            (SeriesArray(SamplesView.from_rows(array, columns // inputs.T), name),), False, ndim
+        )
     whole = inputs.whole()
     last = whole.start + whole.length - 1
-    if array.dtype.kind in "iub" and schema.kind == "numbers":  # NaN marks the steps without a target
+    if (
+        array.dtype.kind in "iub" and schema.kind == "numbers"
+    ):  # NaN marks the steps without a target
         array = array.astype(float)
     return Targets((SeriesArray(LastStepTargets(array, inputs.T, last), name),), True, ndim)
 
 
 def _check_rows(array: np.ndarray, n_rows: int, inputs: Inputs, name: str) -> None:
-    """Raise ValueError, as scikit-learn does, unless there are as many rows as series, or steps of a view."""
+    """Raise ValueError, as scikit-learn does, unless there are as many rows as series, or steps of
+    a view.
+    """
     way_out = _of_other_layout(len(array), n_rows, inputs)
     if way_out:
         raise ShapeError(
-            f"{name} has {len(array)} rows beside x of shape (F, N, T) = {inputs.series[0].shape}, which has {n_rows} "
-            f"series{way_out}"
+            f"{name} has {len(array)} rows beside x of shape (F, N, T) = {inputs.series[0].shape}, "
+            f"which has {n_rows} series{way_out}"
         )
     check_consistent_length(np.empty(n_rows), array)
 
@@ -205,7 +224,8 @@ def _has_target_per_step(shape: tuple[int, int], inputs: Inputs, schema: TargetS
     fits = columns % n_steps == 0
     if target == "step" and not fits:
         raise ShapeError(
-            f"target='step', but {name} has {columns} columns, which are not {n_steps} steps of any number of targets"
+            f"target='step', but {name} has {columns} columns, which are not {n_steps} steps of "
+            "any number of targets"
         )
     if n_steps == 1 or target == "step":
         return True
@@ -216,33 +236,42 @@ def _has_target_per_step(shape: tuple[int, int], inputs: Inputs, schema: TargetS
     if inputs.form != "native" and (schema.per_series is not None or n_steps > FEW):
         return not schema.per_series
     g = columns // n_steps
-    what, many, array = ("a target", "T", f"{name}[None]") if g == 1 else (f"{g} targets", f"{g} * T", f"({g}, N, T)")
+    what, many, array = (
+        ("a target", "T", f"{name}[None]")
+        if g == 1
+        else (f"{g} targets", f"{g} * T", f"({g}, N, T)")
+    )
     raise ShapeError(
-        f"{name} has shape {shape} = (N, {many}) beside x of (F, N, T): if it is {what} for each step, "
-        f"{'add the missing axis' if g == 1 else 'give an array'}, {array}, or set target='step'; if it is {columns} "
-        "targets for each series, set target='series'"
+        f"{name} has shape {shape} = (N, {many}) beside x of (F, N, T): if it is {what} for each "
+        f"step, {'add the missing axis' if g == 1 else 'give an array'}, {array}, or set "
+        f"target='step'; if it is {columns} targets for each series, set target='series'"
     )
 
 
 def _labels_of_rows(y: Any, inputs: Inputs, name: str) -> np.ndarray:
-    """Return unencoded labels of rows, (n,), or of their steps, (n, m), where None and NaN mark missing labels.
+    """Return unencoded labels of rows, (n,), or of their steps, (n, m), where None and NaN mark
+    missing labels.
 
     Raises
     ------
     ValueError, DataError
-        If their number differs from the series or steps of the inputs, or one of a vector is missing or infinite.
+        If their number differs from the series or steps of the inputs, or one of a vector is
+        missing or infinite.
     """
     reject_masked(y, name)
     n_rows, n_columns = (inputs.T, inputs.N) if inputs.form == "timesteps" else (inputs.N, inputs.T)
     labels = np.asarray(y)
-    if labels.dtype.kind == "U" and not hasattr(y, "dtype"):  # of a NaN in a list NumPy makes the text "nan"
+    if labels.dtype.kind == "U" and not hasattr(
+        y, "dtype"
+    ):  # of a NaN in a list NumPy makes the text "nan"
         given = np.asarray(y, dtype=object)
         labels = labels if is_label(given).all() else given
     if labels.ndim == 2 and labels.shape[1] > 1:
         if labels.shape != (n_rows, n_columns):
             raise ShapeError(
-                f"y should be a 1d array, one label per {'step' if inputs.form == 'timesteps' else 'series'}, or have "
-                f"the shape ({n_rows}, {n_columns}), a label per step; {name} has shape {labels.shape}"
+                "y should be a 1d array, one label per "
+                f"{'step' if inputs.form == 'timesteps' else 'series'}, or have the shape "
+                f"({n_rows}, {n_columns}), a label per step; {name} has shape {labels.shape}"
                 + _of_other_layout(len(labels), n_rows, inputs)
             )
         return labels
@@ -252,15 +281,19 @@ def _labels_of_rows(y: Any, inputs: Inputs, name: str) -> np.ndarray:
     elif not (there := is_label(labels)).all():
         row = int(there.argmin())
         raise DataError(
-            f"{name} has no label in row {row}: {labels[row]!r}; leave such rows out, or give them a label and the "
-            "sample_weight 0. Only labels of steps, (1, N, T), may be missing"
+            f"{name} has no label in row {row}: {labels[row]!r}; leave such rows out, or give them "
+            "a label and the sample_weight 0. Only labels of steps, (1, N, T), may be missing"
         )
     _check_rows(labels, n_rows, inputs, name)
     return labels
 
 
-def read_labels(y: Any, inputs: Inputs, weight: SampleWeight | None) -> tuple[Any, SampleWeight | None]:
-    """Return unencoded labels, (1, N, T) or, for one per series, (1, N, 1), and weights of the same shape."""
+def read_labels(
+    y: Any, inputs: Inputs, weight: SampleWeight | None
+) -> tuple[Any, SampleWeight | None]:
+    """Return unencoded labels, (1, N, T) or, for one per series, (1, N, 1), and weights of the same
+    shape.
+    """
     if isinstance(y, SequenceView):
         return y.native, weight
     check_dataset(y, "y")
@@ -297,14 +330,20 @@ class LastStepTargets(DuckArray):
 
     def read(self, *index: Index) -> np.ndarray:
         g, n, t = map(np.asarray, index)
-        out = np.full((len(g), len(n), len(t)), MISSING_LABEL if self.dtype.kind in "iu" else np.nan, self.dtype)
+        out = np.full(
+            (len(g), len(n), len(t)),
+            MISSING_LABEL if self.dtype.kind in "iu" else np.nan,
+            self.dtype,
+        )
         row, column = np.nonzero(self.last[n][:, None] == t)
         out[:, row, column] = self.values[n[row]].T[g]
         return out
 
 
 def is_label(labels: np.ndarray) -> np.ndarray:
-    """Return a mask of labels that are not missing: not NaN and, among objects, not None or pandas' NA or NaT."""
+    """Return a mask of labels that are not missing: not NaN and, among objects, not None or pandas'
+    NA or NaT.
+    """
     if labels.dtype.kind == "f":
         return ~np.isnan(labels)
     if labels.dtype.kind != "O":
@@ -313,4 +352,8 @@ def is_label(labels: np.ndarray) -> np.ndarray:
 
 
 def _is_label_object(value: Any) -> bool:
-    return value is not None and type(value).__name__ not in ("NAType", "NaTType") and bool(value == value)
+    return (
+        value is not None
+        and type(value).__name__ not in ("NAType", "NaTType")
+        and bool(value == value)
+    )

@@ -8,11 +8,16 @@ from torch import Tensor
 __all__ = ["dpsigmoid", "dptanh", "psigmoid", "ptanh"]
 
 REACH = 4.1  # psigmoid reaches 0 and 1 at -REACH and REACH
-KNEE, PLATEAU, BEND = 1.92033, 0.96016, 0.26037  # where ptanh becomes flat, its height there, its curvature
+KNEE, PLATEAU, BEND = (
+    1.92033,
+    0.96016,
+    0.26037,
+)  # where ptanh becomes flat, its height there, its curvature
 
 
 def psigmoid(x: Tensor) -> Tensor:
-    """Compute a sigmoid of two parabolas: 0 up to -4.1, 1 from 4.1 on, within 0.0194 of the logistic function.
+    """Compute a sigmoid of two parabolas: 0 up to -4.1, 1 from 4.1 on, within 0.0194 of the
+    logistic function.
 
     ``x`` has any shape; NaN stays NaN. Source: FluxUtils.jl.
 
@@ -24,20 +29,26 @@ def psigmoid(x: Tensor) -> Tensor:
 
 
 def dpsigmoid(x: Tensor) -> Tensor:
-    """Compute the derivative of :func:`psigmoid`. Source: FluxUtils.jl, where it is 4.1 times too large."""
+    """Compute the derivative of :func:`psigmoid`. Source: FluxUtils.jl, where it is 4.1 times too
+    large.
+    """
     return (1 - (x / REACH).clamp(-1, 1).abs()) / REACH
 
 
 def ptanh(x: Tensor) -> Tensor:
-    """Compute a tanh of two parabolas: flat at ±0.96016 beyond ±1.92033, within 0.0399 of the hyperbolic tangent.
+    """Compute a tanh of two parabolas: flat at ±0.96016 beyond ±1.92033, within 0.0399 of the
+    hyperbolic tangent.
 
-    ``x`` has any shape; NaN stays NaN. The constants are rounded, so it jumps by 4e-6 at 0. Source: FluxUtils.jl.
+    ``x`` has any shape; NaN stays NaN. The constants are rounded, so it jumps by 4e-6 at 0. Source:
+    FluxUtils.jl.
 
     >>> ptanh(torch.tensor([-9.0, -1.0, 1.0, 9.0]))
     tensor([-0.9602, -0.7396,  0.7396,  0.9602])
     """
     v = x.clamp(-KNEE, KNEE)
-    return torch.where(x > 0, PLATEAU - BEND * (v - KNEE).square(), BEND * (v + KNEE).square() - PLATEAU)
+    return torch.where(
+        x > 0, PLATEAU - BEND * (v - KNEE).square(), BEND * (v + KNEE).square() - PLATEAU
+    )
 
 
 def dptanh(x: Tensor) -> Tensor:

@@ -19,8 +19,9 @@ State = tuple[Tensor, Tensor, Tensor]
 class _WindowedAttention(nn.Module):
     """Inner module of :class:`SlidingWindowAttention`.
 
-    The state holds the keys and values of the last ``window - 1`` steps, which the next step sees besides itself, and
-    whether each step exists. Keys before the start of a series are zeros, which the mask excludes.
+    The state holds the keys and values of the last ``window - 1`` steps, which the next step sees
+    besides itself, and whether each step exists. Keys before the start of a series are zeros, which
+    the mask excludes.
     """
 
     takes_windows = True
@@ -50,7 +51,9 @@ class _WindowedAttention(nn.Module):
         return y, (k[S:].clone(), v[S:].clone(), exists[S:].clone())
 
     def _attend_in_blocks(self, q: Tensor, k: Tensor, v: Tensor, exists: Tensor) -> Tensor:
-        """Attend in blocks of queries, each with the keys that it sees: cost and memory are linear in S."""
+        """Attend in blocks of queries, each with the keys that it sees: cost and memory are linear
+        in S.
+        """
         S, B, H = q.shape
         past = self.window - 1
         n_blocks = math.ceil(S / self.window)
@@ -61,12 +64,23 @@ class _WindowedAttention(nn.Module):
         n_keys = past + size
         shape = n_blocks * B, self.n_heads, H // self.n_heads
 
-        def windows(t: Tensor) -> Tensor:  # (past + S, B, H) to (n_blocks * B, heads, n_keys, H / heads)
-            return t.unfold(0, n_keys, size).permute(0, 1, 3, 2).unflatten(3, shape[1:]).flatten(0, 1).transpose(1, 2)
+        def windows(
+            t: Tensor,
+        ) -> Tensor:  # (past + S, B, H) to (n_blocks * B, heads, n_keys, H / heads)
+            return (
+                t.unfold(0, n_keys, size)
+                .permute(0, 1, 3, 2)
+                .unflatten(3, shape[1:])
+                .flatten(0, 1)
+                .transpose(1, 2)
+            )
 
         queries = q.view(n_blocks, size, B, *shape[1:]).permute(0, 2, 3, 1, 4).flatten(0, 1)
         cos, sin = rotary_table(n_keys, shape[2] // 2, q.dtype, q.device)
-        queries, keys = _rotate_pairs(queries, cos[past:], sin[past:]), _rotate_pairs(windows(k), cos, sin)
+        queries, keys = (
+            _rotate_pairs(queries, cos[past:], sin[past:]),
+            _rotate_pairs(windows(k), cos, sin),
+        )
         steps = torch.arange(n_keys, device=q.device)
         ahead = steps - steps[past:, None]  # (size, n_keys), from query to key
         seen = exists.unfold(0, n_keys, size).flatten(0, 1)  # (n_blocks * B, n_keys)
@@ -79,16 +93,25 @@ class _WindowedAttention(nn.Module):
 
 
 @functools.lru_cache(maxsize=64)
-def rotary_table(n_steps: int, n_pairs: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine, both (n_steps, n_pairs), of the rotation of each pair of features at each step."""
-    with torch.inference_mode(False), torch.no_grad():  # training cannot use tensors made in inference mode
+def rotary_table(
+    n_steps: int, n_pairs: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine, both (n_steps, n_pairs), of the rotation of each pair of features at
+    each step.
+    """
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):  # training cannot use tensors made in inference mode
         rates = ROTARY_BASE ** -(torch.arange(n_pairs, dtype=torch.float64) / max(n_pairs, 1))
         angles = torch.arange(n_steps, dtype=torch.float64)[:, None] * rates
         return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + n_pairs) of features by their angles; an odd last feature stays unchanged."""
+    """Rotate the pairs (i, i + n_pairs) of features by their angles; an odd last feature stays
+    unchanged.
+    """
     n = cos.shape[1]
     first, second = x[..., :n], x[..., n : 2 * n]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, x[..., 2 * n :]], -1)
@@ -109,21 +132,23 @@ class SlidingWindowAttention(Recur):
     Raises
     ------
     TypeError, ValueError
-        If a size is not an integer or below 1, or ``n_heads`` does not divide ``n_out``; the message names it.
+        If a size is not an integer or below 1, or ``n_heads`` does not divide ``n_out``; the
+        message names it.
     ShapeError
         In ``forward``, if the input does not have ``n_in`` features.
 
     Notes
     -----
-    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The state holds the keys
-    and values (window - 1, B, n_out) of the last steps, and a mask (window - 1, B): 1 for a step, 0 before the start
-    of a series. Positions are rotary and relative. Each call counts them anew, so nothing grows with the length of a
-    series. Torch's fused attention makes the work linear in S.
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The
+    state holds the keys and values (window - 1, B, n_out) of the last steps, and a mask (window -
+    1, B): 1 for a step, 0 before the start of a series. Positions are rotary and relative. Each
+    call counts them anew, so nothing grows with the length of a series. Torch's fused attention
+    makes the work linear in S.
 
     Gradients reach at most ``window - 1`` steps before a window, through ``overlap``.
 
-    Source: Vaswani et al. (2017), arXiv:1706.03762; sliding window: Beltagy et al. (2020), arXiv:2004.05150; rotary
-    positions: Su et al. (2021), arXiv:2104.09864.
+    Source: Vaswani et al. (2017), arXiv:1706.03762; sliding window: Beltagy et al. (2020),
+    arXiv:2004.05150; rotary positions: Su et al. (2021), arXiv:2104.09864.
 
     Examples
     --------
@@ -141,7 +166,7 @@ class SlidingWindowAttention(Recur):
         set_sizes(self, n_in=n_in, n_out=n_out, n_heads=n_heads, window=window)
         if self.n_out % self.n_heads:
             raise ValueError(
-                f"SlidingWindowAttention: n_heads={self.n_heads} does not divide n_out={self.n_out}; "
-                "each head has n_out / n_heads features"
+                f"SlidingWindowAttention: n_heads={self.n_heads} does not divide "
+                f"n_out={self.n_out}; each head has n_out / n_heads features"
             )
         super().__init__(_WindowedAttention(self.n_in, self.n_out, self.n_heads, self.window))

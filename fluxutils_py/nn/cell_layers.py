@@ -14,10 +14,11 @@ from fluxutils_py.nn.recurrent import Recur
 
 
 class CellStack(nn.Module):
-    """Stacked cells, run over whole windows; the layers here wrap one, as ``LSTM`` wraps an ``nn.LSTM``.
+    """Stacked cells, run over whole windows; the layers here wrap one, as ``LSTM`` wraps an
+    ``nn.LSTM``.
 
-    ``stack(x, state)`` takes ``x`` (S, B, n_in) and a state of one tensor (L, B, H), a tuple of them, or None. It
-    returns the outputs (S, B, H) of the last cell and the new state.
+    ``stack(x, state)`` takes ``x`` (S, B, n_in) and a state of one tensor (L, B, H), a tuple of
+    them, or None. It returns the outputs (S, B, H) of the last cell and the new state.
     """
 
     takes_windows = True
@@ -38,7 +39,9 @@ class CellStack(nn.Module):
             before = None if state is None else tuple(s[k] for s in state) if many else state[k]
             x, after = cell.window(x, before)
             states.append(after)
-        return x, tuple(map(torch.stack, zip(*states, strict=True))) if many else torch.stack(states)
+        return x, tuple(map(torch.stack, zip(*states, strict=True))) if many else torch.stack(
+            states
+        )
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Compute one step (B, n_in) by the cells' formulas, for export; otherwise as ``forward``."""
@@ -47,7 +50,9 @@ class CellStack(nn.Module):
         for k, cell in enumerate(self.cells):
             x, after = cell(x, tuple(s[k] for s in state) if many else state[k])
             states.append(after)
-        return x, tuple(map(torch.stack, zip(*states, strict=True))) if many else torch.stack(states)
+        return x, tuple(map(torch.stack, zip(*states, strict=True))) if many else torch.stack(
+            states
+        )
 
     def empty_state(self) -> tuple[Tensor, ...]:
         first: Any = self.cells[0]
@@ -60,7 +65,12 @@ class _CellLayer(Recur):
     cell: type[_Cell]
 
     def __init__(
-        self, n_in: int, n_out: int, num_layers: int = 1, dropout: float = 0.0, trainable_init: bool = False
+        self,
+        n_in: int,
+        n_out: int,
+        num_layers: int = 1,
+        dropout: float = 0.0,
+        trainable_init: bool = False,
     ) -> None:
         n_in, n_out, num_layers = map(operator.index, (n_in, n_out, num_layers))
         dropout = float(dropout)
@@ -106,23 +116,31 @@ _LAYER_DOC = """{first}
 
 
 class FLSTM(_CellLayer):
-    __doc__ = _LAYER_DOC.format(name="FLSTM", first="LSTM layers with activations that cost no exponential.", alpha="")
+    __doc__ = _LAYER_DOC.format(
+        name="FLSTM", first="LSTM layers with activations that cost no exponential.", alpha=""
+    )
     cell = FLSTMCell
 
 
 class SGRU(_CellLayer):
-    __doc__ = _LAYER_DOC.format(name="SGRU", first="GRU layers whose gates see the state alone.", alpha="")
+    __doc__ = _LAYER_DOC.format(
+        name="SGRU", first="GRU layers whose gates see the state alone.", alpha=""
+    )
     cell = SGRUCell
 
 
 class MGU(_CellLayer):
-    __doc__ = _LAYER_DOC.format(name="MGU", first="GRU layers with one gate for both purposes.", alpha="")
+    __doc__ = _LAYER_DOC.format(
+        name="MGU", first="GRU layers with one gate for both purposes.", alpha=""
+    )
     cell = MGUCell
 
 
 class SMGU(_CellLayer):
     __doc__ = _LAYER_DOC.format(
-        name="SMGU", first="GRU layers with one gate for both purposes, which sees the state alone.", alpha=""
+        name="SMGU",
+        first="GRU layers with one gate for both purposes, which sees the state alone.",
+        alpha="",
     )
     cell = SMGUCell
 

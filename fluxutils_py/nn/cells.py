@@ -67,7 +67,10 @@ class _Cell(nn.Module):
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
-        self.n_in, self.n_out = n_in, n_out = operator.index(n_in), operator.index(n_out)  # also of NumPy's integers
+        self.n_in, self.n_out = n_in, n_out = (
+            operator.index(n_in),
+            operator.index(n_out),
+        )  # also of NumPy's integers
         self.weight_ih = nn.Parameter(torch.empty(self.x_blocks * n_out, n_in))
         self.weight_hh = nn.Parameter(torch.empty(self.h_blocks * n_out, n_out))
         self.bias = nn.Parameter(torch.empty(self.h_blocks * n_out))
@@ -120,14 +123,18 @@ class _Cell(nn.Module):
         return torch.stack(ys), state
 
     def by_kernel(self, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
-        """A step (B, n_in) or a window (S, B, n_in) by the native kernels; None where they do not compute it."""
+        """A step (B, n_in) or a window (S, B, n_in) by the native kernels; None where they do not
+        compute it.
+        """
         kernel = native.Cell(self.kernel, self.n_states, self.x_blocks, self.h_blocks, self.formula)
         own = self._parameters
         weights = own.get("weight_ih"), own.get("weight_hh"), None, own.get("bias")
         return None if weights[3] is None else run_cell(self, kernel, x, state, weights, self.form)
 
     @staticmethod
-    def formula(x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, form: float) -> States:
+    def formula(
+        x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, form: float
+    ) -> States:
         """The state after a step. It starts with the output."""
         raise NotImplementedError
 
@@ -174,7 +181,9 @@ class FLSTMCell(_Approximate):
     n_states = 2
 
     @staticmethod
-    def formula(x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float) -> States:
+    def formula(
+        x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float
+    ) -> States:
         sigmoid, tanh = _activations(exact)
         h, c = state
         i, f, g, o = (F.linear(x, w_x, bias) + F.linear(h, w_h)).chunk(4, 1)
@@ -221,7 +230,9 @@ class SGRUCell(_Gated):
     x_blocks, h_blocks, kernel = 1, 3, 5
 
     @staticmethod
-    def formula(x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float) -> States:
+    def formula(
+        x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float
+    ) -> States:
         sigmoid, tanh = _activations(exact)
         (h,) = state
         hr, hz, hn = F.linear(h, w_h).chunk(3, 1)
@@ -245,7 +256,9 @@ class MGUCell(_Gated):
     x_blocks, h_blocks, kernel = 2, 2, 6
 
     @staticmethod
-    def formula(x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float) -> States:
+    def formula(
+        x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float
+    ) -> States:
         sigmoid, tanh = _activations(exact)
         (h,) = state
         xz, xn = F.linear(x, w_x, bias).chunk(2, 1)
@@ -269,7 +282,9 @@ class SMGUCell(_Gated):
     x_blocks, h_blocks, kernel = 1, 2, 7
 
     @staticmethod
-    def formula(x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float) -> States:
+    def formula(
+        x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float
+    ) -> States:
         sigmoid, tanh = _activations(exact)
         (h,) = state
         hz, hn = F.linear(h, w_h).chunk(2, 1)
@@ -299,7 +314,9 @@ class HFGRUCell(_Cell):
         self.alpha = float(alpha)
 
     @staticmethod
-    def formula(x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, alpha: float) -> States:
+    def formula(
+        x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, alpha: float
+    ) -> States:
         (h,) = state
         xr, xz, xn = F.linear(x, w_x, bias).chunk(3, 1)
         hr, hz, hn = F.linear(h, w_h).chunk(3, 1)

@@ -14,12 +14,15 @@ from torch import nn
 from fluxutils_py.errors import SpecError
 from fluxutils_py.nn.recurrent import Recur
 
-GRAPHS = 64  # largest number of compiled versions of a function: for sizes, modes, and states with and without gradient
+# largest number of compiled versions of a function: for sizes, modes, and states with and without
+# gradient
+GRAPHS = 64
 OF_TORCH = ("torch.nn.", "fluxutils_py.nn.")
 
 
 def compile_arguments(compile: Any) -> dict[str, Any] | None:
-    """Return the keyword arguments for ``torch.compile`` from a ``compile`` argument; None: do not compile.
+    """Return the keyword arguments for ``torch.compile`` from a ``compile`` argument; None: do not
+    compile.
 
     Raises
     ------
@@ -28,22 +31,28 @@ def compile_arguments(compile: Any) -> dict[str, Any] | None:
     """
     if compile is None or compile is False:
         return None
-    known = [name for name in inspect.signature(torch.compile).parameters if name not in ("model", "disable")]
+    known = [
+        name
+        for name in inspect.signature(torch.compile).parameters
+        if name not in ("model", "disable")
+    ]
     if compile is True:
         return {}
     if not isinstance(compile, Mapping) or not set(compile) <= set(known):
         raise SpecError(
-            f"compile must be True, False, or a dict of arguments of torch.compile ({', '.join(known)}); "
-            f"got {compile!r}"
+            "compile must be True, False, or a dict of arguments of torch.compile "
+            f"({', '.join(known)}); got {compile!r}"
         )
     return dict(compile)
 
 
 def parts_to_compile(model: nn.Module) -> list[nn.Module]:
-    """Return the largest parts of a model without recurrent layers, and the modules of the user's own inside these.
+    """Return the largest parts of a model without recurrent layers, and the modules of the user's
+    own inside these.
 
-    A part is more than one layer of torch: a module of the user's own, or a container of several modules. Recurrent
-    layers themselves keep their state in Python and call native kernels, so they stay as they are.
+    A part is more than one layer of torch: a module of the user's own, or a container of several
+    modules. Recurrent layers themselves keep their state in Python and call native kernels, so they
+    stay as they are.
     """
     if isinstance(model, Recur):
         return [] if _is_of_torch(model.module) else parts_to_compile(model.module)
@@ -55,10 +64,12 @@ def parts_to_compile(model: nn.Module) -> list[nn.Module]:
 
 @contextlib.contextmanager
 def compiled(model: nn.Module, arguments: Mapping[str, Any] | None) -> Iterator[None]:
-    """Inside the block, the parts of a model are compiled by ``torch.compile(part, **arguments)``; None: nothing is.
+    """Inside the block, the parts of a model are compiled by ``torch.compile(part, **arguments)``;
+    None: nothing is.
 
-    Each part is compiled when it is first called, and again for sizes of another kind. If that fails, the part runs
-    uncompiled, with a warning. Copies and pickles of the model are never compiled.
+    Each part is compiled when it is first called, and again for sizes of another kind. If that
+    fails, the part runs uncompiled, with a warning. Copies and pickles of the model are never
+    compiled.
 
     Warns
     -----
@@ -71,9 +82,9 @@ def compiled(model: nn.Module, arguments: Mapping[str, Any] | None) -> Iterator[
     parts = parts_to_compile(model)
     if not parts:
         warnings.warn(
-            f"compile changes nothing: {type(model).__name__} has only recurrent layers, which run as native kernels, "
-            "and single layers around them. Put what is to be compiled together into a module of its own, such as "
-            "nn.Sequential",
+            f"compile changes nothing: {type(model).__name__} has only recurrent layers, which "
+            "run as native kernels, and single layers around them. Put what is to be compiled "
+            "together into a module of its own, such as nn.Sequential",
             stacklevel=2,
         )
         yield
@@ -99,7 +110,9 @@ class _Call:
         self._compiled: Any = torch.compile(self._run, **arguments)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        return self.part._call_impl(*args, **kwargs)  # torch skips methods of its own, so not this one itself
+        return self.part._call_impl(
+            *args, **kwargs
+        )  # torch skips methods of its own, so not this one itself
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._compiled is None:
@@ -110,13 +123,18 @@ class _Call:
             self._compiled = None
             name, text = type(self.part).__name__, str(error)
             why = (
-                "there is no C++ compiler that works (install g++ or clang, or set the variable CXX)"
+                "there is no C++ compiler that works (install g++ or clang, or set the variable "
+                "CXX)"
                 if "InvalidCxxCompiler" in text
                 else " ".join((text.strip() or type(error).__name__).splitlines()[:2])
             )
-            warnings.warn(f"{name} trains uncompiled, since compiling it failed: {why}", stacklevel=2)
+            warnings.warn(
+                f"{name} trains uncompiled, since compiling it failed: {why}", stacklevel=2
+            )
             return self._run(*args, **kwargs)
 
 
 def _is_of_torch(module: nn.Module) -> bool:
-    return type(module).__module__.startswith(OF_TORCH) or type(module).__module__ == "fluxutils_py.nn"
+    return (
+        type(module).__module__.startswith(OF_TORCH) or type(module).__module__ == "fluxutils_py.nn"
+    )

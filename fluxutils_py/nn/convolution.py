@@ -13,12 +13,16 @@ from fluxutils_py.nn.sizes import check_features, check_probability, set_sizes
 
 
 class _Convolution(nn.Module):
-    """Inner module of :class:`CausalConv1d`; its state is the last ``(kernel_size - 1) * dilation`` inputs."""
+    """Inner module of :class:`CausalConv1d`; its state is the last ``(kernel_size - 1) * dilation``
+    inputs.
+    """
 
     takes_windows = True
     batch_dim = 1
 
-    def __init__(self, n_in: int, n_out: int, kernel_size: int, dilation: int, bias: bool, weight_norm: bool) -> None:
+    def __init__(
+        self, n_in: int, n_out: int, kernel_size: int, dilation: int, bias: bool, weight_norm: bool
+    ) -> None:
         super().__init__()
         self.n_in, self.n_out, self.kernel_size, self.dilation = n_in, n_out, kernel_size, dilation
         self.n_past = (kernel_size - 1) * dilation
@@ -54,7 +58,8 @@ class _Convolution(nn.Module):
 
 
 class CausalConv1d(Recur):
-    """Convolution over time that sees only present and past inputs, and keeps the past ones as its state.
+    """Convolution over time that sees only present and past inputs, and keeps the past ones as its
+    state.
 
     y[t] = bias + sum over k of weight[:, :, k] x[t - (kernel_size - 1 - k) dilation]
 
@@ -67,9 +72,11 @@ class CausalConv1d(Recur):
     dilation : int
     bias : bool
     weight_norm : bool
-        Whether the weights of each output are a direction times a length, ``module.norm`` (Salimans & Kingma 2016).
+        Whether the weights of each output are a direction times a length, ``module.norm`` (Salimans
+        & Kingma 2016).
     trainable_init : bool
-        Whether to train the inputs before the first one, which are otherwise zero; see :class:`Recur`.
+        Whether to train the inputs before the first one, which are otherwise zero; see
+        :class:`Recur`.
 
     Raises
     ------
@@ -80,9 +87,9 @@ class CausalConv1d(Recur):
 
     Notes
     -----
-    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``, without padding to cut off.
-    The state holds the last inputs, ((kernel_size - 1) dilation, B, n_in). ``module.weight`` has the shape that
-    ``nn.Conv1d`` uses.
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``, without
+    padding to cut off. The state holds the last inputs, ((kernel_size - 1) dilation, B, n_in).
+    ``module.weight`` has the shape that ``nn.Conv1d`` uses.
 
     Examples
     --------
@@ -108,14 +115,18 @@ class CausalConv1d(Recur):
     ) -> None:
         set_sizes(self, n_in=n_in, n_out=n_out, kernel_size=kernel_size, dilation=dilation)
         self.bias, self.weight_norm = bool(bias), bool(weight_norm)
-        inner = _Convolution(self.n_in, self.n_out, self.kernel_size, self.dilation, self.bias, self.weight_norm)
+        inner = _Convolution(
+            self.n_in, self.n_out, self.kernel_size, self.dilation, self.bias, self.weight_norm
+        )
         super().__init__(inner, trainable_init)
 
 
 class _ResidualBlock(nn.Module):
     """Two causal convolutions with a residual connection."""
 
-    def __init__(self, n_in: int, n_out: int, kernel_size: int, dilation: int, dropout: float) -> None:
+    def __init__(
+        self, n_in: int, n_out: int, kernel_size: int, dilation: int, dropout: float
+    ) -> None:
         super().__init__()
         self.conv1 = CausalConv1d(n_in, n_out, kernel_size, dilation, weight_norm=True)
         self.conv2 = CausalConv1d(n_out, n_out, kernel_size, dilation, weight_norm=True)
@@ -129,7 +140,8 @@ class _ResidualBlock(nn.Module):
 
 
 class TCN(nn.Module):
-    """Temporal convolutional network: residual blocks of causal convolutions with doubling dilation.
+    """Temporal convolutional network: residual blocks of causal convolutions with doubling
+    dilation.
 
     Parameters
     ----------
@@ -144,21 +156,24 @@ class TCN(nn.Module):
     Attributes
     ----------
     receptive_field : int
-        Number of steps that an output sees: ``1 + 2 (kernel_size - 1) (2 ** n_levels - 1)``, 253 by default.
+        Number of steps that an output sees: ``1 + 2 (kernel_size - 1) (2 ** n_levels - 1)``, 253 by
+        default.
 
     Raises
     ------
     TypeError, ValueError
-        If a size is not an integer or below 1, or ``dropout`` is not a probability; the message names it.
+        If a size is not an integer or below 1, or ``dropout`` is not a probability; the message
+        names it.
 
     Notes
     -----
-    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The convolutions are
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The
+    convolutions are
     :class:`CausalConv1d` with weight normalisation. They keep the state, so windows and single steps give the same
     outputs as the whole series.
 
-    Source: Bai, Kolter & Koltun (2018), "An empirical evaluation of generic convolutional and recurrent networks for
-    sequence modeling", arXiv:1803.01271.
+    Source: Bai, Kolter & Koltun (2018), "An empirical evaluation of generic convolutional and
+    recurrent networks for sequence modeling", arXiv:1803.01271.
 
     Examples
     --------
@@ -172,13 +187,18 @@ class TCN(nn.Module):
     n_levels: int
     kernel_size: int
 
-    def __init__(self, n_in: int, n_out: int, n_levels: int = 6, kernel_size: int = 3, dropout: float = 0.0) -> None:
+    def __init__(
+        self, n_in: int, n_out: int, n_levels: int = 6, kernel_size: int = 3, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         set_sizes(self, n_in=n_in, n_out=n_out, n_levels=n_levels, kernel_size=kernel_size)
         self.dropout = check_probability(self, "dropout", dropout)
         sizes = [self.n_in, *[self.n_out] * self.n_levels]
         self.blocks = nn.Sequential(
-            *(_ResidualBlock(sizes[k], self.n_out, self.kernel_size, 2**k, self.dropout) for k in range(self.n_levels))
+            *(
+                _ResidualBlock(sizes[k], self.n_out, self.kernel_size, 2**k, self.dropout)
+                for k in range(self.n_levels)
+            )
         )
 
     @property

@@ -15,13 +15,39 @@ from torch import Tensor, nn
 from fluxutils_py.nn.recurrent import Recur
 
 IMMUTABLE = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, type, range, torch.dtype, torch.device, torch.Size}
+    {
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        type,
+        range,
+        torch.dtype,
+        torch.device,
+        torch.Size,
+    }
     | {types.FunctionType, types.BuiltinFunctionType}
 )
-COPYING = ("__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__slots__")
+COPYING = (
+    "__copy__",
+    "__deepcopy__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__getstate__",
+    "__setstate__",
+    "__slots__",
+)
 SPECIAL = frozenset({*COPYING, "train", "eval"})
 INTERNAL = frozenset(nn.Module().__dict__)
-INTERNAL_RNN = INTERNAL | {"_flat_weights", "_flat_weights_names", "_flat_weight_refs", "_all_weights"}
+INTERNAL_RNN = INTERNAL | {
+    "_flat_weights",
+    "_flat_weights_names",
+    "_flat_weight_refs",
+    "_all_weights",
+}
 MEMORY = frozenset({"state", "_mark", "_marked"})  # of a Recur
 
 _plain: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
@@ -30,35 +56,51 @@ _plain: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 def deep_copy(model: nn.Module, shared: Sequence[Tensor] = ()) -> nn.Module:
     """Make a deep copy that shares some tensors.
 
-    Tensors that a model keeps in its attributes, such as attention weights, may have a graph, which torch refuses to
-    copy: they are detached in the copy.
+    Tensors that a model keeps in its attributes, such as attention weights, may have a graph, which
+    torch refuses to copy: they are detached in the copy.
     """
     memo: dict[int, Any] = {id(t): t for t in shared}
     for kept in (value for m in model.modules() for value in vars(m).values()):
-        if type(kept) is OrderedDict and not kept:  # of hooks: a dozen in each module, half of the time of a copy
+        if (
+            type(kept) is OrderedDict and not kept
+        ):  # of hooks: a dozen in each module, half of the time of a copy
             memo[id(kept)] = OrderedDict()
             continue
-        inside = kept.values() if isinstance(kept, dict) else kept if isinstance(kept, list | tuple) else (kept,)
-        memo |= {id(t): t.detach() for t in inside if isinstance(t, Tensor) and not t.is_leaf and id(t) not in memo}
+        inside = (
+            kept.values()
+            if isinstance(kept, dict)
+            else kept
+            if isinstance(kept, list | tuple)
+            else (kept,)
+        )
+        memo |= {
+            id(t): t.detach()
+            for t in inside
+            if isinstance(t, Tensor) and not t.is_leaf and id(t) not in memo
+        }
     twin = copy.deepcopy(model, memo)
     if not shared:
         for m in twin.modules():
             if isinstance(m, nn.RNNBase):
-                m.flatten_parameters()  # cuDNN wants them in one piece, and warns; on the CPU it does nothing
+                # cuDNN wants them in one piece, and warns; on the CPU it does nothing
+                m.flatten_parameters()
     return twin
 
 
 def shallow_copy(model: nn.Module, training: bool | None = None) -> nn.Module | None:
-    """Make a copy that shares parameters and buffers and has no recurrent state, at a tenth of the cost of a deep copy.
+    """Make a copy that shares parameters and buffers and has no recurrent state, at a tenth of the
+    cost of a deep copy.
 
-    Return None if it might differ from a deep copy: if a module has hooks, its own way to be copied or to change its
-    mode, or attributes other than numbers, texts, functions, and lists, tuples, sets and dicts of them. ``training`` is
-    the mode of the copy; None keeps that of the model.
+    Return None if it might differ from a deep copy: if a module has hooks, its own way to be copied
+    or to change its mode, or attributes other than numbers, texts, functions, and lists, tuples,
+    sets and dicts of them. ``training`` is the mode of the copy; None keeps that of the model.
     """
     return _copy_shallow(model, training, {})
 
 
-def _copy_shallow(module: nn.Module, training: bool | None, made: dict[int, nn.Module]) -> nn.Module | None:
+def _copy_shallow(
+    module: nn.Module, training: bool | None, made: dict[int, nn.Module]
+) -> nn.Module | None:
     existing = made.get(id(module))  # a module that stands in several places
     if existing is not None:
         return existing

@@ -15,16 +15,20 @@ from fluxutils_py.tree import tree_map
 
 @torch.no_grad()
 def first_nonfinite(model: nn.Module, run: Callable[[], Any]) -> str:
-    """Call ``run()``, which calls the model; return where a number first was not finite, as the end of a clause.
+    """Call ``run()``, which calls the model; return where a number first was not finite, as the end
+    of a clause.
 
-    State, buffers and torch's random numbers are as before afterwards. An error of ``run`` ends the search.
+    State, buffers and torch's random numbers are as before afterwards. An error of ``run`` ends the
+    search.
     """
     for name, p in model.named_parameters():
         if not p.isfinite().all():
             return f": parameter {name!r} is not finite"
     found: list[str] = []
     states, buffers = snapshot(model), [(b, b.clone()) for b in model.buffers()]
-    handles = [m.register_forward_hook(partial(_look, found, name)) for name, m in model.named_modules()]
+    handles = [
+        m.register_forward_hook(partial(_look, found, name)) for name, m in model.named_modules()
+    ]
     try:
         gpus = {p.device for p in model.parameters() if p.device.type == "cuda"}
         with torch.random.fork_rng(devices=list(gpus)):
@@ -43,7 +47,11 @@ def first_nonfinite(model: nn.Module, run: Callable[[], Any]) -> str:
 def _look(found: list[str], name: str, module: nn.Module, inputs: Any, output: Any) -> None:
     if found or is_finite(output):
         return
-    described = f"module {name!r} ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
+    described = (
+        f"module {name!r} ({type(module).__name__})"
+        if name
+        else f"the model ({type(module).__name__})"
+    )
     verb = "first given by" if is_finite(inputs) else "already in the input of"
     found.append(f", {verb} {described}")
 

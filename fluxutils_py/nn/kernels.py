@@ -1,7 +1,7 @@
 """Load the library of native kernels if this machine can run it, and switch it on and off.
 
-It is built from ``csrc/`` when the package is installed and there is a C++ compiler, and loaded when a recurrent layer
-is first used. Without it, everything works with torch's layers, only slower.
+It is built from ``csrc/`` when the package is installed and there is a C++ compiler, and loaded
+when a recurrent layer is first used. Without it, everything works with torch's layers, only slower.
 """
 
 from __future__ import annotations
@@ -25,9 +25,15 @@ SWITCH = "FLUXUTILS_KERNELS"
 ISAS = {"avx2": 1, "avx512": 2, "neon": 3}
 OFF = ("0", "off", "false", "no")
 ON = ("", "1", "on", "true", "yes")
-# How many processes a launcher has started (Open MPI; MPICH, Intel MPI, srun; MVAPICH; srun --mpi=pmix; torchrun): each
-# has the cores that it is given already.
-N_RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "LOCAL_WORLD_SIZE")
+# How many processes a launcher has started (Open MPI; MPICH, Intel MPI, srun; MVAPICH; srun
+# --mpi=pmix; torchrun): each has the cores that it is given already.
+N_RANKS = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+    "LOCAL_WORLD_SIZE",
+)
 
 
 class Library:
@@ -37,13 +43,19 @@ class Library:
         lib = ctypes.CDLL(str(path))  # lets go of Python's lock during a call
         lib.fluxutils_version.restype = ctypes.c_int32
         if (version := lib.fluxutils_version()) != VERSION:
-            raise OSError(f"{path.name} is of version {version}, expected {VERSION}: install the package again")
+            raise OSError(
+                f"{path.name} is of version {version}, expected {VERSION}: install the package "
+                "again"
+            )
         lib.fluxutils_isa.argtypes, lib.fluxutils_isa.restype = [ctypes.c_int32], ctypes.c_int32
         self.isa: int = lib.fluxutils_isa(ISAS.get(wanted, 0))
         if self.isa < 0:
             raise OSError(f"this processor lacks {wanted or 'AVX2'}")
         self.forward, self.backward = lib.fluxutils_forward, lib.fluxutils_backward
-        self.linear_forward, self.linear_backward = lib.fluxutils_linear_forward, lib.fluxutils_linear_backward
+        self.linear_forward, self.linear_backward = (
+            lib.fluxutils_linear_forward,
+            lib.fluxutils_linear_backward,
+        )
         for function in (self.forward, self.backward, self.linear_forward, self.linear_backward):
             function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int32
         lib.fluxutils_kept_per_output.argtypes = [ctypes.c_int32]
@@ -51,7 +63,10 @@ class Library:
         self.kept_per_output = functools.cache(lib.fluxutils_kept_per_output)
 
         if (openmp := _openmp_of_torch()) is not None:
-            lib.fluxutils_use_openmp.argtypes, lib.fluxutils_use_openmp.restype = [ctypes.c_void_p], None
+            lib.fluxutils_use_openmp.argtypes, lib.fluxutils_use_openmp.restype = (
+                [ctypes.c_void_p],
+                None,
+            )
             lib.fluxutils_use_openmp(openmp)
         self.copy_window = lib.fluxutils_copy_window
         word, address = ctypes.c_int64, ctypes.c_void_p
@@ -64,9 +79,14 @@ class Library:
 
 
 def _openmp_of_torch() -> int | None:
-    """Return the address of ``GOMP_parallel`` in the OpenMP library that torch uses; None if torch uses another one."""
+    """Return the address of ``GOMP_parallel`` in the OpenMP library that torch uses; None if torch
+    uses another one.
+    """
     home = Path(torch.__file__).parent
-    for path in (*home.glob("lib/libgomp*.so*"), *home.with_name("torch.libs").glob("libgomp*.so*")):
+    for path in (
+        *home.glob("lib/libgomp*.so*"),
+        *home.with_name("torch.libs").glob("libgomp*.so*"),
+    ):
         try:
             loaded = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         except OSError:  # not loaded by this process
@@ -100,7 +120,10 @@ class _Use:
             if wanted not in ISAS and wanted not in ON:
                 raise OSError(f"{SWITCH} is {wanted!r}, expected 0, 1 or one of {', '.join(ISAS)}")
             if not PATH.exists():
-                raise OSError(f"{PATH.name} is missing: it is built by pip install where there is a C++ compiler")
+                raise OSError(
+                    f"{PATH.name} is missing: it is built by pip install where there is a C++ "
+                    "compiler"
+                )
             self.library = Library(PATH, wanted if wanted in ISAS else "")
         except (OSError, AttributeError) as error:
             self.reason = str(error)
@@ -134,7 +157,9 @@ def supports(isa: str) -> bool:
 
 
 def n_threads() -> int:
-    """Return the threads for a call: as many as torch has, or one if other processes use the other cores."""
+    """Return the threads for a call: as many as torch has, or one if other processes use the other
+    cores.
+    """
     return 1 if _use.alone else torch.get_num_threads()
 
 
@@ -151,7 +176,8 @@ def native_kernels(enabled: bool = True) -> Iterator[None]:
     """Let recurrent layers use the native kernels, or only torch's layers, inside a ``with`` block.
 
     It holds for the whole process, like ``torch.backends.mkldnn.flags``. The environment variable
-    ``FLUXUTILS_KERNELS=0`` switches the kernels off from the start; this function then cannot bring them back.
+    ``FLUXUTILS_KERNELS=0`` switches the kernels off from the start; this function then cannot bring
+    them back.
 
     Parameters
     ----------

@@ -14,7 +14,11 @@ __all__ = ["DenseReLU", "ffnn"]
 
 
 def RNNStack(
-    n_in: int, n_out: int, nlayers: int, dropout: float = 0.0, layer: Callable[[int, int], nn.Module] = LSTM
+    n_in: int,
+    n_out: int,
+    nlayers: int,
+    dropout: float = 0.0,
+    layer: Callable[[int, int], nn.Module] = LSTM,
 ) -> nn.Sequential:
     """Stack recurrent layers of any kind, with dropout between them.
 
@@ -24,8 +28,8 @@ def RNNStack(
         Features of the input, units of each layer.
     nlayers : int
     dropout : float
-        Probability of dropping an output between two layers, in training, drawn for each step. With 0 there are no
-        dropout layers.
+        Probability of dropping an output between two layers, in training, drawn for each step. With
+        0 there are no dropout layers.
     layer : class or function
         Called as ``layer(n_in, n_out)``.
 
@@ -80,10 +84,11 @@ def ffnn(
     idim, nneurons, nlayers : int
         Features of the input, units of each layer, layers.
     fun : nn.Module class, or function of a tensor
-        Activation after each linear layer: ``nn.Tanh`` or ``torch.tanh``. A model with functions cannot be saved as
-        plain data; one with modules can.
+        Activation after each linear layer: ``nn.Tanh`` or ``torch.tanh``. A model with functions
+        cannot be saved as plain data; one with modules can.
     bnfun : same as ``fun``, optional
-        End each layer with a batch normalisation and this function; ``nn.Identity`` for the normalisation alone.
+        End each layer with a batch normalisation and this function; ``nn.Identity`` for the
+        normalisation alone.
     dropout : float
         If above 0, end each layer with a dropout with this probability.
     last_linear : bool
@@ -96,8 +101,9 @@ def ffnn(
 
     Notes
     -----
-    It takes ``(..., idim)``; with batch normalisation ``(B, idim)`` or windows ``(S, B, idim)``, whose steps and series
-    are normalised together. Source: ``ffnn`` of PrayTools.jl, which has ``last_linear`` only without the other two.
+    It takes ``(..., idim)``; with batch normalisation ``(B, idim)`` or windows ``(S, B, idim)``,
+    whose steps and series are normalised together. Source: ``ffnn`` of PrayTools.jl, which has
+    ``last_linear`` only without the other two.
 
     Examples
     --------
@@ -120,7 +126,9 @@ def ffnn(
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """``nn.BatchNorm1d`` that takes windows ``(S, B, F)`` too: features last, steps and series normalised together."""
+    """``nn.BatchNorm1d`` that takes windows ``(S, B, F)`` too: features last, steps and series
+    normalised together.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).reshape(x.shape)
@@ -143,7 +151,8 @@ class Elementwise(nn.Module):
 def _as_module(function: Callable[..., Any]) -> nn.Module:
     if isinstance(function, nn.Module):
         raise TypeError(
-            f"each layer needs a module of its own: give the class {type(function).__name__}, not an instance"
+            f"each layer needs a module of its own: give the class {type(function).__name__}, not "
+            "an instance"
         )
     return function() if isinstance(function, type) else Elementwise(function)
 
@@ -157,7 +166,8 @@ class GaussianNoise(nn.Module):
 
     Notes
     -----
-    Noise comes from torch's generator; ``x`` has any shape. Source: ``GaussianNoise`` of FluxUtils.jl.
+    Noise comes from torch's generator; ``x`` has any shape. Source: ``GaussianNoise`` of
+    FluxUtils.jl.
 
     Examples
     --------

@@ -1,4 +1,6 @@
-"""Compute the linear recurrence ``h[t] = a[t] * h[t - 1] + b[t]``, natively or in chunks of time with torch."""
+"""Compute the linear recurrence ``h[t] = a[t] * h[t - 1] + b[t]``, natively or in chunks of time
+with torch.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,15 @@ from fluxutils_py.nn.native import kernel_error
 from fluxutils_py.nn.native_layers import PLAIN, is_transformed
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.complex64: 2, torch.complex128: 3}
-# fluxutils_linear_call of csrc/kernels.h: version, type, isa, threads; S, B, H, a_step, a_series; pointers
+# fluxutils_linear_call of csrc/kernels.h: version, type, isa, threads; S, B, H, a_step, a_series;
+# pointers
 _CALL = Struct("17q")
 CHUNK = 32  # largest number of steps in a chunk
 
 
 def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
-    """Compute ``h[t] = a[t] * h[t - 1] + b[t]`` elementwise for all steps, starting from ``h[-1] = h0``.
+    """Compute ``h[t] = a[t] * h[t - 1] + b[t]`` elementwise for all steps, starting from ``h[-1] =
+    h0``.
 
     Parameters
     ----------
@@ -47,13 +51,14 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
 
     Notes
     -----
-    Different types are promoted to a common one; real factors of complex states become complex. Time and memory are
-    linear in S. The result can be differentiated any number of times.
+    Different types are promoted to a common one; real factors of complex states become complex.
+    Time and memory are linear in S. The result can be differentiated any number of times.
 
-    Native kernels compute float32, float64, complex64 and complex128 on the CPU (see :func:`native_kernels`). Then h
-    and its gradients with respect to b and h0 are equal to the last bit for any number of threads, other series, cuts
-    of time into calls, and instruction set. The gradient with respect to a is equal for any number of threads and
-    instruction set, unless a broadcasts over H, where torch sums it.
+    Native kernels compute float32, float64, complex64 and complex128 on the CPU (see
+    :func:`native_kernels`). Then h and its gradients with respect to b and h0 are equal to the last
+    bit for any number of threads, other series, cuts of time into calls, and instruction set. The
+    gradient with respect to a is equal for any number of threads and instruction set, unless a
+    broadcasts over H, where torch sums it.
 
     Examples
     --------
@@ -62,10 +67,16 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     tensor([1.0000, 1.5000, 1.7500, 1.8750])
     """
     if b.dim() != 3:
-        raise ShapeError(f"linear_recurrence takes b of shape (S, B, H), got a tensor of shape {tuple(b.shape)}")
+        raise ShapeError(
+            f"linear_recurrence takes b of shape (S, B, H), got a tensor of shape {tuple(b.shape)}"
+        )
     S, B, H = b.shape
-    if a.dim() > 3 or any(n not in (1, full) for n, full in zip(reversed(a.shape), (H, B, S), strict=False)):
-        raise ShapeError(f"a of shape {tuple(a.shape)} does not broadcast to b of shape {(S, B, H)}")
+    if a.dim() > 3 or any(
+        n not in (1, full) for n, full in zip(reversed(a.shape), (H, B, S), strict=False)
+    ):
+        raise ShapeError(
+            f"a of shape {tuple(a.shape)} does not broadcast to b of shape {(S, B, H)}"
+        )
     if h0 is not None and h0.shape != (B, H):
         raise ShapeError(f"h0 must have shape (B, H) = {(B, H)}, got shape {tuple(h0.shape)}")
     dtype = torch.promote_types(a.dtype, b.dtype)
@@ -73,7 +84,9 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
         dtype = torch.promote_types(dtype, h0.dtype)
         h0 = h0.to(dtype)
     if not (dtype.is_floating_point or dtype.is_complex):
-        raise TypeError(f"linear_recurrence takes floating or complex tensors, got {a.dtype} and {b.dtype}")
+        raise TypeError(
+            f"linear_recurrence takes floating or complex tensors, got {a.dtype} and {b.dtype}"
+        )
     a, b = a.to(dtype), b.to(dtype)
     a = a.reshape((1,) * (3 - a.dim()) + a.shape)
     if not b.numel():
@@ -82,12 +95,16 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     if is_transformed():
         return _chunked(a, b, h0)
     library = kernels.library() if all(map(_is_plain, (a, b, h0))) else None
-    result: Tensor = _LinearRecurrence.apply(library, *(t if t is None else _resolve_lazy(t) for t in (a, b, h0)))
+    result: Tensor = _LinearRecurrence.apply(
+        library, *(t if t is None else _resolve_lazy(t) for t in (a, b, h0))
+    )
     return result
 
 
 def _is_plain(t: Tensor | None) -> bool:
-    return t is None or (type(t) in PLAIN and t.dtype in TYPES and t.is_cpu and t.layout is torch.strided)
+    return t is None or (
+        type(t) in PLAIN and t.dtype in TYPES and t.is_cpu and t.layout is torch.strided
+    )
 
 
 def _resolve_lazy(t: Tensor) -> Tensor:
@@ -96,23 +113,32 @@ def _resolve_lazy(t: Tensor) -> Tensor:
 
 
 def _chunked(a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
-    """Compute the recurrence with torch, first in all chunks of time at once, then from chunk to chunk.
+    """Compute the recurrence with torch, first in all chunks of time at once, then from chunk to
+    chunk.
 
-    ``a`` is (S or 1, B or 1, H). The first pass starts each chunk from zero. The second adds the state before the chunk
-    times the product of the factors so far. Nothing is divided, and a product has at most ``CHUNK`` factors, so it
-    overflows only if each is above about 10.
+    ``a`` is (S or 1, B or 1, H). The first pass starts each chunk from zero. The second adds the
+    state before the chunk times the product of the factors so far. Nothing is divided, and a
+    product has at most ``CHUNK`` factors, so it overflows only if each is above about 10.
     """
     S = len(b)
     # float16 ends at 65504, where products would overflow
     size = 1 if b.dtype is torch.float16 else min(CHUNK, math.isqrt(S))
     if surplus := -S % size:
-        a, b = (t if len(t) == 1 < S else torch.cat([t, t.new_zeros(surplus, *t.shape[1:])]) for t in (a, b))
-    factors = a.expand(size, -1, -1)[None] if len(a) == 1 else a.unflatten(0, (-1, size))  # (chunks or 1, size, ...)
+        a, b = (
+            t if len(t) == 1 < S else torch.cat([t, t.new_zeros(surplus, *t.shape[1:])])
+            for t in (a, b)
+        )
+    factors = (
+        a.expand(size, -1, -1)[None] if len(a) == 1 else a.unflatten(0, (-1, size))
+    )  # (chunks or 1, size, ...)
     products, states = [factors[:, 0]], [b[::size]]
     for k in range(1, size):
         products.append(products[-1] * factors[:, k])
         states.append(torch.addcmul(b[k::size], factors[:, k], states[-1]))
-    through, own = torch.stack(products, 1), torch.stack(states, 1)  # (chunks or 1, size, ...), (chunks, size, B, H)
+    through, own = (
+        torch.stack(products, 1),
+        torch.stack(states, 1),
+    )  # (chunks or 1, size, ...), (chunks, size, B, H)
     chunks, carried = [], h0
     for k, chunk in enumerate(own):
         if carried is not None:
@@ -123,10 +149,14 @@ def _chunked(a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
 
 
 class _LinearRecurrence(Function):
-    """Differentiable recurrence, natively or in chunks; takes contiguous tensors, a (S or 1, B or 1, H)."""
+    """Differentiable recurrence, natively or in chunks; takes contiguous tensors, a (S or 1, B or
+    1, H).
+    """
 
     @staticmethod
-    def forward(ctx: Any, library: kernels.Library | None, a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, library: kernels.Library | None, a: Tensor, b: Tensor, h0: Tensor | None
+    ) -> Tensor:
         ctx.library = library
         if library is None:
             h = _chunked(a, b, h0)
@@ -145,14 +175,29 @@ class _LinearRecurrence(Function):
         da = torch.empty_like(a) if of_a else None
         db = torch.empty_like(h)
         dh0 = torch.empty_like(h[0]) if of_h0 else None
-        _call_lib(ctx.library.linear_backward, ctx.library, a, h0, h, dh=_resolve_lazy(dh), da=da, db=db, dh0=dh0)
+        _call_lib(
+            ctx.library.linear_backward,
+            ctx.library,
+            a,
+            h0,
+            h,
+            dh=_resolve_lazy(dh),
+            da=da,
+            db=db,
+            dh0=dh0,
+        )
         return None, da, db, dh0
 
 
-def _call_lib(function: Any, library: kernels.Library, a: Tensor, h0: Tensor | None, h: Tensor, **others: Any) -> None:
+def _call_lib(
+    function: Any, library: kernels.Library, a: Tensor, h0: Tensor | None, h: Tensor, **others: Any
+) -> None:
     S, B, H = h.shape
     head = kernels.VERSION, TYPES[h.dtype], library.isa, kernels.n_threads(), S, B, H
-    apart = len(a) == S and a.shape[1] * H, a.shape[1] == B and H  # strides of a between steps and between series
+    apart = (
+        len(a) == S and a.shape[1] * H,
+        a.shape[1] == B and H,
+    )  # strides of a between steps and between series
     b, dh, da, db, dh0 = (others.get(name) for name in ("b", "dh", "da", "db", "dh0"))
     pointers = (0 if t is None else t.data_ptr() for t in (a, b, h0, h, dh, da, db, dh0))
     if code := function(_CALL.pack(*head, *apart, *pointers)):
@@ -162,7 +207,9 @@ def _call_lib(function: Any, library: kernels.Library, a: Tensor, h0: Tensor | N
 def _differentiable(
     a: Tensor, h0: Tensor | None, h: Tensor, dh: Tensor, of_a: bool, of_h0: bool
 ) -> tuple[Tensor | None, ...]:
-    """Return differentiable gradients; the one with respect to b is a linear recurrence backwards in time."""
+    """Return differentiable gradients; the one with respect to b is a linear recurrence backwards
+    in time.
+    """
     conjugate = a.conj()
     factors = conjugate
     if len(a) == len(h):  # use the factor of the next step; the last step has none

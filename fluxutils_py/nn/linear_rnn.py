@@ -16,8 +16,8 @@ from fluxutils_py.nn.native_layers import is_intercepted, run_cell
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sizes import check_features, set_sizes
 
-# The kernels compute one series per vector lane; torch's matrix products are faster where most lanes would be idle,
-# unless what they leave for the backward pass does not fit into the caches.
+# The kernels compute one series per vector lane; torch's matrix products are faster where most
+# lanes would be idle, unless what they leave for the backward pass does not fit into the caches.
 FEW_SERIES, FEW_IN_LONG_WINDOWS = 8, 4
 LONG_WINDOW = 1 << 18  # values of all steps, series and units
 FEW_COLUMNS = 16  # of a product with many rows, whose transpose is then several times faster
@@ -29,7 +29,9 @@ class _GatedRecurrence(nn.Module):
     takes_windows = True
     n_blocks: ClassVar[int]  # the weight has n_blocks * H rows: the gates, then the candidate
     kernel: ClassVar[int]  # number of the native kernel
-    coefficients: ClassVar[Callable[..., tuple[Tensor, Tensor]]]  # a and b from the blocks, all (S, B, H)
+    coefficients: ClassVar[
+        Callable[..., tuple[Tensor, Tensor]]
+    ]  # a and b from the blocks, all (S, B, H)
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
@@ -41,13 +43,20 @@ class _GatedRecurrence(nn.Module):
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(type(self).__name__.lstrip("_"), x, self.n_in)
-        # one product per block: a single product would have to copy the gradients of its parts together
-        blocks = zip(self.linear.weight.chunk(self.n_blocks), self.linear.bias.chunk(self.n_blocks), strict=True)
+        # one product per block: a single product would have to copy the gradients of its parts
+        # together
+        blocks = zip(
+            self.linear.weight.chunk(self.n_blocks),
+            self.linear.bias.chunk(self.n_blocks),
+            strict=True,
+        )
         h = linear_recurrence(*self.coefficients(*(F.linear(x, w, b) for w, b in blocks)), state)
         return h, h[-1].clone()  # a view would keep the whole window in memory
 
     def by_kernel(self, x: Tensor, state: Any = None) -> tuple[Tensor, Tensor] | None:
-        """Compute a step (B, F) or a window (S, B, F) with the native kernels; None where they do not apply."""
+        """Compute a step (B, F) or a window (S, B, F) with the native kernels; None where they do
+        not apply.
+        """
         linear = self.linear
         few = x.dim() == 3 and len(x) > 1 and x.shape[1] < FEW_SERIES
         if few and x.shape[1] >= FEW_IN_LONG_WINDOWS:
@@ -60,7 +69,9 @@ class _GatedRecurrence(nn.Module):
         weights = parameters["weight"], None, parameters["bias"], None
         return run_cell(self, Cell(self.kernel, 1, self.n_blocks, 0, self._step), x, state, weights)
 
-    def _step(self, x: Tensor, state: tuple[Tensor], w_x: Tensor, w_h: None, b_x: Tensor, *_: Any) -> tuple[Tensor]:
+    def _step(
+        self, x: Tensor, state: tuple[Tensor], w_x: Tensor, w_h: None, b_x: Tensor, *_: Any
+    ) -> tuple[Tensor]:
         a, b = self.coefficients(*F.linear(x, w_x, b_x).chunk(self.n_blocks, -1))
         return (a * state[0] + b,)
 
@@ -166,7 +177,9 @@ class _DiagonalRecurrence(nn.Module):
 
     takes_windows = True
 
-    def __init__(self, n_in: int, n_out: int, n_states: int, r_min: float, r_max: float, max_phase: float) -> None:
+    def __init__(
+        self, n_in: int, n_out: int, n_states: int, r_min: float, r_max: float, max_phase: float
+    ) -> None:
         super().__init__()
         self.n_in, self.n_out, self.n_states = n_in, n_out, n_states
         self.ring = r_min, r_max, max_phase
@@ -201,7 +214,8 @@ class _DiagonalRecurrence(nn.Module):
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features("LRU", x, self.n_in)
         scale = torch.exp(self.gamma_log).repeat_interleave(2)
-        # one product, because products with few columns take longer than one with their columns together
+        # one product, because products with few columns take longer than one with their columns
+        # together
         products = F.linear(x, torch.cat([self.weight_in * scale[:, None], self.weight_skip]))
         added, skip = products.split([2 * self.n_states, self.n_out], -1)
         added = torch.view_as_complex(added.contiguous().unflatten(-1, (self.n_states, 2)))
@@ -227,43 +241,49 @@ class _DiagonalRecurrence(nn.Module):
 
 
 class LRU(Recur):
-    """Linear Recurrent Unit: a diagonal linear system with complex eigenvalues inside the unit circle.
+    """Linear Recurrent Unit: a diagonal linear system with complex eigenvalues inside the unit
+    circle.
 
     h' = lambda h + gamma (B x); y = Re(C h') + D x
 
-    ``lambda = exp(-exp(nu_log) + i exp(theta_log))`` is stable for all parameters. The layer is linear in its input;
-    put it into a :class:`SequenceStack` to learn nonlinear functions.
+    ``lambda = exp(-exp(nu_log) + i exp(theta_log))`` is stable for all parameters. The layer is
+    linear in its input; put it into a :class:`SequenceStack` to learn nonlinear functions.
 
     Parameters
     ----------
     n_in, n_out : int
         Number of input and output features.
     n_states : int or None
-        Number of complex values in the state. None is ``n_out / 2``, rounded up, which gives about ``n_out`` real
-        values. A layer can distinguish as many of its last inputs as its state has real values.
+        Number of complex values in the state. None is ``n_out / 2``, rounded up, which gives about
+        ``n_out`` real values. A layer can distinguish as many of its last inputs as its state has
+        real values.
     r_min, r_max : float
-        Moduli between which to draw the eigenvalues: ``0 <= r_min < r_max <= 1``. An eigenvalue of modulus ``r``
-        remembers for about ``1 / (1 - r)`` steps.
+        Moduli between which to draw the eigenvalues: ``0 <= r_min < r_max <= 1``. An eigenvalue of
+        modulus ``r`` remembers for about ``1 / (1 - r)`` steps.
     max_phase : float
-        Largest angle of an eigenvalue, in radians; angles are drawn between 0 and it. Choose it small for slow signals.
+        Largest angle of an eigenvalue, in radians; angles are drawn between 0 and it. Choose it
+        small for slow signals.
     trainable_init : bool
         Whether to train the initial state; see :class:`Recur`.
 
     Raises
     ------
     TypeError, ValueError
-        If a size is not an integer or below 1, or the ring is invalid; the message names the argument.
+        If a size is not an integer or below 1, or the ring is invalid; the message names the
+        argument.
     ShapeError
         In ``forward``, if the input does not have ``n_in`` features.
 
     Notes
     -----
-    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The state is (B, n_states,
-    2), the real and the imaginary part of ``h``. ``module.weight_in`` (2 n_states, n_in) and ``module.weight_out``
-    (n_out, 2 n_states) also alternate real and imaginary parts: ``B = weight_in[0::2] + i weight_in[1::2]`` and
-    ``C = weight_out[:, 0::2] - i weight_out[:, 1::2]``. D is ``module.weight_skip``.
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The
+    state is (B, n_states, 2), the real and the imaginary part of ``h``. ``module.weight_in`` (2
+    n_states, n_in) and ``module.weight_out`` (n_out, 2 n_states) also alternate real and imaginary
+    parts: ``B = weight_in[0::2] + i weight_in[1::2]`` and ``C = weight_out[:, 0::2] - i
+    weight_out[:, 1::2]``. D is ``module.weight_skip``.
 
-    Source: Orvieto et al. (2023), "Resurrecting recurrent neural networks for long sequences", arXiv:2303.06349.
+    Source: Orvieto et al. (2023), "Resurrecting recurrent neural networks for long sequences",
+    arXiv:2303.06349.
 
     Examples
     --------
@@ -289,9 +309,15 @@ class LRU(Recur):
         set_sizes(self, n_in=n_in, n_out=n_out)
         set_sizes(self, n_states=(self.n_out + 1) // 2 if n_states is None else n_states)
         if not 0 <= r_min < r_max <= 1:
-            raise ValueError(f"LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min={r_min!r}, r_max={r_max!r}")
+            raise ValueError(
+                f"LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min={r_min!r}, r_max={r_max!r}"
+            )
         if not 0 < max_phase <= 2 * math.pi:
-            raise ValueError(f"LRU: max_phase must be an angle above 0, at most 2 pi, got {max_phase!r}")
+            raise ValueError(
+                f"LRU: max_phase must be an angle above 0, at most 2 pi, got {max_phase!r}"
+            )
         self.r_min, self.r_max, self.max_phase = float(r_min), float(r_max), float(max_phase)
-        inner = _DiagonalRecurrence(self.n_in, self.n_out, self.n_states, self.r_min, self.r_max, self.max_phase)
+        inner = _DiagonalRecurrence(
+            self.n_in, self.n_out, self.n_states, self.r_min, self.r_max, self.max_phase
+        )
         super().__init__(inner, trainable_init)

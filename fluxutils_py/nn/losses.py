@@ -46,21 +46,26 @@ class SeqLoss:
 
     @property
     def is_mean(self) -> bool:
-        """Whether the loss of a window is the mean over its steps, so that means over windows can be joined."""
+        """Whether the loss of a window is the mean over its steps, so that means over windows can
+        be joined.
+        """
         return self._reduction == "mean" and not self.classes
 
     def divisors(self, ys: Any, ws: Tensor | None = None) -> list[float] | None:
-        """Return what the mean over a window divides by, for each output; None if the criterion sums over the series.
+        """Return what the mean over a window divides by, for each output; None if the criterion
+        sums over the series.
 
-        To add up means over parts of the series, call the loss of each part with its own divisors over those of all
-        parts as ``factors``. Sums just add up.
+        To add up means over parts of the series, call the loss of each part with its own divisors
+        over those of all parts as ``factors``. Sums just add up.
         """
         if self._reduction in ("sum", "batchmean"):
             return None
         targets = (ys,) if isinstance(ys, Tensor) else ys
         weights = _weight_columns(targets, ws)
         divisors = [self._divisor(y, w) for y, w in zip(targets, weights, strict=True)]
-        if divisors and weights[0] is not ws:  # single outputs are missing: divide all by the same number
+        if (
+            divisors and weights[0] is not ws
+        ):  # single outputs are missing: divide all by the same number
             divisors = [sum(divisors) / len(divisors)] * len(divisors)
         return divisors
 
@@ -68,27 +73,44 @@ class SeqLoss:
         if not self.classes:
             return live_steps(y, ws)
         labels = y.flatten(0, 1) if y.is_floating_point() else y.reshape(-1).long()
-        return float(self._class_share(labels, None if ws is None else ws.reshape(-1)).sum(dtype=torch.float64))
+        return float(
+            self._class_share(labels, None if ws is None else ws.reshape(-1)).sum(
+                dtype=torch.float64
+            )
+        )
 
     @property
     def elementwise(self) -> bool:
-        """Whether the criterion gives one value per output, so that single outputs of a step can be masked."""
+        """Whether the criterion gives one value per output, so that single outputs of a step can be
+        masked.
+        """
         if self.classes or self._same_shape:
             return self._same_shape
         try:
             with torch.no_grad():
-                return bool(unreduced(self.criterion)(torch.zeros(2, 3, 2), torch.zeros(2, 3, 2)).shape == (2, 3, 2))
+                return bool(
+                    unreduced(self.criterion)(torch.zeros(2, 3, 2), torch.zeros(2, 3, 2)).shape
+                    == (2, 3, 2)
+                )
         except Exception:  # the user's own criterion may want other shapes
             return False
 
     def __call__(
-        self, model: nn.Module, xs: Any, ys: Any, ws: Tensor | None = None, *, factors: list[float] | None = None
+        self,
+        model: nn.Module,
+        xs: Any,
+        ys: Any,
+        ws: Tensor | None = None,
+        *,
+        factors: list[float] | None = None,
     ) -> Tensor:
-        """Return the loss of ``model`` over one window as a scalar, and move the model's state on by the window.
+        """Return the loss of ``model`` over one window as a scalar, and move the model's state on
+        by the window.
 
-        ``xs`` has shape ``(S, B, F)``, ``ys`` ``(S, B, G)``; several inputs or outputs are tuples. Weights ``ws`` have
-        shape ``(S, B, 1)`` and are 0 for steps that do not count. Where single outputs do not count, they have shape
-        ``(S, B, G)``, with the columns of all targets side by side. ``factors`` multiply the losses of the outputs.
+        ``xs`` has shape ``(S, B, F)``, ``ys`` ``(S, B, G)``; several inputs or outputs are tuples.
+        Weights ``ws`` have shape ``(S, B, 1)`` and are 0 for steps that do not count. Where single
+        outputs do not count, they have shape ``(S, B, G)``, with the columns of all targets side by
+        side. ``factors`` multiply the losses of the outputs.
         """
         outs = run_window(model, xs)
         outs = tuple(map(as_float32, (outs,) if isinstance(outs, Tensor) else outs))
@@ -96,7 +118,9 @@ class SeqLoss:
         if len(outs) != len(targets):
             raise ShapeError(f"the model gives {len(outs)} outputs for {len(targets)} targets")
         weights = _weight_columns(targets, ws)
-        losses = [self._output_loss(out, y, w) for out, y, w in zip(outs, targets, weights, strict=True)]
+        losses = [
+            self._output_loss(out, y, w) for out, y, w in zip(outs, targets, weights, strict=True)
+        ]
         if len(losses) > 1 and weights[0] is not ws and (common := self.divisors(ys, ws)):
             own = [self._divisor(y, w) for y, w in zip(targets, weights, strict=True)]
             losses = [one * (n / (common[0] or 1.0)) for one, n in zip(losses, own, strict=True)]
@@ -117,9 +141,13 @@ class SeqLoss:
         else:
             if self._same_shape and out.shape != y.shape:
                 raise ShapeError(
-                    f"the model gives {tuple(out.shape)} for targets of shape {tuple(y.shape)}: {self!r} needs equal "
-                    "shapes (S, B, G)"
-                    + ("; end the model with an output axis, as nn.Linear(..., 1) has" if out.dim() < y.dim() else "")
+                    f"the model gives {tuple(out.shape)} for targets of shape {tuple(y.shape)}: "
+                    f"{self!r} needs equal shapes (S, B, G)"
+                    + (
+                        "; end the model with an output axis, as nn.Linear(..., 1) has"
+                        if out.dim() < y.dim()
+                        else ""
+                    )
                 )
             if self._same_shape and not y.is_floating_point():
                 y = y.to(out.dtype)
@@ -135,8 +163,9 @@ class SeqLoss:
             if not self.classes or y.is_floating_point():
                 raise
             raise DataError(
-                f"labels go from {int(y.min())} to {int(y.max())}, but the model gives {out.shape[-1]} scores: "
-                f"labels must be 0 to {out.shape[-1] - 1}, or {self.ignore_index} for steps that do not count"
+                f"labels go from {int(y.min())} to {int(y.max())}, but the model gives "
+                f"{out.shape[-1]} scores: labels must be 0 to {out.shape[-1] - 1}, or "
+                f"{self.ignore_index} for steps that do not count"
             ) from None
         if self._reduction in ("sum", "batchmean"):
             return (each if ws is None else _expand_weights(each, ws) * each).sum() / n_steps
@@ -145,7 +174,9 @@ class SeqLoss:
         assert ws is not None
         if ws.shape[-1] > 1:  # (S, B, G): outputs are masked by themselves
             return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
-        each = each.flatten(2).mean(-1, keepdim=True) if each.dim() > 2 else each.unsqueeze(-1)  # (S, B, 1)
+        each = (
+            each.flatten(2).mean(-1, keepdim=True) if each.dim() > 2 else each.unsqueeze(-1)
+        )  # (S, B, 1)
         return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
 
     def _class_scores(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,15 +185,18 @@ class SeqLoss:
         fits &= y.shape == out.shape if y.is_floating_point() else y.shape[2:] in ((1,), ())
         if not fits:
             raise ShapeError(
-                f"{self!r} takes scores (S, B, V) and integer targets (S, B, 1) or probabilities (S, B, V); "
-                f"the model gives {tuple(out.shape)} for targets of shape {tuple(y.shape)}, {y.dtype}"
+                f"{self!r} takes scores (S, B, V) and integer targets (S, B, 1) or probabilities "
+                f"(S, B, V); the model gives {tuple(out.shape)} for targets of shape "
+                f"{tuple(y.shape)}, {y.dtype}"
             )
         return out.flatten(0, 1), y.flatten(0, 1) if y.is_floating_point() else y.reshape(-1).long()
 
     def _class_mean(self, each: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
         """Average as torch does: over the targets that count, by their class weights."""
         total = self._class_share(y, ws).to(each).sum()
-        total = torch.where(total == 0, torch.ones_like(total), total)  # nothing live: the loss is 0, not NaN
+        total = torch.where(
+            total == 0, torch.ones_like(total), total
+        )  # nothing live: the loss is 0, not NaN
         return (each if ws is None else each * ws).sum() / total
 
     def _class_share(self, y: Tensor, ws: Tensor | None) -> Tensor:
@@ -173,16 +207,18 @@ class SeqLoss:
             share = share * live
             weight = self._class_weights
             if weight is not None:  # the clamp: the criterion itself reports labels out of range
-                share = share * weight.to(y.device)[torch.where(live, y, 0).clamp(0, len(weight) - 1)]
+                share = (
+                    share * weight.to(y.device)[torch.where(live, y, 0).clamp(0, len(weight) - 1)]
+                )
         return share
 
     def _unreduced(self, f: Callable[..., Tensor], out: Tensor, y: Tensor) -> Tensor:
         each = unreduced(f)(out, y)
         if each.shape[: 1 if self.classes else 2] != out.shape[: 1 if self.classes else 2]:
             raise ShapeError(
-                f"{self!r} cannot be weighted or masked: its criterion returns {tuple(each.shape)} for outputs of "
-                f"shape {tuple(out.shape)}; give it a reduction argument, have it return one value per step, or pass a "
-                "loss(model, xs, ys, ws)"
+                f"{self!r} cannot be weighted or masked: its criterion returns {tuple(each.shape)} "
+                f"for outputs of shape {tuple(out.shape)}; give it a reduction argument, have it "
+                "return one value per step, or pass a loss(model, xs, ys, ws)"
             )
         return each
 
@@ -194,12 +230,20 @@ def needs_equal_shapes(f: Any) -> bool:
 
 
 def require_equal_shapes(f: Any, out: Any, y: Any) -> None:
-    """Raise ShapeError if a criterion of torch were to broadcast outputs and targets, such as (B, 1) and (B,)."""
-    if isinstance(out, Tensor) and isinstance(y, Tensor) and out.shape != y.shape and needs_equal_shapes(f):
+    """Raise ShapeError if a criterion of torch were to broadcast outputs and targets, such as (B,
+    1) and (B,).
+    """
+    if (
+        isinstance(out, Tensor)
+        and isinstance(y, Tensor)
+        and out.shape != y.shape
+        and needs_equal_shapes(f)
+    ):
         name = getattr(f, "__name__", type(f).__name__)
         raise ShapeError(
-            f"{name} is given predictions of shape {tuple(out.shape)} and labels of shape {tuple(y.shape)}, which "
-            "torch would broadcast: give both one shape, as labels.unsqueeze(-1) does"
+            f"{name} is given predictions of shape {tuple(out.shape)} and labels of shape "
+            f"{tuple(y.shape)}, which torch would broadcast: give both one shape, as "
+            "labels.unsqueeze(-1) does"
         )
 
 
@@ -209,30 +253,32 @@ def seqloss(f: Callable[..., Tensor]) -> SeqLoss:
     Parameters
     ----------
     f : callable
-        A criterion ``f(yhat, y)``: a ``torch.nn`` loss module, a ``torch.nn.functional`` loss, or a function of your
-        own. Cross-entropy and negative log-likelihood take scores ``(S, B, V)`` and integer targets ``(S, B, 1)``; all
-        others take ``(S, B, G)`` for both.
+        A criterion ``f(yhat, y)``: a ``torch.nn`` loss module, a ``torch.nn.functional`` loss, or a
+        function of your own. Cross-entropy and negative log-likelihood take scores ``(S, B, V)``
+        and integer targets ``(S, B, 1)``; all others take ``(S, B, G)`` for both.
 
     Returns
     -------
     SeqLoss
-        ``loss(model, xs, ys, ws=None)``. ``xs`` has shape ``(S, B, F)``; with a tuple of several inputs, it calls
-        ``model(*xs)``. ``ys`` has shape ``(S, B, G)``; with a tuple of several outputs, it adds their losses. The whole
-        window goes through the model in one call if the model can.
+        ``loss(model, xs, ys, ws=None)``. ``xs`` has shape ``(S, B, F)``; with a tuple of several
+        inputs, it calls ``model(*xs)``. ``ys`` has shape ``(S, B, G)``; with a tuple of several
+        outputs, it adds their losses. The whole window goes through the model in one call if the
+        model can.
 
-        The loss is the mean over the window. With weights ``ws`` of shape ``(S, B, 1)``, it is the sum of weight times
-        loss over the steps whose weight is not 0, divided by their number. Where single outputs of a step are missing,
-        ``ws`` has shape ``(S, B, G)`` (several targets side by side), and the mean is over the outputs whose weight is
-        not 0; with several targets, each sum is divided by the mean number of their live steps. A criterion that sums
-        is summed over the series and averaged over the steps, as in FluxUtils.jl.
+        The loss is the mean over the window. With weights ``ws`` of shape ``(S, B, 1)``, it is the
+        sum of weight times loss over the steps whose weight is not 0, divided by their number.
+        Where single outputs of a step are missing, ``ws`` has shape ``(S, B, G)`` (several targets
+        side by side), and the mean is over the outputs whose weight is not 0; with several targets,
+        each sum is divided by the mean number of their live steps. A criterion that sums is summed
+        over the series and averaged over the steps, as in FluxUtils.jl.
 
     Raises
     ------
     TypeError
         If ``f`` is not callable.
     ShapeError
-        When called, if outputs and targets differ in shape (torch would broadcast them), or if weights are given for a
-        criterion that returns only a single number.
+        When called, if outputs and targets differ in shape (torch would broadcast them), or if
+        weights are given for a criterion that returns only a single number.
 
     Notes
     -----
@@ -257,8 +303,8 @@ def seqloss(f: Callable[..., Tensor]) -> SeqLoss:
 def as_loss(loss: Any) -> Loss:
     """Turn a user's ``loss`` argument into a loss over windows.
 
-    None becomes mean squared error. A criterion of two arguments goes through :func:`seqloss`. A function of three or
-    four, ``(model, xs, ys[, ws])``, is returned unchanged.
+    None becomes mean squared error. A criterion of two arguments goes through :func:`seqloss`. A
+    function of three or four, ``(model, xs, ys[, ws])``, is returned unchanged.
     """
     if loss is None:
         return _mean_squared_error()
@@ -267,11 +313,16 @@ def as_loss(loss: Any) -> Loss:
     if isinstance(loss, type) or not callable(loss):
         return seqloss(loss)  # raises
     required, _ = positional_arguments(loss)
-    if required > 2 and isinstance(loss, nn.modules.loss._Loss) and hasattr(nn, type(loss).__name__):
+    if (
+        required > 2
+        and isinstance(loss, nn.modules.loss._Loss)
+        and hasattr(nn, type(loss).__name__)
+    ):
         name = type(loss).__name__
         raise TypeError(
-            f"{name} takes more than (yhat, y), so it cannot be a loss by itself: write a criterion around it, such as "
-            "def criterion(yhat, y): return gaussian(yhat[..., :1], y, yhat[..., 1:].exp()), for a mean and a variance"
+            f"{name} takes more than (yhat, y), so it cannot be a loss by itself: write a "
+            "criterion around it, such as def criterion(yhat, y): return gaussian(yhat[..., :1], "
+            "y, yhat[..., 1:].exp()), for a mean and a variance"
         )
     return seqloss(loss) if required <= 2 else loss
 
@@ -292,22 +343,31 @@ def needs_weights(loss: Loss) -> bool:
 
 
 def live_steps(ys: Any, ws: Tensor | None) -> float:
-    """Count the live steps of a window; where some outputs are missing, a step counts by the fraction that is there."""
+    """Count the live steps of a window; where some outputs are missing, a step counts by the
+    fraction that is there.
+    """
     targets = (ys,) if isinstance(ys, Tensor) else ys
     if ws is None:
         return float(targets[0].shape[0] * targets[0].shape[1])
-    shares = [float(w.count_nonzero()) / w.shape[-1] for w in _weight_columns(targets, ws) if w is not None]
+    shares = [
+        float(w.count_nonzero()) / w.shape[-1]
+        for w in _weight_columns(targets, ws)
+        if w is not None
+    ]
     return sum(shares) / len(shares)
 
 
 def _weight_columns(targets: Sequence[Tensor], ws: Tensor | None) -> Sequence[Tensor | None]:
-    """Return the weights of each target: all of them, or its own columns where single outputs are missing."""
+    """Return the weights of each target: all of them, or its own columns where single outputs are
+    missing.
+    """
     if ws is None or ws.dim() < 3 or ws.shape[-1] == 1:
         return [ws] * len(targets)
     sizes = [y.shape[-1] for y in targets]
     if sum(sizes) != ws.shape[-1]:
         raise ShapeError(
-            f"ws has {ws.shape[-1]} columns; it needs one, or one for each of the {sum(sizes)} outputs in ys"
+            f"ws has {ws.shape[-1]} columns; it needs one, or one for each of the {sum(sizes)} "
+            "outputs in ys"
         )
     return [ws] if len(sizes) == 1 else ws.split(sizes, -1)
 
@@ -338,23 +398,33 @@ def _innermost_function(f: Any) -> Any:
 
 
 def _criterion_setting(f: Any, name: str, default: Any) -> Any:
-    """Return a setting of a criterion: a module's attribute, a partial's keyword, or a function's default."""
+    """Return a setting of a criterion: a module's attribute, a partial's keyword, or a function's
+    default.
+    """
     if isinstance(f, functools.partial):
         return f.keywords.get(name, default)
     if isinstance(f, nn.Module):
         return getattr(f, name, default)
     parameter = _signature_parameters(f).get(name)
-    return default if parameter is None or parameter.default is parameter.empty else parameter.default
+    return (
+        default if parameter is None or parameter.default is parameter.empty else parameter.default
+    )
 
 
 def _match_output(f: Any, out: Tensor) -> Any:
-    """Return the criterion with its tensors, such as class weights, in the dtype and on the device of the output."""
+    """Return the criterion with its tensors, such as class weights, in the dtype and on the device
+    of the output.
+    """
     is_partial = isinstance(f, functools.partial)
-    tensors = f.keywords if is_partial else dict(f.named_buffers()) if isinstance(f, nn.Module) else {}
+    tensors = (
+        f.keywords if is_partial else dict(f.named_buffers()) if isinstance(f, nn.Module) else {}
+    )
     moved = {
         k: v.to(out)
         for k, v in tensors.items()
-        if isinstance(v, Tensor) and v.is_floating_point() and (v.dtype, v.device) != (out.dtype, out.device)
+        if isinstance(v, Tensor)
+        and v.is_floating_point()
+        and (v.dtype, v.device) != (out.dtype, out.device)
     }
     if not moved:
         return f

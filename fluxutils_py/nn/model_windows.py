@@ -21,9 +21,13 @@ from fluxutils_py.nn.states import recurrent_layers, reset
 Outputs = Tensor | tuple[Tensor, ...]
 Run = Callable[[nn.Module, Sequence[Tensor]], Outputs]
 
-_modes: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()  # "steps", "windows" or "either"
+_modes: weakref.WeakKeyDictionary[nn.Module, str] = (
+    weakref.WeakKeyDictionary()
+)  # "steps", "windows" or "either"
 
-_known_to_reset: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that declare a mode and were tried
+_known_to_reset: weakref.WeakSet[nn.Module] = (
+    weakref.WeakSet()
+)  # models that declare a mode and were tried
 
 
 def run_window(model: nn.Module, xs: Tensor | Sequence[Tensor]) -> Outputs:
@@ -32,7 +36,8 @@ def run_window(model: nn.Module, xs: Tensor | Sequence[Tensor]) -> Outputs:
     Parameters
     ----------
     model : nn.Module
-        Called as ``model(x)``, or ``model(*xs)`` for several inputs, with whole windows ``(S, B, F)`` if
+        Called as ``model(x)``, or ``model(*xs)`` for several inputs, with whole windows ``(S, B,
+        F)`` if
         :func:`takes_windows`, else with one step ``(B, F)`` after another.
     xs : Tensor of shape (S, B, F), or a tuple of such
 
@@ -47,19 +52,21 @@ def run_window(model: nn.Module, xs: Tensor | Sequence[Tensor]) -> Outputs:
 
 
 def takes_windows(model: nn.Module, xs: Sequence[Tensor]) -> bool:
-    """Whether the model takes a whole window ``(S, B, F)`` instead of its steps ``(B, F)`` one by one.
+    """Whether the model takes a whole window ``(S, B, F)`` instead of its steps ``(B, F)`` one by
+    one.
 
-    A whole window through a fused ``nn.LSTM`` is four to five times faster than its steps. An attribute
-    ``takes_windows`` of the model decides. Without it, the model is tried out once, on a copy with disturbed parameters
-    and three steps of disturbed data: if both ways give the same numbers, windows are safe. The answer is remembered as
-    long as the model lives, even if it gets the attribute later. The trial, which also asks whether :func:`reset` knows
-    all the state, changes neither the model nor its state nor the random generators.
+    A whole window through a fused ``nn.LSTM`` is four to five times faster than its steps. An
+    attribute ``takes_windows`` of the model decides. Without it, the model is tried out once, on a
+    copy with disturbed parameters and three steps of disturbed data: if both ways give the same
+    numbers, windows are safe. The answer is remembered as long as the model lives, even if it gets
+    the attribute later. The trial, which also asks whether :func:`reset` knows all the state,
+    changes neither the model nor its state nor the random generators.
 
     Raises
     ------
     ShapeError
-        If the model runs neither way, or both ways with different results; then only its author knows which is right.
-        If it keeps a state outside :class:`Recur` from one call to the next.
+        If the model runs neither way, or both ways with different results; then only its author
+        knows which is right. If it keeps a state outside :class:`Recur` from one call to the next.
     """
     return window_mode(model, xs) != "steps"
 
@@ -67,15 +74,18 @@ def takes_windows(model: nn.Module, xs: Sequence[Tensor]) -> bool:
 def needs_context(model: nn.Module, xs: Sequence[Tensor]) -> bool:
     """Whether a model without recurrent state must see the steps before a window in the same call.
 
-    This holds for a model without :class:`Recur` layers that has ``takes_windows = True`` or cannot run on single
-    steps: a causal convolution, attention over the window. Arguments and errors are those of :func:`takes_windows`.
+    This holds for a model without :class:`Recur` layers that has ``takes_windows = True`` or cannot
+    run on single steps: a causal convolution, attention over the window. Arguments and errors are
+    those of :func:`takes_windows`.
     """
     return not recurrent_layers(model) and window_mode(model, xs) == "windows"
 
 
 @contextmanager
 def context_steps(model: nn.Module, steps: Sequence[Tensor]) -> Iterator[None]:
-    """Inside the block, put these steps (k, B, F) before each window of a model; outputs are of the window alone."""
+    """Inside the block, put these steps (k, B, F) before each window of a model; outputs are of the
+    window alone.
+    """
     k = steps[0].shape[0]
 
     def prepend(_: nn.Module, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -93,7 +103,8 @@ def context_steps(model: nn.Module, steps: Sequence[Tensor]) -> Iterator[None]:
 
 
 def window_mode(model: nn.Module, xs: Sequence[Tensor]) -> str:
-    """Return how to call a model: with ``"steps"``, with ``"windows"``, or with ``"either"`` for the same result.
+    """Return how to call a model: with ``"steps"``, with ``"windows"``, or with ``"either"`` for
+    the same result.
 
     Arguments and errors are those of :func:`takes_windows`.
     """
@@ -117,7 +128,9 @@ def _require_reset_of_declared(model: nn.Module, xs: Sequence[Tensor], mode: str
 
 def cached_window_mode(model: nn.Module) -> str | None:
     """Return the :func:`window_mode` of a model that declares it or was tried out; else None."""
-    mode = _modes.get(model)  # first: to say that it lacks an attribute takes a module longer, at every step
+    mode = _modes.get(
+        model
+    )  # first: to say that it lacks an attribute takes a module longer, at every step
     if mode is not None:
         return mode
     declared = getattr(model, "takes_windows", None)
@@ -125,7 +138,8 @@ def cached_window_mode(model: nn.Module) -> str | None:
 
 
 def prediction_copy(model: nn.Module) -> nn.Module:
-    """Return a copy in evaluation mode that shares parameters and buffers, but starts with a separate zero state.
+    """Return a copy in evaluation mode that shares parameters and buffers, but starts with a
+    separate zero state.
 
     Predictions with it do not change the model, even from several threads.
     """
@@ -168,19 +182,20 @@ def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> str:
         shapes = ", ".join(str(tuple(x.shape)) for x in xs)
         raise ShapeError(
             f"the model {type(model).__name__} runs neither on a window (S, B, F) = {shapes} "
-            f"({whole_error}) nor on its steps (B, F) ({steps_error}). Windows have time first and features last; a "
-            "layer with others, as nn.Conv1d, needs x.permute(1, 2, 0); or take fluxutils_py.nn.CausalConv1d"
+            f"({whole_error}) nor on its steps (B, F) ({steps_error}). Windows have time first and "
+            "features last; a layer with others, as nn.Conv1d, needs x.permute(1, 2, 0); or take "
+            "fluxutils_py.nn.CausalConv1d"
         ) from steps_error
     remedy = "set the class attribute takes_windows = True (it is meant to see whole windows) or False (single steps)"
     lost = unwrapped_recurrent(model)
     if lost:
         remedy = (
-            f"its recurrent layer {lost[0]!r} sits outside Recur, so its state is lost between calls: build it as "
-            f"Recur(...) and use its output alone (y = self.rnn(x)), or {remedy}"
+            f"its recurrent layer {lost[0]!r} sits outside Recur, so its state is lost between "
+            f"calls: build it as Recur(...) and use its output alone (y = self.rnn(x)), or {remedy}"
         )
     raise ShapeError(
-        f"the model {type(model).__name__} gives other results for a window (S, B, F) than for its steps (B, F): "
-        f"{remedy}"
+        f"the model {type(model).__name__} gives other results for a window (S, B, F) than for its "
+        f"steps (B, F): {remedy}"
     )
 
 
@@ -192,7 +207,8 @@ def _require_reset(
     run: Run,
     outputs: tuple[Tensor, ...],
 ) -> None:
-    """Raise if the model keeps a state that :func:`reset` does not know, and the next series would start from.
+    """Raise if the model keeps a state that :func:`reset` does not know, and the next series would
+    start from.
 
     ``outputs`` are those of an earlier run of the trial on the sample.
     """
@@ -216,15 +232,17 @@ def _require_reset(
     names = unwrapped_recurrent(model)
     layer = f"its recurrent layer {names[0]!r}" if names else "the layer whose state it keeps"
     raise ShapeError(
-        f"the model {type(model).__name__} gives other outputs when it is called a second time with the same inputs, "
-        "although reset(model) lies between the calls: it keeps a state in an attribute, which nothing resets between "
-        f"series, saves or shards. Build {layer} as Recur(...), and use its output alone (y = self.rnn(x)): Recur "
-        "keeps the state"
+        f"the model {type(model).__name__} gives other outputs when it is called a second time "
+        "with the same inputs, although reset(model) lies between the calls: it keeps a state in "
+        f"an attribute, which nothing resets between series, saves or shards. Build {layer} as "
+        "Recur(...), and use its output alone (y = self.rnn(x)): Recur keeps the state"
     )
 
 
 def _kept_tensors(model: nn.Module) -> list[tuple[int, int]]:
-    """Return identities and versions of the tensors that modules keep beside parameters and the state of Recur."""
+    """Return identities and versions of the tensors that modules keep beside parameters and the
+    state of Recur.
+    """
     kept: list[Any] = list(model.buffers())
     for m in model.modules():
         if isinstance(m, Recur):
@@ -235,33 +253,44 @@ def _kept_tensors(model: nn.Module) -> list[tuple[int, int]]:
 
 
 def _require_series_apart(
-    model: nn.Module, trial: nn.Module, sample: Sequence[Tensor], run: Run, together: tuple[Tensor, ...]
+    model: nn.Module,
+    trial: nn.Module,
+    sample: Sequence[Tensor],
+    run: Run,
+    together: tuple[Tensor, ...],
 ) -> None:
-    """Warn if the last series has other outputs alone than among others, or raise if a layer takes them for steps."""
+    """Warn if the last series has other outputs alone than among others, or raise if a layer takes
+    them for steps.
+    """
     alone, _ = _try_run(run, trial, [x[:, -1:] for x in sample])
     if alone is None or any(y.dim() < 3 for y in together):
         return
     if _equal_outputs(alone, tuple(y[:, -1:] for y in together)):
         return
     again, _ = _try_run(run, trial, sample)
-    if again is None or not _equal_outputs(again, together):  # it goes by something else than its inputs
+    if again is None or not _equal_outputs(
+        again, together
+    ):  # it goes by something else than its inputs
         return
     mixes = f"the model {type(model).__name__} gives a series other outputs alone than together with others"
     for name, m in model.named_modules():
         if getattr(m, "batch_first", False) is True:
             raise ShapeError(
-                f"{mixes}: {name or 'it'!r} ({type(m).__name__}) has batch_first=True and takes series for steps, "
-                "because windows come as (S, B, F), time first. Build it with batch_first=False"
+                f"{mixes}: {name or 'it'!r} ({type(m).__name__}) has batch_first=True and takes "
+                "series for steps, because windows come as (S, B, F), time first. Build it with "
+                "batch_first=False"
             )
     warnings.warn(
-        f"{mixes}: what it predicts depends on which series are in a minibatch. Windows come as (S, B, F), time first; "
-        "compute each series of axis 1 by itself, unless you mean to mix them",
+        f"{mixes}: what it predicts depends on which series are in a minibatch. Windows come as "
+        "(S, B, F), time first; compute each series of axis 1 by itself, unless you mean to mix "
+        "them",
         stacklevel=5,
     )
 
 
 def cut_dependence(model: nn.Module, xs: Sequence[Tensor], overlap: int) -> str | None:
-    """How the outputs of a model over windows depend on where series are cut, if it sees ``overlap`` steps before each.
+    """How the outputs of a model over windows depend on where series are cut, if it sees
+    ``overlap`` steps before each.
 
     The model is tried out like in :func:`takes_windows`.
 
@@ -280,27 +309,40 @@ def cut_dependence(model: nn.Module, xs: Sequence[Tensor], overlap: int) -> str 
         return None
     if start is not None and not _equal_outputs(start, tuple(y[:-4] for y in whole)):
         return "later"
-    if end is not None and not _equal_outputs(tuple(y[-4:] for y in end), tuple(y[-4:] for y in whole)):
+    if end is not None and not _equal_outputs(
+        tuple(y[-4:] for y in end), tuple(y[-4:] for y in whole)
+    ):
         return "earlier"
     return None
 
 
 @contextmanager
-def _trial(model: nn.Module, xs: Sequence[Tensor], n_steps: int) -> Iterator[tuple[nn.Module, list[Tensor]]]:
-    """A copy of the model with disturbed parameters, and steps of a few series with disturbed values."""
+def _trial(
+    model: nn.Module, xs: Sequence[Tensor], n_steps: int
+) -> Iterator[tuple[nn.Module, list[Tensor]]]:
+    """A copy of the model with disturbed parameters, and steps of a few series with disturbed
+    values.
+    """
     devices = sorted({x.device.index or 0 for x in xs if x.is_cuda})
-    # a generator of our own, and no wait for threads that have borrowed the global ones: they may wait for this one
+    # a generator of our own, and no wait for threads that have borrowed the global ones: they may
+    # wait for this one
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         trial = deep_copy(model).eval()
         for t in [*trial.parameters(), *trial.buffers()]:
-            if t.is_floating_point():  # so that zero heads and fresh batch statistics hide no difference
+            if (
+                t.is_floating_point()
+            ):  # so that zero heads and fresh batch statistics hide no difference
                 t.add_(0.1 * torch.rand(t.shape, generator=generator).to(t))
         # the number of series differs from that of features, to tell axes apart
         n_series = next(n for n in itertools.count(4) if n not in {x.shape[2] for x in xs})
         sample = []
-        for x in xs:  # where there are fewer, they are repeated, for each is disturbed in another way
-            x = x[[min(t, x.shape[0] - 1) for t in range(n_steps)]][:, [n % x.shape[1] for n in range(n_series)]]
+        for (
+            x
+        ) in xs:  # where there are fewer, they are repeated, for each is disturbed in another way
+            x = x[[min(t, x.shape[0] - 1) for t in range(n_steps)]][
+                :, [n % x.shape[1] for n in range(n_series)]
+            ]
             if x.is_floating_point():
                 x = torch.nan_to_num(x) + torch.randn(x.shape, generator=generator).to(x)
             sample.append(x)
@@ -318,11 +360,15 @@ def _try_run(
 
 
 def _equal_outputs(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
-    return len(a) == len(b) and all(u.shape == v.shape and _equal_values(u, v) for u, v in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        u.shape == v.shape and _equal_values(u, v) for u, v in zip(a, b, strict=True)
+    )
 
 
 def _equal_values(u: Tensor, v: Tensor) -> bool:
-    """Whether values are equal to rounding, relative to their variation: with a large bias, all values look equal."""
+    """Whether values are equal to rounding, relative to their variation: with a large bias, all
+    values look equal.
+    """
     if not v.is_floating_point():
         return u.equal(v)
     finite = u.isfinite() & v.isfinite()
@@ -352,4 +398,6 @@ def _check_outputs(out: object) -> Outputs:
         return out
     if isinstance(out, tuple | list) and out and all(isinstance(o, Tensor) for o in out):
         return tuple(out)
-    raise TypeError(f"the model must return a tensor or a tuple of tensors, got {type(out).__name__}")
+    raise TypeError(
+        f"the model must return a tensor or a tuple of tensors, got {type(out).__name__}"
+    )

@@ -16,19 +16,25 @@ from torch.autograd import Function
 
 from fluxutils_py.nn.kernels import SWITCH, VERSION, Library, n_threads
 
-SMALLEST, LARGEST = 1 << 20, 32 << 20  # bytes of a block; malloc keeps smaller ones well, and returns larger ones
+SMALLEST, LARGEST = (
+    1 << 20,
+    32 << 20,
+)  # bytes of a block; malloc keeps smaller ones well, and returns larger ones
 MOST_SPARE = 8  # blocks that wait for use
 
 # A deque, whose methods are atomic: a garbage collection may return a block while another is taken.
 _spare: deque[mmap.mmap] = deque(maxlen=MOST_SPARE)
-_private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # Windows has none
+_private = (
+    {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+)  # Windows has none
 
 
 def empty_saved(n: int, dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised tensor of n values; once nothing refers to it, its memory serves a later one.
+    """Return an uninitialised tensor of n values; once nothing refers to it, its memory serves a
+    later one.
 
-    These are the largest tensors of a training step. From malloc they come and go between many smaller ones, and the
-    gaps that they leave let a process grow to twice what it uses.
+    These are the largest tensors of a training step. From malloc they come and go between many
+    smaller ones, and the gaps that they leave let a process grow to twice what it uses.
     """
     size = n * dtype.itemsize
     if not SMALLEST <= size <= LARGEST:
@@ -55,7 +61,11 @@ TYPES = {torch.float32: 0, torch.float64: 1}
 # fluxutils_call of csrc/kernels.h: version, cell, type, isa, threads, S, B, F, H; alpha; pointers
 _CALL = Struct("9qd21q")
 _NO_GRADIENTS = (0,) * 10
-_ERRORS = {1: "a bad argument", 2: "an instruction set that this processor lacks", 3: "too little memory"}
+_ERRORS = {
+    1: "a bad argument",
+    2: "an instruction set that this processor lacks",
+    3: "too little memory",
+}
 
 Formula = Callable[..., tuple[Tensor, ...]]
 
@@ -63,8 +73,8 @@ Formula = Callable[..., tuple[Tensor, ...]]
 class Cell(NamedTuple):
     """A kind of layer that the library knows.
 
-    ``formula(x, state, w_x, w_h, b_x, b_h, alpha)`` is one step of it in torch: the new state, whose first tensor is
-    the output. It is used to differentiate a gradient again.
+    ``formula(x, state, w_x, w_h, b_x, b_h, alpha)`` is one step of it in torch: the new state,
+    whose first tensor is the output. It is used to differentiate a gradient again.
     """
 
     number: int
@@ -74,7 +84,9 @@ class Cell(NamedTuple):
     formula: Formula
 
 
-def _lstm(x: Tensor, state: Any, w_x: Tensor, w_h: Tensor, b_x: Any, b_h: Any, alpha: float) -> tuple[Tensor, ...]:
+def _lstm(
+    x: Tensor, state: Any, w_x: Tensor, w_h: Tensor, b_x: Any, b_h: Any, alpha: float
+) -> tuple[Tensor, ...]:
     return torch.lstm_cell(x, state, w_x, w_h, b_x, b_h)
 
 
@@ -94,7 +106,8 @@ class Call(NamedTuple):
     library: Library
     cell: Cell
     alpha: float = 0.0
-    whole: bool = False  # whether the last h is an output of its own, beside y (of a window, or of a layer's step)
+    # whether the last h is an output of its own, beside y (of a window, or of a layer's step)
+    whole: bool = False
 
 
 def recurrence(
@@ -125,10 +138,13 @@ def recurrence(
     Returns
     -------
     tuple of Tensor
-        The outputs (S, B, H) or (B, H); the last h if ``call.whole``; the last c if the cell has one.
+        The outputs (S, B, H) or (B, H); the last h if ``call.whole``; the last c if the cell has
+        one.
     """
     if torch.is_grad_enabled() and (
-        w_x.requires_grad or x.requires_grad or any(t is not None and t.requires_grad for t in (h, c, w_h, b_x, b_h))
+        w_x.requires_grad
+        or x.requires_grad
+        or any(t is not None and t.requires_grad for t in (h, c, w_h, b_x, b_h))
     ):
         return _apply(call, state_shape, x, h, c, w_x, w_h, b_x, b_h)
     return _forward(call, state_shape, False, x, h, c, w_x, w_h, b_x, b_h)[0]
@@ -138,7 +154,18 @@ def _head(call: Call, x: Tensor, H: int) -> tuple[int | float, ...]:
     """The fields of the structure before its pointers."""
     S, B, F = x.shape if x.dim() == 3 else (1, *x.shape)
     library = call.library
-    return VERSION, call.cell.number, TYPES[x.dtype], library.isa, n_threads(), S, B, F, H, call.alpha
+    return (
+        VERSION,
+        call.cell.number,
+        TYPES[x.dtype],
+        library.isa,
+        n_threads(),
+        S,
+        B,
+        F,
+        H,
+        call.alpha,
+    )
 
 
 def _pointer(t: Tensor | None) -> int:
@@ -176,19 +203,25 @@ def _forward(
         kept = empty_saved(y.numel() * call.library.kept_per_output(call.cell.number), x.dtype)
         saved = kept.data_ptr()
     inputs = map(_pointer, (x, h, c, w_x, w_h, b_x, b_h))
-    code = call.library.forward(_CALL.pack(*head, *inputs, y.data_ptr(), last_h, last_c, saved, *_NO_GRADIENTS))
+    code = call.library.forward(
+        _CALL.pack(*head, *inputs, y.data_ptr(), last_h, last_c, saved, *_NO_GRADIENTS)
+    )
     if code:
         raise kernel_error(code)
     return tuple(outputs), kept
 
 
 def kernel_error(code: int) -> RuntimeError:
-    return RuntimeError(f"a native kernel reports {_ERRORS.get(code, code)}; {SWITCH}=0 does without")
+    return RuntimeError(
+        f"a native kernel reports {_ERRORS.get(code, code)}; {SWITCH}=0 does without"
+    )
 
 
 class _Recurrence(Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, state_shape: tuple[int, ...], *inputs: Any) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, call: Call, state_shape: tuple[int, ...], *inputs: Any
+    ) -> tuple[Tensor, ...]:
         outputs, kept = _forward(call, state_shape, True, *inputs)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, outputs[0], kept)
@@ -203,17 +236,26 @@ class _Recurrence(Function):
         if torch.is_grad_enabled():
             return None, None, *_differentiable(call, ctx.state_shape, inputs, needed, gradients)
         tensors: Any = [None if t is None else t.contiguous() for t in inputs]
-        grads = [torch.empty_like(t) if need else None for t, need in zip(tensors, needed, strict=True)]
+        grads = [
+            torch.empty_like(t) if need else None for t, need in zip(tensors, needed, strict=True)
+        ]
         given = [None if t is None else t.contiguous() for t in gradients]
-        dy, dh, dc = given[0], given[1] if call.whole else None, given[-1] if call.cell.n_states == 2 else None
+        dy, dh, dc = (
+            given[0],
+            given[1] if call.whole else None,
+            given[-1] if call.cell.n_states == 2 else None,
+        )
         pointers = map(_pointer, (*tensors, y, None, None, kept, dy, dh, dc, *grads))
-        code = call.library.backward(_CALL.pack(*_head(call, tensors[0], ctx.state_shape[-1]), *pointers))
+        code = call.library.backward(
+            _CALL.pack(*_head(call, tensors[0], ctx.state_shape[-1]), *pointers)
+        )
         if code:
             raise kernel_error(code)
         return None, None, *grads
 
 
-# Without a look for transforms of functorch at every step: native_layers has made sure that there are none.
+# Without a look for transforms of functorch at every step: native_layers has made sure that there
+# are none.
 _apply = super(Function, _Recurrence).apply
 
 
@@ -239,7 +281,11 @@ def _differentiable(
     used = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None]
     grads = iter(
         torch.autograd.grad(
-            [o for o, _ in used], wanted, [g for _, g in used], create_graph=True, materialize_grads=True
+            [o for o, _ in used],
+            wanted,
+            [g for _, g in used],
+            create_graph=True,
+            materialize_grads=True,
         )
     )
     return [next(grads) if need else None for need in needed]

@@ -22,7 +22,8 @@ PLAIN = (Tensor, nn.Parameter)
 
 
 def run(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
-    """Return outputs and state of ``module(x, state)`` from the native kernels; None if torch has to compute them.
+    """Return outputs and state of ``module(x, state)`` from the native kernels; None if torch has
+    to compute them.
 
     Parameters
     ----------
@@ -86,7 +87,9 @@ def run(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
     return y, after[0] if cell.n_states == 1 else tuple(after)
 
 
-def _stack(call: Call, x: Tensor, h: Any, c: Any, weights: list[Any], shape: tuple[int, ...]) -> tuple[Tensor, Any]:
+def _stack(
+    call: Call, x: Tensor, h: Any, c: Any, weights: list[Any], shape: tuple[int, ...]
+) -> tuple[Tensor, Any]:
     """Run stacked layers, with four weights per layer."""
     afters = []
     for k in range(len(weights) // 4):
@@ -98,18 +101,36 @@ def _stack(call: Call, x: Tensor, h: Any, c: Any, weights: list[Any], shape: tup
 
 
 def is_plain(t: Any) -> bool:
-    """Whether ``t`` is a plain strided tensor that the kernels accept: float32 or float64, on the CPU, not negated."""
-    return type(t) in PLAIN and t.dtype in TYPES and t.is_cpu and t.layout is torch.strided and not t.is_neg()
+    """Whether ``t`` is a plain strided tensor that the kernels accept: float32 or float64, on the
+    CPU, not negated.
+    """
+    return (
+        type(t) in PLAIN
+        and t.dtype in TYPES
+        and t.is_cpu
+        and t.layout is torch.strided
+        and not t.is_neg()
+    )
 
 
-def fit(dtype: torch.dtype, cell: Cell, n_in: int, H: int, w_x: Any, w_h: Any, b_x: Any, b_h: Any) -> bool:
-    """Whether the weights are plain, contiguous, on the CPU, and have the type and shapes of a layer."""
+def fit(
+    dtype: torch.dtype, cell: Cell, n_in: int, H: int, w_x: Any, w_h: Any, b_x: Any, b_h: Any
+) -> bool:
+    """Whether the weights are plain, contiguous, on the CPU, and have the type and shapes of a
+    layer.
+    """
     n = cell.x_blocks * H, cell.h_blocks * H
     for w, shape in ((w_x, (n[0], n_in)), (w_h, (n[1], H)), (b_x, n[:1]), (b_h, n[1:])):
         if w is None:
             if len(shape) == 2 and shape[0]:
                 return False
-        elif not (w.shape == shape and type(w) in PLAIN and w.dtype is dtype and w.is_cpu and w.is_contiguous()):
+        elif not (
+            w.shape == shape
+            and type(w) in PLAIN
+            and w.dtype is dtype
+            and w.is_cpu
+            and w.is_contiguous()
+        ):
             return False
     return True
 
@@ -145,9 +166,15 @@ def is_transformed() -> bool:
 
 
 def run_cell(
-    cell: Any, kernel: Cell, x: Tensor, state: Any, weights: tuple[Any, Any, Any, Any], form: Any = 0.0
+    cell: Any,
+    kernel: Cell,
+    x: Tensor,
+    state: Any,
+    weights: tuple[Any, Any, Any, Any],
+    form: Any = 0.0,
 ) -> tuple[Tensor, Any] | None:
-    """Return outputs and state of a cell, as :func:`native_layers.run` does; None if torch has to compute them.
+    """Return outputs and state of a cell, as :func:`native_layers.run` does; None if torch has to
+    compute them.
 
     Parameters
     ----------

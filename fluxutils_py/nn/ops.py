@@ -1,8 +1,8 @@
 """Products of batches of matrices with the batch axis last, and the contraction of two arrays.
 
-FluxUtils.jl keeps the batch in the last axis, :func:`torch.bmm` in the first. These functions keep the order of
-FluxUtils.jl, so that its formulas can be copied as they are. Nothing is guessed from shapes: for three axes of equal
-length both orders are valid and give different results.
+FluxUtils.jl keeps the batch in the last axis, :func:`torch.bmm` in the first. These functions keep
+the order of FluxUtils.jl, so that its formulas can be copied as they are. Nothing is guessed from
+shapes: for three axes of equal length both orders are valid and give different results.
 
 All of them take tensors or NumPy arrays. The result is a NumPy array if no argument is a tensor.
 """
@@ -61,12 +61,14 @@ def bmm(A: Any, B: Any, *, batch_first: bool = False) -> Any:
 def batched_gemm(transA: Trans, transB: Trans, *operands: Any) -> Any:
     """Compute ``alpha * op(A) @ op(B)`` for each matrix of a batch, with the batch axis last.
 
-    Call it as ``batched_gemm(transA, transB, alpha, A, B)`` or ``batched_gemm(transA, transB, A, B)``, as in Julia.
+    Call it as ``batched_gemm(transA, transB, alpha, A, B)`` or ``batched_gemm(transA, transB, A,
+    B)``, as in Julia.
 
     Parameters
     ----------
     transA, transB : {"N", "T", "C"}
-        What ``op`` does to each matrix, in the letters of BLAS: nothing, transpose, or conjugate transpose.
+        What ``op`` does to each matrix, in the letters of BLAS: nothing, transpose, or conjugate
+        transpose.
     alpha : number or 0-d tensor, default 1
         A float ``alpha`` turns an integer product into a float one.
     A : tensor or array of shape (m, k, b), or (k, m, b) if transposed
@@ -97,15 +99,19 @@ def batched_gemm(transA: Trans, transB: Trans, *operands: Any) -> Any:
     """
     if len(operands) not in (2, 3):
         raise TypeError(
-            f"batched_gemm: expected (alpha, A, B) or (A, B) after the letters, got {len(operands)} operands"
+            "batched_gemm: expected (alpha, A, B) or (A, B) after the letters, got "
+            f"{len(operands)} operands"
         )
     alpha, A, B = operands if len(operands) == 3 else (1, *operands)
     product = _multiply_batches("batched_gemm", _to_tensor(A), _to_tensor(B), transA, transB)
     return _match_type(alpha * product.permute(1, 2, 0), A, B)
 
 
-def batched_gemm_(transA: Trans, transB: Trans, alpha: Any, A: Any, B: Any, beta: Any, C: Any) -> Any:
-    """Write ``alpha * op(A) @ op(B) + beta * C`` into ``C``, for each matrix of a batch, with the batch axis last.
+def batched_gemm_(
+    transA: Trans, transB: Trans, alpha: Any, A: Any, B: Any, beta: Any, C: Any
+) -> Any:
+    """Write ``alpha * op(A) @ op(B) + beta * C`` into ``C``, for each matrix of a batch, with the
+    batch axis last.
 
     Parameters
     ----------
@@ -143,11 +149,13 @@ def batched_gemm_(transA: Trans, transB: Trans, alpha: Any, A: Any, B: Any, beta
     [13.0]
     """
     out = C if isinstance(C, Tensor) else torch.from_numpy(C)
-    product = _multiply_batches("batched_gemm_", _to_tensor(A), _to_tensor(B), transA, transB).permute(1, 2, 0)
+    product = _multiply_batches(
+        "batched_gemm_", _to_tensor(A), _to_tensor(B), transA, transB
+    ).permute(1, 2, 0)
     if out.shape != product.shape:
         raise ShapeError(
-            f"batched_gemm_: C has shape {tuple(out.shape)}, the product has shape {tuple(product.shape)}; "
-            f"allocate C as A.new_empty({tuple(product.shape)})"
+            f"batched_gemm_: C has shape {tuple(out.shape)}, the product has shape "
+            f"{tuple(product.shape)}; allocate C as A.new_empty({tuple(product.shape)})"
         )
     for name, factor in (("alpha", alpha), ("beta", beta)):
         if torch.result_type(out, factor) != out.dtype:
@@ -162,8 +170,8 @@ def batched_gemm_(transA: Trans, transB: Trans, alpha: Any, A: Any, B: Any, beta
 def contract(A: Any, B: Any) -> Any:
     """Sum the products of ``A`` and ``B`` over the last axis of ``A`` and the first of ``B``.
 
-    The matrix product for any number of axes: ``out[i..., j...] = sum_k A[i..., k] * B[k, j...]``. Unlike ``A @ B``, it
-    treats no axis as a batch axis.
+    The matrix product for any number of axes: ``out[i..., j...] = sum_k A[i..., k] * B[k, j...]``.
+    Unlike ``A @ B``, it treats no axis as a batch axis.
 
     Parameters
     ----------
@@ -183,8 +191,8 @@ def contract(A: Any, B: Any) -> Any:
 
     Notes
     -----
-    The operator ``*ᶜ`` of FluxUtils.jl v0.1.5. :func:`torch.tensordot` with ``dims=1`` broadcasts a contracted axis of
-    length one; this function raises an error.
+    The operator ``*ᶜ`` of FluxUtils.jl v0.1.5. :func:`torch.tensordot` with ``dims=1`` broadcasts a
+    contracted axis of length one; this function raises an error.
 
     Examples
     --------
@@ -194,17 +202,25 @@ def contract(A: Any, B: Any) -> Any:
     left, right = _to_tensor(A), _to_tensor(B)
     for name, X in (("A", left), ("B", right)):
         if X.ndim == 0:
-            raise ShapeError(f"contract: {name} has no axes, expected at least one; multiply by a scalar with *")
+            raise ShapeError(
+                f"contract: {name} has no axes, expected at least one; multiply by a scalar with *"
+            )
     if left.shape[-1] != right.shape[0]:
         raise ShapeError(
-            f"contract: A has shape {tuple(left.shape)}, B has shape {tuple(right.shape)}: the last axis of A has "
-            f"length {left.shape[-1]}, the first of B {right.shape[0]}; bring the axes to sum over there with movedim"
+            f"contract: A has shape {tuple(left.shape)}, B has shape {tuple(right.shape)}: the "
+            f"last axis of A has length {left.shape[-1]}, the first of B {right.shape[0]}; bring "
+            "the axes to sum over there with movedim"
         )
     return _match_type(torch.tensordot(left, right, dims=1), A, B)
 
 
 def _multiply_batches(
-    caller: str, A: Tensor, B: Tensor, transA: Trans = "N", transB: Trans = "N", batch_first: bool = False
+    caller: str,
+    A: Tensor,
+    B: Tensor,
+    transA: Trans = "N",
+    transB: Trans = "N",
+    batch_first: bool = False,
 ) -> Tensor:
     """``op(A) @ op(B)`` of shape (b, m, n), after checks."""
     views = []
@@ -220,20 +236,28 @@ def _multiply_batches(
         view = X if batch_first else X.permute(2, 0, 1)
         views.append(view if trans == "N" else view.mT if trans == "T" else view.mH)
     left, right = views
-    for what, a, b in (("inner", left.shape[2], right.shape[1]), ("batch", left.shape[0], right.shape[0])):
+    for what, a, b in (
+        ("inner", left.shape[2], right.shape[1]),
+        ("batch", left.shape[0], right.shape[0]),
+    ):
         if a != b:
             expected = "(b, m, k) and (b, k, n)" if batch_first else "(m, k, b) and (k, n, b)"
             raise ShapeError(
-                f"{caller}: A has shape {tuple(A.shape)}, B has shape {tuple(B.shape)}: the {what} sizes {a} and {b} "
-                f"differ; expected {expected}" + (f" after {transA!r}, {transB!r}" if "gemm" in caller else "")
+                f"{caller}: A has shape {tuple(A.shape)}, B has shape {tuple(B.shape)}: the {what} "
+                f"sizes {a} and {b} differ; expected {expected}"
+                + (f" after {transA!r}, {transB!r}" if "gemm" in caller else "")
             )
     return torch.bmm(left, right)
 
 
 def _to_tensor(X: Any) -> Tensor:
-    return X if isinstance(X, Tensor) else torch.from_numpy(np.array(X))  # a copy: torch takes no reversed axes
+    return (
+        X if isinstance(X, Tensor) else torch.from_numpy(np.array(X))
+    )  # a copy: torch takes no reversed axes
 
 
 def _match_type(result: Tensor, *arguments: Any) -> Any:
     """A NumPy array if no argument is a tensor."""
-    return result if any(isinstance(X, Tensor) for X in arguments) else result.resolve_conj().numpy()
+    return (
+        result if any(isinstance(X, Tensor) for X in arguments) else result.resolve_conj().numpy()
+    )

@@ -12,7 +12,8 @@ __all__ = ["gradinfo", "namedparams", "namedweights", "notrack", "weights"]
 
 
 def module_of(m: Any) -> nn.Module:
-    """Return ``m`` if it is a module, else the model of an estimator: the fitted one if there is one.
+    """Return ``m`` if it is a module, else the model of an estimator: the fitted one if there is
+    one.
 
     Raises
     ------
@@ -26,14 +27,17 @@ def module_of(m: Any) -> nn.Module:
         if isinstance(model, nn.Module):
             return model
     hint = ": it has no model yet, call fit first" if hasattr(m, "fit") else ""
-    raise TypeError(f"expected a torch module or an estimator that holds one, got {type(m).__name__}{hint}")
+    raise TypeError(
+        f"expected a torch module or an estimator that holds one, got {type(m).__name__}{hint}"
+    )
 
 
 def namedparams(m: Any) -> list[tuple[str, nn.Parameter]]:
-    """Return all parameters with their dotted names, in the order of :func:`net2vec`; a shared one counts once.
+    """Return all parameters with their dotted names, in the order of :func:`net2vec`; a shared one
+    counts once.
 
-    ``m`` is a module or an estimator. The parameters are the model's own, not copies. Source: ``namedparams`` of
-    FluxUtils.jl, whose names are not unique.
+    ``m`` is a module or an estimator. The parameters are the model's own, not copies. Source:
+    ``namedparams`` of FluxUtils.jl, whose names are not unique.
 
     >>> [name for name, _ in namedparams(nn.Linear(2, 3))]
     ['weight', 'bias']
@@ -47,10 +51,11 @@ def namedweights(m: Any) -> list[tuple[str, nn.Parameter]]:
 
 
 def weights(m: Any) -> list[nn.Parameter]:
-    """Return the parameters with two or more axes, for regularisation: no biases, no scales of normalisation layers.
+    """Return the parameters with two or more axes, for regularisation: no biases, no scales of
+    normalisation layers.
 
-    ``m`` is a module or an estimator. The parameters are the model's own, not copies. Source: ``weights`` of
-    FluxUtils.jl, as its README describes it; its code returns the biases too.
+    ``m`` is a module or an estimator. The parameters are the model's own, not copies. Source:
+    ``weights`` of FluxUtils.jl, as its README describes it; its code returns the biases too.
 
     >>> l2 = sum(w.square().sum() for w in weights(nn.Linear(2, 3)))
     """
@@ -58,10 +63,11 @@ def weights(m: Any) -> list[nn.Parameter]:
 
 
 def notrack(m: Any) -> nn.Module:
-    """Return a copy of the model without gradients, in evaluation mode, or the model itself if it has none to train.
+    """Return a copy of the model without gradients, in evaluation mode, or the model itself if it
+    has none to train.
 
-    ``m`` is a module or an estimator, and does not change. The copy has its own storage. Source: ``notrack`` of
-    FluxUtils.jl, which shares storage.
+    ``m`` is a module or an estimator, and does not change. The copy has its own storage. Source:
+    ``notrack`` of FluxUtils.jl, which shares storage.
 
     >>> any(p.requires_grad for p in notrack(nn.Linear(2, 3)).parameters())
     False
@@ -82,10 +88,12 @@ class GradInfo(NamedTuple):
 
 
 def gradinfo(grads: Iterable[Tensor | None]) -> GradInfo:
-    """Count the NaN and infinite values of gradients; return their largest absolute value and their sum of squares too.
+    """Count the NaN and infinite values of gradients; return their largest absolute value and their
+    sum of squares too.
 
-    The maximum and the sum leave out NaN. A gradient may be None. Source: ``gradinfo`` of PrayTools.jl, where ``l2`` is
-    the sum of squares as well, not its root; there, a single NaN hides the maximum.
+    The maximum and the sum leave out NaN. A gradient may be None. Source: ``gradinfo`` of
+    PrayTools.jl, where ``l2`` is the sum of squares as well, not its root; there, a single NaN
+    hides the maximum.
 
     >>> import torch
     >>> gradinfo([torch.tensor([3.0, -4.0, float("nan")]), None])

@@ -15,25 +15,34 @@ WIDE = 64  # units of an LSTM from which bfloat16 is faster
 LOW = (torch.bfloat16, torch.float16)
 
 
-def check_precision(precision: Any, name: str = "precision", error: type[Exception] = ValueError) -> None:
+def check_precision(
+    precision: Any, name: str = "precision", error: type[Exception] = ValueError
+) -> None:
     """Raise an error unless ``precision`` is one of :data:`PRECISIONS`."""
     if not (isinstance(precision, str) and precision in PRECISIONS):
         raise error(f"{name} must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
 
 
 def autocast(precision: str, device: torch.device) -> Any:
-    """Return a context, also a decorator, in which torch computes matrix products and the like in ``precision``.
+    """Return a context, also a decorator, in which torch computes matrix products and the like in
+    ``precision``.
 
-    It does not keep the converted weights: torch adds up the gradients of the uses of a kept weight in the low
-    precision, and loses them if the first use was without gradients.
+    It does not keep the converted weights: torch adds up the gradients of the uses of a kept weight
+    in the low precision, and loses them if the first use was without gradients.
     """
     dtype = PRECISIONS[precision]
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype, cache_enabled=False)
+    return (
+        nullcontext() if dtype is None else torch.autocast(device.type, dtype, cache_enabled=False)
+    )
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context without autocast on a device."""
-    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+    return (
+        torch.autocast(device.type, enabled=False)
+        if torch.is_autocast_enabled(device.type)
+        else nullcontext()
+    )
 
 
 def require_float32(params: Iterable[Tensor], precision: str) -> None:
@@ -41,24 +50,30 @@ def require_float32(params: Iterable[Tensor], precision: str) -> None:
     others = {p.dtype for p in params if p.is_floating_point() and p.dtype != torch.float32}
     if precision != "float32" and others:
         raise ValueError(
-            f"precision={precision!r} computes with parameters of float32, the model has {others.pop()}: convert it "
-            "with model.float(), or leave out precision"
+            f"precision={precision!r} computes with parameters of float32, the model has "
+            f"{others.pop()}: convert it with model.float(), or leave out precision"
         )
 
 
 def lstm_gains(hidden_size: int) -> bool:
     """Whether torch's LSTM in bfloat16 is faster on this CPU than the native kernels in float32.
 
-    It is where the CPU multiplies bfloat16 (AVX512-BF16, AMX) and layers are wide; see benchmarks/bench_precision.py.
-    Other recurrent layers of torch are several times slower in bfloat16.
+    It is where the CPU multiplies bfloat16 (AVX512-BF16, AMX) and layers are wide; see
+    benchmarks/bench_precision.py. Other recurrent layers of torch are several times slower in
+    bfloat16.
     """
-    return hidden_size >= WIDE and torch.get_autocast_dtype("cpu") is torch.bfloat16 and _multiplies_bfloat16()
+    return (
+        hidden_size >= WIDE
+        and torch.get_autocast_dtype("cpu") is torch.bfloat16
+        and _multiplies_bfloat16()
+    )
 
 
 def computes_recurrence(module: nn.Module, x: Tensor) -> bool:
     """Whether torch computes a recurrent layer in the precision of autocast where ``x`` is.
 
-    On the CPU it does not in float16, and LSTMs in bfloat16 only where oneDNN has them (AVX-512, AMX).
+    On the CPU it does not in float16, and LSTMs in bfloat16 only where oneDNN has them (AVX-512,
+    AMX).
     """
     if not x.is_cpu:
         return True

@@ -36,34 +36,39 @@ class Recur(nn.Module):
         - ``nn.LSTM``, ``nn.GRU``, ``nn.RNN`` (any number of layers, time-major, one direction);
         - ``nn.LSTMCell``, ``nn.GRUCell``, ``nn.RNNCell``;
         - any module with ``forward(x, state) -> (y, state)``. ``state`` is None on the first call, then the state that
-          the module returned: a tensor or a tuple of tensors, whose axis 0 is the batch (set ``batch_dim = 1`` on the
-          module for another axis). The module gets one time step ``(B, F)`` at a time, or whole windows ``(S, B, F)``
-          if it has ``takes_windows = True``. A method ``empty_state()`` that returns a tuple of the state's tensors for
-          a batch of 0 lets :func:`states` know the state before the first call.
+          the module returned: a tensor or a tuple of tensors, whose axis 0 is the batch (set
+          ``batch_dim = 1`` on the module for another axis). The module gets one time step ``(B,
+          F)`` at a time, or whole windows ``(S, B, F)`` if it has ``takes_windows = True``. A
+          method ``empty_state()`` that returns a tuple of the state's tensors for a batch of 0 lets
+          :func:`states` know the state before the first call.
     trainable_init : bool
-        Whether to train the state at the start of a series: parameters ``initial_state``, zero at first, one for each
-        tensor of the state, for a batch of 1. For this, your own module needs the method ``empty_state()``.
+        Whether to train the state at the start of a series: parameters ``initial_state``, zero at
+        first, one for each tensor of the state, for a batch of 1. For this, your own module needs
+        the method ``empty_state()``.
 
     Notes
     -----
-    ``forward`` takes one step ``(B, F)`` or a window ``(S, B, F)``, and returns ``(B, H)`` or
-    ``(S, B, H)``. Integer input is converted to the floating type of the parameters. The state lives in
+    ``forward`` takes one step ``(B, F)`` or a window ``(S, B, F)``, and returns ``(B, H)`` or ``(S,
+    B, H)``. Integer input is converted to the floating type of the parameters. The state lives in
     the attribute ``state``; None is the initial state. It is part of the autograd graph until
     :func:`fluxutils_py.truncate`; :func:`fluxutils_py.reset` forgets it. It is not in
     ``state_dict()``: use :func:`fluxutils_py.states` and :func:`fluxutils_py.loadstates`.
 
-    On the CPU, native kernels compute torch's layers and cells if they were built, with torch's results to rounding;
-    see :func:`fluxutils_py.nn.native_kernels`.
+    On the CPU, native kernels compute torch's layers and cells if they were built, with torch's
+    results to rounding; see :func:`fluxutils_py.nn.native_kernels`.
 
-    Source: ``Recur`` of Flux.jl 0.9, as used by FluxUtils.jl. There the initial state is always trained.
+    Source: ``Recur`` of Flux.jl 0.9, as used by FluxUtils.jl. There the initial state is always
+    trained.
 
     Raises
     ------
     TypeError
-        If ``module`` is not a module, is a ``Recur`` already, is bidirectional (it would look into the
-        future) or is ``batch_first``, or ``trainable_init`` is asked of a module that does not tell its state.
+        If ``module`` is not a module, is a ``Recur`` already, is bidirectional (it would look into
+        the future) or is ``batch_first``, or ``trainable_init`` is asked of a module that does not
+        tell its state.
     ShapeError
-        In ``forward``, if ``x`` is neither 2-D nor 3-D, or the carried state has another batch size.
+        In ``forward``, if ``x`` is neither 2-D nor 3-D, or the carried state has another batch
+        size.
 
     Examples
     --------
@@ -87,16 +92,19 @@ class Recur(nn.Module):
         if isinstance(module, nn.RNNBase):
             if module.bidirectional:
                 raise TypeError(
-                    f"a bidirectional {type(module).__name__} reads the future and cannot carry a state forward; "
-                    "build it with bidirectional=False"
+                    f"a bidirectional {type(module).__name__} reads the future and cannot carry a "
+                    "state forward; build it with bidirectional=False"
                 )
             if module.batch_first:
                 raise TypeError(
-                    f"windows are (S, B, F), time first: build the {type(module).__name__} with batch_first=False"
+                    f"windows are (S, B, F), time first: build the {type(module).__name__} with "
+                    "batch_first=False"
                 )
         self.module = module
         self.state = None
-        self.form: int | None = None  # of the last state: 0 for one tensor, n for a tuple of n; None before the first
+        self.form: int | None = (
+            None  # of the last state: 0 for one tensor, n for a tuple of n; None before the first
+        )
         self._mark: int | None = None  # steps until the state is to be noted, see mark()
         self._marked: State | None = None
         self.trainable_init = bool(trainable_init)
@@ -107,9 +115,13 @@ class Recur(nn.Module):
 
     @property
     def batch_dim(self) -> int:
-        """Return the batch axis of state tensors: ``batch_dim`` of the module, else 1 for ``nn.LSTM``, else 0."""
+        """Return the batch axis of state tensors: ``batch_dim`` of the module, else 1 for
+        ``nn.LSTM``, else 0.
+        """
         m = self.module
-        if isinstance(m, TORCH_LAYERS):  # a module takes a microsecond to say that it lacks something
+        if isinstance(
+            m, TORCH_LAYERS
+        ):  # a module takes a microsecond to say that it lacks something
             return int(isinstance(m, nn.RNNBase))
         return int(getattr(m, "batch_dim", 0))
 
@@ -122,12 +134,18 @@ class Recur(nn.Module):
         return bool(getattr(m, "takes_windows", False))
 
     def empty_state(self) -> tuple[Tensor, ...] | None:
-        """Return the state of zero series, whose tensors show count and shape; None if only a run could tell."""
+        """Return the state of zero series, whose tensors show count and shape; None if only a run
+        could tell.
+        """
         m = self.module
         like = next(m.parameters(), torch.empty(0))
         if isinstance(m, nn.RNNBase):
             h = like.new_zeros(m.num_layers, 0, m.proj_size or m.hidden_size)  # (L, B, H)
-            return (h, like.new_zeros(m.num_layers, 0, m.hidden_size)) if isinstance(m, nn.LSTM) else (h,)
+            return (
+                (h, like.new_zeros(m.num_layers, 0, m.hidden_size))
+                if isinstance(m, nn.LSTM)
+                else (h,)
+            )
         if isinstance(m, nn.RNNCellBase):
             h = like.new_zeros(0, m.hidden_size)  # (B, H)
             return (h, h.clone()) if isinstance(m, nn.LSTMCell) else (h,)
@@ -139,8 +157,9 @@ class Recur(nn.Module):
         empty = self.empty_state()
         if empty is None or not all(t.is_floating_point() for t in empty):
             raise TypeError(
-                f"trainable_init needs to know the state of {type(self.module).__name__}: give it a method "
-                "empty_state() that returns the state's tensors, of floating-point numbers, for a batch of 0"
+                f"trainable_init needs to know the state of {type(self.module).__name__}: give it "
+                "a method empty_state() that returns the state's tensors, of floating-point "
+                "numbers, for a batch of 0"
             )
         shapes = [list(t.shape) for t in empty]
         for shape in shapes:
@@ -159,7 +178,9 @@ class Recur(nn.Module):
         """Restart some of the series, given as indices (n,); the layer must have a state."""
         assert self.state is not None
         tensors = [self.state] if isinstance(self.state, Tensor) else list(self.state)
-        starts = list(self.initial_state) if self.trainable_init else [t.new_zeros(()) for t in tensors]
+        starts = (
+            list(self.initial_state) if self.trainable_init else [t.new_zeros(()) for t in tensors]
+        )
         where = (slice(None),) * self.batch_dim + (index,)
         for k, (t, start) in enumerate(zip(tensors, starts, strict=True)):
             tensors[k] = t.clone()
@@ -170,7 +191,9 @@ class Recur(nn.Module):
         """Forget: the next call starts from the initial state and may have any batch size."""
         if self.state is not None:
             self.form = 0 if isinstance(self.state, Tensor) else len(self.state)
-        self.__dict__.update(state=None, _marked=None, _mark=None)  # a module's own way takes a microsecond for each
+        self.__dict__.update(
+            state=None, _marked=None, _mark=None
+        )  # a module's own way takes a microsecond for each
 
     def truncate(self) -> None:
         """Detach the state: its value stays, gradients stop here."""
@@ -178,12 +201,16 @@ class Recur(nn.Module):
             self.state = map_state(Tensor.detach, self.state)
 
     def mark(self, steps: int) -> None:
-        """Note the state after ``steps`` more steps (0: now), detached; :meth:`marked` then returns it."""
+        """Note the state after ``steps`` more steps (0: now), detached; :meth:`marked` then returns
+        it.
+        """
         self._mark = steps
         self._marked = None if self.state is None else map_state(Tensor.detach, self.state)
 
     def marked(self) -> State | None:
-        """Return the state noted by the last :meth:`mark`, or the state at that call if the step was not reached."""
+        """Return the state noted by the last :meth:`mark`, or the state at that call if the step
+        was not reached.
+        """
         return self._marked
 
     # -- some of the series --------------------------------------------------------------------------
@@ -196,7 +223,8 @@ class Recur(nn.Module):
         """Adopt the memory of some series of another layer of the same kind, as views."""
         where = (slice(None),) * self.batch_dim + (series,)
         self.state, self._marked = (
-            None if s is None else map_state(lambda t: t[where], s) for s in (memory.state, memory.marked)
+            None if s is None else map_state(lambda t: t[where], s)
+            for s in (memory.state, memory.marked)
         )
         self._mark = memory.mark
 
@@ -213,14 +241,17 @@ class Recur(nn.Module):
             return None
         if isinstance(kept[0], Tensor):
             return torch.cat([p.detach() for p in kept], self.batch_dim)  # type: ignore[union-attr]  # all are
-        return tuple(torch.cat([t.detach() for t in ts], self.batch_dim) for ts in zip(*kept, strict=True))
+        return tuple(
+            torch.cat([t.detach() for t in ts], self.batch_dim) for ts in zip(*kept, strict=True)
+        )
 
     # -- computing -----------------------------------------------------------------------------------
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() not in (2, 3):
             raise ShapeError(
-                f"{self._name()} takes a step (B, F) or a window (S, B, F), got a tensor of shape {tuple(x.shape)}"
+                f"{self._name()} takes a step (B, F) or a window (S, B, F), got a tensor of shape "
+                f"{tuple(x.shape)}"
             )
         if not x.is_floating_point():
             x = x.to(next((p.dtype for p in self.parameters()), torch.get_default_dtype()))
@@ -250,8 +281,16 @@ class Recur(nn.Module):
             with without_autocast(x.device):
                 return self._run_module(as_float32(x))
         if x.dim() == 2:
-            return self._call_module(x.unsqueeze(0)).squeeze(0) if self._is_windowed else self._call_module(x)
-        return self._call_module(x) if self._is_windowed else torch.stack([self._call_module(step) for step in x])
+            return (
+                self._call_module(x.unsqueeze(0)).squeeze(0)
+                if self._is_windowed
+                else self._call_module(x)
+            )
+        return (
+            self._call_module(x)
+            if self._is_windowed
+            else torch.stack([self._call_module(step) for step in x])
+        )
 
     def _call_module(self, x: Tensor) -> Tensor:
         """Call the inner module once and keep its state; return its output."""
@@ -261,7 +300,9 @@ class Recur(nn.Module):
             y = state[0] if isinstance(module, nn.LSTMCell) else state
         else:
             y, state = module(x, self.state)
-        object.__setattr__(self, "state", state)  # a module's own takes a microsecond, at every step
+        object.__setattr__(
+            self, "state", state
+        )  # a module's own takes a microsecond, at every step
         return y
 
     def _check_batch(self, state: State, n_series: int) -> None:
@@ -269,8 +310,8 @@ class Recur(nn.Module):
         carried = first.size(self.batch_dim)
         if carried != n_series:
             raise ShapeError(
-                f"{self._name()} carries the state of {carried} series and got a batch of {n_series}: "
-                "call reset(model) before other series"
+                f"{self._name()} carries the state of {carried} series and got a batch of "
+                f"{n_series}: call reset(model) before other series"
             )
 
     def _name(self) -> str:
@@ -285,7 +326,8 @@ class Recur(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        # copies and pickles carry the value of the state, never its graph (torch cannot copy non-leaf tensors)
+        # copies and pickles carry the value of the state, never its graph (torch cannot copy
+        # non-leaf tensors)
         content = self.__dict__.copy()
         for name in ("state", "_marked"):
             if content[name] is not None:
@@ -314,10 +356,20 @@ class _Ready(Recur):
         bias: bool = True,
         trainable_init: bool = False,
     ) -> None:
-        n_in, n_out, num_layers = map(operator.index, (n_in, n_out, num_layers))  # torch refuses NumPy's integers
+        n_in, n_out, num_layers = map(
+            operator.index, (n_in, n_out, num_layers)
+        )  # torch refuses NumPy's integers
         dropout, bias = float(dropout), bool(bias)
-        super().__init__(self.layer(n_in, n_out, num_layers, dropout=dropout, bias=bias), trainable_init)
-        self.n_in, self.n_out, self.num_layers, self.dropout, self.bias = n_in, n_out, num_layers, dropout, bias
+        super().__init__(
+            self.layer(n_in, n_out, num_layers, dropout=dropout, bias=bias), trainable_init
+        )
+        self.n_in, self.n_out, self.num_layers, self.dropout, self.bias = (
+            n_in,
+            n_out,
+            num_layers,
+            dropout,
+            bias,
+        )
 
 
 _READY_DOC = """{name} that carries its state: ``Recur(nn.{name}(n_in, n_out, num_layers, dropout=dropout))``.
@@ -363,17 +415,23 @@ class RNN(_Ready):
 
 
 def wrap_recurrent(model: nn.Module) -> nn.Module:
-    """Wrap bare torch recurrent layers and cells inside ``nn.Sequential``, or the model itself, in a Recur.
+    """Wrap bare torch recurrent layers and cells inside ``nn.Sequential``, or the model itself, in
+    a Recur.
 
-    It changes the containers in place and returns the model, or its wrapper if the model itself is such a layer. The
-    order of the parameters stays; their names gain ``module.``. Recurrent layers inside other modules stay, since the
-    ``forward`` of those handles them.
+    It changes the containers in place and returns the model, or its wrapper if the model itself is
+    such a layer. The order of the parameters stays; their names gain ``module.``. Recurrent layers
+    inside other modules stay, since the ``forward`` of those handles them.
     """
     if isinstance(model, TORCH_LAYERS):
         return Recur(model)
     for container in model.modules():
-        if isinstance(container, nn.Sequential) and type(container).forward is nn.Sequential.forward:
-            for name, child in list(container._modules.items()):  # named_children shows a layer used twice once
+        if (
+            isinstance(container, nn.Sequential)
+            and type(container).forward is nn.Sequential.forward
+        ):
+            for name, child in list(
+                container._modules.items()
+            ):  # named_children shows a layer used twice once
                 if isinstance(child, TORCH_LAYERS):
                     setattr(container, name, Recur(child))
     return model
@@ -382,7 +440,11 @@ def wrap_recurrent(model: nn.Module) -> nn.Module:
 def unwrapped_recurrent(model: nn.Module) -> list[str]:
     """Names of torch recurrent layers that no Recur holds: their state is lost between calls."""
     wrapped = {id(m) for r in model.modules() if isinstance(r, Recur) for m in r.modules()}
-    return [name for name, m in model.named_modules() if isinstance(m, TORCH_LAYERS) and id(m) not in wrapped]
+    return [
+        name
+        for name, m in model.named_modules()
+        if isinstance(m, TORCH_LAYERS) and id(m) not in wrapped
+    ]
 
 
 def map_state(fn: Callable[[Tensor], Tensor], state: State) -> State:

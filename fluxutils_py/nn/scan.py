@@ -1,13 +1,16 @@
-"""Recurrences over a window in torch with hand-written gradients, which do as much as possible for all steps at once.
+"""Recurrences over a window in torch with hand-written gradients, which do as much as possible for
+all steps at once.
 
-Forwards, the products with the inputs are one for the whole window; a step is a product with the state and a dozen
-small operations, which write into their place. Backwards, the factors between the gradients of a step's output and of
-its gates are computed for the whole window; a step is then a product and two to four operations, and the gradient of
-the weights is one product. ``benchmarks/bench_cells.py`` shows what this gains, and what was tried besides.
+Forwards, the products with the inputs are one for the whole window; a step is a product with the
+state and a dozen small operations, which write into their place. Backwards, the factors between the
+gradients of a step's output and of its gates are computed for the whole window; a step is then a
+product and two to four operations, and the gradient of the weights is one product.
+``benchmarks/bench_cells.py`` shows what this gains, and what was tried besides.
 
-The activations of :mod:`fluxutils_py.nn.activations` are computed on scaled values, with the scales taken into the
-weights. Of ``u = x / REACH`` in -1..1, the sigmoid is ``u - u|u|/2 + 1/2`` and its slope ``1 - |u|``. Of
-``w = max(knee - |v|, 0)``, both are ``offset + copysign(top - w², v)``, and the slope is ``2 w``.
+The activations of :mod:`fluxutils_py.nn.activations` are computed on scaled values, with the scales
+taken into the weights. Of ``u = x / REACH`` in -1..1, the sigmoid is ``u - u|u|/2 + 1/2`` and its
+slope ``1 - |u|``. Of ``w = max(knee - |v|, 0)``, both are ``offset + copysign(top - w², v)``, and
+the slope is ``2 w``.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ from torch.autograd import Function
 from fluxutils_py.nn.activations import BEND, KNEE, PLATEAU, REACH
 
 HALF = 0.5**0.5
-BELOW_ZERO = -1e-30  # added to what may be 0, for which ptanh is negative: copysign goes by the sign of the zero
+BELOW_ZERO = (
+    -1e-30
+)  # added to what may be 0, for which ptanh is negative: copysign goes by the sign of the zero
 
 
 def scan_lstm(
@@ -64,7 +69,8 @@ def scan_gru(
     reverse: bool = False,
     alpha: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """A relative of the GRU, over a window: ``h' = (1 - z) n + z h`` with ``n = tanh(.. + r * (Whn h))``.
+    """A relative of the GRU, over a window: ``h' = (1 - z) n + z h`` with ``n = tanh(.. + r * (Whn
+    h))``.
 
     Parameters
     ----------
@@ -146,13 +152,22 @@ class _LSTM(Function):
         h, weight, G, W, T, V, C, Y = ctx.saved_tensors
         S, B, H = Y.shape
         i, f, g, o = G.view(S, B, 4, H).unbind(2)
-        P = (2 * W).view(S, B, 4, H)  # from the gradients of c (thrice) and of h to those of the gates
+        P = (2 * W).view(
+            S, B, 4, H
+        )  # from the gradients of c (thrice) and of h to those of the gates
         for k, other in enumerate((g, C[:-1], i, T)):
             P[:, :, k] *= other
         through = (o * V).mul_(2 * BEND)  # from the gradient of h to that of c
         D = torch.empty_like(P)
-        P_c, P_h, D_c, D_h = (a.unbind() for a in (P[:, :, :3], P[:, :, 3], D[:, :, :3], D[:, :, 3]))
-        fs, throughs, ds, d_ys = f.unbind(), through.unbind(), D.view(S, B, 4 * H).unbind(), d_y.unbind()
+        P_c, P_h, D_c, D_h = (
+            a.unbind() for a in (P[:, :, :3], P[:, :, 3], D[:, :, :3], D[:, :, 3])
+        )
+        fs, throughs, ds, d_ys = (
+            f.unbind(),
+            through.unbind(),
+            D.view(S, B, 4 * H).unbind(),
+            d_y.unbind(),
+        )
         dh, dc = d_y[-1] + d_h, d_c.clone()
         dc_each = dc[:, None]
         for t in range(S - 1, -1, -1):
@@ -205,7 +220,9 @@ class _GRU(Function):
                 torch.sub(knee, torch.abs(raw, out=w), out=w).clamp_min_(0)
                 torch.addcmul(top, w, w, value=-1, out=new).copysign_(raw)
             weighted = z if alpha == 1 else alpha * z
-            torch.lerp(before, new, weighted, out=ys[t]) if reverse else torch.lerp(new, before, weighted, out=ys[t])
+            torch.lerp(before, new, weighted, out=ys[t]) if reverse else torch.lerp(
+                new, before, weighted, out=ys[t]
+            )
         if recording:
             ctx.save_for_backward(h, weight, A, G, M, N, W, Y)
             ctx.settings = exact, reverse, alpha
@@ -220,8 +237,12 @@ class _GRU(Function):
         n_gates, k = G.shape[2], weight.shape[0] // H
         slopes = (G * (1 - G) if exact else 1 - M).view(S, B, k - 1, H)
         r, z = G[..., :H], G[..., -H:] * alpha
-        kept = 1 - z if reverse else z  # share of the state, from its gradient to that of the one before
-        P_n = (1 - N * N if exact else 2 * W).mul_(1 - kept)  # from the gradient of h to those of candidate and gates
+        kept = (
+            1 - z if reverse else z
+        )  # share of the state, from its gradient to that of the one before
+        P_n = (1 - N * N if exact else 2 * W).mul_(
+            1 - kept
+        )  # from the gradient of h to those of candidate and gates
         P = torch.empty_like(A).view(S, B, k, H)
         torch.mul(P_n, r, out=P[:, :, -1])
         P_r = P_n * A[..., -H:]
@@ -237,18 +258,31 @@ class _GRU(Function):
         dh_each, shares, d_ys = DH[:, :, None].unbind(), kept.unbind(), d_y.unbind()
         for t in range(S - 1, -1, -1):
             torch.mul(ps[t], dh_each[t], out=d_each[t])
-            earlier = torch.addmm(d_ys[t - 1], ds[t], weight, out=dhs[t - 1]) if t else ds[t] @ weight
+            earlier = (
+                torch.addmm(d_ys[t - 1], ds[t], weight, out=dhs[t - 1]) if t else ds[t] @ weight
+            )
             earlier.addcmul_(dhs[t], shares[t])
         D = D.view(S, B, k * H)
-        return D[..., :n_gates], DH * P_n, earlier, _weight_gradient(D, h, Y), None, None, None, None
+        return (
+            D[..., :n_gates],
+            DH * P_n,
+            earlier,
+            _weight_gradient(D, h, Y),
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def _require_first_order() -> None:
-    """Refuse to differentiate the backward pass again: it would silently leave out most of the gradient."""
+    """Refuse to differentiate the backward pass again: it would silently leave out most of the
+    gradient.
+    """
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "windows through these layers can be differentiated once, not with create_graph=True; steps can be "
-            "differentiated again: use a cell, as Recur(FLSTMCell(n_in, n_out))"
+            "windows through these layers can be differentiated once, not with create_graph=True; "
+            "steps can be differentiated again: use a cell, as Recur(FLSTMCell(n_in, n_out))"
         )
 
 
@@ -259,7 +293,9 @@ def _weight_gradient(D: Tensor, h: Tensor, Y: Tensor) -> Tensor:
 
 
 def _steps(a: Tensor, n: int) -> Sequence[Tensor]:
-    """The n steps of a tensor; of a tensor of one step, that one again and again: nothing is recorded."""
+    """The n steps of a tensor; of a tensor of one step, that one again and again: nothing is
+    recorded.
+    """
     parts = a.unbind()
     return parts if len(parts) == n else parts * n
 

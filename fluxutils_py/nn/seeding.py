@@ -16,9 +16,10 @@ _lock = threading.RLock()
 def seeded(seed: int, devices: Sequence[Any] = ()) -> Iterator[None]:
     """Start torch's global generators from ``seed`` inside the block, and restore them afterwards.
 
-    Dropout and the initial weights of layers draw from these generators, which all threads share. So one thread at a
-    time may enter, and the others wait: fits in several threads, as scikit-learn runs them when one search with
-    ``n_jobs`` is inside another, draw the numbers that they would draw one after another. Blocks may be nested.
+    Dropout and the initial weights of layers draw from these generators, which all threads share.
+    So one thread at a time may enter, and the others wait: fits in several threads, as scikit-learn
+    runs them when one search with ``n_jobs`` is inside another, draw the numbers that they would
+    draw one after another. Blocks may be nested.
 
     Parameters
     ----------
@@ -35,8 +36,9 @@ def seeded(seed: int, devices: Sequence[Any] = ()) -> Iterator[None]:
     """
     with _lock, torch.random.fork_rng(devices=list(devices)):
         if not _built_for_devices():
-            # There is no other generator. torch.manual_seed would keep, for each kind of device that may come later,
-            # the seed and the formatted stack: a millisecond, and memory that is not given back.
+            # There is no other generator. torch.manual_seed would keep, for each kind of device
+            # that may come later, the seed and the formatted stack: a millisecond, and memory that
+            # is not given back.
             torch.default_generator.manual_seed(seed)
         else:
             torch.manual_seed(seed)
@@ -44,5 +46,7 @@ def seeded(seed: int, devices: Sequence[Any] = ()) -> Iterator[None]:
 
 
 def _built_for_devices() -> bool:
-    """Tell whether torch may know others than the CPU, without waking a driver: processes can still be forked."""
+    """Tell whether torch may know others than the CPU, without waking a driver: processes can still
+    be forked.
+    """
     return torch.accelerator.current_accelerator() is not None

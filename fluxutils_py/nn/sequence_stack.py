@@ -33,8 +33,8 @@ class SequenceStack(nn.Module):
     Parameters
     ----------
     cell : class or callable
-        Makes the layer of each block, as ``cell(n_out, n_out)``: :class:`MinGRU`, :class:`LRU`, :class:`LSTM`,
-        ``functools.partial(SlidingWindowAttention, window=32)``, ``nn.LSTM``, ...
+        Makes the layer of each block, as ``cell(n_out, n_out)``: :class:`MinGRU`, :class:`LRU`,
+        :class:`LSTM`, ``functools.partial(SlidingWindowAttention, window=32)``, ``nn.LSTM``, ...
     n_in, n_out : int
         Number of input features, and width of the blocks and of the output.
     n_layers : int
@@ -45,16 +45,16 @@ class SequenceStack(nn.Module):
     Raises
     ------
     TypeError, ValueError
-        If a size is not an integer or below 1, ``dropout`` is not a probability, or ``cell`` does not return a module;
-        the message names it.
+        If a size is not an integer or below 1, ``dropout`` is not a probability, or ``cell`` does
+        not return a module; the message names it.
     ShapeError
         In ``forward``, if the input does not have ``n_in`` features.
 
     Notes
     -----
-    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. Applies a linear layer, the
-    blocks and a final normalisation. The layers keep the states; see :func:`states`. The MLP is SwiGLU of Shazeer
-    (2020), arXiv:2002.05202, with width ``n_out``.
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. Applies
+    a linear layer, the blocks and a final normalisation. The layers keep the states; see
+    :func:`states`. The MLP is SwiGLU of Shazeer (2020), arXiv:2002.05202, with width ``n_out``.
 
     Examples
     --------
@@ -71,22 +71,33 @@ class SequenceStack(nn.Module):
     n_layers: int
 
     def __init__(
-        self, cell: Callable[[int, int], nn.Module], n_in: int, n_out: int, n_layers: int = 2, dropout: float = 0.0
+        self,
+        cell: Callable[[int, int], nn.Module],
+        n_in: int,
+        n_out: int,
+        n_layers: int = 2,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if not callable(cell):
-            raise TypeError(f"SequenceStack: cell must be a class of layers or a callable, got {cell!r}")
+            raise TypeError(
+                f"SequenceStack: cell must be a class of layers or a callable, got {cell!r}"
+            )
         self.cell = cell
         set_sizes(self, n_in=n_in, n_out=n_out, n_layers=n_layers)
         self.dropout = check_probability(self, "dropout", dropout)
         self.embed = nn.Linear(self.n_in, self.n_out)
-        self.blocks = nn.Sequential(*(_Block(self._layer(), self.n_out, self.dropout) for _ in range(self.n_layers)))
+        self.blocks = nn.Sequential(
+            *(_Block(self._layer(), self.n_out, self.dropout) for _ in range(self.n_layers))
+        )
         self.norm = nn.LayerNorm(self.n_out)
 
     def _layer(self) -> nn.Module:
         layer = self.cell(self.n_out, self.n_out)
         if not isinstance(layer, nn.Module):
-            raise TypeError(f"SequenceStack: cell(n_in, n_out) must make a module, got {type(layer).__name__}")
+            raise TypeError(
+                f"SequenceStack: cell(n_in, n_out) must make a module, got {type(layer).__name__}"
+            )
         return Recur(layer) if isinstance(layer, TORCH_LAYERS) else layer
 
     def forward(self, x: Tensor) -> Tensor:

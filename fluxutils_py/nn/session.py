@@ -9,16 +9,30 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.nn.model_windows import cached_window_mode, prediction_copy, run_window, window_mode
+from fluxutils_py.nn.model_windows import (
+    cached_window_mode,
+    prediction_copy,
+    run_window,
+    window_mode,
+)
 from fluxutils_py.nn.precision import as_float32, autocast
-from fluxutils_py.nn.states import assign_state, batch_dims, match_states, read_states, recurrent_layers, reset, states
+from fluxutils_py.nn.states import (
+    assign_state,
+    batch_dims,
+    match_states,
+    read_states,
+    recurrent_layers,
+    reset,
+    states,
+)
 from fluxutils_py.tree import tree_map
 
 
 class InferenceSession:
     """Run a model over one window after another, down to single steps, without changing the model.
 
-    The session's state is the recurrent state of the model. A model without recurrent state that must see windows (see
+    The session's state is the recurrent state of the model. A model without recurrent state that
+    must see windows (see
     :func:`needs_context`) gets its last ``overlap`` inputs again with each window; these are then its state.
 
     Parameters
@@ -26,7 +40,8 @@ class InferenceSession:
     model : nn.Module
         Not changed: a copy in evaluation mode with the same parameters does the work.
     sample : callable
-        Returns some of the inputs, a sequence of Tensor (S, B, F), to try out a model whose mode is not known.
+        Returns some of the inputs, a sequence of Tensor (S, B, F), to try out a model whose mode is
+        not known.
     overlap : int
     precision : {"float32", "bfloat16", "float16"}
         What the model computes in; outputs and states are float32.
@@ -39,10 +54,18 @@ class InferenceSession:
     """
 
     def __init__(
-        self, model: nn.Module, sample: Callable[[], Sequence[Tensor]], overlap: int = 0, precision: str = "float32"
+        self,
+        model: nn.Module,
+        sample: Callable[[], Sequence[Tensor]],
+        overlap: int = 0,
+        precision: str = "float32",
     ) -> None:
         self.mode = cached_window_mode(model) or window_mode(model, sample())
-        self.model, self.overlap, self._is_low = prediction_copy(model), overlap, precision != "float32"
+        self.model, self.overlap, self._is_low = (
+            prediction_copy(model),
+            overlap,
+            precision != "float32",
+        )
         self._autocast = autocast(precision, next(model.parameters(), torch.empty(0)).device)
         self._layers = recurrent_layers(self.model)
         self.needs_context = self.mode == "windows" and not self._layers
@@ -50,7 +73,9 @@ class InferenceSession:
             with torch.no_grad():  # only a run tells what the state of such a module looks like
                 run_window(self.model, tuple(torch.nan_to_num(x[:1]) for x in sample()))
             reset(self.model)
-        self._empty = tuple(x.new_empty(0, 0, x.shape[2]) for x in sample()) if self.needs_context else ()
+        self._empty = (
+            tuple(x.new_empty(0, 0, x.shape[2]) for x in sample()) if self.needs_context else ()
+        )
         self._context: tuple[Tensor, ...] = ()  # the last inputs, (k, B, F)
         self._ages: Tensor | None = None  # of each series, how many of them there are; None: all k
 
@@ -65,7 +90,9 @@ class InferenceSession:
         if self._ages is None:
             return tuple(o[-n_steps:] for o in self._outputs(xs))
         outs: list[Tensor] = []
-        for age in self._ages.unique().tolist():  # series that have seen as many steps are computed together
+        for age in (
+            self._ages.unique().tolist()
+        ):  # series that have seen as many steps are computed together
             series = (self._ages == age).nonzero()[:, 0]
             part = self._outputs(tuple(x[-age - n_steps :, series] for x in xs))
             outs = outs or [o.new_empty(n_steps, xs[0].shape[1], o.shape[2]) for o in part]
@@ -87,8 +114,8 @@ class InferenceSession:
         for o in outs:
             if o.dim() != 3:
                 raise ShapeError(
-                    f"the model gives outputs of shape {tuple(o.shape)} for a window; expected (S, B, G): "
-                    "end it with an output axis, as nn.Linear(..., 1) has"
+                    f"the model gives outputs of shape {tuple(o.shape)} for a window; expected (S, "
+                    "B, G): end it with an output axis, as nn.Linear(..., 1) has"
                 )
         return outs
 
@@ -96,7 +123,8 @@ class InferenceSession:
 
     @property
     def state(self) -> list[Tensor]:
-        """Copy of the state behind the next outputs: :func:`states`, or the last inputs (k, B, F) of each input.
+        """Copy of the state behind the next outputs: :func:`states`, or the last inputs (k, B, F)
+        of each input.
 
         Inputs that a series has not seen, where others have seen more, are NaN.
         """
@@ -109,8 +137,9 @@ class InferenceSession:
             for x in kept:
                 if not x.is_floating_point():
                     raise DataError(
-                        "some series have seen fewer inputs than others, and integer inputs have no NaN to say so in "
-                        "the state; go on until all have seen as many as overlap"
+                        "some series have seen fewer inputs than others, and integer inputs have "
+                        "no NaN to say so in the state; go on until all have seen as many as "
+                        "overlap"
                     )
                 x[unseen] = torch.nan
         return kept
@@ -134,16 +163,24 @@ class InferenceSession:
             self._context, self._ages = (), None
             return
         if self.needs_context:
-            self._load_context(self._some_series(self._check_context(state), [1] * len(self._empty), n_series, series))
+            self._load_context(
+                self._some_series(
+                    self._check_context(state), [1] * len(self._empty), n_series, series
+                )
+            )
             return
         matched = match_states(self._layers, state, self.model)
         dims = [layer.batch_dim for layer, part in matched for _ in part]
-        tensors = iter(self._some_series([t for _, part in matched for t in part], dims, n_series, series))
+        tensors = iter(
+            self._some_series([t for _, part in matched for t in part], dims, n_series, series)
+        )
         for layer, part in matched:
             assign_state(layer, [next(tensors) for _ in part])
 
     @staticmethod
-    def _some_series(tensors: list[Tensor], dims: list[int], n_series: int, series: slice | None) -> list[Tensor]:
+    def _some_series(
+        tensors: list[Tensor], dims: list[int], n_series: int, series: slice | None
+    ) -> list[Tensor]:
         """Return the state of some series, as views."""
         for i, (t, d) in enumerate(zip(tensors, dims, strict=True)):
             if t.shape[d] not in (0, n_series):
@@ -163,8 +200,9 @@ class InferenceSession:
         for r in self._layers:
             if r.state is not None and r.empty_state() is None:
                 raise DataError(
-                    f"the zero state of {type(r.module).__name__} is not known, so that single series cannot be "
-                    "reset: give it a method empty_state() if its first state is zeros, or reset() all"
+                    f"the zero state of {type(r.module).__name__} is not known, so that single "
+                    "series cannot be reset: give it a method empty_state() if its first state is "
+                    "zeros, or reset() all"
                 )
         for r in self._layers:
             if r.state is not None:
@@ -180,13 +218,14 @@ class InferenceSession:
         given, wanted = len(tensors), len(self._empty)
         if given != wanted:
             raise ShapeError(
-                f"state has {given} tensor{'s' * (given != 1)}, that of the model has {wanted}: the last inputs "
-                "(k, N, F), of each input"
+                f"state has {given} tensor{'s' * (given != 1)}, that of the model has {wanted}: "
+                "the last inputs (k, N, F), of each input"
             )
         for i, (t, e) in enumerate(zip(tensors, self._empty, strict=True)):
             if t.dim() != 3 or t.shape[2] != e.shape[2] or t.shape[:2] != tensors[0].shape[:2]:
                 raise ShapeError(
-                    f"state[{i}] has shape {tuple(t.shape)}; expected (k, N, {e.shape[2]}), earlier inputs"
+                    f"state[{i}] has shape {tuple(t.shape)}; expected (k, N, {e.shape[2]}), "
+                    "earlier inputs"
                 )
             if e.is_floating_point() != t.is_floating_point():
                 kind = "floating-point numbers" if e.is_floating_point() else "integers"

@@ -11,7 +11,9 @@ from fluxutils_py.validation import check_integer
 
 
 def set_sizes(layer: nn.Module, **sizes: Any) -> None:
-    """Set each size, an integer of at least 1, as an attribute of the layer; errors name the layer and the size."""
+    """Set each size, an integer of at least 1, as an attribute of the layer; errors name the layer
+    and the size.
+    """
     for name, value in sizes.items():
         setattr(layer, name, check_integer(f"{type(layer).__name__}: {name}", value, 1))
 
@@ -19,11 +21,15 @@ def set_sizes(layer: nn.Module, **sizes: Any) -> None:
 def check_probability(layer: nn.Module, name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ValueError unless it is between 0 and 1."""
     if not 0 <= value <= 1:
-        raise ValueError(f"{type(layer).__name__}: {name} must be a number from 0 to 1, got {value!r}")
+        raise ValueError(
+            f"{type(layer).__name__}: {name} must be a number from 0 to 1, got {value!r}"
+        )
     return float(value)
 
 
 def check_features(layer: str, x: Tensor, n_in: int) -> None:
     """Raise ShapeError unless the last axis of ``x`` has ``n_in`` features."""
     if x.shape[-1] != n_in:
-        raise ShapeError(f"{layer} takes {n_in} features (n_in), got a tensor of shape {tuple(x.shape)}")
+        raise ShapeError(
+            f"{layer} takes {n_in} features (n_in), got a tensor of shape {tuple(x.shape)}"
+        )

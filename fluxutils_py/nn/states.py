@@ -24,7 +24,8 @@ def recurrent_layers(m: Any) -> list[Recur]:
 
 
 def reset(m: M) -> M:
-    """Forget the state of every recurrent layer, so that the next call starts from the initial state; return ``m``.
+    """Forget the state of every recurrent layer, so that the next call starts from the initial
+    state; return ``m``.
 
     ``m`` is a module or an estimator. Source: ``reset!`` of Flux.jl.
     """
@@ -53,9 +54,10 @@ def states(m: Any) -> list[Tensor]:
     Returns
     -------
     list of Tensor
-        Detached copies: ``(L, B, H)`` for LSTM, GRU and RNN layers, ``(B, H)`` for cells. A layer without a state (new,
-        or after :func:`reset`) gives tensors for a batch of 0, so the list keeps its length and loads back. Only your
-        own modules without ``empty_state`` then contribute nothing.
+        Detached copies: ``(L, B, H)`` for LSTM, GRU and RNN layers, ``(B, H)`` for cells. A layer
+        without a state (new, or after :func:`reset`) gives tensors for a batch of 0, so the list
+        keeps its length and loads back. Only your own modules without ``empty_state`` then
+        contribute nothing.
 
     Notes
     -----
@@ -76,15 +78,16 @@ def states(m: Any) -> list[Tensor]:
 
 
 def loadstates(m: M, s: Sequence[Tensor]) -> M:
-    """Set the state of every recurrent layer from the list that :func:`states` returned; return ``m``.
+    """Set the state of every recurrent layer from the list that :func:`states` returned; return
+    ``m``.
 
     Parameters
     ----------
     m : nn.Module or estimator
     s : list or tuple of Tensor
-        A result of :func:`states` or ``predict(..., return_state=True)``, for this model or one with the same layers,
-        for any batch size; NumPy arrays work too. It is copied, and converted to the type and device of each layer.
-        Tensors for a batch of 0 reset their layer.
+        A result of :func:`states` or ``predict(..., return_state=True)``, for this model or one
+        with the same layers, for any batch size; NumPy arrays work too. It is copied, and converted
+        to the type and device of each layer. Tensors for a batch of 0 reset their layer.
 
     Raises
     ------
@@ -93,7 +96,8 @@ def loadstates(m: M, s: Sequence[Tensor]) -> M:
 
     Notes
     -----
-    Source: ``loadstates!`` of FluxUtils.jl, which ignores a surplus and writes into the initial state.
+    Source: ``loadstates!`` of FluxUtils.jl, which ignores a surplus and writes into the initial
+    state.
     """
     for layer, part in match_states(recurrent_layers(m), s, m):
         assign_state(layer, part)
@@ -109,13 +113,19 @@ def assign_state(layer: Recur, part: Sequence[Tensor]) -> None:
         layer.state = copied[0] if len(copied) == 1 and not layer.form else tuple(copied)
 
 
-def match_states(layers: list[Recur], s: Sequence[Tensor], m: Any) -> list[tuple[Recur, list[Tensor]]]:
-    """Return each recurrent layer with its tensors from a list of states; errors as in :func:`loadstates`."""
+def match_states(
+    layers: list[Recur], s: Sequence[Tensor], m: Any
+) -> list[tuple[Recur, list[Tensor]]]:
+    """Return each recurrent layer with its tensors from a list of states; errors as in
+    :func:`loadstates`.
+    """
     tensors = read_states(s)
     matched: list[tuple[Recur, list[Tensor]]] = []
     empty = [layer.empty_state() for layer in layers]
     at = 0
-    for layer, expected, n in zip(layers, empty, _tensor_counts(layers, empty, len(tensors)), strict=True):
+    for layer, expected, n in zip(
+        layers, empty, _tensor_counts(layers, empty, len(tensors)), strict=True
+    ):
         part = tensors[at : at + n]
         _check_shapes(layer, expected, part, at, m)
         matched.append((layer, part))
@@ -133,8 +143,8 @@ def read_states(s: Any) -> list[Tensor]:
     """
     if not isinstance(s, list | tuple):
         raise DataError(
-            "state must be a list of tensors, as states(model) and predict(..., return_state=True) return it; "
-            f"got {type(s).__name__}"
+            "state must be a list of tensors, as states(model) and predict(..., "
+            f"return_state=True) return it; got {type(s).__name__}"
         )
     return [_state_tensor(value, i) for i, value in enumerate(s)]
 
@@ -145,7 +155,9 @@ def _state_tensor(value: Any, i: int) -> Tensor:
     dtype: Any = getattr(value, "dtype", None)
     if getattr(dtype, "kind", "O") not in "fiub":  # NumPy's: no objects, no text
         of = "" if dtype is None else f" of dtype {dtype}"
-        raise DataError(f"state[{i}] must be a tensor or an array of numbers, got {type(value).__name__}{of}")
+        raise DataError(
+            f"state[{i}] must be a tensor or an array of numbers, got {type(value).__name__}{of}"
+        )
     return torch.tensor(value if dtype.isnative else value.astype(dtype.newbyteorder("=")))
 
 
@@ -155,8 +167,12 @@ def batch_dims(m: Any) -> list[int]:
 
 
 def snapshot(m: Any) -> list[State | None]:
-    """Return the state of each recurrent layer, detached, not copied, for :func:`restore` on the same model."""
-    return [None if r.state is None else map_state(Tensor.detach, r.state) for r in recurrent_layers(m)]
+    """Return the state of each recurrent layer, detached, not copied, for :func:`restore` on the
+    same model.
+    """
+    return [
+        None if r.state is None else map_state(Tensor.detach, r.state) for r in recurrent_layers(m)
+    ]
 
 
 def restore(m: Any, snapshots: Sequence[State | None]) -> None:
@@ -168,7 +184,8 @@ def restore(m: Any, snapshots: Sequence[State | None]) -> None:
 
 @contextmanager
 def evaluating(m: Any) -> Iterator[None]:
-    """Inside, a model is in evaluation mode and there are no gradients; then its modes and states are as before.
+    """Inside, a model is in evaluation mode and there are no gradients; then its modes and states
+    are as before.
 
     Examples
     --------
@@ -193,7 +210,9 @@ def evaluating(m: Any) -> Iterator[None]:
 
 
 def mark(m: Any, steps: int) -> None:
-    """Let every recurrent layer note its state after ``steps`` more steps (0: now); :func:`marked` returns it."""
+    """Let every recurrent layer note its state after ``steps`` more steps (0: now); :func:`marked`
+    returns it.
+    """
     for r in recurrent_layers(m):
         r.mark(steps)
 
@@ -209,7 +228,9 @@ def _tensors(r: Recur) -> list[Tensor]:
     return [t.detach().clone() for t in ((r.state,) if isinstance(r.state, Tensor) else r.state)]
 
 
-def _tensor_counts(layers: list[Recur], empty: list[tuple[Tensor, ...] | None], n: int) -> list[int]:
+def _tensor_counts(
+    layers: list[Recur], empty: list[tuple[Tensor, ...] | None], n: int
+) -> list[int]:
     """Return how many of ``n`` tensors belong to each layer."""
     fresh = [len(e or ()) for e in empty]
     if n == sum(fresh):  # no module of the user's own had a state
@@ -234,27 +255,40 @@ def _n_tensors(r: Recur) -> int | None:
 
 
 def _copy_like(t: Tensor, like: Tensor | None) -> Tensor:
-    """Copy a tensor to the type and device of ``like``; integers, which your own modules may keep, stay integers."""
+    """Copy a tensor to the type and device of ``like``; integers, which your own modules may keep,
+    stay integers.
+    """
     if like is None:
         return t.clone()
     return t.to(like.device, like.dtype if t.is_floating_point() else t.dtype, copy=True)
 
 
-def _check_shapes(r: Recur, expected: tuple[Tensor, ...] | None, part: list[Tensor], at: int, m: Any) -> None:
+def _check_shapes(
+    r: Recur, expected: tuple[Tensor, ...] | None, part: list[Tensor], at: int, m: Any
+) -> None:
     for i, (got, want) in enumerate(zip(part, part if expected is None else expected, strict=True)):
         shape = list(want.shape)
         if got.ndim == want.ndim > r.batch_dim:
             shape[r.batch_dim] = got.shape[r.batch_dim]  # any batch size
         if list(got.shape) != shape:
-            wanted = ", ".join("B" if d == r.batch_dim else str(n) for d, n in enumerate(want.shape))
-            raise ShapeError(f"state[{at + i}], of {_name(r, m)!r}, has shape {tuple(got.shape)}; expected ({wanted})")
+            wanted = ", ".join(
+                "B" if d == r.batch_dim else str(n) for d, n in enumerate(want.shape)
+            )
+            raise ShapeError(
+                f"state[{at + i}], of {_name(r, m)!r}, has shape {tuple(got.shape)}; expected "
+                f"({wanted})"
+            )
         if want.is_floating_point() > got.is_floating_point():
             kind = f"has dtype {got.dtype}; expected floating-point numbers"
             raise DataError(f"state[{at + i}], of {_name(r, m)!r}, {kind}")
     if any(t.ndim <= r.batch_dim for t in part) or len({t.shape[r.batch_dim] for t in part}) > 1:
         shapes = [tuple(t.shape) for t in part]
-        raise ShapeError(f"state: the tensors of {_name(r, m)!r} differ in their number of series: {shapes}")
+        raise ShapeError(
+            f"state: the tensors of {_name(r, m)!r} differ in their number of series: {shapes}"
+        )
 
 
 def _name(r: Recur, m: Any) -> str:
-    return next(name for name, other in module_of(m).named_modules() if other is r) or type(r).__name__
+    return (
+        next(name for name, other in module_of(m).named_modules() if other is r) or type(r).__name__
+    )

@@ -28,7 +28,8 @@ def net2vec(m: Any, dtype: torch.dtype | None = None) -> Tensor:
     Returns
     -------
     Tensor of shape (P,)
-        A detached copy, in the order of :func:`namedparams`, each parameter row-major; a shared one counts once.
+        A detached copy, in the order of :func:`namedparams`, each parameter row-major; a shared one
+        counts once.
 
     Notes
     -----
@@ -45,13 +46,14 @@ def net2vec(m: Any, dtype: torch.dtype | None = None) -> Tensor:
 def vec2net(m: M, v: Any) -> M:
     """Copy a vector, as :func:`net2vec` made it, into the parameters of a model, and return ``m``.
 
-    ``v`` is a tensor, or anything that ``torch.as_tensor`` takes, of shape ``(P,)``. The model never shares its memory,
-    and the parameters keep their types.
+    ``v`` is a tensor, or anything that ``torch.as_tensor`` takes, of shape ``(P,)``. The model
+    never shares its memory, and the parameters keep their types.
 
     Raises
     ------
     ShapeError
-        If ``v`` is not a vector of exactly as many values as the model has parameters. Nothing is changed then.
+        If ``v`` is not a vector of exactly as many values as the model has parameters. Nothing is
+        changed then.
 
     Notes
     -----
@@ -65,13 +67,15 @@ def vec2net(m: M, v: Any) -> M:
 
 
 def windices(m: Any, maxnorm: bool = False) -> list[Tensor]:
-    """Return the indices of the weights, as ``weights`` lists them, in the vector of :func:`net2vec`.
+    """Return the indices of the weights, as ``weights`` lists them, in the vector of
+    :func:`net2vec`.
 
     Parameters
     ----------
     m : nn.Module or estimator
     maxnorm : bool
-        One index per output unit (axis 0 of a weight), for constraints on the norm of each unit's incoming weights.
+        One index per output unit (axis 0 of a weight), for constraints on the norm of each unit's
+        incoming weights.
 
     Returns
     -------
@@ -98,24 +102,28 @@ def windices(m: Any, maxnorm: bool = False) -> list[Tensor]:
 
 
 def net2grad(m: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the gradients of all parameters in one vector, in the order of :func:`net2vec`; zeros where there is none.
+    """Return the gradients of all parameters in one vector, in the order of :func:`net2vec`; zeros
+    where there is none.
 
-    ``m`` is a module or an estimator. The vector is a detached copy of shape ``(P,)``. Source: ``net2grad`` of
-    FluxUtils.jl.
+    ``m`` is a module or an estimator. The vector is a detached copy of shape ``(P,)``. Source:
+    ``net2grad`` of FluxUtils.jl.
     """
     return _flatten_tensors((g.detach() for g in dense_gradients(module_of(m).parameters())), dtype)
 
 
 def grad2net(m: M, v: Any) -> M:
-    """Set the gradients of all parameters from a vector, as :func:`net2grad` made it, and return ``m``.
+    """Set the gradients of all parameters from a vector, as :func:`net2grad` made it, and return
+    ``m``.
 
-    ``v`` is a tensor, or anything that ``torch.as_tensor`` takes, of shape ``(P,)``. It is copied; each gradient has
-    the type and device of its parameter. An optimizer's next ``step`` then uses these gradients.
+    ``v`` is a tensor, or anything that ``torch.as_tensor`` takes, of shape ``(P,)``. It is copied;
+    each gradient has the type and device of its parameter. An optimizer's next ``step`` then uses
+    these gradients.
 
     Raises
     ------
     ShapeError
-        If ``v`` is not a vector of exactly as many values as the model has parameters. Nothing is changed then.
+        If ``v`` is not a vector of exactly as many values as the model has parameters. Nothing is
+        changed then.
 
     Examples
     --------
@@ -124,18 +132,24 @@ def grad2net(m: M, v: Any) -> M:
     tensor([[1., 2.]])
     """
     for p, part in _split_vector("grad2net", m, v):
-        p.grad = torch.empty_like(p).copy_(part)  # in the memory order of p, as fused optimizers need it
+        p.grad = torch.empty_like(p).copy_(
+            part
+        )  # in the memory order of p, as fused optimizers need it
     return m
 
 
 def dense_gradients(params: Iterable[nn.Parameter]) -> list[Tensor]:
-    """Return the gradient of each parameter as a dense tensor, copied only if sparse; zeros where there is none."""
+    """Return the gradient of each parameter as a dense tensor, copied only if sparse; zeros where
+    there is none.
+    """
     grads = (torch.zeros_like(p, requires_grad=False) if p.grad is None else p.grad for p in params)
     return [g.to_dense() if g.is_sparse else g for g in grads]
 
 
 def flatten_into(tensors: Sequence[Tensor], out: Tensor) -> Tensor:
-    """Copy tensors one after another into the vector ``out``, in one kernel and without an allocation."""
+    """Copy tensors one after another into the vector ``out``, in one kernel and without an
+    allocation.
+    """
     return torch.cat([t.reshape(-1) for t in tensors], out=out)
 
 

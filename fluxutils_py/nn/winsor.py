@@ -13,7 +13,8 @@ from fluxutils_py.errors import DataError, ShapeError
 
 QUANTILES = (0.01, 0.99)
 BLOCK = 1 << 20  # values to read at once
-MANY = 64  # more features than this use digits of 8 bits: counts of 16-bit digits would take much memory
+# more features than this use digits of 8 bits: counts of 16-bit digits would take much memory
+MANY = 64
 
 
 class WinsorNorm(nn.Module):
@@ -27,15 +28,18 @@ class WinsorNorm(nn.Module):
     Attributes
     ----------
     lower, upper, mean, std : buffers of shape (F,), float64
-        Part of ``state_dict()``. Before ``fit``, they change nothing but NaN. ``std`` is 1 for constant features.
+        Part of ``state_dict()``. Before ``fit``, they change nothing but NaN. ``std`` is 1 for
+        constant features.
 
     Notes
     -----
-    ``forward`` takes ``(..., F)``, such as a step ``(B, F)`` or a window ``(S, B, F)``, and keeps its floating type;
-    integers become torch's default type. Use it as the first layer of a model, which then takes raw data. NaN inputs at
-    live steps are an error in ``fit`` of an estimator: put :class:`fluxutils_py.WinsorScaler` before it instead.
+    ``forward`` takes ``(..., F)``, such as a step ``(B, F)`` or a window ``(S, B, F)``, and keeps
+    its floating type; integers become torch's default type. Use it as the first layer of a model,
+    which then takes raw data. NaN inputs at live steps are an error in ``fit`` of an estimator: put
+    :class:`fluxutils_py.WinsorScaler` before it instead.
 
-    Source: ``WinsorNorm`` of FluxUtils.jl, where NaN becomes the mean and constant features become NaN.
+    Source: ``WinsorNorm`` of FluxUtils.jl, where NaN becomes the mean and constant features become
+    NaN.
 
     Examples
     --------
@@ -61,14 +65,15 @@ class WinsorNorm(nn.Module):
         return len(self.mean)
 
     def fit(self, x: Any) -> Self:
-        """Learn the quantiles, and the mean and standard deviation (of n - 1) of the clamped values; NaN is left out.
+        """Learn the quantiles, and the mean and standard deviation (of n - 1) of the clamped
+        values; NaN is left out.
 
         Parameters
         ----------
         x : array of shape (F, N, T)
-            A tensor, NumPy array, memory map, h5py dataset, or anything else with a shape that takes three slices. It
-            is read a few times, in blocks of about a million values. The quantiles are exact (NumPy's default, type
-            7).
+            A tensor, NumPy array, memory map, h5py dataset, or anything else with a shape that
+            takes three slices. It is read a few times, in blocks of about a million values. The
+            quantiles are exact (NumPy's default, type 7).
 
         Returns
         -------
@@ -78,12 +83,14 @@ class WinsorNorm(nn.Module):
         Raises
         ------
         ShapeError, DataError
-            If ``x`` does not have three axes or is empty, or if more than a hundredth of a feature is infinite. Nothing
-            is changed then.
+            If ``x`` does not have three axes or is empty, or if more than a hundredth of a feature
+            is infinite. Nothing is changed then.
         """
         shape = tuple(x.shape)
         if len(shape) != 3 or 0 in shape:
-            raise ShapeError(f"WinsorNorm is fitted on a non-empty array of shape (F, N, T), got {shape}")
+            raise ShapeError(
+                f"WinsorNorm is fitted on a non-empty array of shape (F, N, T), got {shape}"
+            )
         statistics = winsor_statistics(lambda: _blocks(x))
         for name, value in zip(("lower", "upper", "mean", "std"), statistics, strict=True):
             self.register_buffer(name, value.to(self.mean.device))
@@ -93,11 +100,14 @@ class WinsorNorm(nn.Module):
         if x.shape[-1] != self.n_features:
             way_out = ": call fit first" if self.n_features == 0 else ""
             raise ShapeError(
-                f"WinsorNorm has {self.n_features} features, the input has shape {tuple(x.shape)}{way_out}"
+                f"WinsorNorm has {self.n_features} features, the input has shape "
+                f"{tuple(x.shape)}{way_out}"
             )
         if not x.is_floating_point():
             x = x.to(torch.get_default_dtype())
-        lower, upper, mean, std = (b.to(x.dtype) for b in (self.lower, self.upper, self.mean, self.std))
+        lower, upper, mean, std = (
+            b.to(x.dtype) for b in (self.lower, self.upper, self.mean, self.std)
+        )
         return ((x.clamp(lower, upper) - mean) / std).masked_fill(x.isnan(), 0)
 
     def extra_repr(self) -> str:
@@ -111,18 +121,20 @@ def winsor_statistics(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute quantiles, mean and standard deviation of each feature, in bounded memory.
 
-    ``passes()`` begins a pass over the data, in blocks of shape (F, n) of one floating type. Returns the lower and
-    upper bounds, and the mean and standard deviation (of n - 1) of the values clamped to them.
+    ``passes()`` begins a pass over the data, in blocks of shape (F, n) of one floating type.
+    Returns the lower and upper bounds, and the mean and standard deviation (of n - 1) of the values
+    clamped to them.
 
-    If other ranks have more data, ``add_up`` adds up counts of all ranks, and ``merge`` merges number, mean and sum of
-    squared distances from it.
+    If other ranks have more data, ``add_up`` adds up counts of all ranks, and ``merge`` merges
+    number, mean and sum of squared distances from it.
 
     Notes
     -----
-    Each pass finds one more digit of every order statistic, as in a radix sort: it counts how often each value of the
-    next 16 bits occurs among the numbers that begin with the digits known so far. So float32 takes three passes and
-    float64 five, the last one for mean and variance (merged as in Chan, Golub & LeVeque 1983). With more than 64
-    features, digits have 8 bits, and it takes five and nine passes.
+    Each pass finds one more digit of every order statistic, as in a radix sort: it counts how often
+    each value of the next 16 bits occurs among the numbers that begin with the digits known so far.
+    So float32 takes three passes and float64 five, the last one for mean and variance (merged as in
+    Chan, Golub & LeVeque 1983). With more than 64 features, digits have 8 bits, and it takes five
+    and nine passes.
     """
     ranks = _Ranks()
     while not ranks.done:
@@ -133,15 +145,24 @@ def winsor_statistics(
     n = ranks.n
     low, high = ranks.values.view(-1, len(QUANTILES), 2).unbind(2)
     share, empty = ranks.share, (n == 0)[:, None]
-    between = torch.where(share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share))  # as NumPy rounds
+    between = torch.where(
+        share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share)
+    )  # as NumPy rounds
     bounds = torch.where(low == high, low, between).masked_fill(empty, 0)
     if not bounds.isfinite().all():
         f = int((~bounds.isfinite()).any(1).nonzero()[0])
-        raise DataError(f"feature {f} is infinite in more than a hundredth of its values; use NaN for what is missing")
+        raise DataError(
+            f"feature {f} is infinite in more than a hundredth of its values; use NaN for what is "
+            "missing"
+        )
     lower, upper = bounds[:, :1], bounds[:, 1:]
-    count, mean, squares = (torch.zeros(len(n), dtype=torch.float64) for _ in range(3))  # of distances from lower
+    count, mean, squares = (
+        torch.zeros(len(n), dtype=torch.float64) for _ in range(3)
+    )  # of distances from lower
     for block in passes():
-        y = block.to(torch.float64, copy=True).clamp_(lower, upper).sub_(lower)  # small numbers: no digits are lost
+        y = (
+            block.to(torch.float64, copy=True).clamp_(lower, upper).sub_(lower)
+        )  # small numbers: no digits are lost
         missing = y.isnan()
         more = y.shape[1] - missing.sum(1)
         block_mean = y.nansum(1) / more.clamp_min(1)
@@ -153,11 +174,18 @@ def winsor_statistics(
         count += more
     count, mean, squares = merge(count, mean, squares)
     std = (squares / (count - 1).clamp_min(1)).sqrt()
-    return lower[:, 0].clone(), upper[:, 0].clone(), lower[:, 0] + mean, std.masked_fill(std == 0, 1)
+    return (
+        lower[:, 0].clone(),
+        upper[:, 0].clone(),
+        lower[:, 0] + mean,
+        std.masked_fill(std == 0, 1),
+    )
 
 
 class _Ranks:
-    """The order statistics on both sides of each quantile, (F, 4); each pass finds one more digit of them."""
+    """The order statistics on both sides of each quantile, (F, 4); each pass finds one more digit
+    of them.
+    """
 
     def __init__(self) -> None:
         self.passes, self.done = 0, False
@@ -177,25 +205,37 @@ class _Ranks:
         for f, row in enumerate(block):
             keys = _to_keys(row[~row.isnan()]) >> shift
             if self.passes == 0:
-                self.counts[f, 0] += torch.bincount(keys + n_digits // 2, minlength=n_digits)  # the sign is in it
+                self.counts[f, 0] += torch.bincount(
+                    keys + n_digits // 2, minlength=n_digits
+                )  # the sign is in it
                 continue
             beginnings = keys >> self.digit
             for prefix in self.prefix[f].unique():
                 digits = keys[beginnings == prefix] & n_digits - 1
-                self.counts[f, self.prefix[f] == prefix] += torch.bincount(digits, minlength=n_digits)
+                self.counts[f, self.prefix[f] == prefix] += torch.bincount(
+                    digits, minlength=n_digits
+                )
 
     def end_pass(self, add_up: Callable[[Tensor], Tensor]) -> None:
         self.counts = add_up(self.counts)
         if self.passes == 0:
             self.n = self.counts.sum((1, 2))
-            at = torch.tensor(QUANTILES, dtype=torch.float64) * (self.n - 1).clamp_min(0)[:, None]  # (F, 2)
+            at = (
+                torch.tensor(QUANTILES, dtype=torch.float64) * (self.n - 1).clamp_min(0)[:, None]
+            )  # (F, 2)
             self.share = at - at.floor()
-            self.rank = torch.stack([at.floor(), at.ceil()], 2).long().flatten(1)  # (F, 4), among those of the prefix
+            self.rank = (
+                torch.stack([at.floor(), at.ceil()], 2).long().flatten(1)
+            )  # (F, 4), among those of the prefix
             self.prefix = torch.zeros_like(self.rank)
-        up_to = self.counts.cumsum(2).expand(-1, self.rank.shape[1], -1).contiguous()  # (F, 4, digits)
+        up_to = (
+            self.counts.cumsum(2).expand(-1, self.rank.shape[1], -1).contiguous()
+        )  # (F, 4, digits)
         digit = torch.searchsorted(up_to, self.rank[:, :, None], right=True)
         digit = digit.clamp_max(up_to.shape[2] - 1)  # of features without values
-        self.rank -= (up_to.gather(2, digit) - self.counts.expand_as(up_to).gather(2, digit))[:, :, 0]
+        self.rank -= (up_to.gather(2, digit) - self.counts.expand_as(up_to).gather(2, digit))[
+            :, :, 0
+        ]
         if self.passes == 0:
             digit -= up_to.shape[2] // 2
         self.prefix = (self.prefix << self.digit) + digit[:, :, 0]
@@ -205,7 +245,9 @@ class _Ranks:
 
 
 def _to_keys(x: Tensor) -> Tensor:
-    """Return integers in the order of the floating numbers: their bits, inverted but for the sign if negative."""
+    """Return integers in the order of the floating numbers: their bits, inverted but for the sign
+    if negative.
+    """
     bits = x.view(torch.int32 if x.dtype == torch.float32 else torch.int64)
     return bits ^ _inverted_bits(bits)
 
@@ -216,13 +258,17 @@ def _from_keys(keys: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _inverted_bits(bits: Tensor) -> Tensor:
-    """Return the bits to invert: all but the sign, where the sign is set. (A shift is faster than ``where``.)"""
+    """Return the bits to invert: all but the sign, where the sign is set. (A shift is faster than
+    ``where``.)
+    """
     info = torch.iinfo(bits.dtype)
     return (bits >> info.bits - 1) & info.max
 
 
 def _blocks(x: Any) -> Iterator[Tensor]:
-    """Read an (F, N, T) array in blocks (F, n): some steps of all series, or all steps of some, by memory order."""
+    """Read an (F, N, T) array in blocks (F, n): some steps of all series, or all steps of some, by
+    memory order.
+    """
     F, N, T = x.shape
     strides = x.stride() if isinstance(x, Tensor) else getattr(x, "strides", None) or (0, 0, 1)
     by_series = strides[2] < strides[1]
@@ -233,5 +279,7 @@ def _blocks(x: Any) -> Iterator[Tensor]:
         for b in range(0, second, n_second):
             outer, inner = slice(a, a + n_first), slice(b, b + n_second)
             part = x[:, outer, inner] if by_series else x[:, inner, outer]
-            block = part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(part)  # copied: may be read-only
+            block = (
+                part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(part)
+            )  # copied: may be read-only
             yield block.reshape(F, -1)

@@ -17,9 +17,9 @@ def get_communicator(comm: Any) -> Communicator:
     Parameters
     ----------
     comm : "auto", "mpi", "torch", None, or a communicator
-        ``"auto"`` looks for the environment variables that ``mpirun``, ``srun`` and ``torchrun`` set; without them it
-        starts neither MPI nor torch.distributed. In child processes and threads, such as joblib's workers, it means
-        this process alone, and so does None.
+        ``"auto"`` looks for the environment variables that ``mpirun``, ``srun`` and ``torchrun``
+        set; without them it starts neither MPI nor torch.distributed. In child processes and
+        threads, such as joblib's workers, it means this process alone, and so does None.
 
     Raises
     ------
@@ -37,8 +37,8 @@ def get_communicator(comm: Any) -> Communicator:
     if isinstance(comm, str) and comm == "mpi":
         if multiprocessing.parent_process() is not None:
             raise RuntimeError(
-                "comm='mpi' in a child process, which is no rank of its own; use comm='auto', which is this process "
-                "alone here, or do without child processes (n_jobs=1)"
+                "comm='mpi' in a child process, which is no rank of its own; use comm='auto', "
+                "which is this process alone here, or do without child processes (n_jobs=1)"
             )
         return MPIComm.world()
     if isinstance(comm, str) and comm == "torch":
@@ -46,8 +46,8 @@ def get_communicator(comm: Any) -> Communicator:
     if not isinstance(comm, str | type) and all(hasattr(comm, name) for name in METHODS):
         return comm
     raise ValueError(
-        f"comm must be 'auto', None, 'mpi', 'torch' or a communicator (an object with {', '.join(METHODS)}), "
-        f"got {comm!r}"
+        "comm must be 'auto', None, 'mpi', 'torch' or a communicator (an object with "
+        f"{', '.join(METHODS)}), got {comm!r}"
     )
 
 
@@ -57,7 +57,8 @@ def is_main_process(state: Any = None, comm: Any = "auto") -> bool:
     Parameters
     ----------
     state : optional
-        A :class:`Loop`, or another object with ``ranks``: rank 0 of those writes. Objects without it are ignored.
+        A :class:`Loop`, or another object with ``ranks``: rank 0 of those writes. Objects without
+        it are ignored.
     comm : "auto", "mpi", "torch", None or Communicator
         The ranks to use if ``state`` has none. None: every process writes.
     """

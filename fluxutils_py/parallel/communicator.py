@@ -30,13 +30,17 @@ class Communicator(Protocol):
     size: int
 
     def allreduce_(self, t: Tensor) -> None:
-        """Sum over all ranks, in place; ``t`` is contiguous, in main memory, of one shape and dtype everywhere."""
+        """Sum over all ranks, in place; ``t`` is contiguous, in main memory, of one shape and dtype
+        everywhere.
+        """
 
     def broadcast_(self, t: Tensor, root: int = 0) -> None:
         """Overwrite ``t`` with that of rank ``root``; ``t`` is as for :meth:`allreduce_`."""
 
     def allgather(self, obj: Any) -> list[Any]:
-        """Return the objects of all ranks, in the order of ranks; they are pickled, so keep them small."""
+        """Return the objects of all ranks, in the order of ranks; they are pickled, so keep them
+        small.
+        """
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -72,14 +76,18 @@ class Link:
 
     comm: Communicator
     group: Any = None  # RankGroup of the last training step in a user-written loop
-    take_part: Callable[[], Any] | None = None  # take such a step without a batch; None if no rank has one
+    take_part: Callable[[], Any] | None = (
+        None  # take such a step without a batch; None if no rank has one
+    )
     ended: Sequence[int] = ()  # ranks that have ended the program
     is_used: bool = False
     is_broken: bool = False
 
     @classmethod
     def of(cls, comm: Communicator) -> Link:
-        """Return the link of a communicator, the same for every call; a new one for a single process."""
+        """Return the link of a communicator, the same for every call; a new one for a single
+        process.
+        """
         return cls(comm) if comm.size == 1 else cls.registry.setdefault(id(comm), cls(comm))
 
     def leave_steps(self) -> None:
@@ -112,12 +120,16 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type and text of any exception as a plain string of bounded length; never fails itself."""
+    """Return the type and text of any exception as a plain string of bounded length; never fails
+    itself.
+    """
     name = type(error).__name__
     for make_text in (str, repr):
         try:
             text = str.__str__(make_text(error))
-        except BaseException:  # whatever a user's class raises: the ranks that wait must hear of the first error
+        except (
+            BaseException
+        ):  # whatever a user's class raises: the ranks that wait must hear of the first error
             continue
         rest = len(text) - ERROR_LENGTH
         if rest > 0:

@@ -13,13 +13,17 @@ from torch import Tensor
 from fluxutils_py.nn.vectors import dense_gradients, flatten_into
 from fluxutils_py.parallel.rank_group import RankGroup
 
-FLAGS = 7  # weight, weight * loss, data, counts of ranks with a batch, with an error, with a wish to stop; bad norms
+# weight, weight * loss, data, counts of ranks with a batch, with an error, with a wish to stop; bad
+# norms
+FLAGS = 7
 DIGEST = 24  # bits of a batch's digest, one number each: their sums are exact in float32
 NONE, DENSE, SPARSE = range(3)  # layouts of a parameter's gradient
 
 
 class Totals(NamedTuple):
-    """Sums over ranks: weights, weighted losses, data, ranks with a batch, norms not finite, and further numbers."""
+    """Sums over ranks: weights, weighted losses, data, ranks with a batch, norms not finite, and
+    further numbers.
+    """
 
     weight: float
     loss: float
@@ -31,7 +35,8 @@ class Totals(NamedTuple):
 
 
 class GradientVector:
-    """Gradients of parameters as one vector in ``net2vec`` order, which ranks sum in one collective.
+    """Gradients of parameters as one vector in ``net2vec`` order, which ranks sum in one
+    collective.
 
     Parameters
     ----------
@@ -55,7 +60,9 @@ class GradientVector:
             return
         device = first.device if getattr(ranks.comm, "cuda_aware", False) else torch.device("cpu")
         dtype = torch.promote_types(first.dtype, torch.float32)
-        self._buffer = torch.zeros(n + n_params + FLAGS + DIGEST + n_numbers, dtype=dtype, device=device)
+        self._buffer = torch.zeros(
+            n + n_params + FLAGS + DIGEST + n_numbers, dtype=dtype, device=device
+        )
         self._sum = self._buffer[:n]
         self._host = self._buffer[n:].cpu()  # the same memory, if on the CPU
         self._layouts, self._tail = self._host.numpy()[:n_params], self._host.numpy()[n_params:]
@@ -63,14 +70,21 @@ class GradientVector:
         self.values = first.new_empty(n, requires_grad=False) if self._staged else self._sum
 
     def pack(self) -> Tensor:
-        """Copy the gradients of the parameters into the vector, with zeros for missing ones; return it."""
+        """Copy the gradients of the parameters into the vector, with zeros for missing ones; return
+        it.
+        """
         return flatten_into(dense_gradients(self.params), self.values)
 
     def layouts(self) -> list[int]:
-        """Return NONE, DENSE or SPARSE per parameter's gradient; with several ranks, after :meth:`reduce`."""
+        """Return NONE, DENSE or SPARSE per parameter's gradient; with several ranks, after
+        :meth:`reduce`.
+        """
         if self.ranks.is_single:
             return self.own_layouts()
-        return [NONE if not n else DENSE if n <= self.ranks.size else SPARSE for n in self._layouts.tolist()]
+        return [
+            NONE if not n else DENSE if n <= self.ranks.size else SPARSE
+            for n in self._layouts.tolist()
+        ]
 
     def own_layouts(self) -> list[int]:
         """Return NONE, DENSE or SPARSE per parameter's gradient on this rank."""
@@ -87,7 +101,11 @@ class GradientVector:
             elif layout == SPARSE:
                 p.grad = view.to(p.dtype).to_sparse(1)
             else:
-                p.grad = view if p.dtype == view.dtype and p.is_contiguous() else torch.empty_like(p).copy_(view)
+                p.grad = (
+                    view
+                    if p.dtype == view.dtype and p.is_contiguous()
+                    else torch.empty_like(p).copy_(view)
+                )
 
     @cached_property
     def _views(self) -> list[Tensor]:
@@ -110,7 +128,8 @@ class GradientVector:
         Parameters
         ----------
         weight, loss : float
-            This rank's loss, and its weight among the ranks. The vector becomes the sum of weights times gradients.
+            This rank's loss, and its weight among the ranks. The vector becomes the sum of weights
+            times gradients.
         n_live : float
             Amount of this rank's data. If 0, this rank adds nothing.
         numbers : sequence of float
@@ -120,8 +139,9 @@ class GradientVector:
         digest : int
             Digest of the batch, if all ranks must have the same batch.
         with_vector : bool
-            Set it to False to leave this rank's gradients, without weight, in the vector, for :meth:`sum_up` to sum
-            later. Norms of gradients that are not finite are then part of the sums.
+            Set it to False to leave this rank's gradients, without weight, in the vector, for
+            :meth:`sum_up` to sum later. Norms of gradients that are not finite are then part of the
+            sums.
 
         Returns
         -------
@@ -154,7 +174,9 @@ class GradientVector:
         return Totals(weights, weighted, live, int(n_batches), same, bad_norm, rest[DIGEST:])
 
     def sum_up(self, layouts: Iterable[int]) -> None:
-        """Sum the vector over ranks, with the layouts of this rank's gradients; the ranks have agreed to do so."""
+        """Sum the vector over ranks, with the layouts of this rank's gradients; the ranks have
+        agreed to do so.
+        """
         self._tail[:] = 0
         self._fill_buffer(1, layouts)
         self._sum_buffer()

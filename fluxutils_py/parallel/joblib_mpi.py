@@ -1,4 +1,6 @@
-"""A backend for joblib that shares tasks, such as the fits of a search, among the ranks of ``mpirun``."""
+"""A backend for joblib that shares tasks, such as the fits of a search, among the ranks of
+``mpirun``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ from typing import Any
 import joblib
 import numpy as np
 import torch
-from joblib.parallel import FallbackToBackend, ParallelBackendBase, SequentialBackend, get_active_backend
+from joblib.parallel import (
+    FallbackToBackend,
+    ParallelBackendBase,
+    SequentialBackend,
+    get_active_backend,
+)
 
 from fluxutils_py.errors import RankError, RemoteError
 from fluxutils_py.parallel.communicator import describe_error
@@ -25,22 +32,26 @@ Outcome = tuple[bool, bytes]  # whether a task failed, and its pickled result or
 
 
 class MPIBackend(ParallelBackendBase):
-    """Share the tasks of ``joblib.Parallel`` among the ranks of ``mpirun``: ``joblib.parallel_config("mpi")``.
+    """Share the tasks of ``joblib.Parallel`` among the ranks of ``mpirun``:
+    ``joblib.parallel_config("mpi")``.
 
-    All ranks run the same script and call ``Parallel`` together. The tasks are those of rank 0. Each rank, rank 0 too,
-    takes the next task when it has done one; then all ranks have all results, as if each had done everything. Inside a
-    task, ``comm="auto"`` means this process alone. All ranks work, whatever ``n_jobs`` says. Without ``mpirun``, tasks
-    run one after the other.
+    All ranks run the same script and call ``Parallel`` together. The tasks are those of rank 0.
+    Each rank, rank 0 too, takes the next task when it has done one; then all ranks have all
+    results, as if each had done everything. Inside a task, ``comm="auto"`` means this process
+    alone. All ranks work, whatever ``n_jobs`` says. Without ``mpirun``, tasks run one after the
+    other.
 
-    Before the first task, rank 0 sends all tasks to all ranks, pickled together: an array in memory that they share
-    travels once, a map of a file as its path. Functions of the script travel by name, lambdas by their code.
+    Before the first task, rank 0 sends all tasks to all ranks, pickled together: an array in memory
+    that they share travels once, a map of a file as its path. Functions of the script travel by
+    name, lambdas by their code.
 
     Raises
     ------
     RankError
         From ``Parallel``, on all ranks, if their tasks differ: other candidates or other splits.
     Exception
-        From ``Parallel``, on all ranks, what a task raised, with a note of its traceback; tasks not begun are dropped.
+        From ``Parallel``, on all ranks, what a task raised, with a note of its traceback; tasks not
+        begun are dropped.
     """
 
     default_n_jobs = -1
@@ -107,11 +118,17 @@ def share_tasks(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         _shared = tasks
         try:
             with MPIComm.world().executor() as executor:
-                outcomes = None if executor is None else ranks.guard(_run_tasks, executor, ranks, len(tasks))
+                outcomes = (
+                    None
+                    if executor is None
+                    else ranks.guard(_run_tasks, executor, ranks, len(tasks))
+                )
         finally:
             _shared = ()
         outcomes = pickle.loads(_broadcast_pickle(ranks, outcomes))
-        results = ranks.guard(lambda: [(failed, pickle.loads(content)) for failed, content in outcomes])
+        results = ranks.guard(
+            lambda: [(failed, pickle.loads(content)) for failed, content in outcomes]
+        )
         ranks.allgather()
     for failed, value in results or ():
         if failed:
@@ -140,7 +157,9 @@ def _run_task(i: int) -> Outcome:
     try:
         return False, _dumps(_shared[i]())
     except BaseException as error:
-        error.add_note(f"raised in task {i} on rank {MPIComm.world().rank}:\n{traceback.format_exc()}")
+        error.add_note(
+            f"raised in task {i} on rank {MPIComm.world().rank}:\n{traceback.format_exc()}"
+        )
         return True, _dumps_error(error)
 
 
@@ -154,7 +173,11 @@ def _run_tasks(executor: Any, ranks: RankGroup, n: int) -> list[Outcome]:
         )
         if futures[i].cancel() and not failed and not ranks.flags()[0]:
             own[i] = _run_task(i)
-    return [own[i] if i in own else f.result() for i, f in enumerate(futures) if i in own or not f.cancelled()]
+    return [
+        own[i] if i in own else f.result()
+        for i, f in enumerate(futures)
+        if i in own or not f.cancelled()
+    ]
 
 
 # -- messages ----------------------------------------------------------------------------------------------
@@ -173,7 +196,9 @@ def _broadcast_pickle(ranks: RankGroup, value: Any) -> bytes:
 
 
 def _dumps(value: Any) -> bytes:
-    """Pickle by name what the script defines, since all ranks run it; else, such as for a lambda, by code."""
+    """Pickle by name what the script defines, since all ranks run it; else, such as for a lambda,
+    by code.
+    """
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:
@@ -197,8 +222,13 @@ def _dumps_error(error: BaseException) -> bytes:
 
 
 def _require_same_tasks(ranks: RankGroup, tasks: Sequence[Any]) -> None:
-    """Raise RankError on all ranks if tasks differ in plain arguments or integer arrays: candidates, folds."""
-    outlines = [[_plain_outline((f.__name__, args, kwargs)) for f, args, kwargs in task.items] for task in tasks]
+    """Raise RankError on all ranks if tasks differ in plain arguments or integer arrays:
+    candidates, folds.
+    """
+    outlines = [
+        [_plain_outline((f.__name__, args, kwargs)) for f, args, kwargs in task.items]
+        for task in tasks
+    ]
     answers = ranks.allgather([joblib.hash(outline) for outline in outlines])
     different = next(_differences(answers), None)
     if different is None:
@@ -207,8 +237,9 @@ def _require_same_tasks(ranks: RankGroup, tasks: Sequence[Any]) -> None:
     other = next(r for r, text in enumerate(texts) if answers[r] != answers[0])
     ranks.raise_on_all(
         RankError(
-            f"ranks disagree about task {different} of {len(answers[0])}: {texts[0]} on rank 0, {texts[other]} on rank "
-            f"{other}. Every rank runs the same script: draw candidates and splits with a random_state that all share"
+            f"ranks disagree about task {different} of {len(answers[0])}: {texts[0]} on rank 0, "
+            f"{texts[other]} on rank {other}. Every rank runs the same script: draw candidates and "
+            "splits with a random_state that all share"
         )
     )
 
@@ -221,7 +252,9 @@ def _differences(answers: Sequence[Sequence[str]]) -> Iterator[int]:
 
 
 def _plain_outline(value: Any) -> Any:
-    """Return the plain data inside arguments: not the estimators and data, of which those of rank 0 count."""
+    """Return the plain data inside arguments: not the estimators and data, of which those of rank 0
+    count.
+    """
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind in "iub" and value.ndim == 1:

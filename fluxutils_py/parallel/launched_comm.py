@@ -1,4 +1,6 @@
-"""Communicators of launched ranks: how a rank waits for the others, names those that hang, and ends the job."""
+"""Communicators of launched ranks: how a rank waits for the others, names those that hang, and ends
+the job.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,25 @@ from fluxutils_py.parallel.launcher import detect_launcher
 
 PATIENCE, ABORT_AFTER = "FLUXUTILS_PATIENCE", "FLUXUTILS_ABORT_AFTER"  # environment variables
 LOOKS = 50  # polls in a row, before the rank yields the processor between polls
-YIELDING = 0.05  # seconds of waiting, before the rank sleeps between polls: waking up takes .1 ms and more
+YIELDING = (
+    0.05  # seconds of waiting, before the rank sleeps between polls: waking up takes .1 ms and more
+)
 YIELDING_SHARED = 1e-3  # the same where another program has taken the processor meanwhile
 TAKEN = 1e-4  # seconds that offering the processor takes, if another program takes it
 LONGEST_PAUSE = 0.02  # seconds
 ANNOUNCED_AFTER = 1.0  # seconds of waiting after which a rank tells the others where it waits
 FRAME = 512  # bytes; smaller objects of all ranks travel in one collective
 GATHERED_AT_ONCE = 1 << 26  # bytes; larger objects travel one by one
-STATUS = 75  # exit status of a job that abort_after ended: "temporary failure, try again" in sysexits.h
+STATUS = (
+    75  # exit status of a job that abort_after ended: "temporary failure, try again" in sysexits.h
+)
 
-Request = Callable[[], bool]  # polls whether a collective is complete; keeps the memory of the collective alive
-_abandoned: list[Request] = []  # after an error while waiting: they may still write into that memory
+Request = Callable[
+    [], bool
+]  # polls whether a collective is complete; keeps the memory of the collective alive
+_abandoned: list[
+    Request
+] = []  # after an error while waiting: they may still write into that memory
 
 
 class Place(NamedTuple):
@@ -49,22 +59,24 @@ class Place(NamedTuple):
 class LaunchedComm(ABC):
     """The ranks that a launcher started, waiting in collectives.
 
-    A rank polls each collective until it is complete: first in a tight loop, then yielding the processor between polls,
-    then sleeping for a twentieth of the time waited so far. After every ``patience`` seconds of waiting it warns which
-    ranks are missing. After ``abort_after`` seconds it ends the job.
+    A rank polls each collective until it is complete: first in a tight loop, then yielding the
+    processor between polls, then sleeping for a twentieth of the time waited so far. After every
+    ``patience`` seconds of waiting it warns which ranks are missing. After ``abort_after`` seconds
+    it ends the job.
 
     Parameters
     ----------
     patience : float, optional
         By default the environment variable ``FLUXUTILS_PATIENCE``, or 60 seconds.
     abort_after : float, optional
-        By default the environment variable ``FLUXUTILS_ABORT_AFTER``; without it the rank waits forever.
+        By default the environment variable ``FLUXUTILS_ABORT_AFTER``; without it the rank waits
+        forever.
 
     Attributes
     ----------
     describe_wait : callable, optional
-        Returns the call that this rank waits in, and advice, both for messages. While it is None or returns None, a
-        rank waits in silence and as long as it takes.
+        Returns the call that this rank waits in, and advice, both for messages. While it is None or
+        returns None, a rank waits in silence and as long as it takes.
 
     Notes
     -----
@@ -114,12 +126,15 @@ class LaunchedComm(ABC):
             found = self._allgather_bytes(data, max(sizes))
         else:
             parts = [
-                _as_tensor(data, size) if r == self.rank else _as_tensor(b"", size) for r, size in enumerate(sizes)
+                _as_tensor(data, size) if r == self.rank else _as_tensor(b"", size)
+                for r, size in enumerate(sizes)
             ]
             for root, part in enumerate(parts):
                 self._wait_until(self._start_broadcast(part, root))
             found = [part.numpy().tobytes() for part in parts]
-        return [pickle.loads(part) for part in found]  # bytes behind the end of a pickle are ignored
+        return [
+            pickle.loads(part) for part in found
+        ]  # bytes behind the end of a pickle are ignored
 
     def _allgather_bytes(self, data: bytes, size: int) -> list[bytes]:
         everything = torch.empty(self.size * size, dtype=torch.uint8)
@@ -132,7 +147,9 @@ class LaunchedComm(ABC):
         if not self._has_met:
             self._wait_until(self._start_connecting())
             self._has_met = True
-            self.places = [Place(*place) for place in self.allgather((platform.node(), os.getpid()))]
+            self.places = [
+                Place(*place) for place in self.allgather((platform.node(), os.getpid()))
+            ]
 
     # -- waiting -------------------------------------------------------------------------------------
 
@@ -170,7 +187,11 @@ class LaunchedComm(ABC):
     def _missing_ranks(self) -> list[int] | None:
         """Return the ranks that do not wait in this collective; None if that is unknown."""
         announced = self._announced_ranks(self._n_waits)
-        return None if announced is None else [r for r in range(self.size) if r != self.rank and r not in announced]
+        return (
+            None
+            if announced is None
+            else [r for r in range(self.size) if r != self.rank and r not in announced]
+        )
 
     def _describe_delay(self, seconds: float, missing: list[int] | None) -> str | None:
         described = None if self.describe_wait is None else self.describe_wait()
@@ -197,7 +218,11 @@ class LaunchedComm(ABC):
         if text is None:
             return
         sys.stdout.flush()
-        print(f"fluxutils_py ends the job: {text} (abort_after={self.abort_after:g})", file=sys.stderr, flush=True)
+        print(
+            f"fluxutils_py ends the job: {text} (abort_after={self.abort_after:g})",
+            file=sys.stderr,
+            flush=True,
+        )
         self._abort_job([self.places[r] for r in missing or () if self.places])
 
     # -- to be defined by subclasses -----------------------------------------------------------------
@@ -225,7 +250,9 @@ class LaunchedComm(ABC):
 
     @abstractmethod
     def _announced_ranks(self, n: int) -> set[int] | None:
-        """Return the ranks known to wait in the ``n``-th collective; None if there is no way to know."""
+        """Return the ranks known to wait in the ``n``-th collective; None if there is no way to
+        know.
+        """
 
     @abstractmethod
     def _abort_job(self, missing: list[Place]) -> None:

@@ -8,7 +8,11 @@ import os
 import threading
 from collections.abc import Iterator
 
-SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")  # Open MPI; MPICH, Intel MPI, srun; MVAPICH
+SIZES = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+)  # Open MPI; MPICH, Intel MPI, srun; MVAPICH
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
 LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -20,9 +24,11 @@ LOCAL_RANKS = (
 
 
 def detect_launcher() -> str | None:
-    """Return the launcher that started this process as one of several ranks: ``"mpi"``, ``"torch"``, or None.
+    """Return the launcher that started this process as one of several ranks: ``"mpi"``,
+    ``"torch"``, or None.
 
-    None inside :func:`alone`, and in child processes and threads other than the main one, which inherit the variables.
+    None inside :func:`alone`, and in child processes and threads other than the main one, which
+    inherit the variables.
     """
     is_child = multiprocessing.parent_process() is not None
     if _is_alone or is_child or threading.current_thread() is not threading.main_thread():
@@ -31,9 +37,13 @@ def detect_launcher() -> str | None:
 
 
 def launched() -> tuple[str | None, int, int]:
-    """Return the launcher of this process or its parent, the rank, and the number of ranks, or ``(None, 0, 1)``."""
+    """Return the launcher of this process or its parent, the rank, and the number of ranks, or
+    ``(None, 0, 1)``.
+    """
     size = int(os.environ.get("WORLD_SIZE", 1))
-    if "TORCHELASTIC_RUN_ID" in os.environ and size > 1:  # also if srun or mpirun started one torchrun on each node
+    if (
+        "TORCHELASTIC_RUN_ID" in os.environ and size > 1
+    ):  # also if srun or mpirun started one torchrun on each node
         return "torch", _first_number(("RANK",)), size
     sizes = [int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdigit()]
     if "PMIX_RANK" in os.environ:  # srun --mpi=pmix
@@ -48,7 +58,9 @@ _is_alone = False  # in the main thread: others are alone anyway
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Inside the block, ``comm="auto"`` means this process alone, for a task that ranks do not share."""
+    """Inside the block, ``comm="auto"`` means this process alone, for a task that ranks do not
+    share.
+    """
     global _is_alone
     before, _is_alone = _is_alone, True
     try:

@@ -1,4 +1,6 @@
-"""Ranks under MPI. Only this file imports mpi4py, and only when needed, because the import starts MPI."""
+"""Ranks under MPI. Only this file imports mpi4py, and only when needed, because the import starts
+MPI.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from fluxutils_py.parallel.launcher import detect_launcher
 
 TAG = 60  # of messages about waiting
 GATHERED = 1 << 16  # bytes of all ranks, up to which a sum is one gathering, and each rank adds up
-GATHERED_BY_TWO = 1 << 24  # the same for two ranks: they send no more than in a sum, and meet once instead of twice
+GATHERED_BY_TWO = (
+    1 << 24
+)  # the same for two ranks: they send no more than in a sum, and meet once instead of twice
 
 
 class MPIComm(LaunchedComm):
@@ -24,20 +28,24 @@ class MPIComm(LaunchedComm):
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm, optional
-        It is duplicated, so that your own messages never meet those of the package. The default is ``COMM_WORLD``.
+        It is duplicated, so that your own messages never meet those of the package. The default is
+        ``COMM_WORLD``.
     patience : float, optional
-        A rank that waits for others in a call, such as ``fit``, warns every so many seconds which ranks are missing.
-        The default is the environment variable ``FLUXUTILS_PATIENCE``, or 60.
+        A rank that waits for others in a call, such as ``fit``, warns every so many seconds which
+        ranks are missing. The default is the environment variable ``FLUXUTILS_PATIENCE``, or 60.
     abort_after : float, optional
-        A rank that waits so many seconds in a call ends the job, with a message and exit status 75. The default is the
-        environment variable ``FLUXUTILS_ABORT_AFTER``; without it ranks wait forever. Choose more than the longest
-        time that one rank works alone, such as for writing a checkpoint.
+        A rank that waits so many seconds in a call ends the job, with a message and exit status 75.
+        The default is the environment variable ``FLUXUTILS_ABORT_AFTER``; without it ranks wait
+        forever. Choose more than the longest time that one rank works alone, such as for writing a
+        checkpoint.
     cuda_aware : bool
-        Hand tensors on a GPU to MPI directly. Only for an MPI library that was built for it: others crash.
+        Hand tensors on a GPU to MPI directly. Only for an MPI library that was built for it: others
+        crash.
 
     Notes
     -----
-    A copy is the same communicator. Unpickling gives the communicator of ``comm="auto"`` in that process.
+    A copy is the same communicator. Unpickling gives the communicator of ``comm="auto"`` in that
+    process.
     """
 
     launcher = "mpi"
@@ -54,14 +62,19 @@ class MPIComm(LaunchedComm):
         self.cuda_aware = cuda_aware
         self._original = _import_mpi().COMM_WORLD if comm is None else comm
         self.rank, self.size = self._original.rank, self._original.size
-        self._comm: Any = None  # the duplicate, made by the first collective, since it is one itself
+        self._comm: Any = (
+            None  # the duplicate, made by the first collective, since it is one itself
+        )
         self._in_place = _import_mpi().IN_PLACE
         self._rows = np.empty((self.size, 0))  # of all ranks, in the last sum that was a gathering
-        self._last_heard: dict[int, int] = {}  # by rank: the last collective that it said it waits in
+        self._last_heard: dict[
+            int, int
+        ] = {}  # by rank: the last collective that it said it waits in
 
     @contextlib.contextmanager
     def executor(self) -> Iterator[Any]:
-        """Run functions on all other ranks: a ``concurrent.futures.Executor`` on rank 0; the others serve it, get None.
+        """Run functions on all other ranks: a ``concurrent.futures.Executor`` on rank 0; the others
+        serve it, get None.
 
         All ranks enter the block together. Functions travel by name.
         """
@@ -79,8 +92,11 @@ class MPIComm(LaunchedComm):
         return request.Test
 
     def _start_allreduce(self, t: Tensor) -> Request:
-        # Open MPI's Iallreduce (5.0) was seen to write into its buffer when that had been freed after completion
-        if t.is_cuda or t.numel() * t.element_size() * self.size > (GATHERED_BY_TWO if self.size == 2 else GATHERED):
+        # Open MPI's Iallreduce (5.0) was seen to write into its buffer when that had been freed
+        # after completion
+        if t.is_cuda or t.numel() * t.element_size() * self.size > (
+            GATHERED_BY_TWO if self.size == 2 else GATHERED
+        ):
             return self._allreduce_together(t)
         own = t.view(-1).numpy()
         if self._rows.shape[1:] != own.shape or self._rows.dtype != own.dtype:
@@ -99,7 +115,9 @@ class MPIComm(LaunchedComm):
         return is_complete
 
     def _allreduce_together(self, t: Tensor) -> Request:
-        """Wait for all ranks without blocking; then the sum itself blocks for as long as the data travel."""
+        """Wait for all ranks without blocking; then the sum itself blocks for as long as the data
+        travel.
+        """
         test = self._comm.Ibarrier().Test
 
         def is_complete() -> bool:
@@ -165,9 +183,10 @@ class MPIComm(LaunchedComm):
 def abort_on_exception() -> Iterator[None]:
     """End all ranks of a script when one of them fails.
 
-    Functions of this package that take ``comm`` raise an error of one rank on all ranks by themselves. A rank that
-    fails elsewhere, or calls ``sys.exit`` with a status other than 0, may leave the others waiting; inside this block
-    it ends them too. This is ``python -m mpi4py script.py`` for a part of a script.
+    Functions of this package that take ``comm`` raise an error of one rank on all ranks by
+    themselves. A rank that fails elsewhere, or calls ``sys.exit`` with a status other than 0, may
+    leave the others waiting; inside this block it ends them too. This is ``python -m mpi4py
+    script.py`` for a part of a script.
 
     Yields
     ------
@@ -184,11 +203,15 @@ def abort_on_exception() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if detect_launcher() == "mpi" and not (isinstance(error, SystemExit) and error.code in (None, 0)):
+        if detect_launcher() == "mpi" and not (
+            isinstance(error, SystemExit) and error.code in (None, 0)
+        ):
             _import_mpi()
             from mpi4py.run import set_abort_status
 
-            set_abort_status(error)  # this process prints its error and ends as usual, and takes the others with it
+            set_abort_status(
+                error
+            )  # this process prints its error and ends as usual, and takes the others with it
         raise
 
 
@@ -207,7 +230,7 @@ def _import_mpi() -> Any:
         from mpi4py import MPI
     except ImportError as error:
         raise ImportError(
-            f"training over MPI ranks needs mpi4py and an MPI library ({error}): pip install fluxutils_py[mpi]; "
-            "or use comm=None to train in each process alone"
+            f"training over MPI ranks needs mpi4py and an MPI library ({error}): pip install "
+            "fluxutils_py[mpi]; or use comm=None to train in each process alone"
         ) from error
     return MPI

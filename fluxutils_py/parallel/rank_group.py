@@ -41,14 +41,15 @@ _thread = threading.local()  # group: the innermost entered group of several ran
 class RankGroup:
     """Context manager for the ranks that run one call together. A single rank has no overhead.
 
-    Every collective carries errors. :meth:`guard` and the end of the ``with`` block keep an error of one rank until the
-    next collective, where all ranks raise in the same step: the failed rank raises the original error, the others raise
+    Every collective carries errors. :meth:`guard` and the end of the ``with`` block keep an error
+    of one rank until the next collective, where all ranks raise in the same step: the failed rank
+    raises the original error, the others raise
     :class:`RemoteError`, or ``FloatingPointError`` if the error is one. SIGINT and SIGTERM are kept in the same way. So
     every rank takes part in every collective, even after an error, and no rank waits forever.
 
-    There are two kinds of collectives: the sum over ranks in a training step, and all others, which begin with an
-    ``allgather``. So a failed rank knows which collective comes next. Entering a group again inside its ``with`` block
-    changes nothing.
+    There are two kinds of collectives: the sum over ranks in a training step, and all others, which
+    begin with an ``allgather``. So a failed rank knows which collective comes next. Entering a
+    group again inside its ``with`` block changes nothing.
 
     Parameters
     ----------
@@ -76,7 +77,9 @@ class RankGroup:
         self._link = Link.of(self.comm)
         self.error: BaseException | None = None  # of this rank; unknown to the others so far
         self.error_is_shared = self.stopped = False
-        self._wants_stop = self._has_met = self._is_broken = self._is_interrupt = self._all_left = False
+        self._wants_stop = self._has_met = self._is_broken = self._is_interrupt = self._all_left = (
+            False
+        )
         self._signal: int | None = None
         self._error_is_signal = False
         self._depth = self._n_guarded = 0  # running with blocks, and functions under guard
@@ -86,10 +89,12 @@ class RankGroup:
 
     @classmethod
     def from_comm(cls, comm: Any, call: str, *, allow_nested: bool = True) -> RankGroup:
-        """Return the ranks for a ``comm`` argument, see :func:`get_communicator`; return a RankGroup unchanged.
+        """Return the ranks for a ``comm`` argument, see :func:`get_communicator`; return a
+        RankGroup unchanged.
 
-        Inside another call of several ranks, such as in a callback of ``fit``, where a rank may fail and leave, the
-        group is this process alone. If ``allow_nested`` is false, this raises RuntimeError instead.
+        Inside another call of several ranks, such as in a callback of ``fit``, where a rank may
+        fail and leave, the group is this process alone. If ``allow_nested`` is false, this raises
+        RuntimeError instead.
         """
         if isinstance(comm, RankGroup):
             return comm
@@ -97,8 +102,8 @@ class RankGroup:
             return cls(get_communicator(comm), call)
         if not allow_nested:
             raise RuntimeError(
-                f"{call} is for all ranks, but within another call of theirs, such as in a callback of fit, a rank "
-                "that fails would be missing; call it afterwards"
+                f"{call} is for all ranks, but within another call of theirs, such as in a "
+                "callback of fit, a rank that fails would be missing; call it afterwards"
             )
         return cls(SingleProcessComm(), call)
 
@@ -119,11 +124,18 @@ class RankGroup:
                         self._handlers[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.is_single:
             return
         try:
-            if self._depth == 1 and error is not None and not self.error_is_shared and not self._is_broken:
+            if (
+                self._depth == 1
+                and error is not None
+                and not self.error_is_shared
+                and not self._is_broken
+            ):
                 self.error = self.error or error
                 self._exchange_answers(None)
         finally:
@@ -137,10 +149,11 @@ class RankGroup:
                     os.kill(os.getpid(), number)
 
     def guard(self, f: Callable[..., T], *args: Any, collective: bool = False) -> T | None:
-        """Return ``f(*args)``. With several ranks, keep an error for the next collective and return None.
+        """Return ``f(*args)``. With several ranks, keep an error for the next collective and return
+        None.
 
-        Set ``collective`` if all ranks call ``f`` together. Otherwise collectives in ``f`` raise RuntimeError, since a
-        rank that fails earlier would be missing.
+        Set ``collective`` if all ranks call ``f`` together. Otherwise collectives in ``f`` raise
+        RuntimeError, since a rank that fails earlier would be missing.
         """
         if self.is_single:
             return f(*args)
@@ -157,11 +170,15 @@ class RankGroup:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether this rank has an error or a stop request to report, so that further work is pointless."""
+        """Whether this rank has an error or a stop request to report, so that further work is
+        pointless.
+        """
         return self.error is not None or self._wants_stop
 
     def stop(self) -> None:
-        """Ask all ranks to stop after the current step. They stop when the request has reached them."""
+        """Ask all ranks to stop after the current step. They stop when the request has reached
+        them.
+        """
         self._wants_stop = True
         self.stopped = self.stopped or self.is_single
 
@@ -175,9 +192,10 @@ class RankGroup:
     def step(self, take_part: Callable[[], Any]) -> Iterator[None]:
         """Enclose a training step, whose sum over ranks carries :meth:`flags`.
 
-        In a user-written loop, a rank may have fewer batches than others, or end the program. Before its next
-        collective of another kind, and at the end of the program, it then calls ``take_part()``, a step without a
-        batch, until all ranks have left. Horovod calls this ``join``.
+        In a user-written loop, a rank may have fewer batches than others, or end the program.
+        Before its next collective of another kind, and at the end of the program, it then calls
+        ``take_part()``, a step without a batch, until all ranks have left. Horovod calls this
+        ``join``.
         """
         if self._link.group is not self:
             self._link.leave_steps()
@@ -193,7 +211,9 @@ class RankGroup:
         self._link.group, self._link.take_part = self, None if self._all_left else take_part
 
     def flags(self) -> tuple[float, float]:
-        """Return as numbers, to sum over ranks, whether this rank failed and whether it wants to stop."""
+        """Return as numbers, to sum over ranks, whether this rank failed and whether it wants to
+        stop.
+        """
         self._keep_signal()
         self._n_steps += 1
         return float(self.error is not None), float(self._wants_stop)
@@ -213,11 +233,15 @@ class RankGroup:
         """Call a method of the communicator. If it fails, try no further collectives."""
         if self._n_guarded:
             raise RuntimeError(
-                f"{self.call} is for all ranks, but called in a hook or function that each rank runs by itself: a rank "
-                "that fails would be missing. Make it a collective hook of the loop, or call it after the run"
+                f"{self.call} is for all ranks, but called in a hook or function that each rank "
+                "runs by itself: a rank that fails would be missing. Make it a collective hook of "
+                "the loop, or call it after the run"
             )
         if self._link.ended:
-            raise RankError(f"{self.call} is for all ranks, and {name_ranks(self._link.ended)} ended the program")
+            raise RankError(
+                f"{self.call} is for all ranks, and {name_ranks(self._link.ended)} ended the "
+                "program"
+            )
         if not self._link.is_used:
             links = list(Link.registry.values())  # ranks that are threads add theirs meanwhile
             if not any(link.is_used for link in links):  # so that it runs before communicators end
@@ -239,7 +263,9 @@ class RankGroup:
     # -- collectives ---------------------------------------------------------------------------------
 
     def allgather(self, value: Any = None) -> list[Any]:
-        """Return the values of all ranks in rank order; values are small plain data. Raise if a rank failed."""
+        """Return the values of all ranks in rank order; values are small plain data. Raise if a
+        rank failed.
+        """
         if self.is_single:
             return [value]
         answers = self._exchange_answers(value)
@@ -250,14 +276,19 @@ class RankGroup:
             self._raise_shared(failed)
         if len(set(calls)) > 1:
             self.raise_on_all(
-                RankError(f"ranks call different things: {describe_by_rank(calls)}; call the same on every rank")
+                RankError(
+                    f"ranks call different things: {describe_by_rank(calls)}; call the same on "
+                    "every rank"
+                )
             )
         if any(wants_stop for _, _, wants_stop, _ in answers):
             self.stopped, self._wants_stop = True, False
         return [value for *_, value in answers]
 
     def require_equal(self, fields: Mapping[str, Any]) -> None:
-        """Raise :class:`RankError` on every rank unless all have the same fields. Compare values as text."""
+        """Raise :class:`RankError` on every rank unless all have the same fields. Compare values as
+        text.
+        """
         if self.is_single:
             return
         answers = self.allgather({name: str(value) for name, value in fields.items()})
@@ -266,8 +297,8 @@ class RankGroup:
             if len(set(values)) > 1:
                 self.raise_on_all(
                     RankError(
-                        f"ranks disagree about {name}: {describe_by_rank(values)}; every rank must be given the same "
-                        "arguments and run the same versions"
+                        f"ranks disagree about {name}: {describe_by_rank(values)}; every rank must "
+                        "be given the same arguments and run the same versions"
                     )
                 )
 
@@ -284,24 +315,37 @@ class RankGroup:
                 t.copy_(part.clone().view(t.dtype).view(t.shape))
 
     def broadcast_parameters(self, named: Mapping[str, Tensor]) -> None:
-        """Check that all ranks have the same named parameters and buffers, then :meth:`broadcast` them."""
+        """Check that all ranks have the same named parameters and buffers, then :meth:`broadcast`
+        them.
+        """
         self.require_equal(
-            {f"parameter {i}": f"{name} {tuple(t.shape)} {t.dtype}" for i, (name, t) in enumerate(named.items())}
+            {
+                f"parameter {i}": f"{name} {tuple(t.shape)} {t.dtype}"
+                for i, (name, t) in enumerate(named.items())
+            }
         )
         self.broadcast(named.values())
 
     def average(self, tensors: Sequence[Tensor], weight: float) -> None:
-        """Make tensors equal: floats that differ become the weighted mean, integers take the values of rank 0."""
+        """Make tensors equal: floats that differ become the weighted mean, integers take the values
+        of rank 0.
+        """
         if self.is_single or not tensors:
             return
         floating = [t for t in tensors if t.is_floating_point()]
         answers = self.allgather((weight, [digest_tensors([t]) for t in floating]))
         weights = torch.tensor([w for w, _ in answers], dtype=torch.float64)
-        weights = weights / weights.sum() if weights.sum() else torch.full_like(weights, 1 / self.size)
+        weights = (
+            weights / weights.sum() if weights.sum() else torch.full_like(weights, 1 / self.size)
+        )
         share = float(weights[self.rank])
         for i, t in enumerate(floating):
             if len({digests[i] for _, digests in answers}) > 1:
-                part = t.detach().cpu().double() * share if share else torch.zeros(t.shape, dtype=torch.float64)
+                part = (
+                    t.detach().cpu().double() * share
+                    if share
+                    else torch.zeros(t.shape, dtype=torch.float64)
+                )
                 self.call_comm(self.comm.allreduce_, part)
                 t.copy_(part)
         self.broadcast([t for t in tensors if not t.is_floating_point()])
@@ -314,13 +358,19 @@ class RankGroup:
         raise error
 
     def is_interrupt(self, error: BaseException) -> bool:
-        """Return whether the user interrupted the call; the same on all ranks if they share the error."""
+        """Return whether the user interrupted the call; the same on all ranks if they share the
+        error.
+        """
         return self._is_interrupt if self.error_is_shared else isinstance(error, KeyboardInterrupt)
 
-    def resynchronize(self, model: nn.Module, optimizer: torch.optim.Optimizer, n_updates: int) -> int:
-        """Make model and optimizer the same on all ranks after a shared error, which may leave one half updated.
+    def resynchronize(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, n_updates: int
+    ) -> int:
+        """Make model and optimizer the same on all ranks after a shared error, which may leave one
+        half updated.
 
-        Takes the number of updates on this rank; returns the number of updates of the model, the same on all ranks.
+        Takes the number of updates on this rank; returns the number of updates of the model, the
+        same on all ranks.
         """
         if self.is_single or not self.error_is_shared:
             return n_updates
@@ -338,9 +388,13 @@ class RankGroup:
 
     def _raise_shared(self, failed: dict[int, tuple[str, str]]) -> NoReturn:
         self.error_is_shared = True
-        self._is_interrupt = any(name in ("signal", "KeyboardInterrupt") for name, _ in failed.values())
+        self._is_interrupt = any(
+            name in ("signal", "KeyboardInterrupt") for name, _ in failed.values()
+        )
         deadline = time.monotonic() + SIGNAL_GRACE
-        while self.error is None and "signal" in dict(failed.values()) and time.monotonic() < deadline:
+        while (
+            self.error is None and "signal" in dict(failed.values()) and time.monotonic() < deadline
+        ):
             time.sleep(0.01)  # a launcher signals all ranks: a later signal would end this process
             self._keep_signal()
         if self.error is not None:
@@ -365,13 +419,22 @@ class RankGroup:
         return self.call_comm(self.comm.allgather, (self.call, error, self._wants_stop, value))
 
     def _describe_wait(self) -> tuple[str, str] | None:
-        """Return what a rank that waits for others is doing, and advice; None where it may take as long as it will."""
+        """Return what a rank that waits for others is doing, and advice; None where it may take as
+        long as it will.
+        """
         if self.call == END:
             return None
         if not self._has_met:
-            return self.call, f"Under several ranks all of them call {self.call}; for one rank alone, set comm=None"
+            return (
+                self.call,
+                f"Under several ranks all of them call {self.call}; for one rank alone, set "
+                "comm=None",
+            )
         where = f"{self.call}, training step {self._n_steps}," if self._n_steps else self.call
-        return where, "A rank that is missing hangs, or is busy with something that the others do not do"
+        return (
+            where,
+            "A rank that is missing hangs, or is busy with something that the others do not do",
+        )
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self._signal = number
@@ -379,7 +442,11 @@ class RankGroup:
     def _keep_signal(self) -> None:
         if self._signal is not None and self.error is None:
             name = signal.Signals(self._signal).name
-            self.error = KeyboardInterrupt(name) if self._signal == signal.SIGINT else SystemExit(128 + self._signal)
+            self.error = (
+                KeyboardInterrupt(name)
+                if self._signal == signal.SIGINT
+                else SystemExit(128 + self._signal)
+            )
             self._signal, self._error_is_signal = None, True
 
 
@@ -389,7 +456,12 @@ def _end_program() -> None:
         return
     error = getattr(sys, "last_value", None)
     for link in Link.registry.values():
-        if link.is_used and not link.is_broken and not link.ended and getattr(link.comm, "is_open", lambda: False)():
+        if (
+            link.is_used
+            and not link.is_broken
+            and not link.ended
+            and getattr(link.comm, "is_open", lambda: False)()
+        ):
             with contextlib.suppress(BaseException):
                 if link.group is not None:
                     link.group.error = error

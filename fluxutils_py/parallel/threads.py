@@ -18,7 +18,8 @@ R = TypeVar("R")
 
 
 def n_threads(n_jobs: Any) -> int:
-    """Return the number of threads for ``n_jobs``: None is 1, -1 is the number of cores, -2 one fewer, and so on.
+    """Return the number of threads for ``n_jobs``: None is 1, -1 is the number of cores, -2 one
+    fewer, and so on.
 
     Raises
     ------
@@ -36,21 +37,25 @@ def n_threads(n_jobs: Any) -> int:
         n = 0
     if n == 0 or isinstance(n_jobs, bool):
         raise ValueError(
-            f"n_jobs must be None, a number of threads, or -1 for as many as there are cores; got {n_jobs!r}"
+            "n_jobs must be None, a number of threads, or -1 for as many as there are cores; got "
+            f"{n_jobs!r}"
         )
     if n > 0:
         return n
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, cores + 1 + n)
 
 
 class Threads:
     """The calling thread and ``n - 1`` worker threads, which run during a ``with`` block.
 
-    Within the block torch uses one core in each thread, the calling one included. Otherwise torch's thread pool keeps
-    spinning after its work on cores that the workers need (on two cores, two threads took as long as one). At the end,
-    even after an error, the workers stop and torch gets its number of threads back. ``n=1`` starts and sets nothing.
-    Entering it again inside its ``with`` block changes nothing.
+    Within the block torch uses one core in each thread, the calling one included. Otherwise torch's
+    thread pool keeps spinning after its work on cores that the workers need (on two cores, two
+    threads took as long as one). At the end, even after an error, the workers stop and torch gets
+    its number of threads back. ``n=1`` starts and sets nothing. Entering it again inside its
+    ``with`` block changes nothing.
 
     Parameters
     ----------
@@ -92,14 +97,15 @@ class Threads:
     def map(self, fn: Callable[[T], R], items: Sequence[T], *, idempotent: bool = False) -> list[R]:
         """Compute ``[fn(item) for item in items]``, ``n`` items at a time.
 
-        The calling thread takes the first item and every ``n``-th after it. All threads use its gradient mode and
-        autocast. Errors are raised after all threads have stopped: an error of the calling thread first, else the first
-        error of a worker.
+        The calling thread takes the first item and every ``n``-th after it. All threads use its
+        gradient mode and autocast. Errors are raised after all threads have stopped: an error of
+        the calling thread first, else the first error of a worker.
 
-        If ``fn`` draws random numbers from torch's default CPU generator, each item gets a separate generator, seeded
-        from the default one. So the numbers are the same in every run, whichever thread is faster, but they differ from
-        the numbers in one thread. This slows every operation a little. Set ``idempotent`` if ``fn`` may run twice for
-        an item; then the cost arises only after ``fn`` draws numbers.
+        If ``fn`` draws random numbers from torch's default CPU generator, each item gets a separate
+        generator, seeded from the default one. So the numbers are the same in every run, whichever
+        thread is faster, but they differ from the numbers in one thread. This slows every operation
+        a little. Set ``idempotent`` if ``fn`` may run twice for an item; then the cost arises only
+        after ``fn`` draws numbers.
 
         Raises
         ------
@@ -110,19 +116,27 @@ class Threads:
             return [fn(item) for item in items]
         if self._own_generators or not idempotent:
             return self._distribute(
-                _call_seeded, [(fn, item, seed) for item, seed in zip(items, _draw_seeds(len(items)), strict=True)]
+                _call_seeded,
+                [
+                    (fn, item, seed)
+                    for item, seed in zip(items, _draw_seeds(len(items)), strict=True)
+                ],
             )
         before = torch.get_rng_state()
         results = self._distribute(fn, items)
         if torch.equal(before, torch.get_rng_state()):
             return results
-        torch.set_rng_state(before)  # threads drew numbers in random order: repeat with one generator per item
+        torch.set_rng_state(
+            before
+        )  # threads drew numbers in random order: repeat with one generator per item
         self._own_generators = True
         return self.map(fn, items)
 
     def _distribute(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
         if self._pool is None:
-            raise RuntimeError("threads work inside a with block only: with Threads(n) as threads: ...")
+            raise RuntimeError(
+                "threads work inside a with block only: with Threads(n) as threads: ..."
+            )
         n, modes = min(self.n, len(items)), _thread_modes()
 
         def work(first: int) -> list[R]:
@@ -142,11 +156,17 @@ class Threads:
 
 def _thread_modes() -> list[Callable[[], AbstractContextManager]]:
     """Return contexts that copy torch's per-thread modes, such as autocast, from this thread."""
-    found: list[Callable[[], AbstractContextManager]] = [partial(torch.set_grad_enabled, torch.is_grad_enabled())]
+    found: list[Callable[[], AbstractContextManager]] = [
+        partial(torch.set_grad_enabled, torch.is_grad_enabled())
+    ]
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             cached = torch.is_autocast_cache_enabled()
-            found.append(partial(torch.autocast, device, torch.get_autocast_dtype(device), cache_enabled=cached))
+            found.append(
+                partial(
+                    torch.autocast, device, torch.get_autocast_dtype(device), cache_enabled=cached
+                )
+            )
     return found
 
 
@@ -164,14 +184,16 @@ def _call_seeded(call: tuple[Callable[[T], R], T, int]) -> R:
 
 
 class _SeededGenerator(TorchDispatchMode):
-    """Use a separate random generator in this thread, in place of torch's default one, which all threads share."""
+    """Use a separate random generator in this thread, in place of torch's default one, which all
+    threads share.
+    """
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         self.generator = generator
 
-    # TorchDispatchMode's own also set flags that all threads share: threads whose modes overlap leave these set, and
-    # torch.compile then does nothing for the rest of the process.
+    # TorchDispatchMode's own also set flags that all threads share: threads whose modes overlap
+    # leave these set, and torch.compile then does nothing for the rest of the process.
 
     def __enter__(self) -> Self:
         _push_mode(self)
@@ -190,15 +212,16 @@ class _SeededGenerator(TorchDispatchMode):
         """Return the overload of an operation that takes a generator."""
         if torch._C._current_graph_task_id() != -1:
             raise RuntimeError(
-                f"{func} draws random numbers in the backward pass, as checkpointing does with dropout: in several "
-                "threads these would not be those of the forward pass; use one thread, or do without one of the two"
+                f"{func} draws random numbers in the backward pass, as checkpointing does with "
+                "dropout: in several threads these would not be those of the forward pass; use "
+                "one thread, or do without one of the two"
             )
         if any(a.name == "generator" for a in func._schema.arguments):
             return func
         name = "generator" if func._overloadname == "default" else f"{func._overloadname}_generator"
         if name not in func.overloadpacket.overloads():
             raise RuntimeError(
-                f"{func} cannot be given a generator of its own, so in several threads its results would differ from "
-                "run to run; use one thread, or draw the numbers in another way"
+                f"{func} cannot be given a generator of its own, so in several threads its results "
+                "would differ from run to run; use one thread, or draw the numbers in another way"
             )
         return getattr(func.overloadpacket, name)

@@ -24,20 +24,22 @@ class TorchComm(LaunchedComm):
     Parameters
     ----------
     patience : float, optional
-        A rank that waits for others in a call, such as ``fit``, warns every so many seconds which ranks are missing.
-        The default is the environment variable ``FLUXUTILS_PATIENCE``, or 60.
+        A rank that waits for others in a call, such as ``fit``, warns every so many seconds which
+        ranks are missing. The default is the environment variable ``FLUXUTILS_PATIENCE``, or 60.
     abort_after : float, optional
-        A rank that waits so many seconds in a call ends the job, with a message. The default is the environment
-        variable ``FLUXUTILS_ABORT_AFTER``; without it ranks wait forever, and gloo for half an hour. Choose more
-        than the longest time that one rank works alone, such as for writing a checkpoint.
+        A rank that waits so many seconds in a call ends the job, with a message. The default is the
+        environment variable ``FLUXUTILS_ABORT_AFTER``; without it ranks wait forever, and gloo for
+        half an hour. Choose more than the longest time that one rank works alone, such as for
+        writing a checkpoint.
 
     Notes
     -----
-    It has a separate gloo group, so that your own messages never meet those of the package. A copy is the same
-    communicator. Unpickling gives the communicator of ``comm="auto"`` in that process.
+    It has a separate gloo group, so that your own messages never meet those of the package. A copy
+    is the same communicator. Unpickling gives the communicator of ``comm="auto"`` in that process.
 
-    ``abort_after`` ends this process with exit status 75, and kills the ranks on its machine that are missing:
-    ``torchrun``, which ends the others and reports status 1, gives them half a minute before it does.
+    ``abort_after`` ends this process with exit status 75, and kills the ranks on its machine that
+    are missing: ``torchrun``, which ends the others and reports status 1, gives them half a minute
+    before it does.
     """
 
     launcher = "torch"
@@ -49,7 +51,9 @@ class TorchComm(LaunchedComm):
             atexit.register(dist.destroy_process_group)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._group = dist.new_group(backend="gloo")
-        self._store = getattr(dist.distributed_c10d, "_get_default_store", lambda: None)()  # not promised by torch
+        self._store = getattr(
+            dist.distributed_c10d, "_get_default_store", lambda: None
+        )()  # not promised by torch
         self._name = f"fluxutils_py group {next(_numbers)}"
         _alive.add(self)
 
@@ -66,7 +70,11 @@ class TorchComm(LaunchedComm):
         return _poll_work(dist.broadcast(t, root, group=self._group, async_op=True))
 
     def _start_allgather(self, own: Tensor, everything: Tensor) -> Request:
-        return _poll_work(dist.all_gather(list(everything.chunk(self.size)), own, group=self._group, async_op=True))
+        return _poll_work(
+            dist.all_gather(
+                list(everything.chunk(self.size)), own, group=self._group, async_op=True
+            )
+        )
 
     @contextlib.contextmanager
     def _announce_wait(self, n: int) -> Iterator[None]:
@@ -78,7 +86,11 @@ class TorchComm(LaunchedComm):
         if self._store is None:
             return None
         keys = {rank: self._rank_key(rank) for rank in range(self.size)}
-        return {r for r, key in keys.items() if self._store.check([key]) and self._store.get(key) == b"%d" % n}
+        return {
+            r
+            for r, key in keys.items()
+            if self._store.check([key]) and self._store.get(key) == b"%d" % n
+        }
 
     def _rank_key(self, rank: int) -> str:
         return f"{self._name} rank {rank} of {self.size}"
@@ -92,7 +104,9 @@ class TorchComm(LaunchedComm):
 
 
 def _poll_work(work: Any) -> Request:
-    return lambda: work.is_completed() and (work.wait() or True)  # wait raises the errors of the collective
+    return lambda: (
+        work.is_completed() and (work.wait() or True)
+    )  # wait raises the errors of the collective
 
 
 _numbers = itertools.count()
@@ -101,7 +115,9 @@ _alive: weakref.WeakSet[TorchComm] = weakref.WeakSet()
 
 @atexit.register
 def _release_groups() -> None:
-    """End gloo's threads before the interpreter exits: one that still cleans up after a message would abort it."""
+    """End gloo's threads before the interpreter exits: one that still cleans up after a message
+    would abort it.
+    """
     TorchComm.world.cache_clear()
     for comm in list(_alive):
         del comm._group

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.parallel.threads import Threads
-from fluxutils_py.training.gradients import Gradients, as_params, require_thread_safe, tree_reduce, value_and_gradient
+from fluxutils_py.training.gradients import (
+    Gradients,
+    as_params,
+    require_thread_safe,
+    tree_reduce,
+    value_and_gradient,
+)
 
 __all__ = ["igradient", "maskedgrad", "signalign"]
 
@@ -22,7 +28,8 @@ def signalign(xs: Sequence[Any], tau: float) -> Tensor | None:
     xs : sequence of Tensor, array or None
         All of one shape. None is left out; if all are None, so is the result.
     tau : float
-        Smallest absolute mean of the signs that counts as agreement: from 0 (plain mean) to 1 (all signs equal).
+        Smallest absolute mean of the signs that counts as agreement: from 0 (plain mean) to 1 (all
+        signs equal).
 
     Returns
     -------
@@ -30,8 +37,8 @@ def signalign(xs: Sequence[Any], tau: float) -> Tensor | None:
 
     Notes
     -----
-    The sign of 0 is 0. Source: ``signalign`` of PrayTools.jl; Parascandolo et al. (2020), "Learning explanations that
-    are hard to vary", arXiv:2009.00329.
+    The sign of 0 is 0. Source: ``signalign`` of PrayTools.jl; Parascandolo et al. (2020), "Learning
+    explanations that are hard to vary", arXiv:2009.00329.
 
     Examples
     --------
@@ -47,9 +54,11 @@ def signalign(xs: Sequence[Any], tau: float) -> Tensor | None:
 
 
 def maskedgrad(grads: Sequence[Sequence[Any]], tau: float) -> Gradients:
-    """Apply :func:`signalign` to the gradients of each parameter, one sequence of gradients per environment.
+    """Apply :func:`signalign` to the gradients of each parameter, one sequence of gradients per
+    environment.
 
-    The gradients of a single environment are returned unchanged; without any, a ValueError is raised.
+    The gradients of a single environment are returned unchanged; without any, a ValueError is
+    raised.
     """
     if len(grads) == 0:
         raise ValueError("maskedgrad needs the gradients of at least one environment")
@@ -66,7 +75,8 @@ def igradient(
     *,
     threads: Threads | None = None,
 ) -> tuple[float, Gradients]:
-    """Return the mean of a loss over several environments, and the part of its gradient that they agree on.
+    """Return the mean of a loss over several environments, and the part of its gradient that they
+    agree on.
 
     Parameters
     ----------
@@ -85,6 +95,8 @@ def igradient(
     if len(samples) > 1:
         require_thread_safe(params)
     with threads or Threads(max(1, len(samples))) as at_work:
-        parts = at_work.map(lambda sample: value_and_gradient(loss(*sample), tensors), samples, idempotent=True)
+        parts = at_work.map(
+            lambda sample: value_and_gradient(loss(*sample), tensors), samples, idempotent=True
+        )
     gradients = maskedgrad([gradient for _, gradient in parts], tau)
     return tree_reduce([value for value, _ in parts], float.__add__) / len(parts), gradients

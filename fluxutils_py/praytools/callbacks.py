@@ -1,4 +1,6 @@
-"""Callbacks of PrayTools.jl: ``cb()`` and ``cby(loss)`` as hooks, evaluation, and the best model so far."""
+"""Callbacks of PrayTools.jl: ``cb()`` and ``cby(loss)`` as hooks, evaluation, and the best model so
+far.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ FIRST, FIRST_EVERY = 200, 20  # during the first 200 steps, print the running me
 
 
 class cb:
-    """Hook that calls a function without arguments after every step, as ``cb=`` of Flux and PrayTools does.
+    """Hook that calls a function without arguments after every step, as ``cb=`` of Flux and
+    PrayTools does.
 
     Examples
     --------
@@ -46,7 +49,9 @@ class cb:
 
 
 class cby(cb):
-    """Hook that calls a function with the loss after every step that has a loss, as ``cby=`` of PrayTools does."""
+    """Hook that calls a function with the loss after every step that has a loss, as ``cby=`` of
+    PrayTools does.
+    """
 
     def on_step(self, loop: Any) -> None:
         if loop.batch_loss is not None:
@@ -55,13 +60,17 @@ class cby(cb):
 
 
 def _let_rank_0_write(function: Any, loop: Any) -> None:
-    """Of several ranks, let only rank 0 print and write files, if the function is one of this module that does so."""
+    """Of several ranks, let only rank 0 print and write files, if the function is one of this
+    module that does so.
+    """
     if isinstance(function, EvalCby | ModelSelector):
         function.writes = loop.rank == 0
 
 
 class EvalCby:
-    """Callable that takes the loss of each step and records their mean every ``steps`` steps: :func:`initevalcby`."""
+    """Callable that takes the loss of each step and records their mean every ``steps`` steps:
+    :func:`initevalcby`.
+    """
 
     def __init__(
         self,
@@ -92,11 +101,23 @@ class EvalCby:
         now, values = self.clock(), None if self.accuracy is None else self.accuracy()
         if not isinstance(values, Mapping):
             values = {} if values is None else {"accuracy": values}
-        numbers = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
-        record = {"step": self.step, "loss": self.sum / self.n, **numbers, "seconds": now - self.started}
+        numbers = {
+            name: value.item() if hasattr(value, "item") else value
+            for name, value in values.items()
+        }
+        record = {
+            "step": self.step,
+            "loss": self.sum / self.n,
+            **numbers,
+            "seconds": now - self.started,
+        }
         self.history.append(record)
         self.sum, self.n, self.started = 0.0, 0, now
-        texts = (f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items() if k != "step")
+        texts = (
+            f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}"
+            for k, v in record.items()
+            if k != "step"
+        )
         if self.writes:
             self.printer(f"{self.step}: {', '.join(texts)}")
         if self.resultdir is not None and self.writes:
@@ -105,12 +126,21 @@ class EvalCby:
                 f.write(json.dumps(self.history, indent=1).encode())
             if self.model is not None:
                 parameters = {k: v.detach() for k, v in self.model.state_dict().items()}
-                write_file(self.resultdir / f"model_{self.step}.pt", {"kind": KIND, "parameters": parameters})
+                write_file(
+                    self.resultdir / f"model_{self.step}.pt",
+                    {"kind": KIND, "parameters": parameters},
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, the sum of the losses since the last record, and the history."""
         elapsed = self.clock() - self.started
-        return {"step": self.step, "sum": self.sum, "n": self.n, "elapsed": elapsed, "history": list(self.history)}
+        return {
+            "step": self.step,
+            "sum": self.sum,
+            "n": self.n,
+            "elapsed": elapsed,
+            "history": list(self.history),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -130,9 +160,9 @@ def initevalcby(
 ) -> tuple[EvalCby, list[dict[str, Any]]]:
     """Return a callback that takes the loss of each step, and the history that it records.
 
-    Every ``steps`` steps the callback prints, and appends to the history, the mean loss since the last record, the
-    result of ``accuracy()`` and the elapsed seconds. During the first 200 steps it prints the running mean of the loss
-    every 20 steps.
+    Every ``steps`` steps the callback prints, and appends to the history, the mean loss since the
+    last record, the result of ``accuracy()`` and the elapsed seconds. During the first 200 steps it
+    prints the running mean of the loss every 20 steps.
 
     Parameters
     ----------
@@ -141,8 +171,8 @@ def initevalcby(
     accuracy : callable, optional
         Returns a number or a mapping of numbers.
     resultdir : path-like, optional
-        Folder for ``history.json`` and the parameters of ``model``, ``model_STEP.pt``. Read these with
-        ``read_file(path, "fluxutils_py parameters")["parameters"]``.
+        Folder for ``history.json`` and the parameters of ``model``, ``model_STEP.pt``. Read these
+        with ``read_file(path, "fluxutils_py parameters")["parameters"]``.
     model : nn.Module, optional
     printer, clock : callable
         Takes a line of text; returns the time in seconds.
@@ -156,7 +186,8 @@ def initevalcby(
 
     Notes
     -----
-    Source: ``initevalcby`` of PrayTools.jl, which also resets the mean when it prints during the first steps.
+    Source: ``initevalcby`` of PrayTools.jl, which also resets the mean when it prints during the
+    first steps.
 
     Examples
     --------
@@ -174,9 +205,20 @@ def initevalcby(
 class ModelSelector(BestModel):
     """Callable that evaluates a model and keeps its best parameters. See :func:`bestmodelselector`."""
 
-    def __init__(self, model: nn.Module, accuracy: Callable[[], Any], show: Callable[[str], Any] | None, every: int):
+    def __init__(
+        self,
+        model: nn.Module,
+        accuracy: Callable[[], Any],
+        show: Callable[[str], Any] | None,
+        every: int,
+    ):
         super().__init__(model, operator.gt)
-        self.accuracy, self.show, self.every, self.calls = accuracy, show, check_integer("every", every, 1), 0
+        self.accuracy, self.show, self.every, self.calls = (
+            accuracy,
+            show,
+            check_integer("every", every, 1),
+            0,
+        )
         self.writes = True  # of several ranks only rank 0 prints
 
     def __call__(self) -> None:
@@ -203,7 +245,8 @@ def bestmodelselector(
     show: bool | Callable[[str], Any] = False,
     every: int = 1,
 ) -> tuple[ModelSelector, ModelSelector]:
-    """Return a callback that keeps the parameters with the highest accuracy so far, and the best model.
+    """Return a callback that keeps the parameters with the highest accuracy so far, and the best
+    model.
 
     Parameters
     ----------
@@ -211,7 +254,8 @@ def bestmodelselector(
     accuracy : callable
         Returns a number; higher is better, and NaN is ignored.
     show : bool or callable
-        True prints each accuracy; a function receives it as a line of text. Of several ranks only rank 0 calls it.
+        True prints each accuracy; a function receives it as a line of text. Of several ranks only
+        rank 0 calls it.
     every : int
         Evaluate the accuracy at every ``every``-th call.
 
@@ -224,7 +268,8 @@ def bestmodelselector(
 
     Notes
     -----
-    Source: ``bestmodelselector`` of PrayTools.jl, which starts from 0 and so never keeps a model with negative score.
+    Source: ``bestmodelselector`` of PrayTools.jl, which starts from 0 and so never keeps a model
+    with negative score.
 
     Examples
     --------

@@ -20,8 +20,8 @@ def classindexes(t: Any) -> dict[Any, np.ndarray]:
     Parameters
     ----------
     t : array of shape (N,)
-        Class labels that can be sorted: numbers, strings, booleans. Samples labelled NaN are left out, like targets of
-        NaN elsewhere.
+        Class labels that can be sorted: numbers, strings, booleans. Samples labelled NaN are left
+        out, like targets of NaN elsewhere.
 
     Returns
     -------
@@ -51,7 +51,9 @@ def classindexes(t: Any) -> dict[Any, np.ndarray]:
         raise DataError(f"class labels must be of one kind that can be sorted: {error}") from None
     order = np.argsort(which, kind="stable")
     indices = np.split(order, np.cumsum(np.bincount(which, minlength=len(classes)))[:-1])
-    return {c: i for c, i in zip(classes.tolist(), indices, strict=len(classes) > 0) if c == c}  # NaN != NaN
+    return {
+        c: i for c, i in zip(classes.tolist(), indices, strict=len(classes) > 0) if c == c
+    }  # NaN != NaN
 
 
 def balanced_sample(ci: Mapping[Any, Any], n: int, rng: Any = None) -> np.ndarray:
@@ -62,7 +64,8 @@ def balanced_sample(ci: Mapping[Any, Any], n: int, rng: Any = None) -> np.ndarra
     ci : mapping
         Indices by class, as :func:`classindexes` returns them.
     n : int
-        Samples in all, at most: ``n // k`` of each of the ``k`` classes, or as many as the smallest class has.
+        Samples in all, at most: ``n // k`` of each of the ``k`` classes, or as many as the smallest
+        class has.
     rng : numpy.random.Generator, RandomState, int or None
         The source of randomness, a seed, or None for a fresh generator. A given generator advances.
 
@@ -89,7 +92,9 @@ def balanced_sample(ci: Mapping[Any, Any], n: int, rng: Any = None) -> np.ndarra
     """
     per_class = _per_class(ci, n)
     rng = _generator(rng)
-    return np.concatenate([rng.choice(np.asarray(i), per_class, replace=False) for i in ci.values()])
+    return np.concatenate(
+        [rng.choice(np.asarray(i), per_class, replace=False) for i in ci.values()]
+    )
 
 
 def initbatchprovider(
@@ -97,13 +102,15 @@ def initbatchprovider(
 ) -> Callable[[], tuple[Any, Any]]:
     """Return a function that draws another class-balanced minibatch at each call.
 
-    Call it as ``initbatchprovider(data, targets, n)`` or ``initbatchprovider(data, targets, train_indices, n)``.
+    Call it as ``initbatchprovider(data, targets, n)`` or ``initbatchprovider(data, targets,
+    train_indices, n)``.
 
     Parameters
     ----------
     data : array, or tuple of arrays
-        Samples along ``axis``: (d, N) by default, (N, d) with ``axis=0``, (F, N, T) with ``axis=1``. NumPy arrays,
-        memory maps and torch tensors, or anything else that can be sliced (read sample by sample). Not copied.
+        Samples along ``axis``: (d, N) by default, (N, d) with ``axis=0``, (F, N, T) with
+        ``axis=1``. NumPy arrays, memory maps and torch tensors, or anything else that can be sliced
+        (read sample by sample). Not copied.
     targets : array of shape (N,)
         Class labels, see :func:`classindexes`.
     train_indices : array of int, or of bool of shape (N,)
@@ -117,9 +124,10 @@ def initbatchprovider(
     Returns
     -------
     callable without arguments
-        Returns copies ``(x, y)`` of the samples and their one-hot classes, in sorted order. ``y`` has shape (k, m), or
-        (m, k) if samples come first in ``data``. It has the floating dtype of ``data``, else float32, and is a tensor
-        on its device if ``data`` is one. Several threads may call it, as :class:`BackgroundDataLoader` does.
+        Returns copies ``(x, y)`` of the samples and their one-hot classes, in sorted order. ``y``
+        has shape (k, m), or (m, k) if samples come first in ``data``. It has the floating dtype of
+        ``data``, else float32, and is a tensor on its device if ``data`` is one. Several threads
+        may call it, as :class:`BackgroundDataLoader` does.
 
     Raises
     ------
@@ -128,7 +136,8 @@ def initbatchprovider(
     DataError
         If a class is empty, even only among ``train_indices``, or if one of these is not a sample.
     ValueError
-        If ``n`` is below the number of classes. All errors are raised here, not when the provider is called.
+        If ``n`` is below the number of classes. All errors are raised here, not when the provider
+        is called.
 
     Notes
     -----
@@ -144,15 +153,21 @@ def initbatchprovider(
            [0., 0., 1., 1.]]))
     """
     if len(indices_and_n) not in (1, 2):
-        raise TypeError("expected initbatchprovider(data, targets, n) or (data, targets, train_indices, n)")
+        raise TypeError(
+            "expected initbatchprovider(data, targets, n) or (data, targets, train_indices, n)"
+        )
     *indices, n = indices_and_n
-    arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in (data if isinstance(data, tuple) else (data,))]
+    arrays = [
+        a if hasattr(a, "shape") else np.asarray(a)
+        for a in (data if isinstance(data, tuple) else (data,))
+    ]
     ci = classindexes(targets)
     n_samples = len(targets)
     for a in arrays:
         if not -len(a.shape) <= axis < len(a.shape) or a.shape[axis] != n_samples:
             raise ShapeError(
-                f"data of shape {tuple(a.shape)} must have the {n_samples} samples of targets along axis {axis}"
+                f"data of shape {tuple(a.shape)} must have the {n_samples} samples of targets "
+                f"along axis {axis}"
             )
     if indices:
         keep = _chosen_mask(indices[0], n_samples)
@@ -167,7 +182,9 @@ def initbatchprovider(
         with lock:  # the draws of one minibatch follow each other
             ii = balanced_sample(ci, n, rng)
         x = tuple(_take_along(a, ii, axis) for a in arrays)
-        return x if isinstance(data, tuple) else x[0], _like_input(arrays[0], onehot.T if first else onehot)
+        return x if isinstance(data, tuple) else x[0], _like_input(
+            arrays[0], onehot.T if first else onehot
+        )
 
     return provider
 
@@ -179,7 +196,9 @@ def _per_class(ci: Mapping[Any, Any], n: int) -> int:
     if empty:
         raise DataError(f"no samples of class {', '.join(map(repr, empty))} to draw from")
     if n < len(ci):
-        raise ValueError(f"{n} samples cannot be balanced over {len(ci)} classes; n must be at least {len(ci)}")
+        raise ValueError(
+            f"{n} samples cannot be balanced over {len(ci)} classes; n must be at least {len(ci)}"
+        )
     return min(n // len(ci), min(len(i) for i in ci.values()))
 
 

@@ -40,7 +40,8 @@ def train(
     axis: int = 0,
     **settings: Any,
 ) -> None:
-    """Train: in each iteration prepare a minibatch, compute the gradient of its loss, and step the optimizer.
+    """Train: in each iteration prepare a minibatch, compute the gradient of its loss, and step the
+    optimizer.
 
     Parameters
     ----------
@@ -57,19 +58,20 @@ def train(
     axis : int
         Axis of the observations, along which several ranks divide a minibatch.
     **settings
-        ``cb``: a function without arguments, or a sequence of functions, called after each iteration;
+        ``cb``: a function without arguments, or a sequence of functions, called after each
+        iteration;
         :class:`StopTraining` ends training. ``cby``: called with the loss after ``cb``. ``comm``, ``batches``,
         ``clip``, ``accumulate``, ``precision``, ``stateful``: see :class:`GradientStep`.
 
     Raises
     ------
     FloatingPointError
-        If a loss or gradient is NaN or infinite. That iteration leaves the parameters unchanged. If ``params`` is a
-        module, ``loss`` is called once more with the same sample, and the error names the module in it that first gave
-        such a number.
+        If a loss or gradient is NaN or infinite. That iteration leaves the parameters unchanged. If
+        ``params`` is a module, ``loss`` is called once more with the same sample, and the error
+        names the module in it that first gave such a number.
     RankError
-        On every rank, before the first iteration, if ranks differ in a setting or, with the same batches, in
-        ``iterations``.
+        On every rank, before the first iteration, if ranks differ in a setting or, with the same
+        batches, in ``iterations``.
 
     Notes
     -----
@@ -82,7 +84,14 @@ def train(
     >>> def preparesamples():
     ...     x = torch.randn(20, 3)
     ...     return x, x.sum(1, keepdim=True)
-    >>> train(lambda x, y: mse(model(x), y), model, preparesamples, torch.optim.Adam, 300, cby=losses.append)
+    >>> train(
+    ...     lambda x, y: mse(model(x), y),
+    ...     model,
+    ...     preparesamples,
+    ...     torch.optim.Adam,
+    ...     300,
+    ...     cby=losses.append,
+    ... )
     >>> len(losses), losses[-1] < losses[0]
     (300, True)
     """
@@ -92,7 +101,16 @@ def train(
 
     divide = partial(shard, axis=axis)
     told = {"axis": axis}
-    _train(compute, divide, params, lambda: as_sample(preparesamples()), opt, iterations, told=told, **settings)
+    _train(
+        compute,
+        divide,
+        params,
+        lambda: as_sample(preparesamples()),
+        opt,
+        iterations,
+        told=told,
+        **settings,
+    )
 
 
 def ptrain(
@@ -108,22 +126,24 @@ def ptrain(
 ) -> None:
     """Train like :func:`train`, with each minibatch divided over threads.
 
-    ``loss`` must be a mean over observations. Then the result equals that of :func:`train` up to rounding, and is
-    bit-identical from run to run.
+    ``loss`` must be a mean over observations. Then the result equals that of :func:`train` up to
+    rounding, and is bit-identical from run to run.
 
     Parameters
     ----------
     loss, params, preparesamples, opt, iterations, **settings
-        See :func:`train`. ``preparesamples`` returns the whole minibatch and runs in the calling thread only.
+        See :func:`train`. ``preparesamples`` returns the whole minibatch and runs in the calling
+        thread only.
     bs : int, "auto" or None
-        Number of parts; each part has a thread. "auto": as many as torch has threads. None: ``preparesamples``
-        returns a tuple of samples, already divided.
+        Number of parts; each part has a thread. "auto": as many as torch has threads. None:
+        ``preparesamples`` returns a tuple of samples, already divided.
     axis : int or {"series", "time"}
         Axis of the observations, see :func:`fluxutils_py.data.parts.dividebatch`.
 
     Notes
     -----
-    Each part is weighted by its number of observations. For random numbers and models that change as they run, see
+    Each part is weighted by its number of observations. For random numbers and models that change
+    as they run, see
     :func:`pgradient`. Source: ``ptrain!`` of PrayTools.jl, which takes plain means.
     """
     n = torch.get_num_threads() if bs is None or bs == "auto" else int(bs)
@@ -137,9 +157,16 @@ def ptrain(
     divide = share_samples if bs is None else partial(shard, axis=axis)
     prepare = preparesamples if bs is None else lambda: as_sample(preparesamples())
     with Threads(n) as threads:
-        in_threads = ThreadedLoss(compute, as_module(params), as_params(params), threads, parts, replicate=False)
-        told = {"axis": axis, "whether bs is None": bs is None}  # what a rank's share of a minibatch is
-        _train(in_threads, divide, params, prepare, opt, iterations, told=told, **settings, defer=False)
+        in_threads = ThreadedLoss(
+            compute, as_module(params), as_params(params), threads, parts, replicate=False
+        )
+        told = {
+            "axis": axis,
+            "whether bs is None": bs is None,
+        }  # what a rank's share of a minibatch is
+        _train(
+            in_threads, divide, params, prepare, opt, iterations, told=told, **settings, defer=False
+        )
 
 
 def ttrain(
@@ -152,17 +179,19 @@ def ttrain(
     n: int | None = None,
     **settings: Any,
 ) -> None:
-    """Train like :func:`train`, on the mean over ``n`` samples; a separate thread prepares each sample.
+    """Train like :func:`train`, on the mean over ``n`` samples; a separate thread prepares each
+    sample.
 
     Parameters
     ----------
     loss, params, opt, iterations, **settings
         See :func:`train`.
     preparesamples : callable
-        Returns the sample of one thread. It runs in several threads at once and must be thread-safe. Numbers that it
-        draws from torch's default generator are the same in every run.
+        Returns the sample of one thread. It runs in several threads at once and must be
+        thread-safe. Numbers that it draws from torch's default generator are the same in every run.
     n : int, optional
-        Number of threads; by default as many as torch has. Several ranks with the same batches divide the samples.
+        Number of threads; by default as many as torch has. Several ranks with the same batches
+        divide the samples.
 
     Notes
     -----
@@ -179,7 +208,9 @@ def ttrain(
         return samples
 
     with Threads(torch.get_num_threads() if n is None else n) as threads:
-        in_threads = ThreadedLoss(compute, as_module(params), as_params(params), threads, parts, replicate=False)
+        in_threads = ThreadedLoss(
+            compute, as_module(params), as_params(params), threads, parts, replicate=False
+        )
         _train(in_threads, share_samples, params, prepare, opt, iterations, **settings, defer=False)
 
 
@@ -193,17 +224,19 @@ def itrain(
     tau: float = 0.5,
     **settings: Any,
 ) -> None:
-    """Train like :func:`train` on several environments, using only gradient entries they agree on (AND-mask).
+    """Train like :func:`train` on several environments, using only gradient entries they agree on
+    (AND-mask).
 
     Parameters
     ----------
     loss, params, opt, iterations, **settings
         See :func:`train`. All ranks get the same environments, and each rank computes all of them.
     preparesamples : callable
-        Returns one sample per environment, as a tuple of tuples. Environments have equal weight, whatever their sizes.
+        Returns one sample per environment, as a tuple of tuples. Environments have equal weight,
+        whatever their sizes.
     tau : float
-        Required agreement of the signs of gradients, see :func:`fluxutils_py.praytools.and_mask.signalign`; 0 takes
-        the plain mean.
+        Required agreement of the signs of gradients, see
+        :func:`fluxutils_py.praytools.and_mask.signalign`; 0 takes the plain mean.
 
     Notes
     -----
@@ -212,7 +245,9 @@ def itrain(
     if settings.get("batches", "same") != "same":
         raise ValueError("itrain needs the same environments on every rank: leave out batches=")
     if settings.get("precision") == "float16":
-        raise ValueError("itrain compares the signs of gradients, which float16 rounds to zero: take 'bfloat16'")
+        raise ValueError(
+            "itrain compares the signs of gradients, which float16 rounds to zero: take 'bfloat16'"
+        )
 
     def prepare() -> tuple[Sample, ...]:
         return tuple(as_sample(sample) for sample in preparesamples())
@@ -227,7 +262,16 @@ def itrain(
 
     with Threads(torch.get_num_threads()) as threads:
         together: dict[str, Any] = {"told": {"tau": tau}, "run_again": run_again, "defer": False}
-        _train(compute, lambda samples, rank, size: samples, params, prepare, opt, iterations, **settings, **together)
+        _train(
+            compute,
+            lambda samples, rank, size: samples,
+            params,
+            prepare,
+            opt,
+            iterations,
+            **settings,
+            **together,
+        )
 
 
 def autotrain(
@@ -245,7 +289,8 @@ def autotrain(
     comm: Any = "auto",
     **settings: Any,
 ) -> None:
-    """Train like :func:`ptrain`, with the number of parts that is fastest; with several ranks, rank 0 measures it.
+    """Train like :func:`ptrain`, with the number of parts that is fastest; with several ranks, rank
+    0 measures it.
 
     Parameters
     ----------
@@ -266,7 +311,17 @@ def autotrain(
         stats = ranks.guard(measure, loss, params, prepare_minibatch, minibatch_size)
     with ranks:
         parts = ranks.allgather(stats and min(stats, key=lambda row: row["time"])["parts"])[0]
-        ptrain(loss, params, prepare_minibatch, opt, iterations, bs=parts, axis=axis, comm=ranks, **settings)
+        ptrain(
+            loss,
+            params,
+            prepare_minibatch,
+            opt,
+            iterations,
+            bs=parts,
+            axis=axis,
+            comm=ranks,
+            **settings,
+        )
 
 
 def as_module(params: Any) -> nn.Module | None:
@@ -284,8 +339,8 @@ def as_sample(sample: Any) -> Sample:
     """
     if not isinstance(sample, tuple | list):
         raise TypeError(
-            f"preparesamples must return the arguments of loss as a tuple, such as (x, y) or (x,); it returned a "
-            f"{type(sample).__name__}"
+            "preparesamples must return the arguments of loss as a tuple, such as (x, y) or (x,); "
+            f"it returned a {type(sample).__name__}"
         )
     return tuple(sample)
 
@@ -308,7 +363,9 @@ def _train(
     told: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> None:
-    """Step the optimizer on one minibatch after another; ``told`` are further settings that ranks compare."""
+    """Step the optimizer on one minibatch after another; ``told`` are further settings that ranks
+    compare.
+    """
     told = dict(told or {})
     model, tensors = as_module(params), as_params(params)
     optimizer = make_optimizer(opt, [p for p in tensors if p.requires_grad])

@@ -32,7 +32,8 @@ def pgradient(
     *,
     threads: Threads | None = None,
 ) -> tuple[float, Gradients]:
-    """Compute the mean of a loss over several samples and its gradient, each sample in a separate thread.
+    """Compute the mean of a loss over several samples and its gradient, each sample in a separate
+    thread.
 
     Results are bit-identical from run to run, and to the same computation in one thread.
 
@@ -44,7 +45,8 @@ def pgradient(
     samples : sequence of tuples
         For example the parts of a minibatch from :func:`fluxutils_py.data.parts.dividebatch`.
     weights : sequence of float, optional
-        Weights of the samples in the mean; pass their sizes for the gradient of the whole minibatch. None: equal.
+        Weights of the samples in the mean; pass their sizes for the gradient of the whole
+        minibatch. None: equal.
     threads : Threads, optional
         Running threads to use; by default this call starts one per sample.
 
@@ -57,14 +59,13 @@ def pgradient(
     Raises
     ------
     ValueError
-        If several threads would change the model at once: its recurrent state, or the statistics of batch
-        normalisation. Train recurrent models with
-        ``Estimator(n_jobs=...)``.
+        If several threads would change the model at once: its recurrent state, or the statistics of
+        batch normalisation. Train recurrent models with ``Estimator(n_jobs=...)``.
 
     Notes
     -----
-    Random numbers (dropout) are reproducible, but differ from the numbers in one thread: see :class:`Threads`. Source:
-    ``pgradient`` of PrayTools.jl, which takes the plain mean.
+    Random numbers (dropout) are reproducible, but differ from the numbers in one thread: see
+    :class:`Threads`. Source: ``pgradient`` of PrayTools.jl, which takes the plain mean.
 
     Examples
     --------
@@ -95,7 +96,9 @@ def pgradient(
         require_thread_safe(params_or_model)
     check = require_thread_safe if len(samples) > 1 else _accept
     with watching_modules(check) as watch, threads or Threads(len(samples)) as at_work:
-        return sum_gradients(at_work.map(leaf, list(zip(samples, shares, strict=True)), idempotent=True))
+        return sum_gradients(
+            at_work.map(leaf, list(zip(samples, shares, strict=True)), idempotent=True)
+        )
 
 
 def tgradient(
@@ -106,15 +109,19 @@ def tgradient(
     *,
     threads: Threads | None = None,
 ) -> tuple[float, Gradients]:
-    """Compute a mean loss and gradient like :func:`pgradient`, over ``n`` samples that the threads prepare.
+    """Compute a mean loss and gradient like :func:`pgradient`, over ``n`` samples that the threads
+    prepare.
 
-    By default ``n`` is torch's number of threads; samples have equal weight. ``preparesamples()`` runs in every thread
-    and must be thread-safe. Numbers that it draws from torch's default generator are the same in every run; numbers
-    from a NumPy generator that the threads share are not. Source: ``tgradient`` of PrayTools.jl.
+    By default ``n`` is torch's number of threads; samples have equal weight. ``preparesamples()``
+    runs in every thread and must be thread-safe. Numbers that it draws from torch's default
+    generator are the same in every run; numbers from a NumPy generator that the threads share are
+    not. Source: ``tgradient`` of PrayTools.jl.
     """
     n = (threads.n if threads else torch.get_num_threads()) if n is None else n
     with threads or Threads(n) as at_work:
-        return pgradient(loss, params, at_work.map(lambda _: preparesamples(), range(n)), threads=at_work)
+        return pgradient(
+            loss, params, at_work.map(lambda _: preparesamples(), range(n)), threads=at_work
+        )
 
 
 def _accept(module: nn.Module) -> None:
@@ -131,7 +138,8 @@ def parallelization_stats(
     *,
     axis: int | str = 0,
 ) -> list[dict[str, Any]]:
-    """Measure how long the gradient of a minibatch takes for several numbers of parts, each in a thread.
+    """Measure how long the gradient of a minibatch takes for several numbers of parts, each in a
+    thread.
 
     The parameters stay unchanged.
 
@@ -153,14 +161,17 @@ def parallelization_stats(
     Returns
     -------
     list of dict
-        ``parts`` and ``time``, in seconds per gradient. The first row is the undivided minibatch on torch's threads.
+        ``parts`` and ``time``, in seconds per gradient. The first row is the undivided minibatch on
+        torch's threads.
 
     Notes
     -----
     Source: ``paralelization_stats`` of PrayTools.jl; this name works here too.
     """
     if minibatch_size < 1 or steps < 1:
-        raise ValueError(f"minibatch_size and steps must be at least 1, got {minibatch_size} and {steps}")
+        raise ValueError(
+            f"minibatch_size and steps must be at least 1, got {minibatch_size} and {steps}"
+        )
     params, minibatch = as_params(params), prepare_minibatch()
     if try_parts is None:
         try_parts = [2**k for k in range(round(math.log2(minibatch_size)) + 1)]

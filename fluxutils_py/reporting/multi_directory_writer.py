@@ -27,12 +27,15 @@ def split_tag(tag: str) -> tuple[str, str]:
     """
     key, _, rest = tag.partition("/")
     if not (key and rest):
-        raise ValueError(f"tag {tag!r} has no directory; write it as 'key/name', such as 'dev/accuracy'")
+        raise ValueError(
+            f"tag {tag!r} has no directory; write it as 'key/name', such as 'dev/accuracy'"
+        )
     return key, rest
 
 
 class MultiDirectorySummaryWriter(Writer):
-    """Writer that takes the directory from the tag: ``"dev/acc"`` becomes ``"acc"`` in ``log_dir_root/dev``.
+    """Writer that takes the directory from the tag: ``"dev/acc"`` becomes ``"acc"`` in
+    ``log_dir_root/dev``.
 
     TensorBoard shows each directory as a run, and draws the same tag of several runs in one plot.
 
@@ -60,7 +63,8 @@ class MultiDirectorySummaryWriter(Writer):
     Raises
     ------
     ValueError
-        When writing with a tag without a key, or a key that is not allowed. Nothing is written then.
+        When writing with a tag without a key, or a key that is not allowed. Nothing is written
+        then.
 
     Notes
     -----
@@ -90,7 +94,11 @@ class MultiDirectorySummaryWriter(Writer):
         use_threaded_writer: bool = True,
         comm: Any = "auto",
     ) -> None:
-        self.log_dir, self.keys, self.allow_new_keys = Path(log_dir_root).absolute(), tuple(keys), allow_new_keys
+        self.log_dir, self.keys, self.allow_new_keys = (
+            Path(log_dir_root).absolute(),
+            tuple(keys),
+            allow_new_keys,
+        )
         self.auto_flush, self.use_threaded_writer = auto_flush, use_threaded_writer
         self.tag_to_key, self.dirname = tag_to_key, dirname
         self.disabled = only_from_leader_process and not is_main_process(comm=comm)
@@ -101,12 +109,19 @@ class MultiDirectorySummaryWriter(Writer):
         """Return the writer for the directory of a key. Closing this writer closes it."""
         if not (self.allow_new_keys or key in self.keys):
             known = ", ".join(map(repr, self.keys)) or "none"
-            raise ValueError(f"key {key!r} is not known (known: {known}); add it to keys, or set allow_new_keys=True")
+            raise ValueError(
+                f"key {key!r} is not known (known: {known}); add it to keys, or set "
+                "allow_new_keys=True"
+            )
         with self._lock:
             if self._closed:
-                raise ValueError(f"the writer of {self.log_dir} is closed; open another to write more")
+                raise ValueError(
+                    f"the writer of {self.log_dir} is closed; open another to write more"
+                )
             if key not in self._writers:
-                self._writers[key] = NullSummaryWriter() if self.disabled else self._open_writer(key)
+                self._writers[key] = (
+                    NullSummaryWriter() if self.disabled else self._open_writer(key)
+                )
             return self._writers[key]
 
     def _open_writer(self, key: str) -> Writer:
@@ -127,10 +142,14 @@ class MultiDirectorySummaryWriter(Writer):
         for key in keys:
             self.subwriter(key).hparams(hparams)
 
-    def as_result_processor(self, method: Callable[..., Any] | None = None) -> Callable[[Mapping[str, Any], Any], None]:
-        """Return a result processor for :class:`RunEval` that writes each result to the directory of its dataset.
+    def as_result_processor(
+        self, method: Callable[..., Any] | None = None
+    ) -> Callable[[Mapping[str, Any], Any], None]:
+        """Return a result processor for :class:`RunEval` that writes each result to the directory
+        of its dataset.
 
-        It calls ``method(result, loop, writer)``, by default ``result.write_to_tensorboard(loop, writer)``.
+        It calls ``method(result, loop, writer)``, by default ``result.write_to_tensorboard(loop,
+        writer)``.
         """
 
         def write_results(results: Mapping[str, Any], loop: Any) -> None:

@@ -14,14 +14,18 @@ from fluxutils_py.terminal import shows_progress
 
 _said: set[str] = set()  # lines that this process needs only once
 LOG = logging.getLogger("fluxutils_py")
-HIDDEN_KEYS = ("epoch", "mean_batch_loss", "seconds")  # not shown among the numbers of an epoch's record
+HIDDEN_KEYS = (
+    "epoch",
+    "mean_batch_loss",
+    "seconds",
+)  # not shown among the numbers of an epoch's record
 
 
 def progress_hook(verbose: Any) -> ProgressBar | EpochLog | None:
     """Return the progress hook for an estimator's ``verbose``, or None.
 
-    "auto": a bar on a terminal and in a notebook, elsewhere a line per epoch in the log. True: the same, but the line
-    goes to stderr if logging does not show it. False: None.
+    "auto": a bar on a terminal and in a notebook, elsewhere a line per epoch in the log. True: the
+    same, but the line goes to stderr if logging does not show it. False: None.
     """
     if not shows_progress(verbose) and verbose != "auto":
         return None
@@ -34,12 +38,13 @@ class EpochLog:
     Parameters
     ----------
     insist : bool
-        Write the lines of epochs to stderr if the logger would drop it, for lack of a handler or by its level.
+        Write the lines of epochs to stderr if the logger would drop it, for lack of a handler or by
+        its level.
 
     Notes
     -----
-    The line shows the numbers of the epoch's record, such as ``epoch 3: loss 0.1234, validation_loss 0.2, 1.2 s``. Of
-    several ranks only rank 0 writes.
+    The line shows the numbers of the epoch's record, such as ``epoch 3: loss 0.1234,
+    validation_loss 0.2, 1.2 s``. Of several ranks only rank 0 writes.
     """
 
     name, priority = "epoch log", 100
@@ -73,15 +78,20 @@ def is_new(line: str) -> bool:
 def epoch_line(record: Mapping[str, Any]) -> str:
     """Format the record of an epoch as a line: epoch, metrics and duration."""
     hidden = HIDDEN_KEYS if record.get("folds", 1) > 1 else (*HIDDEN_KEYS, "folds")
-    numbers = [f"{k} {format_metric(v)}" for k, v in record.items() if k not in hidden and as_number(v) is not None]
+    numbers = [
+        f"{k} {format_metric(v)}"
+        for k, v in record.items()
+        if k not in hidden and as_number(v) is not None
+    ]
     return f"epoch {record['epoch']}: {', '.join(numbers)}, {record['seconds']:.1f} s"
 
 
 class ProgressBar:
     """Hook that shows epoch, step and metrics with tqdm, as a widget in notebooks.
 
-    It shows the metrics of the step, or its loss if it has none; after an epoch also the losses of its record, and the
-    number of pieces into which its series were folded. Of several ranks only rank 0 shows it.
+    It shows the metrics of the step, or its loss if it has none; after an epoch also the losses of
+    its record, and the number of pieces into which its series were folded. Of several ranks only
+    rank 0 shows it.
     """
 
     name, priority = "progress bar", 100
@@ -94,7 +104,9 @@ class ProgressBar:
         if not is_main_process(loop):
             return
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # tqdm warns when the notebook lacks widgets, then falls back to text
+            warnings.simplefilter(
+                "ignore"
+            )  # tqdm warns when the notebook lacks widgets, then falls back to text
             from tqdm.auto import tqdm
         total = None if loop.end_step is None else max(loop.end_step - loop.start_step, 0)
         done = loop.step - loop.start_step  # not 0 in a run that continues an interrupted one
@@ -106,17 +118,25 @@ class ProgressBar:
             print(line, file=sys.stderr, flush=True)
 
     def on_step(self, loop: Any) -> None:
-        if self._bar is not None and self._bar.update():  # true when tqdm redraws the bar; format numbers only then
+        if (
+            self._bar is not None and self._bar.update()
+        ):  # true when tqdm redraws the bar; format numbers only then
             self._show_epoch(loop)
 
     def _show_epoch(self, loop: Any) -> None:
         epoch = [] if loop.n_epochs is None else [f"epoch {loop.epoch + 1}"]
-        self._bar.set_postfix_str(", ".join(epoch + [f"{name} {text}" for name, text in _metrics(loop).items()]))
+        self._bar.set_postfix_str(
+            ", ".join(epoch + [f"{name} {text}" for name, text in _metrics(loop).items()])
+        )
 
     def on_epoch(self, loop: Any) -> None:
         if self._bar is None:
             return
-        losses = {k: format_metric(v) for k, v in loop.record.items() if k.endswith("loss") and v is not None}
+        losses = {
+            k: format_metric(v)
+            for k, v in loop.record.items()
+            if k.endswith("loss") and v is not None
+        }
         metrics = _metrics(loop) if loop.metrics else {}
         folds = {"folds": loop.record["folds"]} if loop.record.get("folds", 1) > 1 else {}
         self._bar.set_postfix({"epoch": loop.record["epoch"], **folds, **losses, **metrics})
@@ -132,4 +152,8 @@ class ProgressBar:
 
 def _metrics(loop: Any) -> dict[str, str]:
     metrics = loop.metrics or {"batch_loss": loop.batch_loss}
-    return {name: format_metric(value) for name, value in metrics.items() if as_number(value) is not None}
+    return {
+        name: format_metric(value)
+        for name, value in metrics.items()
+        if as_number(value) is not None
+    }

@@ -29,10 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 class PublishTrainingProgress:
-    """Hook that writes loss and metrics of the step, the speed, and the summaries that the model sows.
+    """Hook that writes loss and metrics of the step, the speed, and the summaries that the model
+    sows.
 
-    Tags are ``train/batch_loss``, ``train/<metric>``, ``trainer/steps_per_sec`` (since the previous call, so not at the
-    first one), and ``summary/<path>/<name>`` for each :func:`sow`. Only rank 0 writes.
+    Tags are ``train/batch_loss``, ``train/<metric>``, ``trainer/steps_per_sec`` (since the previous
+    call, so not at the first one), and ``summary/<path>/<name>`` for each :func:`sow`. Only rank 0
+    writes.
 
     Parameters
     ----------
@@ -47,9 +49,9 @@ class PublishTrainingProgress:
 
     Notes
     -----
-    As a hook of a loop, in a ``CronTab``, or among the callbacks of an ``Estimator``, it collects the sown summaries
-    itself. In a custom loop, call ``publish(state, step_info=info)`` within ``with collected_summaries():``. It warns
-    once if the model sows summaries outside such a block.
+    As a hook of a loop, in a ``CronTab``, or among the callbacks of an ``Estimator``, it collects
+    the sown summaries itself. In a custom loop, call ``publish(state, step_info=info)`` within
+    ``with collected_summaries():``. It warns once if the model sows summaries outside such a block.
 
     Source: bobbin, which writes the speed and the summaries.
 
@@ -62,7 +64,10 @@ class PublishTrainingProgress:
     >>> times = iter([1000.0, 1010.0])
     >>> publish = PublishTrainingProgress(Printer(), clock=lambda: next(times))
     >>> publish(SimpleNamespace(step=10, model=None))
-    >>> publish(SimpleNamespace(step=133, model=None), SimpleNamespace(batch_loss=0.5, metrics={"accuracy": 0.75}))
+    >>> publish(
+    ...     SimpleNamespace(step=133, model=None),
+    ...     SimpleNamespace(batch_loss=0.5, metrics={"accuracy": 0.75}),
+    ... )
     ('trainer/steps_per_sec', 12.3, 133)
     ('train/batch_loss', 0.5, 133)
     ('train/accuracy', 0.75, 133)
@@ -87,7 +92,9 @@ class PublishTrainingProgress:
             return
         step, now = loop.step, self.clock()
         if self._last is not None and step > self._last[0] and now > self._last[1]:
-            self.writer.add_scalar("trainer/steps_per_sec", (step - self._last[0]) / (now - self._last[1]), step)
+            self.writer.add_scalar(
+                "trainer/steps_per_sec", (step - self._last[0]) / (now - self._last[1]), step
+            )
         self._last = step, now
         step_info = getattr(loop, "step_info", None) if step_info is None else step_info
         if step_info is not None:
@@ -99,7 +106,8 @@ class PublishTrainingProgress:
             publish_train_intermediates(self.writer, collector.take(loop.model), step)
         elif collector is None and nobody_collected(loop.model):
             warnings.warn(
-                "summaries from sow() are not published: run the training loop inside 'with collected_summaries():'",
+                "summaries from sow() are not published: run the training loop inside 'with "
+                "collected_summaries():'",
                 stacklevel=2,
             )
 
@@ -136,7 +144,8 @@ def publish_trainer_env_info(
     state : TrainState or Loop
         Object with ``step`` and ``model``.
     prefix : str
-        Prefix of the tags ``total_num_params``, ``param_shape``, ``local_device``, ``trainer_argv`` and ``process``.
+        Prefix of the tags ``total_num_params``, ``param_shape``, ``local_device``, ``trainer_argv``
+        and ``process``.
     also_do_logging : bool
         Whether to log the texts as well, at ``loglevel``.
 
@@ -158,7 +167,9 @@ def publish_trainer_env_info(
     }
     writer = with_torch_names(writer)
     for name, text in texts.items():
-        writer.add_text(prefix + name, "\n".join(f"    {line}" for line in text.splitlines()), state.step)
+        writer.add_text(
+            prefix + name, "\n".join(f"    {line}" for line in text.splitlines()), state.step
+        )
         if also_do_logging:
             logger.log(loglevel, "%s: %s", name, text)
 

@@ -28,7 +28,9 @@ class Summary:
 
     def publish(self, writer: Any, tag: str, step: int) -> None:
         """Write the value with a writer of this package or of torch."""
-        raise NotImplementedError(f"{type(self).__name__} does not define publish(writer, tag, step)")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define publish(writer, tag, step)"
+        )
 
 
 class ScalarSummary(Summary):
@@ -43,7 +45,9 @@ class ScalarSummary(Summary):
 
 
 class ImageSummary(Summary):
-    """An image of floats in 0..1, or uint8, with axes (H, W) or (H, W, C), or as in ``dataformats``."""
+    """An image of floats in 0..1, or uint8, with axes (H, W) or (H, W, C), or as in
+    ``dataformats``.
+    """
 
     def __init__(self, image: Any, dataformats: str | None = None) -> None:
         super().__init__(image)
@@ -68,7 +72,13 @@ class MplImageSummary(ImageSummary):
     """
 
     def __init__(
-        self, image: Any, h_paddings: Any = None, v_paddings: Any = None, *, with_colorbar: bool = False, **options: Any
+        self,
+        image: Any,
+        h_paddings: Any = None,
+        v_paddings: Any = None,
+        *,
+        with_colorbar: bool = False,
+        **options: Any,
     ) -> None:
         if not hasattr(image, "savefig"):
             from matplotlib.figure import Figure
@@ -100,11 +110,15 @@ class SummaryCollector:
         self._found[module, name] = summary
 
     def take(self, model: nn.Module) -> dict[str, Summary]:
-        """Remove and return the summaries of a model's modules, by path, such as ``"layers/0/mean_output"``."""
+        """Remove and return the summaries of a model's modules, by path, such as
+        ``"layers/0/mean_output"``.
+        """
         summaries = {}
         for path, module in model.named_modules():
             for key in [k for k in self._found if k[0] is module]:
-                summaries["/".join([*(path.split(".") if path else []), key[1]])] = self._found.pop(key)
+                summaries["/".join([*(path.split(".") if path else []), key[1]])] = self._found.pop(
+                    key
+                )
         return summaries
 
     def __enter__(self) -> Self:
@@ -119,7 +133,9 @@ _active: ContextVar[SummaryCollector | None] = ContextVar("who collects summarie
 
 
 def active_collector() -> SummaryCollector | None:
-    """Return the collector of the innermost :func:`collected_summaries` block, or None outside of one."""
+    """Return the collector of the innermost :func:`collected_summaries` block, or None outside of
+    one.
+    """
     return _active.get()
 
 
@@ -134,20 +150,24 @@ def nobody_collected(model: nn.Module | None) -> bool:
 
 
 def collected_summaries(*, evaluation: bool = False) -> SummaryCollector:
-    """Collect the summaries that models :func:`sow`, within ``with collected_summaries() as found:``.
+    """Collect the summaries that models :func:`sow`, within ``with collected_summaries() as
+    found:``.
 
-    ``found.take(model)`` returns the summaries by path. If blocks are nested, the innermost collects.
+    ``found.take(model)`` returns the summaries by path. If blocks are nested, the innermost
+    collects.
 
     Parameters
     ----------
     evaluation : bool
-        Whether to collect from modules in evaluation mode, too. False: a validation in between leaves no summaries.
+        Whether to collect from modules in evaluation mode, too. False: a validation in between
+        leaves no summaries.
     """
     return SummaryCollector(evaluation)
 
 
 def sow(module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) -> None:
-    """Record a summary in ``forward``, for :func:`collected_summaries`; without a collector, do nothing.
+    """Record a summary in ``forward``, for :func:`collected_summaries`; without a collector, do
+    nothing.
 
     A later summary under the same name replaces an earlier one.
 
@@ -185,7 +205,9 @@ def sow(module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) 
         _missed.add(module)
 
 
-def publish_train_intermediates(writer: Any, tree: Any, step: int, *, prefix: str = "summary/") -> None:
+def publish_train_intermediates(
+    writer: Any, tree: Any, step: int, *, prefix: str = "summary/"
+) -> None:
     """Write each summary in a tree under its path, and ignore other leaves.
 
     Parameters

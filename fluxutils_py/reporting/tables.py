@@ -7,10 +7,17 @@ from typing import Any
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of equal length as lines of text: the first column to the left, numbers to the right."""
+    """Return rows of equal length as lines of text: the first column to the left, numbers to the
+    right.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *(v.rjust(w) for v, w in zip(row[1:], widths[1:], strict=True))])
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(v.rjust(w) for v, w in zip(row[1:], widths[1:], strict=True)),
+            ]
+        )
         for row in rows
     )
 
@@ -30,7 +37,8 @@ def format_metric(value: Any) -> str:
 
 
 def history_table(history: Iterable[Mapping[str, Any]]) -> Any:
-    """Convert epoch records, such as ``Loop.history``, to a table with a row per epoch and a column per quantity.
+    """Convert epoch records, such as ``Loop.history``, to a table with a row per epoch and a column
+    per quantity.
 
     Returns
     -------

@@ -20,20 +20,22 @@ SUFFIX = ".fit"  # file names of this hook end in it; other files in the directo
 class TensorBoard:
     """Hook that writes training curves for TensorBoard: ``callbacks=[TensorBoard("runs/a")]``.
 
-    The numbers in the record of an epoch have tags ``train/loss``, ``validation/loss``, ``train/lr`` and so on. Single
-    steps have the tags of :class:`PublishTrainingProgress`, such as ``train/batch_loss``. The x axis is the step of the
-    loop. Rank 0 writes, and TensorBoard can show the curves during training.
+    The numbers in the record of an epoch have tags ``train/loss``, ``validation/loss``,
+    ``train/lr`` and so on. Single steps have the tags of :class:`PublishTrainingProgress`, such as
+    ``train/batch_loss``. The x axis is the step of the loop. Rank 0 writes, and TensorBoard can
+    show the curves during training.
 
     Parameters
     ----------
     log_dir : str or path-like
-        Directory of the run, created if it does not exist. ``tensorboard --logdir runs`` shows each directory in
-        ``runs`` as a run.
+        Directory of the run, created if it does not exist. ``tensorboard --logdir runs`` shows each
+        directory in ``runs`` as a run.
     trigger : int or Trigger
         When to write single steps. ``n``: at each step that is a multiple of ``n``.
     each_fit : bool
-        Whether to write each fit to a new directory in ``log_dir``, ``fit-0001``, ``fit-0002``, ..., with the
-        estimator's parameters as text. For searches and cross-validation, also with ``n_jobs``.
+        Whether to write each fit to a new directory in ``log_dir``, ``fit-0001``, ``fit-0002``,
+        ..., with the estimator's parameters as text. For searches and cross-validation, also with
+        ``n_jobs``.
 
     Raises
     ------
@@ -44,10 +46,11 @@ class TensorBoard:
 
     Notes
     -----
-    A directory shows one training. A fit that continues it (from a checkpoint, ``partial_fit``, ``warm_start``) extends
-    the curves, and replaces what an interrupted fit wrote after its checkpoint. A new fit hides the files of earlier
-    ones: it renames them to ``events.out.earlier.*``, which TensorBoard ignores. With ``each_fit``, a continued fit
-    writes what it adds to a new directory.
+    A directory shows one training. A fit that continues it (from a checkpoint, ``partial_fit``,
+    ``warm_start``) extends the curves, and replaces what an interrupted fit wrote after its
+    checkpoint. A new fit hides the files of earlier ones: it renames them to
+    ``events.out.earlier.*``, which TensorBoard ignores. With ``each_fit``, a continued fit writes
+    what it adds to a new directory.
 
     Copies and pickles, as in clones of an estimator, keep only the settings.
 
@@ -93,7 +96,9 @@ class TensorBoard:
         self._open.callback(self._progress.on_close, loop)
         if self.each_fit and "estimator" in loop.shared_data:
             text = repr(loop.shared_data["estimator"])
-            self._writer.add_text("estimator", "\n".join(f"    {line}" for line in text.splitlines()), loop.step)
+            self._writer.add_text(
+                "estimator", "\n".join(f"    {line}" for line in text.splitlines()), loop.step
+            )
 
     def on_step(self, loop: Any) -> None:
         if self._progress is not None and loop.step % self.every == 0:
@@ -103,7 +108,11 @@ class TensorBoard:
         if self._writer is not None:
             for name, value in loop.record.items():
                 if name != "epoch" and (number := as_number(value)) is not None:
-                    part, rest = ("validation", name[11:]) if name.startswith("validation_") else ("train", name)
+                    part, rest = (
+                        ("validation", name[11:])
+                        if name.startswith("validation_")
+                        else ("train", name)
+                    )
                     self._writer.add_scalar(f"{part}/{rest}", number, loop.step)
 
     def on_close(self, loop: Any) -> None:
@@ -116,14 +125,21 @@ def purge_step(loop: Any) -> int | None:
     """Return the step from which a continued run replaces earlier summaries; None for a new run."""
     if loop.step == 0:
         return None
-    # A checkpoint after the last step of an epoch, but before its end: the end is repeated, and its record would appear
-    # twice. Purging from this step removes it, together with the summaries of this single step.
-    ends = loop.n_epochs is not None and loop.epoch_step > 0 and loop.steps_per_epoch in (None, loop.epoch_step)
+    # A checkpoint after the last step of an epoch, but before its end: the end is repeated, and its
+    # record would appear twice. Purging from this step removes it, together with the summaries of
+    # this single step.
+    ends = (
+        loop.n_epochs is not None
+        and loop.epoch_step > 0
+        and loop.steps_per_epoch in (None, loop.epoch_step)
+    )
     return int(loop.step) + (not ends)
 
 
 def hide_earlier_events(folder: Path) -> None:
-    """Rename the files of earlier fits, so that TensorBoard ignores them. Some readers ignore ``purge_step=0``."""
+    """Rename the files of earlier fits, so that TensorBoard ignores them. Some readers ignore
+    ``purge_step=0``.
+    """
     for path in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
         path.rename(path.with_name(path.name.replace("tfevents", "earlier", 1)))
 
@@ -160,6 +176,8 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
             yield
         finally:
             with suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_UN)  # releases it even if a forked process has the folder open
+                fcntl.flock(
+                    lock, fcntl.LOCK_UN
+                )  # releases it even if a forked process has the folder open
     finally:
         os.close(lock)

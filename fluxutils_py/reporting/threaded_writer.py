@@ -12,10 +12,11 @@ from fluxutils_py.validation import check_integer
 
 
 class ThreadedSummaryWriter(Writer):
-    """Write summaries in another thread: a call returns as soon as values are copied to main memory.
+    """Write summaries in another thread: a call returns as soon as values are copied to main
+    memory.
 
-    Each call copies tensors and arrays, draws figures and takes the time, so later changes do not show. The thread
-    writes summaries in the order of the calls.
+    Each call copies tensors and arrays, draws figures and takes the time, so later changes do not
+    show. The thread writes summaries in the order of the calls.
 
     Parameters
     ----------
@@ -29,14 +30,16 @@ class ThreadedSummaryWriter(Writer):
     Raises
     ------
     RuntimeError
-        From :meth:`flush` and :meth:`close`, if a summary could not be written since the last of these calls; names
-        the first one. Also when writing in a process that was forked from the one that opened the writer.
+        From :meth:`flush` and :meth:`close`, if a summary could not be written since the last of
+        these calls; names the first one. Also when writing in a process that was forked from the
+        one that opened the writer.
     ValueError
         When writing after :meth:`close`.
 
     Notes
     -----
-    An open writer is closed when the program ends. Source: bobbin, which drops errors of its threads.
+    An open writer is closed when the program ends. Source: bobbin, which drops errors of its
+    threads.
 
     Examples
     --------
@@ -57,7 +60,9 @@ class ThreadedSummaryWriter(Writer):
         self._process = OpenInProcess(self.close)
 
     @classmethod
-    def open(cls, log_dir: Any, max_workers: int = 1, wait_on_flush: bool = False, **options: Any) -> Self:
+    def open(
+        cls, log_dir: Any, max_workers: int = 1, wait_on_flush: bool = False, **options: Any
+    ) -> Self:
         """Open a writer for a directory; ``options`` go to :class:`SummaryWriter`."""
         return cls(SummaryWriter(log_dir, **options), max_workers, wait_on_flush)
 
@@ -65,7 +70,9 @@ class ThreadedSummaryWriter(Writer):
         self._process.require(self.log_dir)
         values = [tree_map(copy_to_cpu, arg) for arg in args]
         what = repr(args[0]) if isinstance(args[0], str) else method
-        self._thread.submit(self._run_and_keep_error, what, getattr(self.base_writer, method), *values, **options)
+        self._thread.submit(
+            self._run_and_keep_error, what, getattr(self.base_writer, method), *values, **options
+        )
 
     def flush(self) -> None:
         if self._process:
@@ -77,13 +84,19 @@ class ThreadedSummaryWriter(Writer):
     def close(self) -> None:
         if self._process.ends():
             try:
-                self._thread.submit(self._run_and_keep_error, "close", self.base_writer.close).result()
-            except RuntimeError:  # the program is ending: the thread has finished its queue and ended
+                self._thread.submit(
+                    self._run_and_keep_error, "close", self.base_writer.close
+                ).result()
+            except (
+                RuntimeError
+            ):  # the program is ending: the thread has finished its queue and ended
                 self._run_and_keep_error("close", self.base_writer.close)
             self._thread.shutdown()
             self._raise_failed()
 
-    def _run_and_keep_error(self, what: str, call: Callable[..., Any], *args: Any, **options: Any) -> None:
+    def _run_and_keep_error(
+        self, what: str, call: Callable[..., Any], *args: Any, **options: Any
+    ) -> None:
         try:
             call(*args, **options)
         except Exception as error:
@@ -96,4 +109,6 @@ class ThreadedSummaryWriter(Writer):
             self._failed = []
             others = f" (and {n_more} more)" if n_more else ""
             cause = f"{type(error).__name__}: {error}"
-            raise RuntimeError(f"summary {what} was not written to {self.log_dir}{others}: {cause}") from error
+            raise RuntimeError(
+                f"summary {what} was not written to {self.log_dir}{others}: {cause}"
+            ) from error

@@ -19,13 +19,15 @@ from torch import Tensor
 class Writer:
     """Base class of all writers: torch's methods, the same under bobbin's names, and ``with``.
 
-    Subclasses define ``_call``, which executes a method of torch's ``SummaryWriter``.
-    Values are tensors on any device, arrays, or numbers; later changes to them do not show. Steps are counts, such as
-    ``loop.step``. ``walltime`` is in seconds since 1970, by default the time of the call.
+    Subclasses define ``_call``, which executes a method of torch's ``SummaryWriter``. Values are
+    tensors on any device, arrays, or numbers; later changes to them do not show. Steps are counts,
+    such as ``loop.step``. ``walltime`` is in seconds since 1970, by default the time of the call.
     """
 
     def _call(self, method: str, *args: Any, **options: Any) -> None:
-        """Call ``method`` of torch's writer. The first argument is the tag, except for ``add_hparams``."""
+        """Call ``method`` of torch's writer. The first argument is the tag, except for
+        ``add_hparams``.
+        """
         raise NotImplementedError
 
     def flush(self) -> None:
@@ -37,7 +39,9 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # -- torch's names; ``options`` go to torch's methods ----------------------------------------------
@@ -47,34 +51,52 @@ class Writer:
             options["walltime"] = time.time()
         self._call(method, *args, **options)
 
-    def add_scalar(self, tag: str, scalar_value: Any, global_step: Any = None, **options: Any) -> None:
+    def add_scalar(
+        self, tag: str, scalar_value: Any, global_step: Any = None, **options: Any
+    ) -> None:
         """Write a number; TensorBoard stores it as float32."""
         self._write("add_scalar", tag, scalar_value, global_step, **options)
 
     def add_scalars(
-        self, main_tag: str, tag_scalar_dict: Mapping[str, Any], global_step: Any = None, **options: Any
+        self,
+        main_tag: str,
+        tag_scalar_dict: Mapping[str, Any],
+        global_step: Any = None,
+        **options: Any,
     ) -> None:
         """Write several numbers for one plot, each into a separate directory below this writer's."""
         self._write("add_scalars", main_tag, dict(tag_scalar_dict), global_step, **options)
 
     def add_image(self, tag: str, img_tensor: Any, global_step: Any = None, **options: Any) -> None:
-        """Write an image (C, H, W), floats in 0..1 or uint8; ``dataformats`` names other axes, such as ``"HW"``."""
+        """Write an image (C, H, W), floats in 0..1 or uint8; ``dataformats`` names other axes, such
+        as ``"HW"``.
+        """
         self._write("add_image", tag, img_tensor, global_step, **options)
 
-    def add_images(self, tag: str, img_tensor: Any, global_step: Any = None, **options: Any) -> None:
+    def add_images(
+        self, tag: str, img_tensor: Any, global_step: Any = None, **options: Any
+    ) -> None:
         """Write images (N, C, H, W), side by side as one; ``dataformats`` names other axes."""
         self._write("add_images", tag, img_tensor, global_step, **options)
 
-    def add_figure(self, tag: str, figure: Any, global_step: Any = None, close: bool = True, **options: Any) -> None:
-        """Draw a matplotlib figure, from pyplot or not, and write the image; ``close`` closes it in pyplot."""
+    def add_figure(
+        self, tag: str, figure: Any, global_step: Any = None, close: bool = True, **options: Any
+    ) -> None:
+        """Draw a matplotlib figure, from pyplot or not, and write the image; ``close`` closes it in
+        pyplot.
+        """
         self.add_image(tag, render_figure(figure, close), global_step, dataformats="HWC", **options)
 
     def add_histogram(self, tag: str, values: Any, global_step: Any = None, **options: Any) -> None:
-        """Write a histogram of one or more values, of any shape; ``bins`` as in NumPy, or ``"tensorflow"``."""
+        """Write a histogram of one or more values, of any shape; ``bins`` as in NumPy, or
+        ``"tensorflow"``.
+        """
         self._write("add_histogram", tag, values, global_step, **options)
 
     def add_audio(self, tag: str, snd_tensor: Any, global_step: Any = None, **options: Any) -> None:
-        """Write sound of one channel, (L,) or (1, L), in -1..1, at ``sample_rate`` (default 44100 Hz)."""
+        """Write sound of one channel, (L,) or (1, L), in -1..1, at ``sample_rate`` (default 44100
+        Hz).
+        """
         self._write("add_audio", tag, snd_tensor, global_step, **options)
 
     def add_text(self, tag: str, text_string: str, global_step: Any = None, **options: Any) -> None:
@@ -86,7 +108,9 @@ class Writer:
         tensor = torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else tensor
         self._write("add_tensor", tag, tensor, global_step, **options)
 
-    def add_hparams(self, hparam_dict: dict[str, Any], metric_dict: dict[str, Any], **options: Any) -> None:
+    def add_hparams(
+        self, hparam_dict: dict[str, Any], metric_dict: dict[str, Any], **options: Any
+    ) -> None:
         """Write hyper-parameters (numbers, strings, booleans) and the resulting metrics.
 
         They go to the directory ``run_name`` below this writer's; None: named after the time.
@@ -100,14 +124,20 @@ class Writer:
         self.add_scalar(tag, value, step)
 
     def image(self, tag: str, image: Any, step: Any, max_outputs: int = 3) -> None:
-        """Write an image (H, W) or (H, W, C), or the first ``max_outputs`` of (N, H, W, C), side by side."""
+        """Write an image (H, W) or (H, W, C), or the first ``max_outputs`` of (N, H, W, C), side by
+        side.
+        """
         if image.ndim == 4:
             self.add_images(tag, image[:max_outputs], step, dataformats="NHWC")
         else:
             self.add_image(tag, image, step, dataformats="HWC"[: image.ndim])
 
-    def audio(self, tag: str, audiodata: Any, step: Any, sample_rate: int = 44100, max_outputs: int = 3) -> None:
-        """Write sound (L,) or (1, L), or the first ``max_outputs`` of (N, L, 1), as ``tag/0``, ``tag/1``, ..."""
+    def audio(
+        self, tag: str, audiodata: Any, step: Any, sample_rate: int = 44100, max_outputs: int = 3
+    ) -> None:
+        """Write sound (L,) or (1, L), or the first ``max_outputs`` of (N, L, 1), as ``tag/0``,
+        ``tag/1``, ...
+        """
         if audiodata.ndim < 3:
             self.add_audio(tag, audiodata, step, sample_rate=sample_rate)
         else:
@@ -127,17 +157,23 @@ class Writer:
         self.add_tensor(tag, tensor, step)
 
     def hparams(self, hparams: dict[str, Any]) -> None:
-        """Write hyper-parameters without metrics into this writer's directory; see :meth:`add_hparams`."""
+        """Write hyper-parameters without metrics into this writer's directory; see
+        :meth:`add_hparams`.
+        """
         self.add_hparams(hparams, {}, run_name=".")
 
 
 class FlaxNames(Writer):
-    """Writer that passes calls on to one that has flax's method names only, such as ``scalar`` and ``text``."""
+    """Writer that passes calls on to one that has flax's method names only, such as ``scalar`` and
+    ``text``.
+    """
 
     def __init__(self, writer: Any) -> None:
         self.writer = writer
 
-    def _call(self, method: str, tag: Any, value: Any = None, step: Any = None, **options: Any) -> None:
+    def _call(
+        self, method: str, tag: Any, value: Any = None, step: Any = None, **options: Any
+    ) -> None:
         name = {"add_tensor": "write"}.get(method, method.removeprefix("add_"))
         if not hasattr(self.writer, name):
             raise AttributeError(f"{type(self.writer).__name__} has neither {method} nor {name}")
@@ -155,7 +191,9 @@ class FlaxNames(Writer):
 
 
 def with_torch_names(writer: Any) -> Any:
-    """Return a writer that has torch's method names: itself, or one around a writer with flax's names only."""
+    """Return a writer that has torch's method names: itself, or one around a writer with flax's
+    names only.
+    """
     if hasattr(writer, "add_scalar") or not hasattr(writer, "scalar"):
         return writer
     return FlaxNames(writer)
@@ -210,8 +248,8 @@ class SummaryWriter(Writer):
 
     Notes
     -----
-    TensorBoard reads the files of a directory in the order of their names; the new name sorts after existing ones.
-    An open writer is closed when the program ends.
+    TensorBoard reads the files of a directory in the order of their names; the new name sorts after
+    existing ones. An open writer is closed when the program ends.
 
     Examples
     --------
@@ -227,10 +265,20 @@ class SummaryWriter(Writer):
     flush_s = 5  # seconds until a summary is on disk: short enough to watch a run
 
     def __init__(
-        self, log_dir: Any, *, purge_step: int | None = None, auto_flush: bool = False, filename_suffix: str = ""
+        self,
+        log_dir: Any,
+        *,
+        purge_step: int | None = None,
+        auto_flush: bool = False,
+        filename_suffix: str = "",
     ) -> None:
-        self.log_dir, self.auto_flush = Path(log_dir).absolute(), auto_flush  # the file is opened by a thread, later
-        self._torch = self._open_torch(purge_step=purge_step, flush_secs=self.flush_s, filename_suffix=filename_suffix)
+        self.log_dir, self.auto_flush = (
+            Path(log_dir).absolute(),
+            auto_flush,
+        )  # the file is opened by a thread, later
+        self._torch = self._open_torch(
+            purge_step=purge_step, flush_secs=self.flush_s, filename_suffix=filename_suffix
+        )
         self._process = OpenInProcess(self.close)
 
     def _open_torch(self, **options: Any) -> Any:
@@ -243,7 +291,12 @@ class SummaryWriter(Writer):
             before = set(self.log_dir.glob("events.out.tfevents.*"))
             writer = open_writer(self.log_dir, **options)
             own = set(self.log_dir.glob("events.out.tfevents.*")) - before
-            if not before or len(own) != 1 or min(own) > max(before) or creation_second(max(before)) > time.time():
+            if (
+                not before
+                or len(own) != 1
+                or min(own) > max(before)
+                or creation_second(max(before)) > time.time()
+            ):
                 return writer
             writer.close()
             min(own).unlink()
@@ -265,7 +318,9 @@ class SummaryWriter(Writer):
 
 
 class OpenInProcess:
-    """Truth value: the writer is open, and this is the process that opened it. Closes it when the program ends."""
+    """Truth value: the writer is open, and this is the process that opened it. Closes it when the
+    program ends.
+    """
 
     def __init__(self, close: Callable[[], Any]) -> None:
         self.close, self.pid, self.open = close, os.getpid(), True
@@ -280,8 +335,8 @@ class OpenInProcess:
             raise ValueError(f"the writer of {where} is closed; open another to write more")
         if self.pid != os.getpid():
             raise RuntimeError(
-                f"the writer of {where} belongs to process {self.pid}, from which this one was forked; open another "
-                "in the process that is to write"
+                f"the writer of {where} belongs to process {self.pid}, from which this one was "
+                "forked; open another in the process that is to write"
             )
 
     def ends(self) -> bool:
@@ -299,7 +354,9 @@ def copy_to_cpu(value: Any) -> Any:
 
 
 def creation_second(path: Path) -> int:
-    """Return the second at which an event file was opened, read from its name; 0 if the name has none."""
+    """Return the second at which an event file was opened, read from its name; 0 if the name has
+    none.
+    """
     text = path.name.removeprefix("events.out.tfevents.").split(".")[0]
     return int(text) if text.isdigit() else 0
 
@@ -316,7 +373,9 @@ def import_torch_writer() -> Any:
 
 
 def render_figure(figure: Any, close: bool = False) -> np.ndarray:
-    """Draw a matplotlib figure as a uint8 image (H, W, 3), without a display and with any backend in use."""
+    """Draw a matplotlib figure as a uint8 image (H, W, 3), without a display and with any backend
+    in use.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     shown_by, canvas = figure.canvas, FigureCanvasAgg(figure)

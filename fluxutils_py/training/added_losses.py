@@ -26,7 +26,8 @@ def add_loss(loss: Tensor) -> None:
     Raises
     ------
     RuntimeError
-        Outside a step of a :class:`Trainer`, where it would have no effect; also in a thread that the model started.
+        Outside a step of a :class:`Trainer`, where it would have no effect; also in a thread that
+        the model started.
 
     Notes
     -----
@@ -42,7 +43,9 @@ def add_loss(loss: Tensor) -> None:
     """
     added = _losses.get()
     if added is None:
-        raise RuntimeError("add_loss has no effect outside a step of a Trainer: call it in the model")
+        raise RuntimeError(
+            "add_loss has no effect outside a step of a Trainer: call it in the model"
+        )
     added.append(loss.mean())
 
 

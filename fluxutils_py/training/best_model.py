@@ -27,14 +27,20 @@ class BestModel:
         Copy of the model's ``state_dict`` at that value, on the CPU.
     """
 
-    def __init__(self, model: Any = None, is_better: Callable[[Any, Any], bool] = operator.lt) -> None:
+    def __init__(
+        self, model: Any = None, is_better: Callable[[Any, Any], bool] = operator.lt
+    ) -> None:
         self.model, self.is_better = model, is_better
         self.value: Any = None
         self.parameters: dict[str, Any] | None = None
 
     def update(self, value: Any) -> bool:
         """Keep the current parameters if ``value`` is the best so far, and return whether it is."""
-        if value is None or value != value or (self.value is not None and not self.is_better(value, self.value)):
+        if (
+            value is None
+            or value != value
+            or (self.value is not None and not self.is_better(value, self.value))
+        ):
             return False
         self._store_best(value)
         self.value = value
@@ -44,7 +50,9 @@ class BestModel:
         self.parameters = copy_state(self.model)
 
     def restore(self) -> nn.Module:
-        """Load the best parameters and buffers into the model, if there are any, and return the model."""
+        """Load the best parameters and buffers into the model, if there are any, and return the
+        model.
+        """
         if self.parameters is not None:
             self.model.load_state_dict(self.parameters)
         return self.model
@@ -61,4 +69,7 @@ class BestModel:
 def copy_state(model: nn.Module) -> dict[str, Any]:
     """Return a copy of the model's ``state_dict`` on the CPU."""
     state = model.state_dict().items()
-    return {k: v.detach().to("cpu", copy=True) if isinstance(v, Tensor) else copy.deepcopy(v) for k, v in state}
+    return {
+        k: v.detach().to("cpu", copy=True) if isinstance(v, Tensor) else copy.deepcopy(v)
+        for k, v in state
+    }

@@ -57,7 +57,9 @@ class ListedCheckpoint:
             content = read_file(path, KIND, format=FORMAT)
             for name in content["trainable"]:
                 tensors = content["state"][name].items()
-                listed.shapes |= {f"{name}.{key}": tuple(v.shape) for key, v in tensors if isinstance(v, Tensor)}
+                listed.shapes |= {
+                    f"{name}.{key}": tuple(v.shape) for key, v in tensors if isinstance(v, Tensor)
+                }
         except (LoadError, OSError) as error:
             listed.damage = str(error)
         except (LookupError, TypeError, AttributeError) as error:
@@ -79,7 +81,8 @@ def list_checkpoints(folder: Any) -> list[ListedCheckpoint]:
 
 
 def checkpoint_report(folders: Sequence[Any]) -> str:
-    """Return tables, as text, of the checkpoints in folders, and of the newest of each if there are several.
+    """Return tables, as text, of the checkpoints in folders, and of the newest of each if there are
+    several.
 
     Raises
     ------
@@ -100,19 +103,27 @@ def _table_of_run(folder: str, found: Sequence[ListedCheckpoint]) -> str:
     rows = [["checkpoint", "step", "size", "parameters", *names]]
     for one in found:
         numbers = ["damaged"] if one.damage is not None else [str(_count(one))]
-        rows.append([one.path.name, str(one.step), _megabytes(one.size), *numbers, *_metrics(one, names)])
+        rows.append(
+            [one.path.name, str(one.step), _megabytes(one.size), *numbers, *_metrics(one, names)]
+        )
     damages = [one.damage for one in found if one.damage is not None]
     return "\n".join([f"{folder}:", text_table(rows), *damages])
 
 
 def _compare_runs(runs: Mapping[str, Sequence[ListedCheckpoint]]) -> str:
-    newest = {folder: [one for one in found if one.damage is None][-1:] for folder, found in runs.items()}
+    newest = {
+        folder: [one for one in found if one.damage is None][-1:] for folder, found in runs.items()
+    }
     names = _metric_names([one for found in newest.values() for one in found])
     rows = [["run", "checkpoints", "step", "size", "parameters", *names]]
     for folder, found in runs.items():
         size = _megabytes(sum(one.size for one in found))
-        last = [[str(one.step), size, str(_count(one)), *_metrics(one, names)] for one in newest[folder]]
-        rows.append([folder, str(len(found)), *(last or [["none", size, "", *([""] * len(names))]])[0]])
+        last = [
+            [str(one.step), size, str(_count(one)), *_metrics(one, names)] for one in newest[folder]
+        ]
+        rows.append(
+            [folder, str(len(found)), *(last or [["none", size, "", *([""] * len(names))]])[0]]
+        )
     shapes = {folder: found[0].shapes for folder, found in newest.items() if found}
     return "\n".join([text_table(rows), *_differing_parameters(shapes)])
 
@@ -124,7 +135,9 @@ def _differing_parameters(shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -
     for name in names:
         found = [run.get(name) for run in shapes.values()]
         if len(set(found)) > 1:
-            lines.append(f"{name}: {', '.join('none' if shape is None else str(shape) for shape in found)}")
+            lines.append(
+                f"{name}: {', '.join('none' if shape is None else str(shape) for shape in found)}"
+            )
     more = [f"... {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     return ["parameters that differ:", *lines[:SHOWN], *more] if lines else []
 
@@ -134,7 +147,9 @@ def _metric_names(found: Sequence[ListedCheckpoint]) -> list[str]:
 
 
 def _metrics(one: ListedCheckpoint, names: Sequence[str]) -> list[str]:
-    return ["" if one.metrics.get(name) is None else format_metric(one.metrics[name]) for name in names]
+    return [
+        "" if one.metrics.get(name) is None else format_metric(one.metrics[name]) for name in names
+    ]
 
 
 def _count(one: ListedCheckpoint) -> int:

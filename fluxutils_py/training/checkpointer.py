@@ -59,7 +59,8 @@ def require_sole_run(folder: Path, last: int | None) -> int:
     Raises
     ------
     FileExistsError
-        If it is newer than ``last``, the number that this run restored or saved last; None is not known.
+        If it is newer than ``last``, the number that this run restored or saved last; None is not
+        known.
     """
     newest = next(reversed(checkpoint_paths(folder)), None)
     number = 0 if newest is None else save_number(newest)
@@ -69,7 +70,9 @@ def require_sole_run(folder: Path, last: int | None) -> int:
             about = json.loads(newest.with_suffix(".json").read_text("utf-8"))
             process = f" by process {about['process']} on {about['host']}"
         known = f"number {last}" if last else "none"
-        raise FileExistsError(f"{newest.name} was saved{process}, and this run knew of {known}: {_way_out(folder)}")
+        raise FileExistsError(
+            f"{newest.name} was saved{process}, and this run knew of {known}: {_way_out(folder)}"
+        )
     return number
 
 
@@ -80,13 +83,15 @@ def explain_lost_files(folder: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         lost = error.filename or "a checkpoint"
-        raise FileExistsError(f"{lost} was removed while this run used it: {_way_out(folder)}") from error
+        raise FileExistsError(
+            f"{lost} was removed while this run used it: {_way_out(folder)}"
+        ) from error
 
 
 def _way_out(folder: Path) -> str:
     return (
-        f"another run saves to {folder} too. End that run, or give this one another folder; when started again, this "
-        "one goes on from the newest checkpoint"
+        f"another run saves to {folder} too. End that run, or give this one another folder; when "
+        "started again, this one goes on from the newest checkpoint"
     )
 
 
@@ -95,7 +100,11 @@ def remove_leftovers(folder: Path) -> None:
     complete = {path.stem for path in checkpoint_paths(folder)}
     for path in folder.iterdir():
         temporary = path.name.startswith(".checkpoint-n") and path.name.endswith(".part")
-        orphan = path.suffix == ".json" and NAME.fullmatch(f"{path.stem}.pt") and path.stem not in complete
+        orphan = (
+            path.suffix == ".json"
+            and NAME.fullmatch(f"{path.stem}.pt")
+            and path.stem not in complete
+        )
         if temporary or orphan:
             path.unlink(missing_ok=True)
 
@@ -106,14 +115,16 @@ LOOK_EVERY = 0.2  # seconds between the steps at which ranks exchange whether on
 
 
 class Preemption:
-    """Hook that on SIGTERM or SIGUSR1 saves a checkpoint after the step in progress, and then ends the program.
+    """Hook that on SIGTERM or SIGUSR1 saves a checkpoint after the step in progress, and then ends
+    the program.
 
-    Each :class:`Checkpointer` adds one to its loop. If any rank gets one of the signals, all ranks save together and
-    raise ``SystemExit(128 + signal)``: 143 for SIGTERM, 138 for SIGUSR1 (on Linux). The next start of
-    the program continues from that step.
+    Each :class:`Checkpointer` adds one to its loop. If any rank gets one of the signals, all ranks
+    save together and raise ``SystemExit(128 + signal)``: 143 for SIGTERM, 138 for SIGUSR1 (on
+    Linux). The next start of the program continues from that step.
 
-    It takes over signals with their default action only, in the main thread, while the loop runs. A signal that comes
-    after the last step finds the run complete: SIGTERM is passed on then, SIGUSR1 is not.
+    It takes over signals with their default action only, in the main thread, while the loop runs. A
+    signal that comes after the last step finds the run complete: SIGTERM is passed on then, SIGUSR1
+    is not.
 
     Parameters
     ----------
@@ -127,7 +138,11 @@ class Preemption:
     ``reached_preemption`` of Orbax.
     """
 
-    name, priority, collective = "preemption", math.inf, True  # after everything else has seen the step
+    name, priority, collective = (
+        "preemption",
+        math.inf,
+        True,
+    )  # after everything else has seen the step
 
     def __init__(self, checkpointer: Any) -> None:
         self.checkpointer = checkpointer
@@ -135,7 +150,12 @@ class Preemption:
         self._handlers: dict[int, Any] = {}
 
     def on_start(self, loop: Any) -> None:
-        self._signal, self._step, self._began, self._next = 0, loop.step, time.monotonic(), loop.step + 1
+        self._signal, self._step, self._began, self._next = (
+            0,
+            loop.step,
+            time.monotonic(),
+            loop.step + 1,
+        )
         if threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:
@@ -159,7 +179,12 @@ class Preemption:
         path = self.checkpointer.save(loop)
         if loop.rank == 0:
             name = signal.Signals(found).name
-            LOG.warning("%s: saved %s; the program ends with status %d, to be started again", name, path, 128 + found)
+            LOG.warning(
+                "%s: saved %s; the program ends with status %d, to be started again",
+                name,
+                path,
+                128 + found,
+            )
         raise SystemExit(128 + found)
 
     def on_close(self, loop: Any) -> None:
@@ -179,14 +204,15 @@ KIND, FORMAT = "fluxutils_py checkpoint", 1
 class Checkpointer:
     """Save the state of a run to a folder and restore it.
 
-    A checkpoint is a file ``checkpoint-nNNNNNNN-step-SSSSSSSS.pt``, named by save number and step, with a ``.json``
-    of its step, metrics and versions beside it. It is written to a temporary file, then renamed: if the process is
-    killed during a save, the earlier checkpoints remain, and the next save removes the temporary file. As a callback
-    of an ``Estimator``, it saves what ``fit`` needs, and ``fit`` resumes from it.
+    A checkpoint is a file ``checkpoint-nNNNNNNN-step-SSSSSSSS.pt``, named by save number and step,
+    with a ``.json`` of its step, metrics and versions beside it. It is written to a temporary file,
+    then renamed: if the process is killed during a save, the earlier checkpoints remain, and the
+    next save removes the temporary file. As a callback of an ``Estimator``, it saves what ``fit``
+    needs, and ``fit`` resumes from it.
 
-    Files hold plain data and tensors; reading them runs no code. On several ranks, rank 0 saves for all. Only one run
-    may save to a folder at a time: a save raises ``FileExistsError`` if another run has saved since this one restored
-    or saved a checkpoint.
+    Files hold plain data and tensors; reading them runs no code. On several ranks, rank 0 saves for
+    all. Only one run may save to a folder at a time: a save raises ``FileExistsError`` if another
+    run has saved since this one restored or saved a checkpoint.
 
     Parameters
     ----------
@@ -195,26 +221,31 @@ class Checkpointer:
     keep : int
         Number of newest checkpoints to keep; -1 keeps all.
     take_mean : int
-        Number of newest checkpoints over which :meth:`restore` averages the trainable floating-point parameters of
-        modules; -1 averages all. Everything else comes from the newest. Above 1, training does not resume exactly.
+        Number of newest checkpoints over which :meth:`restore` averages the trainable
+        floating-point parameters of modules; -1 averages all. Everything else comes from the
+        newest. Above 1, training does not resume exactly.
     trigger : Trigger, optional
-        When to save as a hook of a loop, such as ``EveryNSeconds(60)``; by default after every epoch.
+        When to save as a hook of a loop, such as ``EveryNSeconds(60)``; by default after every
+        epoch.
     exclude : sequence of str
-        Patterns of parameters and buffers that are neither saved nor restored, such as ``"model.embedding.*"``: the
-        tracked name of the module, then the name inside it, with the wildcards of ``fnmatch``. What an optimizer keeps
-        about such a parameter, as its moments, is left out too.
+        Patterns of parameters and buffers that are neither saved nor restored, such as
+        ``"model.embedding.*"``: the tracked name of the module, then the name inside it, with the
+        wildcards of ``fnmatch``. What an optimizer keeps about such a parameter, as its moments, is
+        left out too.
 
     Notes
     -----
-    As a hook it runs last (``priority`` is infinite), so it saves the final state of the step, the epoch or the run.
-    It also saves at the end of a run, and when SIGTERM or SIGUSR1 announces the end of the job, which it then ends with
-    status 143 or 138; see the module ``fluxutils_py.training.checkpointer``.
+    As a hook it runs last (``priority`` is infinite), so it saves the final state of the step, the
+    epoch or the run. It also saves at the end of a run, and when SIGTERM or SIGUSR1 announces the
+    end of the job, which it then ends with status 143 or 138; see the module
+    ``fluxutils_py.training.checkpointer``.
 
-    On several ranks, it saves the modules and optimizers of rank 0, and everything else of each rank. All ranks save
-    together and read the same files: triggers must fire at the same steps, and all ranks must see the folder. Another
-    number of ranks can restore a checkpoint: a tracked object or hook whose state differs between ranks then needs
-    ``reshard_state_dict(states, rank, size)``, which returns the state for one of ``size`` ranks from those of all
-    ranks that saved. Without it, each rank gets the state that it saved, and ranks that are new get that of rank 0.
+    On several ranks, it saves the modules and optimizers of rank 0, and everything else of each
+    rank. All ranks save together and read the same files: triggers must fire at the same steps, and
+    all ranks must see the folder. Another number of ranks can restore a checkpoint: a tracked
+    object or hook whose state differs between ranks then needs ``reshard_state_dict(states, rank,
+    size)``, which returns the state for one of ``size`` ranks from those of all ranks that saved.
+    Without it, each rank gets the state that it saved, and ranks that are new get that of rank 0.
 
     Source: ``checkpoints.Handler`` of gomlx, which also reads truncated files.
 
@@ -261,36 +292,49 @@ class Checkpointer:
         if not isinstance(dir, str | os.PathLike) or not os.fspath(dir):
             raise TypeError(f"dir must be the path of a folder, got {dir!r}")
         if Path(dir).exists() and not Path(dir).is_dir():
-            raise NotADirectoryError(f"dir={str(dir)!r} is a file; give a folder, which the first save makes")
+            raise NotADirectoryError(
+                f"dir={str(dir)!r} is a file; give a folder, which the first save makes"
+            )
         given: Any = trigger
         if given is not None and not isinstance(given, Trigger):
             raise TypeError(
-                f"trigger must be a Trigger, such as EveryNSteps(100) or EveryNSeconds(60), or None; got {given!r}"
+                "trigger must be a Trigger, such as EveryNSteps(100) or EveryNSeconds(60), or "
+                f"None; got {given!r}"
             )
         self.keep, self.take_mean = count_or_all("keep", keep), count_or_all("take_mean", take_mean)
         if -1 != self.keep < self.take_mean:
-            raise ValueError(f"take_mean={take_mean} needs as many checkpoints, and keep={keep}; raise keep")
+            raise ValueError(
+                f"take_mean={take_mean} needs as many checkpoints, and keep={keep}; raise keep"
+            )
         if isinstance(exclude, str) or not all(isinstance(pattern, str) for pattern in exclude):
-            raise TypeError(f"exclude must be a list of patterns, such as ['model.head.*'], got {exclude!r}")
+            raise TypeError(
+                f"exclude must be a list of patterns, such as ['model.head.*'], got {exclude!r}"
+            )
         self.dir, self.trigger, self.exclude = Path(dir), trigger, tuple(exclude)
         self.tracked: dict[str, Any] = {}
-        self._last_number: int | None = None  # of the checkpoint that this run restored or saved last; 0 is none
+        self._last_number: int | None = (
+            None  # of the checkpoint that this run restored or saved last; 0 is none
+        )
 
     # -- save and restore ----------------------------------------------------------------------------
 
     def with_tracked(self, **things: Any) -> Self:
-        """Return a copy for the same folder that tracks these objects too; this checkpointer does not change."""
+        """Return a copy for the same folder that tracks these objects too; this checkpointer does
+        not change.
+        """
         other = copy.copy(self)
         other.tracked = dict(self.tracked)
         return other.track(**things)
 
     def track(self, **things: Any) -> Self:
-        """Add objects, by name, that :meth:`save` saves and :meth:`restore` restores in this order. Return self.
+        """Add objects, by name, that :meth:`save` saves and :meth:`restore` restores in this order.
+        Return self.
 
-        Each needs ``state_dict()``, which returns plain data and tensors, and ``load_state_dict(state)``: modules,
-        optimizers, schedulers, a :class:`Loop` (with its hooks and triggers), datasets, :class:`RandomGenerators`.
-        Or it is a dict or list of plain data, such as ``track(settings={"lr": 0.01})``: :meth:`restore` then replaces
-        the contents of that same dict or list; those within it are new ones.
+        Each needs ``state_dict()``, which returns plain data and tensors, and
+        ``load_state_dict(state)``: modules, optimizers, schedulers, a :class:`Loop` (with its hooks
+        and triggers), datasets, :class:`RandomGenerators`. Or it is a dict or list of plain data,
+        such as ``track(settings={"lr": 0.01})``: :meth:`restore` then replaces the contents of that
+        same dict or list; those within it are new ones.
 
         Raises
         ------
@@ -301,15 +345,20 @@ class Checkpointer:
         return self
 
     def save(self, loop: Any, metrics: Any = None, **unused: Any) -> Path | None:
-        """Save all tracked objects and return the path. Also an action for hooks (``collective`` on several ranks).
+        """Save all tracked objects and return the path. Also an action for hooks (``collective`` on
+        several ranks).
 
-        As a hook it may be called with more, such as ``save(loop, metrics)`` of gomlx, which it leaves alone.
+        As a hook it may be called with more, such as ``save(loop, metrics)`` of gomlx, which it
+        leaves alone.
 
-        ``loop`` is a :class:`Loop` or another object with ``step``, such as a :class:`TrainState`. Without a loop,
-        rank 0 saves its state only, and the other ranks return None.
+        ``loop`` is a :class:`Loop` or another object with ``step``, such as a :class:`TrainState`.
+        Without a loop, rank 0 saves its state only, and the other ranks return None.
         """
         if not self.tracked:
-            raise ValueError("nothing is tracked: name what to save, such as track(model=model, optimizer=optimizer)")
+            raise ValueError(
+                "nothing is tracked: name what to save, such as track(model=model, "
+                "optimizer=optimizer)"
+            )
         shared = getattr(loop, "ranks", None)
         if shared is None and not is_main_process():
             return None
@@ -330,9 +379,15 @@ class Checkpointer:
             if not (by_rank and isinstance(thing, nn.Module | torch.optim.Optimizer))
         }
 
-    def _write_checkpoint(self, loop: Any, state: dict[str, Any], others: list[dict[str, Any]]) -> Path:
+    def _write_checkpoint(
+        self, loop: Any, state: dict[str, Any], others: list[dict[str, Any]]
+    ) -> Path:
         trainable = {
-            name: [k for k, p in thing.named_parameters(remove_duplicate=False) if p.requires_grad and k in state[name]]
+            name: [
+                k
+                for k, p in thing.named_parameters(remove_duplicate=False)
+                if p.requires_grad and k in state[name]
+            ]
             for name, thing in self.tracked.items()
             if isinstance(thing, nn.Module)
         }
@@ -344,21 +399,27 @@ class Checkpointer:
     def load(self, comm: Any = "auto") -> None:
         """Do what :meth:`restore` does, and raise FileNotFoundError if there is no checkpoint."""
         if not self.restore(comm):
-            raise FileNotFoundError(f"there is no checkpoint in {self.dir}; restore() starts afresh then")
+            raise FileNotFoundError(
+                f"there is no checkpoint in {self.dir}; restore() starts afresh then"
+            )
 
     def restore(self, comm: Any = "auto") -> bool:
-        """Restore the newest checkpoint (on several ranks, the newest that rank 0 sees). Return False if there is none.
+        """Restore the newest checkpoint (on several ranks, the newest that rank 0 sees). Return
+        False if there is none.
 
-        All ranks of ``comm`` call it together; ``"auto"`` means the ranks of a tracked loop, else of the launcher.
+        All ranks of ``comm`` call it together; ``"auto"`` means the ranks of a tracked loop, else
+        of the launcher.
 
         Raises
         ------
         LoadError
-            If the checkpoint does not fit the tracked objects, or cannot be read. The objects then keep their state, on
-            all ranks.
+            If the checkpoint does not fit the tracked objects, or cannot be read. The objects then
+            keep their state, on all ranks.
         """
         if comm == "auto":
-            comm = next((thing.ranks for thing in self.tracked.values() if hasattr(thing, "ranks")), "auto")
+            comm = next(
+                (thing.ranks for thing in self.tracked.values() if hasattr(thing, "ranks")), "auto"
+            )
         ranks = RankGroup.from_comm(comm, "Checkpointer.restore")
         paths = ranks.allgather(ranks.guard(self._paths_to_read))[0]
         self._last_number = save_number(paths[-1]) if paths else 0
@@ -380,7 +441,9 @@ class Checkpointer:
         excluded = ExcludedParts(self.exclude, self.tracked)
         state, others = self._read_files(paths)
         if set(state) != set(self.tracked):
-            raise LoadError(f"{self.dir} holds {sorted(state)}; track these, not {sorted(self.tracked)}")
+            raise LoadError(
+                f"{self.dir} holds {sorted(state)}; track these, not {sorted(self.tracked)}"
+            )
         for name, thing in self.tracked.items():
             before[name] = copy.deepcopy(thing.state_dict())
             parts = [part[name] for part in (state, *others) if name in part]
@@ -434,7 +497,8 @@ class Checkpointer:
         trainable: Mapping[str, list[str]] | None = None,
         others: Sequence[Mapping[str, Any]] = (),
     ) -> Path:
-        """Write a checkpoint of plain data and tensors, remove checkpoints beyond ``keep``, and return the path.
+        """Write a checkpoint of plain data and tensors, remove checkpoints beyond ``keep``, and
+        return the path.
 
         Parameters
         ----------
@@ -470,7 +534,9 @@ class Checkpointer:
         remove_leftovers(self.dir)
         path = self.dir / f"checkpoint-n{number:07d}-step-{step:08d}.pt"
         with explain_lost_files(self.dir):
-            with atomic_write(path.with_suffix(".json")) as f:  # first, so that every checkpoint has one
+            with atomic_write(
+                path.with_suffix(".json")
+            ) as f:  # first, so that every checkpoint has one
                 f.write(json.dumps(about, indent=1, default=str).encode())
             with atomic_write(path) as f:
                 torch.save(content, f)
@@ -482,32 +548,42 @@ class Checkpointer:
         return path
 
     def read(self, path: Any = None, device: Any = "cpu") -> dict[str, Any] | None:
-        """Return the state in a checkpoint, or None if there is none. Without ``path``, the newest (see ``take_mean``).
+        """Return the state in a checkpoint, or None if there is none. Without ``path``, the newest
+        (see ``take_mean``).
 
         Raises
         ------
         LoadError
-            If a file is damaged; a killed process cannot cause this. Delete the file to use the previous checkpoint.
+            If a file is damaged; a killed process cannot cause this. Delete the file to use the
+            previous checkpoint.
         """
         paths = self._paths_to_read() if path is None else [Path(path)]
         return self._read_files(paths, device)[0] if paths else None
 
-    def _read_files(self, paths: list[Path], device: Any = "cpu") -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Return the state of rank 0, averaged over the files, and the parts that differ on the other ranks."""
+    def _read_files(
+        self, paths: list[Path], device: Any = "cpu"
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the state of rank 0, averaged over the files, and the parts that differ on the
+        other ranks.
+        """
         contents = [self._read_file(p, device) for p in reversed(paths)]
         newest = contents[0]["state"]
         for name, keys in contents[0]["trainable"].items() if len(contents) > 1 else ():
             for key in keys:
                 left_out = any(fnmatchcase(f"{name}.{key}", pattern) for pattern in self.exclude)
                 if not left_out and newest[name][key].is_floating_point():
-                    newest[name][key] = mean([c["state"].get(name, {}).get(key) for c in contents], f"{name}.{key}")
+                    newest[name][key] = mean(
+                        [c["state"].get(name, {}).get(key) for c in contents], f"{name}.{key}"
+                    )
         return newest, contents[0].get("others", [])
 
     def _read_file(self, path: Path, device: Any) -> dict[str, Any]:
         try:
             return read_file(path, KIND, device, format=FORMAT)
         except LoadError as error:
-            raise LoadError(f"{error}. Delete it to continue from the previous checkpoint, if there is one") from None
+            raise LoadError(
+                f"{error}. Delete it to continue from the previous checkpoint, if there is one"
+            ) from None
 
 
 def _load_state(thing: Any, state: Any) -> None:
@@ -523,9 +599,13 @@ def count_or_all(name: str, value: Any) -> int:
 
 
 def mean(tensors: list[Tensor | None], name: str) -> Tensor:
-    """Return the mean of tensors of equal shape, in their dtype; raise LoadError if the shapes differ."""
+    """Return the mean of tensors of equal shape, in their dtype; raise LoadError if the shapes
+    differ.
+    """
     shapes = [None if t is None else tuple(t.shape) for t in tensors]
     if len(set(shapes)) > 1:
-        raise LoadError(f"{name} has the shapes {shapes} in the newest checkpoints; set take_mean=1")
+        raise LoadError(
+            f"{name} has the shapes {shapes} in the newest checkpoints; set take_mean=1"
+        )
     present = [t for t in tensors if t is not None]
     return torch.stack([t.double() for t in present]).mean(0).to(present[0].dtype)

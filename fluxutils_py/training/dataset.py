@@ -21,11 +21,13 @@ __all__ = ["Dataset"]
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Protocol of the data of a :class:`Loop` and a :class:`Trainer`: an iteration is one pass of :class:`Minibatch`.
+    """Protocol of the data of a :class:`Loop` and a :class:`Trainer`: an iteration is one pass of
+    :class:`Minibatch`.
 
-    Optional methods: ``__len__``, the number of batches in a pass. To resume in the middle of a pass: ``skip(n)``, an
-    iterator over a pass without its first ``n`` batches, and ``state_dict`` and ``load_state_dict``, which restore the
-    order of the pass. Source: ``Dataset`` of gomlx ``train``.
+    Optional methods: ``__len__``, the number of batches in a pass. To resume in the middle of a
+    pass: ``skip(n)``, an iterator over a pass without its first ``n`` batches, and ``state_dict``
+    and ``load_state_dict``, which restore the order of the pass. Source: ``Dataset`` of gomlx
+    ``train``.
     """
 
     name: str
@@ -43,13 +45,18 @@ def as_dataset(data: Any, name: str | None = None, kind: Any = None) -> Dataset:
     Parameters
     ----------
     data : iterable
-        Items that :func:`as_minibatch` takes: a list, a ``torch.utils.data.DataLoader``, :class:`TensorBatches`.
+        Items that :func:`as_minibatch` takes: a list, a ``torch.utils.data.DataLoader``,
+        :class:`TensorBatches`.
     name : str, optional
         By default the name of its class.
     kind : hashable, optional
         Kind of the batches that have none.
     """
-    return data if isinstance(data, Dataset) else _IterableDataset(data, name or type(data).__name__, kind)
+    return (
+        data
+        if isinstance(data, Dataset)
+        else _IterableDataset(data, name or type(data).__name__, kind)
+    )
 
 
 class _DerivedDataset:
@@ -81,7 +88,9 @@ class _DerivedDataset:
 
 
 class _IterableDataset:
-    """Dataset over any iterable. To repeat a pass, it stores torch's default generator and ``data.generator``."""
+    """Dataset over any iterable. To repeat a pass, it stores torch's default generator and
+    ``data.generator``.
+    """
 
     def __init__(self, data: Any, name: str, kind: Any) -> None:
         if not isinstance(data, Iterable):
@@ -100,12 +109,14 @@ class _IterableDataset:
     def skip(self, n: int) -> Iterator[Minibatch]:
         if self._spent:
             raise DataError(
-                f"dataset {self.name!r} is a {type(self.data).__name__}, which can be iterated over only once; "
-                "give a list, or an object that can be iterated over again"
+                f"dataset {self.name!r} is a {type(self.data).__name__}, which can be iterated "
+                "over only once; give a list, or an object that can be iterated over again"
             )
         self._spent = isinstance(self.data, Iterator)
         own = getattr(self.data, "generator", None)
-        with torch.random.fork_rng(devices=[], enabled=n > 0):  # when skipping, do not disturb the default one
+        with torch.random.fork_rng(
+            devices=[], enabled=n > 0
+        ):  # when skipping, do not disturb the default one
             if n and self._began is not None:
                 set_generator_state(torch.default_generator, self._began["default"])
                 if own is not None:
@@ -120,7 +131,11 @@ class _IterableDataset:
     def _minibatches(self, rest: Iterator[Any]) -> Iterator[Minibatch]:
         for item in rest:
             batch = as_minibatch(item)
-            yield batch if batch.kind is not None or self.kind is None else replace(batch, kind=self.kind)
+            yield (
+                batch
+                if batch.kind is not None or self.kind is None
+                else replace(batch, kind=self.kind)
+            )
 
     def reset(self) -> None:
         """Do nothing: each pass starts at the first batch."""
@@ -163,10 +178,12 @@ class Take(_DerivedDataset):
 
 
 class Map(_DerivedDataset):
-    """Dataset with ``fn`` applied to each batch of another; ``fn`` returns a :class:`Minibatch` or its parts.
+    """Dataset with ``fn`` applied to each batch of another; ``fn`` returns a :class:`Minibatch` or
+    its parts.
 
-    With ``workers`` above 0, ``fn`` runs ahead in that many threads; the order of the batches stays the same. With
-    ``ordered=False`` a batch comes as soon as it is ready; such a pass cannot be resumed in its middle.
+    With ``workers`` above 0, ``fn`` runs ahead in that many threads; the order of the batches stays
+    the same. With ``ordered=False`` a batch comes as soon as it is ready; such a pass cannot be
+    resumed in its middle.
 
     Examples
     --------
@@ -189,8 +206,8 @@ class Map(_DerivedDataset):
     def skip(self, n: int) -> Iterator[Minibatch]:
         if n and self.workers and not self.ordered:
             raise DataError(
-                f"dataset {self.name!r} yields batches as they become ready: which {n} were seen before is unknown; "
-                "set ordered=True to resume a pass"
+                f"dataset {self.name!r} yields batches as they become ready: which {n} were seen "
+                "before is unknown; set ordered=True to resume a pass"
             )
         return self._mapped(n)
 
@@ -217,7 +234,8 @@ class Batch(_DerivedDataset):
     source : dataset
     batchsize : int
     stack : bool
-        False: items are batches already, joined along their first axis, so that a batch holds more of them.
+        False: items are batches already, joined along their first axis, so that a batch holds more
+        of them.
     drop_last : bool
         Drop a smaller last batch.
     name : str, optional
@@ -239,10 +257,20 @@ class Batch(_DerivedDataset):
     """
 
     def __init__(
-        self, source: Any, batchsize: int, *, stack: bool = True, drop_last: bool = False, name: str | None = None
+        self,
+        source: Any,
+        batchsize: int,
+        *,
+        stack: bool = True,
+        drop_last: bool = False,
+        name: str | None = None,
     ) -> None:
         super().__init__(source, name)
-        self.batchsize, self.stack, self.drop_last = check_integer("batchsize", batchsize, 1), stack, drop_last
+        self.batchsize, self.stack, self.drop_last = (
+            check_integer("batchsize", batchsize, 1),
+            stack,
+            drop_last,
+        )
 
     def __len__(self) -> int:
         n = super().__len__()
@@ -257,7 +285,10 @@ class Batch(_DerivedDataset):
     def _joined(self, items: list[Minibatch]) -> Minibatch:
         first = items[0]
         if any(item.weight is not None or item.kind != first.kind for item in items):
-            raise DataError(f"items of dataset {self.name!r} must be of one kind and without weights to make a batch")
+            raise DataError(
+                f"items of dataset {self.name!r} must be of one kind and without weights to make a "
+                "batch"
+            )
         join = torch.stack if self.stack else torch.cat
         inputs, labels = (
             tuple(join([torch.as_tensor(v) for v in values]) for values in zip(*parts, strict=True))
@@ -267,9 +298,13 @@ class Batch(_DerivedDataset):
 
 
 class ReadAhead(_DerivedDataset):
-    """Dataset that reads another in a background thread, up to ``n`` batches ahead; on a device, if you name one."""
+    """Dataset that reads another in a background thread, up to ``n`` batches ahead; on a device, if
+    you name one.
+    """
 
-    def __init__(self, source: Any, n: int = 1, name: str | None = None, *, device: Any = None) -> None:
+    def __init__(
+        self, source: Any, n: int = 1, name: str | None = None, *, device: Any = None
+    ) -> None:
         super().__init__(source, name)
         self.n, self.device = check_integer("n", n, 1), device
 

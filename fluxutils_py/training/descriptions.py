@@ -25,12 +25,13 @@ OF_RECUR = frozenset(("state", "form", "_mark", "_marked"))  # attributes that h
 def describe(name: str, value: Any) -> dict[str, str]:
     """Describe a setting and the settings nested in it as texts by name.
 
-    Numbers, strings and containers of them are described by value; tensors and arrays by a digest; user functions by a
-    digest of their compiled code, and by their defaults and closures; modules by their class, the code of their
-    ``forward``, and the attributes that are settings; other objects by their class and plain attributes.
+    Numbers, strings and containers of them are described by value; tensors and arrays by a digest;
+    user functions by a digest of their compiled code, and by their defaults and closures; modules
+    by their class, the code of their ``forward``, and the attributes that are settings; other
+    objects by their class and plain attributes.
 
-    Leaves out global variables that a function reads, and possible working memory: lists, mappings and objects in
-    closures and in attributes of objects, and tensors in attributes of modules.
+    Leaves out global variables that a function reads, and possible working memory: lists, mappings
+    and objects in closures and in attributes of objects, and tensors in attributes of modules.
     """
     description = _Description()
     description.add(name, value)
@@ -78,7 +79,9 @@ class _Description:
             self.texts[name] = text(value)
         elif isinstance(value, Tensor | np.ndarray):
             array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
-            self.texts[name] = f"{tuple(array.shape)} {array.dtype.newbyteorder('=')} {digest_arrays(array)}"
+            self.texts[name] = (
+                f"{tuple(array.shape)} {array.dtype.newbyteorder('=')} {digest_arrays(array)}"
+            )
         elif isinstance(value, functools.partial):
             self.add(name, value.func, memory)
             self._add_each(name, {**dict(enumerate(value.args)), **value.keywords}, memory)
@@ -93,12 +96,16 @@ class _Description:
                 self._add_code(name, value)
         elif isinstance(value, nn.Module):
             self.add_modules(name, value)
-            self._add_each(name, dict(value.named_buffers()) | dict(value.named_parameters()), memory)
+            self._add_each(
+                name, dict(value.named_buffers()) | dict(value.named_parameters()), memory
+            )
         elif isinstance(value, tuple):
             self._add_sequence(name, value, memory)
         elif dataclasses.is_dataclass(value):
             self.texts[name] = type(value).__qualname__
-            self._add_each(name, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, True)
+            self._add_each(
+                name, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, True
+            )
         elif not memory:
             self._add_container(name, value)
 
@@ -109,7 +116,9 @@ class _Description:
             self._add_sequence(name, sorted(value, key=repr), False)
         else:
             self.texts[name] = type(value).__qualname__
-            self._add_each(name, value if isinstance(value, Mapping) else getattr(value, "__dict__", {}), True)
+            self._add_each(
+                name, value if isinstance(value, Mapping) else getattr(value, "__dict__", {}), True
+            )
 
     def _add_each(self, name: str, values: Mapping[Any, Any], memory: bool) -> None:
         for key, value in values.items():
@@ -126,8 +135,12 @@ class _Description:
         code = getattr(f, "__code__", None)
         if code is None:
             return
-        self.texts[f"the code of {name}"] = digest_arrays(np.frombuffer(repr(_code_content(code)).encode(), np.uint8))
-        self._add_each(name, {**dict(enumerate(f.__defaults__ or ())), **(f.__kwdefaults__ or {})}, True)
+        self.texts[f"the code of {name}"] = digest_arrays(
+            np.frombuffer(repr(_code_content(code)).encode(), np.uint8)
+        )
+        self._add_each(
+            name, {**dict(enumerate(f.__defaults__ or ())), **(f.__kwdefaults__ or {})}, True
+        )
         for variable, cell in zip(code.co_freevars, f.__closure__ or (), strict=True):
             try:
                 self.add(f"{name}.{variable}", cell.cell_contents, True)
@@ -146,7 +159,10 @@ def text(value: Any) -> str:
 
 def _code_content(code: types.CodeType) -> tuple[Any, ...]:
     """Return what a function does, without its location or the names of its variables."""
-    constants = [_code_content(c) if isinstance(c, types.CodeType) else _sorted_constant(c) for c in code.co_consts]
+    constants = [
+        _code_content(c) if isinstance(c, types.CodeType) else _sorted_constant(c)
+        for c in code.co_consts
+    ]
     return code.co_code, code.co_names, constants, code.co_argcount, code.co_kwonlyargcount
 
 

@@ -25,7 +25,9 @@ def monitored_loss(record: dict[str, Any]) -> float | None:
 
 
 class Validation:
-    """Add ``validation_loss`` to each epoch's record: the loss on validation data, in evaluation mode."""
+    """Add ``validation_loss`` to each epoch's record: the loss on validation data, in evaluation
+    mode.
+    """
 
     name, priority, collective = "validation", -30, True
 
@@ -37,10 +39,18 @@ class Validation:
         comm: RankGroup | None = None,
         precision: str = "float32",
     ) -> None:
-        self.model, self.loss, self.batches, self.ranks, self.precision = model, loss, batches, comm, precision
+        self.model, self.loss, self.batches, self.ranks, self.precision = (
+            model,
+            loss,
+            batches,
+            comm,
+            precision,
+        )
 
     def on_epoch(self, loop: Loop) -> None:
-        value, _ = evaluate_windows(self.model, self.loss, self.batches, self.ranks, precision=self.precision)
+        value, _ = evaluate_windows(
+            self.model, self.loss, self.batches, self.ranks, precision=self.precision
+        )
         loop.record["validation_loss"] = value
 
 
@@ -62,9 +72,18 @@ class Schedule:
     name, priority = "learning-rate schedule", -20
 
     def __init__(
-        self, scheduler: Any, every: str = "epoch", updates: Callable[[], int] | None = None, accumulate: int = 1
+        self,
+        scheduler: Any,
+        every: str = "epoch",
+        updates: Callable[[], int] | None = None,
+        accumulate: int = 1,
     ) -> None:
-        self.scheduler, self.every, self.updates, self.accumulate = scheduler, every, updates, accumulate
+        self.scheduler, self.every, self.updates, self.accumulate = (
+            scheduler,
+            every,
+            updates,
+            accumulate,
+        )
         self._followed = 0
 
     def on_start(self, loop: Loop) -> None:
@@ -100,11 +119,14 @@ class Schedule:
         """Restore what :meth:`state_dict` returned, for a scheduler of the same class."""
         self._followed = state["followed"]
         self.scheduler.load_state_dict(state["scheduler"])
-        self.scheduler.optimizer._opt_called = True  # else torch warns in a new process that it stepped first
+        self.scheduler.optimizer._opt_called = (
+            True  # else torch warns in a new process that it stepped first
+        )
 
 
 class EarlyStopping:
-    """Stop when the monitored loss has not fallen for ``patience`` epochs in a row; restore the best weights.
+    """Stop when the monitored loss has not fallen for ``patience`` epochs in a row; restore the
+    best weights.
 
     The best parameters and buffers are restored at the end of the run, unless it fails.
 
@@ -119,7 +141,9 @@ class EarlyStopping:
     def __init__(self, model: nn.Module, patience: int) -> None:
         self.model, self.patience = model, patience
         self.best, self.best_epoch = BestModel(model), 0
-        self._last: dict[str, Any] | None = None  # the final weights of the run, before restoring the best
+        self._last: dict[str, Any] | None = (
+            None  # the final weights of the run, before restoring the best
+        )
         self._n_worse = 0
 
     def on_start(self, loop: Loop) -> None:
@@ -141,9 +165,16 @@ class EarlyStopping:
             self.best.restore()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best model so far, the number of epochs since then, and the final weights of the last run."""
+        """Return the best model so far, the number of epochs since then, and the final weights of
+        the last run.
+        """
         best = self.best.state_dict()
-        return {"best": best, "epoch": self.best_epoch, "n_worse": self._n_worse, "last": self._last}
+        return {
+            "best": best,
+            "epoch": self.best_epoch,
+            "n_worse": self._n_worse,
+            "last": self._last,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""

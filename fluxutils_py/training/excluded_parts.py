@@ -16,7 +16,8 @@ class ExcludedParts:
     Parameters
     ----------
     patterns : sequence of str
-        For the tracked name of a module, then the name in its ``state_dict()``, with the wildcards of ``fnmatch``.
+        For the tracked name of a module, then the name in its ``state_dict()``, with the wildcards
+        of ``fnmatch``.
     tracked : mapping
         The objects, by name.
 
@@ -29,14 +30,18 @@ class ExcludedParts:
     def __init__(self, patterns: Sequence[str], tracked: Mapping[str, Any]) -> None:
         self.patterns = tuple(patterns)
         self.tracked = tracked
-        modules = {name: thing for name, thing in tracked.items() if isinstance(thing, nn.Module)} if patterns else {}
+        modules = (
+            {name: thing for name, thing in tracked.items() if isinstance(thing, nn.Module)}
+            if patterns
+            else {}
+        )
         known = [f"{name}.{key}" for name, module in modules.items() for key in module.state_dict()]
         for pattern in patterns:
             if not any(fnmatchcase(full, pattern) for full in known):
                 shown = ", ".join(known[:4]) + ", ..." * (len(known) > 4)
                 raise ValueError(
-                    f"exclude={pattern!r} fits no parameter or buffer of what is tracked: {shown or 'no module'}; "
-                    "the name begins with that of the module in track(...)"
+                    f"exclude={pattern!r} fits no parameter or buffer of what is tracked: "
+                    f"{shown or 'no module'}; the name begins with that of the module in track(...)"
                 )
         self.parameters = {
             id(p)
@@ -50,7 +55,9 @@ class ExcludedParts:
         return any(fnmatchcase(f"{name}.{key}", pattern) for pattern in self.patterns)
 
     def remove(self, name: str, state: Any) -> Any:
-        """Return the state of a tracked object without what is left out; the state itself does not change."""
+        """Return the state of a tracked object without what is left out; the state itself does not
+        change.
+        """
         thing = self.tracked[name]
         if not self.patterns:
             return state
@@ -58,28 +65,40 @@ class ExcludedParts:
             return {key: value for key, value in state.items() if not self.fits(name, key)}
         if isinstance(thing, torch.optim.Optimizer):
             left_out = self._keys(thing, state)
-            return {**state, "state": {k: v for k, v in state["state"].items() if k not in left_out}}
+            return {
+                **state,
+                "state": {k: v for k, v in state["state"].items() if k not in left_out},
+            }
         return state
 
     def keep(self, name: str, state: Any, present: Any) -> Any:
-        """Return a stored state in which what is left out is as it is now, in the state ``present``."""
+        """Return a stored state in which what is left out is as it is now, in the state
+        ``present``.
+        """
         thing = self.tracked[name]
         if not self.patterns or not isinstance(thing, nn.Module | torch.optim.Optimizer):
             return state
         stored = self.remove(name, state)
         if isinstance(thing, nn.Module):
-            return {**stored, **{key: value for key, value in present.items() if self.fits(name, key)}}
+            return {
+                **stored,
+                **{key: value for key, value in present.items() if self.fits(name, key)},
+            }
         now, then = _parameter_keys(present), _parameter_keys(state)
         left_out = self._keys(thing, present)
         same = {
-            then[i]: present["state"][key] for i, key in enumerate(now) if key in left_out and key in present["state"]
+            then[i]: present["state"][key]
+            for i, key in enumerate(now)
+            if key in left_out and key in present["state"]
         }
         return {**stored, "state": {**stored["state"], **same}}
 
     def _keys(self, optimizer: torch.optim.Optimizer, state: Any) -> set[Any]:
         """The keys, in the state of an optimizer, of parameters that are left out."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        pairs = zip(parameters, _parameter_keys(state), strict=False)  # of unequal numbers, torch says so
+        pairs = zip(
+            parameters, _parameter_keys(state), strict=False
+        )  # of unequal numbers, torch says so
         return {key for p, key in pairs if id(p) in self.parameters}
 
 

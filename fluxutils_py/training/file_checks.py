@@ -19,12 +19,20 @@ from torch import Tensor
 
 from fluxutils_py.errors import LoadError
 
-PICKLES = 5  # one after the other, in files of old versions of torch, which this package never wrote
+PICKLES = (
+    5  # one after the other, in files of old versions of torch, which this package never wrote
+)
 DEPTH = 100  # of containers in each other
-NAMES = {  # what plain data and tensors ask for; the others that torch allows take memory by a number in the file
+# what plain data and tensors ask for; the others that torch allows take memory by a number in the
+# file
+NAMES = {
     *("collections.OrderedDict", "collections.Counter", "_codecs.encode"),
     *("builtins.complex", "__builtin__.complex", "builtins.set", "__builtin__.set"),
-    *("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter", "torch._utils._rebuild_sparse_tensor"),
+    *(
+        "torch._utils._rebuild_tensor_v2",
+        "torch._utils._rebuild_parameter",
+        "torch._utils._rebuild_sparse_tensor",
+    ),
     *("torch.serialization._get_layout", "torch.Size", "torch.device"),
 }
 STORAGE = re.compile(r"torch\.(cuda\.)?[A-Z][A-Za-z0-9]*Storage")
@@ -37,8 +45,8 @@ def check_archive(path: Path, kind: str) -> list[int]:
     Raises
     ------
     LoadError
-        If it is none that :func:`write_file` writes, if a checksum is wrong or a part compressed, or if it asks for
-        more than plain data.
+        If it is none that :func:`write_file` writes, if a checksum is wrong or a part compressed,
+        or if it asks for more than plain data.
     """
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:
@@ -48,10 +56,13 @@ def check_archive(path: Path, kind: str) -> list[int]:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         for member in members:
-            if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
+            if (
+                member.compress_type != zipfile.ZIP_STORED
+                or member.file_size != member.compress_size
+            ):
                 raise LoadError(
-                    f"{path} is no {kind} file: its part {member.filename} is compressed, which may hold any amount of "
-                    "data; write the file again"
+                    f"{path} is no {kind} file: its part {member.filename} is compressed, which "
+                    "may hold any amount of data; write the file again"
                 )
         if sum(member.file_size for member in members) > path.stat().st_size:
             raise LoadError(f"{path} is damaged: its parts are larger than the file")
@@ -69,11 +80,21 @@ def _check_names(pickled: BinaryIO, path: Path, kind: str) -> None:
     """Check the names of functions and classes in a pickle."""
     try:
         for opcode, argument, _ in pickletools.genops(pickled):
-            if opcode.name in ("STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"):  # torch writes none of these
+            if opcode.name in (
+                "STACK_GLOBAL",
+                "INST",
+                "EXT1",
+                "EXT2",
+                "EXT4",
+            ):  # torch writes none of these
                 raise LoadError(f"{path} is no {kind} file")
             name = str(argument).replace(" ", ".") if opcode.name == "GLOBAL" else None
-            if name is not None and not (name in NAMES or STORAGE.fullmatch(name) or DTYPE.fullmatch(name)):
-                raise LoadError(f"{path} is no {kind} file: it asks to run code ({name}), which is refused")
+            if name is not None and not (
+                name in NAMES or STORAGE.fullmatch(name) or DTYPE.fullmatch(name)
+            ):
+                raise LoadError(
+                    f"{path} is no {kind} file: it asks to run code ({name}), which is refused"
+                )
     except LoadError:
         raise
     except Exception:  # not a pickle, or damaged
@@ -81,7 +102,8 @@ def _check_names(pickled: BinaryIO, path: Path, kind: str) -> None:
 
 
 def check_content(content: Any, sizes: list[int], path: Path, device: str) -> None:
-    """Check that what was made of a file is no larger than the file, and that every part can be visited.
+    """Check that what was made of a file is no larger than the file, and that every part can be
+    visited.
 
     Parameters
     ----------
@@ -95,8 +117,8 @@ def check_content(content: Any, sizes: list[int], path: Path, device: str) -> No
     Raises
     ------
     LoadError
-        If tensors claim other memory than the file has, or share or repeat it without end; if containers lie too deep
-        in each other or within themselves.
+        If tensors claim other memory than the file has, or share or repeat it without end; if
+        containers lie too deep in each other or within themselves.
     """
     storages: dict[int, int] = {}
     seen: dict[int, int] = {}  # depth at which an object was met
@@ -104,7 +126,9 @@ def check_content(content: Any, sizes: list[int], path: Path, device: str) -> No
     while waiting:
         value, depth = waiting.pop()
         if depth > DEPTH:
-            raise LoadError(f"{path} is damaged: its lists and dicts lie more than {DEPTH} deep in each other")
+            raise LoadError(
+                f"{path} is damaged: its lists and dicts lie more than {DEPTH} deep in each other"
+            )
         if isinstance(value, Tensor):
             _check_tensor(value, storages, path, device)
             continue
@@ -112,9 +136,13 @@ def check_content(content: Any, sizes: list[int], path: Path, device: str) -> No
             continue
         seen[id(value)] = depth
         parts = [*value.keys(), *value.values()] if isinstance(value, Mapping) else list(value)
-        waiting += [(part, depth + 1) for part in parts if not isinstance(part, int | float | str | bytes)]
+        waiting += [
+            (part, depth + 1) for part in parts if not isinstance(part, int | float | str | bytes)
+        ]
     if device != "meta" and sorted(storages.values()) != sizes:
-        raise LoadError(f"{path} is damaged: its tensors are of other sizes than what it holds for them")
+        raise LoadError(
+            f"{path} is damaged: its tensors are of other sizes than what it holds for them"
+        )
 
 
 def _check_tensor(value: Tensor, storages: dict[int, int], path: Path, device: str) -> None:
@@ -126,7 +154,8 @@ def _check_tensor(value: Tensor, storages: dict[int, int], path: Path, device: s
         storage = part.untyped_storage()
         if part.numel() * part.element_size() > storage.nbytes():
             raise LoadError(
-                f"{path} is damaged: a tensor of shape {tuple(part.shape)} has {storage.nbytes()} bytes in it"
+                f"{path} is damaged: a tensor of shape {tuple(part.shape)} has {storage.nbytes()} "
+                "bytes in it"
             )
         if storage.nbytes():
             storages[storage.data_ptr()] = storage.nbytes()

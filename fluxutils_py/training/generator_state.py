@@ -52,10 +52,14 @@ def set_generator_state(generator: Generator, state: Mapping[str, Any]) -> None:
     generator.bit_generator.state = state["state"]
 
 
-def start_epoch_order(generator: Generator, began: Mapping[str, Any] | None, skipped: int) -> dict[str, Any]:
-    """Return the state of the generator that draws the order of a pass over data, at the start of the pass.
+def start_epoch_order(
+    generator: Generator, began: Mapping[str, Any] | None, skipped: int
+) -> dict[str, Any]:
+    """Return the state of the generator that draws the order of a pass over data, at the start of
+    the pass.
 
-    A pass that skips batches repeats the last pass, so the generator is first reset to the state ``began``.
+    A pass that skips batches repeats the last pass, so the generator is first reset to the state
+    ``began``.
     """
     if skipped and began is not None:
         set_generator_state(generator, began)
@@ -83,16 +87,26 @@ class RandomGenerators:
         state["named"] = {name: get_generator_state(g) for name, g in self.generators.items()}
         return state
 
-    def reshard_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> Mapping[str, Any]:
+    def reshard_state_dict(
+        self, states: Sequence[Mapping[str, Any]], rank: int, size: int
+    ) -> Mapping[str, Any]:
         """Return the state of this rank among those that ranks saved.
 
-        A rank that is new keeps torch's generators as they are, and takes the other generators of rank 0.
+        A rank that is new keeps torch's generators as they are, and takes the other generators of
+        rank 0.
         """
-        return states[rank] if rank < len(states) else {**self.state_dict(), "named": states[0]["named"]}
+        return (
+            states[rank]
+            if rank < len(states)
+            else {**self.state_dict(), "named": states[0]["named"]}
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if set(state["named"]) != set(self.generators):
-            raise LoadError(f"the state is of generators {sorted(state['named'])}, these are {sorted(self.generators)}")
+            raise LoadError(
+                f"the state is of generators {sorted(state['named'])}, these are "
+                f"{sorted(self.generators)}"
+            )
         for name, g in self.generators.items():
             set_generator_state(g, state["named"][name])
         torch.set_rng_state(state["torch"].cpu())

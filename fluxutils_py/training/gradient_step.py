@@ -34,12 +34,14 @@ __all__ = ["BatchLoss", "GradientStep"]
 
 
 class WaitingGradients:
-    """The sum of the gradients since the last update, which ranks sum once per update and not in every batch.
+    """The sum of the gradients since the last update, which ranks sum once per update and not in
+    every batch.
 
     Parameters
     ----------
     vector : GradientVector
-        Holds the gradient of a batch before :meth:`add`, and the mean of all of them after :meth:`take_mean`.
+        Holds the gradient of a batch before :meth:`add`, and the mean of all of them after
+        :meth:`take_mean`.
 
     Attributes
     ----------
@@ -54,7 +56,9 @@ class WaitingGradients:
         self._layouts = [0] * len(vector.params)
 
     def add(self, n_live: float, factor: float | None) -> None:
-        """Add this rank's gradient times a factor, None if it has no gradient; ``n_live`` is the data of all ranks."""
+        """Add this rank's gradient times a factor, None if it has no gradient; ``n_live`` is the
+        data of all ranks.
+        """
         if not self.n:
             self._sum.zero_()
             self._layouts = [0] * len(self._layouts)
@@ -65,7 +69,9 @@ class WaitingGradients:
         self._n_live += n_live
 
     def take_mean(self) -> Sequence[int]:
-        """Write the mean over batches and ranks into the vector, and forget the sum; return the layouts."""
+        """Write the mean over batches and ranks into the vector, and forget the sum; return the
+        layouts.
+        """
         torch.div(self._sum, self._n_live, out=self._vector.values)
         self.clear()
         if self._vector.ranks.is_single:
@@ -91,7 +97,9 @@ class WaitingGradients:
 
     @staticmethod
     def reshard(states: Sequence[Any], rank: int) -> Any:
-        """Return the state for a rank among another number of ranks, from those of all ranks: rank 0 gets the sum."""
+        """Return the state for a rank among another number of ranks, from those of all ranks: rank
+        0 gets the sum.
+        """
         if states[0] is None:
             return None
         n, n_live, first, _ = states[0]
@@ -107,9 +115,10 @@ START, GROWTH_INTERVAL, MOST_SKIPPED = 2.0**16, 2000, 40
 class LossScale:
     """Factor for losses in float16, which adapts to the gradients.
 
-    It follows torch's ``GradScaler``, but uses the gradient vector that all ranks share: an update with an infinite or
-    NaN gradient halves the scale, 2000 others in a row double it. No value is read back from the GPU. Source:
-    Micikevicius et al. (2018), Mixed precision training, arXiv:1710.03740.
+    It follows torch's ``GradScaler``, but uses the gradient vector that all ranks share: an update
+    with an infinite or NaN gradient halves the scale, 2000 others in a row double it. No value is
+    read back from the GPU. Source: Micikevicius et al. (2018), Mixed precision training,
+    arXiv:1710.03740.
 
     Attributes
     ----------
@@ -124,12 +133,16 @@ class LossScale:
     def __init__(self, device: torch.device, earlier: LossScale | None = None) -> None:
         self.value = torch.tensor(START, device=device)
         self.skip = torch.zeros((), dtype=torch.bool, device=device)
-        self.n_skipped, self._n_grown = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
+        self.n_skipped, self._n_grown = (
+            torch.zeros((), dtype=torch.int64, device=device) for _ in range(2)
+        )
         if earlier is not None:
             self.load_state_dict(earlier.state_dict())
 
     def unscale_(self, gradient: Tensor) -> None:
-        """Divide the gradient of an update by the scale, or set it to zero if it is not finite; adapt the scale."""
+        """Divide the gradient of an update by the scale, or set it to zero if it is not finite;
+        adapt the scale.
+        """
         gradient.div_(self.value)
         self.skip = ~torch.linalg.vector_norm(gradient).isfinite()
         gradient.masked_fill_(self.skip, 0)
@@ -137,7 +150,9 @@ class LossScale:
         self._n_grown = torch.where(self.skip, 0, self._n_grown + 1)
         grown = self._n_grown == GROWTH_INTERVAL
         self._n_grown.masked_fill_(grown, 0)
-        self.value = torch.where(self.skip, self.value / 2, torch.where(grown, self.value * 2, self.value))
+        self.value = torch.where(
+            self.skip, self.value / 2, torch.where(grown, self.value * 2, self.value)
+        )
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return scale and counts."""
@@ -154,58 +169,70 @@ def require_progress(n_skipped: float) -> None:
     """Raise FloatingPointError if too many updates in a row were skipped."""
     if n_skipped >= MOST_SKIPPED:
         raise FloatingPointError(
-            f"the gradient in float16 was infinite or NaN in {int(n_skipped)} updates in a row, however small "
-            "the scale of the loss: train with precision='bfloat16', which has the range of float32"
+            f"the gradient in float16 was infinite or NaN in {int(n_skipped)} updates in a row, "
+            "however small the scale of the loss: train with precision='bfloat16', which has the "
+            "range of float32"
         )
 
 
 class GradientStep:
     """Turn the losses of batches into optimizer steps; all training functions and classes use it.
 
-    The order within a step: forward, check that the loss is finite, backward, sum over ranks, check that the gradient
-    is finite, clip, optimizer. With ``accumulate > 1`` the optimizer steps after every ``accumulate`` batches and at
+    The order within a step: forward, check that the loss is finite, backward, sum over ranks, check
+    that the gradient is finite, clip, optimizer. With ``accumulate > 1`` the optimizer steps after
+    every ``accumulate`` batches and at
     :meth:`flush`, on the mean of their gradients weighted by ``n_live``.
 
     Parameters
     ----------
     compute : callable
-        ``compute(batch)`` returns a :class:`BatchLoss`, or None if there is nothing to learn from the batch.
+        ``compute(batch)`` returns a :class:`BatchLoss`, or None if there is nothing to learn from
+        the batch.
     optimizer : torch.optim.Optimizer or None
         None: compute and observe gradients without updating.
     model : nn.Module, optional
-        Model whose recurrent layers to reset and truncate. Its buffers start with the values of rank 0.
+        Model whose recurrent layers to reset and truncate. Its buffers start with the values of
+        rank 0.
     params : iterable of Tensor, optional
         Parameters to differentiate; by default the parameters of the optimizer.
     comm : "auto", None, communicator or RankGroup
-        Ranks that train together. ``"auto"``: all ranks of the launcher (``mpirun``, ``srun``, ``torchrun``).
+        Ranks that train together. ``"auto"``: all ranks of the launcher (``mpirun``, ``srun``,
+        ``torchrun``).
     batches : {"same", "per_rank"}
-        Batches of several ranks. ``"same"``: all get the same batches, and each takes its part of the observations.
-        ``"per_rank"``: each has separate batches, possibly of unequal number, which together form the batch of a step.
+        Batches of several ranks. ``"same"``: all get the same batches, and each takes its part of
+        the observations. ``"per_rank"``: each has separate batches, possibly of unequal number,
+        which together form the batch of a step.
     shard : callable, optional
-        ``shard(batch, rank, size)`` returns a rank's share of a batch, None if it is empty. By default it cuts all
-        arrays of the batch along their first axis.
+        ``shard(batch, rank, size)`` returns a rank's share of a batch, None if it is empty. By
+        default it cuts all arrays of the batch along their first axis.
     clip : float, optional
-        Largest norm of the gradient of all parameters together; larger gradients are scaled down to it.
+        Largest norm of the gradient of all parameters together; larger gradients are scaled down to
+        it.
     accumulate : int
         Number of batches per optimizer step.
     precision : {"float32", "bfloat16", "float16"}
-        Type of the products in ``compute``, by torch's autocast; parameters, gradients and losses stay float32. Float16
-        losses are scaled, see ``LossScale``; an update that overflows is skipped, and 40 in a row are an error.
+        Type of the products in ``compute``, by torch's autocast; parameters, gradients and losses
+        stay float32. Float16 losses are scaled, see ``LossScale``; an update that overflows is
+        skipped, and 40 in a row are an error.
     reduction : {"mean", "sum"}
         How to combine the losses of ranks: mean by their weights, or sum.
     n_numbers : int
         Number of ``numbers`` in each :class:`BatchLoss`.
     stateful : bool
-        Whether recurrent layers continue from the state of the previous batch when a batch has no attribute ``first``.
-        By default they then start from zero. States are detached after each batch.
+        Whether recurrent layers continue from the state of the previous batch when a batch has no
+        attribute ``first``. By default they then start from zero. States are detached after each
+        batch.
     defer : bool, optional
-        Whether to read losses one step late, so that a GPU need not wait for Python. What is not finite then raises one
-        step later; the optimizer, a fused one of torch, changes nothing. None: on a GPU, in a single process.
+        Whether to read losses one step late, so that a GPU need not wait for Python. What is not
+        finite then raises one step later; the optimizer, a fused one of torch, changes nothing.
+        None: on a GPU, in a single process.
     describe : callable, optional
-        ``describe(batch)`` returns the place of a batch in the data for error messages, such as ``" at step 3"``.
+        ``describe(batch)`` returns the place of a batch in the data for error messages, such as ``"
+        at step 3"``.
     run_again : callable, optional
-        ``run_again(batch)`` calls the model as ``compute`` does, in this thread; by default ``compute`` itself. A step
-        that fails calls it once, without gradients, to name the module that first gave a number that is not finite.
+        ``run_again(batch)`` calls the model as ``compute`` does, in this thread; by default
+        ``compute`` itself. A step that fails calls it once, without gradients, to name the module
+        that first gave a number that is not finite.
     observe : callable, optional
         Called with the gradient vector of each update, before clipping.
 
@@ -220,11 +247,12 @@ class GradientStep:
     Raises
     ------
     FloatingPointError
-        In a step, on every rank, if the loss or the gradient is NaN or infinite. The parameters stay unchanged. Names
-        the first module, of ``model``, whose output is not finite, or the parameter that is not or has no finite
-        gradient.
+        In a step, on every rank, if the loss or the gradient is NaN or infinite. The parameters
+        stay unchanged. Names the first module, of ``model``, whose output is not finite, or the
+        parameter that is not or has no finite gradient.
     RankError
-        In a step, on every rank, if settings differ, parameters differ in shape, or batches that must be the same do.
+        In a step, on every rank, if settings differ, parameters differ in shape, or batches that
+        must be the same do.
     TypeError, ValueError
         If the loss is no scalar tensor that depends on the parameters.
     """
@@ -256,15 +284,26 @@ class GradientStep:
             raise ValueError(f"batches must be 'same' or 'per_rank', got {batches!r}")
         check_precision(precision)
         if params is None:
-            params = [p for group in optimizer.param_groups for p in group["params"]] if optimizer else []
+            params = (
+                [p for group in optimizer.param_groups for p in group["params"]]
+                if optimizer
+                else []
+            )
         self.optimizer, self.model = optimizer, model
         self.params: list[Any] = list(params)
         self.ranks = RankGroup.from_comm(comm, "training")
-        self.clip, self.accumulate, self.reduction, self.stateful = clip, accumulate, reduction, stateful
+        self.clip, self.accumulate, self.reduction, self.stateful = (
+            clip,
+            accumulate,
+            reduction,
+            stateful,
+        )
         self.n_updates, self.numbers = 0, [0.0] * n_numbers
         self._in_float32, self._describe, self._observe = compute, describe, observe
         self._run_again = compute if run_again is None else run_again
-        self._begun_with: list[Any] | None = None  # states of the recurrent layers at the start of the step
+        self._begun_with: list[Any] | None = (
+            None  # states of the recurrent layers at the start of the step
+        )
         self._shard = shard if batches == "same" else None
         self._are_compared = False  # the settings, between ranks
         self._settings = {
@@ -282,14 +321,20 @@ class GradientStep:
         self.bind()
 
     def bind(self) -> None:
-        """Build the vector for the current parameters. Call it again after moving them to another device."""
+        """Build the vector for the current parameters. Call it again after moving them to another
+        device.
+        """
         self.vector = GradientVector(self.params, self.ranks, len(self.numbers))
         values, self._synchronized = self.vector.values, self.ranks.is_single
         defer = values.is_cuda if self._defer is None else self._defer
         self.defer = defer and self.ranks.is_single and supports_found_inf(self.optimizer)
-        self._failed = torch.zeros((), dtype=torch.bool, device=values.device)  # deferred: whether a step has failed
+        self._failed = torch.zeros(
+            (), dtype=torch.bool, device=values.device
+        )  # deferred: whether a step has failed
         self.autocast = autocast(self.precision, values.device)
-        self._compute = self._in_float32 if self.precision == "float32" else self.autocast(self._in_float32)
+        self._compute = (
+            self._in_float32 if self.precision == "float32" else self.autocast(self._in_float32)
+        )
         scaled = self.precision == "float16" and self.optimizer is not None
         self._scale = LossScale(values.device, self._scale) if scaled else None
         self._waiting = WaitingGradients(self.vector) if self.accumulate > 1 else None
@@ -304,8 +349,9 @@ class GradientStep:
     def __call__(self, batch: Any) -> StepInfo | None:
         """Train on one batch; pass None on a rank that has no more batches.
 
-        Returns the loss of the whole batch over all ranks; its loss is None if there was nothing to learn. Returns
-        None if ranks agreed to stop or no rank has a batch: then the step does not count.
+        Returns the loss of the whole batch over all ranks; its loss is None if there was nothing to
+        learn. Returns None if ranks agreed to stop or no rank has a batch: then the step does not
+        count.
         """
         self._clear_gradients()
         if self._layers and batch is not None and begins_series(batch, self.stateful):
@@ -324,7 +370,9 @@ class GradientStep:
                 layer.truncate()
 
     def flush(self) -> None:
-        """Update with the gradients that wait for more batches. Call it at the end of a pass over the data."""
+        """Update with the gradients that wait for more batches. Call it at the end of a pass over
+        the data.
+        """
         if self._waiting is None:
             return
         self.ranks.allgather()  # the sum of waiting gradients over ranks is outside of a step
@@ -335,7 +383,9 @@ class GradientStep:
             self._clear_gradients()
 
     def finish_epoch(self) -> None:
-        """Finish a pass over the data: :meth:`flush`, and let the next pass begin with a zero state."""
+        """Finish a pass over the data: :meth:`flush`, and let the next pass begin with a zero
+        state.
+        """
         self.flush()
         for layer in self._layers:
             layer.reset()
@@ -347,7 +397,9 @@ class GradientStep:
         self._failed.zero_()
         self._clear_gradients()
 
-    def _accumulate_or_update(self, batch: Any, result: tuple[Any, float] | None) -> StepInfo | None:
+    def _accumulate_or_update(
+        self, batch: Any, result: tuple[Any, float] | None
+    ) -> StepInfo | None:
         """Accumulate the gradient of the whole batch, and update the parameters when it is time to."""
         if result is None:
             return None
@@ -361,7 +413,9 @@ class GradientStep:
             self._waiting.add(n_live, n_live)
         if self._waiting is None or self._waiting.n == self.accumulate:
             norm = self._update_parameters(batch)
-        return StepInfo(self._pending_loss(loss, norm, batch, before) if self.defer else loss, n_live)
+        return StepInfo(
+            self._pending_loss(loss, norm, batch, before) if self.defer else loss, n_live
+        )
 
     def _local_gradient(self, batch: Any) -> tuple[Any, float] | None:
         """Return the loss and the amount of data; write the gradient into the vector."""
@@ -375,28 +429,38 @@ class GradientStep:
         return loss, part.n_live
 
     def _gradient_over_ranks(self, batch: Any) -> tuple[Any, float] | None:
-        """Do what ``_local_gradient`` does over all ranks. Every rank calls it, even if it failed or has no batch."""
+        """Do what ``_local_gradient`` does over all ranks. Every rank calls it, even if it failed
+        or has no batch.
+        """
         ranks, vector = self.ranks, self.vector
         if not self._are_compared:  # what differs may make ranks wait for different sums
             self._are_compared = True
             ranks.require_equal({**self._settings, **_describe_optimizer(self.optimizer)})
         if not self._synchronized:
             self._synchronize_parameters()
-        code, loss, part = (None if ranks.is_leaving else ranks.guard(self._loss_of_own_part, batch)) or (0, 0.0, None)
+        code, loss, part = (
+            None if ranks.is_leaving else ranks.guard(self._loss_of_own_part, batch)
+        ) or (0, 0.0, None)
         part = part or BatchLoss(None, 0)
         weight = part.n_live if part.weight is None else part.weight
         at_once = self._waiting is None
         totals = vector.reduce(
-            weight, loss, part.n_live, part.numbers, has_batch=batch is not None, digest=code, with_vector=at_once
+            weight,
+            loss,
+            part.n_live,
+            part.numbers,
+            has_batch=batch is not None,
+            digest=code,
+            with_vector=at_once,
         )
         if ranks.stopped or not totals.n_batches:
             return None
         if self._shard is not None and not totals.same_batches:
             ranks.raise_on_all(
                 RankError(
-                    "ranks were given different batches, or unequally many: give every rank the same ones (seed alike "
-                    "what draws or shuffles them), of which each takes its share; or set batches='per_rank', if each "
-                    "rank has batches of its own"
+                    "ranks were given different batches, or unequally many: give every rank the "
+                    "same ones (seed alike what draws or shuffles them), of which each takes its "
+                    "share; or set batches='per_rank', if each rank has batches of its own"
                 )
             )
         divisor = 1.0 if self.reduction == "sum" else totals.weight or 1.0
@@ -405,19 +469,25 @@ class GradientStep:
         elif totals.bad_norm and self._scale is None:
             self._raise_not_finite("gradient norm", totals.bad_norm, batch)
         elif totals.n_live:
-            self._waiting.add(totals.n_live, totals.n_live * weight / divisor if part.n_live else None)
+            self._waiting.add(
+                totals.n_live, totals.n_live * weight / divisor if part.n_live else None
+            )
         self.numbers = [number / (totals.n_live or 1.0) for number in totals.numbers]
         return totals.loss / divisor, totals.n_live
 
     def _loss_of_own_part(self, batch: Any) -> tuple[int, float, BatchLoss | None]:
-        """Return the digest of the batch, and the result of :meth:`_run_backward` for this rank's part of it."""
+        """Return the digest of the batch, and the result of :meth:`_run_backward` for this rank's
+        part of it.
+        """
         if batch is None or self._shard is None:
             return 0, *((0.0, None) if batch is None else self._run_backward(batch))
         part = self._shard(batch, self.ranks.rank, self.ranks.size)
         return digest(batch), *((0.0, None) if part is None else self._run_backward(part))
 
     def _run_backward(self, batch: Any) -> tuple[Any, BatchLoss | None]:
-        """Compute the parameters' gradients; return the loss, as :meth:`_read_number` does, and the BatchLoss."""
+        """Compute the parameters' gradients; return the loss, as :meth:`_read_number` does, and the
+        BatchLoss.
+        """
         if self.ranks.is_single or self.model is not None or self._shard is None:
             part = self._compute(batch)
         else:
@@ -442,8 +512,12 @@ class GradientStep:
     # -- the update ----------------------------------------------------------------------------------
 
     def _update_parameters(self, batch: Any) -> Any:
-        """Update with the gradient in the vector, or the mean of waiting gradients; return its norm."""
-        layouts = self._waiting.take_mean() if self._waiting is not None and self._waiting.n else None
+        """Update with the gradient in the vector, or the mean of waiting gradients; return its
+        norm.
+        """
+        layouts = (
+            self._waiting.take_mean() if self._waiting is not None and self._waiting.n else None
+        )
         if self._scale is not None:
             self._scale.unscale_(self.vector.values)
         norm = self._gradient_norm(batch)
@@ -454,7 +528,9 @@ class GradientStep:
         return norm
 
     def _gradient_norm(self, batch: Any) -> Any:
-        return self._read_number("gradient norm", torch.linalg.vector_norm(self.vector.values), batch)
+        return self._read_number(
+            "gradient norm", torch.linalg.vector_norm(self.vector.values), batch
+        )
 
     def _apply(self, norm: Any, layouts: Sequence[int] | None) -> None:
         optimizer: Any = self.optimizer
@@ -463,7 +539,11 @@ class GradientStep:
         elif self._scale is not None or not self.ranks.is_single:
             self.vector.assign(self.vector.layouts())
         if self.clip is not None and (self.defer or norm > self.clip):
-            factor = (self.clip / (norm.double() + 1e-6)).clamp(max=1) if self.defer else self.clip / (norm + 1e-6)
+            factor = (
+                (self.clip / (norm.double() + 1e-6)).clamp(max=1)
+                if self.defer
+                else self.clip / (norm + 1e-6)
+            )
             for p in self.params:
                 if p.grad is not None:
                     p.grad.mul_(factor)
@@ -488,7 +568,9 @@ class GradientStep:
     # -- reading numbers -----------------------------------------------------------------------------
 
     def _read_number(self, what: str, value: Any, batch: Any) -> Any:
-        """Return a loss or norm as a number, which must be finite; deferred, as the tensor, and note whether it is."""
+        """Return a loss or norm as a number, which must be finite; deferred, as the tensor, and
+        note whether it is.
+        """
         if self.defer:
             self._failed.logical_or_(~value.isfinite())
             return value
@@ -498,7 +580,9 @@ class GradientStep:
         return number
 
     def _pending_loss(self, loss: Tensor, norm: Tensor, batch: Any, n_updates: int) -> PendingLoss:
-        """Return the loss of a step that began after ``n_updates``, which raises when it is read if the step failed."""
+        """Return the loss of a step that began after ``n_updates``, which raises when it is read if
+        the step failed.
+        """
 
         def check(loss: float, norm: float, n_skipped: float = 0.0) -> None:
             require_progress(n_skipped)
@@ -507,7 +591,9 @@ class GradientStep:
                     self.n_updates = n_updates  # later steps changed nothing either
                     self._raise_not_finite(what, number, batch)
 
-        return PendingLoss((loss, norm) if self._scale is None else (loss, norm, self._scale.n_skipped), check)
+        return PendingLoss(
+            (loss, norm) if self._scale is None else (loss, norm, self._scale.n_skipped), check
+        )
 
     # -- errors --------------------------------------------------------------------------------------
 
@@ -518,12 +604,18 @@ class GradientStep:
         is_bad = not all(g.isfinite().all() for g in dense_gradients(self.params))
         answers = self.ranks.allgather((is_bad, self._find_source(what, None) if is_bad else ""))
         bad = [of_rank for of_rank, _ in answers]
-        where = describe_by_rank(bad).partition("True on ")[2].partition(",")[0] if any(bad) else "no rank by itself"
+        where = (
+            describe_by_rank(bad).partition("True on ")[2].partition(",")[0]
+            if any(bad)
+            else "no rank by itself"
+        )
         source = next((text for _, text in answers if text), "")
         self.ranks.raise_on_all(not_finite(f"{what} on {where}", number, source))
 
     def _find_source(self, what: str, batch: Any) -> str:
-        """Return the module or the parameter where a number first was not finite, as the end of a clause."""
+        """Return the module or the parameter where a number first was not finite, as the end of a
+        clause.
+        """
         if self.model is None:
             return ""
 
@@ -553,10 +645,19 @@ class GradientStep:
     def state_dict(self) -> dict[str, Any]:
         """Return the waiting gradients and the number of updates as plain data."""
         waiting = None if self._waiting is None else self._waiting.state_dict()
-        return {"n_updates": self.n_updates, "waiting": waiting, "scale": self._scale and self._scale.state_dict()}
+        return {
+            "n_updates": self.n_updates,
+            "waiting": waiting,
+            "scale": self._scale and self._scale.state_dict(),
+        }
 
-    def reshard_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> Mapping[str, Any]:
-        return {**states[0], "waiting": WaitingGradients.reshard([state["waiting"] for state in states], rank)}
+    def reshard_state_dict(
+        self, states: Sequence[Mapping[str, Any]], rank: int, size: int
+    ) -> Mapping[str, Any]:
+        return {
+            **states[0],
+            "waiting": WaitingGradients.reshard([state["waiting"] for state in states], rank),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
@@ -579,6 +680,6 @@ def _describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, An
 def not_finite(what: str, value: float, where: str = "") -> FloatingPointError:
     """Return the error for a loss or gradient that is NaN or infinite."""
     return FloatingPointError(
-        f"{what} is {value}{where}; the parameters are as before this step. Lower the learning rate, set clip, or look "
-        "for extreme values in the data"
+        f"{what} is {value}{where}; the parameters are as before this step. Lower the learning "
+        "rate, set clip, or look for extreme values in the data"
     )

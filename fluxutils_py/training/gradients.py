@@ -22,8 +22,8 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 def tree_reduce(items: Sequence[T], op: Callable[[T, T], T]) -> T:
     """Combine items pairwise: first each half, then the two results.
 
-    The order depends only on the number of items, so sums of floats are the same in every run. Rounding errors grow
-    with the logarithm of this number. Source: the reduction of PrayTools.jl.
+    The order depends only on the number of items, so sums of floats are the same in every run.
+    Rounding errors grow with the logarithm of this number. Source: the reduction of PrayTools.jl.
 
     Parameters
     ----------
@@ -61,7 +61,8 @@ def as_scalar(loss: Any) -> Tensor:
         raise TypeError(f"the loss must return a scalar tensor, got {type(loss).__name__}")
     if loss.numel() != 1:
         raise ValueError(
-            f"the loss must return a scalar, got a tensor of shape {tuple(loss.shape)}; average it with .mean()"
+            f"the loss must return a scalar, got a tensor of shape {tuple(loss.shape)}; average it "
+            "with .mean()"
         )
     return loss.reshape(())
 
@@ -70,32 +71,38 @@ def require_gradient(loss: Tensor) -> None:
     """Raise ValueError unless a loss depends on a trained parameter."""
     if not loss.requires_grad:
         raise ValueError(
-            "the loss does not depend on the model's parameters: compute it from the model's output, without "
-            "detach, item or numpy"
+            "the loss does not depend on the model's parameters: compute it from the model's "
+            "output, without detach, item or numpy"
         )
 
 
 def value_and_gradient(
     loss: Any, params: Sequence[Tensor], scaled: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[float, Gradients]:
-    """Return a loss as a number, and its gradient with one entry per parameter, None if there is none.
+    """Return a loss as a number, and its gradient with one entry per parameter, None if there is
+    none.
 
     With ``scaled``, the gradient is that of ``scaled(loss)``.
 
-    Does not write to ``.grad``, so threads may share the parameters: ``backward()`` in several threads would add to
-    the same ``.grad`` in random order.
+    Does not write to ``.grad``, so threads may share the parameters: ``backward()`` in several
+    threads would add to the same ``.grad`` in random order.
     """
     value = as_float32(as_scalar(loss))
     require_gradient(value)
     differentiated = value if scaled is None else scaled(value)
     with without_autocast(value.device):
-        found = torch.autograd.grad(differentiated, [p for p in params if p.requires_grad], allow_unused=True)
+        found = torch.autograd.grad(
+            differentiated, [p for p in params if p.requires_grad], allow_unused=True
+        )
     gradients = iter(found)
-    return value.item(), tuple(laid_out_like(p, next(gradients)) if p.requires_grad else None for p in params)
+    return value.item(), tuple(
+        laid_out_like(p, next(gradients)) if p.requires_grad else None for p in params
+    )
 
 
 def laid_out_like(p: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """Return a gradient in the memory order of its parameter, as ``backward`` leaves it in ``.grad``.
+    """Return a gradient in the memory order of its parameter, as ``backward`` leaves it in
+    ``.grad``.
 
     Fused optimizers go through the memory of both side by side, whatever their strides.
     """
@@ -109,8 +116,11 @@ def sum_gradients(parts: Sequence[tuple[float, Gradients]]) -> tuple[float, Grad
     return tree_reduce(parts, lambda a, b: (a[0] + b[0], addgrad(a[1], b[1])))
 
 
-def require_thread_safe(model: Any, way_out: str = "use one thread, or Estimator(n_jobs=...)") -> None:
-    """Raise ValueError if a module changes its state as it runs, which is not safe in several threads.
+def require_thread_safe(
+    model: Any, way_out: str = "use one thread, or Estimator(n_jobs=...)"
+) -> None:
+    """Raise ValueError if a module changes its state as it runs, which is not safe in several
+    threads.
 
     Parameters
     ----------
@@ -124,7 +134,8 @@ def require_thread_safe(model: Any, way_out: str = "use one thread, or Estimator
     for name, module in model.named_modules():
         if isinstance(module, Recur):
             raise ValueError(
-                f"{name!r} ({type(module).__name__}) carries a state, which threads cannot share: {way_out}"
+                f"{name!r} ({type(module).__name__}) carries a state, which threads cannot share: "
+                f"{way_out}"
             )
     require_no_batch_norm(model, "threads", f"{way_out}; or take nn.LayerNorm or nn.GroupNorm")
 
@@ -134,16 +145,18 @@ def require_no_batch_norm(model: nn.Module, workers: str, way_out: str) -> None:
     for name, module in model.named_modules():
         if isinstance(module, BATCH_NORMS) and module.training:
             raise ValueError(
-                f"{name!r} ({type(module).__name__}) normalises over the whole minibatch, which is divided over "
-                f"{workers}: {way_out}"
+                f"{name!r} ({type(module).__name__}) normalises over the whole minibatch, which is "
+                f"divided over {workers}: {way_out}"
             )
 
 
 @contextlib.contextmanager
 def watching_modules(check: Callable[[nn.Module], None]) -> Iterator[Callable[[], None]]:
-    """Call ``check(module)`` before a module runs in a thread that has called the function yielded here.
+    """Call ``check(module)`` before a module runs in a thread that has called the function yielded
+    here.
 
-    So modules are found whose parameters alone were given. An error of ``check`` ends the call before the module runs.
+    So modules are found whose parameters alone were given. An error of ``check`` ends the call
+    before the module runs.
     """
     watched: set[int] = set()
 
@@ -158,8 +171,12 @@ def watching_modules(check: Callable[[nn.Module], None]) -> Iterator[Callable[[]
         handle.remove()
 
 
-def call_without_batch_norm(compute: Callable[[Any], T], batch: Any, workers: str, way_out: str) -> T:
-    """Return ``compute(batch)``; raise ValueError before a module runs that normalises over a divided batch."""
+def call_without_batch_norm(
+    compute: Callable[[Any], T], batch: Any, workers: str, way_out: str
+) -> T:
+    """Return ``compute(batch)``; raise ValueError before a module runs that normalises over a
+    divided batch.
+    """
 
     def check(module: nn.Module) -> None:
         require_no_batch_norm(module, workers, way_out)

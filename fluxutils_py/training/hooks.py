@@ -62,11 +62,12 @@ class _Entry:
 class Hooks:
     """Actions by event, called in order of priority (lowest first), then of registration.
 
-    Events are ``start`` (before the first step of a run), ``step`` (after each step), ``epoch`` (after each epoch),
-    ``end`` (after the last step, unless the run failed) and ``close`` (always last, to release resources).
+    Events are ``start`` (before the first step of a run), ``step`` (after each step), ``epoch``
+    (after each epoch), ``end`` (after the last step, unless the run failed) and ``close`` (always
+    last, to release resources).
 
-    All ranks call a collective action together, such as saving a checkpoint. A rank on which another action failed
-    still takes part: the ranks exchange the error first.
+    All ranks call a collective action together, such as saving a checkpoint. A rank on which
+    another action failed still takes part: the ranks exchange the error first.
 
     :meth:`state_dict` holds the counters of the triggers, and the state of every hook with ``state_dict`` and
     ``load_state_dict``, by hook name.
@@ -95,11 +96,13 @@ class Hooks:
         ----------
         event : str
         action : callable
-            If it has ``on_start`` or ``on_close``, the loop calls them at the start and the end of each run.
+            If it has ``on_start`` or ``on_close``, the loop calls them at the start and the end of
+            each run.
         name : str, optional
             Name in error messages and in the state; by default the name of the function or class.
         priority, collective : optional
-            By default the attribute of the action, or of the object whose method it is; else 0 and False.
+            By default the attribute of the action, or of the object whose method it is; else 0 and
+            False.
         trigger : Trigger, optional
             Call the action only when it fires. ``event`` must be ``"step"`` or the trigger's event.
         results : dict, optional
@@ -107,13 +110,16 @@ class Hooks:
         """
         name = name or getattr(action, "__name__", None) or type(action).__name__
         priority = _action_attribute(action, "priority", 0) if priority is None else priority
-        collective = _action_attribute(action, "collective", False) if collective is None else collective
+        collective = (
+            _action_attribute(action, "collective", False) if collective is None else collective
+        )
         trigger = None if trigger is None else trigger.copy()
         entry = _Entry(priority, self._n, name, action, trigger, collective, results)
         if trigger is not None:
             if event not in ("step", trigger.event):
                 raise ValueError(
-                    f"{type(trigger).__name__} decides after each {trigger.event}; event {event!r} has none"
+                    f"{type(trigger).__name__} decides after each {trigger.event}; event {event!r} "
+                    "has none"
                 )
             event = trigger.event
             self._register_state(name, entry)
@@ -122,7 +128,13 @@ class Hooks:
         self._insert_entry(event, entry)
         for other in ("start", "close"):
             if hasattr(action, f"on_{other}"):
-                self.add(other, getattr(action, f"on_{other}"), name=name, priority=priority, collective=False)
+                self.add(
+                    other,
+                    getattr(action, f"on_{other}"),
+                    name=name,
+                    priority=priority,
+                    collective=False,
+                )
 
     def _insert_entry(self, event: str, entry: _Entry) -> None:
         self._n += 1
@@ -132,10 +144,12 @@ class Hooks:
     def attach(self, hook: Any) -> None:
         """Add a user's callback.
 
-        The loop calls a function ``f(loop)`` after every step. An object with ``add_to(hooks)``, such as
+        The loop calls a function ``f(loop)`` after every step. An object with ``add_to(hooks)``,
+        such as
         :class:`CronTab`, adds its parts itself. Any other object may have methods ``on_start``, ``on_step``,
-        ``on_epoch``, ``on_end`` and ``on_close``, which take the loop; attributes ``name``, ``priority`` and
-        ``collective``; a ``trigger``, which decides when ``on_step`` is called; and ``companions``, further callbacks.
+        ``on_epoch``, ``on_end`` and ``on_close``, which take the loop; attributes ``name``,
+        ``priority`` and ``collective``; a ``trigger``, which decides when ``on_step`` is called;
+        and ``companions``, further callbacks.
 
         Raises
         ------
@@ -143,7 +157,9 @@ class Hooks:
             If ``hook`` is none of these, is a class, or cannot be called with the loop.
         """
         if isinstance(hook, type):
-            raise TypeError(f"callback {hook.__name__} is a class; build it first: {hook.__name__}(...)")
+            raise TypeError(
+                f"callback {hook.__name__} is a class; build it first: {hook.__name__}(...)"
+            )
         if hasattr(hook, "add_to"):
             hook.add_to(self)
             return
@@ -153,14 +169,16 @@ class Hooks:
             methods = {"step": hook}
         if not methods:
             raise TypeError(
-                "a callback is a function of the loop, or has on_start, on_step, on_epoch, on_end or on_close; "
-                f"got {hook!r}"
+                "a callback is a function of the loop, or has on_start, on_step, on_epoch, on_end "
+                f"or on_close; got {hook!r}"
             )
         priority, collective = getattr(hook, "priority", 0), getattr(hook, "collective", False)
         for event, action in methods.items():
             _require_one_argument(name if action is hook else f"{name}.on_{event}", action)
             trigger = getattr(hook, "trigger", None) if event == "step" else None
-            self.add(event, action, name=name, priority=priority, trigger=trigger, collective=collective)
+            self.add(
+                event, action, name=name, priority=priority, trigger=trigger, collective=collective
+            )
         if hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict"):
             self._register_state(name, hook)
         for companion in getattr(hook, "companions", ()):
@@ -169,8 +187,8 @@ class Hooks:
     def run(self, event: str, loop: Any, /, *args: Any, **kwargs: Any) -> None:
         """Call the actions of an event.
 
-        An error ends the event and names the hook that raised it; ``close`` still calls all its hooks. On several
-        ranks the error is raised at the next collective.
+        An error ends the event and names the hook that raised it; ``close`` still calls all its
+        hooks. On several ranks the error is raised at the next collective.
         """
         ranks: Any = getattr(loop, "ranks", None)
         is_single, failed = ranks is None or ranks.is_single, None
@@ -183,7 +201,9 @@ class Hooks:
                     continue
                 collective = entry.collective and event not in ("start", "close")
                 if collective or ranks.error is None or event == "close":
-                    ranks.guard(self._call_entry, entry, event, loop, args, kwargs, collective=collective)
+                    ranks.guard(
+                        self._call_entry, entry, event, loop, args, kwargs, collective=collective
+                    )
             except Exception as error:
                 if event != "close":
                     raise
@@ -192,18 +212,23 @@ class Hooks:
             raise failed
 
     def _is_due(self, entry: _Entry, event: str, loop: Any, is_single: bool) -> bool:
-        """Return whether an action is due; of ranks that act together by the clock, rank 0's clock decides."""
+        """Return whether an action is due; of ranks that act together by the clock, rank 0's clock
+        decides.
+        """
         due = entry.is_due(event, loop)
         by_clock = entry.trigger is not None and entry.trigger.by_clock
         if is_single or not by_clock or not entry.collective or event != "step":
             return due
         return bool(loop.ranks.allgather(due)[0])
 
-    def _call_entry(self, entry: _Entry, event: str, loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _call_entry(
+        self, entry: _Entry, event: str, loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         try:
             entry(loop, *args, **kwargs)
         except StopTraining:
-            # within a collective, other ranks see an error; a user's loop without stop() gets the exception
+            # within a collective, other ranks see an error; a user's loop without stop() gets the
+            # exception
             if not hasattr(loop, "stop") or loop.ranks.error_is_shared:
                 raise
             loop.stop()
@@ -212,11 +237,13 @@ class Hooks:
             raise
 
     def agree(self, ranks: Any) -> dict[str, Any]:
-        """Let rank 0's clock decide for the actions by time that all ranks have; return what ranks must have alike.
+        """Let rank 0's clock decide for the actions by time that all ranks have; return what ranks
+        must have alike.
 
         They then carry out these actions together.
 
-        An action that only some ranks have, such as printing on rank 0, goes by the clock of that rank.
+        An action that only some ranks have, such as printing on rank 0, goes by the clock of that
+        rank.
         """
         timed = [e for e in self._entries["step"] if e.trigger is not None and e.trigger.by_clock]
         of_ranks = ranks.allgather([entry.name for entry in timed])
@@ -226,12 +253,18 @@ class Hooks:
         return self.describe_collective()
 
     def describe_collective(self) -> dict[str, str]:
-        """Return when ranks carry out actions together, by name of the action, as texts that ranks compare."""
+        """Return when ranks carry out actions together, by name of the action, as texts that ranks
+        compare.
+        """
         texts: dict[str, str] = {}
         for event in EVENTS:
             for entry in self._entries[event]:
                 if entry.collective:
-                    name = next(n for n in numbered(f"the callback {entry.name!r} on_{event}") if n not in texts)
+                    name = next(
+                        n
+                        for n in numbered(f"the callback {entry.name!r} on_{event}")
+                        if n not in texts
+                    )
                     texts[name] = _describe_trigger(entry.trigger)
         return texts
 
@@ -248,25 +281,39 @@ class Hooks:
         return {name: thing.state_dict() for name, thing in self._stateful.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the states of hooks by name, also of hooks added later. Hooks without a saved state start afresh."""
+        """Restore the states of hooks by name, also of hooks added later. Hooks without a saved
+        state start afresh.
+        """
         self._pending_states = dict(state)
         for name, thing in self._stateful.items():
             if name in self._pending_states:
                 thing.load_state_dict(self._pending_states.pop(name))
 
-    def reshard_state_dict(self, states: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
-        """Return the states of hooks for one of ``size`` ranks, from those of the ranks that saved a checkpoint."""
-        names = states[rank] if rank < len(states) else [name for name in states[0] if name in self._stateful]
+    def reshard_state_dict(
+        self, states: Sequence[dict[str, Any]], rank: int, size: int
+    ) -> dict[str, Any]:
+        """Return the states of hooks for one of ``size`` ranks, from those of the ranks that saved
+        a checkpoint.
+        """
+        names = (
+            states[rank]
+            if rank < len(states)
+            else [name for name in states[0] if name in self._stateful]
+        )
         parts = {name: [state[name] for state in states if name in state] for name in names}
-        return {name: reshard(self._stateful.get(name), part, rank, size) for name, part in parts.items()}
+        return {
+            name: reshard(self._stateful.get(name), part, rank, size)
+            for name, part in parts.items()
+        }
 
     def check_restored(self) -> None:
         """Raise :class:`LoadError` if a loaded state belongs to a hook that was not added."""
         if self._pending_states:
             raise LoadError(
-                f"the state is of a run with the hooks {', '.join(map(repr, self._pending_states))}, which this run "
-                f"lacks (it has {', '.join(map(repr, self._stateful)) or 'none'}); add the same hooks under the same "
-                "names"
+                "the state is of a run with the hooks "
+                f"{', '.join(map(repr, self._pending_states))}, which this run lacks (it has "
+                f"{', '.join(map(repr, self._stateful)) or 'none'}); add the same hooks under the "
+                "same names"
             )
 
 
@@ -308,6 +355,6 @@ def _require_one_argument(name: str, action: Any) -> None:
         signature.bind(None)
     except TypeError:
         raise TypeError(
-            f"the callback {name}{signature} must take one argument, the loop; fluxutils_py.praytools.cb(f) is a "
-            "callback that calls f()"
+            f"the callback {name}{signature} must take one argument, the loop; "
+            "fluxutils_py.praytools.cb(f) is a callback that calls f()"
         ) from None

@@ -12,7 +12,11 @@ from torch import Tensor
 
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.training.dataset import as_dataset
-from fluxutils_py.training.generator_state import get_generator_state, set_generator_state, start_epoch_order
+from fluxutils_py.training.generator_state import (
+    get_generator_state,
+    set_generator_state,
+    start_epoch_order,
+)
 from fluxutils_py.training.minibatch import Minibatch, as_tuple
 from fluxutils_py.validation import check_integer
 
@@ -74,20 +78,31 @@ class InMemory:
         self.labels = tuple(torch.as_tensor(v) for v in as_tuple(labels))
         if replacement and not shuffle:
             raise ValueError("replacement=True draws examples at random: set shuffle=True too")
-        self.batchsize, self.shuffle, self.replacement = check_integer("batchsize", batchsize, 1), shuffle, replacement
+        self.batchsize, self.shuffle, self.replacement = (
+            check_integer("batchsize", batchsize, 1),
+            shuffle,
+            replacement,
+        )
         self.infinite, self.drop_last, self.kind, self.name = infinite, drop_last, kind, name
         self.rng = np.random.default_rng(random_state)
         sizes = [len(v) for v in (*self.inputs, *self.labels)]
         if not sizes or len(set(sizes)) > 1 or not sizes[0]:
-            raise ShapeError(f"inputs and labels must have equally many examples, at least 1, got {sizes}")
+            raise ShapeError(
+                f"inputs and labels must have equally many examples, at least 1, got {sizes}"
+            )
         self.n = sizes[0]
         self._began: dict[str, Any] | None = None  # generator state at the start of the last pass
         if not self._per_pass():
-            raise ShapeError(f"{self.n} examples make no batch of {self.batchsize}; set drop_last=False")
+            raise ShapeError(
+                f"{self.n} examples make no batch of {self.batchsize}; set drop_last=False"
+            )
 
     @classmethod
-    def from_dataset(cls, dataset: Iterable[Any], *, batched: bool = True, **settings: Any) -> InMemory:
-        """Store one pass over a finite dataset in memory; ``settings`` are parameters of :class:`InMemory`.
+    def from_dataset(
+        cls, dataset: Iterable[Any], *, batched: bool = True, **settings: Any
+    ) -> InMemory:
+        """Store one pass over a finite dataset in memory; ``settings`` are parameters of
+        :class:`InMemory`.
 
         ``batched`` says whether an item of the dataset is a batch of examples, or else one example.
 
@@ -101,8 +116,8 @@ class InMemory:
         data.reset()
         if not batches or any(b.kind != batches[0].kind or b.weight is not None for b in batches):
             raise DataError(
-                f"dataset {data.name!r} must have batches of one kind, without weights, to be kept in memory; it has "
-                f"{len(batches)} batches"
+                f"dataset {data.name!r} must have batches of one kind, without weights, to be kept "
+                f"in memory; it has {len(batches)} batches"
             )
         join = torch.cat if batched else torch.stack
         inputs, labels = (
@@ -125,13 +140,21 @@ class InMemory:
     def skip(self, n: int) -> Iterator[Minibatch]:
         self._began = start_epoch_order(self.rng, self._began, n)
         for chosen in islice(self._batch_indices(), n, None):
-            yield Minibatch(tuple(v[chosen] for v in self.inputs), tuple(v[chosen] for v in self.labels), self.kind)
+            yield Minibatch(
+                tuple(v[chosen] for v in self.inputs),
+                tuple(v[chosen] for v in self.labels),
+                self.kind,
+            )
 
     def _batch_indices(self) -> Iterator[Any]:
         """Return an iterator over the examples of each batch, as indices or a slice."""
         passes = (self._draw_order() for _ in (count() if self.infinite else range(1)))
-        cuts = [slice(i * self.batchsize, (i + 1) * self.batchsize) for i in range(self._per_pass())]
-        return chain.from_iterable((cut if order is None else order[cut] for cut in cuts) for order in passes)
+        cuts = [
+            slice(i * self.batchsize, (i + 1) * self.batchsize) for i in range(self._per_pass())
+        ]
+        return chain.from_iterable(
+            (cut if order is None else order[cut] for cut in cuts) for order in passes
+        )
 
     def _draw_order(self) -> Tensor | None:
         if not self.shuffle:
@@ -163,17 +186,19 @@ def normalization(
     index : int
         Index of the input.
     independent_axes : sequence of int
-        Axes that have a mean of their own at each place: by default the last, of features. ``()``: one mean for all.
+        Axes that have a mean of their own at each place: by default the last, of features. ``()``:
+        one mean for all.
 
     Returns
     -------
     mean, std : Tensor, float64
-        Of the sizes of the independent axes, in the order of the axes. The standard deviation of a constant feature is
-        set to 1, so you can divide by it.
+        Of the sizes of the independent axes, in the order of the axes. The standard deviation of a
+        constant feature is set to 1, so you can divide by it.
 
     Notes
     -----
-    Source: ``Normalization`` of gomlx ``data``, which keeps the other axes with size 1, and a deviation of 0.
+    Source: ``Normalization`` of gomlx ``data``, which keeps the other axes with size 1, and a
+    deviation of 0.
 
     Examples
     --------
@@ -190,7 +215,9 @@ def normalization(
         n += len(x)
         delta = x.mean(0) - mean  # Chan et al. (1979) merge parts without cancellation
         mean = mean + delta * len(x) / n
-        square = square + (x - x.mean(0)).square().sum(0) + delta.square() * len(x) * (n - len(x)) / n
+        square = (
+            square + (x - x.mean(0)).square().sum(0) + delta.square() * len(x) * (n - len(x)) / n
+        )
     data.reset()
     if not n:
         raise DataError(f"dataset {data.name!r} has no batches: there is no mean")

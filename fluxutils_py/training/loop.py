@@ -67,7 +67,9 @@ class EpochProgress:
         source, batches, self._source, self.batches = self._source, self.batches, None, None
         self._reset_sums()
         close = getattr(source, "close", None)
-        if close is not None and source is not batches:  # it may be reading ahead; the caller closes batches
+        if (
+            close is not None and source is not batches
+        ):  # it may be reading ahead; the caller closes batches
             close()
 
     def add(self, info: StepInfo) -> None:
@@ -80,7 +82,9 @@ class EpochProgress:
             self._add_loss(info.batch_loss, info.n_live)
 
     def read_pending(self, keep: int = 0) -> None:
-        """Read the losses computed on a GPU, except the ``keep`` newest, which it may still be computing."""
+        """Read the losses computed on a GPU, except the ``keep`` newest, which it may still be
+        computing.
+        """
         while len(self._pending) > keep:
             info = self._pending.popleft()
             self._add_loss(float(info.batch_loss), info.n_live)
@@ -99,7 +103,9 @@ class EpochProgress:
 
     @property
     def seconds(self) -> float:
-        return self._seconds + (0.0 if self._started is None else time.perf_counter() - self._started)
+        return self._seconds + (
+            0.0 if self._started is None else time.perf_counter() - self._started
+        )
 
     def record(self) -> dict[str, float | None]:
         """Return the means over the steps so far, and the seconds."""
@@ -111,7 +117,11 @@ class EpochProgress:
 
     def state_dict(self) -> dict[str, Any]:
         self.read_pending()
-        return {"step": self.step, "seconds": self.seconds, **{name: getattr(self, name) for name in SUMS}}
+        return {
+            "step": self.step,
+            "seconds": self.seconds,
+            **{name: getattr(self, name) for name in SUMS},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.close()
@@ -129,7 +139,9 @@ def known_length(batches: Any) -> int | None:
 
 
 def iterate_from(batches: Iterable[Any], done: int) -> Iterator[Any]:
-    """Return a pass without its first ``done`` batches: call ``batches.skip``, or else read and drop them."""
+    """Return a pass without its first ``done`` batches: call ``batches.skip``, or else read and
+    drop them.
+    """
     if not done:
         return iter(batches)
     if hasattr(batches, "skip"):
@@ -145,17 +157,20 @@ NO_MORE = object()
 class Loop:
     """Training loop: call a step function for every batch of every epoch, and call hooks.
 
-    The loop calls every hook as ``hook(loop)``. Hooks read what they need from the attributes below.
+    The loop calls every hook as ``hook(loop)``. Hooks read what they need from the attributes
+    below.
 
     Parameters
     ----------
     step : callable
-        ``step(batch)`` returns a :class:`StepInfo`, or None if the ranks agreed to stop before the step. Or an object
-        with such a method ``train_step``, for example a :class:`Trainer`: the loop attaches it as a hook too, and uses
-        its ``model``, ``optimizer``, ``state``, ``step`` and ``ranks``.
+        ``step(batch)`` returns a :class:`StepInfo`, or None if the ranks agreed to stop before the
+        step. Or an object with such a method ``train_step``, for example a :class:`Trainer`: the
+        loop attaches it as a hook too, and uses its ``model``, ``optimizer``, ``state``, ``step``
+        and ``ranks``.
     comm : "auto", None, "mpi", "torch", a communicator or a RankGroup
-        The ranks that run this loop together; ignored if the step has ``ranks``. Each rank calls its hooks. An error
-        or a request to stop on one rank reaches all ranks at the next collective.
+        The ranks that run this loop together; ignored if the step has ``ranks``. Each rank calls
+        its hooks. An error or a request to stop on one rank reaches all ranks at the next
+        collective.
 
     Attributes
     ----------
@@ -170,15 +185,16 @@ class Loop:
     start_step, start_epoch : int
         ``step`` and ``epoch`` at the start of the run.
     end_step : int or None
-        ``step`` at the end of the run. If the batches have no length, None during the first epoch, then an estimate
-        from the completed epochs.
+        ``step`` at the end of the run. If the batches have no length, None during the first epoch,
+        then an estimate from the completed epochs.
     batch_loss : float or None
         Loss of the last step. Reading it waits for the GPU if the loss is still being computed.
     metrics : mapping
         Other values that the last step returned, by name.
     record : dict
-        Record of the epoch that just ended: ``epoch``, ``loss`` (mean over the data), ``mean_batch_loss`` (mean over
-        the steps) and ``seconds``. Epoch hooks read it and may add entries.
+        Record of the epoch that just ended: ``epoch``, ``loss`` (mean over the data),
+        ``mean_batch_loss`` (mean over the steps) and ``seconds``. Epoch hooks read it and may add
+        entries.
     history : list of dict
         The records of all epochs.
     model : nn.Module or None
@@ -190,8 +206,8 @@ class Loop:
     n_epochs, steps_per_epoch : int or None
         Number of epochs of the run and of steps per epoch, if known.
     train_step_durations : array of float
-        Duration of each step of the run in seconds, without loading the batch and without hooks. On a GPU, the time
-        to launch the work.
+        Duration of each step of the run in seconds, without loading the batch and without hooks. On
+        a GPU, the time to launch the work.
     shared_data : dict
         Values that hooks share with each other.
     rank : int
@@ -200,17 +216,21 @@ class Loop:
     Raises
     ------
     FloatingPointError
-        During a run, if a step returns a NaN or infinite loss. The step's hooks do not run, so none saves the model.
+        During a run, if a step returns a NaN or infinite loss. The step's hooks do not run, so none
+        saves the model.
 
     Notes
     -----
-    Source: ``Loop`` of gomlx ``train``, whose ``Epoch`` starts at 0 in each run: here ``epoch - start_epoch``.
+    Source: ``Loop`` of gomlx ``train``, whose ``Epoch`` starts at 0 in each run: here ``epoch -
+    start_epoch``.
 
     Examples
     --------
     >>> from fluxutils_py.training import EveryNSteps
     >>> loop = Loop(lambda batch: StepInfo(float(batch)))
-    >>> loop.on_step("print", lambda loop: print(loop.step, loop.batch_loss), trigger=EveryNSteps(2))
+    >>> loop.on_step(
+    ...     "print", lambda loop: print(loop.step, loop.batch_loss), trigger=EveryNSteps(2)
+    ... )
     >>> _ = loop.run_epochs([4, 3, 2], epochs=2)
     2 3.0
     4 4.0
@@ -222,7 +242,10 @@ class Loop:
     def __init__(self, step: Callable[[Any], StepInfo | None] | Any, comm: Any = "auto") -> None:
         ranks = getattr(step, "ranks", None)
         if ranks is not None and isinstance(comm, RankGroup) and comm.size != ranks.size:
-            raise ValueError(f"the step trains on {ranks.size} ranks, the loop on {comm.size}: give the step comm= too")
+            raise ValueError(
+                f"the step trains on {ranks.size} ranks, the loop on {comm.size}: give the step "
+                "comm= too"
+            )
         self.ranks = RankGroup.from_comm(comm if ranks is None else ranks, "Loop")
         self.rank = self.ranks.rank
         self.hooks = Hooks()
@@ -235,7 +258,9 @@ class Loop:
         self._ends_together = getattr(step, "ends_together", False)
         self._shares_batches = getattr(step, "shares_batches", None)
         completed = getattr(step, "step", 0)
-        self.step = self.loop_step = self.start_step = completed if isinstance(completed, int) else 0
+        self.step = self.loop_step = self.start_step = (
+            completed if isinstance(completed, int) else 0
+        )
         self.epoch = self.start_epoch = 0
         self.end_step: int | None = None
         self._info = StepInfo(None, 0)
@@ -257,7 +282,13 @@ class Loop:
         """Call ``action(loop)`` before the first step of each run; lowest priority first."""
         self.hooks.add("start", action, name=name, priority=priority)
 
-    def on_step(self, name: str, action: Action, priority: float | None = None, trigger: Trigger | None = None) -> None:
+    def on_step(
+        self,
+        name: str,
+        action: Action,
+        priority: float | None = None,
+        trigger: Trigger | None = None,
+    ) -> None:
         """Call ``action(loop)`` after each step, or only when ``trigger`` fires."""
         self.hooks.add("step", action, name=name, priority=priority, trigger=trigger)
 
@@ -270,7 +301,9 @@ class Loop:
         self.hooks.add("end", action, name=name, priority=priority)
 
     def stop(self) -> None:
-        """End the run on all ranks after the step in progress, as if it were the last. Any rank may call it."""
+        """End the run on all ranks after the step in progress, as if it were the last. Any rank may
+        call it.
+        """
         self._stop_requested = True
         self.ranks.stop()
 
@@ -304,7 +337,9 @@ class Loop:
         return self.ranks.stopped
 
     def median_train_step_duration(self) -> float:
-        """Return the median duration of a step in seconds, without hooks; 0.001 before the first step."""
+        """Return the median duration of a step in seconds, without hooks; 0.001 before the first
+        step.
+        """
         return statistics.median(self.train_step_durations) if self.train_step_durations else 1e-3
 
     # -- runs ----------------------------------------------------------------------------------------
@@ -312,19 +347,22 @@ class Loop:
     def run_epochs(self, batches: Iterable[Any], epochs: int) -> Mapping[str, Any]:
         """Train for ``epochs`` passes over ``batches``; return the metrics of the last step.
 
-        If the run is stopped, the unfinished epoch is recorded too. If :meth:`run_steps` left an epoch over the same
-        batches unfinished, the run finishes it and counts it as the first. A run resumed from a checkpoint counts its
-        completed epochs too. After each epoch the loop calls ``batches.reset()`` if it exists.
+        If the run is stopped, the unfinished epoch is recorded too. If :meth:`run_steps` left an
+        epoch over the same batches unfinished, the run finishes it and counts it as the first. A
+        run resumed from a checkpoint counts its completed epochs too. After each epoch the loop
+        calls ``batches.reset()`` if it exists.
 
         Raises
         ------
         DataError
-            If ``batches`` is an iterator, which can be read only once, and ``epochs`` is above 1. No step runs.
+            If ``batches`` is an iterator, which can be read only once, and ``epochs`` is above 1.
+            No step runs.
         """
         if epochs > 1 and isinstance(batches, Iterator) and not hasattr(batches, "reset"):
             raise DataError(
-                f"the batches are a {type(batches).__name__}, which can be iterated over only once, not in "
-                f"{epochs} epochs; give a list, or an object that can be iterated over again"
+                f"the batches are a {type(batches).__name__}, which can be iterated over only "
+                f"once, not in {epochs} epochs; give a list, or an object that can be iterated "
+                "over again"
             )
         self._begin_run(batches, resume=True)
         self.n_epochs, self.steps_per_epoch = epochs, known_length(batches)
@@ -340,13 +378,16 @@ class Loop:
         with self._run_hooks(**told):
             while self.epoch < end_epoch and not (self.stopped and self.epoch_step == 0):
                 if self.steps_per_epoch is None and self.epoch > self.start_epoch:
-                    mean = (self.step - self.epoch_step - self.start_step) / (self.epoch - self.start_epoch)
+                    mean = (self.step - self.epoch_step - self.start_step) / (
+                        self.epoch - self.start_epoch
+                    )
                     self.end_step = self.start_step + round(mean * epochs)
                 self._run_epoch(batches)
         return self.metrics
 
     def run_steps(self, batches: Iterable[Any], n: int) -> Mapping[str, Any]:
-        """Take ``n`` more steps, counted from now even after a restore; return the metrics. No epoch ends.
+        """Take ``n`` more steps, counted from now even after a restore; return the metrics. No
+        epoch ends.
 
         A later run over the same ``batches`` continues after the last step. ``n = 0`` does nothing
         and returns no metrics.
@@ -354,20 +395,25 @@ class Loop:
         Raises
         ------
         DataError
-            If there are fewer than ``n`` batches left. The next run starts again at the first batch.
+            If there are fewer than ``n`` batches left. The next run starts again at the first
+            batch.
         """
         self._require_equal_steps(n)
         return self._run_until(batches, self.step + n, resume=False) if n else {}
 
     def run_to_step(self, batches: Iterable[Any], step: int) -> Mapping[str, Any]:
-        """Take steps until ``loop.step`` is ``step``, as :meth:`run_steps` does. Continue a restored run."""
+        """Take steps until ``loop.step`` is ``step``, as :meth:`run_steps` does. Continue a
+        restored run.
+        """
         self._require_equal_steps(max(step - self.step, 0))
         if step <= self.step and not self._resuming:
             return {}
         return self._run_until(batches, step, resume=True)
 
     def _require_equal_steps(self, n: int) -> None:
-        """Raise :class:`RankError` on every rank unless all are to take as many steps; some might take none."""
+        """Raise :class:`RankError` on every rank unless all are to take as many steps; some might
+        take none.
+        """
         if not self.ranks.is_single:
             with self.ranks as ranks:
                 ranks.require_equal({"steps": n})
@@ -382,8 +428,8 @@ class Loop:
                 self._progress.close()
                 self.ranks.raise_on_all(
                     DataError(
-                        f"the batches ended after {self.step - first} of {step - first} steps; give more of them, or "
-                        "run_epochs to go through them again"
+                        f"the batches ended after {self.step - first} of {step - first} steps; "
+                        "give more of them, or run_epochs to go through them again"
                     )
                 )
         return self.metrics
@@ -403,7 +449,9 @@ class Loop:
 
     @contextmanager
     def _run_hooks(self, **of_run: Any) -> Iterator[None]:
-        """Call the start hooks, then the end hooks; always the close hooks. Ranks compare ``of_run``."""
+        """Call the start hooks, then the end hooks; always the close hooks. Ranks compare
+        ``of_run``.
+        """
         ranks, self._running = self.ranks, True
         with ranks:
             try:
@@ -477,15 +525,19 @@ class Loop:
             return self.step_fn(None if batch is NO_MORE else batch)
         if not any(self.ranks.allgather(batch is not NO_MORE)):
             return None
-        return StepInfo(None, 0) if batch is NO_MORE else self.ranks.guard(self._checked_step, batch)
+        return (
+            StepInfo(None, 0) if batch is NO_MORE else self.ranks.guard(self._checked_step, batch)
+        )
 
     # -- state ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the loop as plain data: counters, means, history, hooks, torch's random generators.
+        """Return the state of the loop as plain data: counters, means, history, hooks, torch's
+        random generators.
 
-        Save it in the last hook of a step, an epoch or the run: a loop with the same hooks that loads it and runs with
-        the same arguments over the same batches then continues and ends exactly as this loop.
+        Save it in the last hook of a step, an epoch or the run: a loop with the same hooks that
+        loads it and runs with the same arguments over the same batches then continues and ends
+        exactly as this loop.
         """
         in_hooks = self._in_epoch_hooks
         return {
@@ -494,7 +546,9 @@ class Loop:
             "progress": self._progress.state_dict(),
             "run": (self.start_step, self.start_epoch) if self._running else None,
             "stop": self._running and (self._stop_requested or self.stopped),
-            "history": [dict(record) for record in [*self.history, *([self.record] if in_hooks else [])]],
+            "history": [
+                dict(record) for record in [*self.history, *([self.record] if in_hooks else [])]
+            ],
             "hooks": self.hooks.state_dict(),
             "random": self._random_generators().state_dict(),
         }
@@ -502,10 +556,11 @@ class Loop:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
 
-        The next :meth:`run_epochs` or :meth:`run_to_step` continues the interrupted run: its argument includes the
-        epochs or steps already completed. :meth:`run_steps` counts from now. In an unfinished epoch the loop skips the
-        completed batches with ``batches.skip(n)``, an iterator over the remaining ones; without that method it reads
-        and drops them. Add hooks before or after; a run raises ``LoadError`` if a hook with a saved state is missing.
+        The next :meth:`run_epochs` or :meth:`run_to_step` continues the interrupted run: its
+        argument includes the epochs or steps already completed. :meth:`run_steps` counts from now.
+        In an unfinished epoch the loop skips the completed batches with ``batches.skip(n)``, an
+        iterator over the remaining ones; without that method it reads and drops them. Add hooks
+        before or after; a run raises ``LoadError`` if a hook with a saved state is missing.
         """
         self.hooks.load_state_dict(state["hooks"])
         self._progress.load_state_dict(state["progress"])
@@ -517,12 +572,23 @@ class Loop:
         self.history = [dict(record) for record in state["history"]]
         self._random_generators().load_state_dict(state["random"])
 
-    def reshard_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
-        """Return the state for one of ``size`` ranks, from the states of the ranks that saved a checkpoint."""
+    def reshard_state_dict(
+        self, states: Sequence[Mapping[str, Any]], rank: int, size: int
+    ) -> dict[str, Any]:
+        """Return the state for one of ``size`` ranks, from the states of the ranks that saved a
+        checkpoint.
+        """
         parts = {"hooks": self.hooks, "random": self._random_generators()}
-        own = {name: reshard(part, [state[name] for state in states], rank, size) for name, part in parts.items()}
+        own = {
+            name: reshard(part, [state[name] for state in states], rank, size)
+            for name, part in parts.items()
+        }
         return {**state_of_rank(states, rank), **own}
 
     def _random_generators(self) -> RandomGenerators:
-        device = next((p.device for p in self.model.parameters()), None) if self.model is not None else None
+        device = (
+            next((p.device for p in self.model.parameters()), None)
+            if self.model is not None
+            else None
+        )
         return RandomGenerators(device)

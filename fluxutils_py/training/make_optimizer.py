@@ -19,7 +19,8 @@ def make_optimizer(opt: Any, params: Sequence[Tensor]) -> torch.optim.Optimizer:
     Parameters
     ----------
     opt : optimizer class, functools.partial, callable, torch.optim.Optimizer or None
-        A class or callable is called with the parameters; an instance is returned unchanged. None: AdamW.
+        A class or callable is called with the parameters; an instance is returned unchanged. None:
+        AdamW.
     params : sequence of Tensor
 
     Raises
@@ -30,27 +31,35 @@ def make_optimizer(opt: Any, params: Sequence[Tensor]) -> torch.optim.Optimizer:
         If there are no parameters, or the optimizer runs the model itself (``LBFGS``).
     """
     if not params:
-        raise ValueError("the model has no trainable parameters: set requires_grad on those to be learnt")
+        raise ValueError(
+            "the model has no trainable parameters: set requires_grad on those to be learnt"
+        )
     if opt is None:
         return adamw(params)
     if isinstance(opt, Transform):
         raise TypeError(
-            f"opt={opt!r} changes gradients only: combine it with an optimizer by fluxutils_py.optim.Chain, as in "
-            f"opt=Chain({opt!r}, torch.optim.AdamW)"
+            f"opt={opt!r} changes gradients only: combine it with an optimizer by "
+            f"fluxutils_py.optim.Chain, as in opt=Chain({opt!r}, torch.optim.AdamW)"
         )
     if isinstance(opt, torch.optim.Optimizer):
         optimizer: Any = opt
-    elif callable(opt) and not (isinstance(opt, type) and not issubclass(opt, torch.optim.Optimizer)):
+    elif callable(opt) and not (
+        isinstance(opt, type) and not issubclass(opt, torch.optim.Optimizer)
+    ):
         optimizer = with_python_numbers(opt)(params)
     else:
         raise TypeError(
-            "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of one, a function of the "
-            f"parameters, an optimizer, or None; got {opt!r}"
+            "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of "
+            f"one, a function of the parameters, an optimizer, or None; got {opt!r}"
         )
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"opt={opt!r} must make a torch optimizer, it made {type(optimizer).__name__}")
+        raise TypeError(
+            f"opt={opt!r} must make a torch optimizer, it made {type(optimizer).__name__}"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("LBFGS runs the model several times a step, which its state does not allow; take AdamW")
+        raise ValueError(
+            "LBFGS runs the model several times a step, which its state does not allow; take AdamW"
+        )
     return optimizer
 
 
@@ -63,7 +72,10 @@ def make_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optim
         If it is not a scheduler, or needs a loss (``ReduceLROnPlateau``).
     """
     if not callable(scheduler) or optimizer is None:
-        raise TypeError(f"scheduler must make a torch learning-rate scheduler of the optimizer, got {scheduler!r}")
+        raise TypeError(
+            "scheduler must make a torch learning-rate scheduler of the optimizer, got "
+            f"{scheduler!r}"
+        )
     made = with_python_numbers(scheduler)(optimizer)
     if not hasattr(made, "step"):
         raise TypeError(f"scheduler must make a torch learning-rate scheduler, it made {made!r}")
@@ -71,7 +83,9 @@ def make_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optim
 
 
 def begin_schedule(scheduler: Any, n_left: int | None) -> None:
-    """Tell a scheduler with ``begin_run``, such as that of ``cosine(cycles=1)``, how many of its steps are left."""
+    """Tell a scheduler with ``begin_run``, such as that of ``cosine(cycles=1)``, how many of its
+    steps are left.
+    """
     begin = getattr(scheduler, "begin_run", None)
     if begin is not None:
         begin(n_left)
@@ -86,7 +100,9 @@ def adamw(params: Any, lr: float = 1e-3, **settings: Any) -> torch.optim.Optimiz
 
 
 def with_python_numbers(f: Any) -> Any:
-    """Return ``f``; in a partial, replace NumPy numbers by Python numbers, since torch takes only these."""
+    """Return ``f``; in a partial, replace NumPy numbers by Python numbers, since torch takes only
+    these.
+    """
     if not isinstance(f, functools.partial):
         return f
     arguments = [v.item() if isinstance(v, np.generic) else v for v in f.args]

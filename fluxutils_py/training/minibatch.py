@@ -24,13 +24,15 @@ class Minibatch:
     inputs, labels : tuple of Tensor
         Always tuples, even of one tensor. Labels may be empty.
     kind : hashable or anything with a repr, optional
-        Kind of batch, for models that treat kinds differently. A :class:`Trainer` keeps one executor for each.
+        Kind of batch, for models that treat kinds differently. A :class:`Trainer` keeps one
+        executor for each.
     weight : float or Tensor, optional
-        Float: weight of the batch in means over several. Tensor: weights of its elements, broadcastable to an unreduced
-        loss; 0 excludes an element. For windows ``(S, B, 1)``, or ``(S, B, G)`` if single outputs are missing.
+        Float: weight of the batch in means over several. Tensor: weights of its elements,
+        broadcastable to an unreduced loss; 0 excludes an element. For windows ``(S, B, 1)``, or
+        ``(S, B, G)`` if single outputs are missing.
     first : bool, optional
-        Whether it begins a group of series, so that recurrent layers forget their state before it. None: see
-        ``stateful`` of :class:`GradientStep`.
+        Whether it begins a group of series, so that recurrent layers forget their state before it.
+        None: see ``stateful`` of :class:`GradientStep`.
     index : WindowIndex, optional
         For windows: the place in the data. Tensors of windows are ``(S, B, F)``.
     n_live : float
@@ -57,7 +59,9 @@ class Minibatch:
 
     def to(self, device: Any) -> Minibatch:
         """Return the batch with its tensors and modules on a device."""
-        inputs, labels = (tuple(_move_to(v, device) for v in values) for values in (self.inputs, self.labels))
+        inputs, labels = (
+            tuple(_move_to(v, device) for v in values) for values in (self.inputs, self.labels)
+        )
         return replace(self, inputs=inputs, labels=labels, weight=_move_to(self.weight, device))
 
     def shard(self, rank: int, size: int, axis: int = 0) -> Minibatch | None:
@@ -84,8 +88,9 @@ def as_minibatch(item: Any, kind: Any = None) -> Minibatch:
     Parameters
     ----------
     item : Minibatch, Tensor, tuple or list
-        A tuple or list is ``(inputs,)``, ``(inputs, labels)`` or ``(inputs, labels, weight)``: tensors or tuples of
-        tensors. Anything else, such as a tensor or a mapping, is an input without labels.
+        A tuple or list is ``(inputs,)``, ``(inputs, labels)`` or ``(inputs, labels, weight)``:
+        tensors or tuples of tensors. Anything else, such as a tensor or a mapping, is an input
+        without labels.
     kind : hashable, optional
         Kind of the batch; ignored for a Minibatch.
 
@@ -100,15 +105,17 @@ def as_minibatch(item: Any, kind: Any = None) -> Minibatch:
         return Minibatch((item,), (), kind)
     if len(item) not in (1, 2, 3):
         raise DataError(
-            f"a batch is (inputs,), (inputs, labels) or (inputs, labels, weight), got {len(item)} entries; give "
-            "several inputs or labels as a tuple"
+            f"a batch is (inputs,), (inputs, labels) or (inputs, labels, weight), got {len(item)} "
+            "entries; give several inputs or labels as a tuple"
         )
     labels = as_tuple(item[1]) if len(item) > 1 else ()
     return Minibatch(as_tuple(item[0]), labels, kind, item[2] if len(item) > 2 else None)
 
 
 def begins_series(batch: Any, stateful: bool = False) -> bool:
-    """Return whether recurrent layers forget their state before a batch: its ``first``, else ``not stateful``."""
+    """Return whether recurrent layers forget their state before a batch: its ``first``, else ``not
+    stateful``.
+    """
     first = getattr(batch, "first", None)
     return first if isinstance(first, bool) else not stateful
 
@@ -116,20 +123,29 @@ def begins_series(batch: Any, stateful: bool = False) -> bool:
 def require_parts(batch: Minibatch) -> None:
     """Raise DataError or ValueError unless a batch has all parts that a model needs."""
     index = batch.index
-    if index is not None and (index.n_overlap or index.next_start is not None or not index.has_loss):
-        raise DataError("windows with overlap or burn_in need a WindowStep, which an Estimator trains with")
+    if index is not None and (
+        index.n_overlap or index.next_start is not None or not index.has_loss
+    ):
+        raise DataError(
+            "windows with overlap or burn_in need a WindowStep, which an Estimator trains with"
+        )
     if not batch.inputs:
         raise ValueError("the batch has no inputs; a model needs at least one")
     if any(v is None for v in (*batch.inputs, *batch.labels)):
-        raise ValueError("an input or label of the batch is None; leave it out, and give such batches another kind")
+        raise ValueError(
+            "an input or label of the batch is None; leave it out, and give such batches another "
+            "kind"
+        )
 
 
 def require_same_arity(batch: Minibatch, sizes: tuple[int, int], earlier: tuple[int, int]) -> None:
-    """Raise ValueError if a batch has other numbers of inputs and labels than earlier batches of its kind."""
+    """Raise ValueError if a batch has other numbers of inputs and labels than earlier batches of
+    its kind.
+    """
     if sizes != earlier:
         raise ValueError(
-            f"kind {batch.kind!r} came with {earlier[0]} inputs and {earlier[1]} labels before, now with "
-            f"{sizes[0]} and {sizes[1]}; give batches of another kind another name"
+            f"kind {batch.kind!r} came with {earlier[0]} inputs and {earlier[1]} labels before, "
+            f"now with {sizes[0]} and {sizes[1]}; give batches of another kind another name"
         )
 
 

@@ -17,12 +17,16 @@ from fluxutils_py.nn.states import restore, snapshot
 
 
 def find_nonfinite(
-    model: nn.Module, batch: Any, run: Callable[[Any], Any], states: Sequence[State | None] | None = None
+    model: nn.Module,
+    batch: Any,
+    run: Callable[[Any], Any],
+    states: Sequence[State | None] | None = None,
 ) -> str:
     """Call ``run(batch)``, and return where a number first was not finite, as the end of a clause.
 
-    It is empty if the model gives finite numbers, or if the batch has others already. Recurrent layers begin with
-    ``states``, by default with their own. States, buffers and random generators are as before afterwards.
+    It is empty if the model gives finite numbers, or if the batch has others already. Recurrent
+    layers begin with ``states``, by default with their own. States, buffers and random generators
+    are as before afterwards.
     """
     if not is_finite(getattr(batch, "inputs", batch)):
         return ""
@@ -30,16 +34,23 @@ def find_nonfinite(
     try:
         if states is not None:
             restore(model, states)
-        with _kept_generators(), torch.compiler.set_stance("force_eager"):  # compiled code calls no hooks
+        with (
+            _kept_generators(),
+            torch.compiler.set_stance("force_eager"),
+        ):  # compiled code calls no hooks
             return first_nonfinite(model, lambda: run(batch))
     finally:
         restore(model, before)
 
 
 def find_nonfinite_gradient(model: nn.Module) -> str:
-    """Return the first parameter, in the order of the backward pass, whose gradient is not finite, in such words."""
+    """Return the first parameter, in the order of the backward pass, whose gradient is not finite,
+    in such words.
+    """
     for name, p in reversed(list(model.named_parameters())):
-        if p.grad is not None and not is_finite(p.grad.coalesce().values() if p.grad.is_sparse else p.grad):
+        if p.grad is not None and not is_finite(
+            p.grad.coalesce().values() if p.grad.is_sparse else p.grad
+        ):
             return f", in the gradient of parameter {name!r}"
     return ""
 

@@ -11,9 +11,10 @@ from fluxutils_py.training.loop import Loop
 class OptunaPruning:
     """Report the loss of each epoch to a trial of Optuna, and end the fit if its pruner says so.
 
-    It reports the validation loss if there is one, else the training loss; negated in a study that maximises. A pruned
-    fit raises ``optuna.TrialPruned``, which ``study.optimize`` catches. The estimator then keeps its training so far
-    or, if the fit was to replace an earlier one, the earlier fit.
+    It reports the validation loss if there is one, else the training loss; negated in a study that
+    maximises. A pruned fit raises ``optuna.TrialPruned``, which ``study.optimize`` catches. The
+    estimator then keeps its training so far or, if the fit was to replace an earlier one, the
+    earlier fit.
 
     Parameters
     ----------
@@ -33,7 +34,9 @@ class OptunaPruning:
     >>> y = x.cumsum(2)[:1]
     >>> def objective(trial):
     ...     lr = trial.suggest_float("lr", 1e-4, 1e-1, log=True)
-    ...     est = SequenceRegressor(4, lr=lr, epochs=3, random_state=0, callbacks=OptunaPruning(trial))
+    ...     est = SequenceRegressor(
+    ...         4, lr=lr, epochs=3, random_state=0, callbacks=OptunaPruning(trial)
+    ...     )
     ...     return est.fit(x, y, validation_data=(x, y)).validation_loss_curve_[-1]
     >>> optuna.logging.set_verbosity(optuna.logging.WARNING)
     >>> study = optuna.create_study(pruner=optuna.pruners.MedianPruner(n_startup_trials=1))
@@ -42,7 +45,11 @@ class OptunaPruning:
     3
     """
 
-    name, priority, collective = "Optuna's pruning", 10.0, True  # after the record of the epoch is complete
+    name, priority, collective = (
+        "Optuna's pruning",
+        10.0,
+        True,
+    )  # after the record of the epoch is complete
 
     def __init__(self, trial: Any) -> None:
         self.trial = trial
@@ -52,7 +59,9 @@ class OptunaPruning:
         is_pruned = False
         if loop.ranks.rank == 0 and value is not None:
             direction = getattr(getattr(self.trial, "study", None), "direction", None)
-            self.trial.report(-value if getattr(direction, "name", "") == "MAXIMIZE" else value, epoch)
+            self.trial.report(
+                -value if getattr(direction, "name", "") == "MAXIMIZE" else value, epoch
+            )
             is_pruned = bool(self.trial.should_prune())
         if loop.ranks.allgather(is_pruned)[0]:
             from optuna import TrialPruned

@@ -19,15 +19,16 @@ from fluxutils_py.parallel.launcher import detect_launcher
 from fluxutils_py.training.file_checks import check_archive, check_content
 
 OF_RANK_0 = (
-    "; rank 0 writes what is saved, and the others wait for it with get_communicator('auto').barrier(), called on all "
-    "ranks, before they read"
+    "; rank 0 writes what is saved, and the others wait for it with "
+    "get_communicator('auto').barrier(), called on all ranks, before they read"
 )
 
 PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
 
 
 def write_file(path: Any, content: dict[str, Any]) -> None:
-    """Write plain data and tensors to a file: to a temporary file first, so that the file is never half-written.
+    """Write plain data and tensors to a file: to a temporary file first, so that the file is never
+    half-written.
 
     Parameters
     ----------
@@ -43,7 +44,8 @@ def write_file(path: Any, content: dict[str, Any]) -> None:
 def read_file(
     path: Any, kind: str | tuple[str, ...], device: Any = "cpu", *, format: int | None = None
 ) -> dict[str, Any]:
-    """Read a file that :func:`write_file` wrote. It accepts only plain data and tensors, so no code can run.
+    """Read a file that :func:`write_file` wrote. It accepts only plain data and tensors, so no code
+    can run.
 
     Parameters
     ----------
@@ -65,7 +67,9 @@ def read_file(
     kinds = (kind,) if isinstance(kind, str) else kind
     kind = " or ".join(kinds)
     if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file{'' if detect_launcher() is None else OF_RANK_0}")
+        raise FileNotFoundError(
+            f"{path}: no such file{'' if detect_launcher() is None else OF_RANK_0}"
+        )
     try:
         sizes = check_archive(path, kind)
         with warnings.catch_warnings():
@@ -76,12 +80,18 @@ def read_file(
         raise
     except Exception as error:  # torch may raise any error for a damaged file
         reason = (str(error).splitlines() or [""])[0]
-        raise LoadError(f"{path} is damaged or no {kind} file ({type(error).__name__}: {reason})") from None
+        raise LoadError(
+            f"{path} is damaged or no {kind} file ({type(error).__name__}: {reason})"
+        ) from None
     if not isinstance(content, dict) or content.get("kind") not in kinds:
         raise LoadError(f"{path} is no {kind} file")
     found = content.get("format")
     if format is not None and found != format:
-        way_out = "update fluxutils_py" if isinstance(found, int) and found > format else "write the file again"
+        way_out = (
+            "update fluxutils_py"
+            if isinstance(found, int) and found > format
+            else "write the file again"
+        )
         raise LoadError(f"{path} has format {found}, this version reads {format}: {way_out}")
     return content
 
@@ -102,7 +112,8 @@ def check_path(path: Any) -> Path:
 
 
 def to_plain_data(value: Any, where: str) -> Any:
-    """Convert ``value`` to plain data: NumPy scalars to Python numbers, tensors to the CPU without unused storage.
+    """Convert ``value`` to plain data: NumPy scalars to Python numbers, tensors to the CPU without
+    unused storage.
 
     Raises
     ------
@@ -115,19 +126,26 @@ def to_plain_data(value: Any, where: str) -> Any:
         value = value.detach().cpu()
         if value.layout != torch.strided:  # an accumulated sparse gradient
             return value
-        return value.clone() if value.untyped_storage().nbytes() > value.numel() * value.element_size() else value
+        return (
+            value.clone()
+            if value.untyped_storage().nbytes() > value.numel() * value.element_size()
+            else value
+        )
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Counter):  # MultiStepLR has one
         return value
     if isinstance(value, Mapping):
-        return {to_plain_data(k, f"a key of {where}"): to_plain_data(v, f"{where}[{k!r}]") for k, v in value.items()}
+        return {
+            to_plain_data(k, f"a key of {where}"): to_plain_data(v, f"{where}[{k!r}]")
+            for k, v in value.items()
+        }
     if isinstance(value, list | tuple):
         parts = [to_plain_data(v, f"{where}[{i}]") for i, v in enumerate(value)]
         return parts if isinstance(value, list) else tuple(parts)
     if isinstance(value, set | frozenset):
         return {to_plain_data(v, where) for v in value}
     raise TypeError(
-        f"{where} is a {type(value).__name__}: a checkpoint holds numbers, strings, tensors, and lists and "
-        "mappings of them"
+        f"{where} is a {type(value).__name__}: a checkpoint holds numbers, strings, tensors, and "
+        "lists and mappings of them"
     )

@@ -44,7 +44,8 @@ class PlainState:
         kind = dict if isinstance(self.value, dict) else list
         if not isinstance(state, kind):
             raise TypeError(
-                f"a {type(state).__name__} was saved, and a {kind.__name__} is tracked; track the same kind"
+                f"a {type(state).__name__} was saved, and a {kind.__name__} is tracked; track the "
+                "same kind"
             )
         copied = to_plain_data(state, "the data")
         self.value.clear()
@@ -55,7 +56,8 @@ class PlainState:
 
 
 def as_tracked(name: str, thing: Any) -> Any:
-    """Return what a checkpoint saves of a thing: itself if it has the methods, a dict or list of plain data in them.
+    """Return what a checkpoint saves of a thing: itself if it has the methods, a dict or list of
+    plain data in them.
 
     Raises
     ------
@@ -68,6 +70,7 @@ def as_tracked(name: str, thing: Any) -> Any:
         to_plain_data(thing, name)
         return PlainState(thing)
     raise TypeError(
-        f"{name} cannot be tracked: a {type(thing).__name__} has no state_dict and load_state_dict, and is no dict or "
-        f"list of plain data; put a number or a text into a dict, {name}={{...}}, which can be restored in place"
+        f"{name} cannot be tracked: a {type(thing).__name__} has no state_dict and "
+        "load_state_dict, and is no dict or list of plain data; put a number or a text into a "
+        f"dict, {name}={{...}}, which can be restored in place"
     )

@@ -18,13 +18,17 @@ from fluxutils_py.training.tensors import to_tensor
 
 MAX_ACTIVATION_BYTES = 1 << 23  # bytes for the outputs of a model's layers, per window
 SMALL_INPUT = 128  # series times steps up to which the size of the model does not matter
-MIN_SERIES = 64  # least series per window, even with fewer steps: they keep vectors and threads busy
+MIN_SERIES = (
+    64  # least series per window, even with fewer steps: they keep vectors and threads busy
+)
 MANY_SERIES_STEPS = 64  # steps per window of many series: the overhead of a call is then small
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Outputs for some series and steps: arrays ``y`` of shape (S, B, G), NaN at steps without input."""
+    """Outputs for some series and steps: arrays ``y`` of shape (S, B, G), NaN at steps without
+    input.
+    """
 
     y: tuple[np.ndarray, ...]
     series: slice
@@ -34,8 +38,8 @@ class Prediction:
 class Predictor:
     """Predict window by window.
 
-    The size of windows is chosen for speed within bounded memory. Models with ``takes_windows = True`` get the same
-    windows as in training, of ``seqsize`` steps.
+    The size of windows is chosen for speed within bounded memory. Models with ``takes_windows =
+    True`` get the same windows as in training, of ``seqsize`` steps.
 
     Parameters
     ----------
@@ -82,15 +86,21 @@ class Predictor:
             yield from self._predict_group(slice(begin, min(begin + self._batch, self.part.stop)))
 
     def state(self, comm: RankGroup | None = None) -> list[Tensor]:
-        """Return the state of each series after its last step in the last iteration, on all ranks of ``comm``."""
+        """Return the state of each series after its last step in the last iteration, on all ranks
+        of ``comm``.
+        """
         if (comm is None or comm.is_single) and len(self._states) == 1:
             return self._states[0]
-        found = (RankGroup() if comm is None else comm).allgather((self._states, self.session.batch_dims))
+        found = (RankGroup() if comm is None else comm).allgather(
+            (self._states, self.session.batch_dims)
+        )
         groups, dims = [group for groups, _ in found for group in groups], found[0][1]
         if self.session.needs_context:  # a group of short series has seen fewer inputs
             most = max(group[0].shape[0] for group in groups if group)
             groups = [_pad_history(group, most) for group in groups]
-        return [torch.cat(parts, d) for parts, d in zip(zip(*groups, strict=True), dims, strict=True)]
+        return [
+            torch.cat(parts, d) for parts, d in zip(zip(*groups, strict=True), dims, strict=True)
+        ]
 
     # -- one group of series -------------------------------------------------------------------------
 
@@ -101,7 +111,11 @@ class Predictor:
         rows = self.windows.segments[series]
         ends: list[int] = []
         if self.keep_state:
-            ends = [rows.max_length] if rows.min_length == rows.max_length else np.unique(rows.length).tolist()
+            ends = (
+                [rows.max_length]
+                if rows.min_length == rows.max_length
+                else np.unique(rows.length).tolist()
+            )
         kept: list[Tensor] = []
         start, stop = 0, self._window_end(0, ends)
         while start < self.n_steps:
@@ -113,12 +127,18 @@ class Predictor:
                 outs = self.session.run(tuple(self._to_tensor(v) for v in window.x))
             if stop in ends:
                 kept = self._merge_states(kept, rows.length < stop)
-            yield Prediction(tuple(self._to_array(o, window.missing_steps) for o in outs), series, slice(start, stop))
+            yield Prediction(
+                tuple(self._to_array(o, window.missing_steps) for o in outs),
+                series,
+                slice(start, stop),
+            )
             start, stop = stop, following
         self._states.append(kept)
 
     def _window_end(self, start: int, ends: list[int]) -> int:
-        """Return the end of the window that begins at ``start``: no later than the next of ``ends``."""
+        """Return the end of the window that begins at ``start``: no later than the next of
+        ``ends``.
+        """
         return min([start + self._chunk, self.n_steps, *(end for end in ends if end > start)])
 
     def _merge_states(self, kept: list[Tensor], over: np.ndarray) -> list[Tensor]:
@@ -130,7 +150,10 @@ class Predictor:
         if self.session.needs_context:
             kept = _pad_history(kept, now[0].shape[0])
         dims = self.session.batch_dims
-        return [n.index_copy(d, which, k.index_select(d, which)) for n, k, d in zip(now, kept, dims, strict=True)]
+        return [
+            n.index_copy(d, which, k.index_select(d, which))
+            for n, k, d in zip(now, kept, dims, strict=True)
+        ]
 
     def _to_array(self, y: Tensor, gap: np.ndarray | None) -> np.ndarray:
         out = y.cpu().numpy()
@@ -139,7 +162,10 @@ class Predictor:
     # -- small matters -------------------------------------------------------------------------------
 
     def _sample_inputs(self) -> list[Tensor]:
-        return [self._to_tensor(v) for v in self.windows.cut(self.windows.segments[:4], 0, min(3, self.n_steps)).x]
+        return [
+            self._to_tensor(v)
+            for v in self.windows.cut(self.windows.segments[:4], 0, min(3, self.n_steps)).x
+        ]
 
     def _window_size(self, model: nn.Module) -> tuple[int, int]:
         """Return the numbers of series and steps of a window."""
@@ -147,18 +173,28 @@ class Predictor:
             return self.windows.batchsize, self.windows.seqsize
         if self.n_series * self.n_steps <= SMALL_INPUT:
             return self.n_series, self.n_steps
-        width = sum(x.F for x in self.windows.x) + sum(p.shape[0] for p in model.parameters() if p.dim() > 1)
+        width = sum(x.F for x in self.windows.x) + sum(
+            p.shape[0] for p in model.parameters() if p.dim() > 1
+        )
         cells = max(1, MAX_ACTIVATION_BYTES // (width * self.dtype.itemsize))  # series times steps
-        n_series = min(self.n_series, max(min(MIN_SERIES, cells), cells // min(self.n_steps, MANY_SERIES_STEPS)))
+        n_series = min(
+            self.n_series,
+            max(min(MIN_SERIES, cells), cells // min(self.n_steps, MANY_SERIES_STEPS)),
+        )
         return n_series, max(1, cells // n_series)
 
     def _require_equal_history(self) -> None:
-        """Raise if the state cannot tell how many inputs each series has seen: integers have no NaN."""
+        """Raise if the state cannot tell how many inputs each series has seen: integers have no
+        NaN.
+        """
         lengths = self.windows.segments.length
-        if any(x.kind == "int" for x in self.windows.x) and lengths.min() < min(self.windows.overlap, lengths.max()):
+        if any(x.kind == "int" for x in self.windows.x) and lengths.min() < min(
+            self.windows.overlap, lengths.max()
+        ):
             raise ShapeError(
-                "return_state with integer inputs and a model without recurrent state needs series of equal length, or "
-                f"of at least overlap={self.windows.overlap} steps; the shortest has {lengths.min()}"
+                "return_state with integer inputs and a model without recurrent state needs "
+                f"series of equal length, or of at least overlap={self.windows.overlap} steps; the "
+                f"shortest has {lengths.min()}"
             )
 
     def _to_tensor(self, values: np.ndarray) -> Tensor:
@@ -167,4 +203,7 @@ class Predictor:
 
 def _pad_history(inputs: list[Tensor], n: int) -> list[Tensor]:
     """Return the last ``n`` inputs (n, B, F) of some series, NaN where they have fewer."""
-    return [torch.cat([x.new_full((n - x.shape[0], *x.shape[1:]), torch.nan), x]) if len(x) < n else x for x in inputs]
+    return [
+        torch.cat([x.new_full((n - x.shape[0], *x.shape[1:]), torch.nan), x]) if len(x) < n else x
+        for x in inputs
+    ]

@@ -15,9 +15,11 @@ from fluxutils_py.nn.states import recurrent_layers
 
 
 def reshard(thing: Any, states: Sequence[Any], rank: int, size: int) -> Any:
-    """Return the state of ``thing`` for one of ``size`` ranks, from its states on the ranks that saved it.
+    """Return the state of ``thing`` for one of ``size`` ranks, from its states on the ranks that
+    saved it.
 
-    Uses ``thing.reshard_state_dict(states, rank, size)`` if there is such a method, else :func:`state_of_rank`.
+    Uses ``thing.reshard_state_dict(states, rank, size)`` if there is such a method, else
+    :func:`state_of_rank`.
 
     Notes
     -----
@@ -33,7 +35,9 @@ def state_of_rank(states: Sequence[Any], rank: int) -> Any:
 
 
 def require_shared_batches(batches: str | None, n_saved: int, size: int) -> None:
-    """Raise :class:`LoadError` if each rank has its own batches, since their states cannot be divided anew."""
+    """Raise :class:`LoadError` if each rank has its own batches, since their states cannot be
+    divided anew.
+    """
     if batches == "per_rank":
         raise LoadError(
             f"the checkpoint is of {n_saved} rank{'s' * (n_saved > 1)} with batches of their own "
@@ -44,20 +48,25 @@ def require_shared_batches(batches: str | None, n_saved: int, size: int) -> None
 def reshard_rows(
     model: nn.Module, states: Sequence[Sequence[State | None]], rank: int, size: int
 ) -> list[State | None]:
-    """Return this rank's rows of recurrent states, from the states that each rank saved for its own rows.
+    """Return this rank's rows of recurrent states, from the states that each rank saved for its own
+    rows.
 
     Parameters
     ----------
     model : nn.Module
     states : sequence over ranks
-        For each rank, in rank order, the state of each recurrent layer as of :func:`snapshot`; None, or nothing at all,
-        from ranks without rows. Rows of consecutive ranks follow each other in the minibatch.
+        For each rank, in rank order, the state of each recurrent layer as of :func:`snapshot`;
+        None, or nothing at all, from ranks without rows. Rows of consecutive ranks follow each
+        other in the minibatch.
     rank, size : int
         The rank gets rows as in ``numpy.array_split``; None if it gets none.
     """
     known = [part for part in states if part]
     layers = recurrent_layers(model) if known else []
-    return [_state_rows(layer, [part[i] for part in known], rank, size) for i, layer in enumerate(layers)]
+    return [
+        _state_rows(layer, [part[i] for part in known], rank, size)
+        for i, layer in enumerate(layers)
+    ]
 
 
 def _state_rows(layer: Recur, states: list[State | None], rank: int, size: int) -> State | None:
@@ -71,8 +80,12 @@ def _state_rows(layer: Recur, states: list[State | None], rank: int, size: int) 
     return map_state(lambda t: t[where], whole) if share.start < share.stop else None
 
 
-def mean_of_buffers(buffers: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
-    """Return the weighted means of buffers that differ between ranks; integers take the values of rank 0."""
+def mean_of_buffers(
+    buffers: Sequence[dict[str, Tensor]], weights: Sequence[float]
+) -> dict[str, Tensor]:
+    """Return the weighted means of buffers that differ between ranks; integers take the values of
+    rank 0.
+    """
     shares = torch.tensor(weights, dtype=torch.float64)
     shares = shares / shares.sum() if shares.sum() else torch.full_like(shares, 1 / len(shares))
 
@@ -80,8 +93,8 @@ def mean_of_buffers(buffers: Sequence[dict[str, Tensor]], weights: Sequence[floa
         parts = [b[name] for b in buffers]
         if not first.is_floating_point() or all(torch.equal(first, p) for p in parts):
             return first
-        return sum((p.double() * s for p, s in zip(parts, shares, strict=True) if s), first.new_zeros(())).to(
-            first.dtype
-        )
+        return sum(
+            (p.double() * s for p, s in zip(parts, shares, strict=True) if s), first.new_zeros(())
+        ).to(first.dtype)
 
     return {name: mean(name, first) for name, first in buffers[0].items()}

@@ -20,7 +20,9 @@ __all__ = [
     "sparse_categorical_accuracy",
 ]
 
-Measure = Callable[..., Any]  # takes a prediction and a target, or the arguments of update(); returns a number
+Measure = Callable[
+    ..., Any
+]  # takes a prediction and a target, or the arguments of update(); returns a number
 
 
 class MeanMetric:
@@ -29,9 +31,10 @@ class MeanMetric:
     Parameters
     ----------
     measure : callable, optional
-        ``measure(prediction, target)`` returns a number, or a tensor whose mean is taken. None: :meth:`update` takes
-        the number itself. With weights of the elements it must return one value for each of them, or have an argument
-        ``weights`` and return their weighted mean, as :func:`binary_accuracy` does.
+        ``measure(prediction, target)`` returns a number, or a tensor whose mean is taken. None:
+        :meth:`update` takes the number itself. With weights of the elements it must return one
+        value for each of them, or have an argument ``weights`` and return their weighted mean, as
+        :func:`binary_accuracy` does.
     name, short_name : str, optional
         By default the name of the measure.
     metric_type : str
@@ -39,8 +42,9 @@ class MeanMetric:
 
     Notes
     -----
-    Instead of a MeanMetric you can use any object with ``update(prediction, target)``, ``compute()`` and ``reset()``,
-    such as a torchmetrics metric, which applies different weights. Source: ``NewMeanMetric`` of gomlx.
+    Instead of a MeanMetric you can use any object with ``update(prediction, target)``,
+    ``compute()`` and ``reset()``, such as a torchmetrics metric, which applies different weights.
+    Source: ``NewMeanMetric`` of gomlx.
 
     Examples
     --------
@@ -69,10 +73,11 @@ class MeanMetric:
         self.sum = self.weight = 0.0
 
     def update(self, *values: Any, weight: float | Tensor = 1.0) -> None:
-        """Add one step, a mean over ``weight`` data. A step of weight 0 has no effect, whatever its value.
+        """Add one step, a mean over ``weight`` data. A step of weight 0 has no effect, whatever its
+        value.
 
-        A tensor holds the weights of the elements, and the value is their weighted mean; elements of weight 0 may be
-        NaN.
+        A tensor holds the weights of the elements, and the value is their weighted mean; elements
+        of weight 0 may be NaN.
 
         Raises
         ------
@@ -116,7 +121,8 @@ class MeanMetric:
         each = self.measure(*values)
         if not isinstance(each, Tensor) or each.ndim == 0:
             raise DataError(
-                f"the batch has weights, but metric {self.name!r} is a mean already: give it a measure that is not "
+                f"the batch has weights, but metric {self.name!r} is a mean already: give it a "
+                "measure that is not "
                 'reduced, such as nn.MSELoss(reduction="none"), or one with an argument weights'
             )
         weight = weight.double().expand_as(each)
@@ -153,10 +159,11 @@ class MeanMetric:
 
 
 class EMAMetric(MeanMetric):
-    """Exponential moving average of a number over steps, for numbers that change while they are measured.
+    """Exponential moving average of a number over steps, for numbers that change while they are
+    measured.
 
-    The ``n``-th step has weight ``max(new_example_weight, 1 / n)``, and all earlier steps share the rest, so it starts
-    as the plain mean. The amount of data in a step does not matter.
+    The ``n``-th step has weight ``max(new_example_weight, 1 / n)``, and all earlier steps share the
+    rest, so it starts as the plain mean. The amount of data in a step does not matter.
 
     Parameters
     ----------
@@ -188,7 +195,9 @@ class EMAMetric(MeanMetric):
         metric_type: str = "metric",
     ) -> None:
         if not 0 < new_example_weight <= 1:
-            raise ValueError(f"new_example_weight must be above 0 and at most 1, got {new_example_weight!r}")
+            raise ValueError(
+                f"new_example_weight must be above 0 and at most 1, got {new_example_weight!r}"
+            )
         self.new_example_weight = new_example_weight
         super().__init__(measure, name, short_name, metric_type=metric_type)
 
@@ -229,11 +238,16 @@ def metric_name(metric: Any) -> str:
 def compute_all(metrics: Iterable[Any]) -> dict[str, Any]:
     """Return the values of metrics by name; scalars as numbers."""
     values = {metric_name(metric): metric.compute() for metric in metrics}
-    return {name: v.item() if isinstance(v, Tensor) and v.numel() == 1 else v for name, v in values.items()}
+    return {
+        name: v.item() if isinstance(v, Tensor) and v.numel() == 1 else v
+        for name, v in values.items()
+    }
 
 
 def n_elements(prediction: Any, weight: float | Tensor | None) -> float:
-    """Return the amount of data in a batch: by its weight, else the prediction's size over all axes but the last."""
+    """Return the amount of data in a batch: by its weight, else the prediction's size over all axes
+    but the last.
+    """
     if isinstance(weight, Tensor):
         return int((weight != 0).sum())
     if weight is not None:
@@ -252,7 +266,8 @@ def weighted_mean(loss: Any, weight: float | Tensor | None) -> Tensor:
         return loss.mean()
     if loss.ndim == 0:
         raise ValueError(
-            "the batch has weights, but the loss is a mean already: give the Trainer one that is not reduced, such as "
+            "the batch has weights, but the loss is a mean already: give the Trainer one that is "
+            "not reduced, such as "
             'nn.MSELoss(reduction="none")'
         )
     weight = weight.to(loss.dtype).expand_as(loss)
@@ -265,7 +280,8 @@ def weighted_mean(loss: Any, weight: float | Tensor | None) -> Tensor:
 def binary_accuracy(
     prediction: Tensor, target: Tensor, weights: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
-    """Share of probabilities on the side of their label, 0 or 1. Exactly 0.5 is a miss, as in gomlx.
+    """Share of probabilities on the side of their label, 0 or 1. Exactly 0.5 is a miss, as in
+    gomlx.
 
     ``weights`` and ``mask`` are those of :func:`sparse_categorical_accuracy`.
 
@@ -280,7 +296,10 @@ def binary_logits_accuracy(
 ) -> Tensor:
     """Accuracy of logits, see :func:`binary_accuracy`; a logit of exactly 0 is a miss."""
     if prediction.squeeze().shape != target.squeeze().shape:
-        raise ShapeError(f"predictions {tuple(prediction.shape)} and labels {tuple(target.shape)} differ in shape")
+        raise ShapeError(
+            f"predictions {tuple(prediction.shape)} and labels {tuple(target.shape)} differ in "
+            "shape"
+        )
     target = target.reshape(prediction.shape)  # (B,) with (B, 1), as gomlx
     return _share_of(torch.where(target > 0.5, prediction > 0, prediction < 0), weights, mask)
 

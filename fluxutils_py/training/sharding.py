@@ -23,7 +23,8 @@ def shard(batch: Any, rank: int, size: int, axis: int = 0) -> Any:
     Parameters
     ----------
     batch : tree of arrays and tensors
-        All with the same length along the axis. Every rank gets the whole of arrays of length 1, or without this axis.
+        All with the same length along the axis. Every rank gets the whole of arrays of length 1, or
+        without this axis.
     rank, size : int
     axis : int
 
@@ -40,30 +41,36 @@ def shard(batch: Any, rank: int, size: int, axis: int = 0) -> Any:
     n = n_observations(batch, axis)
     if not n:
         raise ShapeError(
-            f"the batch, a {type(batch).__name__}, holds no arrays that {size} ranks could divide: give each rank "
-            "batches of its own (batches='per_rank'), or train each process by itself (comm=None)"
+            f"the batch, a {type(batch).__name__}, holds no arrays that {size} ranks could divide: "
+            "give each rank batches of its own (batches='per_rank'), or train each process by "
+            "itself (comm=None)"
         )
     share = array_split_slice(n, size, rank)
     if share.start == share.stop:
         return None
     index = (slice(None),) * axis + (share,)
-    return tree_map(lambda v: v[index] if _is_array(v) and v.ndim > axis and v.shape[axis] == n else v, batch)
+    return tree_map(
+        lambda v: v[index] if _is_array(v) and v.ndim > axis and v.shape[axis] == n else v, batch
+    )
 
 
 def n_observations(batch: Any, axis: int = 0) -> int:
-    """Return the number of observations of a batch's arrays along an axis; 0 if there are no arrays.
+    """Return the number of observations of a batch's arrays along an axis; 0 if there are no
+    arrays.
 
     Raises
     ------
     ShapeError
         If the numbers differ; arrays of one observation match any number.
     """
-    lengths = {leaf.shape[axis] for _, leaf in named_leaves(batch) if _is_array(leaf) and leaf.ndim > axis}
+    lengths = {
+        leaf.shape[axis] for _, leaf in named_leaves(batch) if _is_array(leaf) and leaf.ndim > axis
+    }
     n = max(lengths, default=0)
     if lengths - {1, n}:
         raise ShapeError(
-            f"the arrays of the batch have {', '.join(map(str, sorted(lengths)))} observations along axis {axis}: give "
-            "them equally many, or set axis"
+            f"the arrays of the batch have {', '.join(map(str, sorted(lengths)))} observations "
+            f"along axis {axis}: give them equally many, or set axis"
         )
     return n
 
@@ -71,7 +78,10 @@ def n_observations(batch: Any, axis: int = 0) -> int:
 def digest(batch: Any) -> int:
     """Return a 24-bit hash of a batch; of a large array it reads only some evenly spaced values.
 
-    >>> digest((np.ones(3), "a")) == digest((np.ones(3), "a")), digest(np.ones(3)) == digest(np.zeros(3))
+    >>> (
+    ...     digest((np.ones(3), "a")) == digest((np.ones(3), "a")),
+    ...     digest(np.ones(3)) == digest(np.zeros(3)),
+    ... )
     (True, False)
     """
     crc = 1

@@ -15,8 +15,9 @@ from fluxutils_py.training.gradients import Gradients
 class PendingLoss:
     """Loss of a step that may not be computed yet; ``float`` waits for it.
 
-    Reading a number from a GPU in every step leaves it idle until Python has prepared the next step. This class queues
-    the copy to main memory behind the work of the step, and waits only when the number is needed.
+    Reading a number from a GPU in every step leaves it idle until Python has prepared the next
+    step. This class queues the copy to main memory behind the work of the step, and waits only when
+    the number is needed.
 
     Parameters
     ----------
@@ -69,7 +70,8 @@ class BatchLoss(NamedTuple):
     weight : float, optional
         Weight of the loss among the ranks, if it differs from ``n_live``.
     gradients : tuple, optional
-        Gradients that threads have computed, one per parameter; None for parameters without a gradient.
+        Gradients that threads have computed, one per parameter; None for parameters without a
+        gradient.
     numbers : sequence of float
         Further means over the same data, to average over ranks.
     """

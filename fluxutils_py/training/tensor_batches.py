@@ -15,7 +15,11 @@ from fluxutils_py.data.parts import array_split_slice
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.sequence_windows import WindowIndex
 from fluxutils_py.errors import LoadError
-from fluxutils_py.training.generator_state import get_generator_state, set_generator_state, start_epoch_order
+from fluxutils_py.training.generator_state import (
+    get_generator_state,
+    set_generator_state,
+    start_epoch_order,
+)
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.tensors import to_tensor
 
@@ -23,7 +27,8 @@ from fluxutils_py.training.tensors import to_tensor
 class TensorBatches:
     """Iterate over the windows of one pass as :class:`Minibatch`, reading each on demand.
 
-    For data that is not in memory, or a device other than the CPU, a background thread reads one window ahead.
+    For data that is not in memory, or a device other than the CPU, a background thread reads one
+    window ahead.
 
     Parameters
     ----------
@@ -34,8 +39,9 @@ class TensorBatches:
     rng : numpy.random.Generator, optional
         Shuffles the rows for each pass. None: no shuffling.
     rank, size : int
-        Which of ``size`` equal parts of every window to take: consecutive rows, or this rank's own, if each rank has
-        its own series. Batches of a part without rows hold only their index. All ranks have equally many batches.
+        Which of ``size`` equal parts of every window to take: consecutive rows, or this rank's own,
+        if each rank has its own series. Batches of a part without rows hold only their index. All
+        ranks have equally many batches.
     """
 
     def __init__(
@@ -60,7 +66,8 @@ class TensorBatches:
     def skip(self, n: int) -> Iterator[Minibatch]:
         """Iterate over a pass without its first ``n`` batches, which are not read.
 
-        With ``n > 0`` this repeats the last pass, also in another process that has loaded :meth:`state_dict`.
+        With ``n > 0`` this repeats the last pass, also in another process that has loaded
+        :meth:`state_dict`.
         """
         if self.rng is not None:
             self._began = start_epoch_order(self.rng, self._began, n)
@@ -75,20 +82,32 @@ class TensorBatches:
         stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
 
         def load_ahead(index: WindowIndex) -> Minibatch:
-            with torch.cuda.stream(stream):  # the training stream, so copies and kernels run in order
+            with torch.cuda.stream(
+                stream
+            ):  # the training stream, so copies and kernels run in order
                 return self._load(index, background=True)
 
-        with BackgroundDataLoader.map(load_ahead, indices, n=1) as ahead:  # reads the next during training on one
+        with BackgroundDataLoader.map(
+            load_ahead, indices, n=1
+        ) as ahead:  # reads the next during training on one
             yield from ahead
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the order of rows, now and in later passes: the generator's state now and at the pass's start."""
-        return {"rng": None if self.rng is None else get_generator_state(self.rng), "began": self._began}
+        """Return the order of rows, now and in later passes: the generator's state now and at the
+        pass's start.
+        """
+        return {
+            "rng": None if self.rng is None else get_generator_state(self.rng),
+            "began": self._began,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned, for the same data."""
         if (self.rng is None) != (state["rng"] is None):
-            raise LoadError("the state is of shuffled batches and these are not, or the reverse; set shuffle alike")
+            raise LoadError(
+                "the state is of shuffled batches and these are not, or the reverse; set shuffle "
+                "alike"
+            )
         if self.rng is not None:
             set_generator_state(self.rng, state["rng"])
             self._began = state["began"]
@@ -123,7 +142,8 @@ class TensorBatches:
             return Minibatch((), (), first=index.first, index=index)
         w = self.windows.read(index)
         inputs, labels = (
-            tuple(to_tensor(v, self.dtype, self.device, background=background) for v in values) for values in (w.x, w.y)
+            tuple(to_tensor(v, self.dtype, self.device, background=background) for v in values)
+            for values in (w.x, w.y)
         )
         weight = None if w.w is None else to_tensor(w.w, self.dtype, self.device)
         return Minibatch(inputs, labels, None, weight, index.first, index, w.n_live)

@@ -1,4 +1,6 @@
-"""Windows of arrays as tensors: one copy, into contiguous memory of the type and device of the model."""
+"""Windows of arrays as tensors: one copy, into contiguous memory of the type and device of the
+model.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,15 @@ SMALL_COPY = 4096  # values up to which plain NumPy copies are fastest
 _FLOATS = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}  # as csrc/kernels.h numbers them
 
 
-def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device, *, background: bool = False) -> Tensor:
+def to_tensor(
+    values: np.ndarray, dtype: torch.dtype, device: torch.device, *, background: bool = False
+) -> Tensor:
     """Copy a window ``(S, B, F)`` of any memory order to a contiguous tensor.
 
-    The tensor never shares memory with ``values``, so a model that works in place cannot change the user's data. If
-    features are not neighbours in memory, the native kernels transpose the window; without them, NumPy gathers it in
-    memory order and torch transposes it (benchmarks/bench_windows.py).
+    The tensor never shares memory with ``values``, so a model that works in place cannot change the
+    user's data. If features are not neighbours in memory, the native kernels transpose the window;
+    without them, NumPy gathers it in memory order and torch transposes it
+    (benchmarks/bench_windows.py).
 
     Parameters
     ----------
@@ -45,13 +50,15 @@ def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device, *, b
 
 
 def copy_window(out: np.ndarray, values: np.ndarray, threads: int | None = None) -> bool:
-    """Copy a window whose memory runs along its steps or series to contiguous memory, if the kernels support it.
+    """Copy a window whose memory runs along its steps or series to contiguous memory, if the
+    kernels support it.
 
     Parameters
     ----------
     out : ndarray of shape (S, B, F), C order, float32 or float64
     values : ndarray of shape (S, B, F)
-        float32 or float64, the latter also for a float32 ``out``. One axis must have neighbours in memory.
+        float32 or float64, the latter also for a float32 ``out``. One axis must have neighbours in
+        memory.
     threads : int, optional
         Number of threads; by default as many as recurrent layers use.
 
@@ -60,7 +67,11 @@ def copy_window(out: np.ndarray, values: np.ndarray, threads: int | None = None)
     bool
         True if it copied; if False, ``out`` is unchanged.
     """
-    codes, size, loaded = (_FLOATS.get(out.dtype), _FLOATS.get(values.dtype)), values.itemsize, library()
+    codes, size, loaded = (
+        (_FLOATS.get(out.dtype), _FLOATS.get(values.dtype)),
+        values.itemsize,
+        library(),
+    )
     if loaded is None or None in codes or values.ndim != 3 or not values.size:
         return False
     if not values.flags.aligned or any(stride % size for stride in values.strides):
@@ -80,18 +91,24 @@ def _copy_values(out: Tensor, values: np.ndarray, background: bool) -> None:
         half or values.strides[-1] != values.itemsize
     )  # torch transposes, and converts halves, faster than NumPy
     if (scattered or not background) and _torch_takes(values):
-        out.copy_(torch.from_numpy(values if values.flags.writeable else np.asarray(_Writable(values))))
+        out.copy_(
+            torch.from_numpy(values if values.flags.writeable else np.asarray(_Writable(values)))
+        )
     else:
         np.copyto(out.numpy(), values, casting="unsafe")
 
 
 def gathered(values: np.ndarray) -> np.ndarray:
-    """Gather a window (S, B, F) into one piece of memory, in memory order; return one that is in one piece uncopied.
+    """Gather a window (S, B, F) into one piece of memory, in memory order; return one that is in
+    one piece uncopied.
 
-    Runs of the memory stay innermost and features come next. Transposing to (S, B, F) then stays in the cache, and is
-    up to five times as fast as from a plain copy in memory order (benchmarks/bench_windows.py).
+    Runs of the memory stay innermost and features come next. Transposing to (S, B, F) then stays in
+    the cache, and is up to five times as fast as from a plain copy in memory order
+    (benchmarks/bench_windows.py).
     """
-    extents = ((n - 1) * abs(stride) for n, stride in zip(values.shape, values.strides, strict=True))
+    extents = (
+        (n - 1) * abs(stride) for n, stride in zip(values.shape, values.strides, strict=True)
+    )
     if values.ndim != 3 or sum(extents) + values.itemsize == values.nbytes:  # in one piece already
         return values
     along_steps = abs(values.strides[0]) <= abs(values.strides[1])
@@ -106,7 +123,9 @@ def _torch_takes(values: np.ndarray) -> bool:
 
 
 class _Writable:
-    """Present the memory of a read-only array as writable, since torch warns about read-only arrays."""
+    """Present the memory of a read-only array as writable, since torch warns about read-only
+    arrays.
+    """
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values  # keeps the memory alive

@@ -1,4 +1,6 @@
-"""Compute the loss and gradient of a batch in several threads, each with its share of the observations."""
+"""Compute the loss and gradient of a batch in several threads, each with its share of the
+observations.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from torch import Tensor, nn
 from fluxutils_py.data.parts import array_split_slice, dividebatch
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.losses import Loss, SeqLoss, live_steps
-from fluxutils_py.nn.model_windows import context_steps, needs_context, replica, run_window, takes_windows
+from fluxutils_py.nn.model_windows import (
+    context_steps,
+    needs_context,
+    replica,
+    run_window,
+    takes_windows,
+)
 from fluxutils_py.nn.states import recurrent_layers, reset
 from fluxutils_py.parallel import Threads
 from fluxutils_py.training.gradients import (
@@ -38,12 +46,13 @@ def window_loss(
     n_overlap: int = 0,
     factors: list[float] | None = None,
 ) -> Tensor:
-    """Return the loss over a window without its first ``n_overlap`` steps, through which gradients still flow.
+    """Return the loss over a window without its first ``n_overlap`` steps, through which gradients
+    still flow.
 
-    A recurrent model runs through these steps before the loss is called. For a model that needs its context in the same
-    call, they are put before each window that the loss passes to it, and cut off from its outputs. So a user's loss
-    always gets the window without them. ``factors`` multiply the loss: one for each output of a :class:`SeqLoss`, one
-    for any other loss.
+    A recurrent model runs through these steps before the loss is called. For a model that needs its
+    context in the same call, they are put before each window that the loss passes to it, and cut
+    off from its outputs. So a user's loss always gets the window without them. ``factors`` multiply
+    the loss: one for each output of a :class:`SeqLoss`, one for any other loss.
     """
     if n_overlap:
         before, xs = _slice_steps(xs, slice(0, n_overlap)), _slice_steps(xs, slice(n_overlap, None))
@@ -69,15 +78,16 @@ def _slice_steps(xs: Any, which: slice) -> Any:
 
 
 class ThreadedLoss:
-    """Divide each batch over threads as over ranks; the losses of the parts add up to that of the batch.
+    """Divide each batch over threads as over ranks; the losses of the parts add up to that of the
+    batch.
 
     The sum, weighted by ``n_live`` and added in a fixed order, is bit-identical from run to run.
 
     Parameters
     ----------
     compute : callable
-        ``compute(part, model, i)`` returns the :class:`BatchLoss` of part ``i``, or None, computed by this replica of
-        the model. It must be thread-safe.
+        ``compute(part, model, i)`` returns the :class:`BatchLoss` of part ``i``, or None, computed
+        by this replica of the model. It must be thread-safe.
     model : nn.Module, optional
         Without replicas, ``compute`` gets the model itself, which then must not change as it runs.
     params : sequence of Tensor
@@ -119,18 +129,28 @@ class ThreadedLoss:
         try:
             parts = self.divide(batch, n)
         except ShapeError as error:
-            raise ShapeError(f"n_jobs={n} threads cannot share the batch, train with n_jobs=1: {error}") from error
+            raise ShapeError(
+                f"n_jobs={n} threads cannot share the batch, train with n_jobs=1: {error}"
+            ) from error
 
         def compute_part(i: int, model: Any) -> tuple[BatchLoss, tuple[float, Gradients]] | None:
             found = self.compute(parts[i], model, i)
             if found is None:
                 return None
-            weight = 1.0 if self.reduction == "sum" else found.n_live if found.weight is None else found.weight
+            weight = (
+                1.0
+                if self.reduction == "sum"
+                else found.n_live
+                if found.weight is None
+                else found.weight
+            )
             value, gradients = value_and_gradient(found.loss, self.params, self.scaled)
             return found, (value * weight, tuple(g if g is None else g * weight for g in gradients))
 
         if self._replicas is not None:
-            n_series = next((s.shape[d] for s, d in map(_first_state, self._layers) if s is not None), 0)
+            n_series = next(
+                (s.shape[d] for s, d in map(_first_state, self._layers) if s is not None), 0
+            )
             series = [array_split_slice(n_series, n, i) for i in range(len(parts))]
             found: Sequence[Any] = self._replicas.map(compute_part, series)
         else:
@@ -146,9 +166,13 @@ class ThreadedLoss:
             self.compute(part, self.model, i)
 
     def _map_watched(self, compute_part: Callable[[int, Any], Any], n_parts: int) -> Sequence[Any]:
-        """Compute the parts; raise ValueError before a module runs that several threads would change at once."""
+        """Compute the parts; raise ValueError before a module runs that several threads would
+        change at once.
+        """
         if n_parts == 1:
-            return self.threads.map(lambda i: compute_part(i, self.model), range(1), idempotent=True)
+            return self.threads.map(
+                lambda i: compute_part(i, self.model), range(1), idempotent=True
+            )
 
         def watched_part(i: int) -> Any:
             watch()
@@ -157,7 +181,9 @@ class ThreadedLoss:
         with watching_modules(require_thread_safe) as watch:
             return self.threads.map(watched_part, range(n_parts), idempotent=True)
 
-    def _merge_losses(self, found: Sequence[tuple[BatchLoss, tuple[float, Gradients]]]) -> BatchLoss | None:
+    def _merge_losses(
+        self, found: Sequence[tuple[BatchLoss, tuple[float, Gradients]]]
+    ) -> BatchLoss | None:
         if not found:
             return None
         losses = [loss for loss, _ in found]
@@ -167,7 +193,9 @@ class ThreadedLoss:
         value, gradients = sum_gradients([part for _, part in found])
         columns = zip(*(loss.numbers for loss in losses), strict=True)
         shares = [loss.n_live / (n_live or 1.0) for loss in losses]
-        numbers = [sum(share * v for share, v in zip(shares, column, strict=True)) for column in columns]
+        numbers = [
+            sum(share * v for share, v in zip(shares, column, strict=True)) for column in columns
+        ]
         divided = tuple(g if g is None else g / divisor for g in gradients)
         own = None if all(loss.weight is None for loss in losses) else weight
         return BatchLoss(value / divisor, n_live, own, divided, numbers)
@@ -179,7 +207,9 @@ def _first_state(layer: Any) -> tuple[Tensor | None, int]:
 
 
 def shares(shard: Callable[[Any, int, int], Any]) -> Callable[[Any, int], list[Any]]:
-    """Return a function that divides a batch by ``shard(batch, i, n)``, which returns None for an empty part."""
+    """Return a function that divides a batch by ``shard(batch, i, n)``, which returns None for an
+    empty part.
+    """
     return lambda batch, n: [part for i in range(n) if (part := shard(batch, i, n)) is not None]
 
 
@@ -204,10 +234,10 @@ T = TypeVar("T")
 class Replicas:
     """Run parts of a batch in threads.
 
-    Each thread has a replica of the model that shares its parameters and buffers; the first thread has the model
-    itself. Before a batch, each replica copies the state of its series and the numbers, flags and strings of the
-    model. Afterwards the model gets the state of all series, so that between batches it is as after a run in one
-    thread. There may be fewer parts than threads.
+    Each thread has a replica of the model that shares its parameters and buffers; the first thread
+    has the model itself. Before a batch, each replica copies the state of its series and the
+    numbers, flags and strings of the model. Afterwards the model gets the state of all series, so
+    that between batches it is as after a run in one thread. There may be fewer parts than threads.
 
     Parameters
     ----------
@@ -221,7 +251,8 @@ class Replicas:
         self._models: list[nn.Module] = []  # made for the first batch
 
     def map(self, compute: Callable[[int, nn.Module], T], parts: Sequence[slice]) -> list[T]:
-        """Return ``compute(i, replica)`` for each part i, which has these series; the state moves on, detached.
+        """Return ``compute(i, replica)`` for each part i, which has these series; the state moves
+        on, detached.
 
         Raises
         ------
@@ -244,12 +275,13 @@ class Replicas:
         try:
             found = self.threads.map(compute_part, range(len(parts)), idempotent=True)
             for name, same in (
-                (name, module._buffers[name] is b and b._version == v) for module, name, b, v in buffers
+                (name, module._buffers[name] is b and b._version == v)
+                for module, name, b, v in buffers
             ):
                 if not same:
                     raise ValueError(
-                        f"the model changes its buffer {name!r} as it runs, which several threads would do at once: "
-                        "train it with n_jobs=1"
+                        f"the model changes its buffer {name!r} as it runs, which several threads "
+                        "would do at once: train it with n_jobs=1"
                     )
             for layers in zip(*self._layers[: len(parts)], strict=True):
                 layers[0].join_series([layer.memory() for layer in layers])
@@ -259,10 +291,16 @@ class Replicas:
         return found
 
     def _copy_settings(self) -> None:
-        """Copy the model's settings to the replicas: a hook may have changed a dropout rate, or frozen a layer."""
-        require_no_batch_norm(self.model, "threads", "train with n_jobs=1, or take nn.LayerNorm or nn.GroupNorm")
+        """Copy the model's settings to the replicas: a hook may have changed a dropout rate, or
+        frozen a layer.
+        """
+        require_no_batch_norm(
+            self.model, "threads", "train with n_jobs=1, or take nn.LayerNorm or nn.GroupNorm"
+        )
         for original, *copies in self._modules:
-            plain = {name: value for name, value in vars(original).items() if type(value) in SIMPLE_TYPES}
+            plain = {
+                name: value for name, value in vars(original).items() if type(value) in SIMPLE_TYPES
+            }
             for copy in copies:
                 vars(copy).update(plain)
                 copy._buffers.update(original._buffers)
@@ -277,9 +315,10 @@ class Replicas:
 class WindowReplicas(Replicas):
     """Divide the series of each window over threads, and sum losses and gradients.
 
-    The loss must be a mean over the live steps of its window. Losses of :func:`fluxutils_py.seqloss` that are not means
-    (sums, class weights) are rescaled. The sum of the parts, weighted by live steps and added in a fixed order, is the
-    loss and gradient of the whole window, bit-identical from run to run.
+    The loss must be a mean over the live steps of its window. Losses of
+    :func:`fluxutils_py.seqloss` that are not means (sums, class weights) are rescaled. The sum of
+    the parts, weighted by live steps and added in a fixed order, is the loss and gradient of the
+    whole window, bit-identical from run to run.
 
     Parameters
     ----------
@@ -296,27 +335,38 @@ class WindowReplicas(Replicas):
     def gradient(
         self, batch: Minibatch, ws: Tensor | None, scaled: Callable[[Tensor], Tensor] | None = None
     ) -> tuple[float, Gradients]:
-        """Return the loss over a window and its gradient by parameter; advance the model's state, detached.
+        """Return the loss over a window and its gradient by parameter; advance the model's state,
+        detached.
 
-        With ``scaled``, the gradient is that of ``scaled(loss)``. For errors see :meth:`Replicas.map`.
+        With ``scaled``, the gradient is that of ``scaled(loss)``. For errors see
+        :meth:`Replicas.map`.
         """
         xs, ys = (v if isinstance(v, tuple) else (v,) for v in (batch.x, batch.y))
-        if not self._models and isinstance(self.loss, SeqLoss):  # otherwise all threads would try it at once
+        if not self._models and isinstance(
+            self.loss, SeqLoss
+        ):  # otherwise all threads would try it at once
             takes_windows(self.model, xs)
         chunks = dividebatch(self.threads.n, *xs, *ys, *(() if ws is None else (ws,)), axis=1)
-        divisors, n_overlap = self._divisors(batch.y, ws), 0 if batch.index is None else batch.index.n_overlap
+        divisors, n_overlap = (
+            self._divisors(batch.y, ws),
+            0 if batch.index is None else batch.index.n_overlap,
+        )
         series, begin = [], 0
         for chunk in chunks:
             series.append(slice(begin, begin := begin + chunk[0].shape[1]))
 
         def compute(i: int, model: nn.Module) -> tuple[float, Gradients]:
             x, y = chunks[i][: len(xs)], chunks[i][len(xs) : len(xs) + len(ys)]
-            x, y = (own if isinstance(v, tuple) else own[0] for own, v in ((x, batch.x), (y, batch.y)))
+            x, y = (
+                own if isinstance(v, tuple) else own[0] for own, v in ((x, batch.x), (y, batch.y))
+            )
             w, factors = None if ws is None else chunks[i][-1], None
             if divisors is not None:
                 own = self._divisors(y, w)
                 assert own is not None
-                factors = [mine / all_ if all_ else 0.0 for mine, all_ in zip(own, divisors, strict=True)]
+                factors = [
+                    mine / all_ if all_ else 0.0 for mine, all_ in zip(own, divisors, strict=True)
+                ]
             if factors is not None and not any(factors):  # advance the state without training
                 with torch.no_grad():
                     window_loss(self.loss, model, x, y, w, n_overlap)
@@ -327,4 +377,6 @@ class WindowReplicas(Replicas):
         return sum_gradients(self.map(compute, series))
 
     def _divisors(self, ys: Any, ws: Tensor | None) -> list[float] | None:
-        return self.loss.divisors(ys, ws) if isinstance(self.loss, SeqLoss) else [live_steps(ys, ws)]
+        return (
+            self.loss.divisors(ys, ws) if isinstance(self.loss, SeqLoss) else [live_steps(ys, ws)]
+        )

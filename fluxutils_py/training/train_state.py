@@ -29,7 +29,8 @@ class TrainState:
 
     Notes
     -----
-    Source: ``TrainState`` of bobbin, which stores parameters and optimizer state as fields; here they are views.
+    Source: ``TrainState`` of bobbin, which stores parameters and optimizer state as fields; here
+    they are views.
 
     Examples
     --------
@@ -50,7 +51,9 @@ class TrainState:
 
     @property
     def extra_vars(self) -> dict[str, Tensor]:
-        """Buffers by name, not copied: tensors of the model that are not trained, such as a running mean."""
+        """Buffers by name, not copied: tensors of the model that are not trained, such as a running
+        mean.
+        """
         return dict(self.model.named_buffers())
 
     @property
@@ -64,9 +67,11 @@ class TrainState:
         return self.opt.state_dict()
 
     def apply_fn(self, model_vars: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        """Call the model with other parameters and buffers, such as ``{**state.model_vars, "weight": w}``.
+        """Call the model with other parameters and buffers, such as ``{**state.model_vars,
+        "weight": w}``.
 
-        The model's parameters, buffers and recurrent state stay unchanged. Gradients flow to ``model_vars``.
+        The model's parameters, buffers and recurrent state stay unchanged. Gradients flow to
+        ``model_vars``.
         """
         kept = snapshot(self.model)
         try:
@@ -75,11 +80,15 @@ class TrainState:
             restore(self.model, kept)
 
     def parts(self) -> dict[str, Any]:
-        """Return the parts that a :class:`Checkpointer` tracks: ``Checkpointer(dir).track(**state.parts())``."""
+        """Return the parts that a :class:`Checkpointer` tracks:
+        ``Checkpointer(dir).track(**state.parts())``.
+        """
         return {"model": self.model, "optimizer": self.opt}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state as plain data and tensors; tensors of model and optimizer are not copied."""
+        """Return the whole state as plain data and tensors; tensors of model and optimizer are not
+        copied.
+        """
         return {"step": self.step, "model": self.model.state_dict(), "opt": self.opt.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

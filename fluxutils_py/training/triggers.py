@@ -17,8 +17,9 @@ Clock = Callable[[], float]
 class Trigger:
     """Decide after each step whether a hook acts; ``a | b`` fires when either does.
 
-    Pass a trigger as ``trigger=`` to :meth:`Loop.on_step`, to ``CronTab.schedule`` or to a hook that takes one. Every
-    hook copies its trigger, so you can pass the same trigger to several hooks.
+    Pass a trigger as ``trigger=`` to :meth:`Loop.on_step`, to ``CronTab.schedule`` or to a hook
+    that takes one. Every hook copies its trigger, so you can pass the same trigger to several
+    hooks.
 
     Attributes
     ----------
@@ -33,7 +34,8 @@ class Trigger:
 
     Notes
     -----
-    A subclass defines ``_due(loop)`` and lists in ``_memory`` the attributes that a checkpoint must hold. ``loop`` is a
+    A subclass defines ``_due(loop)`` and lists in ``_memory`` the attributes that a checkpoint must
+    hold. ``loop`` is a
     :class:`Loop`; triggers that do not need the length of a run take any object with ``step``, the number of completed
     steps. The loop calls :meth:`fires` exactly once after each step.
     """
@@ -53,7 +55,9 @@ class Trigger:
         return self.fires(loop)
 
     def acted(self, loop: Any) -> None:
-        """Note that the action has finished; the loop calls this after the action, even if it failed."""
+        """Note that the action has finished; the loop calls this after the action, even if it
+        failed.
+        """
 
     def copy(self) -> Trigger:
         """Return a copy that counts independently."""
@@ -76,7 +80,8 @@ class Trigger:
 
 
 class AnyOf(Trigger):
-    """Fire when any of several triggers fires. It checks all of them at every step, so that each keeps its count.
+    """Fire when any of several triggers fires. It checks all of them at every step, so that each
+    keeps its count.
 
     Examples
     --------
@@ -88,7 +93,9 @@ class AnyOf(Trigger):
 
     def __init__(self, *triggers: Trigger) -> None:
         if len({t.event for t in triggers}) > 1:
-            raise ValueError("triggers that go by steps and by epochs cannot be combined; add the hook twice")
+            raise ValueError(
+                "triggers that go by steps and by epochs cannot be combined; add the hook twice"
+            )
         self.triggers = triggers
         self.event = triggers[0].event
         self.at_end = any(t.at_end for t in triggers)
@@ -123,9 +130,9 @@ class EveryNSteps(Trigger):
     ----------
     n : int
     relative : bool
-        False: fire whenever ``loop.step`` is a multiple of ``n``, also after an interruption. True: count from the
-        step at which the hook was added, as ``EveryNSteps`` of gomlx does: a hook with ``n=100`` added at step 150
-        acts at 250, 350, ...
+        False: fire whenever ``loop.step`` is a multiple of ``n``, also after an interruption. True:
+        count from the step at which the hook was added, as ``EveryNSteps`` of gomlx does: a hook
+        with ``n=100`` added at step 150 acts at 250, 350, ...
     """
 
     _memory = ("origin",)
@@ -170,8 +177,8 @@ class AtFirstNSteps(Trigger):
     ----------
     n : int
     of_process : bool
-        Count the steps of this process instead of all steps of training: after an interruption the trigger fires
-        ``n`` times again (bobbin: ``n - 1`` times).
+        Count the steps of this process instead of all steps of training: after an interruption the
+        trigger fires ``n`` times again (bobbin: ``n - 1`` times).
     """
 
     def __init__(self, n: int, of_process: bool = False) -> None:
@@ -185,12 +192,14 @@ class AtFirstNSteps(Trigger):
 class NTimes(Trigger):
     """Fire ``n`` times during each run, evenly spaced, the last time at its end.
 
-    A run of ``m`` steps fires ``min(n, m)`` times: after step ``ceil(m * k / n)`` of the run for ``k`` from 1 to
-    ``n - 1``, and at its end; a resumed run fires at the same steps. The trigger does not fire while the length of the
-    run is unknown, in the first epoch over data without a length. A finished run that is restored from a checkpoint
-    and extended fires once more, at its new end.
+    A run of ``m`` steps fires ``min(n, m)`` times: after step ``ceil(m * k / n)`` of the run for
+    ``k`` from 1 to ``n - 1``, and at its end; a resumed run fires at the same steps. The trigger
+    does not fire while the length of the run is unknown, in the first epoch over data without a
+    length. A finished run that is restored from a checkpoint and extended fires once more, at its
+    new end.
 
-    Source: ``NTimesDuringLoop`` of gomlx, which fires up to ``n + 1`` times, and not at the end of a single epoch.
+    Source: ``NTimesDuringLoop`` of gomlx, which fires up to ``n + 1`` times, and not at the end of
+    a single epoch.
     """
 
     at_end = True
@@ -214,14 +223,18 @@ class NTimes(Trigger):
     @staticmethod
     def _is_estimate(loop: Any) -> bool:
         """Return whether the end of the run is known from earlier epochs only."""
-        return getattr(loop, "n_epochs", None) is not None and getattr(loop, "steps_per_epoch", None) is None
+        return (
+            getattr(loop, "n_epochs", None) is not None
+            and getattr(loop, "steps_per_epoch", None) is None
+        )
 
 
 class Exponential(Trigger):
-    """Fire at growing distances: at step ``start``, then ``start * factor`` later, then ``start * factor**2``, ...
+    """Fire at growing distances: at step ``start``, then ``start * factor`` later, then ``start *
+    factor**2``, ...
 
-    Steps are counted from 0 like ``loop.loop_step``, so the trigger first fires when ``loop.step`` is ``start + 1``.
-    Each distance is the previous one times ``factor``, rounded (halves up).
+    Steps are counted from 0 like ``loop.loop_step``, so the trigger first fires when ``loop.step``
+    is ``start + 1``. Each distance is the previous one times ``factor``, rounded (halves up).
 
     Parameters
     ----------
@@ -244,7 +257,11 @@ class Exponential(Trigger):
     """
 
     def __init__(self, start: int, factor: float, at_end: bool = False) -> None:
-        self.start, self.factor, self.at_end = check_integer("start", start, 1), float(factor), at_end
+        self.start, self.factor, self.at_end = (
+            check_integer("start", start, 1),
+            float(factor),
+            at_end,
+        )
         if not 1 <= self.factor < math.inf:
             raise ValueError(f"factor must be at least 1, got {factor!r}")
         self._next = self._distance = self.start
@@ -253,7 +270,9 @@ class Exponential(Trigger):
         if loop.step - 1 < self._next - self._distance:  # the loop restored an earlier step
             self._next = self._distance = self.start
         while self._next < loop.step - 1:
-            self._distance = math.floor(self._distance * self.factor + 0.5)  # round() rounds halves to even
+            self._distance = math.floor(
+                self._distance * self.factor + 0.5
+            )  # round() rounds halves to even
             self._next += self._distance
         return loop.step - 1 == self._next
 
@@ -264,7 +283,8 @@ class Exponential(Trigger):
 class EveryNSeconds(Trigger):
     """Fire after the first step that ends ``seconds`` or more after the last action finished.
 
-    The first step starts the clock. A checkpoint stores the elapsed time, because clocks differ between processes.
+    The first step starts the clock. A checkpoint stores the elapsed time, because clocks differ
+    between processes.
 
     Parameters
     ----------
@@ -285,16 +305,30 @@ class EveryNSeconds(Trigger):
     _reached = staticmethod(operator.ge)
 
     def __init__(
-        self, seconds: float, at_end: bool = False, fire_at_zero: bool = False, *, clock: Clock = time.monotonic
+        self,
+        seconds: float,
+        at_end: bool = False,
+        fire_at_zero: bool = False,
+        *,
+        clock: Clock = time.monotonic,
     ) -> None:
-        self.seconds, self.at_end, self.fire_at_zero, self.clock = float(seconds), at_end, fire_at_zero, clock
+        self.seconds, self.at_end, self.fire_at_zero, self.clock = (
+            float(seconds),
+            at_end,
+            fire_at_zero,
+            clock,
+        )
         if not self.seconds >= 0:
             raise ValueError(f"the time must be a number of seconds, 0 or more, got {seconds!r}")
         self._since: float | None = None
 
     def _due(self, loop: Any) -> bool:
         now = self.clock()
-        due = self.fire_at_zero if self._since is None else self._reached(now - self._since, self.seconds)
+        due = (
+            self.fire_at_zero
+            if self._since is None
+            else self._reached(now - self._since, self.seconds)
+        )
         if due or self._since is None:
             self._since = now
         return due
@@ -310,11 +344,15 @@ class EveryNSeconds(Trigger):
 
 
 class ForEachTSeconds(EveryNSeconds):
-    """:class:`EveryNSeconds` as in bobbin: count from the start of the last action, and fire after more than that."""
+    """:class:`EveryNSeconds` as in bobbin: count from the start of the last action, and fire after
+    more than that.
+    """
 
     _reached = staticmethod(operator.gt)
 
-    def __init__(self, seconds: float, fire_at_zero: bool = True, *, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, seconds: float, fire_at_zero: bool = True, *, clock: Clock = time.monotonic
+    ) -> None:
         super().__init__(seconds, fire_at_zero=fire_at_zero, clock=clock)
 
     def acted(self, loop: Any) -> None:

@@ -14,7 +14,15 @@ from fluxutils_py.nn.first_nonfinite import is_finite
 from fluxutils_py.nn.losses import Loss, SeqLoss, needs_weights, takes_weights
 from fluxutils_py.nn.model_windows import run_window
 from fluxutils_py.nn.recurrent import State, map_state
-from fluxutils_py.nn.states import evaluating, mark, marked, recurrent_layers, reset, restore, snapshot
+from fluxutils_py.nn.states import (
+    evaluating,
+    mark,
+    marked,
+    recurrent_layers,
+    reset,
+    restore,
+    snapshot,
+)
 from fluxutils_py.parallel import Threads
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
 from fluxutils_py.training.minibatch import Minibatch
@@ -26,8 +34,8 @@ from fluxutils_py.training.threaded_loss import WindowReplicas, window_loss
 class WindowStep:
     """Train a model on one window after another, carrying its state from each window to the next.
 
-    A step forgets the state if a group of series begins, then does what :class:`GradientStep` does, and then detaches
-    the state.
+    A step forgets the state if a group of series begins, then does what :class:`GradientStep` does,
+    and then detaches the state.
 
     Parameters
     ----------
@@ -39,7 +47,8 @@ class WindowStep:
     threads : Threads, optional
         Running threads, over which to divide the series of each window.
     comm, clip, accumulate, precision, defer
-        See :class:`GradientStep`. Each rank gets its part of every window from :class:`TensorBatches`.
+        See :class:`GradientStep`. Each rank gets its part of every window from
+        :class:`TensorBatches`.
 
     Attributes
     ----------
@@ -70,7 +79,9 @@ class WindowStep:
         defer: bool | None = None,
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
-        self._replicas = None if threads is None or threads.n == 1 else WindowReplicas(model, loss, threads)
+        self._replicas = (
+            None if threads is None or threads.n == 1 else WindowReplicas(model, loss, threads)
+        )
         self._takes_weights, self._needs_weights = takes_weights(loss), needs_weights(loss)
         self._loss_is_sum = is_sum(loss)
         self._step = GradientStep(
@@ -90,13 +101,20 @@ class WindowStep:
             observe=self._add_gradient,
         )
         self.ranks, self.autocast = self._step.ranks, self._step.autocast
-        self._n_layers, self._n_live = len(recurrent_layers(model)), 0.0  # live steps of this rank in this epoch
+        self._n_layers, self._n_live = (
+            len(recurrent_layers(model)),
+            0.0,
+        )  # live steps of this rank in this epoch
         self._next_states: list[State | None] = []
-        self._overlap_states: list[State | None] = []  # with which the last window with an overlap began
+        self._overlap_states: list[
+            State | None
+        ] = []  # with which the last window with an overlap began
         self.start_epoch()
 
     def __call__(self, batch: Minibatch | None) -> StepInfo | None:
-        """Train on one window, or this rank's part of it. Return None, without counting it, if ranks agreed to stop."""
+        """Train on one window, or this rank's part of it. Return None, without counting it, if
+        ranks agreed to stop.
+        """
         self._live_part = 0.0
         info = self._step(batch)
         if info is not None:
@@ -124,7 +142,9 @@ class WindowStep:
         self.ranks.average(list(self.model.buffers()), self._n_live)
 
     def mean_gradient(self) -> Tensor:
-        """Return the mean gradient over the epoch's optimizer steps, before clipping, in ``net2vec`` order."""
+        """Return the mean gradient over the epoch's optimizer steps, before clipping, in
+        ``net2vec`` order.
+        """
         return self._gradient_sum / max(self._n_gradients, 1)
 
     def discard(self) -> None:
@@ -139,7 +159,9 @@ class WindowStep:
     # -- resuming in another process -----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's recurrent state and gradients, which pass from window to window, as plain data."""
+        """Return this rank's recurrent state and gradients, which pass from window to window, as
+        plain data.
+        """
         return {
             "step": self._step.state_dict(),
             "gradients": (self._n_gradients, self._gradient_sum),
@@ -149,9 +171,16 @@ class WindowStep:
             "buffers": dict(self.model.named_buffers()),  # differ between ranks within an epoch
         }
 
-    def reshard_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
-        """Return the state for one of ``size`` ranks, from the states of the ranks that saved a checkpoint."""
-        per_rank = {name: [state[name] for state in states] for name in ("states", "next_states", "buffers", "n_live")}
+    def reshard_state_dict(
+        self, states: Sequence[Mapping[str, Any]], rank: int, size: int
+    ) -> dict[str, Any]:
+        """Return the state for one of ``size`` ranks, from the states of the ranks that saved a
+        checkpoint.
+        """
+        per_rank = {
+            name: [state[name] for state in states]
+            for name in ("states", "next_states", "buffers", "n_live")
+        }
         n_live = per_rank["n_live"]
         return {
             **states[0],
@@ -163,14 +192,16 @@ class WindowStep:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned, for a model with the same parameters and layers."""
+        """Restore the state that :meth:`state_dict` returned, for a model with the same parameters
+        and layers.
+        """
         n_gradients, gradient_sum = state["gradients"]
         saved = len(state["states"]), gradient_sum.numel()
         expected = self._n_layers, self._gradient_sum.numel()
         if saved != expected:
             raise LoadError(
-                f"the state is of {saved[0]} recurrent layers and {saved[1]} parameters, the model has {expected[0]} "
-                f"and {expected[1]}"
+                f"the state is of {saved[0]} recurrent layers and {saved[1]} parameters, the model "
+                f"has {expected[0]} and {expected[1]}"
             )
         device = self._gradient_sum.device
         states, self._next_states = (
@@ -194,7 +225,9 @@ class WindowStep:
         if not len(index.segments):  # this rank has no series
             self._next_states = []
             return None
-        if index.n_overlap and not index.first:  # start from the last computed state of its first step
+        if (
+            index.n_overlap and not index.first
+        ):  # start from the last computed state of its first step
             self._overlap_states = self._next_states
             restore(model, self._overlap_states)
         if index.next_start is not None:
@@ -225,16 +258,20 @@ class WindowStep:
         index = batch.index
         assert index is not None
         if index.n_overlap and not index.first:
-            if not is_finite(self._overlap_states):  # those of a later window, if losses are read late
+            if not is_finite(
+                self._overlap_states
+            ):  # those of a later window, if losses are read late
                 return
             restore(self.model, self._overlap_states)
-        window_loss(self.loss, self.model, batch.x, batch.y, self._window_weights(batch), index.n_overlap)
+        window_loss(
+            self.loss, self.model, batch.x, batch.y, self._window_weights(batch), index.n_overlap
+        )
 
     def _window_weights(self, batch: Minibatch) -> Tensor | None:
         if batch.weight is not None and not self._takes_weights:
             raise ValueError(
-                "y has NaN (steps without a target), but the loss takes no weights: give it a fourth argument, "
-                "loss(model, xs, ys, ws), or use seqloss"
+                "y has NaN (steps without a target), but the loss takes no weights: give it a "
+                "fourth argument, loss(model, xs, ys, ws), or use seqloss"
             )
         if batch.weight is None and self._needs_weights:
             return self._gradient_sum.new_ones(*batch.labels[0].shape[:2], 1)
@@ -256,11 +293,16 @@ def describe_window(batch: Minibatch) -> str:
 
 
 def loss_weight(loss: Loss, batch: Minibatch, n_live: float) -> float:
-    """Return the weight of the loss of some series of a window among the other series: usually their live steps.
+    """Return the weight of the loss of some series of a window among the other series: usually
+    their live steps.
 
     Several cross-entropies, which divide by different numbers, also get the live steps.
     """
-    divisors = loss.divisors(batch.y, batch.weight) if isinstance(loss, SeqLoss) and not loss.is_mean else None
+    divisors = (
+        loss.divisors(batch.y, batch.weight)
+        if isinstance(loss, SeqLoss) and not loss.is_mean
+        else None
+    )
     return divisors[0] if divisors is not None and len(divisors) == 1 else float(n_live)
 
 
@@ -303,28 +345,39 @@ def evaluate_windows(
         Mean gradient over the windows, as in :meth:`WindowStep.mean_gradient`.
     """
     step = WindowStep(model, loss, None, comm=comm, precision=precision)
-    found: list[tuple[Any, float, float]] = []  # per window: loss, weight among the ranks, live steps
+    found: list[
+        tuple[Any, float, float]
+    ] = []  # per window: loss, weight among the ranks, live steps
     kept = [p.grad for p in model.parameters()]
     with evaluating(model), torch.set_grad_enabled(gradient):
         for batch in batches:
             if gradient:
                 info = step(batch)
                 trained = info is not None and info.batch_loss is not None
-                found.append((info.batch_loss, 1.0, info.n_live) if trained and info else (0.0, 0.0, 0))
+                found.append(
+                    (info.batch_loss, 1.0, info.n_live) if trained and info else (0.0, 0.0, 0)
+                )
                 continue
             if batch.first:
                 reset(model)
             with step.autocast:
                 part = step.run_window(batch)
-            found.append((part.loss, part.weight or part.n_live, part.n_live) if part else (0.0, 0.0, 0))
-        losses = [(value, *rest) for value, (_, *rest) in zip(as_numbers([v for v, *_ in found]), found, strict=True)]
+            found.append(
+                (part.loss, part.weight or part.n_live, part.n_live) if part else (0.0, 0.0, 0)
+            )
+        losses = [
+            (value, *rest)
+            for value, (_, *rest) in zip(as_numbers([v for v, *_ in found]), found, strict=True)
+        ]
     for p, grad in zip(model.parameters(), kept, strict=True):
         p.grad = grad
     total, n_live = 0.0, 0.0
     for parts in zip(*([losses] if gradient else step.ranks.allgather(losses)), strict=True):
         live, weight = sum(n for *_, n in parts), sum(weight for _, weight, _ in parts)
         one = len(parts) == 1 or is_sum(loss)
-        value = sum(v for v, *_ in parts) if one else sum(v * w for v, w, _ in parts) / (weight or 1.0)
+        value = (
+            sum(v for v, *_ in parts) if one else sum(v * w for v, w, _ in parts) / (weight or 1.0)
+        )
         total += value * live
         n_live += live
     return total / n_live if n_live else math.nan, step.mean_gradient() if gradient else None

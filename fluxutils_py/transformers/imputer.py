@@ -21,25 +21,28 @@ SERIES = 1024  # filled in at a time, to keep temporary arrays small
 
 
 class SequenceImputer(SequenceTransformer):
-    """Fill in missing values (NaN) with each feature's mean, a constant, or the last value before them.
+    """Fill in missing values (NaN) with each feature's mean, a constant, or the last value before
+    them.
 
-    Treats the features of sequences as :class:`sklearn.impute.SimpleImputer` treats the columns of a matrix, and can
-    also fill along time. Neither ``fit`` nor ``transform`` reads a whole file at once.
+    Treats the features of sequences as :class:`sklearn.impute.SimpleImputer` treats the columns of
+    a matrix, and can also fill along time. Neither ``fit`` nor ``transform`` reads a whole file at
+    once.
 
     Parameters
     ----------
     strategy : "mean", "constant" or "ffill"
-        "mean": the mean of the feature over all series and steps of ``fit``. "constant": ``fill_value``. "ffill": the
-        last value of the feature before the gap, in the same series; later steps are never used.
+        "mean": the mean of the feature over all series and steps of ``fit``. "constant":
+        ``fill_value``. "ffill": the last value of the feature before the gap, in the same series;
+        later steps are never used.
     fill_value : float, array of shape (F,), or None
-        Value for "constant", and for missing values at the start of a series with "ffill". None: 0 for "constant", the
-        feature's mean for "ffill".
+        Value for "constant", and for missing values at the start of a series with "ffill". None: 0
+        for "constant", the feature's mean for "ffill".
 
     Attributes
     ----------
     statistics_ : ndarray of shape (F,), float64
-        Value that replaces missing ones; with "ffill", only at the start of a series. The mean of a feature without
-        values is 0.
+        Value that replaces missing ones; with "ffill", only at the start of a series. The mean of a
+        feature without values is 0.
     n_features_in_ : int
         F; for a matrix or a view, its number of columns.
     feature_names_in_ : ndarray of str
@@ -47,12 +50,13 @@ class SequenceImputer(SequenceTransformer):
 
     Notes
     -----
-    Steps with all features missing are filled in too; without an imputer, an estimator predicts NaN for them.
+    Steps with all features missing are filled in too; without an imputer, an estimator predicts NaN
+    for them.
 
-    With "ffill", a subset of the rows of ``timesteps(x)`` is filled in from earlier steps of ``x``, as if ``x`` had
-    been transformed first, so results do not depend on the split. A plain matrix raises an error, since its rows are
-    series of one step. A stream continues from its last step, but arrays given in chunks of time are filled in as
-    separate series.
+    With "ffill", a subset of the rows of ``timesteps(x)`` is filled in from earlier steps of ``x``,
+    as if ``x`` had been transformed first, so results do not depend on the split. A plain matrix
+    raises an error, since its rows are series of one step. A stream continues from its last step,
+    but arrays given in chunks of time are filled in as separate series.
 
     Examples
     --------
@@ -69,26 +73,33 @@ class SequenceImputer(SequenceTransformer):
         self.strategy = strategy
         self.fill_value = fill_value
 
-    def _compute_statistics(self, series: SeriesArray, inputs: Inputs, pool: SeriesPool) -> dict[str, Any]:
+    def _compute_statistics(
+        self, series: SeriesArray, inputs: Inputs, pool: SeriesPool
+    ) -> dict[str, Any]:
         if self.strategy not in ("mean", "constant", "ffill"):
-            raise ValueError(f"strategy must be 'mean', 'constant' or 'ffill', got {self.strategy!r}")
+            raise ValueError(
+                f"strategy must be 'mean', 'constant' or 'ffill', got {self.strategy!r}"
+            )
         if self.strategy == "ffill" and inputs.form == "rows":
             raise ShapeError(
-                "strategy='ffill' fills in from the step before, but the rows of a matrix are series of one step; give "
-                "an array (F, N, T), or timesteps(x) of one"
+                "strategy='ffill' fills in from the step before, but the rows of a matrix are "
+                "series of one step; give an array (F, N, T), or timesteps(x) of one"
             )
         if self.fill_value is None and self.strategy != "constant":
             of_blocks = moments(read_numbers(series, inputs, type(self).__name__), series.F)
             return {"statistics_": pool.moments(*of_blocks)[1]}
         if self.strategy == "mean":
-            raise ValueError("fill_value is for strategy='constant' and 'ffill'; strategy='mean' takes the mean")
+            raise ValueError(
+                "fill_value is for strategy='constant' and 'ffill'; strategy='mean' takes the mean"
+            )
         try:
             value = np.asarray(0.0 if self.fill_value is None else self.fill_value, float)
         except (TypeError, ValueError):
             value = np.array(np.nan)
         if value.shape not in ((), (series.F,)) or not np.isfinite(value).all():
             raise ShapeError(
-                f"fill_value must be a number, or {series.F} numbers, one per feature; got {self.fill_value!r}"
+                f"fill_value must be a number, or {series.F} numbers, one per feature; got "
+                f"{self.fill_value!r}"
             )
         return {"statistics_": np.array(np.broadcast_to(value, series.F))}
 
@@ -111,7 +122,9 @@ class FillBlock:
 
 
 class ForwardFillBlock:
-    """Fill in series from earlier steps; the state is the last value of each feature of each series."""
+    """Fill in series from earlier steps; the state is the last value of each feature of each
+    series.
+    """
 
     def __init__(self, start: np.ndarray) -> None:
         self.start = start

@@ -15,15 +15,20 @@ from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.inputs.inputs import InputLayout
 from fluxutils_py.inputs.moments import Standardize, merge_moments, moments, safe_scale
-from fluxutils_py.transformers.transformer_base import SequenceTransformer, pool_of_call, read_numbers
+from fluxutils_py.transformers.transformer_base import (
+    SequenceTransformer,
+    pool_of_call,
+    read_numbers,
+)
 
 
 class SequenceScaler(SequenceTransformer):
     """Standardise each feature to mean 0 and variance 1, with one mean and one scale per feature.
 
-    It does for the features of sequences what :class:`sklearn.preprocessing.StandardScaler` does for the columns of a
-    matrix: statistics cover all series and steps. They are computed in float64, block by block, and do not depend on
-    the memory order. Neither ``fit`` nor ``transform`` reads a file as a whole.
+    It does for the features of sequences what :class:`sklearn.preprocessing.StandardScaler` does
+    for the columns of a matrix: statistics cover all series and steps. They are computed in
+    float64, block by block, and do not depend on the memory order. Neither ``fit`` nor
+    ``transform`` reads a file as a whole.
 
     Parameters
     ----------
@@ -37,8 +42,8 @@ class SequenceScaler(SequenceTransformer):
     mean_, var_ : ndarray of shape (F,), float64
         Statistics without NaN. A feature without values has mean 0 and variance 0.
     scale_ : ndarray of shape (F,), or None without ``with_std``
-        Square root of ``var_``; 1 for constant features, whose standard deviation is 0 or only rounding against their
-        mean.
+        Square root of ``var_``; 1 for constant features, whose standard deviation is 0 or only
+        rounding against their mean.
     n_samples_seen_ : ndarray of shape (F,)
         Number of values per feature, or the sum of their weights.
     n_features_in_ : int
@@ -48,9 +53,10 @@ class SequenceScaler(SequenceTransformer):
 
     Notes
     -----
-    In a plain matrix, each column is a feature. ``TransformedTargetRegressor`` turns a view of targets into a plain
-    matrix, so each step of ``samples(y)``, or each series of ``timesteps(y)``, gets its own mean there. For one mean
-    per feature, scale ``y`` first, and undo it with ``inverse_transform``.
+    In a plain matrix, each column is a feature. ``TransformedTargetRegressor`` turns a view of
+    targets into a plain matrix, so each step of ``samples(y)``, or each series of ``timesteps(y)``,
+    gets its own mean there. For one mean per feature, scale ``y`` first, and undo it with
+    ``inverse_transform``.
 
     Merging as in Chan, Golub & LeVeque (1983), The American Statistician 37(3).
 
@@ -58,13 +64,17 @@ class SequenceScaler(SequenceTransformer):
     --------
     >>> from sklearn.pipeline import make_pipeline
     >>> from fluxutils_py import SequenceRegressor, samples
-    >>> x = np.random.default_rng(0).normal([[[50.0]], [[-30.0]]], [[[3.0]], [[0.2]]], size=(2, 30, 20))  # (F, N, T)
+    >>> x = np.random.default_rng(0).normal(
+    ...     [[[50.0]], [[-30.0]]], [[[3.0]], [[0.2]]], size=(2, 30, 20)
+    ... )  # (F, N, T)
     >>> scaler = SequenceScaler().fit(x)
     >>> scaler.mean_.round(), scaler.scale_.round(1)
     (array([ 50., -30.]), array([3. , 0.2]))
     >>> scaler.transform(samples(x))  # nothing is read
     SamplesView(shape=(30, 40), dtype=float64, of (F, N, T)=(2, 30, 20))
-    >>> make_pipeline(SequenceScaler(), SequenceRegressor(epochs=2)).fit(samples(x), samples(x[:1])).predict(x).shape
+    >>> make_pipeline(SequenceScaler(), SequenceRegressor(epochs=2)).fit(
+    ...     samples(x), samples(x[:1])
+    ... ).predict(x).shape
     (1, 30, 20)
     """
 
@@ -79,7 +89,9 @@ class SequenceScaler(SequenceTransformer):
         self.with_mean = with_mean
         self.with_std = with_std
 
-    def fit(self, x: Any, y: Any = None, sample_weight: Any = None, *, sharded: bool = False) -> Self:
+    def fit(
+        self, x: Any, y: Any = None, sample_weight: Any = None, *, sharded: bool = False
+    ) -> Self:
         """Learn means and scales.
 
         Parameters
@@ -91,8 +103,8 @@ class SequenceScaler(SequenceTransformer):
         sample_weight : array of shape (N,), (N, T) or (1, N, T), optional
             Weights of series (or rows) or of steps. For ``timesteps``, (T,) or (T, N).
         sharded : bool
-            Whether each of the ranks that a launcher started gives series of its own, or None; all learn from all, and
-            get equal results.
+            Whether each of the ranks that a launcher started gives series of its own, or None; all
+            learn from all, and get equal results.
 
         Returns
         -------
@@ -102,29 +114,35 @@ class SequenceScaler(SequenceTransformer):
         Raises
         ------
         ValueError
-            For infinite values, several inputs, or arguments of wrong shapes. Nothing is changed then.
+            For infinite values, several inputs, or arguments of wrong shapes. Nothing is changed
+            then.
         RankError
-            With ``sharded``, on every rank, if ranks differ in a parameter, in the features of their series, or if only
-            some of them give ``sample_weight``.
+            With ``sharded``, on every rank, if ranks differ in a parameter, in the features of
+            their series, or if only some of them give ``sample_weight``.
         """
         return self._update_statistics(x, sample_weight, None, sharded)
 
-    def partial_fit(self, x: Any, y: Any = None, sample_weight: Any = None, *, sharded: bool = False) -> Self:
-        """Learn from more data of the same features; the result is that of :meth:`fit` on all data together."""
+    def partial_fit(
+        self, x: Any, y: Any = None, sample_weight: Any = None, *, sharded: bool = False
+    ) -> Self:
+        """Learn from more data of the same features; the result is that of :meth:`fit` on all data
+        together.
+        """
         return self._update_statistics(x, sample_weight, getattr(self, "_layout", None), sharded)
 
     def inverse_transform(self, x: Any, *, features: Sequence[int | str] | None = None) -> Any:
         """Multiply by the scale and add the mean.
 
-        It takes and returns what :meth:`transform` does, but always an array for a matrix. Use it to give predictions
-        of scaled targets their units back, in the form in which ``predict`` returns them.
+        It takes and returns what :meth:`transform` does, but always an array for a matrix. Use it
+        to give predictions of scaled targets their units back, in the form in which ``predict``
+        returns them.
 
         Parameters
         ----------
         x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
         features : sequence of int or str, optional
-            The fitted features that ``x`` holds, by position or name, if it does not hold all: for instance predictions
-            of one output of several.
+            The fitted features that ``x`` holds, by position or name, if it does not hold all: for
+            instance predictions of one output of several.
 
         Raises
         ------
@@ -140,20 +158,29 @@ class SequenceScaler(SequenceTransformer):
         given = x.n_features if isinstance(x, SequenceView) else x.shape[0] if is_native else None
         if features is None and given not in (None, n_features):
             raise ShapeError(
-                f"x has {given} features per step, but {type(self).__name__} was fitted on {n_features}; of some "
-                f"of them, say which: inverse_transform(x, features={list(range(given))})"
+                f"x has {given} features per step, but {type(self).__name__} was fitted on "
+                f"{n_features}; of some of them, say which: inverse_transform(x, "
+                f"features={list(range(given))})"
             )
         columns = layout.columns // n_features * len(places)
-        layout = replace(layout, features=len(places), columns=columns, names=None)  # predictions have no names
+        layout = replace(
+            layout, features=len(places), columns=columns, names=None
+        )  # predictions have no names
         x = x.to_numpy() if hasattr(x, "to_numpy") else x
         mean, scale = self._mean_and_scale()
-        return self._apply_to_blocks(x, Standardize(mean[places], scale[places], inverse=True), layout)
+        return self._apply_to_blocks(
+            x, Standardize(mean[places], scale[places], inverse=True), layout
+        )
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _update_statistics(self, x: Any, sample_weight: Any, layout: InputLayout | None, sharded: bool) -> Self:
+    def _update_statistics(
+        self, x: Any, sample_weight: Any, layout: InputLayout | None, sharded: bool
+    ) -> Self:
         """Learn from data, from scratch or in addition to earlier data of this layout."""
-        with pool_of_call(self, sharded, **{"data learnt earlier": self._describe_earlier(layout)}) as pool:
+        with pool_of_call(
+            self, sharded, **{"data learnt earlier": self._describe_earlier(layout)}
+        ) as pool:
             for name in ("with_mean", "with_std"):
                 if not isinstance(getattr(self, name), bool | np.bool_):
                     raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -168,12 +195,18 @@ class SequenceScaler(SequenceTransformer):
         else:
             n = self.n_samples_seen_
             count, mean, squares = merge_moments(n, self.mean_, self.var_ * n, count, mean, squares)
-        self.n_samples_seen_, self.mean_, self.var_ = count, mean, squares / np.where(count > 0, count, 1)
+        self.n_samples_seen_, self.mean_, self.var_ = (
+            count,
+            mean,
+            squares / np.where(count > 0, count, 1),
+        )
         self.scale_ = safe_scale(mean, self.var_) if self.with_std else None
         return self
 
     def _describe_earlier(self, layout: InputLayout | None) -> str:
-        """Describe the data that this fit adds to, which must be the same on all ranks: their results are to be."""
+        """Describe the data that this fit adds to, which must be the same on all ranks: their
+        results are to be.
+        """
         if layout is None:
             return "none"
         n = self.n_samples_seen_.max(initial=0)
@@ -184,7 +217,8 @@ class SequenceScaler(SequenceTransformer):
         places = [names.index(f) if f in names else f for f in features]
         if not all(isinstance(f, int | np.integer) and 0 <= f < n_features for f in places):
             raise ShapeError(
-                f"features must be {len(places)} places or names among the {n_features} features, got {list(features)}"
+                f"features must be {len(places)} places or names among the {n_features} features, "
+                f"got {list(features)}"
             )
         return [int(f) for f in places]
 

@@ -28,7 +28,8 @@ from fluxutils_py.validation import check_integer
 
 
 class _TransformMixin:
-    """Methods that scikit-learn's ``set_output`` must not wrap, as it wraps those of the transformer's own class.
+    """Methods that scikit-learn's ``set_output`` must not wrap, as it wraps those of the
+    transformer's own class.
 
     It would turn a view into a data frame, by reading all of it.
     """
@@ -41,16 +42,16 @@ class _TransformMixin:
         Parameters
         ----------
         x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
-            With the F fitted features, in any of these forms, with any N and T. After fitting a view, also a matrix
-            with the view's columns.
+            With the F fitted features, in any of these forms, with any N and T. After fitting a
+            view, also a matrix with the view's columns.
 
         Returns
         -------
         view, ndarray, LazyArray or list
-            For a view, a view; for an array in a file, a lazy array: windows are transformed when they are read. For an
-            array in memory, a new one in the same memory order; for a list, a list of them. For a matrix, a matrix, or
-            the container chosen by ``set_output``. float32 and float64 stay; float16 becomes float32, and integers
-            become float64.
+            For a view, a view; for an array in a file, a lazy array: windows are transformed when
+            they are read. For an array in memory, a new one in the same memory order; for a list, a
+            list of them. For a matrix, a matrix, or the container chosen by ``set_output``. float32
+            and float64 stay; float16 becomes float32, and integers become float64.
 
         Raises
         ------
@@ -81,11 +82,13 @@ class _TransformMixin:
             As :func:`fluxutils_py.inputs.inputs.read_inputs`.
         """
         name = type(self).__name__
-        inputs = (pool or SeriesPool(RankGroup())).inputs(x, InputSchema(name, allow_nan=True, fitted=layout))
+        inputs = (pool or SeriesPool(RankGroup())).inputs(
+            x, InputSchema(name, allow_nan=True, fitted=layout)
+        )
         if len(inputs.series) > 1:
             raise ShapeError(
-                f"{name} takes one array of shape (F, N, T), got a tuple of {len(inputs.series)}; give each a "
-                "transformer of its own"
+                f"{name} takes one array of shape (F, N, T), got a tuple of {len(inputs.series)}; "
+                "give each a transformer of its own"
             )
         return inputs, inputs.series[0]
 
@@ -98,7 +101,11 @@ class _TransformMixin:
             return [_of_one_series(function, a) for a in series.array.arrays]
         if not series.in_memory and inputs.form == "native":
             lazy = depends_on_past(function)
-            return function.over(series.array) if lazy else LazyArray(series.array, functions=(function,))
+            return (
+                function.over(series.array)
+                if lazy
+                else LazyArray(series.array, functions=(function,))
+            )
         return inputs.to_rows(function(series.array))
 
     def _block_function(self) -> Any:
@@ -115,7 +122,9 @@ class _TransformMixin:
 
 
 def _of_one_series(function: Any, array: Any) -> Any:
-    """Apply a function of blocks to one (F, T_i) array; lazily, if the array is in a file and steps are independent."""
+    """Apply a function of blocks to one (F, T_i) array; lazily, if the array is in a file and steps
+    are independent.
+    """
     if in_memory(array) or depends_on_past(function):
         return function(np.asarray(array)[:, None])[:, 0]
     return MappedSeries(array, function)
@@ -143,8 +152,8 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
         y : None
             Ignored.
         sharded : bool
-            Whether each of the ranks that a launcher started gives series of its own, or None; all learn from all, and
-            get equal results.
+            Whether each of the ranks that a launcher started gives series of its own, or None; all
+            learn from all, and get equal results.
 
         Returns
         -------
@@ -154,16 +163,20 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
         Raises
         ------
         ValueError
-            For values that cannot be used, several inputs, or arguments of wrong shapes. Nothing is changed then.
+            For values that cannot be used, several inputs, or arguments of wrong shapes. Nothing is
+            changed then.
         RankError
-            With ``sharded``, on every rank, if ranks differ in a parameter, or in the features of their series.
+            With ``sharded``, on every rank, if ranks differ in a parameter, or in the features of
+            their series.
         """
         with pool_of_call(self, sharded) as pool:
             inputs, series = self._read_series(x, None, pool)
             self._set_fitted(inputs, **self._compute_statistics(series, inputs, pool))
         return self
 
-    def _compute_statistics(self, series: SeriesArray, inputs: Inputs, pool: SeriesPool) -> dict[str, Any]:
+    def _compute_statistics(
+        self, series: SeriesArray, inputs: Inputs, pool: SeriesPool
+    ) -> dict[str, Any]:
         """Compute the attributes that a fit sets."""
         raise NotImplementedError
 
@@ -180,7 +193,8 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
         Returns
         -------
         TransformerStream
-            Its ``step`` takes ``(F, N)`` and returns what :meth:`transform` returns for that step of the series.
+            Its ``step`` takes ``(F, N)`` and returns what :meth:`transform` returns for that step
+            of the series.
         """
         check_is_fitted(self)
         check_integer("n_series", n_series, 1, error=SpecError)
@@ -198,7 +212,8 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
         Returns
         -------
         ndarray of str
-            One per feature for sequences with names; one per column for a matrix, or a view without names.
+            One per feature for sequences with names; one per column for a matrix, or a view without
+            names.
         """
         names = getattr(self, "feature_names_in_", None)
         if names is not None and (input_features is None or np.array_equal(names, input_features)):
@@ -234,7 +249,8 @@ class TransformerStream:
     Attributes
     ----------
     state : list of Tensor
-        The values that the next step depends on; empty if steps are independent. ``torch.save`` stores it.
+        The values that the next step depends on; empty if steps are independent. ``torch.save``
+        stores it.
     """
 
     def __init__(
@@ -248,7 +264,9 @@ class TransformerStream:
         self.state: list[Tensor] = empty if state is None else list(state)
         given, wanted = [tuple(t.shape) for t in self.state], [tuple(t.shape) for t in empty]
         if given != wanted:
-            raise ShapeError(f"state has the shapes {given}; expected {wanted} for {shape[1]} series")
+            raise ShapeError(
+                f"state has the shapes {given}; expected {wanted} for {shape[1]} series"
+            )
 
     def step(self, x: Any) -> np.ndarray:
         """Transform the next step of all series: ``(F, N)`` to a new array ``(F, N)``."""
@@ -274,16 +292,23 @@ def pool_of_call(transformer: Any, sharded: bool, **arguments: Any) -> Iterator[
     Raises
     ------
     RankError
-        On every rank, if the ranks' transformers differ in a parameter, or these further ``arguments`` differ.
+        On every rank, if the ranks' transformers differ in a parameter, or these further
+        ``arguments`` differ.
     """
-    with ranks_of_call("auto" if sharded else None, f"{type(transformer).__name__}.fit", sharded) as ranks:
+    with ranks_of_call(
+        "auto" if sharded else None, f"{type(transformer).__name__}.fit", sharded
+    ) as ranks:
         parameters = {**transformer.get_params(deep=False), **arguments}
-        ranks.require_equal({k: t for name, value in parameters.items() for k, t in describe(name, value).items()})
+        ranks.require_equal(
+            {k: t for name, value in parameters.items() for k, t in describe(name, value).items()}
+        )
         yield SeriesPool(ranks)
 
 
 def read_blocks(series: SeriesArray, inputs: Inputs) -> Iterator[tuple[slice, slice, np.ndarray]]:
-    """Read all series and steps in blocks: yield their indices and values (F, B, S), NaN where a series has ended."""
+    """Read all series and steps in blocks: yield their indices and values (F, B, S), NaN where a
+    series has ended.
+    """
     rows = inputs.whole()
     for n, t in block_slices(series.N, series.T, series.F):
         part = rows[n]
@@ -302,7 +327,7 @@ def read_numbers(
         if odd.any():
             f, i, j = np.argwhere(odd)[0]
             raise DataError(
-                f"{series.name} is infinite at feature {f}, series {n.start + i}, step {t.start + j}; "
-                f"{name} takes numbers, and NaN for what is missing"
+                f"{series.name} is infinite at feature {f}, series {n.start + i}, step "
+                f"{t.start + j}; {name} takes numbers, and NaN for what is missing"
             )
         yield block, None if weight is None else weight.block(n, t)

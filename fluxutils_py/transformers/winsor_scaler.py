@@ -18,15 +18,18 @@ from fluxutils_py.transformers.transformer_base import SequenceTransformer, read
 class WinsorScaler(SequenceTransformer):
     """Clamp each feature to its 1 and 99 per cent quantiles, then standardise it; NaN becomes 0.
 
-    Quantiles, means and scales cover all series and steps. They are exact, computed block by block in a few passes
-    (three for float32, five for float64). Neither ``fit`` nor ``transform`` reads a file as a whole.
+    Quantiles, means and scales cover all series and steps. They are exact, computed block by block
+    in a few passes (three for float32, five for float64). Neither ``fit`` nor ``transform`` reads a
+    file as a whole.
 
     Attributes
     ----------
     lower_, upper_ : ndarray of shape (F,), float64
-        The quantiles (NumPy's default, type 7) of values other than NaN; 0 for features without values.
+        The quantiles (NumPy's default, type 7) of values other than NaN; 0 for features without
+        values.
     mean_, scale_ : ndarray of shape (F,), float64
-        Mean and standard deviation (of n - 1) of the clamped values. The scale of a constant feature is 1.
+        Mean and standard deviation (of n - 1) of the clamped values. The scale of a constant
+        feature is 1.
     n_features_in_ : int
         F; for a matrix or a view, its columns.
     feature_names_in_ : ndarray of str
@@ -34,10 +37,11 @@ class WinsorScaler(SequenceTransformer):
 
     Notes
     -----
-    Infinite values are outliers like others, but a matrix must not have any. :class:`fluxutils_py.nn.WinsorNorm` is the
-    same as a layer.
+    Infinite values are outliers like others, but a matrix must not have any.
+    :class:`fluxutils_py.nn.WinsorNorm` is the same as a layer.
 
-    Source: ``WinsorNorm`` of FluxUtils.jl, where NaN becomes the mean and constant features become NaN.
+    Source: ``WinsorNorm`` of FluxUtils.jl, where NaN becomes the mean and constant features become
+    NaN.
 
     Examples
     --------
@@ -51,7 +55,9 @@ class WinsorScaler(SequenceTransformer):
     mean_: np.ndarray
     scale_: np.ndarray
 
-    def _compute_statistics(self, series: SeriesArray, inputs: Inputs, pool: SeriesPool) -> dict[str, Any]:
+    def _compute_statistics(
+        self, series: SeriesArray, inputs: Inputs, pool: SeriesPool
+    ) -> dict[str, Any]:
         kind = np.float32 if series.dtype.kind == "f" and series.dtype.itemsize <= 4 else np.float64
         statistics = winsor_statistics(
             lambda: (
@@ -59,9 +65,17 @@ class WinsorScaler(SequenceTransformer):
                 for *_, block in read_blocks(series, inputs)
             ),
             pool.add_up,
-            lambda *parts: tuple(torch.from_numpy(v) for v in pool.moments(*(p.numpy() for p in parts))),
+            lambda *parts: tuple(
+                torch.from_numpy(v) for v in pool.moments(*(p.numpy() for p in parts))
+            ),
         )
-        return dict(zip(("lower_", "upper_", "mean_", "scale_"), (v.numpy() for v in statistics), strict=True))
+        return dict(
+            zip(
+                ("lower_", "upper_", "mean_", "scale_"),
+                (v.numpy() for v in statistics),
+                strict=True,
+            )
+        )
 
     def _block_function(self) -> WinsorizeBlock:
         return WinsorizeBlock(self.lower_, self.upper_, self.mean_, self.scale_)

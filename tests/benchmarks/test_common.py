@@ -21,7 +21,9 @@ def test_every_round_begins_with_another_contender(module):
 def test_slow_contender_sits_out_and_its_ratios_are_of_its_own_rounds(module):
     common = module("common")
     base, slow = iter([1.0, 2.0, 4.0]), iter([10.0, 30.0])
-    seconds = common.interleaved({"base": lambda: next(base), "slow": lambda: next(slow)}, 3, {"slow": 2})
+    seconds = common.interleaved(
+        {"base": lambda: next(base), "slow": lambda: next(slow)}, 3, {"slow": 2}
+    )
     assert seconds["slow"][:2] == [10.0, 30.0]
     assert math.isnan(seconds["slow"][2])
     assert common.ratios(seconds["slow"], seconds["base"]) == [10.0, 15.0]
@@ -47,7 +49,9 @@ def test_report_keeps_in_its_file_what_was_found_before_a_failure(module, tmp_pa
     common = module("common")
     path = tmp_path / "found.json"
     args = argparse.Namespace(json=path, rounds=1)
-    report = common.Report("What it measures.\n\nHow.\n\n    python bench_x.py\n", args, threads=False)
+    report = common.Report(
+        "What it measures.\n\nHow.\n\n    python bench_x.py\n", args, threads=False
+    )
     report.add(common.Table("of x", ["a"], [["1"]]))
     report.leave_out("Keras", "keras is not installed")
     assert json.loads(path.read_text()) == {
@@ -56,7 +60,10 @@ def test_report_keeps_in_its_file_what_was_found_before_a_failure(module, tmp_pa
         "tables": [{"title": "of x", "columns": ["a"], "rows": [["1"]], "notes": []}],
         "left_out": ["Keras: keras is not installed"],
     }
-    assert "| a |\n| --- |\n| 1 |\n\nleft out: Keras: keras is not installed\n" in capsys.readouterr().out
+    assert (
+        "| a |\n| --- |\n| 1 |\n\nleft out: Keras: keras is not installed\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_machine_is_described_without_its_name(module):

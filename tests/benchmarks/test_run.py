@@ -19,7 +19,9 @@ with open(sys.argv[sys.argv.index("--json") + 1], "w") as file:
 
 @pytest.fixture
 def run(module, monkeypatch, tmp_path):
-    """``run(*arguments, **programs)``: run.py with these programs as its parts; returns what it wrote."""
+    """``run(*arguments, **programs)``: run.py with these programs as its parts; returns what it
+    wrote.
+    """
     runner = module("run")
     out = tmp_path / "RESULTS.md"
 
@@ -40,7 +42,11 @@ def run(module, monkeypatch, tmp_path):
 
 def cells(text):
     """The numbers in the tables of parts."""
-    return [line.strip("| ") for line in text.partition("## ")[2].splitlines() if line.strip("| ").isdigit()]
+    return [
+        line.strip("| ")
+        for line in text.partition("## ")[2].splitlines()
+        if line.strip("| ").isdigit()
+    ]
 
 
 def test_failing_and_endless_parts_are_reported_and_stop_no_other(run):
@@ -71,8 +77,8 @@ def test_results_of_another_machine_are_not_mixed(run):
     with pytest.raises(SystemExit) as error:
         run("--only", "second", first="", second=GOOD.format(2))
     assert str(error.value) == (
-        "RESULTS.md is of another machine or other versions, or of an older run.py: parts of both in one file could "
-        "not be told apart. Run all parts, or give another file with --out."
+        "RESULTS.md is of another machine or other versions, or of an older run.py: parts of both "
+        "in one file could not be told apart. Run all parts, or give another file with --out."
     )
     assert run.out.read_text() == "# Results\n\n| torch | 1.0 |\n\n## first\n\nabc\n"
 
@@ -84,10 +90,15 @@ def test_every_benchmark_has_its_part(module):
 
 def test_quick_run_prints_what_it_finds_and_says_that_it_means_nothing(python):
     done = subprocess.run(
-        [python, RUN, "--quick", "--only", "hooks", "etth1"], capture_output=True, text=True, timeout=240
+        [python, RUN, "--quick", "--only", "hooks", "etth1"],
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert "## hooks\n\nWhat hooks cost per step." in done.stdout
     assert "| 100 hooks |" in done.stdout
     assert "a quick run, whose numbers mean nothing*" in done.stdout
-    assert done.stdout.endswith("Left out: all of it: the data were not given (`--etth1 ETTh1.csv`)\n\n")
+    assert done.stdout.endswith(
+        "Left out: all of it: the data were not given (`--etth1 ETTh1.csv`)\n\n"
+    )

@@ -11,7 +11,9 @@ from fluxutils_py import net2vec
 @pytest.fixture
 def shape(module):
     """Nothing divides: short last groups and windows."""
-    return module("work").Shape(n_features=3, n_series=7, n_steps=11, n_hidden=5, batchsize=4, seqsize=6, epochs=2)
+    return module("work").Shape(
+        n_features=3, n_series=7, n_steps=11, n_hidden=5, batchsize=4, seqsize=6, epochs=2
+    )
 
 
 def test_judge_agrees_with_torch(module, shape):

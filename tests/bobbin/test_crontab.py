@@ -50,7 +50,9 @@ def test_actions_are_done_at_their_steps():
     cron = CronTab()
     cron.schedule(nothing, name="interval", step_interval=5)
     cron.schedule(nothing, name="at", at_step=(3, 11)).schedule(nothing, name="one", at_step=7)
-    cron.schedule(nothing, name="first", at_first_steps=2).schedule(nothing, name="trigger", trigger=EveryNSteps(6))
+    cron.schedule(nothing, name="first", at_first_steps=2).schedule(
+        nothing, name="trigger", trigger=EveryNSteps(6)
+    )
     cron.schedule(nothing, name="both", trigger=EveryNSteps(6), at_step=1)
     found = steps_of(cron, 12)
     assert found == {
@@ -66,9 +68,9 @@ def test_actions_are_done_at_their_steps():
 def test_one_trigger_of_a_row_hides_nothing_from_the_others():
     cron = CronTab().schedule(nothing, name="a", at_step=1, at_first_steps_of_process=5)
     assert steps_of(cron, 9) == {"a": [1, 2, 3, 4, 5]}
-    assert steps_of(CronTab().schedule(nothing, name="a", at_first_steps_of_process=5), 9, start=100) == {
-        "a": [101, 102, 103, 104, 105]
-    }
+    assert steps_of(
+        CronTab().schedule(nothing, name="a", at_first_steps_of_process=5), 9, start=100
+    ) == {"a": [101, 102, 103, 104, 105]}
 
 
 def test_a_process_that_begins_in_the_middle_goes_by_the_step():
@@ -95,8 +97,15 @@ def test_actions_are_given_the_state_and_all_else_and_results_are_by_name():
 def test_names_are_the_actions_own_and_never_the_same():
     cron = CronTab().schedule(nothing, step_interval=1).schedule(nothing, step_interval=1)
     cron.schedule(Thing(), step_interval=1).schedule(Thing().method, step_interval=1)
-    assert list(cron.run(SimpleNamespace(step=1))) == ["nothing", "nothing (2)", "Thing", "Thing.method"]
-    with pytest.raises(ValueError, match=r"^the table already has an action 'a'; give this one another name$"):
+    assert list(cron.run(SimpleNamespace(step=1))) == [
+        "nothing",
+        "nothing (2)",
+        "Thing",
+        "Thing.method",
+    ]
+    with pytest.raises(
+        ValueError, match=r"^the table already has an action 'a'; give this one another name$"
+    ):
         cron.schedule(nothing, name="a", at_step=1).schedule(nothing, name="a", at_step=2)
 
 
@@ -105,16 +114,25 @@ def test_what_cannot_be_scheduled_says_why():
     with pytest.raises(TypeError, match=r"^an action is a function of the loop, got 3$"):
         cron.schedule(3, at_step=1)
     names = "step_interval, at_step, at_first_steps, at_first_steps_of_process, time_interval"
-    with pytest.raises(TypeError, match=rf"^schedule\(\) has no trigger 'each_step'; there are {names} and trigger$"):
+    with pytest.raises(
+        TypeError,
+        match=rf"^schedule\(\) has no trigger 'each_step'; there are {names} and trigger$",
+    ):
         cron.schedule(nothing, each_step=1)
-    with pytest.raises(ValueError, match=rf"^schedule\(\) needs a trigger: set trigger, or one of {names}$"):
+    with pytest.raises(
+        ValueError, match=rf"^schedule\(\) needs a trigger: set trigger, or one of {names}$"
+    ):
         cron.schedule(nothing)
     assert cron.run(SimpleNamespace(step=1)) == {}
 
 
 def test_rows_count_by_themselves_though_they_are_given_one_trigger():
     every = EveryNSteps(3, relative=True)
-    cron = CronTab().schedule(nothing, name="a", trigger=every).schedule(nothing, name="b", trigger=every)
+    cron = (
+        CronTab()
+        .schedule(nothing, name="a", trigger=every)
+        .schedule(nothing, name="b", trigger=every)
+    )
     assert steps_of(cron, 7) == {"a": [3, 6], "b": [3, 6]}
     assert every.origin is None
 
@@ -160,7 +178,11 @@ def test_a_clock_goes_on_from_when_an_action_is_over():
 
 
 def test_an_error_names_the_action_and_the_table_goes_on():
-    cron = CronTab().schedule(lambda s: 1 / 0, name="bad", at_step=1).schedule(nothing, name="good", step_interval=1)
+    cron = (
+        CronTab()
+        .schedule(lambda s: 1 / 0, name="bad", at_step=1)
+        .schedule(nothing, name="good", step_interval=1)
+    )
     with pytest.raises(ZeroDivisionError) as error:
         cron.run(SimpleNamespace(step=1))
     assert error.value.__notes__ == ["raised by the on_step hook 'bad'"]
@@ -169,7 +191,11 @@ def test_an_error_names_the_action_and_the_table_goes_on():
 
 def test_what_triggers_remember_comes_back():
     def table():
-        return CronTab().schedule(nothing, name="a", trigger=EveryNSteps(4)).schedule(nothing, name="b", at_step=9)
+        return (
+            CronTab()
+            .schedule(nothing, name="a", trigger=EveryNSteps(4))
+            .schedule(nothing, name="b", at_step=9)
+        )
 
     whole, first, second = table(), table(), table()
     expected = steps_of(whole, 12)
@@ -181,7 +207,9 @@ def test_what_triggers_remember_comes_back():
 
 def test_as_hooks_the_same_actions_are_done_at_the_same_steps():
     found = []
-    cron = CronTab().schedule(lambda loop: found.append(loop.step), name="a", step_interval=3, at_step=4)
+    cron = CronTab().schedule(
+        lambda loop: found.append(loop.step), name="a", step_interval=3, at_step=4
+    )
     loops = [Loop(lambda batch: StepInfo(1.0)) for _ in range(2)]
     for loop in loops:  # a table may be given to several
         loop.hooks.attach(cron)
@@ -248,8 +276,12 @@ def test_an_action_ends_training_with_stop_training():
 
 def test_a_table_is_a_callback_of_an_estimator():
     x = np.random.default_rng(0).standard_normal((2, 5, 12)).astype("float32")
-    cron = CronTab().schedule(lambda loop: (loop.step, loop.model is not None), name="a", trigger=AtSteps(2, 3))
-    est = Estimator(spec={"epochs": 1, "batchsize": 5, "seqsize": 3}, callbacks=[cron], random_state=0).fit(x, x)
+    cron = CronTab().schedule(
+        lambda loop: (loop.step, loop.model is not None), name="a", trigger=AtSteps(2, 3)
+    )
+    est = Estimator(
+        spec={"epochs": 1, "batchsize": 5, "seqsize": 3}, callbacks=[cron], random_state=0
+    ).fit(x, x)
     assert est.n_iter_ == 1
     assert cron.results == {"a": (3, True)}
 
@@ -268,12 +300,18 @@ class TwoRanks(SingleProcessComm):
         return [other, obj] if self.rank else [obj, other]
 
 
-@pytest.mark.parametrize(("rank", "of_rank_0", "expected"), [(0, False, [2, 3]), (1, False, []), (1, True, [1, 2, 3])])
-def test_the_clock_of_rank_0_decides_when_several_ranks_do_something_together(rank, of_rank_0, expected):
+@pytest.mark.parametrize(
+    ("rank", "of_rank_0", "expected"), [(0, False, [2, 3]), (1, False, []), (1, True, [1, 2, 3])]
+)
+def test_the_clock_of_rank_0_decides_when_several_ranks_do_something_together(
+    rank, of_rank_0, expected
+):
     acted, time = [], iter(range(100))
     hooks = Hooks()
     trigger = EveryNSeconds(0, clock=lambda: float(next(time)))
-    hooks.attach(CronTab().schedule(lambda loop: acted.append(loop.step), name="look", trigger=trigger))
+    hooks.attach(
+        CronTab().schedule(lambda loop: acted.append(loop.step), name="look", trigger=trigger)
+    )
     ranks = RankGroup(TwoRanks(rank, of_rank_0))
     with ranks:
         hooks.agree(ranks)

@@ -48,7 +48,9 @@ def test_results_go_to_a_directory_for_each_dataset(tmp_path):
     assert isinstance(action, RunEval)
     result = action(state, step_info=None)["dev"]
     deadline = time.monotonic() + 30  # a thread of its own writes the file
-    while "loss" not in (events := EventAccumulator(str(tmp_path / "dev")).Reload()).Tags()["scalars"]:
+    while (
+        "loss" not in (events := EventAccumulator(str(tmp_path / "dev")).Reload()).Tags()["scalars"]
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     (event,) = events.Scalars("loss")
@@ -58,7 +60,9 @@ def test_results_go_to_a_directory_for_each_dataset(tmp_path):
 def test_training_goes_on_from_the_best_checkpoint(tmp_path):
     task = Task(lambda: nn.Linear(1, 1))
     state, step = task.initialize_train_state(0, torch.optim.Adam), task.make_training_step_fn()
-    keep_best = SquaredOutput().make_cron_action(BATCHES).keep_best_checkpoint("dev", tmp_path / "best")
+    keep_best = (
+        SquaredOutput().make_cron_action(BATCHES).keep_best_checkpoint("dev", tmp_path / "best")
+    )
     for _ in range(3):
         step(state, torch.ones(4, 1), 0)
     assert keep_best(state).saved_train_state is not None

@@ -105,7 +105,9 @@ def test_a_dataset_begins_anew():
 def test_other_arguments_are_handed_on():
     _, _, batches = uneven()
     assert eval_batches(Accuracies(), "dev", batches, nn.Linear(5, 3), scale=5).right < 23
-    found = eval_batches(Calls(lambda batch, *args, **kwargs: (batch, args, kwargs)), "dev", [1], 2, 3, four=4)
+    found = eval_batches(
+        Calls(lambda batch, *args, **kwargs: (batch, args, kwargs)), "dev", [1], 2, 3, four=4
+    )
     assert found.values == ((1, (2, 3), {"four": 4}),)
 
 
@@ -140,10 +142,16 @@ class Wrong(EvalTask):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("create_eval_results", "create_eval_results returned NoneType; it must return EvalResults"),
+        (
+            "create_eval_results",
+            "create_eval_results returned NoneType; it must return EvalResults",
+        ),
         ("evaluate", "evaluate returned dict; it must return Found"),
         ("Broken.reduce", "Broken.reduce returned NoneType; it must return Broken"),
-        ("finalize_eval_results", "finalize_eval_results returned float; it must return EvalResults"),
+        (
+            "finalize_eval_results",
+            "finalize_eval_results returned float; it must return EvalResults",
+        ),
     ],
 )
 def test_a_wrong_type_is_named(method, message):
@@ -202,7 +210,9 @@ def test_modes_states_gradients_and_generators_are_as_before(given, fails):
             raise OSError("disk on fire")
         return model(batch[0]).requires_grad
 
-    loader = DataLoader(TensorDataset(torch.randn(7, 2)), batch_size=4, shuffle=True)  # draws a seed
+    loader = DataLoader(
+        TensorDataset(torch.randn(7, 2)), batch_size=4, shuffle=True
+    )  # draws a seed
     generator = torch.get_rng_state()
     if fails:
         with pytest.raises(OSError, match=r"^disk on fire$"):
@@ -213,7 +223,9 @@ def test_modes_states_gradients_and_generators_are_as_before(given, fails):
     assert modes == [m.training for m in model.modules()]
     assert torch.is_grad_enabled()
     assert torch.equal(generator, torch.get_rng_state())
-    for one, other in zip((*kept, *grads), (*states(model), *(p.grad for p in model.parameters())), strict=True):
+    for one, other in zip(
+        (*kept, *grads), (*states(model), *(p.grad for p in model.parameters())), strict=True
+    ):
         assert torch.equal(one, other)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
@@ -221,7 +233,9 @@ def test_modes_states_gradients_and_generators_are_as_before(given, fails):
 
 def test_without_a_model_there_are_no_gradients_either():
     generator = torch.get_rng_state()
-    found = eval_batches(Calls(lambda batch: (torch.is_grad_enabled(), torch.rand(1).item())), "dev", [1, 2])
+    found = eval_batches(
+        Calls(lambda batch: (torch.is_grad_enabled(), torch.rand(1).item())), "dev", [1, 2]
+    )
     assert [grad for grad, _ in found.values] == [False, False]
     assert torch.equal(generator, torch.get_rng_state())
 
@@ -233,25 +247,33 @@ def test_recurrent_layers_forget_before_each_batch():
     for batch in batches:
         expected.append(reset(model)(batch).sum().item())
     reset(model)(torch.randn(7, 2))
-    found = eval_batches(Calls(lambda batch, model: model(batch).sum().item()), "dev", batches, model)
+    found = eval_batches(
+        Calls(lambda batch, model: model(batch).sum().item()), "dev", batches, model
+    )
     assert list(found.values) == expected
 
 
 def test_windows_carry_the_state_over_time():
     x = np.random.default_rng(0).normal(size=(2, 5, 7))
-    windows = SequenceWindows([SeriesArray(x, "x")], [SeriesArray(x[:1], "y")], batchsize=3, seqsize=4)
+    windows = SequenceWindows(
+        [SeriesArray(x, "x")], [SeriesArray(x[:1], "y")], batchsize=3, seqsize=4
+    )
     batches = TensorBatches(windows, torch.float64, torch.device("cpu"))
     model = nn.Sequential(LSTM(2, 3), nn.Linear(3, 1)).double()
     est = Estimator(model, spec=Spec(1, 3, 4), random_state=0).fit(x, x[:1])
     expected = est.predict(x)  # (1, 5, 7), each series as a whole
     found = eval_batches(Calls(lambda batch, est: est.model_(batch.x)), "dev", batches, est)
-    got = [torch.cat(found.values[i : i + 2]) for i in (0, 2)]  # two windows of each of two groups of series
+    got = [
+        torch.cat(found.values[i : i + 2]) for i in (0, 2)
+    ]  # two windows of each of two groups of series
     got = torch.cat(got, 1).permute(2, 1, 0).numpy()
     np.testing.assert_allclose(got, expected, atol=1e-12)
 
 
 def test_tensors_of_results_are_in_main_memory_and_know_no_gradients():
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = eval_batches(Calls(lambda batch: {"p": [nn.Parameter(torch.ones(2, device=device))]}), "dev", [1])
+    found = eval_batches(
+        Calls(lambda batch: {"p": [nn.Parameter(torch.ones(2, device=device))]}), "dev", [1]
+    )
     p = found.values[0]["p"][0]
     assert (p.device, p.requires_grad) == (torch.device("cpu"), False)

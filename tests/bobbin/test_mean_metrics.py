@@ -21,7 +21,10 @@ from fluxutils_py.training.running_metrics import MeanMetric, sparse_categorical
 def test_means_over_uneven_batches_are_those_over_all_data():
     x, y = torch.randn(23, 5).double(), torch.randint(3, (23,))
     model = nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.5)).double()
-    task = MetricsEval({"accuracy": sparse_categorical_accuracy, "loss": nn.CrossEntropyLoss()}, higher_is_better=True)
+    task = MetricsEval(
+        {"accuracy": sparse_categorical_accuracy, "loss": nn.CrossEntropyLoss()},
+        higher_is_better=True,
+    )
     scores = model[0](x)
     for data in (InMemory(x, y, batchsize=6), [(x[:20], y[:20]), (x[20:], y[20:])]):
         found = eval_batches(task, "dev", data, model)
@@ -34,12 +37,20 @@ def test_means_over_uneven_batches_are_those_over_all_data():
 
 def test_it_measures_what_a_trainer_does():
     x = torch.randn(11, 4, 3)
-    batches = [Minibatch((x[:, :3],), (x[:, :3, :1],)), Minibatch((x[:7, 3:],), (x[:7, 3:, :1],), weight=2.5)]
+    batches = [
+        Minibatch((x[:, :3],), (x[:, :3, :1],)),
+        Minibatch((x[:7, 3:],), (x[:7, 3:, :1],), weight=2.5),
+    ]
     model = nn.Sequential(LSTM(3, 4), nn.Linear(4, 1))
     trainer = Trainer(model, nn.MSELoss(), eval_metrics=[MeanMetric(nn.functional.l1_loss)])
     expected = trainer.eval(batches)
-    found = eval_batches(MetricsEval({"mse": nn.MSELoss(), "mae": nn.L1Loss()}), "dev", batches, model).means
-    assert found == {"mse": pytest.approx(expected["loss"], 1e-14), "mae": pytest.approx(expected["l1_loss"], 1e-14)}
+    found = eval_batches(
+        MetricsEval({"mse": nn.MSELoss(), "mae": nn.L1Loss()}), "dev", batches, model
+    ).means
+    assert found == {
+        "mse": pytest.approx(expected["loss"], 1e-14),
+        "mae": pytest.approx(expected["l1_loss"], 1e-14),
+    }
 
 
 def test_several_inputs_and_labels_and_batches_of_no_weight():
@@ -89,19 +100,27 @@ def test_they_are_shown_and_written_and_saved():
     assert means.to_log_message() == "loss 0.666667, accuracy 0.333333"
     means.write_to_tensorboard(State(), Writer())
     assert written == [("loss", 2 / 3, 7), ("accuracy", 1 / 3, 7)]
-    assert parse_pytree_json(dump_pytree_json(means), Means({"loss": 0.0, "accuracy": 0.0})) == means
+    assert (
+        parse_pytree_json(dump_pytree_json(means), Means({"loss": 0.0, "accuracy": 0.0})) == means
+    )
     assert Means({"loss": 0.0}).to_log_message() == "loss nan"
 
 
 def test_there_must_be_something_to_measure():
-    with pytest.raises(ValueError, match=r"^there is nothing to measure: give a mapping such as \{'loss': torch"):
+    with pytest.raises(
+        ValueError, match=r"^there is nothing to measure: give a mapping such as \{'loss': torch"
+    ):
         MetricsEval({})
 
 
 def test_the_best_of_a_fit_is_kept(tmp_path):
     x = np.random.default_rng(0).normal(size=(2, 9, 20)).astype("f4")
     dev = [(torch.randn(20, 4, 2), torch.randn(20, 4, 1))]
-    keep = MetricsEval({"mse": nn.MSELoss()}).make_cron_action({"dev": dev}).keep_best_checkpoint("dev", tmp_path)
+    keep = (
+        MetricsEval({"mse": nn.MSELoss()})
+        .make_cron_action({"dev": dev})
+        .keep_best_checkpoint("dev", tmp_path)
+    )
     found = []
 
     def note(results, loop):
@@ -110,9 +129,16 @@ def test_the_best_of_a_fit_is_kept(tmp_path):
             raise StopTraining
 
     keep.add_result_processor(note)
-    est = Estimator(nn.Sequential(LSTM(2, 3), nn.Linear(3, 1)), spec=Spec(5, 4, 5), random_state=0, callbacks=[keep])
+    est = Estimator(
+        nn.Sequential(LSTM(2, 3), nn.Linear(3, 1)),
+        spec=Spec(5, 4, 5),
+        random_state=0,
+        callbacks=[keep],
+    )
     est.fit(x, x.mean(0, keepdims=True))
     best = keep.load_best(est.model_)
     with torch.no_grad():
-        assert nn.functional.mse_loss(best(dev[0][0]), dev[0][1]).item() == pytest.approx(min(found))
+        assert nn.functional.mse_loss(best(dev[0][0]), dev[0][1]).item() == pytest.approx(
+            min(found)
+        )
     assert len(found) == 9

@@ -12,7 +12,12 @@ import torch
 from torch.utils._pytree import tree_map
 
 from fluxutils_py.bobbin import EvalResults, tpmap
-from fluxutils_py.bobbin.treejson import dump_pytree_json, parse_pytree_json, read_pytree_json, write_pytree_json
+from fluxutils_py.bobbin.treejson import (
+    dump_pytree_json,
+    parse_pytree_json,
+    read_pytree_json,
+    write_pytree_json,
+)
 from fluxutils_py.errors import ShapeError
 
 
@@ -27,7 +32,11 @@ class Sums(EvalResults):
     parts: dict
 
     def reduce(self, other):
-        add = tree_map(torch.add, (self.parts["a"], self.parts["b"][0]), (other.parts["a"], other.parts["b"][0]))
+        add = tree_map(
+            torch.add,
+            (self.parts["a"], self.parts["b"][0]),
+            (other.parts["a"], other.parts["b"][0]),
+        )
         return Sums(self.value + other.value, {"a": add[0], "b": [add[1]]})
 
 
@@ -52,7 +61,14 @@ class Everything(EvalResults):
 
 
 EVERYTHING = Everything(
-    1 / 3, 7, True, "dev", None, np.arange(6, dtype="i2").reshape(2, 3), Pair(torch.tensor(0.1), np.ones(3)), (1.5, 2)
+    1 / 3,
+    7,
+    True,
+    "dev",
+    None,
+    np.arange(6, dtype="i2").reshape(2, 3),
+    Pair(torch.tensor(0.1), np.ones(3)),
+    (1.5, 2),
 )
 
 
@@ -137,7 +153,9 @@ def test_what_a_subclass_lacks_is_named(call, missing):
 
 
 def test_the_log_message_has_the_fields():
-    shown = "loss 0.333333, n 7, done True, name dev, best None, confusion of shape (2, 3), pair Pair("
+    shown = (
+        "loss 0.333333, n 7, done True, name dev, best None, confusion of shape (2, 3), pair Pair("
+    )
     assert EVERYTHING.to_log_message().startswith(shown)
     assert Sums(torch.tensor([2.5]), {}).to_log_message() == "value 2.5, parts {}"
 
@@ -148,11 +166,19 @@ def test_results_travel_and_can_be_copied():
 
 
 def test_results_come_back_from_json(tmp_path):
-    like = Everything(0.0, 0, False, "", None, np.zeros(0, "i2"), Pair(torch.zeros(()), np.zeros(0)), (0.0, 0))
+    like = Everything(
+        0.0, 0, False, "", None, np.zeros(0, "i2"), Pair(torch.zeros(()), np.zeros(0)), (0.0, 0)
+    )
     write_pytree_json(tmp_path / "results.json", EVERYTHING)
     found = read_pytree_json(tmp_path / "results.json", like)
     assert isinstance(found, Everything)
-    assert (found.loss, found.n, found.done, found.name, found.best) == (1 / 3, 7, True, "dev", None)
+    assert (found.loss, found.n, found.done, found.name, found.best) == (
+        1 / 3,
+        7,
+        True,
+        "dev",
+        None,
+    )
     assert found.confusion.dtype == np.int16
     np.testing.assert_array_equal(found.confusion, [[0, 1, 2], [3, 4, 5]])
     assert isinstance(found.pair, Pair)

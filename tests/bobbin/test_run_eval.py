@@ -63,7 +63,9 @@ def evaluation(n_in):
 
 
 @pytest.mark.parametrize("n_jobs", [None, 2])
-@pytest.mark.parametrize("spec", [Spec(2, 3, 4, shuffle=True), Spec(2, 3, 4, overlap=3, accumulate=2, burn_in=1)])
+@pytest.mark.parametrize(
+    "spec", [Spec(2, 3, 4, shuffle=True), Spec(2, 3, 4, overlap=3, accumulate=2, burn_in=1)]
+)
 def test_fitting_with_evaluation_after_each_step_is_fitting_without(spec, n_jobs):
     x = np.random.default_rng(0).normal(size=(2, 7, 11)).astype("f4")
     results = []
@@ -96,7 +98,9 @@ class Windows:
             yield Minibatch((x,), (x.sum(-1, keepdim=True),), first=start == 0)
 
 
-@pytest.mark.parametrize("data", [Windows, lambda: Map(Windows(), lambda b: replace(b, first=True))])
+@pytest.mark.parametrize(
+    "data", [Windows, lambda: Map(Windows(), lambda b: replace(b, first=True))]
+)
 def test_training_with_evaluation_after_each_step_is_training_without(data):
     trained = []
     for watched in (False, True):
@@ -149,7 +153,11 @@ def test_a_processor_may_stop_a_loop():
             raise StopTraining
 
     x = torch.randn(12, 1)
-    action = RunEval(SquaredOutput(), ONES).add_result_processor(stop_at_four).add_result_processor(stop_at_four)
+    action = (
+        RunEval(SquaredOutput(), ONES)
+        .add_result_processor(stop_at_four)
+        .add_result_processor(stop_at_four)
+    )
     loop = Loop(Trainer(nn.Linear(1, 1), nn.MSELoss(), torch.optim.SGD))
     loop.on_step("evaluate", action, trigger=EveryNSteps(2))
     loop.run_epochs(InMemory(x, x, batchsize=2), 3)
@@ -236,7 +244,9 @@ def test_better_after_a_restart_is_better_than_what_was(tmp_path):
 def test_a_result_that_cannot_be_read_is_passed_over_with_a_warning(tmp_path, text):
     keeper(tmp_path)(State(10, 1.0))
     (tmp_path / "results.json").write_text(text)
-    with pytest.warns(UserWarning, match=r"results.json: .*; ignoring it and taking this model as the best so"):
+    with pytest.warns(
+        UserWarning, match=r"results.json: .*; ignoring it and taking this model as the best so"
+    ):
         found = keeper(tmp_path)(State(20, 2.0))
     assert found.current_best == Loss(16.0, 4)
     assert weight_in(tmp_path) == 2
@@ -324,7 +334,11 @@ def test_a_fit_keeps_the_best_of_its_steps(tmp_path):
             losses.append(results.total)
             return results
 
-    action = Task().make_cron_action({"dev": [torch.ones(4, 3, 2)]}).keep_best_checkpoint("dev", tmp_path)
+    action = (
+        Task()
+        .make_cron_action({"dev": [torch.ones(4, 3, 2)]})
+        .keep_best_checkpoint("dev", tmp_path)
+    )
     est = Estimator(recurrent(2), spec=Spec(3, 3, 4), random_state=0)
     est.callbacks = [action, lambda loop: vectors.append(copy.deepcopy(loop.model).state_dict())]
     est.fit(x, x.mean(0, keepdims=True))

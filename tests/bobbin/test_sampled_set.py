@@ -100,7 +100,9 @@ def test_sets_do_not_change():
 def test_each_addition_draws_a_fresh_number_and_a_seed_gives_them_again():
     def drawn(seed):
         empty = SampledSet(9, rng=generator(seed))
-        return [empty.add("x").priorities[0] for _ in range(3)] + [*empty.add("a").add("b").union("cd").priorities]
+        return [empty.add("x").priorities[0] for _ in range(3)] + [
+            *empty.add("a").add("b").union("cd").priorities
+        ]
 
     assert len({*drawn(3)}) == 7
     assert drawn(3) == drawn(3) != drawn(4)
@@ -112,7 +114,9 @@ def test_without_a_generator_numbers_are_fresh_and_numpys_global_one_is_left_alo
     assert pickle.dumps(np.random.get_state()) == before  # noqa: NPY002  as above
 
 
-@pytest.mark.parametrize("copied", [lambda s: pickle.loads(pickle.dumps(s)), copy.copy, copy.deepcopy])
+@pytest.mark.parametrize(
+    "copied", [lambda s: pickle.loads(pickle.dumps(s)), copy.copy, copy.deepcopy]
+)
 def test_copies_are_equal_but_draw_numbers_of_their_own(copied):
     few = SampledSet(5, rng=generator()).union("abc")
     found = copied(few)
@@ -148,8 +152,8 @@ def test_results_of_evaluation_hold_samples_and_go_through_json():
         (
             lambda: SampledSet(3, rng=7),
             TypeError,
-            "rng must be a numpy.random.Generator or None, got 7; make one with numpy.random.default_rng "
-            "and give the same one to all sets that will be united",
+            "rng must be a numpy.random.Generator or None, got 7; make one with "
+            "numpy.random.default_rng and give the same one to all sets that will be united",
         ),
         (
             lambda: SampledSet(3).union(SampledSet(2)),
@@ -164,4 +168,7 @@ def test_what_gives_no_uniform_sample_is_refused(make, error, message):
 
 
 def test_a_larger_sample_may_be_united_into_a_smaller_one():
-    assert SampledSet(2, "ab", [0.5, 0.1]).union(SampledSet(3, "cde", [0.2, 0.3, 0.4])).values == ("b", "c")
+    assert SampledSet(2, "ab", [0.5, 0.1]).union(SampledSet(3, "cde", [0.2, 0.3, 0.4])).values == (
+        "b",
+        "c",
+    )

@@ -34,7 +34,13 @@ def test_keywords_trees_and_the_wrapper():
     def total(pair, *, each, times):
         return {"sum": pair["a"].sum() + each, "n": times}
 
-    f = tpmap(total, ["shard"], {"each": "thru", "times": "static"}, devices=["cpu", "cpu"], wrap_return=dict.items)
+    f = tpmap(
+        total,
+        ["shard"],
+        {"each": "thru", "times": "static"},
+        devices=["cpu", "cpu"],
+        wrap_return=dict.items,
+    )
     found = dict(f({"a": np.arange(6.0)}, each=torch.tensor([10.0, 20.0]), times=3))
     assert found["sum"].tolist() == [13.0, 32.0]
     assert found["n"].tolist() == [3, 3]
@@ -44,7 +50,8 @@ def test_keywords_trees_and_the_wrapper():
     ("call", "error", "message"),
     [
         (lambda f: f(torch.zeros(7)), ValueError,
-         "argument has shape (7,); to shard it, its leading axis must be divisible by the 2 devices"),
+         "argument has shape (7,); to shard it, its leading axis must be divisible by the 2 "
+         "devices"),
         (lambda f: f(torch.zeros(())), ValueError,
          "argument has shape (); to shard it, its leading axis must be divisible by the 2 devices"),
         (lambda f: f({"a": [torch.zeros(3)]}), ValueError,

@@ -1,4 +1,6 @@
-"""Tasks: the step equals plain torch's, randomness depends on seed and step alone, and training resumes exactly."""
+"""Tasks: the step equals plain torch's, randomness depends on seed and step alone, and training
+resumes exactly.
+"""
 
 import copy
 import logging
@@ -74,7 +76,9 @@ def same(a, b):
 
 def test_a_task_without_a_loss_says_what_to_define():
     state = TrainState(0, m := nn.Linear(1, 1), torch.optim.SGD(m.parameters()))
-    told = "BaseTrainTask has no compute_loss: define compute_loss(self, model, batch, *, step, rng)"
+    told = (
+        "BaseTrainTask has no compute_loss: define compute_loss(self, model, batch, *, step, rng)"
+    )
     with pytest.raises(NotImplementedError, match=re.escape(told)):
         BaseTrainTask().make_training_step_fn()(state, data(), 0)
 
@@ -136,11 +140,14 @@ def test_what_else_a_loss_returns_is_in_the_info_without_a_graph():
     ("found", "told"),
     [
         (1.0, "the loss must return a scalar tensor, got float"),
-        (torch.zeros(2), "the loss must return a scalar, got a tensor of shape (2,); average it with .mean()"),
+        (
+            torch.zeros(2),
+            "the loss must return a scalar, got a tensor of shape (2,); average it with .mean()",
+        ),
         (
             torch.zeros(()),
-            "the loss does not depend on the model's parameters: compute it from the model's output, without detach, "
-            "item or numpy",
+            "the loss does not depend on the model's parameters: compute it from the model's "
+            "output, without detach, item or numpy",
         ),
     ],
 )
@@ -185,7 +192,12 @@ def test_recurrent_layers_go_on_from_batch_to_batch_and_are_cut_off():
     whole = task.model(x)
     assert first == pytest.approx(whole[:2].square().mean().item(), rel=1e-6)
     assert second == pytest.approx(whole[2:].square().mean().item(), rel=1e-6)
-    assert all(not s.requires_grad for layer in state.model.modules() if hasattr(layer, "state") for s in layer.state)
+    assert all(
+        not s.requires_grad
+        for layer in state.model.modules()
+        if hasattr(layer, "state")
+        for s in layer.state
+    )
 
 
 # -- random numbers ------------------------------------------------------------------------------------
@@ -201,7 +213,9 @@ def test_generators_by_name_are_reproducible_and_do_not_touch_each_other():
     assert torch.equal(torch.rand(1000, generator=one["noise"]), draws["noise"])
     apart = np.corrcoef([v.numpy() for v in draws.values()]) - np.eye(3)
     assert abs(apart).max() < 0.15
-    assert not torch.equal(torch.rand(9, generator=task.get_rng_dict(8)["noise"]), draws["noise"][:9])
+    assert not torch.equal(
+        torch.rand(9, generator=task.get_rng_dict(8)["noise"]), draws["noise"][:9]
+    )
 
 
 def test_generators_of_one_generator_differ_each_time():
@@ -277,7 +291,8 @@ def test_lazy_layers_learn_their_sizes_from_an_example_and_nothing_else_does():
     assert state.model.training
     assert all(m.training for m in state.model.modules())
     with pytest.raises(
-        ValueError, match=r"^2\.weight, 2\.bias of the model are without sizes: give the task example_args$"
+        ValueError,
+        match=r"^2\.weight, 2\.bias of the model are without sizes: give the task example_args$",
     ):
         Squares(make).initialize_train_state(3, torch.optim.SGD)
 
@@ -304,7 +319,12 @@ def test_lazy_layers_learn_their_sizes_from_an_example_and_nothing_else_does():
             r"^opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of one, a function of the "
             r"parameters, an optimizer, or None; got 'adam'$",
         ),
-        (nn.Linear(1, 1), torch.optim.SGD(nn.Linear(1, 1).parameters()), TypeError, "^opt must be .*; got SGD"),
+        (
+            nn.Linear(1, 1),
+            torch.optim.SGD(nn.Linear(1, 1).parameters()),
+            TypeError,
+            "^opt must be .*; got SGD",
+        ),
     ],
 )
 def test_what_cannot_begin_says_why(model, opt, error, told):
@@ -427,8 +447,8 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     Checkpointer(tmp_path).track(other=nn.Linear(1, 1)).save(TrainState(1, nn.Linear(1, 1), None))
     path = Checkpointer(tmp_path).latest()
     told = (
-        f"{path} has no model and no optimizer, it is of ['other']; save with make_checkpoint_saver, or a Checkpointer "
-        "that tracks **state.parts()"
+        f"{path} has no model and no optimizer, it is of ['other']; save with "
+        "make_checkpoint_saver, or a Checkpointer that tracks **state.parts()"
     )
     with pytest.raises(LoadError, match=f"^{re.escape(told)}$"):
         digits(tmp_path)
@@ -477,13 +497,17 @@ def test_a_log_writer_without_step_info_logs_the_step(caplog):
     with caplog.at_level(logging.INFO):
         task.make_log_writer()(state)
         task.make_log_writer()(state, step_info=StepInfo(0.5))
-    assert [record.getMessage() for record in caplog.records] == ["@step=7", "@step=7, loss=0.500000"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "@step=7",
+        "@step=7, loss=0.500000",
+    ]
 
 
 @pytest.mark.parametrize("as_keyword", [False, True])
 def test_example_arguments_may_be_arrays(as_keyword):
     x = np.zeros((5, 3), "float32")
     task = Squares(
-        lambda: nn.LazyLinear(2), **({"example_kwargs": {"input": x}} if as_keyword else {"example_args": (x,)})
+        lambda: nn.LazyLinear(2),
+        **({"example_kwargs": {"input": x}} if as_keyword else {"example_args": (x,)}),
     )
     assert task.initialize_train_state(0, torch.optim.SGD).params["weight"].shape == (2, 3)

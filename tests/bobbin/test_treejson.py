@@ -12,7 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.bobbin.treejson import dump_pytree_json, parse_pytree_json, read_pytree_json, write_pytree_json
+from fluxutils_py.bobbin.treejson import (
+    dump_pytree_json,
+    parse_pytree_json,
+    read_pytree_json,
+    write_pytree_json,
+)
 from fluxutils_py.errors import LoadError
 
 Point = namedtuple("Point", "x y")
@@ -44,7 +49,9 @@ def same(a, b):
         shapes = (a.shape, a.dtype, type(a)) == (b.shape, b.dtype, type(b))
         return shapes and _bytes(a) == _bytes(b)
     if isinstance(a, np.ndarray | np.generic) and a.dtype.kind in "fc":
-        return (type(a), a.dtype, a.shape) == (type(b), b.dtype, b.shape) and same(*map(torch.tensor, (a, b)))
+        return (type(a), a.dtype, a.shape) == (type(b), b.dtype, b.shape) and same(
+            *map(torch.tensor, (a, b))
+        )
     return (type(a), a.dtype, a.shape, a.tobytes()) == (type(b), b.dtype, b.shape, b.tobytes())
 
 
@@ -69,7 +76,14 @@ def any_bits(dtype, n=211):
 TORCH = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.uint16, torch.uint32, torch.uint64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+    ),
     *(torch.float8_e4m3fn, torch.float8_e5m2),
 ]
 
@@ -85,7 +99,9 @@ def test_tensors_of_every_dtype_come_back_bit_for_bit(dtype):
     assert same(back(matrix), matrix.contiguous())
 
 
-@pytest.mark.parametrize("name", ["?", "u1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize(
+    "name", ["?", "u1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
+)
 def test_arrays_of_every_dtype_come_back_bit_for_bit(name):
     bits = np.random.default_rng(6).integers(0, 256, 30 * np.dtype(name).itemsize, dtype=np.uint8)
     given = (bits % 2).view(bool) if name == "?" else bits.view(name)
@@ -126,7 +142,9 @@ def test_parameters_come_back_as_tensors_without_gradient():
     assert not found.requires_grad
 
 
-@pytest.mark.parametrize("value", [None, True, False, 0, -3, 0.1, -0.0, 1e-320, 5e300, "", "NaN", "\ud800\u0000", "/"])
+@pytest.mark.parametrize(
+    "value", [None, True, False, 0, -3, 0.1, -0.0, 1e-320, 5e300, "", "NaN", "\ud800\u0000", "/"]
+)
 def test_plain_values_come_back(value):
     found = back({"k": [value]})["k"][0]
     assert (type(found), repr(found)) == (type(value), repr(value))
@@ -199,7 +217,12 @@ def test_an_array_is_a_tensor_where_the_template_has_one():
 def test_none_and_empty_containers_in_a_template_stand_for_more():
     given = {"a": Pair((1, 2), [3]), "b": (1, 2), "c": {"d": 5}, "e": [Pair(1)]}
     found = back(given, {"a": None, "b": (), "c": {}, "e": []})
-    assert found == {"a": {"x": [1, 2], "y": [3]}, "b": (1, 2), "c": {"d": 5}, "e": [{"x": 1, "y": None}]}
+    assert found == {
+        "a": {"x": [1, 2], "y": [3]},
+        "b": (1, 2),
+        "c": {"d": 5},
+        "e": [{"x": 1, "y": None}],
+    }
 
 
 def test_the_order_of_a_template_is_kept():
@@ -209,7 +232,9 @@ def test_the_order_of_a_template_is_kept():
 def test_a_module_is_written_as_its_state_and_loads_back():
     model, other = nn.LSTM(3, 2), nn.LSTM(3, 2)
     other.load_state_dict(back(model))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
     assert list(back({"m": model}, {"m": other})["m"]) == list(model.state_dict())
 
 
@@ -244,12 +269,24 @@ def test_dicts_with_other_keys_come_back_and_are_not_taken_for_arrays(given):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"a": [{1, 2}]}, "/a/0: JSON cannot hold a value of <class 'set'>; leave it out or convert it"),
+        (
+            {"a": [{1, 2}]},
+            "/a/0: JSON cannot hold a value of <class 'set'>; leave it out or convert it",
+        ),
         (b"x", "the tree: JSON cannot hold a value of <class 'bytes'>; leave it out or convert it"),
-        ({"a": {(1, 2): 3}}, "/a: JSON cannot hold the key (1, 2) of <class 'tuple'>; use a string"),
+        (
+            {"a": {(1, 2): 3}},
+            "/a: JSON cannot hold the key (1, 2) of <class 'tuple'>; use a string",
+        ),
         ({math.nan: 3}, "the tree: JSON cannot hold the key nan of <class 'float'>; use a string"),
-        ({"d": np.zeros(2, "M8[s]")}, "/d: JSON cannot hold <class 'numpy.ndarray'> of datetime64[s]; convert it"),
-        (np.array([None]), "the tree: JSON cannot hold <class 'numpy.ndarray'> of object; convert it"),
+        (
+            {"d": np.zeros(2, "M8[s]")},
+            "/d: JSON cannot hold <class 'numpy.ndarray'> of datetime64[s]; convert it",
+        ),
+        (
+            np.array([None]),
+            "the tree: JSON cannot hold <class 'numpy.ndarray'> of object; convert it",
+        ),
         (
             [torch.ones(2, 2).to_sparse()],
             "/0: JSON cannot hold <class 'torch.Tensor'> of torch.float32; convert it",
@@ -267,7 +304,9 @@ def test_what_json_cannot_hold_is_refused_by_path(given, message):
 
 @pytest.mark.skipif(np.dtype("longdouble").itemsize == 8, reason="longdouble is double here")
 def test_long_doubles_are_refused():
-    with pytest.raises(TypeError, match=r"^the tree: JSON cannot hold <class 'numpy.longdouble'> of float\d+"):
+    with pytest.raises(
+        TypeError, match=r"^the tree: JSON cannot hold <class 'numpy.longdouble'> of float\d+"
+    ):
         dump_pytree_json(np.longdouble(1))
 
 
@@ -306,14 +345,30 @@ def array(**entries):
         ("", "not JSON: Expecting value: line 1 column 1 (char 0)"),
         (array(dtype="int9"), "/a/0: malformed __array__: not a dtype of torch"),
         (array(dtype="nn"), "/a/0: malformed __array__: not a dtype of torch"),
-        (array(data=[1.5]), "/a/0: malformed __array__: expected int in lists of one length, got 1.5"),
-        (array(data=[[1], [2, 3]]), "/a/0: malformed __array__: expected int in lists of one length, got [1]"),
-        (array(data=[True]), "/a/0: malformed __array__: expected int in lists of one length, got True"),
-        (array(data=["1"], dtype="bool"), "/a/0: malformed __array__: expected bool in lists of one length, got '1'"),
-        (array(data=["x"], dtype="float16"), "/a/0: malformed __array__: could not convert string to float: 'x'"),
+        (
+            array(data=[1.5]),
+            "/a/0: malformed __array__: expected int in lists of one length, got 1.5",
+        ),
+        (
+            array(data=[[1], [2, 3]]),
+            "/a/0: malformed __array__: expected int in lists of one length, got [1]",
+        ),
+        (
+            array(data=[True]),
+            "/a/0: malformed __array__: expected int in lists of one length, got True",
+        ),
+        (
+            array(data=["1"], dtype="bool"),
+            "/a/0: malformed __array__: expected bool in lists of one length, got '1'",
+        ),
+        (
+            array(data=["x"], dtype="float16"),
+            "/a/0: malformed __array__: could not convert string to float: 'x'",
+        ),
         (
             array(more=1),
-            "/a/0: malformed __array__: expected dtype, data and perhaps shape, got ['data', 'dtype', 'more']",
+            "/a/0: malformed __array__: expected dtype, data and perhaps shape, got ['data', "
+            "'dtype', 'more']",
         ),
     ],
 )
@@ -347,7 +402,9 @@ def test_any_malformed_entry_is_refused_by_path(text):
 
 def test_an_error_inside_other_keys_names_its_own_path():
     with pytest.raises(LoadError, match=r"^/3/k: malformed __array__: not a dtype of torch$"):
-        parse_pytree_json('{"__items__": [[3, {"k": {"__array__": true, "dtype": "x", "data": 1}}]]}')
+        parse_pytree_json(
+            '{"__items__": [[3, {"k": {"__array__": true, "dtype": "x", "data": 1}}]]}'
+        )
 
 
 def test_files_are_written_whole_and_read_back(tmp_path):
@@ -380,7 +437,9 @@ def test_texts_take_no_more_memory_than_a_file_has():
     assert parse_pytree_json(dump_pytree_json(roomy)).dtype == roomy.dtype
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000 + "]" * 100_000, '{"a":' * 50_000 + "1" + "}" * 50_000])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000 + "]" * 100_000, '{"a":' * 50_000 + "1" + "}" * 50_000]
+)
 def test_lists_in_lists_without_end_are_an_error_of_loading(text):
     with pytest.raises(LoadError, match="deep"):
         parse_pytree_json(text)

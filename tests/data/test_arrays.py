@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.data.arrays import DuckArray, in_memory, is_nonblocking, is_tensor, read_block, to_numpy
+from fluxutils_py.data.arrays import (
+    DuckArray,
+    in_memory,
+    is_nonblocking,
+    is_tensor,
+    read_block,
+    to_numpy,
+)
 
 X = np.arange(3 * 5 * 7).reshape(3, 5, 7)
 
@@ -71,7 +78,9 @@ def test_blocks_are_where_the_places_meet(index, kind, tmp_path):
         source = {"numpy": X, "h5py": file.create_dataset("x", data=X), "lazy": Doubled()}[kind]
         found = read_block(source, *index)
     assert found.dtype == X.dtype
-    assert np.array_equal(found, X[np.ix_(*(np.asarray(i, int) for i in index))] * (2 if kind == "lazy" else 1))
+    assert np.array_equal(
+        found, X[np.ix_(*(np.asarray(i, int) for i in index))] * (2 if kind == "lazy" else 1)
+    )
 
 
 def test_tensors_are_told_from_arrays():
@@ -84,5 +93,11 @@ def test_tensors_are_told_from_arrays():
 def test_what_is_in_memory(tmp_path):
     np.save(tmp_path / "x.npy", X)
     m = np.load(tmp_path / "x.npy", mmap_mode="r")
-    for a, expected in ((X, True), (X[:, 1:].T, True), (m, False), (np.asarray(m)[1:].T, False), (Doubled(), False)):
+    for a, expected in (
+        (X, True),
+        (X[:, 1:].T, True),
+        (m, False),
+        (np.asarray(m)[1:].T, False),
+        (Doubled(), False),
+    ):
         assert (in_memory(a), is_nonblocking(a)) == (expected, expected)

@@ -1,4 +1,5 @@
-"""The background loader: against plain loops, counts of calls, weak references to the items, and lists of live threads.
+"""The background loader: against plain loops, counts of calls, weak references to the items, and
+lists of live threads.
 
 Nothing here waits without a limit: a loader that hangs fails its test.
 """
@@ -83,7 +84,9 @@ class Item:
 # -- what is delivered ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n", "n_workers"), [(1, 1), (1, None), (3, 1), (3, 2), (3, None), (30, 4)])
+@pytest.mark.parametrize(
+    ("n", "n_workers"), [(1, 1), (1, None), (3, 1), (3, 2), (3, None), (30, 4)]
+)
 def test_items_are_those_of_a_plain_loop(n, n_workers):
     with BackgroundDataLoader(Counter(end=17), n, n_workers) as loader:
         got = list(loader)
@@ -94,9 +97,13 @@ def test_items_are_those_of_a_plain_loop(n, n_workers):
 
 def test_take_call_and_iteration_are_one_sequence():
     with BackgroundDataLoader(Counter(), 3, 1) as loader:
-        assert [loader.take(), loader(), next(loader), loader.take(timeout=LIMIT_S), loader.take(0.5 * LIMIT_S)] == [
-            *range(5)
-        ]
+        assert [
+            loader.take(),
+            loader(),
+            next(loader),
+            loader.take(timeout=LIMIT_S),
+            loader.take(0.5 * LIMIT_S),
+        ] == [*range(5)]
         assert iter(loader) is loader
         assert list(itertools.islice(loader, 3)) == [5, 6, 7]
 
@@ -147,7 +154,9 @@ def test_items_of_a_map_are_drawn_in_order_by_the_thread_that_takes():
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3])
 def test_a_map_shorter_than_its_depth_is_whole(length):
-    assert list(BackgroundDataLoader.map(str, range(length), n=7, workers=3)) == [str(i) for i in range(length)]
+    assert list(BackgroundDataLoader.map(str, range(length), n=7, workers=3)) == [
+        str(i) for i in range(length)
+    ]
 
 
 def test_a_map_over_an_endless_iterator_draws_what_is_needed():
@@ -215,7 +224,9 @@ def test_calls_made_are_n_more_than_takes(n_workers):
         assert load.calls == 9
 
 
-@pytest.mark.parametrize(("n", "n_workers", "most"), [(1, None, 1), (4, None, 4), (4, 2, 2), (2, 9, 2)])
+@pytest.mark.parametrize(
+    ("n", "n_workers", "most"), [(1, None, 1), (4, None, 4), (4, 2, 2), (2, 9, 2)]
+)
 def test_workers_are_the_calls_at_the_same_time(n, n_workers, most):
     load = Counter()
     load.gate.clear()
@@ -420,9 +431,21 @@ def test_loaders_can_be_chained():
     ("make", "error", "message"),
     [
         (lambda f: BackgroundDataLoader(f, 0), ValueError, "n must be a positive integer, got 0"),
-        (lambda f: BackgroundDataLoader(f, 2.0), TypeError, "n must be a positive integer, got 2.0"),
-        (lambda f: BackgroundDataLoader(f, True), TypeError, "n must be a positive integer, got True"),
-        (lambda f: BackgroundDataLoader(f, 2, 0), ValueError, "workers must be a positive integer, got 0"),
+        (
+            lambda f: BackgroundDataLoader(f, 2.0),
+            TypeError,
+            "n must be a positive integer, got 2.0",
+        ),
+        (
+            lambda f: BackgroundDataLoader(f, True),
+            TypeError,
+            "n must be a positive integer, got True",
+        ),
+        (
+            lambda f: BackgroundDataLoader(f, 2, 0),
+            ValueError,
+            "workers must be a positive integer, got 0",
+        ),
         (lambda f: BackgroundDataLoader(3, 2), TypeError, "loadfun must be callable, got int"),
         (lambda f: BackgroundDataLoader.map(3, []), TypeError, "fn must be callable, got int"),
     ],
@@ -451,7 +474,10 @@ def test_a_timeout_loses_nothing(timeout):
             with pytest.raises(TimeoutError) as caught:
                 loader.take(timeout=timeout)
             assert max(0, timeout) <= time.monotonic() - start < LIMIT_S / 2
-            assert str(caught.value) == f"no item was ready within {timeout} s; the next take may get it"
+            assert (
+                str(caught.value)
+                == f"no item was ready within {timeout} s; the next take may get it"
+            )
         load.gate.set()
         assert [loader.take(LIMIT_S) for _ in range(3)] == [0, 1, 2]
         assert soon(lambda: load.calls == 5 and load.running == 0)
@@ -459,12 +485,16 @@ def test_a_timeout_loses_nothing(timeout):
         assert loader.take(timeout=float("inf")) == 4
 
 
-@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals to threads on this system")
+@pytest.mark.skipif(
+    not hasattr(signal, "pthread_kill"), reason="no signals to threads on this system"
+)
 def test_ctrl_c_interrupts_a_take_and_loses_nothing():
     load = Counter()
     load.gate.clear()
     with BackgroundDataLoader(load, 2, 1) as loader:
-        timer = threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+        timer = threading.Timer(
+            0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
+        )
         timer.start()
         with pytest.raises(KeyboardInterrupt):
             loader.take()
@@ -489,7 +519,10 @@ def test_close_ends_every_thread_and_may_be_repeated(taken, n_workers):
     loader.close()
     loader.close(wait=False)
     for take in (loader.take, loader, lambda: next(loader), lambda: loader.take(timeout=0)):
-        with pytest.raises(RuntimeError, match=r"^this BackgroundDataLoader is closed: no items can be taken from it$"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"^this BackgroundDataLoader is closed: no items can be taken from it$",
+        ):
             take()
     time.sleep(0.02)
     assert load.calls == calls <= taken + 3
@@ -566,7 +599,9 @@ def test_breaking_off_a_loop_ends_the_threads():
 
 
 @pytest.mark.parametrize("n_workers", [1, 3])
-def test_dropping_a_loader_drops_its_items_and_ends_its_threads_without_the_garbage_collector(n_workers):
+def test_dropping_a_loader_drops_its_items_and_ends_its_threads_without_the_garbage_collector(
+    n_workers,
+):
     gc.disable()
     try:
         item_refs = []
@@ -691,7 +726,9 @@ def test_the_garbage_collector_may_come_at_any_moment():
 def run(python, program):
     """Standard output of a program with the loader in it."""
     start = "import os, sys, threading, time, warnings\nfrom fluxutils_py.data.background import BackgroundDataLoader\n"
-    done = subprocess.run([python, "-c", start + program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [python, "-c", start + program], capture_output=True, text=True, timeout=60
+    )
     assert done.stderr == ""
     assert done.returncode == 0
     return done.stdout.strip()
@@ -707,13 +744,15 @@ def run(python, program):
         # loads under way, more asked for
         "a = BackgroundDataLoader(lambda: time.sleep(0.3) or 1, 50, 2)\nprint(a.take())",
         # a load under way comes to its end
-        "a = BackgroundDataLoader(lambda: time.sleep(0.3) or os.write(1, b'1'), 3, 1)\ntime.sleep(0.1)",
+        "a = BackgroundDataLoader(lambda: time.sleep(0.3) or os.write(1, b'1'), 3, "
+        "1)\ntime.sleep(0.1)",
         # a consumer thread is waiting while the main thread ends
         "a = BackgroundDataLoader.map(lambda i: time.sleep(0.3) or i, [1, 2])\n"
         "threading.Thread(target=lambda: print(a.take())).start()",
         # a load that never ends: the exit does not wait for it for ever
-        "from fluxutils_py.data import background\nbackground.EXIT_WAIT_S /= 8\n"
-        "a = BackgroundDataLoader.map(lambda i: i if i == 1 else time.sleep(1000), range(1, 9), 2)\nprint(a.take())",
+        "from fluxutils_py.data import background\nbackground.EXIT_WAIT_S /= 8\na = "
+        "BackgroundDataLoader.map(lambda i: i if i == 1 else time.sleep(1000), range(1, 9), "
+        "2)\nprint(a.take())",
     ],
     ids=["idle", "loading", "finishing", "consumer", "endless"],
 )
@@ -725,31 +764,19 @@ def test_the_interpreter_exits(finalized_python, program):
 def test_a_forked_process_is_told_and_does_not_hang(python):
     out = run(
         python,
-        "warnings.simplefilter('ignore')  # newer Pythons warn of forking with threads, which is the point here\n"
-        "a = BackgroundDataLoader(lambda: 7, 2)\n"
-        "held, release = threading.Event(), threading.Event()\n"
-        "def hold():\n"
-        "    with a._changed:\n"
-        "        held.set(), release.wait()\n"
-        "threading.Thread(target=hold).start()\n"
-        "held.wait()  # the worst moment\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    try:\n"
-        "        a.take()\n"
-        "    except RuntimeError as error:\n"
-        "        print(str(error).replace(str(os.getppid()), 'P').replace(str(os.getpid()), 'C'))\n"
-        "    a.close()\n"
-        "    b = BackgroundDataLoader.map(abs, [-1, -2])\n"
-        "    print(list(b), flush=True)\n"
-        "    sys.exit(0)\n"
-        "release.set()\n"
-        "assert os.waitpid(pid, 0)[1] == 0\n"
-        "print(a.take())\n",
+        "warnings.simplefilter('ignore')  # newer Pythons warn of forking with threads, which is "
+        "the point here\na = BackgroundDataLoader(lambda: 7, 2)\nheld, release = "
+        "threading.Event(), threading.Event()\ndef hold():\n    with a._changed:\n        "
+        "held.set(), release.wait()\nthreading.Thread(target=hold).start()\nheld.wait()  # the "
+        "worst moment\npid = os.fork()\nif pid == 0:\n    try:\n        a.take()\n    except "
+        "RuntimeError as error:\n        print(str(error).replace(str(os.getppid()), "
+        "'P').replace(str(os.getpid()), 'C'))\n    a.close()\n    b = "
+        "BackgroundDataLoader.map(abs, [-1, -2])\n    print(list(b), flush=True)\n    "
+        "sys.exit(0)\nrelease.set()\nassert os.waitpid(pid, 0)[1] == 0\nprint(a.take())\n",
     )
     assert out.splitlines() == [
-        "this BackgroundDataLoader belongs to process P, its threads do not exist in process C forked off it; make a "
-        "new one there",
+        "this BackgroundDataLoader belongs to process P, its threads do not exist in process C "
+        "forked off it; make a new one there",
         "[1, 2]",
         "7",
     ]

@@ -38,7 +38,13 @@ def digest(x, rows=WHOLE):
 def test_each_value_matters_and_so_does_its_place(monkeypatch, block):
     monkeypatch.setattr("fluxutils_py.data.weights.BLOCK", block)
     each = {digest(changed(X, place)) for place in np.ndindex(X.shape)}
-    others = {digest(X[:, ::-1]), digest(X[..., ::-1]), digest(X[::-1]), digest(np.roll(X, 1, 2)), digest(X)}
+    others = {
+        digest(X[:, ::-1]),
+        digest(X[..., ::-1]),
+        digest(X[::-1]),
+        digest(np.roll(X, 1, 2)),
+        digest(X),
+    }
     assert len(each | others) == X.size + 5
 
 
@@ -47,12 +53,20 @@ def test_orders_of_memory_and_of_bytes_do_not_matter(dtype):
     x = (X * 10).astype(dtype)
     series_major = np.ascontiguousarray(x.transpose(1, 2, 0)).transpose(2, 0, 1)
     strided = np.repeat(x, 2, 2)[..., ::2]
-    others = [np.asfortranarray(x), series_major, strided, x.astype(x.dtype.newbyteorder(">")), Lazy(x)]
+    others = [
+        np.asfortranarray(x),
+        series_major,
+        strided,
+        x.astype(x.dtype.newbyteorder(">")),
+        Lazy(x),
+    ]
     assert {digest(other) for other in others} == {digest(x)}
 
 
 def test_what_no_row_walks_through_may_be_anything():
-    rows = Segments(np.array([0, 1, 1, 6]), np.array([0, 2, 5, 4]), np.array([11, 3, 4, 7]))  # 1 has two stretches
+    rows = Segments(
+        np.array([0, 1, 1, 6]), np.array([0, 2, 5, 4]), np.array([11, 3, 4, 7])
+    )  # 1 has two stretches
     live = np.zeros((N, T), bool)
     live[0], live[1, 2:9], live[6, 4:] = True, True, True
     whole = digest(X, rows)
@@ -75,7 +89,10 @@ def test_of_large_files_a_sample_is_read(monkeypatch):
     assert lazy.read == 2 * 8 * 8 * 8
     assert whole == digest_sample(SeriesArray(x, "x"), Segments.from_lengths(60, 500))
     for place in ((0, 0, 0), (1, 0, 499), (0, 59, 0), (1, 59, 499), (0, 8, 70)):
-        assert digest_sample(SeriesArray(changed(x, place), "x"), Segments.from_lengths(60, 500)) != whole, place
+        assert (
+            digest_sample(SeriesArray(changed(x, place), "x"), Segments.from_lengths(60, 500))
+            != whole
+        ), place
     assert digest(x, Segments.from_lengths(60, 500)) is not None  # in memory
 
 
@@ -103,4 +120,10 @@ def test_shapes_and_types_matter_where_arrays_stand_alone():
     a = np.arange(6.0)
     same = {digest_arrays(a), digest_arrays(a.astype(">f8")), digest_arrays(np.repeat(a, 2)[::2])}
     assert len(same) == 1
-    assert len(same | {digest_arrays(a.reshape(2, 3)), digest_arrays(a.astype("f4")), digest_arrays(a, a)}) == 4
+    assert (
+        len(
+            same
+            | {digest_arrays(a.reshape(2, 3)), digest_arrays(a.astype("f4")), digest_arrays(a, a)}
+        )
+        == 4
+    )

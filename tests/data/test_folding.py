@@ -35,7 +35,9 @@ def by_hand(x, batchsize, fill=np.nan):
 
 
 @pytest.mark.parametrize("batchsize", [1, 3, 5, 6, 8, 9, 12, 14, 21, 40, 1000])
-@pytest.mark.parametrize("shape", [(2, 3, 12), (2, 1, 13), (1, 3, 7), (3, 12), (2, 5, 1), (1, 1, 41)])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 12), (2, 1, 13), (1, 3, 7), (3, 12), (2, 5, 1), (1, 1, 41)]
+)
 @pytest.mark.parametrize("order", ORDERS)
 def test_folds_hold_every_step_once_in_its_place(shape, batchsize, order):
     x = numbered(*shape)
@@ -53,7 +55,12 @@ def test_the_result_is_that_of_fluxutils_where_nothing_is_dropped():
     x = numbered(2, 3, 12)
     n = 10 // 3
     # column-major reshape of (F, T', n, N) to (F, T', N n), time before series
-    julia = x.transpose(0, 2, 1).reshape(2, 36, order="F").reshape(2, 12 // n, 3 * n, order="F").transpose(0, 2, 1)
+    julia = (
+        x.transpose(0, 2, 1)
+        .reshape(2, 36, order="F")
+        .reshape(2, 12 // n, 3 * n, order="F")
+        .transpose(0, 2, 1)
+    )
     np.testing.assert_array_equal(rebatch(x, 10), julia)
 
 
@@ -119,8 +126,8 @@ def test_rows_are_still_folded_as_an_index():
             (numbered(1, 2, 6), numbered(1, 2, 1)),
             8,
             ShapeError,
-            "arrays of shapes (1, 2, 6) and (1, 2, 1) cannot be folded together: they must be (F, N, T) with "
-            "equal N and T",
+            "arrays of shapes (1, 2, 6) and (1, 2, 1) cannot be folded together: they must be (F, "
+            "N, T) with equal N and T",
         ),
         (numbered(1, 2, 6), 0, ValueError, "batchsize must be a positive integer, got 0"),
     ],
@@ -217,11 +224,16 @@ def test_a_map_is_viewed_where_its_memory_allows(tmp_path):
     assert two.shape == (12, 3)
     with pytest.raises(ShapeError) as caught:
         rebatch(mapped[0], 15)
-    assert str(caught.value) == "rebatch takes arrays that are not in memory as (F, N, T), got shape (3, 12)"
+    assert (
+        str(caught.value)
+        == "rebatch takes arrays that are not in memory as (F, N, T), got shape (3, 12)"
+    )
     assert isinstance(rebatch(mapped[:1], 15), FoldedArray)
 
 
-@pytest.mark.parametrize("key", [np.s_[0, 0, 0, 0], np.s_[[0, 1], [0, 1]], np.s_[:, :, None], np.s_[:, 12]])
+@pytest.mark.parametrize(
+    "key", [np.s_[0, 0, 0, 0], np.s_[[0, 1], [0, 1]], np.s_[:, :, None], np.s_[:, 12]]
+)
 def test_other_indices_are_refused(tmp_path, key):
     mapped = np.memmap(tmp_path / "x", "float32", "w+", shape=(2, 3, 13))
     with pytest.raises(IndexError):

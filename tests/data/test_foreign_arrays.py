@@ -1,4 +1,6 @@
-"""Arrays of other libraries: masks, types that differ from what is declared, and named axes (data/arrays.py)."""
+"""Arrays of other libraries: masks, types that differ from what is declared, and named axes
+(data/arrays.py).
+"""
 
 import pickle
 
@@ -8,7 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py import Estimator, EstimatorClassifier, SequenceRegressor, SequenceScaler, h5save, samples, timesteps
+from fluxutils_py import (
+    Estimator,
+    EstimatorClassifier,
+    SequenceRegressor,
+    SequenceScaler,
+    h5save,
+    samples,
+    timesteps,
+)
 from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.arrays import plain_block, read_block
 from fluxutils_py.data.segments import Segments
@@ -62,20 +72,30 @@ SPEC = {"epochs": 2, "batchsize": 2, "seqsize": 7}
 
 def test_masked_targets_count_as_missing(holes):
     x, y = mask_only_targets(holes)
-    lazy, plain = (Estimator(spec=SPEC, random_state=0).fit(x, targets) for targets in (Lazy(y), y.filled(np.nan)))
+    lazy, plain = (
+        Estimator(spec=SPEC, random_state=0).fit(x, targets)
+        for targets in (Lazy(y), y.filled(np.nan))
+    )
     np.testing.assert_array_equal(lazy.predict(x), plain.predict(x))
     assert lazy.score(x, Lazy(y)) == plain.score(x, y.filled(np.nan))
     assert lazy.evaluate(x, Lazy(y)) == plain.evaluate(x, y.filled(np.nan))
 
 
 def test_masked_inputs_are_what_nan_in_inputs_is(holes):
-    y = np.where(holes.mask[:1], np.nan, np.random.default_rng(1).normal(size=(1, N, T))).astype("float32")
-    lazy, plain = (Estimator(spec=SPEC, random_state=0).fit(a, y) for a in (Lazy(holes), holes.filled(np.nan)))
+    y = np.where(holes.mask[:1], np.nan, np.random.default_rng(1).normal(size=(1, N, T))).astype(
+        "float32"
+    )
+    lazy, plain = (
+        Estimator(spec=SPEC, random_state=0).fit(a, y) for a in (Lazy(holes), holes.filled(np.nan))
+    )
     np.testing.assert_array_equal(lazy.predict(Lazy(holes)), plain.predict(holes.filled(np.nan)))
     views = [samples(a) for a in (Lazy(holes), holes.filled(np.nan))]
     np.testing.assert_array_equal(*map(np.asarray, views))
     partly = np.ma.MaskedArray(holes.data, holes.mask & (np.arange(F) == 0)[:, None, None])
-    for data in (Lazy(partly), partly.filled(np.nan)):  # of a step with a target, one input of several
+    for data in (
+        Lazy(partly),
+        partly.filled(np.nan),
+    ):  # of a step with a target, one input of several
         with pytest.raises(DataError, match="NaN"):
             Estimator(spec=SPEC).fit(data, np.zeros((1, N, T), "float32"))
 
@@ -83,7 +103,9 @@ def test_masked_inputs_are_what_nan_in_inputs_is(holes):
 def test_transformers_and_weights_see_no_fill_values(holes):
     scalers = [SequenceScaler().fit(a) for a in (Lazy(holes), holes.filled(np.nan))]
     np.testing.assert_array_equal(scalers[0].mean_, scalers[1].mean_)
-    np.testing.assert_array_equal(scalers[0].transform(Lazy(holes)), scalers[1].transform(holes.filled(np.nan)))
+    np.testing.assert_array_equal(
+        scalers[0].transform(Lazy(holes)), scalers[1].transform(holes.filled(np.nan))
+    )
     with pytest.raises(DataError, match="sample_weight must be finite"):
         SampleWeight(Lazy(holes[0]), N, T).normalize(Segments.from_lengths(N, T), ())
 
@@ -94,10 +116,14 @@ def test_the_values_read_decide_the_type_where_it_differs_from_the_one_declared(
     lazy = Lazy(values, "int16")  # as netCDF4 gives packed variables
     assert SeriesArray(lazy, "x").dtype == np.float64
     y = values.mean(0, keepdims=True)
-    ours, plain = (Estimator(spec=SPEC, random_state=0).fit(a, b) for a, b in ((lazy, Lazy(y, "int16")), (values, y)))
+    ours, plain = (
+        Estimator(spec=SPEC, random_state=0).fit(a, b)
+        for a, b in ((lazy, Lazy(y, "int16")), (values, y))
+    )
     np.testing.assert_array_equal(ours.predict(lazy), plain.predict(values))
     np.testing.assert_array_equal(
-        ours.predict([Lazy(values[:, n], "int16") for n in range(N)])[0], plain.predict(values)[:, 0]
+        ours.predict([Lazy(values[:, n], "int16") for n in range(N)])[0],
+        plain.predict(values)[:, 0],
     )
 
 
@@ -109,7 +135,9 @@ class Changing(Lazy):
 
 def test_a_source_whose_type_changes_is_refused():
     with pytest.raises(DataError, match=r"int32 after values of dtype float64.*int16"):
-        SeriesArray(Changing(np.ones((F, N, T)), "int16"), "x").read(Segments.from_lengths(N, T), 0, 5)
+        SeriesArray(Changing(np.ones((F, N, T)), "int16"), "x").read(
+            Segments.from_lengths(N, T), 0, 5
+        )
 
 
 class Named(Lazy):
@@ -147,7 +175,9 @@ def test_names_of_axes_that_say_another_order_are_refused_with_the_transpose(dim
         assert str(dims) in str(caught.value)
 
 
-@pytest.mark.parametrize("dims", [("variable", "station", "time"), ("a", "b", "c"), ("x", "time", "t")])
+@pytest.mark.parametrize(
+    "dims", [("variable", "station", "time"), ("a", "b", "c"), ("x", "time", "t")]
+)
 def test_names_of_axes_that_say_nothing_else_are_fine(dims):
     assert SeriesArray(Named(np.zeros((4, 5, 6)), dims), "x").shape == (4, 5, 6)
 
@@ -163,7 +193,9 @@ def test_a_dataset_whose_attribute_says_another_order_is_refused(tmp_path):
 
 def test_series_of_a_list_with_time_first_are_refused():
     with pytest.raises(ShapeError, match=r"x\[0\].*transpose\('variable', 'time'\)"):
-        Estimator(spec=SPEC).fit([Named(np.zeros((7, 3)), ("time", "variable"))], [np.zeros((1, 7))])
+        Estimator(spec=SPEC).fit(
+            [Named(np.zeros((7, 3)), ("time", "variable"))], [np.zeros((1, 7))]
+        )
 
 
 def test_both_layouts_with_series_first_are_named_with_their_transposes():
@@ -211,12 +243,18 @@ def masked_integers(*shape):
 @pytest.mark.parametrize("name", ["x", "y", "sample_weight", "validation x", "validation y"])
 @pytest.mark.parametrize("ready_made", [False, True])
 def test_the_error_of_masked_integers_names_the_argument(name, ready_made):
-    x, y = np.random.default_rng(0).normal(size=(F, N, T)), np.random.default_rng(1).normal(size=(1, N, T))
+    x, y = (
+        np.random.default_rng(0).normal(size=(F, N, T)),
+        np.random.default_rng(1).normal(size=(1, N, T)),
+    )
     given = {"x": x, "y": y, "sample_weight": None, "validation x": x, "validation y": y}
     n_features = F if name.endswith("x") else 1  # one value of each is masked
     given[name] = masked_integers(n_features, N, T)
     est = SequenceRegressor(3, epochs=1) if ready_made else Estimator(spec={"epochs": 1})
-    with pytest.raises(DataError, match=rf"^{name}: {n_features} of the values read have a mask and the dtype int64"):
+    with pytest.raises(
+        DataError,
+        match=rf"^{name}: {n_features} of the values read have a mask and the dtype int64",
+    ):
         est.fit(
             given["x"],
             given["y"],
@@ -225,7 +263,9 @@ def test_the_error_of_masked_integers_names_the_argument(name, ready_made):
         )
 
 
-@pytest.mark.parametrize("how", [samples, timesteps, lambda x: (np.ones((1, N, T)), x), lambda x: x])
+@pytest.mark.parametrize(
+    "how", [samples, timesteps, lambda x: (np.ones((1, N, T)), x), lambda x: x]
+)
 def test_predict_names_masked_integers_of_any_form(how):
     est = Estimator(spec={"epochs": 1}, random_state=0)
     x = np.random.default_rng(0).normal(size=(F, N, T))
@@ -233,7 +273,9 @@ def test_predict_names_masked_integers_of_any_form(how):
         est.set_params(model=TwoInputs(), opt=torch.optim.AdamW)
     y = np.ones((1, N, T))
     est.fit(how(x), y if how(x) is x or isinstance(how(x), tuple) else how(y))
-    with pytest.raises(DataError, match=r"^x(\[1\])?: \d+ of the values read have a mask and the dtype int64"):
+    with pytest.raises(
+        DataError, match=r"^x(\[1\])?: \d+ of the values read have a mask and the dtype int64"
+    ):
         est.predict(how(masked_integers(F, N, T)))
 
 
@@ -257,7 +299,9 @@ def test_weights_whose_names_say_time_first_are_refused_where_the_shape_cannot_t
         Estimator(spec={"epochs": 1}).fit(x, x[:1], sample_weight=weight)
 
 
-@pytest.mark.filterwarnings("ignore:numpy.ndarray size changed:RuntimeWarning")  # netCDF4's, harmless by NumPy
+@pytest.mark.filterwarnings(
+    "ignore:numpy.ndarray size changed:RuntimeWarning"
+)  # netCDF4's, harmless by NumPy
 @pytest.mark.parametrize("scale", [None, 0.5])
 def test_variables_of_netcdf4_say_how_to_reach_worker_processes(tmp_path, scale):
     import netCDF4

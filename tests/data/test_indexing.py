@@ -51,7 +51,9 @@ def take(key):
 def test_an_index_picks_what_numpy_picks(key):
     wanted = A[[]] if isinstance(key, np.ndarray) and key.size == 0 else A[key]
     if isinstance(key, tuple) and key[:1] == (0,) and isinstance(key[-1], list):
-        wanted = wanted.T  # NumPy moves the axis of an index array before that of an earlier integer; h5py does not
+        wanted = (
+            wanted.T
+        )  # NumPy moves the axis of an index array before that of an earlier integer; h5py does not
     found = take(key)
     assert found.shape == wanted.shape
     assert np.array_equal(found, wanted)
@@ -89,7 +91,9 @@ INDEX = [range(10), range(3, 9), range(8, 1, -2), np.array([5, 1, 1, 7, 8, 9]), 
 
 
 @pytest.mark.parametrize("index", INDEX, ids=repr)
-@pytest.mark.parametrize("key", [slice(None), slice(1, 4), slice(None, None, -1), slice(0, 0), [-1, 0], []], ids=repr)
+@pytest.mark.parametrize(
+    "key", [slice(None), slice(1, 4), slice(None, None, -1), slice(0, 0), [-1, 0], []], ids=repr
+)
 def test_an_index_of_an_index_is_that_of_numpy(index, key):
     if len(index) == 0 and key == [-1, 0]:
         return
@@ -107,7 +111,9 @@ def test_what_runs_up_by_one_is_a_range():
     )  # as long as what lies between its ends
 
 
-@pytest.mark.parametrize("index", [*INDEX, range(1, 9, 3), np.array([4, 5, 6, 2, 3, 9]), np.array([7])], ids=repr)
+@pytest.mark.parametrize(
+    "index", [*INDEX, range(1, 9, 3), np.array([4, 5, 6, 2, 3, 9]), np.array([7])], ids=repr
+)
 def test_runs_put_together_are_the_index(index):
     found = contiguous_runs(index)
     a = np.asarray(index, dtype=int)

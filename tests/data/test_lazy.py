@@ -15,7 +15,14 @@ from fluxutils_py.errors import DataError
 F, N, T = 3, 6, 11
 X = np.random.default_rng(0).normal(size=(F, N, T))
 SERIES = [None, range(1, 5), range(5, 0, -2), np.array([4, 0, 0, 5, 1]), np.array([2]), range(0)]
-STEPS = [None, range(2, 9), range(0, 11, 4), np.array([0, 1, 2, 5, 9, 10]), np.array([7, 3, 3]), range(4, 4)]
+STEPS = [
+    None,
+    range(2, 9),
+    range(0, 11, 4),
+    np.array([0, 1, 2, 5, 9, 10]),
+    np.array([7, 3, 3]),
+    range(4, 4),
+]
 
 
 class Recording:
@@ -68,7 +75,10 @@ def test_any_choice_of_series_and_steps_is_that_of_numpy(series, steps, tmp_path
     for name, source in sources(tmp_path).items():
         found = select(source, series, steps)
         assert (found is source) == (series is None and steps is None)
-        for a in (LazyArray(source, series, steps), LazyArray(source) if found is source else found):
+        for a in (
+            LazyArray(source, series, steps),
+            LazyArray(source) if found is source else found,
+        ):
             assert a.shape == wanted.shape, name
             assert a.dtype == wanted.dtype
             assert np.array_equal(np.asarray(a), wanted), name
@@ -100,7 +110,9 @@ def test_runs_of_neighbours_are_read_in_one_go_and_nothing_between_them():
     a = LazyArray(source, np.array([4, 5, 0, 1, 1]), np.array([0, 1, 2, 7, 8]))
     assert source.asked == []
     assert np.array_equal(a[...], part(a.series, a.steps))
-    assert sorted(source.asked) == sorted([(F, n, t) for t in (3, 2) for n in (2, 2)])  # each place once
+    assert sorted(source.asked) == sorted(
+        [(F, n, t) for t in (3, 2) for n in (2, 2)]
+    )  # each place once
     source.asked.clear()
     assert np.array_equal(a[:, 1:3, 2:4], part(a.series, a.steps)[:, 1:3, 2:4])
     assert source.values == F * 4
@@ -153,7 +165,9 @@ def test_both_axes_by_index_arrays():
         assert np.array_equal(read_block(source, range(F), n, t), X[:, n][:, :, t])
 
 
-@pytest.mark.parametrize("name", ["memory", "time-major", "h5py", "h5mmap", "h5lazy", "lazy of lazy"])
+@pytest.mark.parametrize(
+    "name", ["memory", "time-major", "h5py", "h5mmap", "h5lazy", "lazy of lazy"]
+)
 def test_a_pickled_array_is_the_same(name, tmp_path):
     source = sources(tmp_path)[name]
     a = LazyArray(source, np.array([4, 0]), range(2, 9, 2), (np.negative,))
@@ -167,7 +181,10 @@ def test_of_a_closed_file_nothing_can_be_sent(tmp_path):
         dataset = f.create_dataset("x", data=X)
     with pytest.raises(DataError) as caught:
         as_picklable(dataset)
-    assert str(caught.value) == "an HDF5 file that was closed cannot be opened elsewhere; keep it open, or take h5mmap"
+    assert (
+        str(caught.value)
+        == "an HDF5 file that was closed cannot be opened elsewhere; keep it open, or take h5mmap"
+    )
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
@@ -206,5 +223,10 @@ def test_what_was_computed_from_a_map_is_sent_as_data(tmp_path):
     whole = np.arange(24.0).reshape(2, 3, 4)
     (tmp_path / "x").write_bytes(whole.tobytes())
     m = np.memmap(tmp_path / "x", float, "r", shape=whole.shape)
-    for a, wanted in ((m + 1, whole + 1), (m[[1, 0]], whole[[1, 0]]), (m.copy(), whole), (m.astype("f4"), whole)):
+    for a, wanted in (
+        (m + 1, whole + 1),
+        (m[[1, 0]], whole[[1, 0]]),
+        (m.copy(), whole),
+        (m.astype("f4"), whole),
+    ):
         assert np.array_equal(pickle.loads(pickle.dumps(as_picklable(a))), wanted)

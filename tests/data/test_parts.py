@@ -64,7 +64,9 @@ def test_shares_are_along_series_by_default():
 def test_auto_takes_the_axis_of_the_rule_unless_it_is_too_short(shape, size, axis):
     x = numbered(*shape)
     for rank in range(size):
-        np.testing.assert_array_equal(part(x, rank, size, "auto"), np.array_split(x, size, axis)[rank])
+        np.testing.assert_array_equal(
+            part(x, rank, size, "auto"), np.array_split(x, size, axis)[rank]
+        )
 
 
 def test_auto_is_decided_by_the_first_array_for_all():
@@ -76,12 +78,20 @@ def test_auto_is_decided_by_the_first_array_for_all():
 
 
 def test_tuples_are_cut_alike_down_to_weights():
-    x, y, w1, w2, w3 = numbered(4, 7, 5), numbered(2, 7, 5), numbered(1, 7, 5), numbered(7, 5), numbered(7)
+    x, y, w1, w2, w3 = (
+        numbered(4, 7, 5),
+        numbered(2, 7, 5),
+        numbered(1, 7, 5),
+        numbered(7, 5),
+        numbered(7),
+    )
     for rank in range(3):
         which = np.array_split(np.arange(7), 3)[rank]
         got = part((x, y, w1, w2, w3), rank, 3)
         assert isinstance(got, tuple)
-        for a, e in zip(got, (x[:, which], y[:, which], w1[:, which], w2[which], w3[which]), strict=True):
+        for a, e in zip(
+            got, (x[:, which], y[:, which], w1[:, which], w2[which], w3[which]), strict=True
+        ):
             np.testing.assert_array_equal(a, e)
     got = part((x, y, w1, w2), 2, 3, "time")
     for a, e in zip(got, (x[..., 4:], y[..., 4:], w1[..., 4:], w2[:, 4:]), strict=True):
@@ -111,9 +121,21 @@ def test_other_arrays_are_sliced_and_nothing_else(tmp_path):
 @pytest.mark.parametrize(
     ("args", "error", "message"),
     [
-        ((numbered(2, 7, 5), 3, 3), ValueError, "rank must be from 0 to size - 1, got rank 3 of size 3"),
-        ((numbered(2, 7, 5), -1, 3), ValueError, "rank must be from 0 to size - 1, got rank -1 of size 3"),
-        ((numbered(2, 7, 5), 0, 0), ValueError, "rank must be from 0 to size - 1, got rank 0 of size 0"),
+        (
+            (numbered(2, 7, 5), 3, 3),
+            ValueError,
+            "rank must be from 0 to size - 1, got rank 3 of size 3",
+        ),
+        (
+            (numbered(2, 7, 5), -1, 3),
+            ValueError,
+            "rank must be from 0 to size - 1, got rank -1 of size 3",
+        ),
+        (
+            (numbered(2, 7, 5), 0, 0),
+            ValueError,
+            "rank must be from 0 to size - 1, got rank 0 of size 0",
+        ),
         ((numbered(2, 7, 5), 0.5, 3), TypeError, "rank must be an integer, got 0.5"),
         (
             (numbered(2, 7, 5), 0, 3, "batch"),
@@ -212,7 +234,11 @@ def test_indices_come_once_each_in_order(n, b):
     slices = list(indbatch(n, b))
     assert list(itertools.chain(*(range(n)[s] for s in slices))) == list(range(n))
     assert all(s.stop - s.start == b for s in slices[:-1])
-    assert slices == list(indbatch(numbered(2, n), b)) == list(indbatch((numbered(n), numbered(3, n)), b))
+    assert (
+        slices
+        == list(indbatch(numbered(2, n), b))
+        == list(indbatch((numbered(n), numbered(3, n)), b))
+    )
 
 
 @pytest.mark.parametrize("offset", [0, 1, 3, 4, 9, 10, 25])
@@ -236,7 +262,9 @@ def test_minibatches_are_views_along_the_last_axis():
     for a, e in zip(got, np.split(x, [4, 8], -1), strict=True):
         np.testing.assert_array_equal(a, e)
         assert np.shares_memory(a, x)
-    for pair, e, f in zip(minibatch(x, y, 4), np.split(x, [4, 8], -1), np.split(y, [4, 8]), strict=True):
+    for pair, e, f in zip(
+        minibatch(x, y, 4), np.split(x, [4, 8], -1), np.split(y, [4, 8]), strict=True
+    ):
         assert isinstance(pair, tuple)
         np.testing.assert_array_equal(pair[0], e)
         np.testing.assert_array_equal(pair[1], f)
@@ -246,7 +274,10 @@ def test_minibatches_are_views_along_the_last_axis():
 
 def test_minibatches_of_tuples_are_tuples():
     x, z, y = numbered(2, 5), numbered(3, 5), torch.arange(5)
-    assert [(a.shape, b.shape) for a, b in minibatch((x, z), 3)] == [((2, 3), (3, 3)), ((2, 2), (3, 2))]
+    assert [(a.shape, b.shape) for a, b in minibatch((x, z), 3)] == [
+        ((2, 3), (3, 3)),
+        ((2, 2), (3, 2)),
+    ]
     (first, yb), _ = minibatch((x, z), y, 3)
     assert [a.shape for a in first] == [(2, 3), (3, 3)]
     assert torch.equal(yb, y[:3])
@@ -257,8 +288,16 @@ def test_minibatches_of_tuples_are_tuples():
     ("call", "error", "message"),
     [
         (lambda: indbatch(10, 0), ValueError, "b must be a positive integer, got 0"),
-        (lambda: indbatch(10, 3, -1), ValueError, "offset must be an integer of at least 0, got -1"),
-        (lambda: indbatch(-1, 3), ValueError, "the number of indices must be an integer of at least 0, got -1"),
+        (
+            lambda: indbatch(10, 3, -1),
+            ValueError,
+            "offset must be an integer of at least 0, got -1",
+        ),
+        (
+            lambda: indbatch(-1, 3),
+            ValueError,
+            "the number of indices must be an integer of at least 0, got -1",
+        ),
         (
             lambda: indbatch((numbered(2, 3), numbered(4)), 3),
             ShapeError,

@@ -34,9 +34,11 @@ def stored(arrays, kind, tmp_path):
     if kind == "h5py":
         file = h5py.File(tmp_path / "f.h5", "w")
         return [file.create_dataset(str(n), data=a) for n, a in enumerate(arrays)]
-    return {"array": arrays, "transposed": [a.T.copy().T for a in arrays], "torch": list(map(torch.tensor, arrays))}[
-        kind
-    ]
+    return {
+        "array": arrays,
+        "transposed": [a.T.copy().T for a in arrays],
+        "torch": list(map(torch.tensor, arrays)),
+    }[kind]
 
 
 KINDS = ["array", "transposed", "torch", "map", "h5py"]
@@ -52,7 +54,11 @@ KEYS = [
 def test_slices_are_those_of_the_padded_array(arrays, kind, key, tmp_path):
     found = RaggedArray(stored(arrays, kind, tmp_path), "x")
     np.testing.assert_array_equal(found[key], padded(arrays)[key])
-    assert (found.shape, found.dtype, found.lengths.tolist()) == ((3, 4, 9), np.dtype(float), LENGTHS)
+    assert (found.shape, found.dtype, found.lengths.tolist()) == (
+        (3, 4, 9),
+        np.dtype(float),
+        LENGTHS,
+    )
     np.testing.assert_array_equal(np.asarray(found), padded(arrays))
 
 
@@ -61,7 +67,9 @@ def test_rows_are_read_as_from_the_padded_array(arrays, kind, tmp_path):
     rows = Segments(np.array([2, 0, 3, 2]), np.array([1, 0, 2, 5]), np.array([4, 5, 2, 4]))
     found = SeriesArray(RaggedArray(stored(arrays, kind, tmp_path), "x"), "x")
     live = rows.step_mask(0, 5)
-    np.testing.assert_array_equal(found.read(rows, 0, 5)[live], SeriesArray(padded(arrays), "x").read(rows, 0, 5)[live])
+    np.testing.assert_array_equal(
+        found.read(rows, 0, 5)[live], SeriesArray(padded(arrays), "x").read(rows, 0, 5)[live]
+    )
     assert found.in_memory == (kind not in ("map", "h5py"))
 
 
@@ -70,7 +78,9 @@ def test_what_is_assigned_goes_into_the_arrays(arrays):
     new = np.random.default_rng(0).normal(size=(3, 2, 4))
     RaggedArray(arrays, "x")[:, 1:3, 2:6] = new
     expected[:, 1:3, 2:6] = new
-    np.testing.assert_array_equal(padded(arrays), np.where(padded([np.ones_like(a) for a in arrays]), expected, 0))
+    np.testing.assert_array_equal(
+        padded(arrays), np.where(padded([np.ones_like(a) for a in arrays]), expected, 0)
+    )
 
 
 def test_other_fills_and_functions(arrays):
@@ -93,7 +103,14 @@ def test_texts_may_differ_in_length():
 def test_what_is_a_list_of_series(arrays):
     assert is_list_of_series(arrays)
     assert is_list_of_series(arrays[:1])
-    for other in (padded(arrays), padded(arrays).tolist(), tuple(arrays), [], [1.0, 2.0], [np.arange(3), np.arange(3)]):
+    for other in (
+        padded(arrays),
+        padded(arrays).tolist(),
+        tuple(arrays),
+        [],
+        [1.0, 2.0],
+        [np.arange(3), np.arange(3)],
+    ):
         assert not is_list_of_series(other)
         assert as_ragged(other, "x") is other or isinstance(other, tuple)
     assert all(isinstance(a, RaggedArray) for a in as_ragged((arrays, arrays), "x"))
@@ -102,8 +119,8 @@ def test_what_is_a_list_of_series(arrays):
 @pytest.mark.parametrize(("bad", "message"), [
     ([], "x is an empty list; give at least one array of shape (F, T_i)"),
     ([np.zeros((4, 2)), np.zeros((5, 2))],
-     "x[1] has 5 features and x[0] has 4; the arrays of a list are series (F, T_i) of equal F: arrays (T_i, F) become "
-     "so by a.T"),
+     "x[1] has 5 features and x[0] has 4; the arrays of a list are series (F, T_i) of equal F: "
+     "arrays (T_i, F) become so by a.T"),
     ([np.ones((2, 3)), np.ones((3, 3))],
      "x[1] has 3 features and x[0] has 2; the arrays of a list are series (F, T_i) of equal F"),
     ([np.ones((2, 3)), np.ones((2, 3), "f4")],
@@ -111,8 +128,8 @@ def test_what_is_a_list_of_series(arrays):
     ([np.ones((2, 3)), np.ones((2, 0))], "x[1] has no time steps: shape (2, 0)"),
     ([np.ones((0, 3))], "x[0] has no features: shape (0, 3)"),
     ([np.ones(4), np.ones(3)],
-     "x[0] has shape (4,): the arrays of a list are series (F, T_i) = (features, time steps); one feature is "
-     "x[0][None]"),
+     "x[0] has shape (4,): the arrays of a list are series (F, T_i) = (features, time steps); "
+     "one feature is x[0][None]"),
     ([np.ones((2, 3)), np.ones((2, 3, 1))],
      "x[1] has shape (2, 3, 1): the arrays of a list are series (F, T_i) = (features, time steps)"),
     ([np.ma.masked_array(np.ones((2, 3)))],

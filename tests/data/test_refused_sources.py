@@ -11,7 +11,14 @@ import torch
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from fluxutils_py import Estimator, EstimatorClassifier, SequenceImputer, SequenceScaler, samples, timesteps
+from fluxutils_py import (
+    Estimator,
+    EstimatorClassifier,
+    SequenceImputer,
+    SequenceScaler,
+    samples,
+    timesteps,
+)
 from fluxutils_py.data.refused_sources import refuse_source
 from fluxutils_py.errors import DataError
 
@@ -39,27 +46,71 @@ SOURCES = {
     "torch Dataset": (lambda: TensorDataset(torch.zeros(3, 2)), "TensorDataset", "(F, N, T)"),
     "iterable torch Dataset": (Stream, "Stream", "(F, N, T)"),
     "DataLoader": (lambda: DataLoader(TensorDataset(torch.zeros(3, 2))), "DataLoader", "batchsize"),
-    "PackedSequence": (lambda: pack_sequence([torch.zeros(3, 2)]), "PackedSequence", "unpack_sequence({})"),
+    "PackedSequence": (
+        lambda: pack_sequence([torch.zeros(3, 2)]),
+        "PackedSequence",
+        "unpack_sequence({})",
+    ),
     "bfloat16": (lambda: torch.zeros(F, N, T, dtype=torch.bfloat16), "bfloat16", "{}.float()"),
     "float8": (lambda: torch.zeros(F, N, T).to(torch.float8_e4m3fn), "float8", "{}.float()"),
     "nested": (nested, "nested", "{}.unbind()"),
     "sparse tensor": (lambda: torch.ones(F, N, T).to_sparse(), "torch.sparse_coo", "{}.to_dense()"),
     "meta": (lambda: torch.zeros(F, N, T, device="meta"), "meta", "values"),
-    "zarr group": (lambda: of_library("zarr.core.group", "Group"), "zarr.core.group.Group", '{}["name"]'),
-    "xarray Dataset": (lambda: of_library("xarray.core.dataset", "Dataset"), "Dataset", "{}.to_dataarray()"),
-    "netCDF4 Dataset": (lambda: of_library("netCDF4._netCDF4", "Dataset"), "netCDF4._netCDF4.Dataset", '{}["name"]'),
+    "zarr group": (
+        lambda: of_library("zarr.core.group", "Group"),
+        "zarr.core.group.Group",
+        '{}["name"]',
+    ),
+    "xarray Dataset": (
+        lambda: of_library("xarray.core.dataset", "Dataset"),
+        "Dataset",
+        "{}.to_dataarray()",
+    ),
+    "netCDF4 Dataset": (
+        lambda: of_library("netCDF4._netCDF4", "Dataset"),
+        "netCDF4._netCDF4.Dataset",
+        '{}["name"]',
+    ),
     "dask with unknown chunks": (
         lambda: of_library("dask.array.core", "Array", shape=(F, N, float("nan")), dtype=X.dtype),
         "(2, 3, nan)",
         "{}.compute_chunk_sizes()",
     ),
-    "dask frame": (lambda: of_library("dask.dataframe.dask_expr._collection", "DataFrame"), "dask", "{}.compute()"),
-    "polars LazyFrame": (lambda: of_library("polars.lazyframe.frame", "LazyFrame"), "LazyFrame", "{}.collect()"),
-    "pyarrow dataset": (lambda: of_library("pyarrow._dataset", "Dataset"), "pyarrow", "{}.to_table().to_pandas()"),
-    "Parquet file": (lambda: of_library("pyarrow.parquet.core", "ParquetFile"), "ParquetFile", "{}.read()"),
-    "Hugging Face column": (lambda: of_library("datasets.arrow_dataset", "Column"), "Column", 'with_format("numpy")'),
-    "Hugging Face": (lambda: of_library("datasets.arrow_dataset", "Dataset"), "Dataset", '{}.with_format("numpy")'),
-    "awkward": (lambda: of_library("awkward.highlevel", "Array"), "awkward.highlevel.Array", "to_numpy(a) for a in {}"),
+    "dask frame": (
+        lambda: of_library("dask.dataframe.dask_expr._collection", "DataFrame"),
+        "dask",
+        "{}.compute()",
+    ),
+    "polars LazyFrame": (
+        lambda: of_library("polars.lazyframe.frame", "LazyFrame"),
+        "LazyFrame",
+        "{}.collect()",
+    ),
+    "pyarrow dataset": (
+        lambda: of_library("pyarrow._dataset", "Dataset"),
+        "pyarrow",
+        "{}.to_table().to_pandas()",
+    ),
+    "Parquet file": (
+        lambda: of_library("pyarrow.parquet.core", "ParquetFile"),
+        "ParquetFile",
+        "{}.read()",
+    ),
+    "Hugging Face column": (
+        lambda: of_library("datasets.arrow_dataset", "Column"),
+        "Column",
+        'with_format("numpy")',
+    ),
+    "Hugging Face": (
+        lambda: of_library("datasets.arrow_dataset", "Dataset"),
+        "Dataset",
+        '{}.with_format("numpy")',
+    ),
+    "awkward": (
+        lambda: of_library("awkward.highlevel", "Array"),
+        "awkward.highlevel.Array",
+        "to_numpy(a) for a in {}",
+    ),
     "sparse matrix": (lambda: scipy.sparse.csr_matrix(np.eye(N)), "csr_matrix", "{}.toarray()"),
     "sparse array": (lambda: scipy.sparse.coo_array(np.eye(N)), "coo_array", "{}.toarray()"),
     "generator": (lambda: (a for a in X), "generator", "list({})"),
@@ -122,8 +173,12 @@ def test_the_ways_out_work():
 
 
 def test_one_series_of_a_list_is_named():
-    with pytest.raises(DataError, match=r"x\[1\] must be an array, got torch.Tensor.*bfloat16.*x\[1\]\.float\(\)"):
-        fit([torch.zeros(F, 3), torch.zeros(F, 4, dtype=torch.bfloat16)], [Y[:, 0, :3], Y[:, 0, :4]])
+    with pytest.raises(
+        DataError, match=r"x\[1\] must be an array, got torch.Tensor.*bfloat16.*x\[1\]\.float\(\)"
+    ):
+        fit(
+            [torch.zeros(F, 3), torch.zeros(F, 4, dtype=torch.bfloat16)], [Y[:, 0, :3], Y[:, 0, :4]]
+        )
 
 
 def test_groups_of_hdf5_are_refused_and_their_datasets_are_not(tmp_path):
@@ -146,7 +201,18 @@ def test_classes_of_users_with_such_names_are_arrays_if_they_are():
 
 
 @pytest.mark.parametrize(
-    "good", [X, torch.tensor(X), X.tolist(), [X[:, 0], X[:, 1, :3]], (X, X), 3.0, None, "text", np.float32(2)]
+    "good",
+    [
+        X,
+        torch.tensor(X),
+        X.tolist(),
+        [X[:, 0], X[:, 1, :3]],
+        (X, X),
+        3.0,
+        None,
+        "text",
+        np.float32(2),
+    ],
 )
 def test_all_else_passes(good):
     refuse_source(good, "x")

@@ -29,7 +29,9 @@ def test_rows_are_chosen_by_slices_and_by_indices():
     assert rows[3:].common_start == 1
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 2), (0, 3), (2, 5), (4, 9), (5, 6), (7, 8), (9, 12), (0, 1)])
+@pytest.mark.parametrize(
+    ("start", "stop"), [(0, 2), (0, 3), (2, 5), (4, 9), (5, 6), (7, 8), (9, 12), (0, 1)]
+)
 def test_steps_are_live_until_the_end_of_their_row(start, stop):
     rows = Segments(np.array([0, 1, 2]), np.array([0, 5, 1]), np.array([9, 2, 5]))
     live = [[t < n for n in (9, 2, 5)] for t in range(start, stop)]
@@ -54,27 +56,42 @@ def test_folds_are_those_of_array_split(lengths, batchsize):
         return
     expected = []
     for series, length in enumerate(lengths):
-        for fold in np.array_split(np.arange(length), n if length > n else 1):  # too short a series stays whole
+        for fold in np.array_split(
+            np.arange(length), n if length > n else 1
+        ):  # too short a series stays whole
             expected.append((series, fold[0], len(fold)))
     assert as_list(folded) == expected
     steps = [(s, t) for s, start, length in as_list(folded) for t in range(start, start + length)]
-    assert steps == [(s, t) for s, length in enumerate(lengths) for t in range(length)]  # once each, nothing dropped
+    assert steps == [
+        (s, t) for s, length in enumerate(lengths) for t in range(length)
+    ]  # once each, nothing dropped
     assert folded.min_length >= 1
     assert len(folded) <= batchsize
 
 
-@pytest.mark.parametrize(("n_series", "n_steps", "batchsize"), [(2, 12, 8), (1, 12, 3), (3, 10, 6), (2, 12, 12)])
+@pytest.mark.parametrize(
+    ("n_series", "n_steps", "batchsize"), [(2, 12, 8), (1, 12, 3), (3, 10, 6), (2, 12, 12)]
+)
 def test_folds_of_series_that_divide_are_those_of_a_reshape(n_series, n_steps, batchsize):
     x = np.arange(n_series * n_steps).reshape(n_series, n_steps)
     n = batchsize // n_series
     rows = rebatch(Segments.from_lengths(n_series, n_steps), batchsize)
     got = [x[s, start : start + length].tolist() for s, start, length in as_list(rows)]
-    assert got == x.reshape(n_series * n, n_steps // n).tolist()  # row b * n + k holds fold k of series b
+    assert (
+        got == x.reshape(n_series * n, n_steps // n).tolist()
+    )  # row b * n + k holds fold k of series b
 
 
 def test_rows_that_begin_within_a_series_are_folded_from_there():
     rows = Segments(np.array([4, 2]), np.array([10, 3]), np.array([7, 4]))
-    assert as_list(rebatch(rows, 6)) == [(4, 10, 3), (4, 13, 2), (4, 15, 2), (2, 3, 2), (2, 5, 1), (2, 6, 1)]
+    assert as_list(rebatch(rows, 6)) == [
+        (4, 10, 3),
+        (4, 13, 2),
+        (4, 15, 2),
+        (2, 3, 2),
+        (2, 5, 1),
+        (2, 6, 1),
+    ]
 
 
 @pytest.mark.parametrize(("n_series", "batchsize"), [(5, 9), (5, 1), (1, 1), (8, 8), (300, 256)])

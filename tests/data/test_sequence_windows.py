@@ -63,7 +63,14 @@ def by_hand(lengths, batchsize, seqsize, overlap=0, burn_in=0):
 def test_time_runs_before_series():
     x, _ = arrays()
     got = [
-        (w.index.segments.series.tolist(), w.index.start, w.x[0].shape[0], w.index.first, w.index.last) for w in cut(x)
+        (
+            w.index.segments.series.tolist(),
+            w.index.start,
+            w.x[0].shape[0],
+            w.index.first,
+            w.index.last,
+        )
+        for w in cut(x)
     ]
     assert got == [
         *[([0, 1], 0, 3, True, False), ([0, 1], 3, 3, False, False), ([0, 1], 6, 1, False, True)],
@@ -77,14 +84,28 @@ def test_time_runs_before_series():
 def test_windows_are_those_made_by_hand(which, batchsize, seqsize, overlap, burn_in):
     rows = ALL_ROWS[which]
     x, y = arrays()
-    windows = cut(x, y, batchsize=batchsize, seqsize=seqsize, overlap=overlap, burn_in=burn_in, segments=rows)
+    windows = cut(
+        x, y, batchsize=batchsize, seqsize=seqsize, overlap=overlap, burn_in=burn_in, segments=rows
+    )
     groups = by_hand(rows.length.tolist(), batchsize, seqsize, overlap, burn_in)
     found = list(windows)
     assert len(windows) == len(found) == sum(len(g) for g in groups)
-    expected = [(*w, i == 0, w is g[-1], g[i + 1] if w is not g[-1] else None) for g in groups for i, w in enumerate(g)]
+    expected = [
+        (*w, i == 0, w is g[-1], g[i + 1] if w is not g[-1] else None)
+        for g in groups
+        for i, w in enumerate(g)
+    ]
     seen = np.zeros((len(rows), T), int)
-    for w, (chosen, start, n_overlap, stop, counts, first, last, after) in zip(found, expected, strict=True):
-        assert (w.index.start, w.index.n_overlap, w.index.has_loss, w.index.first, w.index.last) == (
+    for w, (chosen, start, n_overlap, stop, counts, first, last, after) in zip(
+        found, expected, strict=True
+    ):
+        assert (
+            w.index.start,
+            w.index.n_overlap,
+            w.index.has_loss,
+            w.index.first,
+            w.index.last,
+        ) == (
             start,
             n_overlap,
             counts,
@@ -120,7 +141,14 @@ def test_equal_lengths_leave_nothing_to_mask(which, batchsize, seqsize, overlap,
     rows = ALL_ROWS[which]
     x, y = arrays()
     windows = cut(
-        x, y, batchsize=batchsize, seqsize=seqsize, overlap=overlap, burn_in=burn_in, segments=rows, equal_lengths=True
+        x,
+        y,
+        batchsize=batchsize,
+        seqsize=seqsize,
+        overlap=overlap,
+        burn_in=burn_in,
+        segments=rows,
+        equal_lengths=True,
     )
     found = list(windows)
     assert len(windows) == len(found)
@@ -140,7 +168,9 @@ def test_equal_lengths_leave_nothing_to_mask(which, batchsize, seqsize, overlap,
     lengths = [length for _, _, length in seen]
     assert lengths == sorted(lengths, reverse=True)
     alike = [lengths.count(n) for n in set(lengths)]
-    assert sum(w.index.first for w in found) == sum(-(-n // batchsize) for n in alike)  # no fuller than they could be
+    assert sum(w.index.first for w in found) == sum(
+        -(-n // batchsize) for n in alike
+    )  # no fuller than they could be
 
 
 def test_windows_can_be_walked_through_again():
@@ -184,7 +214,9 @@ def test_shuffling_draws_a_new_order_of_rows_and_keeps_time(equal_lengths):
     second = order()
     assert sorted(first) == sorted(second) == list(range(n_series))
     assert len({tuple(o) for o in (given, first, second)}) == 3
-    assert len(windows) == n_windows or not equal_lengths  # groups of other lengths may have other windows
+    assert (
+        len(windows) == n_windows or not equal_lengths
+    )  # groups of other lengths may have other windows
     assert len(list(windows)) == len(windows)
     windows.shuffle(np.random.default_rng(5))
     assert order() == first
@@ -207,12 +239,18 @@ class Recording:
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
-@pytest.mark.parametrize(("batchsize", "seqsize", "overlap", "burn_in"), [(2, 3, 0, 0), (3, 2, 3, 1), (2, 99, 0, 0)])
+@pytest.mark.parametrize(
+    ("batchsize", "seqsize", "overlap", "burn_in"), [(2, 3, 0, 0), (3, 2, 3, 1), (2, 99, 0, 0)]
+)
 @pytest.mark.parametrize("which", ["whole", "folded", "folded with lengths"])
-def test_only_the_steps_of_the_window_being_yielded_are_read(which, batchsize, seqsize, overlap, burn_in, shuffled):
+def test_only_the_steps_of_the_window_being_yielded_are_read(
+    which, batchsize, seqsize, overlap, burn_in, shuffled
+):
     rows = ALL_ROWS[which]
     x, y = (Recording(a) for a in arrays())
-    windows = cut(x, y, batchsize=batchsize, seqsize=seqsize, overlap=overlap, burn_in=burn_in, segments=rows)
+    windows = cut(
+        x, y, batchsize=batchsize, seqsize=seqsize, overlap=overlap, burn_in=burn_in, segments=rows
+    )
     windows.check()
     windows.shuffle(np.random.default_rng(0) if shuffled else None)
     assert len(windows) > 0
@@ -262,7 +300,12 @@ def test_weights_come_with_their_steps(which, overlap):
         start = w.index.start + w.index.n_overlap
         assert w.w.shape == (*w.y[0].shape[:2], 1)
         for i, (s, begin, length) in enumerate(
-            zip(w.index.segments.series, w.index.segments.start, w.index.segments.length, strict=True)
+            zip(
+                w.index.segments.series,
+                w.index.segments.start,
+                w.index.segments.length,
+                strict=True,
+            )
         ):
             for t in range(start, start + w.y[0].shape[0]):
                 expected = 3 * plain[s, begin + t] if t < length else 0
@@ -287,13 +330,17 @@ def test_steps_without_a_target_do_not_count():
     n_live = 0
     for w in windows:
         stop = w.index.start + w.x[0].shape[0]
-        inside = [(s, t) for s, t in dead if s in w.index.segments.series and w.index.start <= t < stop]
+        inside = [
+            (s, t) for s, t in dead if s in w.index.segments.series and w.index.start <= t < stop
+        ]
         assert (w.w is None) == (not inside)
         for s, t in inside:
             i = w.index.segments.series.tolist().index(s)
             assert w.w[t - w.index.start, i, 0] == 0
             assert w.y[0][t - w.index.start, i].tolist() == [0, 0]  # the whole step
-            assert w.x[0][t - w.index.start, i].tolist() == x[:, s, t].tolist()  # its input still moves the state
+            assert (
+                w.x[0][t - w.index.start, i].tolist() == x[:, s, t].tolist()
+            )  # its input still moves the state
         assert w.n_live == w.x[0].shape[0] * len(w.index.segments) - len(inside)
         assert w.w is None or (w.w == 0).sum() == len(inside)
         n_live += w.n_live
@@ -344,9 +391,7 @@ def test_an_input_that_is_no_number_is_an_error_that_names_the_place(which, valu
     x, y = arrays()
     x[place] = value
     windows = cut(*(map(Recording, (x, y)) if mapped else (x, y)), segments=ALL_ROWS[which])
-    message = (
-        rf"^x is {value} at feature {place[0]}, series {place[1]}, step {place[2]}; give the step no target \(NaN\)"
-    )
+    message = rf"^x is {value} at feature {place[0]}, series {place[1]}, step {place[2]}; give the step no target \(NaN\)"
     if not mapped:
         with pytest.raises(DataError, match=message):
             windows.check()
@@ -431,7 +476,8 @@ def test_without_targets_a_step_with_some_input_is_an_error(value):
     x[:2, 3, 1] = value
     for windows in (cut(x), cut(Recording(x))):
         with pytest.raises(
-            DataError, match=f"x is {value} at feature 0, series 3, step 1; a step without input is NaN"
+            DataError,
+            match=f"x is {value} at feature 0, series 3, step 1; a step without input is NaN",
         ):
             list(windows)
 
@@ -505,7 +551,9 @@ def test_missing_targets_are_known_of_arrays_in_memory_only():
 def test_several_inputs_are_cut_alike():
     x, y = arrays()
     other = SeriesArray(np.asfortranarray(2 * x[:1]), "other")
-    windows = SequenceWindows([SeriesArray(x, "x"), other], [SeriesArray(y, "y")], batchsize=3, seqsize=4)
+    windows = SequenceWindows(
+        [SeriesArray(x, "x"), other], [SeriesArray(y, "y")], batchsize=3, seqsize=4
+    )
     for w in windows:
         assert len(w.x) == 2
         assert np.array_equal(w.x[1], 2 * w.x[0][:, :, :1])

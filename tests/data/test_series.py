@@ -74,12 +74,17 @@ def read_only(x):
 
 
 FORMS = {
-    **{f"memory order {''.join('FNT'[i] for i in o)}": (lambda x, _, o=o: in_order(x, o)) for o in ORDERS},
+    **{
+        f"memory order {''.join('FNT'[i] for i in o)}": (lambda x, _, o=o: in_order(x, o))
+        for o in ORDERS
+    },
     "features reversed": lambda x, _: x[::-1].copy()[::-1],
     "series reversed": lambda x, _: x[:, ::-1].copy()[:, ::-1],
     "time reversed": lambda x, _: x[:, :, ::-1].copy()[:, :, ::-1],
     "every second of more": lambda x, _: np.repeat(np.repeat(x, 2, 1), 2, 2)[:, ::2, ::2],
-    "every second of time-major memory": lambda x, _: in_order(np.repeat(x, 2, 1), (2, 1, 0))[:, ::2],
+    "every second of time-major memory": lambda x, _: in_order(np.repeat(x, 2, 1), (2, 1, 0))[
+        :, ::2
+    ],
     "read-only": lambda x, _: read_only(x),
     "memory map": on_disk,
     "HDF5": in_hdf5,
@@ -101,9 +106,13 @@ ROWS = {
     "folded and permuted": rebatch(Segments.from_lengths(N_SERIES, N_STEPS), 30)[
         np.random.default_rng(1).permutation(28)
     ],
-    "folded with lengths": rebatch(Segments.from_lengths(N_SERIES, N_STEPS, np.array([11, 1, 5, 11, 3, 2, 7])), 21),
+    "folded with lengths": rebatch(
+        Segments.from_lengths(N_SERIES, N_STEPS, np.array([11, 1, 5, 11, 3, 2, 7])), 21
+    ),
     "far apart": Segments(np.array([2, 2, 0]), np.array([0, 9, 10]), np.array([11, 2, 1])),
-    "far apart with gaps": Segments(np.array([6, 0, 4, 2]), np.array([0, 9, 9, 9]), np.array([11, 2, 1, 2])),
+    "far apart with gaps": Segments(
+        np.array([6, 0, 4, 2]), np.array([0, 9, 9, 9]), np.array([11, 2, 1, 2])
+    ),
 }
 
 
@@ -114,7 +123,9 @@ def check_reading(series, x, rows, size):
         got = series.read(rows, start, stop)
         assert got.shape == (stop - start, len(rows), x.shape[0])
         assert got.dtype == x.dtype
-        for i, (s, begin, length) in enumerate(zip(rows.series, rows.start, rows.length, strict=True)):
+        for i, (s, begin, length) in enumerate(
+            zip(rows.series, rows.start, rows.length, strict=True)
+        ):
             for t in range(start, min(stop, length)):
                 assert got[t - start, i].tolist() == x[:, s, begin + t].tolist()
 
@@ -143,7 +154,9 @@ def test_a_window_past_the_end_has_its_shape_and_the_steps_that_there_are(form, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("form", [f for f in FORMS if f not in ("lists", "something without a dtype")])
+@pytest.mark.parametrize(
+    "form", [f for f in FORMS if f not in ("lists", "something without a dtype")]
+)
 def test_every_type_is_read_as_it_is(form, dtype, tmp_path):
     x = values(dtype)
     series = SeriesArray(FORMS[form](x, tmp_path), "x")
@@ -163,9 +176,16 @@ def test_single_features_series_and_steps_are_read(shape, order):
     check_reading(series, x, rows[::-1], 3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool]
+)
 def test_torch_tensors_are_read_and_left_alone(dtype):
-    x = torch.arange(N_FEATURES * N_SERIES * N_STEPS).reshape(N_STEPS, N_SERIES, N_FEATURES).remainder(100).to(dtype)
+    x = (
+        torch.arange(N_FEATURES * N_SERIES * N_STEPS)
+        .reshape(N_STEPS, N_SERIES, N_FEATURES)
+        .remainder(100)
+        .to(dtype)
+    )
     source = x.permute(2, 1, 0).requires_grad_(dtype.is_floating_point)
     kept = source.detach().clone()
     series = SeriesArray(source, "x")
@@ -197,7 +217,13 @@ def test_nothing_but_the_asked_rectangle_is_read(which):
 def test_reading_neighbours_costs_one_read_whatever_their_order():
     source = Recording(values())
     series = SeriesArray(source, "x")
-    for which, n in (("whole", 1), ("permuted", 1), ("downwards", 1), ("with gaps", 3), ("from the middle", 2)):
+    for which, n in (
+        ("whole", 1),
+        ("permuted", 1),
+        ("downwards", 1),
+        ("with gaps", 3),
+        ("from the middle", 2),
+    ):
         source.reads.clear()
         series.read(ROWS[which], 0, 4)
         assert len(source.reads) == n, which
@@ -232,10 +258,13 @@ def test_in_memory_means_a_numpy_array_that_maps_no_file(tmp_path):
         ((7,), "; one feature of one series is x[None, None]"),
         (
             (7, 11),
-            "; add the missing axis: x[None] for one feature, x[:, None] for one series (F, T), x.T[:, None] for one "
-            "whose rows are time steps (T, F)",
+            "; add the missing axis: x[None] for one feature, x[:, None] for one series (F, T), "
+            "x.T[:, None] for one whose rows are time steps (T, F)",
         ),
-        ((2, 3, 7, 11), "; reshape the leading axes into one, x.reshape(-1, N, T), and back inside the model"),
+        (
+            (2, 3, 7, 11),
+            "; reshape the leading axes into one, x.reshape(-1, N, T), and back inside the model",
+        ),
         ((), ""),
     ],
 )
@@ -243,11 +272,14 @@ def test_arrays_of_other_than_three_axes_are_refused_with_the_way_out(shape, way
     with pytest.raises(ShapeError) as caught:
         SeriesArray(np.zeros(shape), "sample x")
     assert str(caught.value) == (
-        "sample x must have three axes (F, N, T) = (features, series, time steps), got shape " + f"{shape}{way_out}"
+        "sample x must have three axes (F, N, T) = (features, series, time steps), got shape "
+        + f"{shape}{way_out}"
     )
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((0, 2, 3), "features"), ((2, 0, 3), "series"), ((2, 3, 0), "time steps")])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((0, 2, 3), "features"), ((2, 0, 3), "series"), ((2, 3, 0), "time steps")]
+)
 def test_empty_arrays_are_refused(shape, axis):
     with pytest.raises(ShapeError, match=rf"x has no {axis}: shape "):
         SeriesArray(np.zeros(shape), "x")
@@ -261,7 +293,8 @@ def test_what_is_no_real_number_is_refused(dtype):
 
 def test_ragged_lists_are_refused():
     with pytest.raises(
-        ShapeError, match=r"x must be an array of shape \(F, N, T\), and .* a list of arrays \(F, T_i\).*inhomogeneous"
+        ShapeError,
+        match=r"x must be an array of shape \(F, N, T\), and .* a list of arrays \(F, T_i\).*inhomogeneous",
     ):
         SeriesArray([[[1, 2], [3]]], "x")
 
@@ -282,8 +315,14 @@ def test_a_tuple_is_several_arrays_named_by_their_place():
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((1, 6, 11), r"x\[0\] has 7 series and x\[1\] has 6 \(axis 1 of shapes \(3, 7, 11\) and \(1, 6, 11\)\)"),
-        ((1, 7, 10), r"x\[0\] has 11 time steps and x\[1\] has 10 \(axis 2 of shapes \(3, 7, 11\) and \(1, 7, 10\)\)"),
+        (
+            (1, 6, 11),
+            r"x\[0\] has 7 series and x\[1\] has 6 \(axis 1 of shapes \(3, 7, 11\) and \(1, 6, 11\)\)",
+        ),
+        (
+            (1, 7, 10),
+            r"x\[0\] has 11 time steps and x\[1\] has 10 \(axis 2 of shapes \(3, 7, 11\) and \(1, 7, 10\)\)",
+        ),
     ],
 )
 def test_arrays_of_other_series_or_steps_are_refused(shape, message):
@@ -330,8 +369,9 @@ def test_integers_that_int64_does_not_reach(tmp_path):
     large = values("u8")
     large[1, 2, 3] = 2**63
     message = (
-        "codes holds 9223372036854775808, of type uint64, which int64 does not reach, and integers go to the model as "
-        "int64; convert it to float if these are quantities, number the values anew if they are categories"
+        "codes holds 9223372036854775808, of type uint64, which int64 does not reach, and integers "
+        "go to the model as int64; convert it to float if these are quantities, number the values "
+        "anew if they are categories"
     )
     with pytest.raises(DataError) as caught:
         SeriesArray(large, "codes")

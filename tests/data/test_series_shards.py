@@ -13,7 +13,10 @@ COUNTS = [(5, 20, 12), (0, 7), (7, 0, 0), (1, 1, 1), (3, 9, 6)]
 
 
 def shards_of(counts, rank=0):
-    whole = [Segments.from_lengths(n, 43, 40 - np.arange(n), np.full(n, r % 3)) for r, n in enumerate(counts)]
+    whole = [
+        Segments.from_lengths(n, 43, 40 - np.arange(n), np.full(n, r % 3))
+        for r, n in enumerate(counts)
+    ]
     return SeriesShards.of(whole, rank)
 
 
@@ -21,7 +24,9 @@ def shards_of(counts, rank=0):
 def test_series_are_spread_evenly_in_the_documented_order(counts):
     places = [(Fraction(2 * j + 1, 2 * n), r, j) for r, n in enumerate(counts) for j in range(n)]
     shards = shards_of(counts)
-    assert list(zip(shards.owner, shards.local, strict=True)) == [(r, j) for _, r, j in sorted(places)]
+    assert list(zip(shards.owner, shards.local, strict=True)) == [
+        (r, j) for _, r, j in sorted(places)
+    ]
     assert shards.counts == counts
     assert (shards.whole.length == 40 - shards.local).all()
     assert (shards.whole.start == shards.owner % 3).all()
@@ -42,7 +47,9 @@ def test_the_rows_of_all_ranks_make_up_the_whole(counts):
         shards = shards_of(counts, rank)
         own = shards.own(rows)
         at = [i for i, n in enumerate(rows.series) if shards.owner[n] == rank]
-        assert own.series.tolist() == [shards.local[rows.series[i]] for i in at]  # in the same order
+        assert own.series.tolist() == [
+            shards.local[rows.series[i]] for i in at
+        ]  # in the same order
         assert own.start.tolist() == rows.start[at].tolist()
         assert own.length.tolist() == rows.length[at].tolist()
         n_rows += len(own)
@@ -51,9 +58,15 @@ def test_the_rows_of_all_ranks_make_up_the_whole(counts):
 
 def test_values_of_ranks_are_put_in_the_common_order():
     shards = shards_of((2, 0, 3))
-    values = [np.array([10, 11]), np.array([99]), np.array([30, 31, 32])]  # the second rank has a stand-in
+    values = [
+        np.array([10, 11]),
+        np.array([99]),
+        np.array([30, 31, 32]),
+    ]  # the second rank has a stand-in
     found = shards.in_common_order(values)
-    assert found.tolist() == [(10, 0, 30)[r] + j for r, j in zip(shards.owner, shards.local, strict=True)]
+    assert found.tolist() == [
+        (10, 0, 30)[r] + j for r, j in zip(shards.owner, shards.local, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("counts", COUNTS)

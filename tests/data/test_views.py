@@ -1,4 +1,6 @@
-"""Views: matrices to scikit-learn, against the matrices that NumPy makes of the same arrays; and what they read."""
+"""Views: matrices to scikit-learn, against the matrices that NumPy makes of the same arrays; and
+what they read.
+"""
 
 import os
 import pickle
@@ -79,7 +81,9 @@ def mapped_h5(x, path):
 
 def lazy_h5(x, path):
     with h5py.File(path, "w") as f:
-        f.create_dataset("x", data=np.asarray(x).transpose(2, 1, 0), chunks=(2, 2, 2), compression="gzip")
+        f.create_dataset(
+            "x", data=np.asarray(x).transpose(2, 1, 0), chunks=(2, 2, 2), compression="gzip"
+        )
     return h5mmap(path, "x", axes="TNF")
 
 
@@ -92,7 +96,9 @@ PLACES = {
     "plain view of np.memmap": lambda x, path: sliced_map(x, path).view(np.ndarray),
     "mode c": copy_on_write,
     "h5mmap": mapped_h5,
-    "sliced h5mmap": lambda x, path: mapped_h5(np.pad(x, ((1, 0), (2, 1), (0, 3)))[:, :, ::-1], path)[1:, 2:-1, :2:-1],
+    "sliced h5mmap": lambda x, path: mapped_h5(
+        np.pad(x, ((1, 0), (2, 1), (0, 3)))[:, :, ::-1], path
+    )[1:, 2:-1, :2:-1],
     "plain h5 view": lambda x, path: np.asarray(mapped_h5(x, path)),
     "lazy h5mmap": lazy_h5,
     "h5py": in_h5,
@@ -146,7 +152,13 @@ def test_rows_are_those_of_the_matrix(view, make, forms):
                 continue
             found = view.take(k, axis=0)
         else:
-            found = view[{"key": k, "(key, ...)": (k, ...) if k is not ... else k, "(key, :)": (k, slice(None))}[forms]]
+            found = view[
+                {
+                    "key": k,
+                    "(key, ...)": (k, ...) if k is not ... else k,
+                    "(key, :)": (k, slice(None)),
+                }[forms]
+            ]
         if isinstance(k, np.ndarray | list) and not len(k):
             k = []
         assert type(found) is type(view)
@@ -188,7 +200,9 @@ def test_parts_of_parts_and_their_native_arrays(view, make):
 @places
 @makes
 def test_functions_are_applied_to_what_is_read(view, make):
-    """To the transformed whole, as NumPy makes it, although it is applied to blocks; F changes from 3 to 4."""
+    """To the transformed whole, as NumPy makes it, although it is applied to blocks; F changes from
+    3 to 4.
+    """
     mapped = view[1:5].map(double_and_mean).map(np.negative)
     part = NATIVE[:, 1:5] if make is samples else NATIVE[:, :, 1:5]
     wanted = matrix(make, -double_and_mean(part))
@@ -242,7 +256,9 @@ def test_a_sent_context_is_kept(make):
                                    "h5mmap", "plain h5 view", "h5py", "memory", "time-major memory"])  # fmt: skip
 @pytest.mark.usefixtures("forked_workers")
 def test_workers_of_joblib_see_the_right_values(make, place, tmp_path):
-    """It ships a memory map that is transposed with permuted values; and what is larger than max_nbytes as a map."""
+    """It ships a memory map that is transposed with permuted values; and what is larger than
+    max_nbytes as a map.
+    """
     view = make(PLACES[place](NATIVE, os.fspath(tmp_path / "data.h5")))
     with joblib.parallel_config("loky", n_jobs=2, max_nbytes=100):
         whole, part = joblib.Parallel()(joblib.delayed(np.asarray)(v) for v in (view, view[[0, 2]]))
@@ -261,7 +277,9 @@ def test_numpy_reads_all_of_it(make):
     found = np.asarray(v)
     found[:] = 0  # a fresh array: the data stay
     assert NATIVE.all()
-    with pytest.raises(ValueError, match=r"^cannot return a view of sequences as a matrix without copying it$"):
+    with pytest.raises(
+        ValueError, match=r"^cannot return a view of sequences as a matrix without copying it$"
+    ):
         np.array(v, copy=False)
     with pytest.raises(ValueError, match=r"^cannot return a lazily read array without copying it$"):
         np.array(LazyArray(NATIVE), copy=False)
@@ -292,7 +310,9 @@ def test_tools_of_scikit_learn_take_rows_of_it(make, dispatch):
                 assert np.array_equal(found, wanted[k])
         first, last = train_test_split(v, test_size=2, shuffle=make is samples, random_state=0)
     assert type(first) is type(last) is type(v)
-    assert sorted(map(tuple, np.vstack([first, last]).tolist())) == sorted(map(tuple, wanted.tolist()))
+    assert sorted(map(tuple, np.vstack([first, last]).tolist())) == sorted(
+        map(tuple, wanted.tolist())
+    )
 
 
 @makes
@@ -309,8 +329,14 @@ def test_a_matrix_becomes_an_array_again():
 
 
 def test_how_a_view_prints():
-    assert repr(samples(NATIVE)[:2]) == "SamplesView(shape=(2, 21), dtype=float64, of (F, N, T)=(3, 5, 7))"
-    assert repr(timesteps(NATIVE)) == "TimestepsView(shape=(7, 15), dtype=float64, of (F, N, T)=(3, 5, 7))"
+    assert (
+        repr(samples(NATIVE)[:2])
+        == "SamplesView(shape=(2, 21), dtype=float64, of (F, N, T)=(3, 5, 7))"
+    )
+    assert (
+        repr(timesteps(NATIVE))
+        == "TimestepsView(shape=(7, 15), dtype=float64, of (F, N, T)=(3, 5, 7))"
+    )
 
 
 # -- what is read ------------------------------------------------------------------------------------------
@@ -320,7 +346,13 @@ class Recording:
     """An array that remembers what was asked of it."""
 
     def __init__(self, array):
-        self.array, self.shape, self.dtype, self.ndim, self.values = array, array.shape, array.dtype, 3, 0
+        self.array, self.shape, self.dtype, self.ndim, self.values = (
+            array,
+            array.shape,
+            array.dtype,
+            3,
+            0,
+        )
 
     def __getitem__(self, key):
         found = self.array[key]
@@ -333,7 +365,16 @@ def test_only_what_is_looked_at_is_read(make):
     x = Recording(NATIVE)
     v = make(x)
     rows = v[1:][[0, 2, 3]].map(np.negative)
-    rows.native, rows.shape, rows.dtype, len(rows), rows.nbytes, repr(rows), rows.n_features, rows.take([0], axis=0)
+    (
+        rows.native,
+        rows.shape,
+        rows.dtype,
+        len(rows),
+        rows.nbytes,
+        repr(rows),
+        rows.n_features,
+        rows.take([0], axis=0),
+    )
     make(x).map(double_and_mean)[0:2]
     if make is timesteps:
         rows.with_context(rows.contiguous_runs()[0])
@@ -395,13 +436,15 @@ def test_series_are_walked_through_in_one_go():
 # -- errors ------------------------------------------------------------------------------------------------
 
 DISORDER = (
-    "time steps must stay in their order: a state that runs forward cannot be carried through steps that are shuffled, "
-    "reversed or repeated; split with TimeSeriesSplit or KFold(shuffle=False), or use samples(x) to split between "
-    "series"
+    "time steps must stay in their order: a state that runs forward cannot be carried through "
+    "steps that are shuffled, reversed or repeated; split with TimeSeriesSplit or "
+    "KFold(shuffle=False), or use samples(x) to split between series"
 )
 
 
-@pytest.mark.parametrize("key", [slice(None, None, -1), [1, 0], [3, 3], [0, 1, 1], [5, 6, 4]], ids=repr)
+@pytest.mark.parametrize(
+    "key", [slice(None, None, -1), [1, 0], [3, 3], [0, 1, 1], [5, 6, 4]], ids=repr
+)
 def test_time_in_disorder_is_an_error(key):
     with pytest.raises(ValueError, match=f"^{re.escape(DISORDER)}$"):
         timesteps(X)[key]
@@ -412,15 +455,17 @@ def test_a_shuffled_splitter_of_time_is_an_error():
     with pytest.raises(ValueError, match=r"^time steps must stay in their order"):
         train_test_split(v, random_state=0)
     a, b = next(KFold(3, shuffle=True, random_state=0).split(v))
-    assert _safe_indexing(v, a).contiguous_runs() != []  # sorted, with gaps: the state is forgotten there
+    assert (
+        _safe_indexing(v, a).contiguous_runs() != []
+    )  # sorted, with gaps: the state is forgotten there
     assert len(_safe_indexing(v, b)) == 7
 
 
 @makes
 @pytest.mark.parametrize(("x", "error", "message"), [
     (NATIVE[0], ShapeError, "x must have three axes (F, N, T) = (features, series, time steps), got shape (5, 7); add "
-                            "the missing axis: x[None] for one feature, x[:, None] for one series (F, T), "
-                            "x.T[:, None] for one whose rows are time steps (T, F)"),
+                            "the missing axis: x[None] for one feature, x[:, None] for one "
+                            "series (F, T), x.T[:, None] for one whose rows are time steps (T, F)"),
     (NATIVE[:, :0], ShapeError, "x has no series: shape (3, 0, 7)"),
     (NATIVE + 1j, DataError, "x must hold real numbers, or labels, got dtype complex128; convert it, as with astype"),
     (3, ShapeError, "x must have three axes (F, N, T) = (features, series, time steps), got shape ()"),
@@ -438,15 +483,23 @@ def test_a_view_of_a_view_or_tuple(make):
     name = make.__name__
     with pytest.raises(DataError) as info:
         make(samples(NATIVE))
-    assert str(info.value) == f"{name} takes an array of shape (F, N, T), got a view of one; its array is x.native"
+    assert (
+        str(info.value)
+        == f"{name} takes an array of shape (F, N, T), got a view of one; its array is x.native"
+    )
     with pytest.raises(ShapeError) as info:
         make((NATIVE, NATIVE))
-    assert str(info.value) == f"{name} takes one array of shape (F, N, T), got a tuple of 2; stack their features"
+    assert (
+        str(info.value)
+        == f"{name} takes one array of shape (F, N, T), got a tuple of 2; stack their features"
+    )
 
 
 @pytest.mark.parametrize("context", [-1, 1.0, True, None, "3"])
 def test_a_context_that_is_no_number_of_steps(context):
-    with pytest.raises(ValueError, match=f"^context must be an integer of at least 0, got {context!r}$"):
+    with pytest.raises(
+        ValueError, match=f"^context must be an integer of at least 0, got {context!r}$"
+    ):
         timesteps(NATIVE, context)
 
 

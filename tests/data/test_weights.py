@@ -67,7 +67,9 @@ def test_the_mean_over_the_steps_that_count_is_one(form, lengths):
     assert not got[exists & ~live].any()
 
 
-@pytest.mark.parametrize("form", [f for f in FORMS if f not in ("list", "torch", "torch, one a series")])
+@pytest.mark.parametrize(
+    "form", [f for f in FORMS if f not in ("list", "torch", "torch, one a series")]
+)
 def test_weights_in_hdf5_are_those_in_memory(form, tmp_path):
     array = np.asarray(FORMS[form])
     in_file = hdf5(array, tmp_path)
@@ -137,15 +139,24 @@ def test_weights_are_read_for_any_rows(form, which, size):
         stop = min(start + size, rows.max_length)
         got = weight.read(rows, start, stop)
         assert got.shape == (stop - start, len(rows))
-        for i, (s, begin, length) in enumerate(zip(rows.series, rows.start, rows.length, strict=True)):
+        for i, (s, begin, length) in enumerate(
+            zip(rows.series, rows.start, rows.length, strict=True)
+        ):
             end = min(stop, length)
             expected = 2.5 * plain[s, begin + start : begin + end]
-            np.testing.assert_array_equal(got[: max(end - start, 0), i], expected[: max(end - start, 0)])
+            np.testing.assert_array_equal(
+                got[: max(end - start, 0), i], expected[: max(end - start, 0)]
+            )
 
 
-@pytest.mark.parametrize("shape", [(), (N + 1,), (T, N), (1, N), (N, 1), (N, T, 1), (2, N, T), (1, 1, N, T)])
+@pytest.mark.parametrize(
+    "shape", [(), (N + 1,), (T, N), (1, N), (N, 1), (N, T, 1), (2, N, T), (1, 1, N, T)]
+)
 def test_weights_of_another_shape_are_refused(shape):
-    with pytest.raises(ShapeError, match=r"sample_weight has shape .*; expected \(5,\), \(5, 7\) or \(1, 5, 7\) for 5"):
+    with pytest.raises(
+        ShapeError,
+        match=r"sample_weight has shape .*; expected \(5,\), \(5, 7\) or \(1, 5, 7\) for 5",
+    ):
         SampleWeight(np.ones(shape), N, T)
 
 
@@ -161,7 +172,9 @@ def test_weights_that_are_negative_or_no_number_are_refused(shape, value):
     w = np.ones(shape)
     w.reshape(-1)[-1] = value
     weight = SampleWeight(w, N, T)
-    with pytest.raises(DataError, match="sample_weight must be finite and not negative; use 0 for steps that"):
+    with pytest.raises(
+        DataError, match="sample_weight must be finite and not negative; use 0 for steps that"
+    ):
         weight.normalize(whole(), ())
 
 
@@ -178,7 +191,10 @@ def test_weights_that_leave_nothing_are_refused():
         (late, LENGTHS, ()),
     ):
         weight = SampleWeight(w, N, T)
-        with pytest.raises(DataError, match="sample_weight leaves nothing to learn from: every step has weight 0 or"):
+        with pytest.raises(
+            DataError,
+            match="sample_weight leaves nothing to learn from: every step has weight 0 or",
+        ):
             weight.normalize(whole(lengths), ys)
         assert weight.scale == 1
 
@@ -195,9 +211,16 @@ def test_blocks_cover_every_step_once(monkeypatch, block, n_features):
 
 
 def test_blocks_are_long_along_both_axes(monkeypatch):
-    """A file in either order is read in stretches of some length, not again and again for a value in each page."""
+    """A file in either order is read in stretches of some length, not again and again for a value
+    in each page.
+    """
     monkeypatch.setattr(weights_module, "BLOCK", 1000)
-    for n_series, n_steps, size in ((70, 900, (32, 31)), (900, 70, (32, 31)), (7, 900, (7, 142)), (900, 7, (142, 7))):
+    for n_series, n_steps, size in (
+        (70, 900, (32, 31)),
+        (900, 70, (32, 31)),
+        (7, 900, (7, 142)),
+        (900, 7, (142, 7)),
+    ):
         series, steps = weights_module.block_slices(n_series, n_steps)[0]
         assert (series.stop, steps.stop) == size
 

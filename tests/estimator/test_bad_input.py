@@ -63,15 +63,32 @@ def picture(value: Any) -> Any:
     """A value as plain data that can be compared: everything in it, bit for bit."""
     if isinstance(value, torch.Tensor):
         grad = picture(value.grad) if value.is_leaf and value.grad is not None else None
-        return "tensor", str(value.dtype), tuple(value.shape), value.requires_grad, grad, value.tolist().__repr__()
+        return (
+            "tensor",
+            str(value.dtype),
+            tuple(value.shape),
+            value.requires_grad,
+            grad,
+            value.tolist().__repr__(),
+        )
     if isinstance(value, np.ndarray):
-        return "array", value.dtype.str, value.shape, value.strides, value.flags.writeable, value.tolist().__repr__()
+        return (
+            "array",
+            value.dtype.str,
+            value.shape,
+            value.strides,
+            value.flags.writeable,
+            value.tolist().__repr__(),
+        )
     if isinstance(value, h5py.Dataset):
         return "dataset", picture(value[()]) if value else "closed"
     if isinstance(value, nn.Module):
         return (
             type(value).__name__,
-            [(name, m.training, picture(getattr(m, "state", None))) for name, m in value.named_modules()],
+            [
+                (name, m.training, picture(getattr(m, "state", None)))
+                for name, m in value.named_modules()
+            ],
             [(name, picture(p)) for name, p in value.named_parameters()],
             [(name, picture(b)) for name, b in value.named_buffers()],
         )
@@ -88,13 +105,19 @@ def picture(value: Any) -> Any:
     if isinstance(value, partial):
         return "partial", id(value.func), picture(value.args), picture(value.keywords)
     if is_dataclass(value) or isinstance(value, SimpleNamespace):
-        return type(value).__name__, picture(vars(value)) if not isinstance(value, type) else id(value)
-    return (type(value).__name__, repr(value)) if isinstance(value, int | float | str) else id(value)
+        return type(value).__name__, picture(vars(value)) if not isinstance(value, type) else id(
+            value
+        )
+    return (
+        (type(value).__name__, repr(value)) if isinstance(value, int | float | str) else id(value)
+    )
 
 
 @contextmanager
 def nothing_changes(est: Estimator, *objects: Any):
-    """Whatever happens inside, the estimator, the user's objects and the global generators are as before."""
+    """Whatever happens inside, the estimator, the user's objects and the global generators are as
+    before.
+    """
 
     def look():
         return {
@@ -149,7 +172,9 @@ class Case:
     telling: str | tuple[str, ...]
     arguments: Callable[[], dict[str, Any]] = dict  # of fit, or of predict or score
     settings: Callable[[], dict[str, Any]] = dict  # of the constructor
-    loops: bool = field(default=False)  # whether it shows in the first window only; else no hook has run
+    loops: bool = field(
+        default=False
+    )  # whether it shows in the first window only; else no hook has run
 
 
 def table(*cases):
@@ -178,7 +203,13 @@ def bad_fit(case, stage):
     """Fit an estimator that was never fitted, was fitted, or goes on from its last fit."""
     steps, starts = [], []
     watcher = SimpleNamespace(on_start=starts.append, on_step=steps.append)
-    settings = {"model": Net(), "spec": dict(PLAIN), "random_state": 0, "verbose": False, "callbacks": watcher}
+    settings = {
+        "model": Net(),
+        "spec": dict(PLAIN),
+        "random_state": 0,
+        "verbose": False,
+        "callbacks": watcher,
+    }
     bad = case.settings()
     if stage == "fresh":
         est = Estimator(**{**settings, **bad})
@@ -204,7 +235,8 @@ stages = pytest.mark.parametrize("stage", ["fresh", "refit", "warm"])
 @stages
 @table(
     Case("1-D", ShapeError,
-         "x has one axis, of 12 values. Reshape your data: x[None, None] if they are one feature of one series (F, N, "
+         "x has one axis, of 12 values. Reshape your data: x[None, None] if they are one feature "
+         "of one series (F, N, "
          "T), x.reshape(-1, 1) if a matrix of one feature, x.reshape(1, -1) if one of a single sample", data(X[0, 0])),
     Case("2-D", ShapeError, ("x", "is of one series or of one feature, add the missing axis: x[:, None] or x[None]"),
          data(X[0])),
@@ -221,7 +253,8 @@ stages = pytest.mark.parametrize("stage", ["fresh", "refit", "warm"])
     ),
     Case("ragged lists", ShapeError, "x must be an array of shape (F, N, T)", data([[[1.0, 2.0], [3.0]]])),
     Case("2-D y", ShapeError,
-         "y has shape (5, 12) = (N, T) beside x of (F, N, T): if it is a target for each step, add the missing axis, "
+         "y has shape (5, 12) = (N, T) beside x of (F, N, T): if it is a target for each step, add "
+         "the missing axis, "
          "y[None], or set target='step'; if it is 12 targets for each series, set target='series'", data(y=Y[0])),
     Case("1-D y of other series", ValueError,
          "Found input variables with inconsistent numbers of samples: [5, 4]", data(y=Y[0, :4, 0])),
@@ -263,7 +296,10 @@ def test_arrays(case, stage):
 @pytest.mark.parametrize(
     ("y", "telling"),
     [
-        (Y.transpose(1, 2, 0), r"if x is \(N, T, F\) and y \(N, T, F\): x.transpose\(2, 0, 1\) and y.tr"),
+        (
+            Y.transpose(1, 2, 0),
+            r"if x is \(N, T, F\) and y \(N, T, F\): x.transpose\(2, 0, 1\) and y.tr",
+        ),
         (Y, r"if x is \(N, T, F\) and y \(F, N, T\): x.transpose\(2, 0, 1\)$"),
         (
             Y[0],
@@ -277,15 +313,20 @@ def test_the_way_from_batch_first_arrays_is_told(y, telling):
         Estimator(spec=PLAIN).fit(X.transpose(1, 2, 0), y)
 
 
-@pytest.mark.parametrize("labels", [np.zeros((5, 12), int), np.zeros((5, 12, 1), int).transpose(0, 2, 1)])
+@pytest.mark.parametrize(
+    "labels", [np.zeros((5, 12), int), np.zeros((5, 12, 1), int).transpose(0, 2, 1)]
+)
 def test_the_way_from_the_layout_of_aeon_is_told_for_labels_and_validation_data(labels):
     x = np.zeros((5, 2, 12))  # (N, F, T)
     with pytest.raises(ShapeError, match=r"\(N, F, T\).*transpose\(1, 0, 2\)"):
         SequenceClassifier().fit(x, labels)
     with pytest.raises(
-        ShapeError, match=r"if validation x is \(N, F, T\) and validation y \(F, N, T\): x.transpose\(1"
+        ShapeError,
+        match=r"if validation x is \(N, F, T\) and validation y \(F, N, T\): x.transpose\(1",
     ):
-        Estimator().fit(np.zeros((2, 5, 12)), np.zeros((1, 5, 12)), validation_data=(x, np.zeros((1, 5, 12))))
+        Estimator().fit(
+            np.zeros((2, 5, 12)), np.zeros((1, 5, 12)), validation_data=(x, np.zeros((1, 5, 12)))
+        )
 
 
 @pytest.mark.parametrize("fitted", [False, True])
@@ -395,7 +436,9 @@ def test_spec(case, stage):
 
 def test_a_misspelt_optional_field_warns():
     est = Estimator(Net(), spec={**PLAIN, "over_lap": 3})
-    with pytest.warns(UserWarning, match="spec field 'over_lap' is not used; did you mean 'overlap'"):
+    with pytest.warns(
+        UserWarning, match="spec field 'over_lap' is not used; did you mean 'overlap'"
+    ):
         est.fit(X, Y)
 
 
@@ -614,7 +657,8 @@ class OnEpoch:
          good(validation=(X, Y, None, [13] * N))),
     Case("validation dict", ValueError, "validation_data must be (x, y)", good(validation={"x": X, "y": Y})),
     Case("validation 2-D", ShapeError,
-         "the rows of the matrix validation x are series of 1 step, but validation y has 12 steps; if it is of one "
+         "the rows of the matrix validation x are series of 1 step, but validation y has 12 steps; "
+         "if it is of one "
          "series or of one feature, add the missing axis: x[:, None] or x[None]", good(validation=(X[0], Y))),
     Case("validation N", ShapeError, "validation x has 5 series and validation y has 4",
          good(validation=(X, Y[:, :4]))),
@@ -635,7 +679,8 @@ class OnEpoch:
     Case("verbose", ValueError, "verbose must be 'auto', True or False, got 'loud'", settings=given(verbose="loud")),
     *(
         Case(f"comm={value!r}", ValueError,
-             "comm must be 'auto', None, 'mpi', 'torch' or a communicator (an object with rank, size, allreduce_, "
+             "comm must be 'auto', None, 'mpi', 'torch' or a communicator (an object with rank, "
+             "size, allreduce_, "
              f"broadcast_, allgather, barrier), got {value!r}", settings=given(comm=value))
         for value in (5, "solo", SimpleNamespace(rank=0, size=2))
     ),
@@ -660,7 +705,9 @@ def test_random_state(case, stage):
 
 
 @pytest.mark.parametrize("make", [np.random.default_rng, np.random.RandomState])
-@pytest.mark.parametrize("arguments", [{"y": Y[:, :4]}, {"y": series(1, at=(0, 0, 0), value=np.inf)}, {"x": X[0]}])
+@pytest.mark.parametrize(
+    "arguments", [{"y": Y[:, :4]}, {"y": series(1, at=(0, 0, 0), value=np.inf)}, {"x": X[0]}]
+)
 @pytest.mark.parametrize("loss", [None, lambda m, xs, ys: run_window(m, xs).sum() * torch.nan])
 def test_a_generator_of_the_user_moves_on_only_with_a_fit_that_learnt(make, arguments, loss):
     generator, twin = make(3), make(3)
@@ -668,7 +715,9 @@ def test_a_generator_of_the_user_moves_on_only_with_a_fit_that_learnt(make, argu
     with nothing_changes(est, generator), pytest.raises((ValueError, FloatingPointError)):
         est.fit(**{"x": X, "y": Y, **arguments})
     est.set_params(loss=None).fit(X, Y)
-    assert torch.equal(net2vec(est), net2vec(Estimator(Net, None, None, PLAIN, random_state=make(3)).fit(X, Y)))
+    assert torch.equal(
+        net2vec(est), net2vec(Estimator(Net, None, None, PLAIN, random_state=make(3)).fit(X, Y))
+    )
     assert picture(generator) != picture(twin)
 
 
@@ -694,8 +743,12 @@ def mapped(a, tmp_path, name):
 
 @pytest.mark.parametrize("kind", ["memmap", "h5py"])
 @pytest.mark.parametrize("where", ["first", "later"])
-@pytest.mark.parametrize("what", ["x is nan at feature 1", "x is inf at feature 1", "y is inf at feature 0"])
-def test_bad_values_in_a_file_are_found_before_the_update_of_their_window(kind, where, what, tmp_path):
+@pytest.mark.parametrize(
+    "what", ["x is nan at feature 1", "x is inf at feature 1", "y is inf at feature 0"]
+)
+def test_bad_values_in_a_file_are_found_before_the_update_of_their_window(
+    kind, where, what, tmp_path
+):
     step = {"first": 2, "later": 7}[where]
     value = np.nan if "nan" in what else np.inf
     bad_x = series(at=(1, 2, step), value=value) if what[0] == "x" else X
@@ -707,7 +760,10 @@ def test_bad_values_in_a_file_are_found_before_the_update_of_their_window(kind, 
         if kind == "memmap":
             x, y = mapped(bad_x, tmp_path, "x"), mapped(bad_y, tmp_path, "y")
         if where == "first":
-            with nothing_changes(est, x, y), pytest.raises(DataError, match=f"{what}, series 2, step 2; "):
+            with (
+                nothing_changes(est, x, y),
+                pytest.raises(DataError, match=f"{what}, series 2, step 2; "),
+            ):
                 est.fit(x, y)
             return
         with pytest.raises(DataError, match=f"{what}, series 2, step 7; "):
@@ -728,14 +784,24 @@ def test_not_finite_in_a_later_window(kind, accumulate, opt):
         value = three(model, xs, ys)
         if len(calls) < 7:
             return value
-        return value * torch.nan if kind == "loss" else value + (model.head.bias * 0).sqrt().sum()  # 0 * inf backwards
+        return (
+            value * torch.nan if kind == "loss" else value + (model.head.bias * 0).sqrt().sum()
+        )  # 0 * inf backwards
 
     record = Recorder()
-    spec = {**PLAIN, "batchsize": 5, "shuffle": False, "accumulate": accumulate, "seqsize": 3}  # 4 windows an epoch
+    spec = {
+        **PLAIN,
+        "batchsize": 5,
+        "shuffle": False,
+        "accumulate": accumulate,
+        "seqsize": 3,
+    }  # 4 windows an epoch
     est = Estimator(Net(), loss, opt, spec, callbacks=record, random_state=0)
     with pytest.raises(FloatingPointError, match="is nan at steps"):
         est.fit(X, Y)
-    assert len(record.parameters) == 6  # a gradient too is looked at in its own step, also while it waits
+    assert (
+        len(record.parameters) == 6
+    )  # a gradient too is looked at in its own step, also while it waits
     assert torch.equal(net2vec(est), record.parameters[5])
     assert picture(est.optimizer_.state_dict()) == picture(record.optimizer[5])
     assert all(p.grad is None for p in est.model_.parameters())
@@ -746,7 +812,9 @@ def test_not_finite_in_a_later_window(kind, accumulate, opt):
 
 
 @pytest.mark.parametrize("stage", ["fresh", "fitted"])
-@pytest.mark.parametrize("y", [np.full_like(Y, np.nan), series(1, at=(0, slice(None), slice(4, None)))])
+@pytest.mark.parametrize(
+    "y", [np.full_like(Y, np.nan), series(1, at=(0, slice(None), slice(4, None)))]
+)
 def test_nothing_to_learn_from(y, stage, tmp_path):
     for targets in (y, mapped(y, tmp_path, "y")):
         est = Estimator(Net(), spec={**PLAIN, "burn_in": 4}, random_state=0, warm_start=True)
@@ -776,7 +844,10 @@ def test_before_fit(call, failed, tmp_path):
     if failed:
         with pytest.raises(DataError):
             est.fit(series(at=(1, 2, 3)), Y)
-    with nothing_changes(est), pytest.raises(NotFittedError, match="Estimator instance is not fitted yet"):
+    with (
+        nothing_changes(est),
+        pytest.raises(NotFittedError, match="Estimator instance is not fitted yet"),
+    ):
         call(est, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -798,12 +869,14 @@ def state_of(n_series, n_features=2, hidden=4):
 
 @table(
     Case("2-D", ShapeError,
-         "X has 12 features, but Estimator is expecting 2 features as input; the rows of a matrix are series of one "
+         "X has 12 features, but Estimator is expecting 2 features as input; the rows of a matrix "
+         "are series of one "
          "step: if x is of one series or of one feature, add the missing axis: x[:, None] or x[None]", given(x=X[0])),
     Case("1-D", ShapeError, "x has one axis, of 12 values. Reshape your data", given(x=X[0, 0])),
     Case("None", DataError, "got None", given(x=None)),
     Case("features", ShapeError,
-         "x has 3 features per step, but Estimator was fitted on 2; if a splitter cut it, note that arrays of shape "
+         "x has 3 features per step, but Estimator was fitted on 2; if a splitter cut it, note "
+         "that arrays of shape "
          "(F, N, T) are cut along F: hand samples(x) or timesteps(x) to whatever splits", given(x=series(3))),
     Case("several inputs", ShapeError, "x has (2, 2) features per step, but Estimator was fitted on 2",
          given(x=(X, X))),
@@ -872,16 +945,25 @@ def test_an_hdf5_file_that_is_open_for_reading_is_no_out(est, tmp_path):
     with h5py.File(tmp_path / "out.h5", "w") as f:
         f["y"] = np.full((1, N, T), 7.0)
     with h5py.File(tmp_path / "out.h5", "r") as f:
-        with nothing_changes(est, f["y"]), pytest.raises(DataError, match="open for reading only; open it with mode"):
+        with (
+            nothing_changes(est, f["y"]),
+            pytest.raises(DataError, match="open for reading only; open it with mode"),
+        ):
             est.predict(X, f["y"])
-        with pytest.raises(DataError, match="out has dtype int64"), h5py.File(tmp_path / "int.h5", "w") as g:
+        with (
+            pytest.raises(DataError, match="out has dtype int64"),
+            h5py.File(tmp_path / "int.h5", "w") as g,
+        ):
             est.predict(X, g.create_dataset("y", (1, N, T), "i8"))
 
 
 def test_a_memory_map_that_is_read_only_is_no_out(est, tmp_path):
     mapped(Y, tmp_path, "out").flush()
     m = np.memmap(tmp_path / "out", "f4", "r", shape=(1, N, T))
-    with nothing_changes(est, m), pytest.raises(DataError, match=r"out is read-only; open it with mode 'r\+'"):
+    with (
+        nothing_changes(est, m),
+        pytest.raises(DataError, match=r"out is read-only; open it with mode 'r\+'"),
+    ):
         est.predict(X, m)
 
 
@@ -911,9 +993,15 @@ def test_score(case, est):
 
 
 def test_partial_fit_on_other_features(est):
-    with nothing_changes(est), pytest.raises(ShapeError, match=r"x has 3 features .* was fitted on 2"):
+    with (
+        nothing_changes(est),
+        pytest.raises(ShapeError, match=r"x has 3 features .* was fitted on 2"),
+    ):
         est.partial_fit(series(3), Y)
-    with nothing_changes(est), pytest.raises(ShapeError, match=r"the model gives .* for targets of shape"):
+    with (
+        nothing_changes(est),
+        pytest.raises(ShapeError, match=r"the model gives .* for targets of shape"),
+    ):
         est.partial_fit(X, X)
 
 

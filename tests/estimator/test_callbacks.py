@@ -35,7 +35,14 @@ def model():
 def make(callbacks=None, opt=None, warm_start=False, verbose=False, loss=None, **spec):
     spec = Spec(**{"epochs": 3, "batchsize": 4, "seqsize": 5, **spec})
     return Estimator(
-        model(), loss, opt, spec, callbacks=callbacks, warm_start=warm_start, verbose=verbose, random_state=0
+        model(),
+        loss,
+        opt,
+        spec,
+        callbacks=callbacks,
+        warm_start=warm_start,
+        verbose=verbose,
+        random_state=0,
     )
 
 
@@ -47,7 +54,9 @@ class Diary:
         vars(self).update(attributes)
 
     def write(self, event, loop):
-        self.pages.append((event, loop.step, loop.epoch) if not hasattr(self, "name") else (self.name, event))
+        self.pages.append(
+            (event, loop.step, loop.epoch) if not hasattr(self, "name") else (self.name, event)
+        )
 
     def on_start(self, loop):
         self.write("start", loop)
@@ -219,7 +228,9 @@ def test_an_error_carries_the_name_of_its_hook(event):
         est.fit(X, Y)
     assert info.value.__notes__ == [f"raised by the on_{event} hook 'my hook'"]
     assert len(closed) == 1
-    assert hasattr(est, "model_") is (event != "start")  # where nothing was learnt, nothing is changed
+    assert hasattr(est, "model_") is (
+        event != "start"
+    )  # where nothing was learnt, nothing is changed
     if event != "start":
         assert np.isfinite(est.predict(X)).all()
 
@@ -320,7 +331,9 @@ SCHEDULES = {
     "OneCycleLR": partial(lr_scheduler.OneCycleLR, max_lr=0.3, total_steps=100),
     "LambdaLR": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n)),
     "SequentialLR": lambda optimizer: lr_scheduler.SequentialLR(
-        optimizer, [lr_scheduler.ConstantLR(optimizer, 0.1, 2), lr_scheduler.ExponentialLR(optimizer, 0.7)], [2]
+        optimizer,
+        [lr_scheduler.ConstantLR(optimizer, 0.1, 2), lr_scheduler.ExponentialLR(optimizer, 0.7)],
+        [2],
     ),
 }
 sgd = partial(SGD, lr=0.05, momentum=0.9)
@@ -363,7 +376,9 @@ def test_a_schedule_equals_that_of_a_plain_loop(name, every):
     assert watch.lrs == expected
     if every == "epoch":
         assert [record["lr"] for record in est.history_] == expected[::STEPS]
-    halves = make(None, sgd, epochs=3, scheduler=SCHEDULES[name], schedule_every=every, warm_start=True)
+    halves = make(
+        None, sgd, epochs=3, scheduler=SCHEDULES[name], schedule_every=every, warm_start=True
+    )
     halves.fit(X, Y)
     halves.partial_fit(X, Y).partial_fit(X, Y).partial_fit(X, Y)  # the schedule goes on
     assert torch.equal(net2vec(halves), net2vec(est))
@@ -373,9 +388,14 @@ def test_a_schedule_equals_that_of_a_plain_loop(name, every):
 def test_a_step_of_the_schedule_is_a_step_of_the_optimizer(accumulate):
     watch, steps = Rates(), []
     schedule = SCHEDULES["ExponentialLR"]
-    make(watch, counting(sgd, steps), epochs=3, accumulate=accumulate, scheduler=schedule, schedule_every="step").fit(
-        X, Y
-    )
+    make(
+        watch,
+        counting(sgd, steps),
+        epochs=3,
+        accumulate=accumulate,
+        scheduler=schedule,
+        schedule_every="step",
+    ).fit(X, Y)
     updates = math.ceil(STEPS / accumulate)  # an epoch, the last ones at its end
     expected = plain_rates(schedule, 3 * updates, 1)
     assert steps == expected
@@ -396,7 +416,9 @@ def counting(opt, lrs):
 def test_burn_in_windows_are_no_steps_of_the_schedule():
     steps = []
     schedule = SCHEDULES["ExponentialLR"]
-    make(None, counting(sgd, steps), epochs=2, burn_in=10, scheduler=schedule, schedule_every="step").fit(X, Y)
+    make(
+        None, counting(sgd, steps), epochs=2, burn_in=10, scheduler=schedule, schedule_every="step"
+    ).fit(X, Y)
     assert steps == plain_rates(schedule, 2 * 4, 1)
 
 
@@ -419,7 +441,9 @@ def test_two_groups_are_scheduled_together():
     opt = SGD([{"params": m[0].parameters(), "lr": 0.2}, {"params": m[1].parameters(), "lr": 0.02}])
     spec = Spec(epochs=3, batchsize=4, scheduler=SCHEDULES["ExponentialLR"])
     est = Estimator(m, None, opt, spec).fit(X, Y)
-    assert [g["lr"] for g in est.optimizer_.param_groups] == pytest.approx([0.2 * 0.9**3, 0.02 * 0.9**3])
+    assert [g["lr"] for g in est.optimizer_.param_groups] == pytest.approx(
+        [0.2 * 0.9**3, 0.02 * 0.9**3]
+    )
     assert [g["lr"] for g in opt.param_groups] == [0.2, 0.02]  # the user's own
 
 
@@ -475,7 +499,9 @@ def test_best_weights_are_restored_if_epochs_run_out():
 
 def test_without_patience_the_last_weights_stay():
     keeper = Keeper()
-    est = make(keeper, partial(SGD, lr=0.5, momentum=0.9), epochs=6, clip=1.0).fit(X, Y, validation_data=(XV, YV))
+    est = make(keeper, partial(SGD, lr=0.5, momentum=0.9), epochs=6, clip=1.0).fit(
+        X, Y, validation_data=(XV, YV)
+    )
     assert same(keeper.kept[-1], est.model_.state_dict())
 
 
@@ -494,7 +520,9 @@ def test_best_weights_are_restored_if_a_hook_stops_it_but_not_after_an_error(err
     est = make([keeper, end], wild, epochs=30, clip=1.0, patience=50)
     if error is None:
         est.fit(X, Y, validation_data=(XV, YV))
-        assert same(keeper.kept[int(np.argmin(est.validation_loss_curve_))], est.model_.state_dict())
+        assert same(
+            keeper.kept[int(np.argmin(est.validation_loss_curve_))], est.model_.state_dict()
+        )
         assert not torch.equal(net2vec(est), last[0])
     else:
         with pytest.raises(error):
@@ -578,7 +606,12 @@ def test_partial_fit_adds_one_epoch():
 
 
 def test_validation_in_some_fits_only():
-    est = make(warm_start=True, epochs=2).fit(X, Y).fit(X, Y, validation_data=(XV, YV)).partial_fit(X, Y)
+    est = (
+        make(warm_start=True, epochs=2)
+        .fit(X, Y)
+        .fit(X, Y, validation_data=(XV, YV))
+        .partial_fit(X, Y)
+    )
     assert ["validation_loss" in r for r in est.history_] == [False, False, True, True, False]
     assert len(est.validation_loss_curve_) == 2
     assert len(est.loss_curve_) == 5
@@ -604,7 +637,11 @@ def test_grad_is_the_mean_of_the_last_epoch_before_clipping():
 
     class Remembering(Adam):
         def step(self, closure=None):
-            grads.append(torch.cat([p.grad.reshape(-1).clone() for g in self.param_groups for p in g["params"]]))
+            grads.append(
+                torch.cat(
+                    [p.grad.reshape(-1).clone() for g in self.param_groups for p in g["params"]]
+                )
+            )
             return super().step(closure)
 
     est = make(opt=Remembering, epochs=2).fit(X, Y)
@@ -616,7 +653,9 @@ def test_grad_is_the_mean_of_the_last_epoch_before_clipping():
     clipped = make(opt=Remembering, epochs=1, clip=1e-12).fit(X, Y)
     assert max(g.norm() for g in grads) <= 1e-12
     assert clipped.grad_.norm() > 1e-3
-    assert torch.allclose(clipped.grad_, first, rtol=0.5, atol=0.05)  # nearly the same weights throughout
+    assert torch.allclose(
+        clipped.grad_, first, rtol=0.5, atol=0.05
+    )  # nearly the same weights throughout
 
 
 def test_the_history_is_a_table_of_loss_validation_loss_and_learning_rate():
@@ -676,7 +715,11 @@ def test_the_bar_does_not_change_the_result(capsys, monkeypatch):
 @pytest.mark.parametrize("verbose", [True, "auto", 1])
 def test_off_a_terminal_each_epoch_is_a_line_in_the_log(verbose, capsys, caplog):
     with caplog.at_level(logging.INFO, "fluxutils_py"):
-        est = make(verbose=verbose, opt=partial(SGD, lr=0.1), scheduler=partial(lr_scheduler.StepLR, step_size=1))
+        est = make(
+            verbose=verbose,
+            opt=partial(SGD, lr=0.1),
+            scheduler=partial(lr_scheduler.StepLR, step_size=1),
+        )
         est.fit(X, Y, validation_data=(XV, YV))
     assert [(r.name, r.levelname) for r in caplog.records] == [("fluxutils_py", "INFO")] * 3
     first, last = est.history_[0], est.history_[-1]
@@ -690,7 +733,11 @@ def test_what_logging_would_drop_is_written_to_stderr_if_one_insists(capsys):
     make(verbose=True).fit(X, Y)
     out, err = capsys.readouterr()
     assert out == ""
-    assert [line.split(": loss")[0] for line in err.splitlines()] == ["epoch 1", "epoch 2", "epoch 3"]
+    assert [line.split(": loss")[0] for line in err.splitlines()] == [
+        "epoch 1",
+        "epoch 2",
+        "epoch 3",
+    ]
 
 
 def test_what_callbacks_add_to_the_record_is_in_the_line(caplog):

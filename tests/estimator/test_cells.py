@@ -22,8 +22,8 @@ Y = X.mean(0, keepdims=True)
 def test_names_of_cells():
     assert list(CELLS) == ["lstm", "gru", "rnn", *OWN, *WITHOUT_RECURRENCE]
     message = (
-        "cell must be one of 'lstm', 'gru', 'rnn', 'flstm', 'sgru', 'mgu', 'smgu', 'hfgru', 'mingru', 'minlstm', "
-        "'lru', 'tcn', 'attention', or a class, got 'flsm'"
+        "cell must be one of 'lstm', 'gru', 'rnn', 'flstm', 'sgru', 'mgu', 'smgu', 'hfgru', "
+        "'mingru', 'minlstm', 'lru', 'tcn', 'attention', or a class, got 'flsm'"
     )
     with pytest.raises(ValueError, match=f"^{message}$"):
         SequenceRegressor(cell="flsm").fit(X, Y)
@@ -51,13 +51,17 @@ def test_fit_is_a_hand_written_loop_over_the_steps_of_the_cell(cell):
                 opt.zero_grad()
                 loss.backward()
                 opt.step()
-                state = tuple(s.detach() for s in state) if isinstance(state, tuple) else state.detach()
+                state = (
+                    tuple(s.detach() for s in state) if isinstance(state, tuple) else state.detach()
+                )
     torch.testing.assert_close(net2vec(est), net2vec(reset(model)), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("cell", [*OWN, *WITHOUT_RECURRENCE])
 def test_ready_made_estimators_learn_save_and_predict_in_parts(cell, tmp_path):
-    est = SequenceRegressor(6, 2, cell, dropout=0.1, epochs=30, lr=0.03, seqsize=10, random_state=0).fit(X, Y)
+    est = SequenceRegressor(
+        6, 2, cell, dropout=0.1, epochs=30, lr=0.03, seqsize=10, random_state=0
+    ).fit(X, Y)
     assert est.score(X, Y) > 0.8
     est.save(tmp_path / "est")
     loaded = SequenceRegressor.load(tmp_path / "est")
@@ -70,7 +74,10 @@ def test_ready_made_estimators_learn_save_and_predict_in_parts(cell, tmp_path):
     loaded.partial_fit(X, Y)
     assert np.array_equal(est.predict(X), loaded.predict(X))
     labels = np.where(X[0].mean(1) > 0, "up", "down")
-    assert set(SequenceClassifier(4, cell=cell, epochs=2).fit(X, labels).predict(X)) <= {"up", "down"}
+    assert set(SequenceClassifier(4, cell=cell, epochs=2).fit(X, labels).predict(X)) <= {
+        "up",
+        "down",
+    }
 
 
 def test_settings_of_a_layer_by_name_and_any_stack_as_cell():
@@ -85,5 +92,7 @@ def test_a_cell_of_one_step_in_a_model_of_ones_own():
     layer = nn.Sequential(CELLS["smgu"](3, 4), nn.Linear(4, 1)).double()
     layer.load_state_dict(dict(zip(layer.state_dict(), model.state_dict().values(), strict=True)))
     spec = Spec(epochs=2, batchsize=4, seqsize=10)
-    steps, windows = (Estimator(m, None, None, spec, random_state=0).fit(X, Y) for m in (model, layer))
+    steps, windows = (
+        Estimator(m, None, None, spec, random_state=0).fit(X, Y) for m in (model, layer)
+    )
     torch.testing.assert_close(net2vec(steps), net2vec(windows), rtol=0, atol=1e-12)

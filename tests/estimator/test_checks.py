@@ -40,10 +40,17 @@ from fluxutils_py import (
 )
 from fluxutils_py.training import Loop
 
-LEARNING = Estimator(None, None, partial(AdamW, lr=1e-2), {"epochs": 100, "batchsize": 256, "seqsize": None})
+LEARNING = Estimator(
+    None, None, partial(AdamW, lr=1e-2), {"epochs": 100, "batchsize": 256, "seqsize": None}
+)
 # checks that fail where a fit has not gone far enough; for all others, two epochs are a fit
-OF_WHAT_WAS_LEARNT = {check_class_weight_classifiers, check_classifiers_train, check_regressors_train}
-# how many checks there are at least: a mixin, a tag or a parameter that were lost would take some away unseen
+OF_WHAT_WAS_LEARNT = {
+    check_class_weight_classifiers,
+    check_classifiers_train,
+    check_regressors_train,
+}
+# how many checks there are at least: a mixin, a tag or a parameter that were lost would take some
+# away unseen
 LEAST = [
     (Estimator(), 48),
     (LEARNING, 48),
@@ -59,7 +66,13 @@ LEAST = [
     (SequenceImputer(), 44),
     (SequenceImputer("constant", fill_value=3), 44),
 ]
-KINDS = [Estimator(), EstimatorRegressor(), EstimatorClassifier(), SequenceRegressor(), SequenceClassifier()]
+KINDS = [
+    Estimator(),
+    EstimatorRegressor(),
+    EstimatorClassifier(),
+    SequenceRegressor(),
+    SequenceClassifier(),
+]
 SMALL = [
     SequenceRegressor(4, epochs=2),
     SequenceClassifier(4, epochs=2),
@@ -94,7 +107,9 @@ def test_check_of_scikit_learn(estimator, check, few_epochs):
         pytest.fail(f"the check did not run: {error}")
 
 
-@pytest.mark.parametrize(("est", "least"), LEAST, ids=lambda v: name(v) if hasattr(v, "fit") else str(v))
+@pytest.mark.parametrize(
+    ("est", "least"), LEAST, ids=lambda v: name(v) if hasattr(v, "fit") else str(v)
+)
 def test_as_many_checks_as_there_should_be(est, least):
     found = list(estimator_checks_generator(est))
     assert len(found) >= least
@@ -113,7 +128,9 @@ def test_the_check_of_array_dispatch_does_fit_under_dispatch(est):
             return super().fit(*args, **kwargs)
 
     Watched.__init__ = type(est).__init__  # get_params reads its signature
-    (check,) = [c for _, c in estimator_checks_generator(Watched()) if c.func is check_array_api_input]
+    (check,) = [
+        c for _, c in estimator_checks_generator(Watched()) if c.func is check_array_api_input
+    ]
     check(Watched(**est.get_params()))
     assert seen[:2] == [False, True]
 
@@ -138,9 +155,16 @@ def test_check_of_scikit_learn_itself(check, est):
 
 
 # the check gives matrices to what was fitted on frames; scikit-learn's own scaler warns there too
-@pytest.mark.filterwarnings("ignore:X does not have valid feature names", "ignore:X has feature names, but")
+@pytest.mark.filterwarnings(
+    "ignore:X does not have valid feature names", "ignore:X has feature names, but"
+)
 @pytest.mark.parametrize(
-    "check", [check_set_output_transform, check_set_output_transform_pandas, check_global_output_transform_pandas]
+    "check",
+    [
+        check_set_output_transform,
+        check_set_output_transform_pandas,
+        check_global_output_transform_pandas,
+    ],
 )
 @pytest.mark.parametrize("est", [SequenceScaler(), WinsorScaler(), SequenceImputer()], ids=name)
 def test_check_of_set_output(check, est):
@@ -175,8 +199,12 @@ def test_names_of_columns_are_learnt_and_forgotten(est):
     est = clone(est).set_params(random_state=0).fit(frame, y)
     assert est.feature_names_in_.tolist() == ["a", "b", "c"]
     assert est.n_features_in_ == 3
-    assert_array_equal(est.predict(frame), clone(est).fit(frame.to_numpy(), y).predict(frame.to_numpy()))
-    with pytest.raises(ValueError, match="Feature names must be in the same order as they were in fit"):
+    assert_array_equal(
+        est.predict(frame), clone(est).fit(frame.to_numpy(), y).predict(frame.to_numpy())
+    )
+    with pytest.raises(
+        ValueError, match="Feature names must be in the same order as they were in fit"
+    ):
         est.predict(frame[["b", "a", "c"]])
     with pytest.warns(UserWarning, match="X does not have valid feature names"):
         est.predict(frame.to_numpy())

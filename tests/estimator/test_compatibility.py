@@ -1,4 +1,6 @@
-"""What scikit-learn's tools make of views of sequences: the numbers of plain matrices, and hardly anything read."""
+"""What scikit-learn's tools make of views of sequences: the numbers of plain matrices, and hardly
+anything read.
+"""
 
 import os
 import re
@@ -56,7 +58,14 @@ pytestmark = pytest.mark.usefixtures("forked_workers")
 F, G, N, T = 3, 2, 23, 11
 GROUPS = np.arange(N) % 5
 FOLDS = KFold(3, shuffle=True, random_state=0)
-SMALL = {"hidden_size": 3, "epochs": 1, "batchsize": 7, "seqsize": 4, "random_state": 0, "verbose": False}
+SMALL = {
+    "hidden_size": 3,
+    "epochs": 1,
+    "batchsize": 7,
+    "seqsize": 4,
+    "random_state": 0,
+    "verbose": False,
+}
 GRID = {"hidden_size": [2, 3]}
 
 
@@ -128,7 +137,9 @@ def search(kind, **settings):
 
 def halving(**settings):
     def run(est, X, y, n_jobs):
-        found = HalvingGridSearchCV(est, GRID, cv=FOLDS, factor=2, random_state=0, n_jobs=n_jobs, **settings)
+        found = HalvingGridSearchCV(
+            est, GRID, cv=FOLDS, factor=2, random_state=0, n_jobs=n_jobs, **settings
+        )
         found.fit(X, y)
         return [*split_scores(found.cv_results_), found.predict(X)]
 
@@ -137,7 +148,13 @@ def halving(**settings):
 
 def scores_of_folds(est, X, y, n_jobs):
     found = cross_validate(
-        est, X, y, groups=GROUPS, cv=GroupKFold(4), scoring=["r2", "neg_mean_squared_error"], n_jobs=n_jobs
+        est,
+        X,
+        y,
+        groups=GROUPS,
+        cv=GroupKFold(4),
+        scoring=["r2", "neg_mean_squared_error"],
+        n_jobs=n_jobs,
     )
     return [found["test_r2"], found["test_neg_mean_squared_error"]]
 
@@ -151,11 +168,17 @@ def meta(make, method="predict"):
 
 def importance(est, X, y, n_jobs):
     fitted = clone(est).fit(X, y)
-    return [permutation_importance(fitted, X, y, n_repeats=1, random_state=0, n_jobs=n_jobs).importances]
+    return [
+        permutation_importance(fitted, X, y, n_repeats=1, random_state=0, n_jobs=n_jobs).importances
+    ]
 
 
 def dependence(est, X, y, n_jobs):
-    return [partial_dependence(clone(est).fit(X, y), X, [4], grid_resolution=3, kind="average")["average"]]
+    return [
+        partial_dependence(clone(est).fit(X, y), X, [4], grid_resolution=3, kind="average")[
+            "average"
+        ]
+    ]
 
 
 def two_columns(y):
@@ -179,12 +202,21 @@ TOOLS = {
     "GridSearchCV, labels": Tool(search(GridSearchCV), "labels"),
     "RandomizedSearchCV": Tool(search(RandomizedSearchCV, n_iter=2, random_state=0)),
     "HalvingGridSearchCV, samples": Tool(halving(min_resources=12)),
-    "HalvingGridSearchCV, epochs": Tool(halving(resource="epochs", min_resources=1, max_resources=2)),
+    "HalvingGridSearchCV, epochs": Tool(
+        halving(resource="epochs", min_resources=1, max_resources=2)
+    ),
     "cross_validate, GroupKFold": Tool(scores_of_folds, reads_y=4),
-    "cross_val_score": Tool(lambda est, X, y, n_jobs: [cross_val_score(est, X, y, cv=FOLDS, n_jobs=n_jobs)]),
-    "cross_val_predict": Tool(lambda est, X, y, n_jobs: [cross_val_predict(est, X, y, cv=FOLDS, n_jobs=n_jobs)]),
+    "cross_val_score": Tool(
+        lambda est, X, y, n_jobs: [cross_val_score(est, X, y, cv=FOLDS, n_jobs=n_jobs)]
+    ),
+    "cross_val_predict": Tool(
+        lambda est, X, y, n_jobs: [cross_val_predict(est, X, y, cv=FOLDS, n_jobs=n_jobs)]
+    ),
     "cross_val_predict, predict_proba": Tool(
-        lambda est, X, y, n_jobs: [cross_val_predict(est, X, y, cv=3, method="predict_proba", n_jobs=n_jobs)], "labels"
+        lambda est, X, y, n_jobs: [
+            cross_val_predict(est, X, y, cv=3, method="predict_proba", n_jobs=n_jobs)
+        ],
+        "labels",
     ),
     "learning_curve": Tool(
         lambda est, X, y, n_jobs: learning_curve(
@@ -202,7 +234,11 @@ TOOLS = {
         )
     ),
     "TransformedTargetRegressor": Tool(
-        meta(lambda est, n_jobs: TransformedTargetRegressor(est, func=np.arcsinh, inverse_func=np.sinh)),
+        meta(
+            lambda est, n_jobs: TransformedTargetRegressor(
+                est, func=np.arcsinh, inverse_func=np.sinh
+            )
+        ),
         "series",
         parallel=False,
     ),
@@ -218,7 +254,10 @@ TOOLS = {
     "StackingRegressor": Tool(
         meta(
             lambda est, n_jobs: StackingRegressor(
-                [("a", est), ("b", clone(est).set_params(cell="gru"))], LinearRegression(), cv=3, n_jobs=n_jobs
+                [("a", est), ("b", clone(est).set_params(cell="gru"))],
+                LinearRegression(),
+                cv=3,
+                n_jobs=n_jobs,
             )
         ),
         "series",
@@ -234,16 +273,21 @@ TOOLS = {
     ),
     "VotingRegressor": Tool(
         meta(
-            lambda est, n_jobs: VotingRegressor([("a", est), ("b", clone(est).set_params(cell="gru"))], n_jobs=n_jobs)
+            lambda est, n_jobs: VotingRegressor(
+                [("a", est), ("b", clone(est).set_params(cell="gru"))], n_jobs=n_jobs
+            )
         ),
         "series",
     ),
     "MultiOutputRegressor": Tool(
-        lambda est, X, y, n_jobs: [MultiOutputRegressor(est, n_jobs=n_jobs).fit(X, two_columns(y)).predict(X)],
+        lambda est, X, y, n_jobs: [
+            MultiOutputRegressor(est, n_jobs=n_jobs).fit(X, two_columns(y)).predict(X)
+        ],
         "series",
     ),
     "CalibratedClassifierCV": Tool(
-        meta(lambda est, n_jobs: CalibratedClassifierCV(est, cv=3, n_jobs=n_jobs), "predict_proba"), "labels"
+        meta(lambda est, n_jobs: CalibratedClassifierCV(est, cv=3, n_jobs=n_jobs), "predict_proba"),
+        "labels",
     ),
     "TunedThresholdClassifierCV": Tool(
         meta(lambda est, n_jobs: TunedThresholdClassifierCV(est, cv=3, n_jobs=n_jobs)), "labels"
@@ -252,7 +296,9 @@ TOOLS = {
     "partial_dependence": Tool(dependence, "series", reads_x=3, parallel=False),
     "BaggingRegressor": Tool(
         meta(
-            lambda est, n_jobs: BaggingRegressor(clone(est).set_params(n_timesteps=T), 2, random_state=0, n_jobs=n_jobs)
+            lambda est, n_jobs: BaggingRegressor(
+                clone(est).set_params(n_timesteps=T), 2, random_state=0, n_jobs=n_jobs
+            )
         ),
         "series",
         reads_x=2,
@@ -270,7 +316,11 @@ def case(tool, x, y):
     matrix = clone(est).set_params(n_timesteps=T)
     if tool.targets == "steps":
         return (est, samples(x), samples(y)), (matrix.set_params(target="step"), flat(x), flat(y))
-    target = y[0, :, -1] if tool.targets == "series" else np.where(np.arange(N) % 3 == 0, "calm", "storm")
+    target = (
+        y[0, :, -1]
+        if tool.targets == "series"
+        else np.where(np.arange(N) % 3 == 0, "calm", "storm")
+    )
     return (est, samples(x), target), (matrix, flat(x), target)
 
 
@@ -314,7 +364,8 @@ def test_threads_give_what_one_gives(x, y):
 
 
 @pytest.mark.parametrize(
-    "name", ["GridSearchCV", "GridSearchCV, a stock scorer", "cross_val_predict", "GridSearchCV, labels"]
+    "name",
+    ["GridSearchCV", "GridSearchCV, a stock scorer", "cross_val_predict", "GridSearchCV, labels"],
 )
 @pytest.mark.parametrize("n_jobs", [None, 2])
 def test_views_go_through_array_api_dispatch(name, n_jobs, x, y, watch):
@@ -409,19 +460,25 @@ def test_native_arrays_and_views_are_predicted_alike(x, y):
 def test_learning_curve_in_time_trains_on_the_first_steps(x, y, watch):
     est = SequenceRegressor(**SMALL)
     cv = TimeSeriesSplit(2, max_train_size=5)
-    sizes, train_scores, test_scores = learning_curve(est, timesteps(x), timesteps(y), cv=cv, train_sizes=[2, 5])
+    sizes, train_scores, test_scores = learning_curve(
+        est, timesteps(x), timesteps(y), cv=cv, train_sizes=[2, 5]
+    )
     assert (sizes.tolist(), watch.read) == ([2, 5], {"x": 0, "y": 0})
     for fold, (train, test) in enumerate(cv.split(np.empty(T))):
         for i, size in enumerate(sizes):
             assert test_scores[i, fold] == near(fold_by_hand(est, x, y, train[:size], test, 2)[1])
-            assert train_scores[i, fold] == near(fold_by_hand(est, x, y, train[:size], train[:size], 2)[1])
+            assert train_scores[i, fold] == near(
+                fold_by_hand(est, x, y, train[:size], train[:size], 2)[1]
+            )
 
 
 def test_halving_over_epochs_splits_time(x, y, watch):
     est = SequenceRegressor(**SMALL)
     cv = TimeSeriesSplit(2)
     resource = {"resource": "epochs", "min_resources": 1, "max_resources": 2}
-    found = HalvingGridSearchCV(est, GRID, factor=2, cv=cv, **resource).fit(timesteps(x), timesteps(y))
+    found = HalvingGridSearchCV(est, GRID, factor=2, cv=cv, **resource).fit(
+        timesteps(x), timesteps(y)
+    )
     assert watch.read == {"x": 0, "y": 0}
     est.set_params(**found.best_params_)
     assert found.best_params_["epochs"] == 2
@@ -443,28 +500,40 @@ def test_metas_of_one_series_in_time(x, y, watch):
     squares = clone(one).fit(x, y**2).predict(x).ravel()
     np.testing.assert_array_equal(found, np.stack([expected[0], squares], 1))
 
-    found = TransformedTargetRegressor(one, func=np.arcsinh, inverse_func=np.sinh).fit(view, steps).predict(view)
-    np.testing.assert_array_equal(found, np.sinh(clone(one).fit(x, np.arcsinh(y)).predict(x).ravel()))
+    found = (
+        TransformedTargetRegressor(one, func=np.arcsinh, inverse_func=np.sinh)
+        .fit(view, steps)
+        .predict(view)
+    )
+    np.testing.assert_array_equal(
+        found, np.sinh(clone(one).fit(x, np.arcsinh(y)).predict(x).ravel())
+    )
     assert watch.read == {"x": 0, "y": 0}
 
 
 def test_stacking_fits_its_last_estimator_on_predictions_of_folds_cut_by_hand(x, y, watch):
     est, target = SequenceRegressor(**SMALL), y[0, :, -1]
-    found = StackingRegressor([("est", est)], LinearRegression(), cv=KFold(3)).fit(samples(x), target)
+    found = StackingRegressor([("est", est)], LinearRegression(), cv=KFold(3)).fit(
+        samples(x), target
+    )
     assert watch.read["x"] == 0
     out = np.empty(N)
     for train, test in KFold(3).split(out):
         out[test] = clone(est).fit(x[:, train], target[train]).predict(x[:, test])
     last = LinearRegression().fit(out[:, None], target)
     fitted = clone(est).fit(x, target)
-    np.testing.assert_allclose(found.predict(samples(x)), last.predict(fitted.predict(x)[:, None]), rtol=1e-9)
+    np.testing.assert_allclose(
+        found.predict(samples(x)), last.predict(fitted.predict(x)[:, None]), rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize("dispatch", [False, True])
 def test_train_test_split_divides_views_without_reading(dispatch, x, y, watch):
     labels = np.where(np.arange(N) % 3 == 0, "calm", "storm")
     with config_context(array_api_dispatch=True) if dispatch else nullcontext():
-        parts = train_test_split(samples(x), samples(y), labels, np.arange(N), stratify=labels, random_state=0)
+        parts = train_test_split(
+            samples(x), samples(y), labels, np.arange(N), stratify=labels, random_state=0
+        )
     assert watch.read == {"x": 0, "y": 0}
     *views, train_labels, test_labels, train, test = parts
     for view, a, index in zip(views, (x, x, y, y), (train, test, train, test), strict=True):
@@ -490,7 +559,9 @@ def test_weights_and_lengths_are_routed_to_the_rows_that_they_belong_to(x, y, rn
             asking.set_score_request(sample_weight=True, lengths=True)
             routed = {"sample_weight": w, "lengths": lengths}
             found = cross_val_score(asking, samples(x), samples(y), cv=FOLDS, params=routed)
-            searched = GridSearchCV(asking, {"hidden_size": [3]}, cv=FOLDS).fit(samples(x), samples(y), **routed)
+            searched = GridSearchCV(asking, {"hidden_size": [3]}, cv=FOLDS).fit(
+                samples(x), samples(y), **routed
+            )
         assert watch.read == {"x": 0, "y": 0}
         expected = []
         for train, test in FOLDS.split(w):
@@ -526,9 +597,16 @@ def test_views_of_an_array_that_joblib_mapped_reach_other_processes_right(x, y, 
     mapped = joblib.load(tmp_path / "x.joblib", mmap_mode="r").transpose(2, 1, 0)
     for view, cv in ((samples, FOLDS), (timesteps, TimeSeriesSplit(3))):
         found = cross_validate(
-            SequenceRegressor(**SMALL), view(mapped), view(y), cv=cv, n_jobs=2, return_train_score=True
+            SequenceRegressor(**SMALL),
+            view(mapped),
+            view(y),
+            cv=cv,
+            n_jobs=2,
+            return_train_score=True,
         )
-        expected = cross_validate(SequenceRegressor(**SMALL), view(x), view(y), cv=cv, return_train_score=True)
+        expected = cross_validate(
+            SequenceRegressor(**SMALL), view(x), view(y), cv=cv, return_train_score=True
+        )
         assert found["train_score"].tolist() == expected["train_score"].tolist()
         assert found["test_score"].tolist() == expected["test_score"].tolist()
     assert watch.read == {"x": 0, "y": 0}
@@ -548,7 +626,9 @@ def scaled_fold_by_hand(est, x, y, train, test, axis):
 def test_a_pipeline_scales_each_fold_by_its_own_training_part(face, cached, x, y, tmp_path, watch):
     x = np.array([1, 100, 1e-3])[:, None, None] * x + np.array([0, -500, 7])[:, None, None]
     view, axis, cv, _ = FACES[face]
-    pipe = make_pipeline(SequenceScaler(), SequenceRegressor(**SMALL), memory=os.fspath(tmp_path) if cached else None)
+    pipe = make_pipeline(
+        SequenceScaler(), SequenceRegressor(**SMALL), memory=os.fspath(tmp_path) if cached else None
+    )
     search = GridSearchCV(pipe, {"sequenceregressor__lr": [0.01, 0.1]}, cv=cv)
     found = search.fit(view(x), view(y)).cv_results_
     assert set(watch.fitted) == {type(view(x)).__name__}
@@ -558,7 +638,9 @@ def test_a_pipeline_scales_each_fold_by_its_own_training_part(face, cached, x, y
         for fold, (train, test) in enumerate(cv.split(np.empty(x.shape[axis]))):
             _, score = scaled_fold_by_hand(est, x, y, train, test, axis)
             assert found[f"split{fold}_test_score"][i] == pytest.approx(score, rel=1e-6)
-    again = GridSearchCV(pipe, {"sequenceregressor__lr": [0.01, 0.1]}, cv=cv, n_jobs=2).fit(view(x), view(y))
+    again = GridSearchCV(pipe, {"sequenceregressor__lr": [0.01, 0.1]}, cv=cv, n_jobs=2).fit(
+        view(x), view(y)
+    )
     assert_same(split_scores(again.cv_results_), split_scores(found))
 
 
@@ -575,9 +657,9 @@ def test_a_pooled_scorer_reads_the_targets_of_test_folds_only(x, y, watch):
 # -- what cannot be -----------------------------------------------------------------------------------------
 
 UNSORTED = (
-    "time steps must stay in their order: a state that runs forward cannot be carried through steps that are "
-    "shuffled, reversed or repeated; split with TimeSeriesSplit or KFold(shuffle=False), or use samples(x) to split "
-    "between series"
+    "time steps must stay in their order: a state that runs forward cannot be carried through "
+    "steps that are shuffled, reversed or repeated; split with TimeSeriesSplit or "
+    "KFold(shuffle=False), or use samples(x) to split between series"
 )
 
 
@@ -586,10 +668,19 @@ UNSORTED = (
     [
         lambda x, y: cross_val_score(SequenceRegressor(**SMALL), x, y, cv=ShuffleSplit(3)),
         lambda x, y: train_test_split(x, y),
-        lambda x, y: permutation_test_score(SequenceRegressor(**SMALL), x, y, cv=TimeSeriesSplit(2)),
-        lambda x, y: HalvingGridSearchCV(SequenceRegressor(**SMALL), GRID, cv=TimeSeriesSplit(2)).fit(x, y),
+        lambda x, y: permutation_test_score(
+            SequenceRegressor(**SMALL), x, y, cv=TimeSeriesSplit(2)
+        ),
+        lambda x, y: HalvingGridSearchCV(
+            SequenceRegressor(**SMALL), GRID, cv=TimeSeriesSplit(2)
+        ).fit(x, y),
     ],
-    ids=["ShuffleSplit", "train_test_split", "permutation_test_score", "HalvingGridSearchCV, samples"],
+    ids=[
+        "ShuffleSplit",
+        "train_test_split",
+        "permutation_test_score",
+        "HalvingGridSearchCV, samples",
+    ],
 )
 def test_shuffled_time_is_an_error(split, x, y):
     with pytest.raises(ValueError, match=f"^{re.escape(UNSORTED)}$"):
@@ -597,7 +688,9 @@ def test_shuffled_time_is_an_error(split, x, y):
 
 
 def test_arrays_of_three_axes_are_not_split_if_features_differ_in_number(x, y):
-    with pytest.raises(ValueError, match=r"^Found input variables with inconsistent numbers of samples: \[3, 2\]$"):
+    with pytest.raises(
+        ValueError, match=r"^Found input variables with inconsistent numbers of samples: \[3, 2\]$"
+    ):
         GridSearchCV(SequenceRegressor(**SMALL), GRID, cv=2).fit(x, y)
 
 
@@ -605,6 +698,7 @@ def test_arrays_of_three_axes_that_were_split_along_features_cannot_be_scored(x)
     with pytest.raises(ShapeError) as caught:
         cross_val_score(SequenceRegressor(**SMALL), x, x, cv=3, error_score="raise")
     assert str(caught.value) == (
-        "x has 1 features per step, but SequenceRegressor was fitted on 2; if a splitter cut it, note that arrays of "
-        "shape (F, N, T) are cut along F: hand samples(x) or timesteps(x) to whatever splits"
+        "x has 1 features per step, but SequenceRegressor was fitted on 2; if a splitter cut it, "
+        "note that arrays of shape (F, N, T) are cut along F: hand samples(x) or timesteps(x) to "
+        "whatever splits"
     )

@@ -1,4 +1,6 @@
-"""A grid search on a local cluster of dask finds what one process finds, and its workers map the file themselves."""
+"""A grid search on a local cluster of dask finds what one process finds, and its workers map the
+file themselves.
+"""
 
 import json
 import subprocess

@@ -1,4 +1,6 @@
-"""Data from which a model probably learns something else than was meant are not taken without a word."""
+"""Data from which a model probably learns something else than was meant are not taken without a
+word.
+"""
 
 import warnings
 from functools import partial
@@ -16,7 +18,13 @@ from sklearn.impute import SimpleImputer
 from sklearn.metrics import r2_score
 from sklearn.multioutput import MultiOutputRegressor, RegressorChain
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    MaxAbsScaler,
+    MinMaxScaler,
+    RobustScaler,
+    StandardScaler,
+)
 from sklearn.semi_supervised import SelfTrainingClassifier
 from torch import nn
 
@@ -43,7 +51,9 @@ def of_few_updates_nothing_is_said(monkeypatch):
 
 
 def frame(index=None, n=N):
-    return pd.DataFrame(np.random.default_rng(0).normal(size=(n, 2)), columns=["a", "b"], index=index)
+    return pd.DataFrame(
+        np.random.default_rng(0).normal(size=(n, 2)), columns=["a", "b"], index=index
+    )
 
 
 DAYS = pd.date_range("2026-01-01", periods=N, name="date")
@@ -52,7 +62,10 @@ LIKE_TIME = [
     (DAYS.to_period("D"), "has a PeriodIndex"),
     (DAYS - DAYS[0], "has a TimedeltaIndex"),
     (pd.Index(range(N), name="Timestamp"), "has an index named 'Timestamp'"),
-    (pd.MultiIndex.from_product([list("vwxyz"), range(N // 5)], names=["shop", "week"]), "has an index named 'week'"),
+    (
+        pd.MultiIndex.from_product([list("vwxyz"), range(N // 5)], names=["shop", "week"]),
+        "has an index named 'week'",
+    ),
     (pd.MultiIndex.from_product([list("vwxyz"), DAYS[: N // 5]]), "has a DatetimeIndex"),
 ]
 
@@ -64,10 +77,11 @@ def test_an_index_in_time_is_warned_of_once_at_the_line_that_fits(index, why):
     (warning,) = found
     assert warning.filename == __file__
     assert str(warning.message) == (
-        f"x is a data frame that {why}, but each of its rows is taken for a series of one step: the model carries "
-        "nothing from row to row. If the rows are the steps of one series, fit on timesteps(x.to_numpy().T[:, None]) "
-        "and y; if of several, make an array (F, N, T) of them, and fit on that, on samples(x) or on timesteps(x); if "
-        "they are independent, fit on x.to_numpy()"
+        f"x is a data frame that {why}, but each of its rows is taken for a series of one step: "
+        "the model carries nothing from row to row. If the rows are the steps of one series, fit "
+        "on timesteps(x.to_numpy().T[:, None]) and y; if of several, make an array (F, N, T) of "
+        "them, and fit on that, on samples(x) or on timesteps(x); if they are independent, fit on "
+        "x.to_numpy()"
     )
 
 
@@ -141,7 +155,12 @@ class TestUnscaled:
 
     def test_scaled_inputs_and_standardised_targets_are_fine(self):
         assert self.fit(self.x * 10, self.y * 1e6) == []
-        assert self.fit(self.x * 1e6, self.y, make_pipeline(SequenceScaler(), SequenceRegressor(**SMALL))) == []
+        assert (
+            self.fit(
+                self.x * 1e6, self.y, make_pipeline(SequenceScaler(), SequenceRegressor(**SMALL))
+            )
+            == []
+        )
 
     @pytest.mark.parametrize(
         ("est", "way_out"),
@@ -150,14 +169,18 @@ class TestUnscaled:
             (Estimator(spec={"epochs": 1}, random_state=0), "SequenceScaler().fit(y)"),
         ],
     )
-    @pytest.mark.parametrize(("scale", "how"), [(1e4, "has values of about"), (1e-4, "varies by no more")])
+    @pytest.mark.parametrize(
+        ("scale", "how"), [(1e4, "has values of about"), (1e-4, "varies by no more")]
+    )
     def test_targets_that_nobody_scales_are_named(self, est, way_out, scale, how):
         (said,) = self.fit(self.x, self.y * scale, est)
         assert f"feature 0 of y {how}" in said
         assert way_out in said
 
     @pytest.mark.parametrize("scale", [1e4, 1e-4])
-    @pytest.mark.parametrize("form", ["array", "list", "samples", "timesteps", "series", "several", "matrix"])
+    @pytest.mark.parametrize(
+        "form", ["array", "list", "samples", "timesteps", "series", "several", "matrix"]
+    )
     def test_what_it_says_of_targets_can_be_run(self, form, scale):
         x, y = self.x, self.y * scale
         forms = {
@@ -172,7 +195,9 @@ class TestUnscaled:
         x, y = forms[form]
         adam = partial(torch.optim.Adam, lr=0.1)
         est = Estimator(
-            nn.Sequential(nn.Linear(2, 1 + (form == "several"))), opt=adam, spec={"epochs": 30, "seqsize": 12}
+            nn.Sequential(nn.Linear(2, 1 + (form == "several"))),
+            opt=adam,
+            spec={"epochs": 30, "seqsize": 12},
         )
         (said,) = self.fit(x, y, est)
         *steps, last = said.partition("; scale it: ")[2].split("; ")
@@ -182,7 +207,9 @@ class TestUnscaled:
             exec(step, names)
         found = eval(last, names)
         found = found.predict(x) if hasattr(found, "predict") else found
-        y, found = (np.concatenate(a, None) if isinstance(a, list) else np.ravel(a) for a in (y, found))
+        y, found = (
+            np.concatenate(a, None) if isinstance(a, list) else np.ravel(a) for a in (y, found)
+        )
         assert r2_score(y, found) > 0.5
 
     def test_an_input_that_varies_too_little_is_named(self):
@@ -196,7 +223,9 @@ class TestUnscaled:
         x[1] = 0.1  # a constant
         x[2, 3] = 1  # a class of series
         x[3, 0, 5] = 1  # a rare event
-        x[4] = 0.3 + 1e-9 * np.random.default_rng(0).normal(size=(7, 600))  # a constant, up to rounding
+        x[4] = 0.3 + 1e-9 * np.random.default_rng(0).normal(
+            size=(7, 600)
+        )  # a constant, up to rounding
         y = np.where(np.arange(600) % 599 == 7, 1.0, 0) + np.zeros((1, 7, 1))
         assert self.fit(x, y, Estimator(spec={"epochs": 1}, random_state=0)) == []
         assert self.fit(x, np.ones_like(y), Estimator(spec={"epochs": 1}, random_state=0)) == []
@@ -241,7 +270,10 @@ class TestUnscaled:
 
     def test_a_model_that_normalizes_its_inputs_may_have_any(self):
         model = nn.Sequential(nn.LayerNorm(2), nn.Linear(2, 1))
-        assert self.fit(self.x * 1e6, self.y, Estimator(model, spec={"epochs": 1}, random_state=0)) == []
+        assert (
+            self.fit(self.x * 1e6, self.y, Estimator(model, spec={"epochs": 1}, random_state=0))
+            == []
+        )
 
     def test_missing_values_and_short_series_are_no_trouble(self):
         y = self.y.copy()
@@ -300,7 +332,9 @@ def test_independent_sorted_and_grouped_rows_are_not_taken_for_time():
         by_first = independent[np.argsort(independent[:, 0])]
         grouped = datasets.make_blobs(n, n_features, shuffle=False, random_state=seed)[0]
         heavy = rng.standard_cauchy((n, n_features))
-        found += sum(data_warnings.follow_each_other(x) for x in (independent, by_first, grouped, heavy))
+        found += sum(
+            data_warnings.follow_each_other(x) for x in (independent, by_first, grouped, heavy)
+        )
     assert found <= 2  # of 200
 
 
@@ -322,7 +356,9 @@ def test_a_view_that_a_tool_flattened_is_noticed_with_its_number_of_steps(make):
         tool.fit(samples(x), y)
 
 
-@pytest.mark.parametrize("scaler", [StandardScaler(), MinMaxScaler((1, 5)), RobustScaler(), MaxAbsScaler()])
+@pytest.mark.parametrize(
+    "scaler", [StandardScaler(), MinMaxScaler((1, 5)), RobustScaler(), MaxAbsScaler()]
+)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_flattened_view_is_noticed_behind_a_scaler_of_columns(scaler, dtype):
     x = np.random.default_rng(0).normal(3, 2, size=(3, 31, 7)).astype(dtype)
@@ -354,7 +390,10 @@ TWO = [("a", SequenceRegressor(**SMALL)), ("b", SequenceRegressor(**SMALL))]
 KEEP = {
     "stacking": (StackingRegressor(TWO, cv=2), lambda fitted: fitted.estimators_),
     "voting": (VotingRegressor(TWO), lambda fitted: fitted.estimators_),
-    "outputs": (MultiOutputRegressor(SequenceRegressor(**SMALL)), lambda fitted: fitted.estimators_),
+    "outputs": (
+        MultiOutputRegressor(SequenceRegressor(**SMALL)),
+        lambda fitted: fitted.estimators_,
+    ),
     "calibration": (
         CalibratedClassifierCV(SequenceClassifier(**SMALL), cv=2),
         lambda fitted: [c.estimator for c in fitted.calibrated_classifiers_],

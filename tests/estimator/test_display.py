@@ -36,7 +36,9 @@ def closed():
 
 
 def make(epochs=4, **settings):
-    return Estimator(opt=partial(AdamW, lr=0.01), spec=Spec(epochs, 4, 5), random_state=0, **settings)
+    return Estimator(
+        opt=partial(AdamW, lr=0.01), spec=Spec(epochs, 4, 5), random_state=0, **settings
+    )
 
 
 def drawn(line):
@@ -78,7 +80,9 @@ def test_epochs_without_validation_are_gaps():
     est = make(epochs=2, warm_start=True).fit(X, Y).fit(X, Y, validation_data=(XV, YV))
     display = LossCurveDisplay.from_estimator(est)
     assert drawn(display.line_) == est.loss_curve_
-    np.testing.assert_array_equal(drawn(display.validation_line_), [math.nan, math.nan, *est.validation_loss_curve_])
+    np.testing.assert_array_equal(
+        drawn(display.validation_line_), [math.nan, math.nan, *est.validation_loss_curve_]
+    )
 
 
 def test_a_single_epoch_can_be_seen():
@@ -111,9 +115,13 @@ def test_keywords_may_be_aliases_and_name_the_line():
 
 
 def test_arrays_are_curves_too():
-    one = LossCurveDisplay(loss_curve=np.array([3.0, 2.0]), validation_loss_curve=np.array([4.0, 2.5])).plot()
+    one = LossCurveDisplay(
+        loss_curve=np.array([3.0, 2.0]), validation_loss_curve=np.array([4.0, 2.5])
+    ).plot()
     assert (drawn(one.line_), drawn(one.validation_line_)) == ([3, 2], [4, 2.5])
-    two = LossCurveDisplay(loss_curve=np.array([[3.0, 2.0], [5.0, 4.0]]), validation_loss_curve=np.eye(2)).plot()
+    two = LossCurveDisplay(
+        loss_curve=np.array([[3.0, 2.0], [5.0, 4.0]]), validation_loss_curve=np.eye(2)
+    ).plot()
     assert [drawn(line) for line in two.line_] == [[3, 2], [5, 4]]
     assert [drawn(line) for line in two.validation_line_] == [[1, 0], [0, 1]]
 
@@ -148,7 +156,10 @@ def test_of_a_search_the_best_counts():
 
 def test_estimators_of_scikit_learn_have_loss_curves_too():
     rng = np.random.default_rng(0)
-    pipe = make_pipeline(StandardScaler(), MLPRegressor(hidden_layer_sizes=5, max_iter=30, tol=10, n_iter_no_change=7))
+    pipe = make_pipeline(
+        StandardScaler(),
+        MLPRegressor(hidden_layer_sizes=5, max_iter=30, tol=10, n_iter_no_change=7),
+    )
     pipe.fit(rng.normal(size=(20, 3)), rng.normal(size=20))
     display = LossCurveDisplay.from_estimator(pipe)
     assert drawn(display.line_) == pipe[-1].loss_curve_
@@ -163,7 +174,13 @@ def test_before_fit_there_is_no_curve(est):
 
 
 @pytest.mark.parametrize(
-    "est", [Ridge(), GridSearchCV(Ridge(), {}, refit=False, cv=2), TransformedTargetRegressor(), make_pipeline(Ridge())]
+    "est",
+    [
+        Ridge(),
+        GridSearchCV(Ridge(), {}, refit=False, cv=2),
+        TransformedTargetRegressor(),
+        make_pipeline(Ridge()),
+    ],
 )
 def test_estimators_without_a_curve_are_refused(est):
     est.fit(np.arange(8.0).reshape(4, 2), np.arange(4.0))
@@ -171,8 +188,8 @@ def test_estimators_without_a_curve_are_refused(est):
     with pytest.raises(TypeError) as error:
         LossCurveDisplay.from_estimator(est)
     assert str(error.value) == (
-        "LossCurveDisplay needs a fitted estimator with loss_curve_, or a pipeline or search that ends in one; "
-        f"{name} has none"
+        "LossCurveDisplay needs a fitted estimator with loss_curve_, or a pipeline or search that "
+        f"ends in one; {name} has none"
     )
     assert not plt.get_fignums()
 
@@ -183,7 +200,9 @@ def test_estimators_without_a_curve_are_refused(est):
 @pytest.fixture(scope="module")
 def cv_results():
     found = cross_validate(make(), X, Y, cv=EVERYTHING, return_estimator=True)
-    found["estimator"][1].set_params(random_state=1, spec=Spec(6, 4, 5)).fit(X, Y, validation_data=(XV, YV))
+    found["estimator"][1].set_params(random_state=1, spec=Spec(6, 4, 5)).fit(
+        X, Y, validation_data=(XV, YV)
+    )
     return found
 
 
@@ -229,7 +248,8 @@ def test_results_without_estimators_are_refused():
     with pytest.raises(ValueError) as error:  # noqa: PT011  compared whole below
         LossCurveDisplay.from_cv_results({"fit_time": [], "test_score": []})
     assert str(error.value) == (
-        "cv_results has no 'estimator' (found: fit_time, test_score): call cross_validate(..., return_estimator=True)"
+        "cv_results has no 'estimator' (found: fit_time, test_score): call cross_validate(..., "
+        "return_estimator=True)"
     )
 
 
@@ -242,5 +262,6 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
     with pytest.raises(ImportError) as error:
         display.plot()
     assert str(error.value) == (
-        "LossCurveDisplay needs matplotlib, which is not installed: pip install 'fluxutils_py[plot]'"
+        "LossCurveDisplay needs matplotlib, which is not installed: pip install "
+        "'fluxutils_py[plot]'"
     )

@@ -28,12 +28,16 @@ def test_fit_reaches_the_optimizer_in_six_files_and_never_goes_back():
             return super().step(closure)
 
     x = np.random.default_rng(0).normal(size=(2, 7, 11))
-    Estimator(opt=lambda params: Watched(params, lr=0.1), spec={"epochs": 1}, verbose=False).fit(x, x[:1])
+    Estimator(opt=lambda params: Watched(params, lr=0.1), spec={"epochs": 1}, verbose=False).fit(
+        x, x[:1]
+    )
     steps = [f for f in walk if not f.startswith("parallel/")]  # the guard of the ranks calls back
     assert steps[0] == "estimator/estimator.py"
     assert len(set(steps)) <= FEWEST, steps
     first = {f: steps.index(f) for f in steps}
-    assert [first[f] for f in steps] == sorted(first[f] for f in steps), f"it goes back and forth: {walk}"
+    assert [first[f] for f in steps] == sorted(first[f] for f in steps), (
+        f"it goes back and forth: {walk}"
+    )
 
 
 def test_a_subclass_with_fewer_arguments_has_the_others_by_default():

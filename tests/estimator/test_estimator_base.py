@@ -23,11 +23,16 @@ LABELS = np.where(X[0, :, -1] > 0, "up", "down")
 
 
 def small(kind, **settings):
-    return kind(4, epochs=1, random_state=0, **settings) if "Sequence" in kind.__name__ else kind(spec={"epochs": 1})
+    return (
+        kind(4, epochs=1, random_state=0, **settings)
+        if "Sequence" in kind.__name__
+        else kind(spec={"epochs": 1})
+    )
 
 
 @pytest.mark.parametrize(
-    "kind", [Estimator, EstimatorRegressor, EstimatorClassifier, SequenceRegressor, SequenceClassifier]
+    "kind",
+    [Estimator, EstimatorRegressor, EstimatorClassifier, SequenceRegressor, SequenceClassifier],
 )
 def test_each_class_is_found(kind, tmp_path):
     est = small(kind).fit(X, LABELS if "Classifier" in kind.__name__ else X[:1])
@@ -62,15 +67,17 @@ def test_a_class_of_ones_own_is_named(tmp_path):
     with pytest.raises(LoadError) as caught:
         fluxutils_py.load(tmp_path / "model.pt")
     assert str(caught.value) == (
-        f"{tmp_path}/model.pt holds an estimator of the class Mine, which is none of fluxutils_py; if it is your own, "
-        "import it and use Mine.load(path)"
+        f"{tmp_path}/model.pt holds an estimator of the class Mine, which is none of fluxutils_py; "
+        "if it is your own, import it and use Mine.load(path)"
     )
     assert type(Mine.load(tmp_path / "model.pt")) is Mine
 
 
 def test_what_is_no_estimator_is_refused(tmp_path):
     torch.save({"kind": "something"}, tmp_path / "other.pt")
-    with pytest.raises(LoadError, match="is no fluxutils_py estimator or fluxutils_py fitted objects file"):
+    with pytest.raises(
+        LoadError, match="is no fluxutils_py estimator or fluxutils_py fitted objects file"
+    ):
         fluxutils_py.load(tmp_path / "other.pt")
     with pytest.raises(FileNotFoundError, match="no such file"):
         fluxutils_py.load(tmp_path / "missing.pt")
@@ -89,5 +96,7 @@ def test_a_device_that_there_is_not_is_named(device, tmp_path):
 @pytest.mark.parametrize("path", ["", None])
 def test_a_path_to_save_to_is_named(path):
     est = small(SequenceRegressor).fit(X, X[:1])
-    with pytest.raises((TypeError, ValueError), match=re.escape(f"path must be the name of a file, got {path!r}")):
+    with pytest.raises(
+        (TypeError, ValueError), match=re.escape(f"path must be the name of a file, got {path!r}")
+    ):
         est.save(path)

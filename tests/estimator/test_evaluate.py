@@ -22,17 +22,25 @@ def fitted(seqsize=10, batchsize=8, dropout=0.0):
     torch.manual_seed(0)
     model = nn.Sequential(LSTM(F, 5), nn.Dropout(dropout), nn.Linear(5, G)).double()
     spec = Spec(epochs=1, batchsize=batchsize, seqsize=seqsize, rebatch=False)
-    return Estimator(model, nn.MSELoss(), partial(torch.optim.SGD, lr=0.1), spec, verbose=False).fit(X, Y)
+    return Estimator(
+        model, nn.MSELoss(), partial(torch.optim.SGD, lr=0.1), spec, verbose=False
+    ).fit(X, Y)
 
 
 def by_hand(model, batchsize, seqsize):
-    """Mean loss over steps and mean gradient over windows, with the state carried by torch's own LSTM."""
+    """Mean loss over steps and mean gradient over windows, with the state carried by torch's own
+    LSTM.
+    """
     rnn, head = model[0].module, model[2]
     losses, steps, gradients = [], [], []
     for n in range(0, N, batchsize):
         state = None
         for t in range(0, T, seqsize):
-            x = torch.from_numpy(X[:, n : n + batchsize, t : t + seqsize]).permute(2, 1, 0).contiguous()
+            x = (
+                torch.from_numpy(X[:, n : n + batchsize, t : t + seqsize])
+                .permute(2, 1, 0)
+                .contiguous()
+            )
             y = torch.from_numpy(Y[:, n : n + batchsize, t : t + seqsize]).permute(2, 1, 0)
             hidden, state = rnn(x, state)
             state = tuple(s.detach() for s in state)
@@ -58,7 +66,11 @@ def test_loss_and_gradient_are_those_of_a_loop_by_hand(batchsize, seqsize):
     wanted_loss, wanted = by_hand(model, batchsize, seqsize)
     assert abs(loss - wanted_loss) < 1e-12
     # net2vec orders parameters by itself: read the gradient as it reads parameters
-    for p, g in zip(model.parameters(), torch.split(wanted, [p.numel() for p in model.parameters()]), strict=True):
+    for p, g in zip(
+        model.parameters(),
+        torch.split(wanted, [p.numel() for p in model.parameters()]),
+        strict=True,
+    ):
         p.grad = g.view_as(p)
     assert (gradient - net2grad(model)).abs().max() < 1e-12
 
@@ -68,7 +80,9 @@ def test_every_form_of_data_that_fit_takes():
     w = np.ones((N, T))
     assert est.evaluate(X, Y[:1], w) == pytest.approx(est.evaluate(X, Y[:1]), abs=1e-9)
     w[:, 20:] = 0
-    assert est.evaluate(X, Y[:1], w) == pytest.approx(est.evaluate(X, Y[:1], lengths=np.full(N, 20)), abs=1e-9)
+    assert est.evaluate(X, Y[:1], w) == pytest.approx(
+        est.evaluate(X, Y[:1], lengths=np.full(N, 20)), abs=1e-9
+    )
     labels = np.where(Y[:1] > 0, "up", "down")
     classifier = SequenceClassifier(4, epochs=2, random_state=0).fit(X, labels)
     loss, gradient = classifier.evaluate(X, labels, gradient=True)

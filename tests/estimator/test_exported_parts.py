@@ -14,7 +14,12 @@ from sklearn.preprocessing import (
 
 from fluxutils_py import SequenceImputer, SequenceScaler, WinsorScaler
 from fluxutils_py.errors import ExportError
-from fluxutils_py.estimator.model_export import Classify, inverse_target_module, transformer_module, unscale
+from fluxutils_py.estimator.model_export import (
+    Classify,
+    inverse_target_module,
+    transformer_module,
+    unscale,
+)
 from fluxutils_py.inputs.target_codec import LabelDecoder, TargetScale
 
 
@@ -28,13 +33,17 @@ def x(rng):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
-    "made", [SequenceScaler(), SequenceScaler(with_mean=False), WinsorScaler(), SequenceImputer()], ids=repr
+    "made",
+    [SequenceScaler(), SequenceScaler(with_mean=False), WinsorScaler(), SequenceImputer()],
+    ids=repr,
 )
 def test_our_transformers(made, dtype, x):
     x = x.astype(dtype)
     wanted = made.fit(x).transform(x)
     found = (
-        transformer_module(made, "step", 3)(torch.from_numpy(x.transpose(2, 1, 0).copy())).numpy().transpose(2, 1, 0)
+        transformer_module(made, "step", 3)(torch.from_numpy(x.transpose(2, 1, 0).copy()))
+        .numpy()
+        .transpose(2, 1, 0)
     )
     assert found.dtype == wanted.dtype
     np.testing.assert_array_equal(found, wanted)
@@ -51,14 +60,18 @@ def test_the_forward_fill_carries_its_last_values(x):
         np.testing.assert_array_equal(state.numpy(), live.state[0].numpy())
 
 
-@pytest.mark.parametrize("made", [StandardScaler(), RobustScaler(), MaxAbsScaler(), MinMaxScaler()], ids=repr)
+@pytest.mark.parametrize(
+    "made", [StandardScaler(), RobustScaler(), MaxAbsScaler(), MinMaxScaler()], ids=repr
+)
 def test_scalers_of_scikit_learn(made, rng):
     rows = rng.normal(50, 3, size=(40, 3))
     found = transformer_module(made.fit(rows), "step", 3)(torch.from_numpy(rows)).numpy()
     np.testing.assert_allclose(found, made.transform(rows), rtol=1e-12)
 
 
-@pytest.mark.parametrize("made", [StandardScaler(), RobustScaler(), MaxAbsScaler(), MinMaxScaler()], ids=repr)
+@pytest.mark.parametrize(
+    "made", [StandardScaler(), RobustScaler(), MaxAbsScaler(), MinMaxScaler()], ids=repr
+)
 def test_scalers_of_targets_are_undone(made, rng):
     rows = rng.normal(50, 3, size=(40, 2))
     scaled = made.fit(rows).transform(rows)
@@ -66,7 +79,9 @@ def test_scalers_of_targets_are_undone(made, rng):
     np.testing.assert_allclose(found, made.inverse_transform(scaled), rtol=1e-12)
 
 
-@pytest.mark.parametrize(("func", "inverse"), [(np.log1p, np.expm1), (np.arcsinh, np.sinh), (None, None)])
+@pytest.mark.parametrize(
+    ("func", "inverse"), [(np.log1p, np.expm1), (np.arcsinh, np.sinh), (None, None)]
+)
 def test_functions_of_numpy_become_those_of_torch(func, inverse, rng):
     rows = rng.uniform(1, 3, size=(40, 3))
     made = FunctionTransformer(func, inverse).fit(rows)
@@ -100,14 +115,19 @@ def test_transformers_of_targets_that_cannot_be_undone_are_named(rng):
         ),
     ):
         with pytest.raises(ExportError, match=said):
-            inverse_target_module(made.fit(np.abs(rows)), 1 if isinstance(made, StandardScaler) else 6)
+            inverse_target_module(
+                made.fit(np.abs(rows)), 1 if isinstance(made, StandardScaler) else 6
+            )
 
 
 def test_other_transformers_are_named(rng):
     rows = rng.normal(size=(40, 6))
     with pytest.raises(ExportError, match=r"'quantiles' of the pipeline, QuantileTransformer"):
         transformer_module(QuantileTransformer(n_quantiles=5).fit(rows), "quantiles", 6)
-    with pytest.raises(ExportError, match=r"'scale' of the pipeline, StandardScaler, was fitted on rows of 6 columns"):
+    with pytest.raises(
+        ExportError,
+        match=r"'scale' of the pipeline, StandardScaler, was fitted on rows of 6 columns",
+    ):
         transformer_module(StandardScaler().fit(rows), "scale", 3)
 
 
@@ -120,7 +140,9 @@ def test_outputs_get_their_units_with_the_digits_of_the_targets(kind, rng):
     np.testing.assert_array_equal(found, scale.decode(y))
 
 
-@pytest.mark.parametrize("classes", [np.array([3, 7, 9]), np.array([0.5, 1.5, 2.0]), np.array(["a", "b", "c"])])
+@pytest.mark.parametrize(
+    "classes", [np.array([3, 7, 9]), np.array([0.5, 1.5, 2.0]), np.array(["a", "b", "c"])]
+)
 def test_labels_and_probabilities(classes, rng):
     scores = rng.normal(size=(5, 4, 3)).astype("float32")
     label, probabilities = Classify(classes)(torch.from_numpy(scores))

@@ -1,4 +1,6 @@
-"""Names of features go from arrays, files and views through transformers into estimators, which check them."""
+"""Names of features go from arrays, files and views through transformers into estimators, which
+check them.
+"""
 
 import pickle
 
@@ -43,11 +45,19 @@ forms = pytest.mark.parametrize("form", FORMS)
 
 
 def target(x):
-    return Y if isinstance(x, np.ndarray) else samples(Y) if type(x).__name__ == "SamplesView" else timesteps(Y)
+    return (
+        Y
+        if isinstance(x, np.ndarray)
+        else samples(Y)
+        if type(x).__name__ == "SamplesView"
+        else timesteps(Y)
+    )
 
 
 @forms
-@pytest.mark.parametrize("transformer", [SequenceScaler(), WinsorScaler(), SequenceImputer(), SequenceImputer("ffill")])
+@pytest.mark.parametrize(
+    "transformer", [SequenceScaler(), WinsorScaler(), SequenceImputer(), SequenceImputer("ffill")]
+)
 def test_they_go_through_views_and_transformers(form, transformer, tmp_path):
     x = FORMS[form](tmp_path)
     assert x.feature_names == NAMES
@@ -95,12 +105,16 @@ def test_other_names_are_refused(form, tmp_path):
     assert est.predict(X).shape == Y.shape  # an array without names is taken as it is
     turned = samples(X[[1, 0, 2]], feature_names=("rain", "wind", "heat"))
     scaler = SequenceScaler().fit(x)
-    for fitted, call in ((est, est.predict), (est, lambda v: est.partial_fit(v, Y)), (scaler, scaler.transform)):
+    for fitted, call in (
+        (est, est.predict),
+        (est, lambda v: est.partial_fit(v, Y)),
+        (scaler, scaler.transform),
+    ):
         with pytest.raises(DataError) as info:
             call(turned)
         assert str(info.value) == (
-            f"the features of x are rain, wind, heat, but {type(fitted).__name__} was fitted on wind, rain, heat; "
-            "bring them into that order"
+            f"the features of x are rain, wind, heat, but {type(fitted).__name__} was fitted on "
+            "wind, rain, heat; bring them into that order"
         )
     est.save(tmp_path / "est")
     again = SequenceRegressor.load(tmp_path / "est")
@@ -113,7 +127,9 @@ def test_frames_and_sequences_have_them_in_common():
     scaler = SequenceScaler().fit(frame)
     assert scaler.transform(samples(X, feature_names=NAMES)).feature_names == NAMES
     of_view = SequenceScaler().set_output(transform="pandas").fit(samples(X, feature_names=NAMES))
-    assert isinstance(of_view.transform(np.asarray(samples(X))), np.ndarray)  # of 27 columns, not 3 features
+    assert isinstance(
+        of_view.transform(np.asarray(samples(X))), np.ndarray
+    )  # of 27 columns, not 3 features
     assert list(scaler.set_output(transform="pandas").transform(frame).columns) == list(NAMES)
 
 

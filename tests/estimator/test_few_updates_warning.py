@@ -33,7 +33,11 @@ def updates(monkeypatch):
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             est.fit(*data, **arguments)
-        messages = [str(w.message) for w in found if "updates" in str(w.message) or "update in" in str(w.message)]
+        messages = [
+            str(w.message)
+            for w in found
+            if "updates" in str(w.message) or "update in" in str(w.message)
+        ]
         assert all(w.filename == __file__ for w in found)
         return CountingSGD.n_steps - before, messages
 

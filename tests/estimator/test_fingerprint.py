@@ -10,7 +10,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 
-from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, Spec, samples, seqloss, timesteps
+from fluxutils_py import (
+    Estimator,
+    SequenceClassifier,
+    SequenceRegressor,
+    Spec,
+    samples,
+    seqloss,
+    timesteps,
+)
 from fluxutils_py.data import digest as digest_module
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn import HFGRU, LSTM
@@ -37,7 +45,13 @@ class Scaled(nn.Module):
 
     def __init__(self, by=1.0, shape=(1,), table=None, activation=torch.tanh, flags=()):
         super().__init__()
-        self.by, self.shape, self.table, self.activation, self.flags = by, shape, table or {}, activation, set(flags)
+        self.by, self.shape, self.table, self.activation, self.flags = (
+            by,
+            shape,
+            table or {},
+            activation,
+            set(flags),
+        )
         self.seen = []
 
     def forward(self, x):
@@ -79,7 +93,9 @@ def own(yhat, y, scale=1.0):
 
 def in_groups(*rates, model=None):
     model = net() if model is None else model
-    groups = [{"params": layer.parameters(), "lr": lr} for layer, lr in zip(model, rates, strict=True)]
+    groups = [
+        {"params": layer.parameters(), "lr": lr} for layer, lr in zip(model, rates, strict=True)
+    ]
     return {"model": model, "opt": Adam(groups)}
 
 
@@ -87,7 +103,16 @@ def after(n, gamma):
     return lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda k: gamma if k > n else 1.0)
 
 
-def make(folder=None, model=None, loss=None, opt=Adam, callbacks=(), random_state=0, kind=Estimator, **spec):
+def make(
+    folder=None,
+    model=None,
+    loss=None,
+    opt=Adam,
+    callbacks=(),
+    random_state=0,
+    kind=Estimator,
+    **spec,
+):
     callbacks = [*callbacks, *([] if folder is None else [Checkpointer(folder)])]
     spec = Spec(**{"epochs": 1, "batchsize": 4, "seqsize": 4, "rebatch": False, **spec})
     settings = {"callbacks": callbacks, "random_state": random_state, "verbose": False}
@@ -101,7 +126,9 @@ def message(folder, settings, arguments):
     with pytest.raises(LoadError) as caught:
         est.fit(**{"x": X, "y": Y, **arguments})
     assert vars(est) == before
-    found = re.search("does not fit, its fit: (.*); call fit with the same data and settings", str(caught.value))
+    found = re.search(
+        "does not fit, its fit: (.*); call fit with the same data and settings", str(caught.value)
+    )
     return re.sub("[0-9a-f]{12}", "..", found[1])
 
 
@@ -109,7 +136,11 @@ def message(folder, settings, arguments):
 
 POWERS = partial(nn.BCEWithLogitsLoss, pos_weight=None)
 SETTINGS = {
-    "delta of a loss": ({"loss": nn.HuberLoss(delta=1)}, {"loss": nn.HuberLoss(delta=2.5)}, "loss.delta: 1 -> 2.5"),
+    "delta of a loss": (
+        {"loss": nn.HuberLoss(delta=1)},
+        {"loss": nn.HuberLoss(delta=2.5)},
+        "loss.delta: 1 -> 2.5",
+    ),
     "a loss's partial": (
         {"loss": partial(F.huber_loss, delta=1.0)},
         {"loss": partial(F.huber_loss, delta=0.5)},
@@ -125,13 +156,22 @@ SETTINGS = {
         {"loss": nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0]))},
         "loss.pos_weight: (1,) float32 .. -> (1,) float32 ..",
     ),
-    "closure of a loss": ({"loss": criterion(2.0)}, {"loss": criterion(1.5)}, "loss.power: 2 -> 1.5"),
+    "closure of a loss": (
+        {"loss": criterion(2.0)},
+        {"loss": criterion(1.5)},
+        "loss.power: 2 -> 1.5",
+    ),
     "code of a loss": (
         {"loss": criterion(2.0)},
         {"loss": other_code(2.0)},
-        "loss: criterion.<locals>.<lambda> -> other_code.<locals>.<lambda>, the code of loss: .. -> ..",
+        "loss: criterion.<locals>.<lambda> -> other_code.<locals>.<lambda>, the code of loss: .. "
+        "-> ..",
     ),
-    "a loss that is an object": ({"loss": Distance(2.0)}, {"loss": Distance(1.5)}, "loss.power: 2 -> 1.5"),
+    "a loss that is an object": (
+        {"loss": Distance(2.0)},
+        {"loss": Distance(1.5)},
+        "loss.power: 2 -> 1.5",
+    ),
     "a loss that is a method": (
         {"loss": Distance(2.0).__call__},
         {"loss": Distance(1.5).__call__},
@@ -147,13 +187,21 @@ SETTINGS = {
         {"model": net(LSTM, nn.Dropout(0.2))},
         "model.1.p: 0.1 -> 0.2",
     ),
-    "activation": ({"model": net(LSTM, nn.Tanh())}, {"model": net(LSTM, nn.ReLU())}, "model.1: Tanh -> ReLU, "),
+    "activation": (
+        {"model": net(LSTM, nn.Tanh())},
+        {"model": net(LSTM, nn.ReLU())},
+        "model.1: Tanh -> ReLU, ",
+    ),
     "setting of an activation": (
         {"model": net(LSTM, nn.LeakyReLU(0.1))},
         {"model": net(LSTM, nn.LeakyReLU(0.2))},
         "model.1.negative_slope: 0.1 -> 0.2",
     ),
-    "setting of a cell": ({"model": net(HFGRU)}, {"model": net(HFGRU, alpha=0.5)}, "model.0.alpha: 1 -> 0.5, "),
+    "setting of a cell": (
+        {"model": net(HFGRU)},
+        {"model": net(HFGRU, alpha=0.5)},
+        "model.0.alpha: 1 -> 0.5, ",
+    ),
     "number in a module": (
         {"model": net(LSTM, Scaled())},
         {"model": net(LSTM, Scaled(2.0))},
@@ -232,14 +280,16 @@ def test_other_settings_are_refused_and_named(tmp_path, case):
 def test_many_differences_are_counted(tmp_path):
     make(tmp_path).fit(X, Y)
     assert message(tmp_path, {"opt": SGD, "clip": 1.0, "batchsize": 3, "random_state": 3}, {}) == (
-        "spec.batchsize: 4 -> 3, spec.clip: None -> 1, the optimizer: Adam -> SGD, momentum: none -> 0, "
-        "dampening: none -> 0, and 6 more"
+        "spec.batchsize: 4 -> 3, spec.clip: None -> 1, the optimizer: Adam -> SGD, momentum: none "
+        "-> 0, dampening: none -> 0, and 6 more"
     )
 
 
 def test_hyper_parameters_of_ready_made_estimators_are_named(tmp_path):
     def make(**settings):
-        return SequenceRegressor(4, epochs=1, random_state=0, callbacks=Checkpointer(tmp_path), **settings)
+        return SequenceRegressor(
+            4, epochs=1, random_state=0, callbacks=Checkpointer(tmp_path), **settings
+        )
 
     make(lr=0.001).fit(X, Y)
     with pytest.raises(LoadError, match=r"its fit: lr: 0\.001 -> 0\.002; call fit"):
@@ -269,7 +319,8 @@ DATA = {
     "validation data": (
         {"validation_data": (X, Y)},
         {"validation_data": (X_CHANGED, Y_CHANGED)},
-        "the values of validation x (digest): .. -> .., the values of validation y (digest): .. -> ..",
+        "the values of validation x (digest): .. -> .., the values of validation y (digest): .. "
+        "-> ..",
     ),
     "weights": (
         {"sample_weight": W},
@@ -281,20 +332,36 @@ DATA = {
         {"validation_data": (X, Y, W[::-1])},
         "the values of validation sample_weight (digest): .. -> ..",
     ),
-    "lengths": ({"lengths": LENGTHS}, {"lengths": LENGTHS[::-1]}, "the starts and lengths of series: .. -> .."),
+    "lengths": (
+        {"lengths": LENGTHS},
+        {"lengths": LENGTHS[::-1]},
+        "the starts and lengths of series: .. -> ..",
+    ),
     "starts": (
         {"starts": 11 - LENGTHS},
         {"starts": (11 - LENGTHS)[::-1]},
         "the starts and lengths of series: .. -> ..",
     ),
-    "a view's": ({"x": samples(X), "y": samples(Y)}, {"x": samples(X_CHANGED), "y": samples(Y)}, "the values of x"),
+    "a view's": (
+        {"x": samples(X), "y": samples(Y)},
+        {"x": samples(X_CHANGED), "y": samples(Y)},
+        "the values of x",
+    ),
     "rows of a view": (
         {"x": timesteps(X)[:8], "y": timesteps(Y)[:8]},
         {"x": timesteps(X)[1:9], "y": timesteps(Y)[1:9]},
         "the values of x",
     ),
-    "one target per series": ({"y": Y[0, :, -1]}, {"y": Y_CHANGED[0, :, -1] + np.arange(N)}, "the values of y"),
-    "what is read lazily": ({"x": Lazy(X)}, {"x": Lazy(X_CHANGED)}, "the values of x (digest): .. -> .."),
+    "one target per series": (
+        {"y": Y[0, :, -1]},
+        {"y": Y_CHANGED[0, :, -1] + np.arange(N)},
+        "the values of y",
+    ),
+    "what is read lazily": (
+        {"x": Lazy(X)},
+        {"x": Lazy(X_CHANGED)},
+        "the values of x (digest): .. -> ..",
+    ),
 }
 
 
@@ -340,7 +407,10 @@ def test_of_large_files_the_sample_decides(tmp_path, monkeypatch):
     make(tmp_path).fit(x, y)  # the same in memory
     make(tmp_path / "other").fit(x, y)
     make(tmp_path / "other").fit(Lazy(x), y)
-    assert message(tmp_path / "other", {}, {"x": between, "y": y}) == "the values of x (digest): .. -> .."
+    assert (
+        message(tmp_path / "other", {}, {"x": between, "y": y})
+        == "the values of x (digest): .. -> .."
+    )
 
 
 # -- what may change -----------------------------------------------------------------------------------
@@ -348,14 +418,22 @@ def test_of_large_files_the_sample_decides(tmp_path, monkeypatch):
 
 def test_equal_data_in_other_forms_go_on(tmp_path):
     make(tmp_path).fit(X, Y, sample_weight=W)
-    for x in (X.astype(">f8"), np.asfortranarray(X), np.repeat(X, 2, 1)[:, ::2], torch.from_numpy(X), Lazy(X)):
+    for x in (
+        X.astype(">f8"),
+        np.asfortranarray(X),
+        np.repeat(X, 2, 1)[:, ::2],
+        torch.from_numpy(X),
+        Lazy(X),
+    ):
         assert make(tmp_path).fit(x, Y, sample_weight=W.astype(">f4").astype(int)).n_iter_ == 1
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_padding_may_be_anything(tmp_path, late):
     padding = np.arange(T) >= LENGTHS[:, None]
-    padding, where = (padding[:, ::-1], {"starts": T - LENGTHS}) if late else (padding, {"lengths": LENGTHS})
+    padding, where = (
+        (padding[:, ::-1], {"starts": T - LENGTHS}) if late else (padding, {"lengths": LENGTHS})
+    )
     make(tmp_path).fit(X, Y, **where)
     make(tmp_path).fit(np.where(padding, 9.0, X), np.where(padding, -3.0, Y), **where)
 

@@ -39,14 +39,35 @@ def net(n_in=2):
 
 def make(model=None, loss=None, opt=Adam, callbacks=None, epochs=2, **settings):
     spec = Spec(epochs=epochs, batchsize=4, seqsize=4, shuffle=True, rebatch=False)
-    return Estimator(net() if model is None else model, loss, opt, spec, callbacks=callbacks, verbose=False, **settings)
+    return Estimator(
+        net() if model is None else model,
+        loss,
+        opt,
+        spec,
+        callbacks=callbacks,
+        verbose=False,
+        **settings,
+    )
 
 
 def picture(est):
     """All attributes, by value and by identity."""
-    values = {k: (id(v), copy.deepcopy(v)) for k, v in vars(est).items() if k not in ("model_", "optimizer_", "_rng")}
-    tensors = [*est.model_.state_dict().values(), *(v for s in est.optimizer_.state.values() for v in s.values())]
-    return values, [t.clone() for t in tensors], id(est.model_), id(est.optimizer_), est._rng.bit_generator.state
+    values = {
+        k: (id(v), copy.deepcopy(v))
+        for k, v in vars(est).items()
+        if k not in ("model_", "optimizer_", "_rng")
+    }
+    tensors = [
+        *est.model_.state_dict().values(),
+        *(v for s in est.optimizer_.state.values() for v in s.values()),
+    ]
+    return (
+        values,
+        [t.clone() for t in tensors],
+        id(est.model_),
+        id(est.optimizer_),
+        est._rng.bit_generator.state,
+    )
 
 
 def same(a, b):
@@ -56,7 +77,11 @@ def same(a, b):
         return same(list(a.state_dict().values()), list(b.state_dict().values()))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, list | tuple) else a is b or a == b or a != a
+    return (
+        len(a) == len(b) and all(map(same, a, b))
+        if isinstance(a, list | tuple)
+        else a is b or a == b or a != a
+    )
 
 
 class Lazy:
@@ -91,7 +116,13 @@ NEGATIVE[0, -1, -1] = -1
 
 EARLIER = {
     "a NaN in what is read lazily": ({}, {}, {"x": with_nan()}, None, ValueError),
-    "an index that there is not": ({"model": Embedded()}, {"x": LABELS}, {"x": NEGATIVE}, None, IndexError),
+    "an index that there is not": (
+        {"model": Embedded()},
+        {"x": LABELS},
+        {"x": NEGATIVE},
+        None,
+        IndexError,
+    ),
     "a callback": ({}, {}, {}, raises(Boom(), 3), Boom),
     "a callback at the last step": ({}, {}, {}, raises(Boom(), STEPS), Boom),
     "a loss that is not finite": (
@@ -102,7 +133,13 @@ EARLIER = {
         FloatingPointError,
     ),
     "sys.exit": ({}, {}, {}, raises(SystemExit(3), 3), SystemExit),
-    "other features": ({"model": lambda n_in: net(n_in)}, {}, {"x": OTHER}, raises(Boom(), 3), Boom),
+    "other features": (
+        {"model": lambda n_in: net(n_in)},
+        {},
+        {"x": OTHER},
+        raises(Boom(), 3),
+        Boom,
+    ),
 }
 
 
@@ -132,7 +169,9 @@ def test_the_users_generator_is_as_before_an_error_that_leaves_the_earlier_fit()
 
 
 @pytest.mark.parametrize(
-    ("error", "raised"), [(KeyboardInterrupt, KeyboardInterrupt), (StopTraining, None)], ids=["interrupt", "stop"]
+    ("error", "raised"),
+    [(KeyboardInterrupt, KeyboardInterrupt), (StopTraining, None)],
+    ids=["interrupt", "stop"],
 )
 def test_what_a_user_ends_replaces_an_earlier_fit(error, raised):
     est = make(random_state=0).fit(X, Y)

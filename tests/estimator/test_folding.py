@@ -1,4 +1,6 @@
-"""Folding never eats the memory: which series a fit folds, into how many pieces, and that every default learns."""
+"""Folding never eats the memory: which series a fit folds, into how many pieces, and that every
+default learns.
+"""
 
 import re
 
@@ -73,16 +75,22 @@ def test_series_of_other_lengths_are_cut_by_their_own():
 
 
 def est_rows(est, x, y, lengths):
-    segments = prepare(est._resolved_params(), InputSchema("Estimator"), x, y, lengths=lengths).windows.segments
+    segments = prepare(
+        est._resolved_params(), InputSchema("Estimator"), x, y, lengths=lengths
+    ).windows.segments
     return list(zip(segments.series.tolist(), segments.length.tolist(), strict=True))
 
 
 def test_steps_to_burn_in_do_not_count_as_memory():
     x, y = delayed(1, 97)
-    assert small(batchsize=256, seqsize=2, burn_in=40).fit(x, y).history_[0]["folds"] == 2  # of 48 and 49 steps
+    assert (
+        small(batchsize=256, seqsize=2, burn_in=40).fit(x, y).history_[0]["folds"] == 2
+    )  # of 48 and 49 steps
 
 
-@pytest.mark.parametrize(("setting", "folds"), [("auto", 3), (True, 32), (False, 1), (np.True_, 32)])
+@pytest.mark.parametrize(
+    ("setting", "folds"), [("auto", 3), (True, 32), (False, 1), (np.True_, 32)]
+)
 def test_the_setting(setting, folds):
     x, y = delayed(1, 97)
     assert small(batchsize=32, seqsize=4, rebatch=setting).fit(x, y).history_[-1]["folds"] == folds
@@ -92,7 +100,9 @@ def test_the_setting(setting, folds):
 
 def test_the_guard_of_the_reference():
     x, y = delayed(2, 16)
-    assert small(batchsize=32, seqsize=4, rebatch=True).fit(x, y).history_[-1]["folds"] == 1  # T <= n
+    assert (
+        small(batchsize=32, seqsize=4, rebatch=True).fit(x, y).history_[-1]["folds"] == 1
+    )  # T <= n
     assert small(batchsize=30, seqsize=4, rebatch=True).fit(x, y).history_[-1]["folds"] == 15
     assert rebatch(x, 32) is x
     assert rebatch(x, 30).shape == (1, 30, 2)

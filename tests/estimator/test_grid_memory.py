@@ -76,14 +76,18 @@ print(json.dumps({"small": small, "large": large, "in_memory": in_memory, "pid":
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_of_a_grid_search_share_the_file(python, tmp_path):
-    done = subprocess.run([python, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [python, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     small, large, in_memory = found["small"], found["large"], found["in_memory"]
     assert large["bytes"] > 128 << 20
-    # 2 candidates, 2 folds, 4 groups of 125 of the 500 series to train on, 18 windows of at most 32 of the 550 steps
+    # 2 candidates, 2 folds, 4 groups of 125 of the 500 series to train on, 18 windows of at most 32
+    # of the 550 steps
     assert large["steps"] == in_memory["steps"] == 2 * 2 * 4 * 18
     assert str(found["pid"]) not in large["peaks"]
-    # MiB that cannot be dropped, as pages can: two processes of one search differ by up to 20, a copy would take 128
+    # MiB that cannot be dropped, as pages can: two processes of one search differ by up to 20, a
+    # copy would take 128
     assert max(large["peaks"].values()) < max(small["peaks"].values()) + 60
     assert large["scores"] == in_memory["scores"]

@@ -44,7 +44,11 @@ class Cells(HTMLParser):
 
 def parameters(est):
     """Name, value and whether it is set, in the order shown."""
-    return [(row[2], row[3], row[0] == "user-set") for row in Cells(est._repr_html_()).rows if "" in row[1:2]]
+    return [
+        (row[2], row[3], row[0] == "user-set")
+        for row in Cells(est._repr_html_()).rows
+        if "" in row[1:2]
+    ]
 
 
 def attributes(est):
@@ -57,7 +61,9 @@ def network():
 
 def test_what_is_set_comes_first_and_in_its_place():
     schedule = partial(lr_scheduler.StepLR, step_size=5)
-    est = Estimator(network(), nn.L1Loss(), partial(AdamW, lr=0.02), Spec(3, 4, 5, scheduler=schedule))
+    est = Estimator(
+        network(), nn.L1Loss(), partial(AdamW, lr=0.02), Spec(3, 4, 5, scheduler=schedule)
+    )
     rows = parameters(est)
     n = sum(p.numel() for p in network().parameters())
     assert rows[:12] == [
@@ -91,7 +97,9 @@ def test_what_is_set_comes_first_and_in_its_place():
     ],
 )  # fmt: skip
 def test_defaults_do_not_count_as_set(arguments, rows):
-    assert [(name, value) for name, value, is_set in parameters(Estimator(**arguments)) if is_set] == rows
+    assert [
+        (name, value) for name, value, is_set in parameters(Estimator(**arguments)) if is_set
+    ] == rows
 
 
 def test_defaults_of_typed_estimators_do_not_count_as_set():
@@ -102,7 +110,10 @@ def test_defaults_of_typed_estimators_do_not_count_as_set():
 def test_settings_of_an_optimizer_count_as_set_if_they_are_not_its_defaults():
     net = network()
     rows = parameters(Estimator(net, opt=Adam(net.parameters(), eps=1e-3)))
-    assert [row for row in rows if row[2]][1:] == [("opt", "Adam(lr=0.001)", True), ("opt__eps", "0.001", True)]
+    assert [row for row in rows if row[2]][1:] == [
+        ("opt", "Adam(lr=0.001)", True),
+        ("opt__eps", "0.001", True),
+    ]
 
 
 def test_fitted_attributes_are_short():
@@ -125,7 +136,10 @@ def test_nothing_is_changed_or_drawn_by_showing():
 
 
 def test_pipelines_show_it_too():
-    assert "Sequential, 425 parameters" in make_pipeline(StandardScaler(), Estimator(network()))._repr_html_()
+    assert (
+        "Sequential, 425 parameters"
+        in make_pipeline(StandardScaler(), Estimator(network()))._repr_html_()
+    )
 
 
 def test_other_nested_estimators_keep_their_place():

@@ -32,7 +32,9 @@ def x(rng):
 
 
 def padded(arrays, fill=0.0):
-    out = np.full((arrays[0].shape[0], len(arrays), max(LENGTHS)), fill, np.asarray(arrays[0]).dtype)
+    out = np.full(
+        (arrays[0].shape[0], len(arrays), max(LENGTHS)), fill, np.asarray(arrays[0]).dtype
+    )
     for n, a in enumerate(arrays):
         out[:, n, : a.shape[1]] = a
     return out
@@ -41,7 +43,9 @@ def padded(arrays, fill=0.0):
 def est(n_out=1, **settings):
     torch.manual_seed(0)
     model = nn.Sequential(LSTM(2, 4), nn.Linear(4, n_out))
-    spec = Spec(**{"epochs": 2, "batchsize": 3, "seqsize": 4, "shuffle": True} | settings.pop("spec", {}))
+    spec = Spec(
+        **{"epochs": 2, "batchsize": 3, "seqsize": 4, "shuffle": True} | settings.pop("spec", {})
+    )
     return Estimator(model, None, None, spec, random_state=0, **settings)
 
 
@@ -57,9 +61,13 @@ def test_a_list_is_the_padded_array_with_lengths(x, n_jobs):
     same = est(n_jobs=n_jobs).fit(padded(x), padded(y), lengths=LENGTHS, validation_data=data)
     assert torch.equal(net2vec(found), net2vec(same))
     assert found.validation_loss_curve_ == same.validation_loss_curve_
-    assert found.score(x, y) == pytest.approx(same.score(padded(x), padded(y), lengths=LENGTHS), rel=1e-12)
+    assert found.score(x, y) == pytest.approx(
+        same.score(padded(x), padded(y), lengths=LENGTHS), rel=1e-12
+    )
     found.partial_fit(x, y)
-    assert torch.equal(net2vec(found), net2vec(same.partial_fit(padded(x), padded(y), lengths=LENGTHS)))
+    assert torch.equal(
+        net2vec(found), net2vec(same.partial_fit(padded(x), padded(y), lengths=LENGTHS))
+    )
 
 
 @pytest.mark.parametrize("kind", ["npy", "h5py", "torch"])
@@ -85,7 +93,9 @@ def test_nothing_is_copied_into_a_padded_block(rng):
     lengths = [40_000] + [50] * 200
     x = [rng.normal(size=(2, t)).astype("f4") for t in lengths]
     y = [a[:1] for a in x]
-    model = est(spec={"batchsize": 16, "seqsize": 500, "epochs": 1, "shuffle": False}).fit(x[1:4], y[1:4])
+    model = est(spec={"batchsize": 16, "seqsize": 500, "epochs": 1, "shuffle": False}).fit(
+        x[1:4], y[1:4]
+    )
     block = 3 * len(lengths) * max(lengths) * 4  # 97 MB
     tracemalloc.start()
     try:
@@ -135,23 +145,34 @@ def test_labels_of_steps(x, rng):
     right = np.mean(np.concatenate(y, 1) == np.concatenate(labels, 1))
     assert found.score(x, y) == pytest.approx(right)
     codes = [np.searchsorted(found.classes_, a) for a in y]
-    again = EstimatorClassifier(spec=Spec(2, 3, 4), random_state=0).fit(padded(x), padded(codes, 1), lengths=LENGTHS)
+    again = EstimatorClassifier(spec=Spec(2, 3, 4), random_state=0).fit(
+        padded(x), padded(codes, 1), lengths=LENGTHS
+    )
     assert torch.equal(net2vec(again), expected)
 
 
 def test_what_is_behind_the_end_of_a_series_is_no_class(x):
     y = [np.ones((1, a.shape[1]), int) + (np.arange(a.shape[1]) % 2) for a in x]
     assert SequenceClassifier(2, epochs=1).fit(x, y).classes_.tolist() == [1, 2]
-    assert SequenceClassifier(2, epochs=1).fit(padded(x), padded(y, 0), lengths=LENGTHS).classes_.tolist() == [1, 2]
+    assert SequenceClassifier(2, epochs=1).fit(
+        padded(x), padded(y, 0), lengths=LENGTHS
+    ).classes_.tolist() == [1, 2]
 
 
 def test_weights_of_series_and_steps(x, rng):
     y, each = targets(x), rng.random(len(x))
     steps = [rng.random(a.shape[1]) for a in x]
     full = padded([s[None] for s in steps])
-    for ours, theirs in ((each, each), (list(each), each), (steps, full), ([s[None] for s in steps], full)):
+    for ours, theirs in (
+        (each, each),
+        (list(each), each),
+        (steps, full),
+        ([s[None] for s in steps], full),
+    ):
         found = est().fit(x, y, ours)
-        assert torch.equal(net2vec(found), net2vec(est().fit(padded(x), padded(y), theirs, lengths=LENGTHS)))
+        assert torch.equal(
+            net2vec(found), net2vec(est().fit(padded(x), padded(y), theirs, lengths=LENGTHS))
+        )
         assert found.score(x, y, ours) == pytest.approx(
             found.score(padded(x), padded(y), theirs, lengths=LENGTHS), rel=1e-12
         )
@@ -179,7 +200,9 @@ def test_a_pipeline_of_scaler_and_estimator(x, kind, tmp_path):
         np.testing.assert_allclose(found[1, ::2], wanted[1, ::2], rtol=0, atol=1e-12)
         assert isinstance(found, np.ndarray) == (kind == "memory")
     piped = make_pipeline(SequenceScaler(), est()).fit(given, targets(x))
-    assert torch.allclose(net2vec(piped[-1]), net2vec(est().fit(expected, targets(x))), rtol=0, atol=1e-10)
+    assert torch.allclose(
+        net2vec(piped[-1]), net2vec(est().fit(expected, targets(x))), rtol=0, atol=1e-10
+    )
     assert [a.shape for a in piped.predict(given)] == [(1, t) for t in LENGTHS]
 
 
@@ -217,7 +240,8 @@ def test_starts_tell_one_fit_from_another(x, tmp_path):
     (lambda x, y: (x, y[:-1]), {}, "x has 7 series and y has 6"),
     (lambda x, y: (x, [*y[:2], y[2][:, :5], *y[3:]]), {}, "x[2] has 14 time steps and y[2] has 5"),
     (lambda x, y: ([np.ones((9, 3))] * 7, [np.ones((9, 1))] * 7), {},
-     "x[0] has 3 time steps and y[0] has 1; the arrays of a list are series (F, T_i): arrays (T_i, F) become so"),
+     "x[0] has 3 time steps and y[0] has 1; the arrays of a list are series (F, T_i): arrays "
+     "(T_i, F) become so"),
     (lambda x, y: (x, padded(y)), {}, "x is a list of series and y is not: give both as arrays (F, N, T), or both as"),
     (lambda x, y: (padded(x), y), {}, "x is an array and y is not: give both as arrays (F, N, T), or both as lists"),
     (lambda x, y: ((x, padded(x)), y), {}, "some of the 2 arrays of x are lists of series; give all as lists, or none"),
@@ -233,7 +257,9 @@ def test_arguments_that_do_not_fit(x, arguments, settings, message):
         est().fit(*arguments(x, targets(x)), **settings)
 
 
-@pytest.mark.parametrize("out", [lambda y: y[:-1], lambda y: [a[:, :1] for a in y], lambda y: padded(y)])
+@pytest.mark.parametrize(
+    "out", [lambda y: y[:-1], lambda y: [a[:, :1] for a in y], lambda y: padded(y)]
+)
 def test_an_out_that_does_not_fit(x, out):
     found = est().fit(x, targets(x))
     with pytest.raises(ValueError, match=r"^out "):

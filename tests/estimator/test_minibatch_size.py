@@ -1,4 +1,6 @@
-"""``estimator/collectives.py``: what ``batchsize`` counts on several ranks, and what a checkpoint changes."""
+"""``estimator/collectives.py``: what ``batchsize`` counts on several ranks, and what a checkpoint
+changes.
+"""
 
 import pytest
 
@@ -9,7 +11,9 @@ from fluxutils_py.estimator.collectives import MinibatchSize, whole_batchsize
 
 
 def size(scaling="weak", batchsize=8, n_ranks=1, saved=None):
-    settings = Estimator(spec={"epochs": 1, "batchsize": batchsize, "seqsize": 5}, scaling=scaling)._resolved_params()
+    settings = Estimator(
+        spec={"epochs": 1, "batchsize": batchsize, "seqsize": 5}, scaling=scaling
+    )._resolved_params()
     return MinibatchSize.of(settings, n_ranks, saved)
 
 
@@ -57,23 +61,27 @@ def test_the_line_for_the_user():
         "4 ranks train on minibatches of 32 series, 8 on each rank (batchsize=8, scaling='weak')"
     )
     assert size("strong", n_ranks=3).describe(many) == (
-        "3 ranks train on minibatches of 8 series, 2 or 3 on each rank (batchsize=8, scaling='strong')"
+        "3 ranks train on minibatches of 8 series, 2 or 3 on each rank (batchsize=8, "
+        "scaling='strong')"
     )
     assert size(n_ranks=3, saved=saved(n_ranks=2)).describe(many) == (
-        "3 ranks train on minibatches of 16 series, 5 or 6 on each rank (batchsize=8, scaling='weak', which goes on "
-        "with the 16 of its checkpoint)"
+        "3 ranks train on minibatches of 16 series, 5 or 6 on each rank (batchsize=8, "
+        "scaling='weak', which goes on with the 16 of its checkpoint)"
     )
     assert size(saved=saved(n_ranks=2)).describe(many) == (
-        "this process trains on minibatches of 16 series (batchsize=8, scaling='weak', which goes on with the 16 of "
-        "its checkpoint)"
+        "this process trains on minibatches of 16 series (batchsize=8, scaling='weak', which goes "
+        "on with the 16 of its checkpoint)"
     )
     few = Segments.from_lengths(2, 9)
     assert size("strong", n_ranks=3).describe(few) == (
-        "3 ranks train on minibatches of all 2 series, 0 or 1 on each rank (batchsize=8, scaling='strong')"
+        "3 ranks train on minibatches of all 2 series, 0 or 1 on each rank (batchsize=8, "
+        "scaling='strong')"
     )
     assert size("strong", n_ranks=3).describe(few.fold(8)) == (
-        "3 ranks train on minibatches of all 8 pieces of series, 2 or 3 on each rank (batchsize=8, scaling='strong')"
+        "3 ranks train on minibatches of all 8 pieces of series, 2 or 3 on each rank (batchsize=8, "
+        "scaling='strong')"
     )
     assert size(n_ranks=3).describe(many, sharded=True) == (
-        "3 ranks train on minibatches of 24 series, each rank on its own (batchsize=8, scaling='weak')"
+        "3 ranks train on minibatches of 24 series, each rank on its own (batchsize=8, "
+        "scaling='weak')"
     )

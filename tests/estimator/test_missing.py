@@ -48,7 +48,9 @@ def test_a_missing_one_of_several_inputs(x, rng):
 
 
 def test_windows_without_a_live_step_do_not_accumulate(x, rng):
-    """Two of four windows of the only group have targets: with accumulate=2 they make one step together."""
+    """Two of four windows of the only group have targets: with accumulate=2 they make one step
+    together.
+    """
     y = rng.normal(size=(1, N, T))
     y[:, :, 3:6] = y[:, :, 9:] = np.nan
     torch.manual_seed(0)
@@ -62,7 +64,11 @@ def test_windows_without_a_live_step_do_not_accumulate(x, rng):
         out, state = lstm(torch.tensor(x[:, :, t : t + 3].transpose(2, 1, 0)), state)
         state = tuple(s.detach() for s in state)
         if t in (0, 6):
-            total = total + ((head(out) - torch.tensor(y[:, :, t : t + 3].transpose(2, 1, 0))) ** 2).mean() / 2
+            total = (
+                total
+                + ((head(out) - torch.tensor(y[:, :, t : t + 3].transpose(2, 1, 0))) ** 2).mean()
+                / 2
+            )
     total.backward()
     opt.step()
     expected = torch.cat([p.detach().reshape(-1) for p in params])

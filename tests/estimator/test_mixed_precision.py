@@ -29,7 +29,9 @@ def model():
 
 
 def estimator(precision, callbacks=None, n_jobs=None, loss=None, **spec):
-    spec = Spec(**{"epochs": 2, "batchsize": B, "seqsize": S, "clip": 1.0, **spec}, precision=precision)
+    spec = Spec(
+        **{"epochs": 2, "batchsize": B, "seqsize": S, "clip": 1.0, **spec}, precision=precision
+    )
     opt = partial(torch.optim.AdamW, lr=0.01, fused=True)
     return Estimator(model(), loss, opt, spec, callbacks=callbacks, n_jobs=n_jobs, random_state=0)
 
@@ -62,7 +64,11 @@ def test_a_fit_is_the_loop_of_torch_with_autocast(precision):
     assert (net2vec(est) - net2vec(expected)).abs().max() < 1e-6
     assert {p.dtype for p in est.model_.parameters()} == {torch.float32}
     with torch.no_grad(), torch.autocast("cpu", LOW[precision]):
-        out = expected.eval()(torch.from_numpy(x.transpose(2, 1, 0).copy())) if not expected[1].reset() else None
+        out = (
+            expected.eval()(torch.from_numpy(x.transpose(2, 1, 0).copy()))
+            if not expected[1].reset()
+            else None
+        )
     assert np.abs(est.predict(x) - out.float().numpy().transpose(2, 1, 0)).max() < 0.01
 
 
@@ -88,7 +94,10 @@ def test_float16_with_threads_scales_the_loss():
 @pytest.mark.parametrize("precision", LOW)
 @pytest.mark.parametrize("n_jobs", [1, 2])
 def test_resuming_ends_with_the_bits_of_an_uninterrupted_fit(tmp_path, precision, n_jobs):
-    far = {"loss": lambda net, xs, ys: 1e4 * (net(xs).float() - ys).square().mean(), "accumulate": 2}  # overflows
+    far = {
+        "loss": lambda net, xs, ys: 1e4 * (net(xs).float() - ys).square().mean(),
+        "accumulate": 2,
+    }  # overflows
     whole = estimator(precision, n_jobs=n_jobs, shuffle=True, **far).fit(*data())
 
     def kill(loop):
@@ -98,7 +107,9 @@ def test_resuming_ends_with_the_bits_of_an_uninterrupted_fit(tmp_path, precision
     saves = Checkpointer(tmp_path, trigger=EveryNSteps(5))
     with pytest.raises(KeyboardInterrupt):
         estimator(precision, [saves, kill], n_jobs, shuffle=True, **far).fit(*data())
-    again = estimator(precision, [saves, lambda loop: None], n_jobs, shuffle=True, **far).fit(*data())
+    again = estimator(precision, [saves, lambda loop: None], n_jobs, shuffle=True, **far).fit(
+        *data()
+    )
     assert torch.equal(net2vec(again), net2vec(whole))
     assert again.loss_curve_ == whole.loss_curve_
 
@@ -116,7 +127,9 @@ def test_validation_prediction_scores_streams_and_states(precision):
     second = est.predict(x[..., 20:], state=state)
     assert np.abs(np.concatenate([first, second], 2) - whole).max() < 0.01
     live = stream(est, N)
-    assert np.abs(np.stack([live.step(x[:, :, t]) for t in range(5)], 2) - whole[..., :5]).max() < 0.01
+    assert (
+        np.abs(np.stack([live.step(x[:, :, t]) for t in range(5)], 2) - whole[..., :5]).max() < 0.01
+    )
     assert est.score(x, y) == pytest.approx(exact.score(x, y), abs=0.02)
     loss, gradient = est.evaluate(x, y, gradient=True)
     assert np.isfinite(loss)
@@ -133,7 +146,9 @@ def test_ready_made_estimators_take_it_flat():
     spec = {"epochs": 1, "precision": "bfloat16"}
     own = EstimatorClassifier(spec=spec).fit(x, labels)
     assert own.set_params(spec__precision="float32").predict(x).shape == (N,)
-    with pytest.raises(SpecError, match=r"^precision must be one of 'float32', 'bfloat16', 'float16', got 'bf16'$"):
+    with pytest.raises(
+        SpecError, match=r"^precision must be one of 'float32', 'bfloat16', 'float16', got 'bf16'$"
+    ):
         SequenceRegressor(4, precision="bf16").fit(x, y)
 
 
@@ -141,6 +156,8 @@ def test_a_model_of_float64_is_not_continued_in_bfloat16():
     x, y = data("float64")
     est = estimator("float32").fit(x, y)
     before = net2vec(est)
-    with pytest.raises(ValueError, match=r"precision='bfloat16' computes with parameters of float32, the model has"):
+    with pytest.raises(
+        ValueError, match=r"precision='bfloat16' computes with parameters of float32, the model has"
+    ):
         est.set_params(spec__precision="bfloat16").partial_fit(x, y)
     assert torch.equal(net2vec(est), before)

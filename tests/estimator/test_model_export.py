@@ -1,4 +1,6 @@
-"""Estimators and pipelines as files: they give what streams give; wrong use; a consumer without this package."""
+"""Estimators and pipelines as files: they give what streams give; wrong use; a consumer without
+this package.
+"""
 
 import subprocess
 import sys
@@ -42,7 +44,9 @@ SPEC = {"epochs": 1, "batchsize": 4, "seqsize": 10}
 @pytest.fixture
 def x(rng):
     """(F, N, T) of unlike scales."""
-    return rng.normal([[[50.0]], [[-0.3]], [[1e3]]], [[[3.0]], [[0.01]], [[200.0]]], (3, N, T)).astype("float32")
+    return rng.normal(
+        [[[50.0]], [[-0.3]], [[1e3]]], [[[3.0]], [[0.01]], [[200.0]]], (3, N, T)
+    ).astype("float32")
 
 
 @pytest.fixture
@@ -70,7 +74,9 @@ def traced_once(monkeypatch):
 def test_a_pipeline_streams_500_steps(rng, tmp_path):
     x = rng.normal(50, 3, size=(3, 2, 500)).astype("float32")
     y = 1e3 + x[:2].cumsum(2)
-    pipe = make_pipeline(SequenceScaler(), SequenceRegressor(6, num_layers=2, epochs=1, seqsize=100))
+    pipe = make_pipeline(
+        SequenceScaler(), SequenceRegressor(6, num_layers=2, epochs=1, seqsize=100)
+    )
     pipe.fit(samples(x), samples(y))
     for format in ("onnx", "torch"):
         path = tmp_path / "model.pt2"
@@ -85,7 +91,9 @@ def test_a_pipeline_streams_500_steps(rng, tmp_path):
         assert found["outputs"][0]["shape"] == ["steps", "batch", 2]
 
 
-@pytest.mark.parametrize("made", [SequenceImputer("ffill"), SequenceImputer(), WinsorScaler()], ids=repr)
+@pytest.mark.parametrize(
+    "made", [SequenceImputer("ffill"), SequenceImputer(), WinsorScaler()], ids=repr
+)
 def test_imputers_and_missing_values(made, x, with_gaps, tmp_path):
     pipe = make_pipeline(made, SequenceScaler(), SequenceRegressor(4, cell="gru", epochs=1))
     pipe.fit(samples(with_gaps), samples(x[:1]))
@@ -102,7 +110,10 @@ def test_steps_without_input_are_nan(x, tmp_path):
 
 @pytest.mark.parametrize(
     ("format", "label", "classes"),
-    [("torch", lambda up: np.where(up, "up", "down"), ["down", "up"]), ("onnx", lambda up: 3 * up + 4, [4, 7])],
+    [
+        ("torch", lambda up: np.where(up, "up", "down"), ["down", "up"]),
+        ("onnx", lambda up: 3 * up + 4, [4, 7]),
+    ],
     ids=["texts", "integers"],
 )
 def test_classifiers_give_labels_and_probabilities(format, label, classes, x, tmp_path):
@@ -121,14 +132,18 @@ def test_features_have_names(x, tmp_path):
     est = SequenceRegressor(4, epochs=1).fit(view, samples(x[:1]))
     est.export(tmp_path / "m.pt2", "torch")
     assert read_metadata(tmp_path / "m.pt2")["feature_names"] == ["a", "b", "c"]
-    rows = pd.DataFrame(np.asarray(samples(x)), columns=[f"c{i}" for i in range(3 * T)])  # names of F * T columns
+    rows = pd.DataFrame(
+        np.asarray(samples(x)), columns=[f"c{i}" for i in range(3 * T)]
+    )  # names of F * T columns
     est = SequenceRegressor(4, epochs=1, n_timesteps=T).fit(rows, x[0, :, -1])
     est.export(tmp_path / "m.pt2", "torch")
     assert read_metadata(tmp_path / "m.pt2")["feature_names"] is None
 
 
 def test_a_search_exports_its_best(x, tmp_path):
-    search = GridSearchCV(SequenceRegressor(epochs=1), {"hidden_size": [3]}, cv=2).fit(samples(x), samples(x[:1]))
+    search = GridSearchCV(SequenceRegressor(epochs=1), {"hidden_size": [3]}, cv=2).fit(
+        samples(x), samples(x[:1])
+    )
     export(search, tmp_path / "m.pt2", "torch")
     assert check_export(tmp_path / "m.pt2", search, x) < 1e-5
 
@@ -146,7 +161,9 @@ class Two(nn.Module):
 def test_targets_that_were_transformed_come_back(x, tmp_path):
     y = x[:1].cumsum(2)
     inner = make_pipeline(SequenceScaler(), SequenceRegressor(4, epochs=1, target="step"))
-    logs = TransformedTargetRegressor(inner, func=np.log1p, inverse_func=np.expm1, check_inverse=False)
+    logs = TransformedTargetRegressor(
+        inner, func=np.log1p, inverse_func=np.expm1, check_inverse=False
+    )
     logs.fit(samples(x), np.asarray(samples(y)))
     export(logs, tmp_path / "m.onnx")
     assert check_export(tmp_path / "m.onnx", logs, x) < 1e-5
@@ -167,7 +184,8 @@ class Skip(nn.Module):
         return self.head(torch.cat([self.rnn(x), x], -1))
 
 
-# torch looks at the .grad of states as it traces, and hides its own warning about that, but not one that is an error
+# torch looks at the .grad of states as it traces, and hides its own warning about that, but not one
+# that is an error
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_after_compiling_and_loading_the_file_is_the_same(x, tmp_path):
     x /= 100
@@ -192,7 +210,8 @@ class WithLoss(nn.Module):
 def test_a_loss_inside_the_model_is_named(x, tmp_path):
     est = Estimator(WithLoss(), spec=SPEC).fit(x, x[:1])
     with pytest.raises(
-        ExportError, match=r"^criterion \(MSELoss\) is a loss; leave it out of the model and give it to"
+        ExportError,
+        match=r"^criterion \(MSELoss\) is a loss; leave it out of the model and give it to",
     ):
         est.export(tmp_path / "m.pt2", "torch")
     assert list(tmp_path.iterdir()) == []
@@ -205,7 +224,9 @@ def test_several_outputs_need_names(x, tmp_path):
 
     est = Estimator(Two(), loss, spec=SPEC).fit((x, x[:2]), (x[:1], x[1:]))
     path = tmp_path / "m.pt2"
-    with pytest.raises(ExportError, match=r"2 outputs, which need names: export\(\.\.\., output_names="):
+    with pytest.raises(
+        ExportError, match=r"2 outputs, which need names: export\(\.\.\., output_names="
+    ):
         est.export(path, "torch")
     for names in (["a"], ["a", "a"], ["a", "state.0"]):
         with pytest.raises(ExportError, match="output_names must be 2 different names"):
@@ -223,13 +244,18 @@ def test_wrong_use(x, tmp_path):
         SequenceRegressor().export(path)
     with pytest.raises(NotFittedError):
         export(make_pipeline(SequenceScaler(), SequenceRegressor()), path)
-    for model in (TransformedTargetRegressor(SequenceRegressor()), GridSearchCV(SequenceRegressor(), {})):
+    for model in (
+        TransformedTargetRegressor(SequenceRegressor()),
+        GridSearchCV(SequenceRegressor(), {}),
+    ):
         with pytest.raises(NotFittedError, match=type(model).__name__):
             export(model, path)
     with pytest.raises(TypeError, match="Ridge cannot be exported"):
         export(Ridge(), path)
     no_best = GridSearchCV(Ridge(), {}, refit=False, cv=2).fit(x[:, :, 0].T, x[0, :, 0])
-    with pytest.raises(TypeError, match="GridSearchCV has no best estimator to export: fit it with refit=True"):
+    with pytest.raises(
+        TypeError, match="GridSearchCV has no best estimator to export: fit it with refit=True"
+    ):
         export(no_best, path)
     est = SequenceRegressor(4, epochs=1).fit(x, x[:1])
     with pytest.raises(ValueError, match="format must be 'onnx' or 'torch', got 'tensorrt'"):
@@ -258,7 +284,9 @@ def test_labels_must_be_equal_where_one_class_is_clearly_the_most_probable(class
     if classes > 1:
         _compare_labels("m", "label", got, want, probabilities, 0.01)
     got[1, 1], got[2, 0] = "a", "b"
-    with pytest.raises(ExportError, match=r"m: label is .*b.* at step 2, series 0, that of the model is .*a"):
+    with pytest.raises(
+        ExportError, match=r"m: label is .*b.* at step 2, series 0, that of the model is .*a"
+    ):
         _compare_labels("m", "label", got, want, probabilities, 0.01)
 
 
@@ -298,10 +326,16 @@ def test_files_of_a_pipeline_run_without_this_package(x, with_gaps, tmp_path):
     for format in ("onnx", "torch"):
         export(pipe, tmp_path / "model.pt2", format)
         done = subprocess.run(
-            [sys.executable, "-c", CONSUMER, format], cwd=tmp_path, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", CONSUMER, format],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
-        np.testing.assert_allclose(np.load(tmp_path / "y.npy"), pipe.predict(with_gaps), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            np.load(tmp_path / "y.npy"), pipe.predict(with_gaps), rtol=1e-5, atol=1e-5
+        )
         (tmp_path / "y.npy").unlink()
 
 

@@ -121,11 +121,18 @@ SPECS = {
 
 def inside(est, argument):
     """What get_params finds inside an argument, by short names."""
-    return {k.removeprefix(f"{argument}__"): v for k, v in est.get_params().items() if k.startswith(f"{argument}__")}
+    return {
+        k.removeprefix(f"{argument}__"): v
+        for k, v in est.get_params().items()
+        if k.startswith(f"{argument}__")
+    }
 
 
 def fields(spec):
-    return {name: getattr(spec, name) if not hasattr(spec, "keys") else spec[name] for name in Triple._fields}
+    return {
+        name: getattr(spec, name) if not hasattr(spec, "keys") else spec[name]
+        for name in Triple._fields
+    }
 
 
 def instance():
@@ -176,7 +183,10 @@ def test_what_is_inside_an_optimizer_is_found():
 
 def test_an_optimizer_instance_shows_what_is_in_force_in_its_first_group():
     net = instance()
-    opt = AdamW([{"params": net[0].parameters(), "lr": 0.3}, {"params": net[1].parameters()}], weight_decay=0.5)
+    opt = AdamW(
+        [{"params": net[0].parameters(), "lr": 0.3}, {"params": net[1].parameters()}],
+        weight_decay=0.5,
+    )
     assert inside(Estimator(net, opt=opt), "opt") == {**ADAMW, "lr": 0.3, "weight_decay": 0.5}
 
 
@@ -255,7 +265,11 @@ def test_a_class_or_function_becomes_a_partial():
 def test_a_partial_keeps_its_other_arguments():
     model = functools.partial(Net, 3, bias=True, hidden=2)
     est = Estimator(model).set_params(model__hidden=6)
-    assert (est.model.func, est.model.args, est.model.keywords) == (Net, (3,), {"bias": True, "hidden": 6})
+    assert (est.model.func, est.model.args, est.model.keywords) == (
+        Net,
+        (3,),
+        {"bias": True, "hidden": 6},
+    )
     assert model.keywords == {"bias": True, "hidden": 2}
 
 
@@ -300,9 +314,15 @@ def test_parameters_inside_parameters_are_set_the_same_way():
     step = functools.partial(lr_scheduler.StepLR, step_size=5)
     est = Estimator(functools.partial(Net, bias=True), spec=Spec(scheduler=step))
     est.set_params(spec__scheduler__step_size=2, spec__epochs=3, model__cell__num_layers=2)
-    assert (est.spec.scheduler.func, est.spec.scheduler.keywords) == (lr_scheduler.StepLR, {"step_size": 2})
+    assert (est.spec.scheduler.func, est.spec.scheduler.keywords) == (
+        lr_scheduler.StepLR,
+        {"step_size": 2},
+    )
     assert est.spec.epochs == 3
-    assert (est.model.keywords["cell"].func, est.model.keywords["cell"].keywords) == (LSTM, {"num_layers": 2})
+    assert (est.model.keywords["cell"].func, est.model.keywords["cell"].keywords) == (
+        LSTM,
+        {"num_layers": 2},
+    )
     assert step.keywords == {"step_size": 5}
 
 
@@ -330,7 +350,10 @@ def test_arguments_come_before_what_is_inside_them():
 
 def test_what_get_params_gives_can_be_set_again():
     spec = {"epochs": 2, "batchsize": 4, "seqsize": 5}
-    for est in (Estimator(spec=spec), Estimator(functools.partial(Net, bias=True), None, SGD, Triple(**spec))):
+    for est in (
+        Estimator(spec=spec),
+        Estimator(functools.partial(Net, bias=True), None, SGD, Triple(**spec)),
+    ):
         est.random_state = 0
         again = clone(est).set_params(**est.get_params())
         assert {k: v for k, v in again.get_params().items() if "__" in k} == {
@@ -345,9 +368,18 @@ def test_what_get_params_gives_can_be_set_again():
 @pytest.mark.parametrize("kind", SPECS)
 def test_fit_uses_what_was_set(kind):
     est = Estimator(spec=SPECS[kind](epochs=1, batchsize=7, seqsize=11), random_state=0)
-    est.set_params(spec__epochs=2, spec__batchsize=4, spec__seqsize=5, opt__lr=0.1, model__n_hidden=3)
-    spec = {"epochs": 2, "batchsize": 4, "seqsize": 5, **({"clip": 3.0} if kind == "plain object" else {})}
-    plain = Estimator(functools.partial(default_model, n_hidden=3), None, functools.partial(AdamW, lr=0.1), spec)
+    est.set_params(
+        spec__epochs=2, spec__batchsize=4, spec__seqsize=5, opt__lr=0.1, model__n_hidden=3
+    )
+    spec = {
+        "epochs": 2,
+        "batchsize": 4,
+        "seqsize": 5,
+        **({"clip": 3.0} if kind == "plain object" else {}),
+    }
+    plain = Estimator(
+        functools.partial(default_model, n_hidden=3), None, functools.partial(AdamW, lr=0.1), spec
+    )
     assert torch.equal(learnt(est), learnt(plain.set_params(random_state=0)))
 
 
@@ -363,7 +395,10 @@ def test_setting_a_default_changes_nothing_but_rounding():
 def grouped():
     """A model and an optimizer of it with a learning rate for each layer."""
     net = instance()
-    opt = Adam([{"params": net[0].parameters(), "lr": 0.01}, {"params": net[1].parameters(), "eps": 1e-3}], lr=0.02)
+    opt = Adam(
+        [{"params": net[0].parameters(), "lr": 0.01}, {"params": net[1].parameters(), "eps": 1e-3}],
+        lr=0.02,
+    )
     return net, opt
 
 
@@ -387,9 +422,15 @@ def test_fit_with_a_changed_optimizer_instance_equals_one_built_so():
     net, opt = grouped()
     spec = Spec(epochs=2, batchsize=4, seqsize=5)
     changed = Estimator(net, opt=opt, spec=spec, random_state=0).set_params(opt__lr=0.05)
-    built = Adam([{"params": net[0].parameters()}, {"params": net[1].parameters(), "eps": 1e-3}], lr=0.05)
-    assert torch.equal(learnt(changed), learnt(Estimator(net, opt=built, spec=spec, random_state=0)))
-    assert not torch.equal(learnt(changed), learnt(Estimator(net, opt=opt, spec=spec, random_state=0)))
+    built = Adam(
+        [{"params": net[0].parameters()}, {"params": net[1].parameters(), "eps": 1e-3}], lr=0.05
+    )
+    assert torch.equal(
+        learnt(changed), learnt(Estimator(net, opt=built, spec=spec, random_state=0))
+    )
+    assert not torch.equal(
+        learnt(changed), learnt(Estimator(net, opt=opt, spec=spec, random_state=0))
+    )
 
 
 def test_clones_of_clones_with_changed_optimizer_instances_fit_alike():
@@ -397,10 +438,14 @@ def test_clones_of_clones_with_changed_optimizer_instances_fit_alike():
     est = Estimator(net, opt=opt, spec=Spec(epochs=2, batchsize=4, seqsize=5), random_state=0)
     est.set_params(opt__eps=1e-2)
     again = clone(clone(est).set_params(opt__lr=0.05)).set_params(spec__epochs=3)
-    assert [id(p) for g in again.opt.param_groups for p in g["params"]] == [id(p) for p in again.model.parameters()]
+    assert [id(p) for g in again.opt.param_groups for p in g["params"]] == [
+        id(p) for p in again.model.parameters()
+    ]
     assert not {id(p) for p in again.model.parameters()} & {id(p) for p in net.parameters()}
     expected = Adam(net.parameters(), lr=0.05, eps=1e-2)
-    expected = Estimator(net, opt=expected, spec=Spec(epochs=3, batchsize=4, seqsize=5), random_state=0)
+    expected = Estimator(
+        net, opt=expected, spec=Spec(epochs=3, batchsize=4, seqsize=5), random_state=0
+    )
     assert torch.equal(learnt(again), learnt(expected))
 
 
@@ -411,12 +456,13 @@ def test_clones_of_clones_with_changed_optimizer_instances_fit_alike():
     ("est", "params", "message"),
     [
         (Estimator(Net), {"model__hiden": 3},
-         "Invalid parameter 'hiden' for model (Net). Valid parameters are: ['bias', 'cell', 'hidden']. "
-         "Did you mean 'model__hidden'?"),
+         "Invalid parameter 'hiden' for model (Net). Valid parameters are: ['bias', 'cell', "
+         "'hidden']. Did you mean 'model__hidden'?"),
         (Estimator(functools.partial(make_net, hidden=2)), {"model__width": 3},
          "Invalid parameter 'width' for model (make_net). Valid parameters are: ['hidden']."),
         (Estimator(make_lazy), {"model__epss": 3},
-         "Invalid parameter 'epss' for model (make_lazy). Valid parameters are: ['eps']. Did you mean 'model__eps'?"),
+         "Invalid parameter 'epss' for model (make_lazy). Valid parameters are: ['eps']. Did you "
+         "mean 'model__eps'?"),
         (Estimator(opt=sgd), {"opt__weights": 3},
          "Invalid parameter 'weights' for opt (sgd). Valid parameters are: ['lr', 'momentum']."),
         (Estimator(), {"opt__epochs": 3},
@@ -426,30 +472,32 @@ def test_clones_of_clones_with_changed_optimizer_instances_fit_alike():
          f"Invalid parameter 'batch_size' for spec (Spec). Valid parameters are: {sorted(SPEC)}. "
          "Did you mean 'spec__batchsize'?"),
         (Estimator(spec={"epochs": 1, "batchsize": 2, "seqsize": 3, "note": 4}), {"spec__batch_size": 3},
-         f"Invalid parameter 'batch_size' for spec (dict). Valid parameters are: {sorted([*SPEC, 'note'])}. "
-         "Did you mean 'spec__batchsize'?"),
+         "Invalid parameter 'batch_size' for spec (dict). Valid parameters are: "
+         f"{sorted([*SPEC, 'note'])}. Did you mean 'spec__batchsize'?"),
         (Estimator(spec=Triple(1, 2, 3)), {"spec__foo": 3},
-         "Invalid parameter 'foo' for spec (Triple). Valid parameters are: ['batchsize', 'epochs', 'seqsize']."),
+         "Invalid parameter 'foo' for spec (Triple). Valid parameters are: ['batchsize', "
+         "'epochs', 'seqsize']."),
         (Estimator(spec=Frozen(1, 2, 3)), {"spec__steps": 3},
          "Invalid parameter 'steps' for spec (Frozen). "
          "Valid parameters are: ['batchsize', 'epochs', 'note', 'seqsize']."),
         (Estimator(spec=Slots(1, 2, 3)), {"spec__clip": 3},
-         "Invalid parameter 'clip' for spec (Slots). Valid parameters are: ['batchsize', 'epochs', 'seqsize']."),
+         "Invalid parameter 'clip' for spec (Slots). Valid parameters are: ['batchsize', "
+         "'epochs', 'seqsize']."),
         (Estimator(spec=Plain(1, 2, 3)), {"spec__foo": 3},
          f"Invalid parameter 'foo' for spec (Plain). Valid parameters are: {sorted(SPEC)}."),
         (Estimator(spec=3), {"spec__epochs__foo": 3},
          "Invalid parameter 'epochs' for spec (int). Valid parameters are: []."),
         (Estimator(instance()), {"model__hidden": 3},
-         "Invalid parameter 'hidden' for model (Sequential): an instance cannot be built again; give its class, a "
-         "function that makes one, or a functools.partial of either."),
+         "Invalid parameter 'hidden' for model (Sequential): an instance cannot be built again; "
+         "give its class, a function that makes one, or a functools.partial of either."),
         (Estimator(Net), {"model__n_in": 3}, "Invalid parameter 'n_in' for model (Net): fit fills it in."),
         (Estimator(make_net), {"model__n_outputs": 3},
          "Invalid parameter 'n_outputs' for model (make_net): fit fills it in."),
         (Estimator(make_open), {"model__n_in": 3}, "Invalid parameter 'n_in' for model (make_open): fit fills it in."),
         (Estimator(), {"opt__params": 3}, "Invalid parameter 'params' for opt (AdamW): fit fills it in."),
         (Estimator(spec=Spec(scheduler=lr_scheduler.StepLR)), {"spec__scheduler__stepsize": 3},
-         "Invalid parameter 'stepsize' for spec__scheduler (StepLR). "
-         "Valid parameters are: ['gamma', 'last_epoch', 'step_size']. Did you mean 'spec__scheduler__step_size'?"),
+         "Invalid parameter 'stepsize' for spec__scheduler (StepLR). Valid parameters are: "
+         "['gamma', 'last_epoch', 'step_size']. Did you mean 'spec__scheduler__step_size'?"),
         (Estimator(), {"spec__epochs__foo": 3},
          "Invalid parameter 'foo' for spec__epochs (int). Valid parameters are: []."),
         (Estimator(), {"batchsize": 3},
@@ -459,8 +507,8 @@ def test_clones_of_clones_with_changed_optimizer_instances_fit_alike():
          f"Invalid parameter 'modle__n_hidden' for estimator Estimator. Valid parameters are: "
          f"{Estimator._get_param_names()}. Did you mean 'model__n_hidden'?"),
         (Estimator(loss=nn.HuberLoss()), {"loss__delta": 3},
-         "Invalid parameter 'loss__delta' for estimator Estimator: what is inside loss cannot be set; give loss as "
-         "a whole."),
+         "Invalid parameter 'loss__delta' for estimator Estimator: what is inside loss cannot be "
+         "set; give loss as a whole."),
     ],
 )  # fmt: skip
 def test_unknown_names_are_errors_that_help(est, params, message):
@@ -507,7 +555,9 @@ def test_grids_search_inside_arguments_in_several_processes(kind):
     est = Estimator(functools.partial(Net, bias=True), None, AdamW, spec, random_state=0)
     grid = {"spec__batchsize": [3, 4], "opt__lr": [0.1, 0.01], "model__hidden": [2, 3]}
     everything = np.arange(F)  # a split that keeps all of (F, N, T)
-    search = GridSearchCV(est, grid, cv=[(everything, everything)], n_jobs=2, error_score="raise").fit(X, Y)
+    search = GridSearchCV(
+        est, grid, cv=[(everything, everything)], n_jobs=2, error_score="raise"
+    ).fit(X, Y)
 
     clip = {"clip": 3.0} if kind == "plain object" else {}
     scores = [
@@ -536,7 +586,9 @@ def test_grids_search_optimizer_instances_in_several_processes():
     est = Estimator(net, opt=opt, spec=Spec(epochs=1, batchsize=4, seqsize=5), random_state=0)
     everything = np.arange(F)
     grid = {"opt__lr": [0.1, 0.01]}
-    search = GridSearchCV(est, grid, cv=[(everything, everything)], n_jobs=2, error_score="raise").fit(X, Y)
+    search = GridSearchCV(
+        est, grid, cv=[(everything, everything)], n_jobs=2, error_score="raise"
+    ).fit(X, Y)
     scores = [clone(est).set_params(opt__lr=lr).fit(X, Y).score(X, Y) for lr in (0.1, 0.01)]
     assert search.cv_results_["mean_test_score"] == pytest.approx(scores, rel=1e-9)
 
@@ -550,7 +602,9 @@ def test_pipelines_reach_inside():
 
 
 def test_clones_have_the_same_parameters():
-    est = Estimator(functools.partial(Net, bias=True), spec=Plain(1, 2, 3)).set_params(opt__lr=0.1, model__hidden=9)
+    est = Estimator(functools.partial(Net, bias=True), spec=Plain(1, 2, 3)).set_params(
+        opt__lr=0.1, model__hidden=9
+    )
     again = clone(est)
     assert repr(inside(again, "model")) == repr(inside(est, "model"))
     assert inside(again, "opt") == inside(est, "opt")
@@ -574,7 +628,11 @@ def test_scikit_learns_checks_of_parameters(check):
 
 def test_a_clone_keeps_requests_for_metadata_and_an_optimizer_bound_to_its_model():
     model = nn.Sequential(LSTM(F, 4), nn.Linear(4, F)).double()
-    est = Estimator(model, opt=AdamW(model.parameters(), lr=0.1), spec={"epochs": 1, "batchsize": 4, "seqsize": 5})
+    est = Estimator(
+        model,
+        opt=AdamW(model.parameters(), lr=0.1),
+        spec={"epochs": 1, "batchsize": 4, "seqsize": 5},
+    )
     with sklearn.config_context(enable_metadata_routing=True):
         est.set_fit_request(sample_weight=True)
         twin = clone(est)

@@ -37,10 +37,31 @@ def same(settings, kind, y, **others):
 @pytest.mark.parametrize("cell", CELLS)
 def test_regressors_take_them(cell, tmp_path):
     settings = {
-        **{"hidden_size": 4, "num_layers": 2, "cell": cell, "dropout": 0.25, "lr": 0.01, "weight_decay": 0.125},
-        **{"epochs": 2, "batchsize": 3, "seqsize": 5, "shuffle": True, "overlap": 1, "burn_in": 1, "clip": 1.0},
+        **{
+            "hidden_size": 4,
+            "num_layers": 2,
+            "cell": cell,
+            "dropout": 0.25,
+            "lr": 0.01,
+            "weight_decay": 0.125,
+        },
+        **{
+            "epochs": 2,
+            "batchsize": 3,
+            "seqsize": 5,
+            "shuffle": True,
+            "overlap": 1,
+            "burn_in": 1,
+            "clip": 1.0,
+        },
         **{"early_stopping": True, "validation_fraction": 0.25, "n_iter_no_change": 1, "n_jobs": 1},
-        **{"warm_start": False, "random_state": 1, "verbose": False, "scale_target": True, "target": "auto"},
+        **{
+            "warm_start": False,
+            "random_state": 1,
+            "verbose": False,
+            "scale_target": True,
+            "target": "auto",
+        },
     }
     est = same(settings, SequenceRegressor, Y)
     est.save(tmp_path / "model.pt")
@@ -84,24 +105,42 @@ class Net(nn.Module):
 def test_models_optimizers_schedules_and_specs_take_them(tmp_path):
     def make(number, small):
         halving = partial(lr_scheduler.StepLR, step_size=number(1), gamma=small(0.5))
-        spec = {"epochs": number(2), "batchsize": number(3), "seqsize": number(4), "clip": small(0.5)}
+        spec = {
+            "epochs": number(2),
+            "batchsize": number(3),
+            "seqsize": number(4),
+            "clip": small(0.5),
+        }
         spec |= {"accumulate": number(2), "patience": number(1), "scheduler": halving}
         opt = partial(Adam, lr=small(0.25))
-        return Estimator(partial(Net, hidden=number(4)), None, opt, spec, random_state=number(1)).fit(X, Y)
+        return Estimator(
+            partial(Net, hidden=number(4)), None, opt, spec, random_state=number(1)
+        ).fit(X, Y)
 
     one, other = make(int, float), make(np.int64, np.float32)
     assert torch.equal(net2vec(one), net2vec(other))
     assert one.history_[-1]["lr"] == other.history_[-1]["lr"]
-    for opt in (partial(SGD, lr=np.float32(0.5)), ADAMW32(np.float32(0.5), np.float32(0.25), np.float64(0.5))):
+    for opt in (
+        partial(SGD, lr=np.float32(0.5)),
+        ADAMW32(np.float32(0.5), np.float32(0.25), np.float64(0.5)),
+    ):
         Estimator(opt=opt, spec={"epochs": 1}).fit(X, Y).save(tmp_path / "model.pt")
 
 
 def test_grids_may_be_arrays():
-    grid = {"hidden_size": np.array([2, 3]), "cell": np.array(["gru", "mgu"]), "shuffle": np.array([True])}
+    grid = {
+        "hidden_size": np.array([2, 3]),
+        "cell": np.array(["gru", "mgu"]),
+        "shuffle": np.array([True]),
+    }
     search = GridSearchCV(SequenceRegressor(4, epochs=1), grid, cv=2, error_score="raise")
     search.fit(samples(X), samples(Y))
     assert search.best_estimator_.predict(X).shape == Y.shape
     clone(search.best_estimator_).fit(X, Y)
-    own = {"model__hidden": np.array([2, 3]), "spec__seqsize": np.array([3, 4]), "opt__lr": np.array([0.5, 0.25], "f4")}
+    own = {
+        "model__hidden": np.array([2, 3]),
+        "spec__seqsize": np.array([3, 4]),
+        "opt__lr": np.array([0.5, 0.25], "f4"),
+    }
     est = Estimator(Net, opt=Adam, spec={"epochs": 1, "batchsize": 4})
     GridSearchCV(est, own, cv=2, error_score="raise").fit(samples(X), samples(Y))

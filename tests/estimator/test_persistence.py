@@ -35,7 +35,20 @@ from fluxutils_py import (
     states,
 )
 from fluxutils_py.errors import LoadError
-from fluxutils_py.nn import FLSTM, GRU, HFGRU, LSTM, MGU, RNN, SGRU, SMGU, GaussianNoise, Recur, RNNStack, WinsorNorm
+from fluxutils_py.nn import (
+    FLSTM,
+    GRU,
+    HFGRU,
+    LSTM,
+    MGU,
+    RNN,
+    SGRU,
+    SMGU,
+    GaussianNoise,
+    Recur,
+    RNNStack,
+    WinsorNorm,
+)
 from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell
 from fluxutils_py.nn.layers import DenseReLU, ffnn
 from fluxutils_py.nn.model_windows import run_window
@@ -55,19 +68,29 @@ def assert_same(a, b, x=X):
         assert {**record, "seconds": 0} == {**other, "seconds": 0}
     assert a.n_outputs_ == b.n_outputs_
     assert torch.equal(a.grad_, b.grad_)
-    assert [n for n, _ in a.model_.named_parameters()] == [n for n, _ in b.model_.named_parameters()]
-    assert [p.requires_grad for p in a.model_.parameters()] == [p.requires_grad for p in b.model_.parameters()]
-    for (n, s), (m, t) in zip(a.model_.state_dict().items(), b.model_.state_dict().items(), strict=True):
+    assert [n for n, _ in a.model_.named_parameters()] == [
+        n for n, _ in b.model_.named_parameters()
+    ]
+    assert [p.requires_grad for p in a.model_.parameters()] == [
+        p.requires_grad for p in b.model_.parameters()
+    ]
+    for (n, s), (m, t) in zip(
+        a.model_.state_dict().items(), b.model_.state_dict().items(), strict=True
+    ):
         assert n == m
         assert s.dtype == t.dtype
         assert torch.equal(s, t)
     for g, h in zip(a.optimizer_.param_groups, b.optimizer_.param_groups, strict=True):
-        assert {k: v for k, v in g.items() if k != "params"} == {k: v for k, v in h.items() if k != "params"}
+        assert {k: v for k, v in g.items() if k != "params"} == {
+            k: v for k, v in h.items() if k != "params"
+        }
     assert not b.model_.training
 
 
 def round_trip(est, tmp_path, x=X, y=Y, **arguments):
-    """Save, load, compare; go on with both, compare again. Returns what was loaded, before going on."""
+    """Save, load, compare; go on with both, compare again. Returns what was loaded, before going
+    on.
+    """
     generators = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["pos"]  # noqa: NPY002  the one to be left alone
     est.save(tmp_path / "est")
     loaded = Estimator.load(tmp_path / "est", **arguments)
@@ -94,25 +117,35 @@ def dropout():
     [
         lambda: None,
         dropout,
-        lambda: nn.Sequential(nn.Sequential(GRU(2, 4), nn.LayerNorm(4)), nn.Sequential(nn.ELU(0.3), nn.Linear(4, 1))),
+        lambda: nn.Sequential(
+            nn.Sequential(GRU(2, 4), nn.LayerNorm(4)), nn.Sequential(nn.ELU(0.3), nn.Linear(4, 1))
+        ),
         lambda: nn.Sequential(RNN(2, 4, bias=False), nn.Linear(4, 1, bias=False)),
         lambda: nn.Sequential(nn.LSTM(2, 4, 2, dropout=0.2), nn.Linear(4, 1)),
-        lambda: nn.Sequential(nn.RNN(2, 4, nonlinearity="relu"), nn.LayerNorm(4, elementwise_affine=False), RNN(4, 1)),
-        lambda: nn.Sequential(nn.GRUCell(2, 4, bias=False), nn.RNNCell(4, 3, nonlinearity="relu"), nn.Linear(3, 1)),
+        lambda: nn.Sequential(
+            nn.RNN(2, 4, nonlinearity="relu"), nn.LayerNorm(4, elementwise_affine=False), RNN(4, 1)
+        ),
+        lambda: nn.Sequential(
+            nn.GRUCell(2, 4, bias=False), nn.RNNCell(4, 3, nonlinearity="relu"), nn.Linear(3, 1)
+        ),
         lambda: nn.Sequential(Recur(nn.LSTMCell(2, 4)), nn.Linear(4, 1)),
         lambda: nn.GRU(2, 1),
         lambda: LSTM(2, 1),
         lambda: Recur(nn.GRUCell(2, 1)),
         lambda: nn.Linear(2, 1),
         lambda: nn.Sequential(OrderedDict(rnn=GRU(2, 4), head=nn.Linear(4, 1))),
-        lambda: nn.Sequential(nn.PReLU(), nn.RMSNorm(2), GRU(2, 4), nn.GELU("tanh"), nn.Linear(4, 1)),
+        lambda: nn.Sequential(
+            nn.PReLU(), nn.RMSNorm(2), GRU(2, 4), nn.GELU("tanh"), nn.Linear(4, 1)
+        ),
         lambda: lambda n_in, n_out: nn.Sequential(GRU(n_in, 5), nn.Linear(5, n_out)),
         lambda: partial(nn.Linear, 2, 1),
         lambda: nn.Sequential(GaussianNoise(0.1), FLSTM(2, 4, 2, 0.3), SGRU(4, 3), nn.Linear(3, 1)),
         lambda: nn.Sequential(HFGRU(2, 4, alpha=0.5), Recur(HFGRUCell(4, 3, 0.2)), MGU(3, 1)),
         lambda: nn.Sequential(RNNStack(2, 4, 2, 0.2, SMGU), DenseReLU(4, 5), nn.Linear(5, 1)),
         lambda: nn.Sequential(
-            Recur(FLSTMCell(2, 4, exact=True)), ffnn(4, 3, 2, nn.Tanh, nn.Identity, 0.1), nn.Linear(3, 1)
+            Recur(FLSTMCell(2, 4, exact=True)),
+            ffnn(4, 3, 2, nn.Tanh, nn.Identity, 0.1),
+            nn.Linear(3, 1),
         ),
         lambda: nn.Sequential(WinsorNorm().fit(X), nn.Linear(2, 1)),
     ],
@@ -145,8 +178,18 @@ def test_models(model, dtype, tmp_path):
 def test_going_on_with_dropout_shuffling_and_a_schedule(scheduler, every, kind, tmp_path):
     if every == "step" and getattr(scheduler, "func", None) is lr_scheduler.ReduceLROnPlateau:
         return
-    spec = kind(epochs=2, batchsize=4, seqsize=5, shuffle=True, scheduler=scheduler, schedule_every=every, clip=0.1)
-    est = Estimator(dropout(), None, partial(SGD, lr=0.05, momentum=0.9), spec, random_state=0).fit(X, Y)
+    spec = kind(
+        epochs=2,
+        batchsize=4,
+        seqsize=5,
+        shuffle=True,
+        scheduler=scheduler,
+        schedule_every=every,
+        clip=0.1,
+    )
+    est = Estimator(dropout(), None, partial(SGD, lr=0.05, momentum=0.9), spec, random_state=0).fit(
+        X, Y
+    )
     straight = copy.deepcopy(est).partial_fit(X, Y).partial_fit(X, Y)
     loaded = round_trip(est, tmp_path)
     assert_same(loaded.partial_fit(X, Y).partial_fit(X, Y), straight)
@@ -191,24 +234,34 @@ def test_optimizers(opt, tmp_path):
     est = Estimator(None, None, opt, SPEC, random_state=0).fit(X, Y)
     loaded = round_trip(est, tmp_path)
     assert type(loaded.optimizer_) is type(est.optimizer_)
-    assert torch.equal(net2vec(loaded.fit(X, Y)), net2vec(est.fit(X, Y)))  # the settings are there too: model=None
+    assert torch.equal(
+        net2vec(loaded.fit(X, Y)), net2vec(est.fit(X, Y))
+    )  # the settings are there too: model=None
 
 
 def test_an_optimizer_instance_with_two_groups(tmp_path):
     model = nn.Sequential(LSTM(2, 4), nn.Linear(4, 1))
-    opt = SGD([{"params": model[1].parameters(), "lr": 0.2}, {"params": model[0].parameters()}], lr=0.01, momentum=0.9)
+    opt = SGD(
+        [{"params": model[1].parameters(), "lr": 0.2}, {"params": model[0].parameters()}],
+        lr=0.01,
+        momentum=0.9,
+    )
     est = Estimator(model, None, opt, SPEC, random_state=0).fit(X, Y)
     loaded = round_trip(est, tmp_path)
     assert [g["lr"] for g in loaded.optimizer_.param_groups] == [0.2, 0.01]
     assert [len(g["params"]) for g in loaded.optimizer_.param_groups] == [2, 4]
-    with pytest.raises(ValueError, match=r"does not hold its opt \(torch.optim.*SGD\).*set_params\(opt="):
+    with pytest.raises(
+        ValueError, match=r"does not hold its opt \(torch.optim.*SGD\).*set_params\(opt="
+    ):
         loaded.fit(X, Y)  # from the start: the groups belong to a model that is not there
     loaded.set_params(opt=SGD).fit(X, Y)
 
 
 def test_an_optimizer_instance_with_one_group(tmp_path):
     model = dropout()
-    est = Estimator(model, None, Adam(model.parameters(), lr=0.02, amsgrad=True), SPEC, random_state=0).fit(X, Y)
+    est = Estimator(
+        model, None, Adam(model.parameters(), lr=0.02, amsgrad=True), SPEC, random_state=0
+    ).fit(X, Y)
     loaded = round_trip(est, tmp_path)
     assert loaded.fit(X, Y).optimizer_.defaults["lr"] == 0.02
     assert loaded.optimizer_.defaults["amsgrad"]
@@ -242,7 +295,9 @@ def test_losses(loss, tmp_path):
 
 def test_embedding_and_cross_entropy_with_class_weights(tmp_path):
     x = np.random.default_rng(1).integers(0, 5, size=(1, N, T))
-    model = nn.Sequential(nn.Embedding(5, 4, padding_idx=0), nn.Flatten(-2), GRU(4, 8), nn.Linear(8, 5))
+    model = nn.Sequential(
+        nn.Embedding(5, 4, padding_idx=0), nn.Flatten(-2), GRU(4, 8), nn.Linear(8, 5)
+    )
     for loss in (
         nn.CrossEntropyLoss(weight=torch.arange(1.0, 6), label_smoothing=0.1, ignore_index=3),
         partial(F.cross_entropy, weight=torch.arange(1.0, 6)),
@@ -254,12 +309,16 @@ def test_embedding_and_cross_entropy_with_class_weights(tmp_path):
 
 
 def test_settings_and_streaming(tmp_path):
-    est = Estimator(dropout(), None, None, SPEC, random_state=3, warm_start=True, verbose=False).fit(X, Y)
+    est = Estimator(
+        dropout(), None, None, SPEC, random_state=3, warm_start=True, verbose=False
+    ).fit(X, Y)
     whole, state = est.predict(X, return_state=True)
     loaded = round_trip(est, tmp_path)
     for name in ("random_state", "warm_start", "verbose", "comm", "n_jobs"):
         assert loaded.get_params(deep=False)[name] == est.get_params(deep=False)[name]
-    assert np.array_equal(loaded.predict(X, state=state), copy.deepcopy(loaded).predict(X, state=state))
+    assert np.array_equal(
+        loaded.predict(X, state=state), copy.deepcopy(loaded).predict(X, state=state)
+    )
     assert np.array_equal(loaded.predict(X), whole)
 
 
@@ -308,12 +367,15 @@ class OwnSGD(SGD):
     pass
 
 
-@pytest.mark.parametrize("model", [Own, Own(), partial(Own, hidden=4)], ids=["class", "instance", "partial"])
+@pytest.mark.parametrize(
+    "model", [Own, Own(), partial(Own, hidden=4)], ids=["class", "instance", "partial"]
+)
 def test_own_model_is_named_and_can_be_given(model, tmp_path):
     est = Estimator(model, None, None, SPEC, random_state=0).fit(X, Y)
     est.save(tmp_path / "est")
     with pytest.raises(
-        LoadError, match=r"model of its author's own, .*(Own|partial).*Estimator.load\(path, model=...\)"
+        LoadError,
+        match=r"model of its author's own, .*(Own|partial).*Estimator.load\(path, model=...\)",
     ):
         Estimator.load(tmp_path / "est")
     for again in (Own, Own(), partial(Own, hidden=4), nn.Sequential):
@@ -355,7 +417,8 @@ def test_own_loss_is_named_and_can_be_given(tmp_path):
     before = net2vec(loaded)
     for call in (loaded.fit, loaded.partial_fit, clone(loaded).fit):
         with pytest.raises(
-            ValueError, match=r"does not hold its loss \(.*own_loss\).*Estimator.load\(path, loss=...\)"
+            ValueError,
+            match=r"does not hold its loss \(.*own_loss\).*Estimator.load\(path, loss=...\)",
         ):
             call(X, Y)
     assert torch.equal(net2vec(loaded), before)
@@ -376,12 +439,18 @@ def test_own_optimizer_is_named_and_can_be_given(opt, tmp_path):
 
 def test_own_schedule_is_named_and_can_be_given(tmp_path):
     def spec():
-        return Spec(epochs=1, batchsize=4, scheduler=partial(lr_scheduler.LambdaLR, lr_lambda=lambda n: 0.5**n))
+        return Spec(
+            epochs=1,
+            batchsize=4,
+            scheduler=partial(lr_scheduler.LambdaLR, lr_lambda=lambda n: 0.5**n),
+        )
 
     est = Estimator(None, None, SGD, spec(), random_state=0).fit(X, Y)
     est.save(tmp_path / "est")
     loaded = Estimator.load(tmp_path / "est")
-    with pytest.raises(ValueError, match=r"does not hold its spec.scheduler \(\S+LambdaLR\).*load\(path, spec="):
+    with pytest.raises(
+        ValueError, match=r"does not hold its spec.scheduler \(\S+LambdaLR\).*load\(path, spec="
+    ):
         loaded.partial_fit(X, Y)
     round_trip(est, tmp_path, spec=spec())
 
@@ -389,7 +458,9 @@ def test_own_schedule_is_named_and_can_be_given(tmp_path):
 def test_arguments_in_place_of_the_stored_ones(tmp_path):
     Estimator(None, None, None, SPEC, random_state=0).fit(X, Y).save(tmp_path / "est")
     calls = []
-    loaded = Estimator.load(tmp_path / "est", callbacks=calls.append, spec=Spec(epochs=1, batchsize=2), opt=SGD)
+    loaded = Estimator.load(
+        tmp_path / "est", callbacks=calls.append, spec=Spec(epochs=1, batchsize=2), opt=SGD
+    )
     assert type(loaded.partial_fit(X, Y).optimizer_) is SGD
     assert len(calls) == 3
     with pytest.raises(TypeError, match=r"unknown arguments modle; Estimator takes .*model"):
@@ -405,7 +476,9 @@ def test_device(device, tmp_path):
         loaded = Estimator.load(tmp_path / "est", device=to)
         kind = torch.device(to or "cpu").type
         assert {p.device.type for p in loaded.model_.parameters()} == {kind}
-        assert {loaded.optimizer_.state[p]["exp_avg"].device.type for p in loaded.model_.parameters()} == {kind}
+        assert {
+            loaded.optimizer_.state[p]["exp_avg"].device.type for p in loaded.model_.parameters()
+        } == {kind}
         assert loaded.grad_.device.type == kind
         np.testing.assert_allclose(loaded.predict(X), est.predict(X), atol=1e-5)
         loaded.partial_fit(X, Y)
@@ -423,7 +496,9 @@ def test_each_mismatch_is_named(tmp_path):
     assert "head.weight: (1, 4) in the file, (1, 5) in the model" in str(info.value)
     assert "head.bias" not in str(info.value)
     with pytest.raises(LoadError) as info:
-        Estimator.load(tmp_path / "est", model=nn.Sequential(OrderedDict(rnn=LSTM(2, 4), top=nn.Linear(4, 1))))
+        Estimator.load(
+            tmp_path / "est", model=nn.Sequential(OrderedDict(rnn=LSTM(2, 4), top=nn.Linear(4, 1)))
+        )
     assert "head.weight: in the file, not in the model" in str(info.value)
     assert "top.bias: in the model, not in the file" in str(info.value)
     assert "rnn" not in str(info.value)
@@ -453,7 +528,9 @@ def write(path, **what):
 def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "est"
     model = nn.Sequential(LSTM(2, 4), nn.Linear(4, 1))
-    spec = Spec(epochs=1, batchsize=4, seqsize=5, scheduler=partial(lr_scheduler.StepLR, step_size=1))
+    spec = Spec(
+        epochs=1, batchsize=4, seqsize=5, scheduler=partial(lr_scheduler.StepLR, step_size=1)
+    )
     Estimator(model, nn.L1Loss(), partial(SGD, lr=0.1, momentum=0.9), spec).fit(X, Y).save(path)
     return path
 
@@ -478,7 +555,19 @@ def test_missing_file(tmp_path):
         lambda: as_bytes(lambda f, v: torch.save(v, f), nn.Linear(1, 1)),
         lambda: as_bytes(lambda f, v: torch.save(v, f), {"kind": "fluxutils_py checkpoint"}),
     ],
-    ids=["empty", "text", "noise", "pickle", "number", "npy", "npz", "state_dict", "list", "module", "other kind"],
+    ids=[
+        "empty",
+        "text",
+        "noise",
+        "pickle",
+        "number",
+        "npy",
+        "npz",
+        "state_dict",
+        "list",
+        "module",
+        "other kind",
+    ],
 )
 def test_foreign_files(what, tmp_path):
     (tmp_path / "est").write_bytes(what())
@@ -522,11 +611,19 @@ def test_any_part_of_the_wrong_kind_is_a_load_error(how, saved, tmp_path):
     for part in whole:
         wrong = {k: v for k, v in whole.items() if k != part}
         if how != "gone":
-            wrong[part] = {"None": None, "number": 3, "string": "abc", "list": [1], "dict": {"a": 1}}[how]
+            wrong[part] = {
+                "None": None,
+                "number": 3,
+                "string": "abc",
+                "list": [1],
+                "dict": {"a": 1},
+            }[how]
         write(tmp_path / "est", **wrong)
         if how == "None" and part in ("model", "loss", "opt", "spec", "optimizer", "scheduler"):
             continue  # which there may be
-        if (how != "gone" and part == "model_name") or (how == "dict" and part in ("settings", "code", "scheduler")):
+        if (how != "gone" and part == "model_name") or (
+            how == "dict" and part in ("settings", "code", "scheduler")
+        ):
             continue  # a name to show, and data under names that are not used
         with pytest.raises(LoadError, match="est"):
             Estimator.load(tmp_path / "est")
@@ -552,7 +649,12 @@ def test_a_malicious_file_is_refused_and_not_run(how, saved, tmp_path):
     elif how == "zip":  # in place of the pickle of an honest file
         with zipfile.ZipFile(saved) as honest, zipfile.ZipFile(path, "w") as f:
             for name in honest.namelist():
-                f.writestr(name, pickle.dumps(evil, protocol=2) if name.endswith("data.pkl") else honest.read(name))
+                f.writestr(
+                    name,
+                    pickle.dumps(evil, protocol=2)
+                    if name.endswith("data.pkl")
+                    else honest.read(name),
+                )
     else:
         whole = {**content(saved), "history_": evil} if how == "part" else evil
         torch.save(whole, path, _use_new_zipfile_serialization=how != "legacy torch.save")
@@ -567,16 +669,48 @@ def test_a_malicious_file_is_refused_and_not_run(how, saved, tmp_path):
 @pytest.mark.parametrize(
     ("part", "recipe", "telling"),
     [
-        ("model", {"class": "os.system", "arguments": {"command": "touch pwned"}, "children": []}, "'os.system' is no"),
-        ("model", {"class": "torch.nn.functional", "arguments": {}, "children": []}, "is no module of torch.nn"),
-        ("model", {"class": "torch.nn.modules.module.Module", "arguments": {}, "children": []}, "is no module of"),
-        ("model", {"class": "subprocess.Popen", "arguments": {"args": "id"}, "children": []}, "'subprocess.Popen' is"),
-        ("model", {"class": "fluxutils_py.nn.seqloss", "arguments": {"f": "x"}, "children": []}, "seqloss' is no"),
-        ("model", {"class": "torch.nn.Linear.__init__", "arguments": {}, "children": []}, "is no module of"),
+        (
+            "model",
+            {"class": "os.system", "arguments": {"command": "touch pwned"}, "children": []},
+            "'os.system' is no",
+        ),
+        (
+            "model",
+            {"class": "torch.nn.functional", "arguments": {}, "children": []},
+            "is no module of torch.nn",
+        ),
+        (
+            "model",
+            {"class": "torch.nn.modules.module.Module", "arguments": {}, "children": []},
+            "is no module of",
+        ),
+        (
+            "model",
+            {"class": "subprocess.Popen", "arguments": {"args": "id"}, "children": []},
+            "'subprocess.Popen' is",
+        ),
+        (
+            "model",
+            {"class": "fluxutils_py.nn.seqloss", "arguments": {"f": "x"}, "children": []},
+            "seqloss' is no",
+        ),
+        (
+            "model",
+            {"class": "torch.nn.Linear.__init__", "arguments": {}, "children": []},
+            "is no module of",
+        ),
         ("model", {"class": "Linear", "arguments": {}, "children": []}, "'Linear' is no module of"),
         ("model", {"class": 3, "arguments": {}, "children": []}, "cannot be built"),
-        ("model", {"class": "torch.nn.Linear", "arguments": {"in_features": 2}, "children": []}, "cannot be built"),
-        ("model", {"class": "torch.nn.Linear", "arguments": {"in_features": {}}, "children": []}, "not plain data"),
+        (
+            "model",
+            {"class": "torch.nn.Linear", "arguments": {"in_features": 2}, "children": []},
+            "cannot be built",
+        ),
+        (
+            "model",
+            {"class": "torch.nn.Linear", "arguments": {"in_features": {}}, "children": []},
+            "not plain data",
+        ),
         (
             "loss",
             [{"name": "torch.nn.Module", "made_with": {}}, "x"],
@@ -587,8 +721,16 @@ def test_a_malicious_file_is_refused_and_not_run(how, saved, tmp_path):
             [{"name": "os.system", "made_with": {}}, "x"],
             "'os.system', which is none of torch.nn or torch.nn.fun",
         ),
-        ("loss", [{"name": "torch.nn.functional.linear"}, "x"], "'torch.nn.functional.linear', which is none of"),
-        ("opt", [{"name": "os.system", "keywords": {}}, "x"], "'os.system', which is none of torch.optim or"),
+        (
+            "loss",
+            [{"name": "torch.nn.functional.linear"}, "x"],
+            "'torch.nn.functional.linear', which is none of",
+        ),
+        (
+            "opt",
+            [{"name": "os.system", "keywords": {}}, "x"],
+            "'os.system', which is none of torch.optim or",
+        ),
         ("opt", [{"name": "torch.optim.Optimizer.step"}, "x"], "which is none of torch.optim"),
         ("opt", [{"name": "torch.optim.Optimizer"}, "x"], "which is none of torch.optim"),
         ("opt", [{"name": "torch.optim.lr_scheduler"}, "x"], "which is none of torch.optim"),
@@ -598,7 +740,9 @@ def test_a_malicious_file_is_refused_and_not_run(how, saved, tmp_path):
     ],
 )
 def test_recipes_name_only_what_they_may(part, recipe, telling, saved, tmp_path):
-    write(tmp_path / "est", **{**content(saved), part: (recipe, "x") if part == "model" else recipe})
+    write(
+        tmp_path / "est", **{**content(saved), part: (recipe, "x") if part == "model" else recipe}
+    )
     with pytest.raises(LoadError, match=telling):
         Estimator.load(tmp_path / "est")
 
@@ -613,10 +757,20 @@ def test_unknown_names_in_a_file_are_not_used(saved, tmp_path):
     assert loaded.callbacks is None
     assert loaded.predict(X).shape == Y.shape
     fields = {"epochs": 1, "batchsize": 2, "seqsize": 3}
-    for name in ("os.system", "torch.optim.lr_scheduler.LRScheduler", "torch.optim.lr_scheduler.math"):
-        spec = {"is_spec": False, "fields": fields, "scheduler": [{"name": name, "keywords": {}}, ""]}
+    for name in (
+        "os.system",
+        "torch.optim.lr_scheduler.LRScheduler",
+        "torch.optim.lr_scheduler.math",
+    ):
+        spec = {
+            "is_spec": False,
+            "fields": fields,
+            "scheduler": [{"name": name, "keywords": {}}, ""],
+        }
         write(tmp_path / "est", **{**whole, "spec": spec})
-        with pytest.raises(LoadError, match=f"names '{name}', which is none of torch.optim.lr_scheduler"):
+        with pytest.raises(
+            LoadError, match=f"names '{name}', which is none of torch.optim.lr_scheduler"
+        ):
             Estimator.load(tmp_path / "est")
 
 
@@ -674,7 +828,9 @@ def test_saving_changes_nothing(tmp_path):
 # -- pickle, copy, clone --------------------------------------------------------------------------------------
 
 copies = pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e)), clone], ids=["deepcopy", "pickle", "clone"]
+    "copied",
+    [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e)), clone],
+    ids=["deepcopy", "pickle", "clone"],
 )
 
 
@@ -682,7 +838,11 @@ copies = pytest.mark.parametrize(
 @pytest.mark.parametrize("fitted", [False, True])
 def test_an_optimizer_instance_stays_bound_to_its_model(copied, fitted):
     model = dropout()
-    opt = SGD([{"params": model[2].parameters(), "lr": 0.2}, {"params": model[0].parameters()}], lr=0.01, momentum=0.9)
+    opt = SGD(
+        [{"params": model[2].parameters(), "lr": 0.2}, {"params": model[0].parameters()}],
+        lr=0.01,
+        momentum=0.9,
+    )
     est = Estimator(model, None, opt, SPEC, random_state=0)
     if fitted:
         est.fit(X, Y)
@@ -703,8 +863,12 @@ def test_unfitted_copies_fit_alike(copied):
     assert torch.equal(net2vec(copied(est).fit(X, Y)), net2vec(est.fit(X, Y)))
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))], ids=["deepcopy", "pickle"])
-@pytest.mark.parametrize("scheduler", [None, partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=40)])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))], ids=["deepcopy", "pickle"]
+)
+@pytest.mark.parametrize(
+    "scheduler", [None, partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=40)]
+)
 def test_fitted_copies_go_on_alike_and_share_nothing(copied, scheduler):
     spec = Spec(epochs=2, batchsize=4, seqsize=5, shuffle=True, scheduler=scheduler)
     est = Estimator(Own(), nn.L1Loss(), Adam, spec, random_state=0).fit(X, Y)
@@ -718,7 +882,9 @@ def test_fitted_copies_go_on_alike_and_share_nothing(copied, scheduler):
 
 
 def test_a_clone_is_unfitted_and_shares_no_model():
-    est = Estimator(Own(), None, None, {"epochs": 1, "batchsize": 4, "seqsize": 5}, random_state=0).fit(X, Y)
+    est = Estimator(
+        Own(), None, None, {"epochs": 1, "batchsize": 4, "seqsize": 5}, random_state=0
+    ).fit(X, Y)
     twin = clone(est)
     assert not hasattr(twin, "model_")
     assert twin.model is not est.model
@@ -762,7 +928,9 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_sizes_beyond_what_a_file_holds_are_refused_before_memory_is_taken(name, tmp_path):
     x = np.random.default_rng(0).normal(size=(2, 5, 7)).astype("f4")
-    SequenceRegressor(hidden_size=3, epochs=1, batchsize=5, seqsize=7).fit(x, x[:1]).save(tmp_path / "est")
+    SequenceRegressor(hidden_size=3, epochs=1, batchsize=5, seqsize=7).fit(x, x[:1]).save(
+        tmp_path / "est"
+    )
     path = changed(tmp_path / "est", tmp_path / "bomb", BOMBS[name])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(LoadError, match="bomb"):
@@ -770,11 +938,15 @@ def test_sizes_beyond_what_a_file_holds_are_refused_before_memory_is_taken(name,
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 << 10  # KiB
 
 
-@pytest.mark.parametrize("argument", [("out_features", 10**9), ("device", "cuda"), ("dtype", "float64")])
+@pytest.mark.parametrize(
+    "argument", [("out_features", 10**9), ("device", "cuda"), ("dtype", "float64")]
+)
 def test_models_in_a_file_are_no_larger_than_their_parameters(argument, tmp_path):
     x = np.random.default_rng(0).normal(size=(2, 5, 7)).astype("f4")
     model = torch.nn.Sequential(torch.nn.Linear(2, 1))
-    Estimator(model, spec={"epochs": 1, "batchsize": 5, "seqsize": 7}).fit(x, x[:1]).save(tmp_path / "est")
+    Estimator(model, spec={"epochs": 1, "batchsize": 5, "seqsize": 7}).fit(x, x[:1]).save(
+        tmp_path / "est"
+    )
 
     def change(stored):
         stored["model"][0]["children"][0]["arguments"][argument[0]] = argument[1]
@@ -785,7 +957,9 @@ def test_models_in_a_file_are_no_larger_than_their_parameters(argument, tmp_path
 
 def test_parameters_of_another_kind_are_refused(tmp_path):
     x = np.random.default_rng(0).normal(size=(2, 5, 7)).astype("f4")
-    SequenceRegressor(hidden_size=3, epochs=1, batchsize=5, seqsize=7).fit(x, x[:1]).save(tmp_path / "est")
+    SequenceRegressor(hidden_size=3, epochs=1, batchsize=5, seqsize=7).fit(x, x[:1]).save(
+        tmp_path / "est"
+    )
 
     def change(stored):
         name = next(iter(stored["parameters"]))
@@ -810,7 +984,9 @@ def test_models_whose_outputs_are_not_finite_predict_after_loading_as_before(val
         np.testing.assert_array_equal(Estimator.load(tmp_path / "est").predict(x), wanted)
 
 
-@pytest.mark.parametrize("labels", [np.array(["2020-01-01", "2021-05-03"], "M8[ns]"), np.array(["a", "b"], "U20")])
+@pytest.mark.parametrize(
+    "labels", [np.array(["2020-01-01", "2021-05-03"], "M8[ns]"), np.array(["a", "b"], "U20")]
+)
 def test_labels_of_any_type_come_back_as_they_were(labels, tmp_path):
     y = labels[(np.arange(6) % 2)]
     est = SequenceClassifier(hidden_size=3, epochs=1).fit(samples(X), y)

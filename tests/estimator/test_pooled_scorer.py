@@ -1,4 +1,6 @@
-"""Scores pooled over series, time and features: compared with NumPy on the predictions, and with ``score``."""
+"""Scores pooled over series, time and features: compared with NumPy on the predictions, and with
+``score``.
+"""
 
 import pickle
 
@@ -8,10 +10,25 @@ import sklearn
 from sklearn.base import BaseEstimator, clone
 from sklearn.dummy import DummyRegressor
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import f1_score, get_scorer, get_scorer_names, log_loss, max_error, r2_score, roc_auc_score
+from sklearn.metrics import (
+    f1_score,
+    get_scorer,
+    get_scorer_names,
+    log_loss,
+    max_error,
+    r2_score,
+    roc_auc_score,
+)
 from sklearn.model_selection import GridSearchCV, TimeSeriesSplit, cross_validate
 
-from fluxutils_py import EstimatorRegressor, SequenceClassifier, SequenceRegressor, pooled_scorer, samples, timesteps
+from fluxutils_py import (
+    EstimatorRegressor,
+    SequenceClassifier,
+    SequenceRegressor,
+    pooled_scorer,
+    samples,
+    timesteps,
+)
 from fluxutils_py.errors import ShapeError, SpecError
 
 pytestmark = pytest.mark.filterwarnings("ignore:feature . of . has values of about")
@@ -56,7 +73,9 @@ def data(rng):
 
 
 def r2(y, pred, w=None):
-    """One mean per feature, of its values that are there; y (G, ...), weights of all but the first axis."""
+    """One mean per feature, of its values that are there; y (G, ...), weights of all but the first
+    axis.
+    """
     live = ~(np.isnan(y) | np.isnan(pred))
     w = np.broadcast_to(1.0 if w is None else w, y.shape) * live
     y, pred = np.where(live, y, 0), np.where(live, pred, 0)
@@ -82,18 +101,26 @@ def test_errors_of_all_series_steps_and_features_count_alike(data, form, rng):
         scorer = pooled_scorer(name)
         for weight, each in ((None, np.ones((N, T))), (by_step, w), (row, by_row)):
             found = scorer(Given(pred), face(y), face(y), sample_weight=weight)
-            assert found == near(error((pred - y)[live][None], np.broadcast_to(each, y.shape)[live]))
+            assert found == near(
+                error((pred - y)[live][None], np.broadcast_to(each, y.shape)[live])
+            )
     for weight, each in ((None, None), (by_step, w), (row, by_row)):
-        assert pooled_scorer("r2")(Given(pred), face(y), face(y), sample_weight=weight) == near(r2(y, pred, each))
+        assert pooled_scorer("r2")(Given(pred), face(y), face(y), sample_weight=weight) == near(
+            r2(y, pred, each)
+        )
 
 
 def test_columns_of_a_plain_matrix_are_features(data):
     y, pred = (a[:, :, 0].T for a in data)
     w = np.arange(N, dtype=float)
     assert pooled_scorer("r2")(Given(pred), y, y, sample_weight=w) == near(r2(y.T, pred.T, w))
-    assert pooled_scorer("neg_mean_squared_error")(Given(pred), y, y) == near(-((y - pred) ** 2).mean())
+    assert pooled_scorer("neg_mean_squared_error")(Given(pred), y, y) == near(
+        -((y - pred) ** 2).mean()
+    )
     y, pred = y[:, 0].copy(), pred[:, 0]
-    assert pooled_scorer("r2")(Given(pred), y, y, sample_weight=w) == near(r2_score(y, pred, sample_weight=w))
+    assert pooled_scorer("r2")(Given(pred), y, y, sample_weight=w) == near(
+        r2_score(y, pred, sample_weight=w)
+    )
     assert pooled_scorer("r2")(Given(pred[:, None]), y, y.tolist()) == near(r2_score(y, pred))
     y[2] = np.nan
     there = ~np.isnan(y)
@@ -105,7 +132,9 @@ def test_steps_without_a_prediction_do_not_count(data):
     pred[1, 2, 3] = np.nan
     assert pooled_scorer("r2")(Given(pred), samples(y), samples(y)) == near(r2(y, pred))
     error = (y - pred)[~np.isnan(pred)]
-    assert pooled_scorer("neg_mean_absolute_error")(Given(pred), samples(y), samples(y)) == near(-abs(error).mean())
+    assert pooled_scorer("neg_mean_absolute_error")(Given(pred), samples(y), samples(y)) == near(
+        -abs(error).mean()
+    )
     for name in ("r2", "neg_mean_absolute_error"):
         assert np.isnan(pooled_scorer(name)(Given(pred * np.nan), samples(y), samples(y)))
 
@@ -120,7 +149,9 @@ def fitted():
     x = rng.normal(size=(F, N, 150)).astype("float32")  # more steps than a block of prediction
     y = (x[:2].cumsum(2) * [[[1.0]], [[50.0]]] + [[[0.0]], [[1000.0]]]).astype("float32")
     y[:, 3, 20:40] = np.nan
-    est = EstimatorRegressor(spec={"epochs": 2, "batchsize": 4, "seqsize": 50}, random_state=0).fit(x, y)
+    est = EstimatorRegressor(spec={"epochs": 2, "batchsize": 4, "seqsize": 50}, random_state=0).fit(
+        x, y
+    )
     return est, x, y
 
 
@@ -146,7 +177,9 @@ def test_r2_of_one_target_per_series_is_the_score_too(rng):
     est = SequenceRegressor(4, epochs=3, random_state=0)
     for target in (y, y[:, 0]):
         est.fit(samples(x), target)
-        assert pooled_scorer("r2")(est, samples(x), target) == pytest.approx(est.score(samples(x), target), rel=1e-12)
+        assert pooled_scorer("r2")(est, samples(x), target) == pytest.approx(
+            est.score(samples(x), target), rel=1e-12
+        )
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +198,13 @@ def test_labels_of_all_steps_are_pooled(labelled, form):
     true = y.ravel()
     x, y = face(x), face(y)
     assert 0.4 < pooled_scorer("accuracy")(clf, x, y) == clf.score(x, y) < 1
-    assert pooled_scorer("f1", average="macro")(clf, x, y) == near(f1_score(true, pred, average="macro"))
+    assert pooled_scorer("f1", average="macro")(clf, x, y) == near(
+        f1_score(true, pred, average="macro")
+    )
     assert pooled_scorer("neg_log_loss")(clf, x, y) == near(-log_loss(true, proba.astype(float)))
-    assert pooled_scorer("roc_auc_ovr")(clf, x, y) == near(roc_auc_score(true, proba, multi_class="ovr"))
+    assert pooled_scorer("roc_auc_ovr")(clf, x, y) == near(
+        roc_auc_score(true, proba, multi_class="ovr")
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -182,11 +219,15 @@ def test_labels_of_two_classes_are_pooled(labelled, form):
     assert pooled_scorer("accuracy")(clf, face(x), face(y)) == near(clf.score(face(x), face(y)))
     with pytest.raises(ShapeError) as e:
         pooled_scorer("neg_log_loss")(clf, face(x), face(y))
-    of = {"native": ((1, 20, T), (2, T)), "samples": ((20, T), (20,)), "timesteps": ((T, 20), (T,))}[form]
+    of = {
+        "native": ((1, 20, T), (2, T)),
+        "samples": ((20, T), (20,)),
+        "timesteps": ((T, 20), (T,)),
+    }[form]
     assert str(e.value) == (
-        f"y has shape {of[0]} and the predictions {of[1]}, which are not of the same steps; scikit-learn hands on one "
-        "column of the probabilities of two classes: take a metric of predict or decision_function, or labels per "
-        "series"
+        f"y has shape {of[0]} and the predictions {of[1]}, which are not of the same steps; "
+        "scikit-learn hands on one column of the probabilities of two classes: take a metric of "
+        "predict or decision_function, or labels per series"
     )
 
 
@@ -196,7 +237,9 @@ def test_labels_per_series_may_be_strings(labelled):
     clf = SequenceClassifier(4, epochs=3, random_state=0).fit(x, y)
     for name in ("accuracy", "neg_log_loss", "roc_auc", "balanced_accuracy"):
         assert pooled_scorer(name)(clf, x, y) == near(get_scorer(name)(clf, x, y))
-    assert pooled_scorer("f1", pos_label="up")(clf, x, y) == near(f1_score(y, clf.predict(x), pos_label="up"))
+    assert pooled_scorer("f1", pos_label="up")(clf, x, y) == near(
+        f1_score(y, clf.predict(x), pos_label="up")
+    )
 
 
 def test_metrics_of_scikit_learn_are_themselves_on_vectors(rng):
@@ -225,7 +268,9 @@ def test_short_folds_in_time_are_scored_as_by_the_estimator(rng):
     x = rng.normal(size=(F, 5, 60))
     y = x[:1] + 3 * np.arange(5)[:, None]  # each series at a level of its own
     x, y = timesteps(x), timesteps(y)
-    scoring = {name: pooled_scorer(name) for name in ("r2", "neg_mean_squared_error")} | {"columns": "r2"}
+    scoring = {name: pooled_scorer(name) for name in ("r2", "neg_mean_squared_error")} | {
+        "columns": "r2"
+    }
     est, cv = SequenceRegressor(4, epochs=4, random_state=0), TimeSeriesSplit(4)
     found = cross_validate(est, x, y, cv=cv, scoring=scoring, n_jobs=2, return_estimator=True)
     for i, (_, test) in enumerate(cv.split(x)):
@@ -242,7 +287,9 @@ def test_a_grid_search_goes_by_it(rng):
     x = rng.normal(size=(F, 12, T))
     x, y = samples(x), samples(x[:1])
     grid = {"epochs": [1, 30]}
-    search = GridSearchCV(SequenceRegressor(4, random_state=0), grid, scoring=pooled_scorer("r2"), cv=3).fit(x, y)
+    search = GridSearchCV(
+        SequenceRegressor(4, random_state=0), grid, scoring=pooled_scorer("r2"), cv=3
+    ).fit(x, y)
     same = GridSearchCV(SequenceRegressor(4, random_state=0), grid, cv=3).fit(x, y)  # by score
     assert search.best_params_ == {"epochs": 30}
     assert search.cv_results_["mean_test_score"] == near(same.cv_results_["mean_test_score"])
@@ -256,9 +303,18 @@ def test_weights_are_routed(rng):
         scorer = pooled_scorer("r2").set_score_request(sample_weight=True)
         est = clone(est).set_fit_request(sample_weight=False)
         found = cross_validate(
-            est, x, y, cv=3, scoring=scorer, params={"sample_weight": w}, return_estimator=True, return_indices=True
+            est,
+            x,
+            y,
+            cv=3,
+            scoring=scorer,
+            params={"sample_weight": w},
+            return_estimator=True,
+            return_indices=True,
         )
-    for fitted, test, score in zip(found["estimator"], found["indices"]["test"], found["test_score"], strict=True):
+    for fitted, test, score in zip(
+        found["estimator"], found["indices"]["test"], found["test_score"], strict=True
+    ):
         assert score == near(fitted.score(x[test], y[test], w[test]))
 
 
@@ -312,6 +368,7 @@ def test_targets_and_predictions_of_different_forms_are_an_error(data, y, pred):
     with pytest.raises(ShapeError) as e:
         pooled_scorer("r2")(Given(pred), np.zeros((2, 2)), y)
     assert str(e.value) == (
-        f"y has shape {y.shape} and the predictions {pred.shape}, which are not of the same steps; give y in the form "
-        "of x: both as samples(...), as timesteps(...), as (F, N, T) arrays, or as rows"
+        f"y has shape {y.shape} and the predictions {pred.shape}, which are not of the same steps; "
+        "give y in the form of x: both as samples(...), as timesteps(...), as (F, N, T) arrays, "
+        "or as rows"
     )

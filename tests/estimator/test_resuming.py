@@ -13,7 +13,9 @@ X = np.random.default_rng(0).normal(size=(2, 7, 11))
 
 def make(folder, **settings):
     spec = {"epochs": 2, "batchsize": 3, "seqsize": 4}
-    return Estimator(spec=spec, callbacks=Checkpointer(folder), random_state=0, verbose=False, **settings)
+    return Estimator(
+        spec=spec, callbacks=Checkpointer(folder), random_state=0, verbose=False, **settings
+    )
 
 
 def test_callbacks_without_checkpoints_stay_as_they_are():
@@ -25,7 +27,8 @@ def test_callbacks_without_checkpoints_stay_as_they_are():
 def test_a_checkpoint_of_other_data_is_refused_and_named(tmp_path):
     make(tmp_path).fit(X, X[:1])
     with pytest.raises(
-        LoadError, match=r"the values of y .digest.: .* -> .*; call fit with the same data and settings"
+        LoadError,
+        match=r"the values of y .digest.: .* -> .*; call fit with the same data and settings",
     ):
         make(tmp_path).fit(X, X[1:])
     assert make(tmp_path).fit(X, X[:1]).n_iter_ == 2

@@ -62,7 +62,9 @@ def test_transformers_of_scikit_learn_come_back(made, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "made", [SequenceScaler(), SequenceScaler(with_mean=False), WinsorScaler(), SequenceImputer("ffill")], ids=str
+    "made",
+    [SequenceScaler(), SequenceScaler(with_mean=False), WinsorScaler(), SequenceImputer("ffill")],
+    ids=str,
 )
 def test_transformers_of_sequences_come_back(made, tmp_path):
     found = again(made.fit(samples(X, feature_names=["a", "b", "c"])), tmp_path)
@@ -74,7 +76,9 @@ def test_transformers_of_sequences_come_back(made, tmp_path):
 
 def test_pipelines_with_estimators_come_back(tmp_path):
     x, y = samples(X), samples(X[:1])
-    pipe = make_pipeline(SequenceImputer(), SequenceScaler(), SequenceRegressor(**SMALL, random_state=0)).fit(x, y)
+    pipe = make_pipeline(
+        SequenceImputer(), SequenceScaler(), SequenceRegressor(**SMALL, random_state=0)
+    ).fit(x, y)
     found = again(pipe, tmp_path)
     np.testing.assert_array_equal(found.predict(X), pipe.predict(X))
     np.testing.assert_array_equal(found.fit(x, y).predict(X), pipe.fit(x, y).predict(X))
@@ -85,8 +89,13 @@ def test_pipelines_with_estimators_come_back(tmp_path):
 
 def test_transformed_targets_come_back(tmp_path):
     x, y = ROWS, np.exp(ROWS[:, 0])
-    for settings in ({"func": np.log1p, "inverse_func": np.expm1}, {"transformer": preprocessing.StandardScaler()}):
-        inner = make_pipeline(preprocessing.StandardScaler(), SequenceRegressor(**SMALL, random_state=0))
+    for settings in (
+        {"func": np.log1p, "inverse_func": np.expm1},
+        {"transformer": preprocessing.StandardScaler()},
+    ):
+        inner = make_pipeline(
+            preprocessing.StandardScaler(), SequenceRegressor(**SMALL, random_state=0)
+        )
         made = TransformedTargetRegressor(inner, **settings).fit(x, y)
         np.testing.assert_array_equal(again(made, tmp_path).predict(x), made.predict(x))
 
@@ -94,7 +103,9 @@ def test_transformed_targets_come_back(tmp_path):
 def test_an_estimator_is_saved_as_by_its_own_method(tmp_path):
     est = SequenceRegressor(**SMALL, random_state=0).fit(X, X[:1])
     assert type(again(est, tmp_path)) is SequenceRegressor
-    np.testing.assert_array_equal(SequenceRegressor.load(tmp_path / "file.pt").predict(X), est.predict(X))
+    np.testing.assert_array_equal(
+        SequenceRegressor.load(tmp_path / "file.pt").predict(X), est.predict(X)
+    )
 
 
 class Own(torch.nn.Linear):
@@ -118,7 +129,10 @@ def test_models_of_ones_own_are_given_to_load(tmp_path):
     ("made", "telling"),
     [
         (make_pipeline(SequenceScaler(), PCA(2)), r"\['pca'\].*PCA"),
-        (make_pipeline(preprocessing.FunctionTransformer(lambda x: x)), r"\['functiontransformer'\]\.func"),
+        (
+            make_pipeline(preprocessing.FunctionTransformer(lambda x: x)),
+            r"\['functiontransformer'\]\.func",
+        ),
         (PCA(2), "PCA"),
         ({"a": 1}, "dict"),
         (None, "NoneType"),
@@ -134,7 +148,11 @@ def test_other_parts_are_refused_by_name_and_nothing_is_written(made, telling, t
 
 
 def test_what_is_not_fitted_is_refused(tmp_path):
-    for made in (SequenceScaler(), make_pipeline(SequenceScaler()), make_pipeline(SequenceScaler(), Estimator())):
+    for made in (
+        SequenceScaler(),
+        make_pipeline(SequenceScaler()),
+        make_pipeline(SequenceScaler(), Estimator()),
+    ):
         with pytest.raises(NotFittedError):
             fluxutils_py.save(made, tmp_path / "file.pt")
 
@@ -146,8 +164,16 @@ def test_what_is_not_fitted_is_refused(tmp_path):
         {"transformer": "StandardScaler", "settings": {"spam": 1}, "fitted": {}},
         {"transformer": "StandardScaler", "settings": {}, "fitted": {"transform": 1}},
         {"transformer": "StandardScaler", "settings": {}, "fitted": {"__class__": 1}},
-        {"transformer": "FunctionTransformer", "settings": {"func": {"function": "load"}}, "fitted": {}},
-        {"transformer": "StandardScaler", "settings": {}, "fitted": {"mean_": {"array": {}, "shape": (1,)}}},
+        {
+            "transformer": "FunctionTransformer",
+            "settings": {"func": {"function": "load"}},
+            "fitted": {},
+        },
+        {
+            "transformer": "StandardScaler",
+            "settings": {},
+            "fitted": {"mean_": {"array": {}, "shape": (1,)}},
+        },
         {"pipeline": 3},
         {},
         7,
@@ -155,6 +181,9 @@ def test_what_is_not_fitted_is_refused(tmp_path):
     ids=str,
 )
 def test_files_that_say_anything_else_are_refused(described, tmp_path):
-    torch.save({"kind": "fluxutils_py fitted objects", "format": 1, "object": described}, tmp_path / "file.pt")
+    torch.save(
+        {"kind": "fluxutils_py fitted objects", "format": 1, "object": described},
+        tmp_path / "file.pt",
+    )
     with pytest.raises(LoadError, match=r"file\.pt"):
         fluxutils_py.load(tmp_path / "file.pt")

@@ -46,11 +46,15 @@ def data():
 @pytest.fixture(scope="module")
 def est(data):
     x, y = data
-    return Estimator(nn.Sequential(LSTM(2, 4), nn.Linear(4, 3)), None, None, SPEC, random_state=0).fit(x, y)
+    return Estimator(
+        nn.Sequential(LSTM(2, 4), nn.Linear(4, 3)), None, None, SPEC, random_state=0
+    ).fit(x, y)
 
 
 def r2(y, pred, w=None):
-    """One mean per feature, of its values that are there; y (G, ...), weights of all but the first axis."""
+    """One mean per feature, of its values that are there; y (G, ...), weights of all but the first
+    axis.
+    """
     live = ~(np.isnan(y) | np.isnan(pred))
     w = np.broadcast_to(1.0 if w is None else w, y.shape) * live
     y, pred = np.where(live, y, 0), np.where(live, pred, 0)
@@ -83,7 +87,9 @@ def test_one_feature_is_scikit_learns_r2(data):
     yhat = est.predict(x)
     assert est.score(x, y[1:2]) == near(r2_score(y[1].ravel(), yhat[0].ravel()))
     w = np.random.default_rng(2).random((N, T))
-    assert est.score(x, y[1:2], w) == near(r2_score(y[1].ravel(), yhat[0].ravel(), sample_weight=w.ravel()))
+    assert est.score(x, y[1:2], w) == near(
+        r2_score(y[1].ravel(), yhat[0].ravel(), sample_weight=w.ravel())
+    )
 
 
 def test_features_are_not_averaged(est, data):
@@ -107,7 +113,12 @@ def test_weights(est, data, shape, zeros):
     w = np.random.default_rng(2).random(shape)
     if zeros:
         w[..., ::2] = 0
-        y[:, w.reshape(N, -1)[:, 0] == 0 if len(shape) == 1 else np.broadcast_to(w, (1, N, T))[0] == 0] += 1e3
+        y[
+            :,
+            w.reshape(N, -1)[:, 0] == 0
+            if len(shape) == 1
+            else np.broadcast_to(w, (1, N, T))[0] == 0,
+        ] += 1e3
     full = np.broadcast_to(w.reshape(N, -1), (N, T))
     assert est.score(x, y, w) == near(r2(y, est.predict(x), full))
     assert est.score(x, y, 17 * w) == near(r2(y, est.predict(x), full))
@@ -140,7 +151,9 @@ def test_steps_without_a_target_or_input_do_not_count(est, data):
 def test_weights_where_no_step_has_all_its_targets(est, data):
     x, _ = data
     y = fitted_to(est.predict(x))
-    y[np.random.default_rng(2).integers(3, size=(N, T)), np.arange(N)[:, None], np.arange(T)] = np.nan
+    y[np.random.default_rng(2).integers(3, size=(N, T)), np.arange(N)[:, None], np.arange(T)] = (
+        np.nan
+    )
     w = np.random.default_rng(3).uniform(0.1, 5, (N, T))
     assert est.score(x, y, w) == near(r2(y, est.predict(x), w))
 
@@ -238,12 +251,16 @@ def labels():
 def test_accuracy(labels, loss):
     x, y = labels
     last = [nn.LogSoftmax(-1)] if isinstance(loss, nn.NLLLoss) else []
-    est = Estimator(nn.Sequential(GRU(2, 8), nn.Linear(8, 3), *last), loss, None, SPEC, random_state=0).fit(x, y)
+    est = Estimator(
+        nn.Sequential(GRU(2, 8), nn.Linear(8, 3), *last), loss, None, SPEC, random_state=0
+    ).fit(x, y)
     guess = est.predict(x).argmax(0)
     assert est.score(x, y) == near(accuracy_score(y[0].ravel(), guess.ravel()))
     w = np.random.default_rng(2).random((N, T))
     w[3] = 0
-    assert est.score(x, y, w) == near(accuracy_score(y[0].ravel(), guess.ravel(), sample_weight=w.ravel()))
+    assert est.score(x, y, w) == near(
+        accuracy_score(y[0].ravel(), guess.ravel(), sample_weight=w.ravel())
+    )
     lengths = np.full(N, T)
     lengths[2] = 10
     live = np.arange(T) < lengths[:, None]
@@ -256,7 +273,9 @@ def test_labels_to_be_ignored_do_not_count(labels):
     x, y = labels
     y = y.copy()
     y[0, 2, 5:] = -100
-    est = Estimator(nn.Sequential(GRU(2, 8), nn.Linear(8, 3)), nn.CrossEntropyLoss(), None, SPEC, random_state=0)
+    est = Estimator(
+        nn.Sequential(GRU(2, 8), nn.Linear(8, 3)), nn.CrossEntropyLoss(), None, SPEC, random_state=0
+    )
     live = y[0] >= 0
     assert est.fit(x, y).score(x, y) == near((est.predict(x).argmax(0) == y[0])[live].mean())
     assert np.isnan(est.score(x, np.full_like(y, -100)))
@@ -269,14 +288,17 @@ def test_labels_must_be_one_feature_for_each_output(labels):
         with pytest.raises(ShapeError) as caught:
             est.score(x, given)
         assert str(caught.value) == (
-            f"y has {features} features (axis 0 of (G, N, T)) where score needs 1, as the model gives them"
+            f"y has {features} features (axis 0 of (G, N, T)) where score needs 1, as the model "
+            "gives them"
         )
 
 
 def test_accuracy_of_the_default_model(labels):
     x, y = labels
     adam = partial(torch.optim.Adam, lr=0.05)
-    est = Estimator(None, nn.CrossEntropyLoss(), adam, Spec(epochs=15, batchsize=7, seqsize=50), random_state=0)
+    est = Estimator(
+        None, nn.CrossEntropyLoss(), adam, Spec(epochs=15, batchsize=7, seqsize=50), random_state=0
+    )
     assert est.fit(x, y).score(x, y) > 0.9
     assert est.n_outputs_ == 3
 
@@ -303,7 +325,9 @@ def test_targets_from_a_file(est, data, labels, kind, tmp_path):
             m[:], y = y, m
         assert (est.score(x, y), est.score(x, y, w)) == expected
     x, y = labels
-    classifier = Estimator(nn.Linear(2, 3), nn.CrossEntropyLoss(), None, SPEC, random_state=0).fit(x, y)
+    classifier = Estimator(nn.Linear(2, 3), nn.CrossEntropyLoss(), None, SPEC, random_state=0).fit(
+        x, y
+    )
     m = np.memmap(tmp_path / "labels", "i4", "w+", shape=y.shape)
     m[:] = y
     assert classifier.score(x, m) == classifier.score(x, y)

@@ -13,7 +13,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import AdamW
 
-from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, net2vec, samples, timesteps
+from fluxutils_py import (
+    Estimator,
+    SequenceClassifier,
+    SequenceRegressor,
+    net2vec,
+    samples,
+    timesteps,
+)
 from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.nn import GRU, LSTM, RNN, Recur
@@ -35,18 +42,26 @@ def network(n_in, n_out, cell, hidden, layers):
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("more", [{}, {"shuffle": True, "overlap": 2, "burn_in": 1, "clip": 0.1}])
 def test_a_ready_made_estimator_is_one_that_is_put_together(name, cell, layers, more):
-    est = SequenceRegressor(**SMALL, cell=name, num_layers=layers, lr=0.03, weight_decay=0.2, **more)
+    est = SequenceRegressor(
+        **SMALL, cell=name, num_layers=layers, lr=0.03, weight_decay=0.2, **more
+    )
     model = partial(network, cell=cell, hidden=3, layers=layers)
     spec = {"epochs": 2, "batchsize": 5, "seqsize": 6, **more}
-    plain = Estimator(model, mse_loss, partial(AdamW, lr=0.03, weight_decay=0.2), spec, random_state=0)
+    plain = Estimator(
+        model, mse_loss, partial(AdamW, lr=0.03, weight_decay=0.2), spec, random_state=0
+    )
     scaled = (Y - Y.mean()) / Y.std()
     assert torch.allclose(net2vec(est.fit(X, Y)), net2vec(plain.fit(X, scaled)), rtol=0, atol=1e-10)
     est.set_params(scale_target=False)
     assert torch.allclose(net2vec(est.fit(X, Y)), net2vec(plain.fit(X, Y)), rtol=0, atol=1e-10)
-    labels = SequenceClassifier(**SMALL, cell=name, num_layers=layers, lr=0.03, weight_decay=0.2, **more)
+    labels = SequenceClassifier(
+        **SMALL, cell=name, num_layers=layers, lr=0.03, weight_decay=0.2, **more
+    )
     plain.set_params(loss=cross_entropy)
     codes = (Y > 0).astype(int)
-    assert torch.allclose(net2vec(labels.fit(X, Y > 0)), net2vec(plain.fit(X, codes)), rtol=0, atol=1e-10)
+    assert torch.allclose(
+        net2vec(labels.fit(X, Y > 0)), net2vec(plain.fit(X, codes)), rtol=0, atol=1e-10
+    )
 
 
 class Own(nn.Module):
@@ -64,7 +79,11 @@ def test_a_cell_may_be_a_class():
     est = SequenceRegressor(**SMALL, cell=Own, num_layers=2, dropout=0.25).fit(X, Y)
     layer = est.model_[0]
     assert isinstance(layer, Own)
-    assert (layer.rnn.module.input_size, layer.rnn.module.hidden_size, layer.rnn.module.num_layers) == (2, 3, 2)
+    assert (
+        layer.rnn.module.input_size,
+        layer.rnn.module.hidden_size,
+        layer.rnn.module.num_layers,
+    ) == (2, 3, 2)
     assert layer.drop.p == 0.25
     assert np.isfinite(clone(est).fit(X, Y).predict(X)).all()
 
@@ -76,7 +95,12 @@ def test_dropout_lies_between_layers():
 
 BAD = [
     *(
-        ("cell", value, ValueError, f"cell must be one of {', '.join(map(repr, CELLS))}, or a class, got {value!r}")
+        (
+            "cell",
+            value,
+            ValueError,
+            f"cell must be one of {', '.join(map(repr, CELLS))}, or a class, got {value!r}",
+        )
         for value in ("elman", None)
     ),
     *(
@@ -104,7 +128,9 @@ BAD = [
 
 
 @pytest.mark.parametrize("make", [SequenceRegressor, SequenceClassifier])
-@pytest.mark.parametrize(("name", "value", "error", "message"), BAD, ids=[f"{n}={v!r}" for n, v, *_ in BAD])
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"), BAD, ids=[f"{n}={v!r}" for n, v, *_ in BAD]
+)
 def test_a_bad_argument_is_named_before_anything_changes(make, name, value, error, message):
     est = make(**{**SMALL, name: value})
     before = copy.copy(vars(est))
@@ -115,7 +141,9 @@ def test_a_bad_argument_is_named_before_anything_changes(make, name, value, erro
 
 
 def test_several_inputs_are_for_models_of_ones_own():
-    message = r"^a ready-made network is for one input and one output; several need a model of your own$"
+    message = (
+        r"^a ready-made network is for one input and one output; several need a model of your own$"
+    )
     with pytest.raises(DataError, match=message):
         SequenceRegressor(**SMALL).fit((X, X), Y)
     with pytest.raises(DataError, match=message):
@@ -174,15 +202,21 @@ def test_some_series_are_held_out_and_decide(make, y):
 @pytest.mark.parametrize("seed", range(4))
 def test_each_label_has_its_share_of_what_is_held_out(seed):
     """5 and 8 of 13 series: 2 and 2 of 4."""
-    series = held_out(SequenceClassifier, X[:, :, :3], LABELS, lambda n: (slice(None), n), N, random_state=seed)
-    rows = held_out(SequenceClassifier, X[:, :, 0].T.copy(), LABELS, lambda n: n, N, random_state=seed)
+    series = held_out(
+        SequenceClassifier, X[:, :, :3], LABELS, lambda n: (slice(None), n), N, random_state=seed
+    )
+    rows = held_out(
+        SequenceClassifier, X[:, :, 0].T.copy(), LABELS, lambda n: n, N, random_state=seed
+    )
     for out in (series, rows):
         assert sorted(LABELS[out]) == ["a", "a", "b", "b"]
 
 
 @pytest.mark.parametrize("in_time", [False, True])
 def test_weights_are_scaled_in_each_part_for_itself(in_time):
-    w = np.random.default_rng(1).random(T if in_time else N) * np.linspace(1, 9, T if in_time else N)
+    w = np.random.default_rng(1).random(T if in_time else N) * np.linspace(
+        1, 9, T if in_time else N
+    )
     view = timesteps if in_time else samples
     est, trace = traced(SequenceRegressor, view(X), view(Y), w)
     if in_time:
@@ -191,7 +225,9 @@ def test_weights_are_scaled_in_each_part_for_itself(in_time):
         out = np.array(held_out(SequenceRegressor, X, Y, lambda n: (slice(None), n), N))
         kept = np.setdiff1d(np.arange(N), out)
     by_hand = SequenceRegressor(**SMALL, callbacks=(hand := Trace()))
-    by_hand.fit(view(X)[kept], view(Y)[kept], w[kept], validation_data=(view(X)[out], view(Y)[out], w[out]))
+    by_hand.fit(
+        view(X)[kept], view(Y)[kept], w[kept], validation_data=(view(X)[out], view(Y)[out], w[out])
+    )
     assert torch.allclose(torch.stack(hand.epochs), trace, rtol=0, atol=1e-12)
     assert est.validation_loss_curve_ == pytest.approx(by_hand.validation_loss_curve_, rel=1e-12)
 
@@ -203,7 +239,9 @@ def test_the_same_is_held_out_whatever_the_form(form):
     if form == "timesteps":
         held = math.ceil(0.3 * T)
         by_hand = SequenceRegressor(**SMALL, callbacks=(hand := Trace()))
-        by_hand.fit(X[:, :, :-held], Y[:, :, :-held], validation_data=(X[:, :, -held:], Y[:, :, -held:]))
+        by_hand.fit(
+            X[:, :, :-held], Y[:, :, :-held], validation_data=(X[:, :, -held:], Y[:, :, -held:])
+        )
         assert torch.equal(torch.stack(hand.epochs), trace)
         assert est.validation_loss_curve_ == by_hand.validation_loss_curve_
     else:
@@ -226,7 +264,9 @@ def test_of_one_series_the_last_steps_are_held_out(form):
 
 def test_steps_with_gaps_are_held_out_at_the_end():
     steps = np.array([0, 1, 2, 3, 5, 6, 7, 8, 10, 11])
-    unscaled = partial(SequenceRegressor, scale_target=False)  # sums would be rounded in another order
+    unscaled = partial(
+        SequenceRegressor, scale_target=False
+    )  # sums would be rounded in another order
     est, trace = traced(unscaled, timesteps(X)[steps], timesteps(Y)[steps])
     by_hand = unscaled(**SMALL, callbacks=(hand := Trace()))
     parts = [(timesteps(X)[steps[k]], timesteps(Y)[steps[k]]) for k in (slice(7), slice(7, 10))]
@@ -236,17 +276,22 @@ def test_steps_with_gaps_are_held_out_at_the_end():
 
 
 @pytest.mark.parametrize(
-    "form", ["lists", "torch", "float32", "weights of series", "weights of steps", "lists of weights"]
+    "form",
+    ["lists", "torch", "float32", "weights of series", "weights of steps", "lists of weights"],
 )
 def test_other_forms_of_the_same_data_are_divided_alike(form):
     w = np.random.default_rng(1).random((N, T)) + 0.5
-    plain = traced(SequenceRegressor, X, Y, *([w] if "steps" in form or "lists of" in form else []))[1]
+    plain = traced(
+        SequenceRegressor, X, Y, *([w] if "steps" in form or "lists of" in form else [])
+    )[1]
     if form == "lists":
         found = traced(SequenceRegressor, X.tolist(), Y.tolist())[1]
     elif form == "torch":
         found = traced(SequenceRegressor, torch.tensor(X), torch.tensor(Y))[1]
     elif form == "weights of series":
-        found, plain = (traced(SequenceRegressor, X, Y, v)[1] for v in (w[:, 0], w[:, :1].repeat(T, 1)))
+        found, plain = (
+            traced(SequenceRegressor, X, Y, v)[1] for v in (w[:, 0], w[:, :1].repeat(T, 1))
+        )
     elif form == "float32":
         found, plain = (traced(SequenceRegressor, a.astype("float32"), b.astype("float32"))[1]
                         for a, b in ((X, Y), (X, Y)))  # fmt: skip
@@ -264,7 +309,13 @@ def test_rows_and_frames_are_divided_alike():
     assert torch.equal(trace, native)
     assert est.feature_names_in_.tolist() == ["p", "q"]
     one = x[:1].repeat(1, 0), X[:, :1]  # one row of many steps
-    est, trace = traced(SequenceRegressor, one[1].reshape(1, -1), Y[:, :1].reshape(1, -1), n_timesteps=T, target="step")
+    est, trace = traced(
+        SequenceRegressor,
+        one[1].reshape(1, -1),
+        Y[:, :1].reshape(1, -1),
+        n_timesteps=T,
+        target="step",
+    )
     assert torch.equal(trace, traced(SequenceRegressor, X[:, :1], Y[:, :1])[1])
 
 
@@ -282,7 +333,9 @@ def test_lengths_are_held_out_with_their_series():
 
 def test_training_stops_and_the_best_weights_stay():
     settings = {"epochs": 200, "lr": 0.2, "n_iter_no_change": 4, "batchsize": 100}
-    est, trace = traced(SequenceRegressor, X, np.random.default_rng(8).normal(size=Y.shape), **settings)
+    est, trace = traced(
+        SequenceRegressor, X, np.random.default_rng(8).normal(size=Y.shape), **settings
+    )
     best = int(np.argmin(est.validation_loss_curve_))
     assert est.n_iter_ == len(trace) == best + 1 + 4 < 200
     assert torch.equal(net2vec(est), trace[best])
@@ -291,7 +344,9 @@ def test_training_stops_and_the_best_weights_stay():
 
 def test_given_validation_data_decide_in_place_of_held_out_ones():
     val = X[:, :4], Y[:, :4]
-    est = SequenceRegressor(**SMALL, early_stopping=True, callbacks=(trace := Trace())).fit(X, Y, validation_data=val)
+    est = SequenceRegressor(**SMALL, early_stopping=True, callbacks=(trace := Trace())).fit(
+        X, Y, validation_data=val
+    )
     plain = SequenceRegressor(**SMALL, callbacks=(other := Trace())).fit(X, Y)
     assert torch.equal(torch.stack(trace.epochs), torch.stack(other.epochs))  # trained on all
     assert len(est.validation_loss_curve_) == 2
@@ -308,7 +363,10 @@ def test_labels_that_are_held_out_are_classes_too(seed):
     late = np.full((1, N, T), "early")
     late[:, :, -1] = "late"
     for view in (timesteps, samples):
-        assert SequenceClassifier(**settings).fit(view(X), view(late)).classes_.tolist() == ["early", "late"]
+        assert SequenceClassifier(**settings).fit(view(X), view(late)).classes_.tolist() == [
+            "early",
+            "late",
+        ]
     steps = SequenceClassifier(**settings).fit(X, late)
     assert steps.classes_.tolist() == ["early", "late"]
 
@@ -326,7 +384,10 @@ def test_the_same_random_state_holds_out_the_same():
 def test_a_fraction_that_is_none(fraction):
     est = SequenceRegressor(**SMALL, early_stopping=True, validation_fraction=fraction)
     before = copy.copy(vars(est))
-    with pytest.raises(ValueError, match=f"^validation_fraction must be a number between 0 and 1, got {fraction!r}$"):
+    with pytest.raises(
+        ValueError,
+        match=f"^validation_fraction must be a number between 0 and 1, got {fraction!r}$",
+    ):
         est.fit(X, Y)
     assert vars(est) == before
     est.set_params(early_stopping=False).fit(X, Y)  # not used

@@ -60,7 +60,11 @@ def test_optimizers_come_back():
         ends = []
         for make in (opt, deserialize(config, OPTIMIZERS)):
             q = nn.Parameter(p.detach().clone())
-            optimizer = type(opt)([q], **opt.defaults) if isinstance(make, torch.optim.Optimizer) else make([q])
+            optimizer = (
+                type(opt)([q], **opt.defaults)
+                if isinstance(make, torch.optim.Optimizer)
+                else make([q])
+            )
             q.grad = torch.tensor([1.0, -4.0])
             optimizer.step()
             ends.append(q.detach())
@@ -70,11 +74,15 @@ def test_optimizers_come_back():
 def test_a_scheduler_comes_back_and_each_kind_stays_in_its_place():
     config = serialize(functools.partial(lr_scheduler.StepLR, step_size=3))
     assert deserialize(config, SCHEDULERS).keywords == {"step_size": 3}
-    with pytest.raises(LoadError, match=r"'torch.optim.lr_scheduler.StepLR', which is none of torch.optim or"):
+    with pytest.raises(
+        LoadError, match=r"'torch.optim.lr_scheduler.StepLR', which is none of torch.optim or"
+    ):
         deserialize(config, OPTIMIZERS)
 
 
-@pytest.mark.parametrize("value", [lambda params: None, functools.partial(SGD, lr=lambda: 3), nn.Module, "sgd"])
+@pytest.mark.parametrize(
+    "value", [lambda params: None, functools.partial(SGD, lr=lambda: 3), nn.Module, "sgd"]
+)
 def test_user_code_is_refused(value):
     with pytest.raises(LoadError):
         serialize(value)

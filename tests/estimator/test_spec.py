@@ -64,20 +64,26 @@ def test_a_fit_takes_it(rng):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"epoch": 3}, "spec has no field 'epochs' (found: epoch); did you mean 'epochs' where it says 'epoch'?"),
+        (
+            {"epoch": 3},
+            "spec has no field 'epochs' (found: epoch); did you mean 'epochs' where it says "
+            "'epoch'?",
+        ),
         (
             Namespace(epochs=3, seq_size=5),
-            "spec has no field 'seqsize' (found: epochs, seq_size); did you mean 'seqsize' where it says 'seq_size'?",
+            "spec has no field 'seqsize' (found: epochs, seq_size); did you mean 'seqsize' where "
+            "it says 'seq_size'?",
         ),
         (
             namedtuple("S", "epochs batch_size")(3, 5),
-            "spec has no field 'batchsize' (found: epochs, batch_size); did you mean 'batchsize' where it says "
-            "'batch_size'?",
+            "spec has no field 'batchsize' (found: epochs, batch_size); did you mean 'batchsize' "
+            "where it says 'batch_size'?",
         ),
         (
             {},
-            "spec has none of the fields epochs, batchsize, seqsize, shuffle, overlap, burn_in, clip, accumulate, "
-            "patience, rebatch, scheduler, schedule_every, precision (found: none); None means the defaults",
+            "spec has none of the fields epochs, batchsize, seqsize, shuffle, overlap, burn_in, "
+            "clip, accumulate, patience, rebatch, scheduler, schedule_every, precision (found: "
+            "none); None means the defaults",
         ),
     ],
 )
@@ -88,11 +94,20 @@ def test_a_misspelt_name_is_an_error(spec, message):
 
 
 def test_numbers_are_pythons():
-    found = read_spec({"epochs": np.int64(2), "clip": np.float32(0.5), "shuffle": np.True_, "rebatch": np.False_})
-    assert [type(v) for v in (found.epochs, found.clip, found.shuffle, found.rebatch)] == [int, float, bool, bool]
+    found = read_spec(
+        {"epochs": np.int64(2), "clip": np.float32(0.5), "shuffle": np.True_, "rebatch": np.False_}
+    )
+    assert [type(v) for v in (found.epochs, found.clip, found.shuffle, found.rebatch)] == [
+        int,
+        float,
+        bool,
+        bool,
+    ]
 
 
-@pytest.mark.parametrize("field", ["scaling", "n_jobs", "device", "random_state", "verbose", "callbacks", "warm_start"])
+@pytest.mark.parametrize(
+    "field", ["scaling", "n_jobs", "device", "random_state", "verbose", "callbacks", "warm_start"]
+)
 @pytest.mark.parametrize("form", ["dict", "namedtuple", "dataclass", "object"])
 def test_an_argument_of_the_estimator_in_a_spec_is_refused_with_its_place(field, form):
     fields = {"epochs": 2, field: 1}
@@ -139,11 +154,19 @@ def test_epochs_have_one_default_wherever_they_are_left_out(spec):
 UNKNOWN = [
     (Estimator, "seqsize", r"it is a field of the spec: spec=\{'seqsize': \.\.\.\}$"),
     (EstimatorRegressor, "burn_in", r"it is a field of the spec: spec=\{'burn_in': \.\.\.\}$"),
-    (EstimatorClassifier, "seq_size", r"did you mean 'seqsize', a field of the spec: spec=\{'seqsize': \.\.\.\}\?$"),
+    (
+        EstimatorClassifier,
+        "seq_size",
+        r"did you mean 'seqsize', a field of the spec: spec=\{'seqsize': \.\.\.\}\?$",
+    ),
     (Estimator, "random_sate", r"did you mean 'random_state'\?$"),
     (SequenceRegressor, "seq_size", r"did you mean 'seqsize'\?$"),
     (SequenceClassifier, "scale_weight", r"did you mean 'class_weight'\?$"),
-    (SequenceRegressor, "accumulate", r"field of the spec that an Estimator takes: .*spec=\{'accumulate': \.\.\.\}"),
+    (
+        SequenceRegressor,
+        "accumulate",
+        r"field of the spec that an Estimator takes: .*spec=\{'accumulate': \.\.\.\}",
+    ),
     (Forecaster, "max_step", r"did you mean 'max_steps'\?$"),
     (SequenceRegressor, "zzz", r"it has hidden_size, num_layers, "),
 ]

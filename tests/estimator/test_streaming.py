@@ -40,12 +40,16 @@ def data(dtype="float64"):
 def fitted(dtype="float64", model=None, **spec):
     x, y = data(dtype)
     model = model or nn.Sequential(LSTM(F, 7, 2), GRU(7, 5), nn.Linear(5, G))
-    return Estimator(model, spec=Spec(epochs=1, batchsize=8, seqsize=10, **spec), random_state=0).fit(x, y), x
+    return Estimator(
+        model, spec=Spec(epochs=1, batchsize=8, seqsize=10, **spec), random_state=0
+    ).fit(x, y), x
 
 
 def steps(live, x, start=0, stop=None):
     """What a stream gives for steps of (F, N, T), put together."""
-    return np.stack([live.step(x[:, :, t]) for t in range(start, x.shape[2] if stop is None else stop)], 2)
+    return np.stack(
+        [live.step(x[:, :, t]) for t in range(start, x.shape[2] if stop is None else stop)], 2
+    )
 
 
 class Shifted(nn.Module):
@@ -77,7 +81,12 @@ class PerStep(nn.Module):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", ["layers", "steps only", "no state", "windows"])
 def test_steps_equal_the_whole(dtype, kind):
-    model = {"layers": None, "steps only": PerStep(), "no state": nn.Linear(F, G), "windows": Shifted()}[kind]
+    model = {
+        "layers": None,
+        "steps only": PerStep(),
+        "no state": nn.Linear(F, G),
+        "windows": Shifted(),
+    }[kind]
     est, x = fitted(dtype, model, overlap=2)
     live = est.stream(N)
     found = steps(live, x)
@@ -103,7 +112,10 @@ def test_state_is_plain_and_goes_on_anywhere(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(state, kept, strict=True))  # a copy
     assert np.abs(est.predict(x[:, :, 9:], state=state) - whole[:, :, 9:]).max() < 1e-11
     assert (
-        np.abs(steps(est.stream(N, est.predict(x[:, :, :9], return_state=True)[1]), x, 9) - whole[:, :, 9:]).max()
+        np.abs(
+            steps(est.stream(N, est.predict(x[:, :, :9], return_state=True)[1]), x, 9)
+            - whole[:, :, 9:]
+        ).max()
         < 1e-11
     )
 
@@ -146,10 +158,14 @@ def test_the_users_array_is_left_alone():
     assert np.array_equal(step, before)
 
 
-@pytest.mark.parametrize("series", [5, [2, 30], slice(3, 9), np.arange(N) % 2 == 0, np.array([], int)])
+@pytest.mark.parametrize(
+    "series", [5, [2, 30], slice(3, 9), np.arange(N) % 2 == 0, np.array([], int)]
+)
 @pytest.mark.parametrize("kind", ["layers", "steps only", "windows"])
 def test_some_series_start_anew(kind, series):
-    est, x = fitted(model={"layers": None, "steps only": PerStep(), "windows": Shifted()}[kind], overlap=2)
+    est, x = fitted(
+        model={"layers": None, "steps only": PerStep(), "windows": Shifted()}[kind], overlap=2
+    )
     live, new = est.stream(N), np.zeros(N, bool)
     new[series] = True
     steps(live, x, 0, 9)
@@ -170,7 +186,8 @@ def test_series_that_there_are_not_are_named(series):
     scaler = SequenceImputer("ffill").fit(data()[0])
     for live in (est.stream(N), stream(make_pipeline(scaler, est), N), scaler.stream(N)):
         with pytest.raises(
-            IndexError, match=rf"^series must be an index, .* of {N} series; got {re.escape(repr(series))}$"
+            IndexError,
+            match=rf"^series must be an index, .* of {N} series; got {re.escape(repr(series))}$",
         ):
             live.reset(series)
 
@@ -185,14 +202,17 @@ def test_a_module_whose_first_state_is_not_known_starts_anew_as_a_whole_only():
     live = est.stream(N)
     first = steps(live, x)
     with pytest.raises(
-        DataError, match=r"^the zero state of Mean is not known, .* empty_state\(\) .*or reset\(\) all$"
+        DataError,
+        match=r"^the zero state of Mean is not known, .* empty_state\(\) .*or reset\(\) all$",
     ):
         live.reset([3])
     live.reset()
     assert np.array_equal(steps(live, x), first)
 
 
-@pytest.mark.parametrize("method", ["predict", "predict_proba", "predict_log_proba", "decision_function"])
+@pytest.mark.parametrize(
+    "method", ["predict", "predict_proba", "predict_log_proba", "decision_function"]
+)
 @pytest.mark.parametrize("labels", [("down", "up"), ("a", "b", "c")])
 def test_classifiers_give_what_is_asked_for(method, labels):
     x, _ = data()
@@ -204,7 +224,9 @@ def test_classifiers_give_what_is_asked_for(method, labels):
     rest = getattr(est, method)(x[:, :, 9:], state=state)
     for one in (found, np.concatenate([first, rest], 2)):
         assert (one.shape, one.dtype) == (whole.shape, whole.dtype)
-        assert np.array_equal(one, whole) if method == "predict" else np.abs(one - whole).max() < 1e-12
+        assert (
+            np.array_equal(one, whole) if method == "predict" else np.abs(one - whole).max() < 1e-12
+        )
 
 
 def test_several_inputs_and_outputs():
@@ -220,12 +242,17 @@ def test_several_inputs_and_outputs():
     x, y = data()
     k = np.random.default_rng(1).integers(0, 4, size=(1, N, T))
     est = Estimator(Two(), spec=Spec(epochs=1, batchsize=8, seqsize=10)).fit((x, k), (y, y[:1]))
-    for fresh in (est, copy.deepcopy(est)):  # of the copy's model it is not known yet whether it takes windows
+    for fresh in (
+        est,
+        copy.deepcopy(est),
+    ):  # of the copy's model it is not known yet whether it takes windows
         live = fresh.stream(N)
         found = [live.step((x[:, :, t], k[:, :, t])) for t in range(T)]
         for one, whole in zip(zip(*found, strict=True), est.predict((x, k)), strict=True):
             assert np.abs(np.stack(one, 2) - whole).max() < 1e-12
-    with pytest.raises(ShapeError, match=r"^a step has 1 inputs, the model takes 2, as a tuple of arrays$"):
+    with pytest.raises(
+        ShapeError, match=r"^a step has 1 inputs, the model takes 2, as a tuple of arrays$"
+    ):
         est.stream(N).step(x[:, :, 0])
 
 
@@ -247,12 +274,20 @@ def test_steps_without_input_are_as_in_predict():
             ShapeError,
             r"^a step .* \(F, N\) = \(3, 37\), got \(3, 5\): make the stream with n_series=5$",
         ),
-        (lambda x: x[:, :5].T, ShapeError, r"got \(5, 3\): give x\.T, and make the stream with n_series=5$"),
+        (
+            lambda x: x[:, :5].T,
+            ShapeError,
+            r"got \(5, 3\): give x\.T, and make the stream with n_series=5$",
+        ),
         (lambda x: x[0], ShapeError, r"got \(37,\)$"),
         (lambda x: x[:, :, None], ShapeError, r"got \(3, 37, 1\)$"),
         (lambda x: x.T, ShapeError, r"got \(37, 3\): give x\.T$"),
         (lambda x: x.astype(str), DataError, "^a step must hold real numbers, got dtype <U"),
-        (lambda x: np.ma.masked_less(x, 50), DataError, r"^x is a masked array.*x\.filled\(np\.nan\)$"),
+        (
+            lambda x: np.ma.masked_less(x, 50),
+            DataError,
+            r"^x is a masked array.*x\.filled\(np\.nan\)$",
+        ),
         (
             lambda x: np.where(np.arange(N) == 4, np.inf, x),
             DataError,
@@ -261,7 +296,8 @@ def test_steps_without_input_are_as_in_predict():
         (
             lambda x: np.where((np.arange(F) == 1)[:, None] & (np.arange(N) == 4), np.nan, x),
             DataError,
-            "^x is nan at feature 1, series 4; a step without input is NaN in all features; fill in single ones$",
+            "^x is nan at feature 1, series 4; a step without input is NaN in all features; fill "
+            "in single ones$",
         ),
     ],
 )
@@ -281,7 +317,9 @@ def test_bad_arguments_are_named():
         Estimator().stream()
     with pytest.raises(SpecError, match=r"^n_series must be a positive integer, got 0$"):
         est.stream(0)
-    with pytest.raises(ValueError, match=r"^method must be 'predict' for Estimator, got 'predict_proba'$"):
+    with pytest.raises(
+        ValueError, match=r"^method must be 'predict' for Estimator, got 'predict_proba'$"
+    ):
         est.stream(method="predict_proba")
     with pytest.raises(ShapeError, match=r"^state has 0 tensors, that of the model has 3$"):
         est.stream(state=[])
@@ -305,7 +343,9 @@ def test_a_pipeline_streams(tmp_path):
     x, y = data()
     x[np.random.default_rng(3).random(x.shape) < 0.1] = np.nan
     pipe = make_pipeline(
-        SequenceImputer("ffill"), make_pipeline(SequenceScaler(), "passthrough"), SequenceRegressor(5, epochs=1)
+        SequenceImputer("ffill"),
+        make_pipeline(SequenceScaler(), "passthrough"),
+        SequenceRegressor(5, epochs=1),
     )
     pipe.fit(samples(x), samples(y))
     whole = pipe.predict(x)
@@ -325,7 +365,9 @@ def test_a_pipeline_streams(tmp_path):
 
 def test_a_pipeline_of_rows_streams_their_scaler():
     x, y = data("float32")
-    pipe = make_pipeline(StandardScaler(), SequenceRegressor(5, epochs=1)).fit(x[:, :, 0].T, y[0, :, 0])
+    pipe = make_pipeline(StandardScaler(), SequenceRegressor(5, epochs=1)).fit(
+        x[:, :, 0].T, y[0, :, 0]
+    )
     expected = pipe.predict(x[:, :, 1].T)
     assert np.abs(stream(pipe, N).step(x[:, :, 1])[0] - expected).max() < 1e-4
 
@@ -347,7 +389,9 @@ def test_a_scaler_of_flat_series_cannot_stream():
 def test_probabilities_of_a_pipeline():
     x, _ = data()
     y = np.where(x[0] > 50, "up", "down")[None]
-    pipe = make_pipeline(SequenceScaler(), EstimatorClassifier(spec=Spec(epochs=1))).fit(samples(x), samples(y))
+    pipe = make_pipeline(SequenceScaler(), EstimatorClassifier(spec=Spec(epochs=1))).fit(
+        samples(x), samples(y)
+    )
     found = steps(stream(pipe, N, method="predict_proba"), x)
     assert np.abs(found - pipe.predict_proba(x)).max() < 1e-11
 
@@ -359,6 +403,11 @@ def test_targets_that_were_transformed_come_back():
     est.fit(samples(x), np.asarray(samples(y[:1])))
     whole = np.asarray(est.predict(samples(x))).reshape(N, 1, T).transpose(1, 0, 2)
     assert np.abs(steps(stream(est, N), x) - whole).max() < 1e-9
-    est = TransformedTargetRegressor(inner, transformer=StandardScaler()).fit(samples(x), np.asarray(samples(y[:1])))
-    with pytest.raises(DataError, match=r"^the target's transformer, StandardScaler, was fitted on rows of 23 columns"):
+    est = TransformedTargetRegressor(inner, transformer=StandardScaler()).fit(
+        samples(x), np.asarray(samples(y[:1]))
+    )
+    with pytest.raises(
+        DataError,
+        match=r"^the target's transformer, StandardScaler, was fitted on rows of 23 columns",
+    ):
         stream(est, N).step(x[:, :, 0])

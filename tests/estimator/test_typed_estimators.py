@@ -1,4 +1,6 @@
-"""Classifiers of labels of any type, and regressors, against plain estimators and scikit-learn's own functions."""
+"""Classifiers of labels of any type, and regressors, against plain estimators and scikit-learn's
+own functions.
+"""
 
 from functools import partial
 
@@ -56,12 +58,20 @@ def flat(view, a):
 
 
 def classifier(**settings):
-    return EstimatorClassifier(net, settings.pop("loss", None), None, SPEC, **{"random_state": 1, **settings})
+    return EstimatorClassifier(
+        net, settings.pop("loss", None), None, SPEC, **{"random_state": 1, **settings}
+    )
 
 
 def plain(n_classes=K, **settings):
     """The same without labels: an estimator of integers from 0."""
-    return Estimator(partial(net, n_out=n_classes), F.cross_entropy, None, SPEC, **{"random_state": 1, **settings})
+    return Estimator(
+        partial(net, n_out=n_classes),
+        F.cross_entropy,
+        None,
+        SPEC,
+        **{"random_state": 1, **settings},
+    )
 
 
 # -- labels ----------------------------------------------------------------------------------------------
@@ -84,10 +94,14 @@ def test_labels_per_step_are_learnt_as_their_places_among_the_classes(kind, view
     proba = torch.softmax(torch.tensor(scores), 0).numpy()
     assert est.predict_proba(view(X)).shape == flat(view, proba).shape
     assert np.allclose(est.predict_proba(view(X)), flat(view, proba), rtol=0, atol=1e-12)
-    assert np.allclose(est.predict_log_proba(view(X)), np.log(flat(view, proba)), rtol=0, atol=1e-12)
+    assert np.allclose(
+        est.predict_log_proba(view(X)), np.log(flat(view, proba)), rtol=0, atol=1e-12
+    )
     margins = scores if len(classes) > 2 else scores[1:] - scores[:1]
     assert np.allclose(est.decision_function(view(X)), flat(view, margins), rtol=0, atol=1e-12)
-    assert est.score(view(X), view(classes[codes])) == accuracy_score(codes.ravel(), scores.argmax(0).ravel())
+    assert est.score(view(X), view(classes[codes])) == accuracy_score(
+        codes.ravel(), scores.argmax(0).ravel()
+    )
 
 
 @pytest.mark.parametrize("form", [np.asarray, list, lambda a: pd.Series(a, index=range(5, 5 + N))],
@@ -108,7 +122,9 @@ def test_labels_per_series_are_learnt_at_the_last_step(kind, view, form):
     proba = est.predict_proba(view(X))
     assert np.allclose(proba, torch.softmax(torch.tensor(scores), 1), rtol=0, atol=1e-12)
     margin = est.decision_function(view(X))
-    assert np.allclose(margin, scores[:, 1] - scores[:, 0] if len(classes) == 2 else scores, rtol=0, atol=1e-12)
+    assert np.allclose(
+        margin, scores[:, 1] - scores[:, 0] if len(classes) == 2 else scores, rtol=0, atol=1e-12
+    )
     assert est.score(view(X), form(classes[codes])) == accuracy_score(codes, scores.argmax(1))
     assert np.array_equal(est.predict(samples(X)[[4, 2]]), est.predict(X)[[4, 2]])
 
@@ -206,7 +222,9 @@ def test_labels_that_a_classifier_has_not_seen():
         r"^classes=\['up'\], but the first call had \['down', 'level', 'up'\]; they cannot change$"
     )):  # fmt: skip
         est.partial_fit(X, few, classes=["up"])
-    with pytest.raises(ValueError, match=r"^y has labels \['up'\] that are not in the classes \['down', 'level'\]"):
+    with pytest.raises(
+        ValueError, match=r"^y has labels \['up'\] that are not in the classes \['down', 'level'\]"
+    ):
         classifier().partial_fit(X, y, classes=["down", "level"])
 
 
@@ -220,7 +238,9 @@ def test_partial_fits_are_a_fit():
 # -- weights of classes ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("class_weight", ["balanced", {"down": 1, "level": 5, "up": 0.5}, {"level": 3}])
+@pytest.mark.parametrize(
+    "class_weight", ["balanced", {"down": 1, "level": 5, "up": 0.5}, {"level": 3}]
+)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("form", ["native", "samples", "timesteps", "per series", "rows"])
 def test_weights_of_classes_are_weights_of_their_steps(form, weighted, class_weight):
@@ -228,7 +248,12 @@ def test_weights_of_classes_are_weights_of_their_steps(form, weighted, class_wei
     labels = LABELS["str"][CODES[0, :, 0] if per_series else CODES]
     labels[..., :3] = "up"
     x = X[:, :, 0].T if form == "rows" else view(X)
-    w = np.random.default_rng(0).integers(1, 4, N if per_series else T if form == "timesteps" else (N, T)) * 1.0
+    w = (
+        np.random.default_rng(0).integers(
+            1, 4, N if per_series else T if form == "timesteps" else (N, T)
+        )
+        * 1.0
+    )
     given = w if weighted else None
     y = labels if per_series else view(labels)
     settings = {"hidden_size": 3, "epochs": 2, "batchsize": 100, "seqsize": 3, "random_state": 0}
@@ -256,7 +281,9 @@ def test_weights_of_classes_leave_missing_labels_alone():
     w = np.ones(y.shape)
     w[there] = compute_sample_weight("balanced", y[there])
     est = SequenceClassifier(class_weight="balanced", **settings).fit(X, y)
-    assert torch.allclose(net2vec(est), net2vec(SequenceClassifier(**settings).fit(X, y, w)), rtol=0, atol=1e-10)
+    assert torch.allclose(
+        net2vec(est), net2vec(SequenceClassifier(**settings).fit(X, y, w)), rtol=0, atol=1e-10
+    )
 
 
 def test_weights_of_classes_do_not_count_labels_around_the_series(rng):
@@ -287,7 +314,9 @@ def test_weights_of_classes_that_are_none(class_weight):
 @pytest.mark.parametrize("loss", [nn.NLLLoss(), F.nll_loss])
 def test_models_may_give_logarithms_of_probabilities(loss):
     y = LABELS["str"][CODES]
-    est = EstimatorClassifier(partial(net, tail=nn.LogSoftmax(-1)), loss, None, SPEC, random_state=1).fit(X, y)
+    est = EstimatorClassifier(
+        partial(net, tail=nn.LogSoftmax(-1)), loss, None, SPEC, random_state=1
+    ).fit(X, y)
     scores = classifier().fit(X, y)
     assert torch.allclose(net2vec(est), net2vec(scores), rtol=0, atol=1e-10)
     assert np.allclose(est.predict_proba(X), scores.predict_proba(X), rtol=0, atol=1e-10)
@@ -368,7 +397,9 @@ def test_out_takes_labels_and_probabilities():
 def test_scikit_learn_knows_what_they_are():
     for est in (EstimatorClassifier(), SequenceClassifier()):
         assert is_classifier(est)
-        assert isinstance(check_cv(3, CODES[0, :, 0], classifier=is_classifier(est)), StratifiedKFold)
+        assert isinstance(
+            check_cv(3, CODES[0, :, 0], classifier=is_classifier(est)), StratifiedKFold
+        )
     for est in (EstimatorRegressor(), SequenceRegressor()):
         assert is_regressor(est)
     assert not is_classifier(Estimator())
@@ -379,7 +410,9 @@ def test_scikit_learn_knows_what_they_are():
 def test_the_score_of_a_regressor_is_pooled(view):
     y = np.random.default_rng(2).normal(size=(1, N, T))
     est = EstimatorRegressor(net, None, None, SPEC, random_state=0).fit(view(X), view(y))
-    assert est.score(view(X), view(y)) == pytest.approx(r2_score(y.ravel(), est.predict(X).ravel()), rel=1e-9)
+    assert est.score(view(X), view(y)) == pytest.approx(
+        r2_score(y.ravel(), est.predict(X).ravel()), rel=1e-9
+    )
     w = np.random.default_rng(4).random((1, N, T))
     wanted = r2_score(y.ravel(), est.predict(X).ravel(), sample_weight=w.ravel())
     assert est.score(view(X), view(y), w) == pytest.approx(wanted, rel=1e-9)
@@ -389,7 +422,15 @@ def test_the_score_of_a_regressor_is_pooled(view):
                                   SequenceClassifier])  # fmt: skip
 def test_data_are_no_metadata(make):
     requests = make().get_metadata_routing()
-    for method in ("fit", "partial_fit", "predict", "predict_proba", "predict_log_proba", "decision_function", "score"):
+    for method in (
+        "fit",
+        "partial_fit",
+        "predict",
+        "predict_proba",
+        "predict_log_proba",
+        "decision_function",
+        "score",
+    ):
         found = getattr(requests, method).requests
         assert "x" not in found
         assert "y" not in found
@@ -410,12 +451,19 @@ def test_weights_and_lengths_are_routed(view):
     folds = KFold(3)
     with config_context(enable_metadata_routing=True):
         est = SequenceRegressor(**settings)
-        est.set_fit_request(**dict.fromkeys(metadata, True)).set_score_request(**dict.fromkeys(metadata, True))
+        est.set_fit_request(**dict.fromkeys(metadata, True)).set_score_request(
+            **dict.fromkeys(metadata, True)
+        )
         found = cross_validate(est, view(X), view(y), params=metadata, cv=folds)["test_score"]
         search = GridSearchCV(est, {"hidden_size": [3]}, cv=folds).fit(view(X), view(y), **metadata)
         unasked = SequenceRegressor(**settings)
-        with pytest.raises(ValueError, match=r"\[sample_weight\] are passed but are not explicitly set as requested"):
-            GridSearchCV(unasked, {"hidden_size": [3]}, cv=folds).fit(view(X), view(y), sample_weight=w)
+        with pytest.raises(
+            ValueError,
+            match=r"\[sample_weight\] are passed but are not explicitly set as requested",
+        ):
+            GridSearchCV(unasked, {"hidden_size": [3]}, cv=folds).fit(
+                view(X), view(y), sample_weight=w
+            )
     for (a, b), score in zip(folds.split(w), found, strict=True):
         cut = [{k: v[i] for k, v in metadata.items()} for i in (a, b)]
         hand = SequenceRegressor(**settings).fit(view(X)[a], view(y)[a], **cut[0])

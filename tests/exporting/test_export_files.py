@@ -31,7 +31,12 @@ def test_metadata_tell_names_shapes_types_and_initial_states(format, graph, tmp_
     assert found["inputs"] == [{"name": "x", "shape": ["steps", "batch", 3], "dtype": "float32"}]
     assert found["outputs"] == [{"name": "y", "shape": ["steps", "batch", 2], "dtype": "float32"}]
     first, second = found["states"]
-    assert first == {"name": "state.0", "shape": [1, "batch", 5], "dtype": "float32", "initial": 0.0}
+    assert first == {
+        "name": "state.0",
+        "shape": [1, "batch", 5],
+        "dtype": "float32",
+        "initial": 0.0,
+    }
     assert np.array_equal(np.array(second["initial"], "float32"), graph.initial[1].value)
     assert found["scale"] == {"mean": [1.5]}
     assert found["fluxutils_py"] == "0"
@@ -46,7 +51,10 @@ def test_an_onnx_file_has_named_axes_and_states_after_the_inputs(graph, tmp_path
     onnx.checker.check_model(model)
 
     def shapes(values):
-        return {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
+        return {
+            v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim]
+            for v in values
+        }
 
     states = {f"state.{i}": [1, "batch", 5] for i in range(2)}
     assert shapes(model.graph.input) == {"x": ["steps", "batch", 3], **states}
@@ -69,8 +77,13 @@ def test_an_operator_without_counterpart_is_named_with_its_module(tmp_path):
 
 def test_an_operator_that_the_runtime_lacks_is_named_with_its_module(tmp_path):
     model = nn.Sequential(nn.Linear(3, 4), nn.ELU()).double().eval()
-    graph = Graph([torch.zeros(3).double()], steps=[ModelStep(model, [torch.zeros(4, 2, 3).double()])])
-    with pytest.raises(ExportError, match=r"'1' \(ELU\) cannot run in onnxruntime, which lacks Elu in float64; fit on"):
+    graph = Graph(
+        [torch.zeros(3).double()], steps=[ModelStep(model, [torch.zeros(4, 2, 3).double()])]
+    )
+    with pytest.raises(
+        ExportError,
+        match=r"'1' \(ELU\) cannot run in onnxruntime, which lacks Elu in float64; fit on",
+    ):
         write_graph(tmp_path / "m.onnx", graph, "onnx", ["x"], ["y"], {})
     assert list(tmp_path.iterdir()) == []
 
@@ -82,7 +95,9 @@ class Special(nn.Module):
 
 def test_missing_packages_are_told_with_the_extra(graph, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ImportError, match=r"onnx(script)?, which .*: pip install 'fluxutils_py\[export\]'"):
+    with pytest.raises(
+        ImportError, match=r"onnx(script)?, which .*: pip install 'fluxutils_py\[export\]'"
+    ):
         write_graph(tmp_path / "m.onnx", graph, "onnx", ["x"], ["y"], {})
 
 

@@ -14,7 +14,11 @@ def test_before_and_after_are_outside_the_scan_and_gaps_between_them():
     double, shift = Times(2.0), Times(10.0)
     model = nn.Sequential(LSTM(3, 4), nn.Linear(4, 1)).eval()
     graph = Graph(
-        [torch.zeros(3)], before=[double], steps=[ModelStep(model, [torch.zeros(4, 2, 3)])], after=[shift], gaps=True
+        [torch.zeros(3)],
+        before=[double],
+        steps=[ModelStep(model, [torch.zeros(4, 2, 3)])],
+        after=[shift],
+        gaps=True,
     )
     x = torch.randn(6, 2, 3)
     x[2, 1] = torch.nan

@@ -1,4 +1,6 @@
-"""Files run as consumers do: both formats give what streams give, for every kind of model, over hundreds of steps."""
+"""Files run as consumers do: both formats give what streams give, for every kind of model, over
+hundreds of steps.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +15,12 @@ KINDS = [
     *("torch", "torch_cells", "own_cells", "own_cells_in_recur", "scans", "convolutions", "stacks"),
     *("norms", "no_state", "several", "context", "classifier"),
 ]
-CHEAP = ["torch_cells", "no_state", "context", "classifier"]  # as programs of torch, whose scan runs in Python
+CHEAP = [
+    "torch_cells",
+    "no_state",
+    "context",
+    "classifier",
+]  # as programs of torch, whose scan runs in Python
 
 
 def arrays(kind, n_series, n_steps, dtype="float32"):
@@ -33,7 +40,9 @@ def fitted(kind, model, dtype="float32"):
     y = np.random.default_rng(1).normal(size=(8, 7, 43)).astype(dtype)
     spec = {"epochs": 1, "batchsize": 4, "seqsize": 10, "overlap": 4 if kind == "context" else 0}
     if kind == "classifier":
-        return EstimatorClassifier(model, spec=spec).fit(x, np.array(["down", "same", "up"])[x.argmax(0)][None])
+        return EstimatorClassifier(model, spec=spec).fit(
+            x, np.array(["down", "same", "up"])[x.argmax(0)][None]
+        )
     if kind == "several":
         return Estimator(model, sum_of_losses, spec=spec).fit(x, (y[:2], y[2:3]))
     with torch.no_grad():
@@ -74,7 +83,10 @@ def test_files_give_what_streams_give_over_500_steps(kind, make_model, export_bo
 
 def require_that_states_go_on(program, onnx, x):
     """The state of one file goes on in the other."""
-    x, one, other, whole = x.transpose(2, 1, 0), *(ExportedModel(path, 2) for path in (program, onnx, onnx))
+    x, one, other, whole = (
+        x.transpose(2, 1, 0),
+        *(ExportedModel(path, 2) for path in (program, onnx, onnx)),
+    )
     one.run(x[:4])
     other.state = one.state
     np.testing.assert_allclose(other.run(x[4:])[-1], whole.run(x)[-1][4:], atol=1e-6)

@@ -1,4 +1,6 @@
-"""Panels as they come: awkward lengths, gaps, values that never change, and a loop that forecasts them step by step."""
+"""Panels as they come: awkward lengths, gaps, values that never change, and a loop that forecasts
+them step by step.
+"""
 
 from types import SimpleNamespace
 
@@ -23,11 +25,19 @@ def series(kind, n, rng):
 
 @pytest.fixture(scope="session")
 def to_polars():
-    """A frame of pandas as one of polars, missing values as null; without pyarrow, which pl.from_pandas asks for."""
+    """A frame of pandas as one of polars, missing values as null; without pyarrow, which
+    pl.from_pandas asks for.
+    """
     return lambda df: pl.DataFrame(df.to_dict("list")).fill_nan(None)
 
 
-LENGTHS = {"wave": (60, 41, 1, 2, 8, 15), "constant": (37, 3), "zero": (29,), "negative": (52, 5), "large": (44, 1)}
+LENGTHS = {
+    "wave": (60, 41, 1, 2, 8, 15),
+    "constant": (37, 3),
+    "zero": (29,),
+    "negative": (52, 5),
+    "large": (44, 1),
+}
 
 
 def awkward_panel(kinds=tuple(LENGTHS), seed=0, freq="D", missing=True):
@@ -68,7 +78,9 @@ def small():
 
 
 def filled_values(z, m):
-    """Missing values from the same place in one of the last two seasons, else the last value; NaN before the first."""
+    """Missing values from the same place in one of the last two seasons, else the last value; NaN
+    before the first.
+    """
     out = []
     for t, value in enumerate(z):
         found = value
@@ -93,7 +105,9 @@ def at(values, t):
 
 
 def naive_state(z, t, f):
-    """Level, scale and the seasonal naive forecast at step ``t`` of values in the units of the transform."""
+    """Level, scale and the seasonal naive forecast at step ``t`` of values in the units of the
+    transform.
+    """
     m = f.season
     z, filled = z[: t + 1], filled_values(z[: t + 1], m)  # nothing later is looked at
     level = mean_of([at(filled, t - j) for j in range(m)])
@@ -121,7 +135,9 @@ def naive_inputs(z, t, f):
     if f.lag > f.season:
         for k in range(1, f.h + 1):
             back = f.lag * -(-k // f.lag)
-            x.append((at(filled, t + k - back) - at(levels, t - back) - (ahead[k - 1] - level)) / scale)
+            x.append(
+                (at(filled, t + k - back) - at(levels, t - back) - (ahead[k - 1] - level)) / scale
+            )
     return np.clip(np.nan_to_num(np.array(x), nan=0.0), -8, 8)
 
 

@@ -9,7 +9,12 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting import Forecaster, WalkForwardSplit, evaluate
 
 N = 40
-EXOG = {"hist_exog_list": ["sky"], "futr_exog_list": ["promo"], "stat_exog_list": ["size"], "quantiles": (0.1,)}
+EXOG = {
+    "hist_exog_list": ["sky"],
+    "futr_exog_list": ["promo"],
+    "stat_exog_list": ["size"],
+    "quantiles": (0.1,),
+}
 KINDS = {
     "text": (pa.string(), pa.timestamp("us")),
     "large text": (pa.large_string(), pa.timestamp("ns")),
@@ -36,7 +41,11 @@ def panel(types=KINDS["text"]):
         ds = pd.Series(range(N))
     elif getattr(time, "tz", None):
         ds = ds.dt.tz_localize(time.tz)
-    columns = {"ds": ds, "promo": np.arange(N) % 3 == 0, "sky": np.where(np.arange(N) % 2, "grey", "blue")}
+    columns = {
+        "ds": ds,
+        "promo": np.arange(N) % 3 == 0,
+        "sky": np.where(np.arange(N) % 2, "grey", "blue"),
+    }
     parts = [pd.DataFrame({**columns, "unique_id": i, "size": 3.0 + n}) for n, i in enumerate(ids)]
     df = pd.concat(parts, ignore_index=True).assign(y=20 + rng.normal(size=2 * N))
     df.loc[[3, 50], "y"] = np.nan
@@ -46,7 +55,9 @@ def panel(types=KINDS["text"]):
 def table(df, types=KINDS["text"]):
     """A table with more than one chunk, in random order."""
     df = df.sample(frac=1, random_state=0)
-    columns = {name: pa.array(df[name], from_pandas=True) for name in df if name not in ("unique_id", "ds")}
+    columns = {
+        name: pa.array(df[name], from_pandas=True) for name in df if name not in ("unique_id", "ds")
+    }
     columns["unique_id"] = pa.array(df.unique_id.tolist(), types[0])
     at = df.ds.dt.tz_convert("UTC").dt.tz_localize(None) if getattr(types[1], "tz", None) else df.ds
     columns["ds"] = pa.array(at.to_numpy()).cast(types[1])
@@ -71,7 +82,9 @@ def require_same(found, expected, types):
             continue
         assert found[name].type == kinds[name]
         is_time = expected[name].dtype.kind == "M"
-        assert [pd.Timestamp(v) if is_time else v for v in found[name].to_pylist()] == expected[name].tolist()
+        assert [pd.Timestamp(v) if is_time else v for v in found[name].to_pylist()] == expected[
+            name
+        ].tolist()
 
 
 def test_every_method_gives_the_values_of_pandas_with_the_types_that_came(types, small, tmp_path):
@@ -100,7 +113,9 @@ def test_walks_and_scores_are_those_of_pandas(types, small):
     df = panel(types)
     freq = 1 if types[1] == pa.int32() else "D"
     static = df.groupby("unique_id", as_index=False)["size"].first()
-    own = pa.table({"unique_id": pa.array(static.unique_id.tolist(), types[0]), "size": static["size"]})
+    own = pa.table(
+        {"unique_id": pa.array(static.unique_id.tolist(), types[0]), "size": static["size"]}
+    )
     fc = Forecaster(3, 7, freq, stat_exog_list=["size"], **small)
     expected = fc.cross_validation(df, 2, 4)
     found = fc.cross_validation(table(df.drop(columns="size"), types), 2, 4, static_df=own)
@@ -111,7 +126,10 @@ def test_walks_and_scores_are_those_of_pandas(types, small):
     one = evaluate(found, agg_fn="mean", train_df=table(df, types))
     np.testing.assert_array_equal(one["Naive"].to_numpy(), evaluate(expected, agg_fn="mean").Naive)
     first, rest = parts(df)
-    scored = [f.fit(a).score(b) for f, a, b in ((fc, first, rest), (fc, table(first, types), table(rest, types)))]
+    scored = [
+        f.fit(a).score(b)
+        for f, a, b in ((fc, first, rest), (fc, table(first, types), table(rest, types)))
+    ]
     assert scored[0] == scored[1]
     assert [len(test) for _, test in WalkForwardSplit(3, 2).split(table(df, types))] == [6, 6]
 
@@ -120,7 +138,9 @@ def test_columns_with_equal_values_are_two_columns_and_equal_names_are_refused(s
     df = panel()
     fc = Forecaster(3, 7, "D", **small)
     fc.fit(table(df.assign(z=df.y)))
-    with pytest.raises(DataError, match=r"df has more than one column 'y' \(columns: .*\); rename or drop one$"):
+    with pytest.raises(
+        DataError, match=r"df has more than one column 'y' \(columns: .*\); rename or drop one$"
+    ):
         fc.fit(table(df).append_column("y", pa.array(df.y)))
 
 
@@ -131,29 +151,49 @@ def test_new_series_get_codes_of_their_own(small):
     one = df[df.unique_id == "a"]
     more = pd.concat([one.assign(unique_id=f"s{i}") for i in range(150)])
     found = fc.update(table(more, (pa.string(), types[1]))).predict()
-    assert sorted(set(found["unique_id"].to_pylist())) == sorted(["a", "b", *(f"s{i}" for i in range(150))])
+    assert sorted(set(found["unique_id"].to_pylist())) == sorted(
+        ["a", "b", *(f"s{i}" for i in range(150))]
+    )
 
 
 def test_missing_forecasts_are_null(small):
     df = panel()
     with pytest.warns(UserWarning, match="their forecasts are missing"):
-        found = Forecaster(3, 7, "D", **small).fit(table(df.assign(y=df.y.where(df.unique_id == "a")))).predict()
+        found = (
+            Forecaster(3, 7, "D", **small)
+            .fit(table(df.assign(y=df.y.where(df.unique_id == "a"))))
+            .predict()
+        )
     assert found["Forecaster"].null_count == 3
 
 
 @pytest.mark.parametrize(
     ("column", "values", "message"),
     [
-        ("ds", pa.array(["2026-01-05"] * 80), r"'ds' .* type string; convert it, as with pyarrow.compute.cast"),
+        (
+            "ds",
+            pa.array(["2026-01-05"] * 80),
+            r"'ds' .* type string; convert it, as with pyarrow.compute.cast",
+        ),
         ("ds", pa.array([86_400_000] * 80, pa.date64()), r"'ds' .* type date64\[ms\]; convert"),
-        ("y", pa.array(["4"] * 80), r"'y' .* type string; convert it, as with pyarrow.compute.cast"),
+        (
+            "y",
+            pa.array(["4"] * 80),
+            r"'y' .* type string; convert it, as with pyarrow.compute.cast",
+        ),
         ("y", pa.nulls(80), r"'y' .* type null"),
-        ("unique_id", pa.array(["a"] * 9 + [None] + ["b"] * 70), r"'unique_id' .* missing in row 9"),
+        (
+            "unique_id",
+            pa.array(["a"] * 9 + [None] + ["b"] * 70),
+            r"'unique_id' .* missing in row 9",
+        ),
         ("sky", pa.array([[1]] * 80), r"'sky' of df is \[1\] in row 0, a list"),
         ("sky", pa.array([None] + [{"a": 1}] * 79), r"'sky' of df is \{'a': 1\} in row 1, a dict"),
     ],
 )
-def test_columns_that_cannot_be_used_are_named_with_the_type_of_pyarrow(small, column, values, message):
+def test_columns_that_cannot_be_used_are_named_with_the_type_of_pyarrow(
+    small, column, values, message
+):
     made = table(panel())
     made = made.set_column(made.column_names.index(column), column, values)
     with pytest.raises(DataError, match=message):

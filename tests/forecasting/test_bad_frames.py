@@ -1,4 +1,6 @@
-"""Frames that a forecaster cannot use, or could misread: right values, or errors that change nothing."""
+"""Frames that a forecaster cannot use, or could misread: right values, or errors that change
+nothing.
+"""
 
 import datetime
 import re
@@ -21,14 +23,20 @@ N = 40
 def df():
     rng = np.random.default_rng(0)
     days = pd.date_range("2026-01-05", periods=N, freq="D")
-    parts = [pd.DataFrame({"unique_id": name, "ds": days, "y": 20 + rng.normal(size=N)}) for name in "ab"]
+    parts = [
+        pd.DataFrame({"unique_id": name, "ds": days, "y": 20 + rng.normal(size=N)}) for name in "ab"
+    ]
     return pd.concat(parts, ignore_index=True)
 
 
 def following(df, n=1, **columns):
     """The next n rows of each series."""
     last = df.ds.max()
-    rows = [(name, last + pd.Timedelta(days=k + 1), 21.0 + k) for name in df.unique_id.unique() for k in range(n)]
+    rows = [
+        (name, last + pd.Timedelta(days=k + 1), 21.0 + k)
+        for name in df.unique_id.unique()
+        for k in range(n)
+    ]
     return pd.DataFrame(rows, columns=["unique_id", "ds", "y"]).assign(**columns)
 
 
@@ -64,7 +72,9 @@ def numbers_as_ids(rows):
 
 
 @pytest.mark.parametrize(
-    "change", [infinite, zero, negative, overlapping, off_grid, twice, numbers_as_ids], ids=lambda f: f.__name__
+    "change",
+    [infinite, zero, negative, overlapping, off_grid, twice, numbers_as_ids],
+    ids=lambda f: f.__name__,
 )
 def test_an_update_that_is_refused_changes_nothing(df, small, change, tmp_path):
     fc = Forecaster(3, freq="D", **small).fit(df)
@@ -117,12 +127,24 @@ def refuses(fc, rows, match, **arguments):
 
 
 def test_a_row_long_after_the_last_one_is_refused_with_both_times(df, small):
-    """The last row is of 2026-02-13; with a season of 7 days, the forecasts depend on 28 of them: 196 days."""
+    """The last row is of 2026-02-13; with a season of 7 days, the forecasts depend on 28 of them:
+    196 days.
+    """
     fc = Forecaster(3, 7, "D", **small).fit(df)
-    refuses(fc, later(df, "b", 197), r"'b' has a row at 2026-08-29.*197 steps after .*2026-02-13.* 196 steps")
-    refuses(fc, later(df, "a", 30000), r"'a' has a row at 2108-04-04.*30000 steps after .*2026-02-13")
+    refuses(
+        fc,
+        later(df, "b", 197),
+        r"'b' has a row at 2026-08-29.*197 steps after .*2026-02-13.* 196 steps",
+    )
+    refuses(
+        fc, later(df, "a", 30000), r"'a' has a row at 2108-04-04.*30000 steps after .*2026-02-13"
+    )
     between = pd.concat([following(df, 2), later(df, "b", 199)])
-    refuses(fc, between.sample(frac=1, random_state=1), r"'b' has a row at 2026-08-31.*197 steps after .*2026-02-15")
+    refuses(
+        fc,
+        between.sample(frac=1, random_state=1),
+        r"'b' has a row at 2026-08-31.*197 steps after .*2026-02-15",
+    )
     new = pd.concat([later(df, "c", 1), later(df, "c", 400)])  # of a series of its own, as in fit
     assert fc.update(new).predict().unique_id.nunique() == 3
 
@@ -137,19 +159,27 @@ def test_rows_within_memory_and_missing_values_that_are_given_are_no_gap(df, sma
     other = Forecaster(3, 7, "D", **small).fit(df)
     said = pd.concat([later(df, "b", n, np.nan) for n in range(1, 230)] + [later(df, "b", 230)])
     expected = other.predict(pd.concat([df, said]))
-    np.testing.assert_allclose(other.update(said).predict().Forecaster, expected.Forecaster, rtol=1e-5)
+    np.testing.assert_allclose(
+        other.update(said).predict().Forecaster, expected.Forecaster, rtol=1e-5
+    )
 
 
 def test_integer_times_far_ahead_are_refused_too(small):
-    frame = pd.DataFrame({"unique_id": 4, "ds": range(0, 90, 3), "y": 20 + np.random.default_rng(0).normal(size=30)})
+    frame = pd.DataFrame(
+        {"unique_id": 4, "ds": range(0, 90, 3), "y": 20 + np.random.default_rng(0).normal(size=30)}
+    )
     fc = Forecaster(3, 1, 3, **small).fit(frame)
     row = pd.DataFrame({"unique_id": [4], "ds": [3000], "y": [20.0]})
-    refuses(fc, row, r"series 4 has a row at 3000 \(column 'ds'\), 971 steps after .* 87: .*128 steps")
+    refuses(
+        fc, row, r"series 4 has a row at 3000 \(column 'ds'\), 971 steps after .* 87: .*128 steps"
+    )
 
 
 @pytest.fixture
 def with_static(df):
-    return df.assign(size=df.unique_id.map({"a": 3, "b": 8}), town=df.unique_id.map({"a": "Ulm", "b": "Bonn"}))
+    return df.assign(
+        size=df.unique_id.map({"a": 3, "b": 8}), town=df.unique_id.map({"a": "Ulm", "b": "Bonn"})
+    )
 
 
 STATIC = {"stat_exog_list": ["town", "size"]}
@@ -188,7 +218,9 @@ def test_another_static_value_of_a_known_series_is_refused(
 def test_new_series_bring_static_values_and_known_ones_repeat_theirs(with_static, small):
     fc = Forecaster(3, 7, "D", **STATIC, **small).fit(with_static)
     new = with_static[with_static.unique_id == "a"].assign(unique_id="A", size=5, town="Bonn")
-    static = pd.DataFrame({"unique_id": ["b", "A", "z"], "size": [8.0, 5.0, 1.0], "town": ["Bonn", "Bonn", "Rome"]})
+    static = pd.DataFrame(
+        {"unique_id": ["b", "A", "z"], "size": [8.0, 5.0, 1.0], "town": ["Bonn", "Bonn", "Rome"]}
+    )
     found = fc.update(new.drop(columns=["size", "town"]), static_df=static).predict()
     expected = fc.predict(pd.concat([with_static, new]))
     both = found.merge(expected, on=["unique_id", "ds"])
@@ -204,7 +236,11 @@ def test_a_category_unknown_in_training_stays_unknown(with_static, small):
     with pytest.warns(UserWarning, match="'Rome'"):
         fc.update(new)
     row = following(new, 1, size=3)
-    refuses(fc, row.assign(town="Ulm"), r"'town' of series 'c' is 'Ulm', and was a category that was not there")
+    refuses(
+        fc,
+        row.assign(town="Ulm"),
+        r"'town' of series 'c' is 'Ulm', and was a category that was not there",
+    )
     with pytest.warns(UserWarning, match="'Rome'"):
         fc.update(row.assign(town="Rome"))
 
@@ -223,7 +259,9 @@ def test_static_df_without_static_covariates_is_refused(df, small):
 
 
 @pytest.mark.parametrize(
-    "label", [pd.Interval(0, 1), Decimal("1.5"), (1, 2), b"ab", pd.Period("2026-01")], ids=lambda v: type(v).__name__
+    "label",
+    [pd.Interval(0, 1), Decimal("1.5"), (1, 2), b"ab", pd.Period("2026-01")],
+    ids=lambda v: type(v).__name__,
 )
 def test_labels_that_a_file_cannot_hold_are_refused_at_save(df, small, label, tmp_path):
     kinds = np.empty(len(df), object)
@@ -244,7 +282,9 @@ def test_categories_of_intervals_are_refused_at_save_and_their_texts_are_not(df,
     fc = Forecaster(3, freq="D", hist_exog_list=["bin"], **small).fit(df.assign(bin=bins))
     with pytest.raises(DataError, match=r"'bin'.*Interval"):
         fc.save(tmp_path / "fc.pt")
-    fc = Forecaster(3, freq="D", hist_exog_list=["bin"], **small).fit(df.assign(bin=bins.astype(str)))
+    fc = Forecaster(3, freq="D", hist_exog_list=["bin"], **small).fit(
+        df.assign(bin=bins.astype(str))
+    )
     fc.save(tmp_path / "fc.pt")
     pd.testing.assert_frame_equal(Forecaster.load(tmp_path / "fc.pt").predict(), fc.predict())
 
@@ -255,7 +295,9 @@ def test_categories_of_intervals_are_refused_at_save_and_their_texts_are_not(df,
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int64"])
 def test_small_integer_times_do_not_wrap(small, dtype):
     ds = np.arange(86, 126).astype(dtype)
-    df = pd.DataFrame({"unique_id": "a", "ds": ds, "y": 20 + np.random.default_rng(0).normal(size=len(ds))})
+    df = pd.DataFrame(
+        {"unique_id": "a", "ds": ds, "y": 20 + np.random.default_rng(0).normal(size=len(ds))}
+    )
     fc = Forecaster(4, **small).fit(df)
     assert fc.predict().ds.tolist() == [126, 127, 128, 129]
     assert fc.make_future_dataframe().ds.tolist() == [126, 127, 128, 129]
@@ -271,16 +313,28 @@ def test_missing_integer_times_are_named_by_their_row(small):
 
 @pytest.mark.parametrize(
     ("freq", "now"),
-    [("M", "ME"), ("H", "h"), ("15T", "15min"), ("1H", "1h"), ("A", "YE"), ("1H30T", "1h30min"), ("2Q-NOV", "2QE-NOV")],
+    [
+        ("M", "ME"),
+        ("H", "h"),
+        ("15T", "15min"),
+        ("1H", "1h"),
+        ("A", "YE"),
+        ("1H30T", "1h30min"),
+        ("2Q-NOV", "2QE-NOV"),
+    ],
 )
 def test_old_names_of_frequencies_come_with_the_new_ones(df, small, freq, now):
-    with pytest.raises(ValueError, match=re.escape(f"freq={freq!r} is no frequency (pandas now says {now!r})")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"freq={freq!r} is no frequency (pandas now says {now!r})")
+    ):
         Forecaster(1, freq=freq, **small).fit(df)
 
 
 def test_months_on_the_fifteenth_are_months(small):
     ds = pd.date_range("2020-01-15", periods=30, freq=pd.DateOffset(months=1))
-    df = pd.DataFrame({"unique_id": "a", "ds": ds, "y": 20 + np.random.default_rng(0).normal(size=30)})
+    df = pd.DataFrame(
+        {"unique_id": "a", "ds": ds, "y": 20 + np.random.default_rng(0).normal(size=30)}
+    )
     found = Forecaster(2, **small).fit(df).predict()
     assert found.ds.tolist() == [pd.Timestamp("2022-07-15"), pd.Timestamp("2022-08-15")]
 
@@ -299,8 +353,12 @@ def test_dates_before_the_first_nanosecond_are_refused(small):
 
 def test_one_hourly_and_one_daily_series_warn(small):
     rng = np.random.default_rng(0)
-    hourly = pd.DataFrame({"unique_id": "h", "ds": pd.date_range("2026-01-01", periods=96, freq="h"), "y": 1.0})
-    daily = pd.DataFrame({"unique_id": "d", "ds": pd.date_range("2026-01-01", periods=30, freq="D"), "y": 2.0})
+    hourly = pd.DataFrame(
+        {"unique_id": "h", "ds": pd.date_range("2026-01-01", periods=96, freq="h"), "y": 1.0}
+    )
+    daily = pd.DataFrame(
+        {"unique_id": "d", "ds": pd.date_range("2026-01-01", periods=30, freq="D"), "y": 2.0}
+    )
     both = pd.concat([hourly, daily]).assign(y=lambda d: 20 + rng.normal(size=len(d)))
     with pytest.warns(UserWarning, match=r"1 of 2 series.*'d' at 30 of 697"):
         Forecaster(2, **small).fit(both)
@@ -327,7 +385,9 @@ def test_static_covariates_without_series_and_targets_as_covariates_are_refused(
 
 
 def test_ids_that_are_nan_are_no_series(small):
-    frame = pl.DataFrame({"unique_id": [1.0, 1.0, float("nan"), 2.0], "ds": [1, 2, 1, 1], "y": [1.0, 2, 3, 4]})
+    frame = pl.DataFrame(
+        {"unique_id": [1.0, 1.0, float("nan"), 2.0], "ds": [1, 2, 1, 1], "y": [1.0, 2, 3, 4]}
+    )
     with pytest.raises(DataError, match=r"'unique_id'.*2"):
         Forecaster(1, **small).fit(frame)
 
@@ -353,7 +413,9 @@ def test_lists_are_no_labels(df, small, to_polars, library, column):
     frame = df.assign(**{column: [["a"], ["b"]] * N})
     frame = to_polars(frame) if library == "polars" else frame
     with pytest.raises(DataError, match=rf"column '{column}' of df is \['a'\] in row 0, a list"):
-        Forecaster(2, freq="D", hist_exog_list=["parts"] if column == "parts" else (), **small).fit(frame)
+        Forecaster(2, freq="D", hist_exog_list=["parts"] if column == "parts" else (), **small).fit(
+            frame
+        )
 
 
 def test_a_missing_truth_is_left_out_of_the_scores_of_every_library(df, small, to_polars):
@@ -382,7 +444,9 @@ def test_ids_of_categories_come_back_as_such(df, small, to_polars):
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 @pytest.mark.parametrize("label", [datetime.date(2026, 1, 1), 1.5, "c"])
-def test_a_new_id_of_another_type_is_refused_and_the_forecaster_still_works(df, small, to_polars, library, label):
+def test_a_new_id_of_another_type_is_refused_and_the_forecaster_still_works(
+    df, small, to_polars, library, label
+):
     make = to_polars if library == "polars" else pd.DataFrame
     fc = Forecaster(3, **small).fit(make(df.assign(unique_id=df.unique_id.map({"a": 1, "b": 2}))))
     before = np.asarray(fc.predict()["Forecaster"])

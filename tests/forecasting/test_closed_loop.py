@@ -14,7 +14,9 @@ N, T = 3, 17
 
 def test_rollout_feeds_outputs_back(rng):
     x = rng.normal(size=(3, N, T + 1)).astype("float32")
-    est = Estimator(spec={"epochs": 1, "seqsize": 8}, random_state=0, verbose=False).fit(x[:, :, :-1], x[:2, :, 1:])
+    est = Estimator(spec={"epochs": 1, "seqsize": 8}, random_state=0, verbose=False).fit(
+        x[:, :, :-1], x[:2, :, 1:]
+    )
     known = rng.normal(size=(1, N, 4)).astype("float32")
     found = rollout(est, x, 5, known=known)
     whole = x
@@ -23,7 +25,10 @@ def test_rollout_feeds_outputs_back(rng):
         np.testing.assert_allclose(found[:, :, t : t + 1], y, atol=2e-6)
         if t < 4:
             whole = np.concatenate([whole, np.concatenate([y, known[:, :, t : t + 1]])], 2)
-    with pytest.raises(ShapeError, match=r"the model has 2 outputs and 3 inputs: known must be .* shape \(1, 3, 4\)"):
+    with pytest.raises(
+        ShapeError,
+        match=r"the model has 2 outputs and 3 inputs: known must be .* shape \(1, 3, 4\)",
+    ):
         rollout(est, x, 5)
 
 

@@ -12,20 +12,29 @@ def test_numbers_are_standardised_by_what_there_is(rng):
     values[7] = np.nan
     found = Covariate.of("price", values).channel(values)
     np.testing.assert_allclose(found, (values - np.nanmean(values)) / np.nanstd(values))
-    np.testing.assert_array_equal(Covariate.of("flat", np.full(4, 1e9)).channel(np.full(4, 1e9)), np.zeros(4))
-    np.testing.assert_array_equal(Covariate.of("none", np.full(2, np.nan)).channel(np.ones(2)), [1, 1])
+    np.testing.assert_array_equal(
+        Covariate.of("flat", np.full(4, 1e9)).channel(np.full(4, 1e9)), np.zeros(4)
+    )
+    np.testing.assert_array_equal(
+        Covariate.of("none", np.full(2, np.nan)).channel(np.ones(2)), [1, 1]
+    )
 
 
 def test_categories_are_numbered_from_one_and_new_ones_are_zero():
     values = np.array(["b", "a", None, "b"], object)
     covariate = Covariate.of("kind", values)
     np.testing.assert_array_equal(covariate.channel(values), [2, 1, np.nan, 2])
-    with pytest.warns(UserWarning, match="column 'kind' has categories that were not there in training: 'z'"):
+    with pytest.warns(
+        UserWarning, match="column 'kind' has categories that were not there in training: 'z'"
+    ):
         assert covariate.channel(np.array(["z", "a"], object)).tolist() == [0, 1]
 
 
 def test_channels_are_told_as_the_values_that_they_were():
-    size, kind = Covariate.of("size", np.array([0.1, 7.0, 1e6])), Covariate.of("kind", np.array(["b", "a"], object))
+    size, kind = (
+        Covariate.of("size", np.array([0.1, 7.0, 1e6])),
+        Covariate.of("kind", np.array(["b", "a"], object)),
+    )
     assert [size.describe(code) for code in size.channel(np.array([7.0, 0.3]))] == ["7", "0.3"]
     assert [kind.describe(code) for code in (1.0, 2.0)] == ["'a'", "'b'"]
     assert "not there in training" in kind.describe(0.0)
@@ -33,7 +42,10 @@ def test_channels_are_told_as_the_values_that_they_were():
 
 def test_columns_that_change_their_kind_are_refused():
     numbers, words = np.array([1.0, 2.0]), np.array(["a", "b"], object)
-    with pytest.raises(DataError, match="column 'price' holds text, and held numbers when the forecaster was fitted"):
+    with pytest.raises(
+        DataError,
+        match="column 'price' holds text, and held numbers when the forecaster was fitted",
+    ):
         Covariate.of("price", numbers).channel(words)
     with pytest.raises(DataError, match="column 'kind' holds numbers, and held categories when"):
         Covariate.of("kind", words).channel(numbers)
@@ -41,4 +53,6 @@ def test_columns_that_change_their_kind_are_refused():
 
 def test_missing_values_are_those_before_within_each_series():
     x = np.array([[np.nan, 1, np.nan, 2, np.nan, np.nan, 5, np.nan]])
-    np.testing.assert_array_equal(filled_forward(x, np.array([3, 2, 3])), [[0, 1, 1, 2, 2, 0, 5, 5]])
+    np.testing.assert_array_equal(
+        filled_forward(x, np.array([3, 2, 3])), [[0, 1, 1, 2, 2, 0, 5, 5]]
+    )

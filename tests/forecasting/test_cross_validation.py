@@ -10,7 +10,9 @@ from utilsforecast.losses import mae, smape
 from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.forecasting import Forecaster, WalkForwardSplit, evaluate
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps", "ignore:.*too short for the first window")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*series have no more steps", "ignore:.*too short for the first window"
+)
 BASELINES = ["Naive", "SeasonalNaive", "Drift", "WindowAverage"]
 
 
@@ -25,7 +27,15 @@ def test_windows_are_forecasts_of_what_was_known(make_panel, small, refit):
     panel.loc[::7, "y"] = np.nan
     fc = Forecaster(3, freq="D", quantiles=(0.5,), **small)
     found = fc.cross_validation(panel, n_windows=2, step_size=2, refit=refit)
-    assert list(found.columns) == ["unique_id", "ds", "cutoff", "y", "Forecaster", "Forecaster-q0.5", *BASELINES]
+    assert list(found.columns) == [
+        "unique_id",
+        "ds",
+        "cutoff",
+        "y",
+        "Forecaster",
+        "Forecaster-q0.5",
+        *BASELINES,
+    ]
     first = without_last(panel, 5)
     fitted = Forecaster(3, freq="D", quantiles=(0.5,), **small).fit(first)
     for behind in (5, 3):
@@ -50,7 +60,8 @@ def test_the_forecaster_itself_stays_unfitted(panel, small):
 
 def test_panels_too_short_for_the_windows_are_refused(panel, small):
     with pytest.raises(
-        DataError, match=r"the windows take 303 steps .*, and the longest series has .*; use fewer windows"
+        DataError,
+        match=r"the windows take 303 steps .*, and the longest series has .*; use fewer windows",
     ):
         Forecaster(3, **small).cross_validation(panel, n_windows=2, step_size=300)
     with pytest.raises(DataError, match="cross_validation takes a data frame"):
@@ -82,7 +93,9 @@ def test_splits_are_by_time(panel):
 def test_searches_of_scikit_learn_and_optuna(make_panel, small):
     df = make_panel(("wave",))
     split = WalkForwardSplit(h=3, n_splits=2)
-    search = GridSearchCV(Forecaster(3, 7, "D", **small), {"lr": [1e-3, 1e-2], "lag": [7, None]}, cv=split).fit(df)
+    search = GridSearchCV(
+        Forecaster(3, 7, "D", **small), {"lr": [1e-3, 1e-2], "lag": [7, None]}, cv=split
+    ).fit(df)
     assert len(search.best_estimator_.predict()) == 3 * df.unique_id.nunique()
 
     def objective(trial):
@@ -107,8 +120,12 @@ def test_the_score_is_the_error_at_the_times_that_follow(panel, small):
         change = np.abs(y[7:] - y[:-7])
         scales[name] = np.nanmean(change) if np.isfinite(change).any() else 0.0
     scale = np.maximum(both.unique_id.map(scales), 1e-6 * max(scales.values()))
-    np.testing.assert_allclose(fc.score(panel), -((both.Forecaster - both.y).abs() / scale).mean(), rtol=1e-6)
-    with pytest.raises(DataError, match="df has no row of the 3 steps after the ends of the series"):
+    np.testing.assert_allclose(
+        fc.score(panel), -((both.Forecaster - both.y).abs() / scale).mean(), rtol=1e-6
+    )
+    with pytest.raises(
+        DataError, match="df has no row of the 3 steps after the ends of the series"
+    ):
         fc.score(past)
 
 
@@ -157,19 +174,25 @@ def test_drift_starts_at_the_first_value_of_a_long_series(small):
     df = pd.DataFrame({"unique_id": "a", "ds": pd.date_range("2000-01-01", periods=n), "y": y})
     found = Forecaster(2, freq="D", **small).cross_validation(df)
     past = y[: n - 2]
-    np.testing.assert_allclose(found.Drift, past[-1] + np.arange(1, 3) * (past[-1] - past[0]) / (len(past) - 1))
+    np.testing.assert_allclose(
+        found.Drift, past[-1] + np.arange(1, 3) * (past[-1] - past[0]) / (len(past) - 1)
+    )
 
 
 @pytest.mark.parametrize("refit", [False, None])
 def test_a_first_zero_after_the_first_cutoff_is_named(small, refit):
     t = np.arange(50)
-    df = pd.DataFrame({"unique_id": np.repeat(["a", "b"], 50), "ds": np.tile(t, 2), "y": 2.0 + np.tile(t, 2) % 5})
+    df = pd.DataFrame(
+        {"unique_id": np.repeat(["a", "b"], 50), "ds": np.tile(t, 2), "y": 2.0 + np.tile(t, 2) % 5}
+    )
     fc = Forecaster(3, 5, **small).fit(df[df.ds < 35])
     later = df.assign(y=np.where((df.unique_id == "b") & (df.ds == 45), 0.0, df.y))
     with pytest.raises(DataError, match=r"is 0 in series 'b' at 45;.*transform='none'"):
         fc.cross_validation(later, n_windows=3, refit=refit)
     assert len(fc.cross_validation(later, n_windows=3, refit=True)) == 2 * 3 * 3
-    last = df.assign(y=np.where((df.unique_id == "b") & (df.ds == 48), 0.0, df.y))  # to score against, nothing else
+    last = df.assign(
+        y=np.where((df.unique_id == "b") & (df.ds == 48), 0.0, df.y)
+    )  # to score against, nothing else
     found = fc.cross_validation(last, n_windows=3, refit=refit)
     assert (found.y == 0).sum() == 1
     assert np.isfinite(found.Forecaster).all()

@@ -79,7 +79,10 @@ def test_a_code_that_was_not_there_in_training_has_an_embedding_of_zeros():
 def test_categories_of_all_three_kinds_are_embedded_by_their_own_tables():
     model = network().eval()
     model.body = nn.Identity()  # passes the inputs on
-    model.head, model.context = nn.Linear(model.skip.in_features, 4), nn.Linear(model.skip.in_features, 8)
+    model.head, model.context = (
+        nn.Linear(model.skip.in_features, 4),
+        nn.Linear(model.skip.in_features, 8),
+    )
     for table in model.embeddings:
         nn.init.normal_(table.weight)
     seen = []
@@ -98,6 +101,7 @@ def test_bodies_that_take_windows_without_a_state_are_refused():
         takes_windows = True
 
     with pytest.raises(
-        SpecError, match=r"model Convolution takes whole windows and has no state.* Use layers .* CausalConv1d or TCN"
+        SpecError,
+        match=r"model Convolution takes whole windows and has no state.* Use layers .* CausalConv1d or TCN",
     ):
         DirectModel(Convolution, CHANNELS)

@@ -19,7 +19,18 @@ from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
 
 @pytest.mark.parametrize(
     ("alias", "season"),
-    [("h", 24), ("30min", 48), ("D", 7), ("W", 52), ("MS", 12), ("QE", 4), ("YS", 1), ("B", 5), ("2D", 1), (3, 1)],
+    [
+        ("h", 24),
+        ("30min", 48),
+        ("D", 7),
+        ("W", 52),
+        ("MS", 12),
+        ("QE", 4),
+        ("YS", 1),
+        ("B", 5),
+        ("2D", 1),
+        (3, 1),
+    ],
 )
 def test_the_season_of_a_frequency_is_the_usual_one(alias, season):
     assert usual_season(parse_frequency(alias, integer=alias == 3, polars=False)) == season
@@ -29,7 +40,11 @@ def test_the_season_of_a_frequency_is_the_usual_one(alias, season):
 @pytest.mark.parametrize("weeks", [2, 3, 5, 7])
 def test_the_long_season_is_found(rng, weeks):
     lag = 6 * weeks
-    y = np.tile(rng.normal(size=(9, lag)), 8) + 0.3 * rng.normal(size=(9, 8 * lag)) + rng.normal(size=(9, 1)) * 9
+    y = (
+        np.tile(rng.normal(size=(9, lag)), 8)
+        + 0.3 * rng.normal(size=(9, 8 * lag))
+        + rng.normal(size=(9, 1)) * 9
+    )
     y[rng.random(y.shape) < 0.05] = np.nan
     assert choose_lag(y, 6) == lag
 
@@ -51,9 +66,12 @@ def test_what_is_asked_for_is_taken(rng):
 
 def test_targets_that_cannot_be_learnt_are_refused(rng):
     with pytest.raises(DataError, match="the target is missing everywhere"):
-        choose_features(PackedSeries(np.full((1, 9), np.nan), np.array([9])), 2, 1, None, None, "auto")
+        choose_features(
+            PackedSeries(np.full((1, 9), np.nan), np.array([9])), 2, 1, None, None, "auto"
+        )
     with pytest.raises(
-        DataError, match=r"transform='log' needs positive values, the smallest is -1; use transform='none'"
+        DataError,
+        match=r"transform='log' needs positive values, the smallest is -1; use transform='none'",
     ):
         choose_features(ArraySource(np.full((1, 1, 9), -1.0)), 2, 1, None, None, "log")
 

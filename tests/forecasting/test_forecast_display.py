@@ -35,8 +35,13 @@ def test_history_forecast_band_and_truth_are_drawn(panel, small):
         grid = pd.date_range(end=history.index[-1], periods=9)
         np.testing.assert_array_equal(lines["history"].get_ydata(), history.reindex(grid))
         (band,) = ax.collections
-        low, high = band.get_paths()[0].vertices[:, 1].min(), band.get_paths()[0].vertices[:, 1].max()
-        np.testing.assert_allclose([low, high], [forecast["Forecaster-q0.1"].min(), forecast["Forecaster-q0.9"].max()])
+        low, high = (
+            band.get_paths()[0].vertices[:, 1].min(),
+            band.get_paths()[0].vertices[:, 1].max(),
+        )
+        np.testing.assert_allclose(
+            [low, high], [forecast["Forecaster-q0.1"].min(), forecast["Forecaster-q0.9"].max()]
+        )
         there = truth[truth.unique_id == name].set_index("ds").y.sort_index()
         there = there[there.index <= forecast.ds.max()]
         np.testing.assert_array_equal(lines["truth"].get_ydata(), there)
@@ -48,5 +53,7 @@ def test_arrays_have_numbers_for_names_and_unknown_ones_are_refused(rng, small):
     display = ForecastDisplay.from_forecaster(fc)
     assert [ax.get_title("left") for ax in display.axes_] == ["0", "1", "2", "3"]
     assert not display.axes_[0].collections
-    with pytest.raises(DataError, match="ids has 6, which is none of the 6 series of the forecaster"):
+    with pytest.raises(
+        DataError, match="ids has 6, which is none of the 6 series of the forecaster"
+    ):
         ForecastDisplay.from_forecaster(fc, ids=[6])

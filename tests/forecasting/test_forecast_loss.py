@@ -42,7 +42,8 @@ def test_losses_are_their_formulas(data, name, log):
         "mase": np.abs(forecast - truth) / scale,
         "smape": 20 * np.abs(forecast - truth) / (forecast + truth) + 0.5 * np.abs(out - y)
         if log or (forecast > 0).all()
-        else 20 * np.abs(forecast - truth) / (np.abs(forecast) + np.abs(truth)) + 0.5 * np.abs(out - y),
+        else 20 * np.abs(forecast - truth) / (np.abs(forecast) + np.abs(truth))
+        + 0.5 * np.abs(out - y),
         "torch": np.where(np.abs(out - y) < 1, 0.5 * (out - y) ** 2, np.abs(out - y) - 0.5),
     }[name]
     criterion = nn.SmoothL1Loss() if name == "torch" else name
@@ -53,7 +54,9 @@ def test_losses_are_their_formulas(data, name, log):
     found = loss(model, data[2], data[1], torch.from_numpy(weight)).item()
     np.testing.assert_allclose(found, (weight * expected).sum() / weight.sum(), rtol=1e-9)
     alike = torch.full((S, B, 1), 0.5, dtype=torch.float64)
-    np.testing.assert_allclose(loss(model, data[2], data[1], alike).item(), 0.5 * expected.mean(), rtol=1e-9)
+    np.testing.assert_allclose(
+        loss(model, data[2], data[1], alike).item(), 0.5 * expected.mean(), rtol=1e-9
+    )
 
 
 def test_quantiles_add_the_mean_pinball_loss(data):
@@ -62,7 +65,8 @@ def test_quantiles_add_the_mean_pinball_loss(data):
     loss = ForecastLoss("mae", H, (0.1, 0.9))
     found = loss(Fixed(torch.cat([out, levels], -1)), x, y).item()
     pinball = [
-        torch.where(y > level, q * (y - level), (1 - q) * (level - y)) for q, level in ((0.1, out - 1), (0.9, out + 1))
+        torch.where(y > level, q * (y - level), (1 - q) * (level - y))
+        for q, level in ((0.1, out - 1), (0.9, out + 1))
     ]
     expected = (out - y).abs().mean() + torch.stack(pinball).mean()
     np.testing.assert_allclose(found, expected.item(), rtol=1e-9)
@@ -84,4 +88,6 @@ def test_the_loss_of_several_networks_is_the_sum(data):
     out, y, x, _, _ = data
     parts = [out, out + 1, out - 2]
     one = [ForecastLoss("mae", H)(Fixed(part), x, y).item() for part in parts]
-    assert ForecastLoss("mae", H, n_models=3)(Fixed(torch.cat(parts, -1)), x, y).item() == pytest.approx(sum(one))
+    assert ForecastLoss("mae", H, n_models=3)(
+        Fixed(torch.cat(parts, -1)), x, y
+    ).item() == pytest.approx(sum(one))

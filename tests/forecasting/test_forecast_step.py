@@ -8,7 +8,9 @@ import torch
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.forecasting.forecast_step import ForecastStep
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than a season", "ignore:.*have no value in")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*series have no more steps than a season", "ignore:.*have no value in"
+)
 
 
 def step_of(fc):
@@ -48,12 +50,16 @@ def test_values_one_by_one_forecast_as_predict_does(make_panel, small, kinds, se
         y = y.reindex(pd.date_range(y.index[0], y.index[-1])).to_numpy()
         expected = out[out.unique_id == name].drop(columns=["unique_id", "ds"]).to_numpy().T
         found = walked(step, [y[:, None]])
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * fc.features_.unit, err_msg=name)
+        np.testing.assert_allclose(
+            found, expected, rtol=1e-5, atol=1e-6 * fc.features_.unit, err_msg=name
+        )
 
 
 def test_a_value_missing_for_longer_than_the_memory_is_gone(small):
     y = np.r_[np.arange(1.0, 30.0), np.full(300, np.nan)]
-    fc = Forecaster(3, 7, 1, **small).fit(pd.DataFrame({"unique_id": "a", "ds": np.arange(29), "y": y[:29]}))
+    fc = Forecaster(3, 7, 1, **small).fit(
+        pd.DataFrame({"unique_id": "a", "ds": np.arange(29), "y": y[:29]})
+    )
     last = 29 + 2 * 7 + fc.features_.memory  # two seasons are filled in from the seasons before
     for n in (last, last + 1):
         df = pd.DataFrame({"unique_id": "a", "ds": np.arange(n), "y": y[:n]})

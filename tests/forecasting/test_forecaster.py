@@ -1,4 +1,6 @@
-"""The forecaster as a whole: against a loop in plain NumPy and torch, and against itself on changed data."""
+"""The forecaster as a whole: against a loop in plain NumPy and torch, and against itself on changed
+data.
+"""
 
 import warnings
 
@@ -40,7 +42,9 @@ def test_forecasts_equal_a_naive_loop(panel, small, oracle, h, lag):
     for name, y in on_grid(panel).items():
         expected = oracle.forecast(y, fc.features_, fc.models_[0])
         found = out[out.unique_id == name]
-        np.testing.assert_allclose(found.Forecaster, expected, rtol=2e-5, atol=2e-6 * fc.features_.unit, err_msg=name)
+        np.testing.assert_allclose(
+            found.Forecaster, expected, rtol=2e-5, atol=2e-6 * fc.features_.unit, err_msg=name
+        )
         last = panel[panel.unique_id == name].ds.max()
         assert (found.ds == pd.date_range(last, periods=h + 1, freq="D")[1:]).all()
 
@@ -53,7 +57,9 @@ def test_forecasts_of_logarithms_equal_a_naive_loop(small, oracle, make_panel):
     out = fc.predict()
     for name, y in on_grid(df).items():
         expected = oracle.forecast(y, fc.features_, fc.models_[0])
-        np.testing.assert_allclose(out[out.unique_id == name].Forecaster, expected, rtol=2e-5, err_msg=name)
+        np.testing.assert_allclose(
+            out[out.unique_id == name].Forecaster, expected, rtol=2e-5, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("kinds", [("wave",), ("zero", "negative", "large")])
@@ -96,9 +102,15 @@ def test_training_sees_nothing_behind_the_end_of_a_truncated_panel(panel, small)
 
 
 def test_quantiles_never_cross_and_have_columns_in_order(panel, small):
-    fc = Forecaster(5, quantiles=(0.9, 0.1, 0.5), **{**small, "max_steps": 30, "n_models": 2}).fit(panel)
+    fc = Forecaster(5, quantiles=(0.9, 0.1, 0.5), **{**small, "max_steps": 30, "n_models": 2}).fit(
+        panel
+    )
     out = fc.predict()
-    assert list(out.columns) == ["unique_id", "ds", *(f"Forecaster{q}" for q in ("", "-q0.1", "-q0.5", "-q0.9"))]
+    assert list(out.columns) == [
+        "unique_id",
+        "ds",
+        *(f"Forecaster{q}" for q in ("", "-q0.1", "-q0.5", "-q0.9")),
+    ]
     assert (out["Forecaster-q0.1"] <= out["Forecaster-q0.5"]).all()
     assert (out["Forecaster-q0.5"] <= out["Forecaster-q0.9"]).all()
 
@@ -119,15 +131,29 @@ def test_polars_frames_come_back_as_polars(panel, small, to_polars):
     expected = Forecaster(4, **small).fit(panel).predict()
     assert isinstance(found, pl.DataFrame)
     assert found.schema["ds"] == to_polars(panel).schema["ds"]
-    pd.testing.assert_frame_equal(pd.DataFrame(found.to_dict(as_series=False)), expected, check_dtype=False)
+    pd.testing.assert_frame_equal(
+        pd.DataFrame(found.to_dict(as_series=False)), expected, check_dtype=False
+    )
 
 
 @pytest.mark.parametrize(
     ("times", "freq", "following"),
     [
-        (pd.date_range("2023-11-30", periods=40, freq="ME"), "ME", pd.date_range("2027-03-31", periods=3, freq="ME")),
-        (pd.date_range("2020-01-01", periods=40, freq="MS"), None, pd.date_range("2023-05-01", periods=3, freq="MS")),
-        (pd.date_range("2024-02-26", periods=40, freq="B"), "B", pd.date_range("2024-04-22", periods=3, freq="B")),
+        (
+            pd.date_range("2023-11-30", periods=40, freq="ME"),
+            "ME",
+            pd.date_range("2027-03-31", periods=3, freq="ME"),
+        ),
+        (
+            pd.date_range("2020-01-01", periods=40, freq="MS"),
+            None,
+            pd.date_range("2023-05-01", periods=3, freq="MS"),
+        ),
+        (
+            pd.date_range("2024-02-26", periods=40, freq="B"),
+            "B",
+            pd.date_range("2024-04-22", periods=3, freq="B"),
+        ),
         (np.arange(7, 7 + 3 * 40, 3), 3, np.array([127, 130, 133])),
         (pd.date_range("2024-03-30", periods=40, freq="h", tz="Europe/Berlin"), None, None),
         (pd.date_range("2024-10-01", periods=40, freq="D", tz="Europe/Berlin"), "D", None),
@@ -151,25 +177,36 @@ def test_times_go_on_by_the_calendar(times, freq, following, small, oracle):
 def test_update_equals_a_new_predict(panel, small):
     fc = Forecaster(4, quantiles=(0.5,), **small).fit(panel[panel.ds <= "2024-03-01"])
     expected = fc.predict(panel)
-    for begin, end in (("2024-03-01", "2024-03-02"), ("2024-03-02", "2024-03-20"), ("2024-03-20", "2024-05-01")):
+    for begin, end in (
+        ("2024-03-01", "2024-03-02"),
+        ("2024-03-02", "2024-03-20"),
+        ("2024-03-20", "2024-05-01"),
+    ):
         fc.update(panel[(panel.ds > begin) & (panel.ds <= end)])
     both = fc.predict().merge(expected, on=["unique_id", "ds"], validate="1:1")
     assert len(both) == len(expected)
-    np.testing.assert_allclose(both["Forecaster_x"], both["Forecaster_y"], rtol=1e-5, atol=1e-5 * fc.features_.unit)
+    np.testing.assert_allclose(
+        both["Forecaster_x"], both["Forecaster_y"], rtol=1e-5, atol=1e-5 * fc.features_.unit
+    )
 
 
 def test_update_refuses_rows_that_are_known(panel, small):
     fc = Forecaster(4, **small).fit(panel)
     known = panel[panel.unique_id == "wave-60"]
     expected = fc.predict()
-    with pytest.raises(DataError, match=r"series 'wave-60' has a row at .* \(column 'ds'\), and is known until"):
+    with pytest.raises(
+        DataError, match=r"series 'wave-60' has a row at .* \(column 'ds'\), and is known until"
+    ):
         fc.update(known)
     pd.testing.assert_frame_equal(fc.predict(), expected)
 
 
 def covariate_panel(rng, n=50, n_series=5):
     df = pd.DataFrame(
-        {"unique_id": np.repeat([f"s{i}" for i in range(n_series)], n), "ds": np.tile(np.arange(n), n_series)}
+        {
+            "unique_id": np.repeat([f"s{i}" for i in range(n_series)], n),
+            "ds": np.tile(np.arange(n), n_series),
+        }
     )
     df["promo"] = rng.integers(0, 2, len(df))
     df["price"] = rng.normal(size=len(df))
@@ -180,7 +217,11 @@ def covariate_panel(rng, n=50, n_series=5):
     return df
 
 
-EXOG = {"hist_exog_list": ["price", "weather"], "futr_exog_list": ["promo"], "stat_exog_list": ["town", "size"]}
+EXOG = {
+    "hist_exog_list": ["price", "weather"],
+    "futr_exog_list": ["promo"],
+    "stat_exog_list": ["town", "size"],
+}
 
 
 @pytest.mark.parametrize("promo", ["number", "category"])
@@ -191,8 +232,15 @@ def test_covariates_known_ahead_are_learnt(rng, small, promo):
     past, future = df[df.ds < 50], df[(df.ds >= 50) & (df.ds < 56)]
     settings = {**small, "max_steps": 150, "lr": 1e-2}
     fc = Forecaster(6, freq=1, season_length=1, **EXOG, **settings).fit(past)
-    out = fc.predict(futr_df=future[["unique_id", "ds", "promo"]]).merge(future, on=["unique_id", "ds"])
-    plain = Forecaster(6, freq=1, season_length=1, **settings).fit(past).predict().merge(future, on=["unique_id", "ds"])
+    out = fc.predict(futr_df=future[["unique_id", "ds", "promo"]]).merge(
+        future, on=["unique_id", "ds"]
+    )
+    plain = (
+        Forecaster(6, freq=1, season_length=1, **settings)
+        .fit(past)
+        .predict()
+        .merge(future, on=["unique_id", "ds"])
+    )
     errors = [np.abs(p.Forecaster - p.y).mean() for p in (out, plain)]
     assert errors[0] < 0.6 * errors[1]
 
@@ -224,7 +272,9 @@ def test_past_categories_may_be_missing_and_columns_keep_their_kind(rng, small):
     gone = df.assign(weather=df.weather.where(df.ds % 7 != 3))
     filled = gone.assign(weather=gone.groupby("unique_id").weather.ffill())
     pd.testing.assert_frame_equal(whole.predict(gone), whole.predict(filled))
-    with pytest.raises(DataError, match="column 'weather' holds numbers, and held categories when the forecaster"):
+    with pytest.raises(
+        DataError, match="column 'weather' holds numbers, and held categories when the forecaster"
+    ):
         whole.predict(df.assign(weather=1.0))
 
 
@@ -232,7 +282,10 @@ def test_update_and_files_keep_covariates(rng, small, tmp_path):
     df = covariate_panel(rng)
     fc = Forecaster(4, freq=1, quantiles=(0.1, 0.9), **EXOG, **small).fit(df[df.ds < 40])
     futr = pd.concat(
-        [df[["unique_id", "ds", "promo"]], df[df.ds < 4][["unique_id", "ds", "promo"]].assign(ds=lambda d: d.ds + 50)]
+        [
+            df[["unique_id", "ds", "promo"]],
+            df[df.ds < 4][["unique_id", "ds", "promo"]].assign(ds=lambda d: d.ds + 50),
+        ]
     )
     expected = fc.predict(df, futr_df=futr)
     fc.save(tmp_path / "fc.pt")
@@ -257,8 +310,13 @@ def test_arrays_equal_frames(rng, small):
     x = rng.normal(size=(2, 3, 47)) + 5
     fc = Forecaster(6, season_length=5, quantiles=(0.5,), **small).fit(x)
     out = fc.predict()
-    assert {name: y.shape for name, y in out.items()} == {"Forecaster": (2, 3, 6), "Forecaster-q0.5": (2, 3, 6)}
-    df = pd.DataFrame({"unique_id": np.repeat(np.arange(6), 47), "ds": np.tile(np.arange(47), 6), "y": x.ravel()})
+    assert {name: y.shape for name, y in out.items()} == {
+        "Forecaster": (2, 3, 6),
+        "Forecaster-q0.5": (2, 3, 6),
+    }
+    df = pd.DataFrame(
+        {"unique_id": np.repeat(np.arange(6), 47), "ds": np.tile(np.arange(47), 6), "y": x.ravel()}
+    )
     expected = Forecaster(6, season_length=5, quantiles=(0.5,), **small).fit(df).predict()
     np.testing.assert_allclose(out["Forecaster"].ravel(), expected.Forecaster, rtol=1e-6)
     part = Forecaster(6, season_length=5, quantiles=(0.5,), **small).fit(x[:, :, :40])
@@ -270,7 +328,11 @@ def test_arrays_equal_frames(rng, small):
 def test_maps_equal_arrays_in_memory(rng, small, tmp_path):
     x = (rng.normal(size=(1, 9, 50)) + 9).astype("float32")
     h5save(tmp_path / "x.h5", {"x": x})
-    settings = {**small, "batchsize": 9, "dropout": 0.0}  # all series in each window, in whatever order
+    settings = {
+        **small,
+        "batchsize": 9,
+        "dropout": 0.0,
+    }  # all series in each window, in whatever order
     found = Forecaster(3, season_length=7, **settings).fit(h5mmap(tmp_path / "x.h5", "x")).predict()
     expected = Forecaster(3, season_length=7, **settings).fit(x).predict()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -285,10 +347,16 @@ def test_every_loss_trains(make_panel, small, loss, transform):
     assert np.isfinite(fc.predict().Forecaster).all()
 
 
-@pytest.mark.parametrize("settings", [{"cell": "gru"}, {"cell": GRU, "num_layers": 2}, {"model": "own"}])
+@pytest.mark.parametrize(
+    "settings", [{"cell": "gru"}, {"cell": GRU, "num_layers": 2}, {"model": "own"}]
+)
 def test_cells_and_models_of_ones_own(panel, small, settings):
     if "model" in settings:
-        settings = {"model": lambda n_in, n_out: nn.Sequential(nn.Linear(n_in, 8), nn.Tanh(), nn.Linear(8, n_out))}
+        settings = {
+            "model": lambda n_in, n_out: nn.Sequential(
+                nn.Linear(n_in, 8), nn.Tanh(), nn.Linear(8, n_out)
+            )
+        }
     fc = Forecaster(3, **settings, **small).fit(panel)
     pd.testing.assert_frame_equal(fc.predict(), fc.predict(panel))
 
@@ -296,9 +364,13 @@ def test_cells_and_models_of_ones_own(panel, small, settings):
 def test_series_without_any_recent_value_have_no_forecast_and_are_named(small):
     y = np.r_[np.arange(20.0), np.full(200, np.nan)]
     df = pd.DataFrame({"unique_id": "a", "ds": np.arange(220), "y": y})
-    df = pd.concat([df, pd.DataFrame({"unique_id": "b", "ds": np.arange(30), "y": np.arange(30.0)})])
+    df = pd.concat(
+        [df, pd.DataFrame({"unique_id": "b", "ds": np.arange(30), "y": np.arange(30.0)})]
+    )
     fc = Forecaster(3, **small).fit(df)
-    with pytest.warns(UserWarning, match=r"1 series have no value in their last 128 steps \(the first is 'a'\)"):
+    with pytest.warns(
+        UserWarning, match=r"1 series have no value in their last 128 steps \(the first is 'a'\)"
+    ):
         out = fc.predict()
     assert out.Forecaster.isna().tolist() == [True] * 3 + [False] * 3
 
@@ -324,14 +396,24 @@ def test_clone_and_set_params_keep_the_arguments(small):
     [
         ({"h": 0}, "h must be a positive integer, got 0"),
         ({"season_length": 1.5}, "season_length must be a positive integer or None, got 1.5"),
-        ({"quantiles": (0.1, 1.0)}, r"quantiles must be different numbers between 0 and 1, got \(0.1, 1.0\)"),
+        (
+            {"quantiles": (0.1, 1.0)},
+            r"quantiles must be different numbers between 0 and 1, got \(0.1, 1.0\)",
+        ),
         ({"transform": "sqrt"}, "transform must be 'auto', 'log' or 'none', got 'sqrt'"),
-        ({"loss": "rmse"}, "loss must be 'auto', 'smape', 'mae', 'mse', 'mase' or a criterion of torch, got 'rmse'"),
+        (
+            {"loss": "rmse"},
+            "loss must be 'auto', 'smape', 'mae', 'mse', 'mase' or a criterion of torch, got "
+            "'rmse'",
+        ),
         ({"cell": "lstmm"}, "cell must be one of lstm, gru, .*, or a class, got 'lstmm'"),
         ({"futr_exog_list": "promo"}, "futr_exog_list must be a list of columns, got 'promo'"),
         ({"quantiles": 0.5}, "quantiles must be a list of numbers, got 0.5"),
         ({"hist_exog_list": None}, "hist_exog_list must be a list of columns, got None"),
-        ({"alias": "y"}, "alias must be a name other than 'unique_id', 'ds', 'y', 'cutoff', .*, got 'y'"),
+        (
+            {"alias": "y"},
+            "alias must be a name other than 'unique_id', 'ds', 'y', 'cutoff', .*, got 'y'",
+        ),
         ({"lag": 10}, "lag must be a multiple of the season of 7 steps, got 10"),
     ],
 )
@@ -342,27 +424,43 @@ def test_settings_that_cannot_be_are_refused_by_name(panel, small, settings, mes
 
 def test_data_of_another_kind_are_refused(panel, small, rng):
     fc = Forecaster(3, **small).fit(panel)
-    with pytest.raises(DataError, match="df is an array, but the forecaster was fitted on a data frame"):
+    with pytest.raises(
+        DataError, match="df is an array, but the forecaster was fitted on a data frame"
+    ):
         fc.predict(rng.normal(size=(1, 2, 9)))
-    with pytest.raises(TypeError, match="df=12 is no data: the number of steps to forecast is h of the constructor, 3"):
+    with pytest.raises(
+        TypeError,
+        match="df=12 is no data: the number of steps to forecast is h of the constructor, 3",
+    ):
         fc.predict(12)
     with pytest.raises(DataError, match="futr_df is given, but futr_exog_list names no covariates"):
         fc.predict(futr_df=panel)
     fc = Forecaster(3, **small).fit(rng.normal(size=(1, 2, 30)))
-    with pytest.raises(DataError, match="df is a data frame, but the forecaster was fitted on an array"):
+    with pytest.raises(
+        DataError, match="df is a data frame, but the forecaster was fitted on an array"
+    ):
         fc.predict(panel)
-    with pytest.raises(ShapeError, match=r"df has shape \(1, 3, 4\); expected \(F, N, T\) with \(1, 2\) features"):
+    with pytest.raises(
+        ShapeError, match=r"df has shape \(1, 3, 4\); expected \(F, N, T\) with \(1, 2\) features"
+    ):
         fc.update(rng.normal(size=(1, 3, 4)))
 
 
 def test_series_shorter_than_a_season_are_named(small, make_panel):
-    with pytest.warns(UserWarning, match="2 of 6 series have no more steps than a season of 7 .*'wave-1' has 1"):
+    with pytest.warns(
+        UserWarning, match="2 of 6 series have no more steps than a season of 7 .*'wave-1' has 1"
+    ):
         Forecaster(3, **small).fit(make_panel(("wave",)))
 
 
 def test_steps_that_no_series_is_long_enough_for_are_the_season_before(small, rng):
-    df = pd.DataFrame({"unique_id": ["a"] * 9 + ["b"] * 6, "ds": [*range(9), *range(6)], "y": rng.normal(size=15)})
-    with pytest.warns(UserWarning, match=r"longer than the horizon of 12 .*\(the longest has 9\).* 9 or more steps"):
+    df = pd.DataFrame(
+        {"unique_id": ["a"] * 9 + ["b"] * 6, "ds": [*range(9), *range(6)], "y": rng.normal(size=15)}
+    )
+    with pytest.warns(
+        UserWarning,
+        match=r"longer than the horizon of 12 .*\(the longest has 9\).* 9 or more steps",
+    ):
         fc = Forecaster(12, 3, 1, **{**small, "max_steps": 20}).fit(df)
     out = fc.predict()
     for name, part in df.groupby("unique_id"):
@@ -383,13 +481,17 @@ def test_values_that_have_no_logarithm_are_refused_later(small, make_panel):
     fc = Forecaster(3, **small).fit(make_panel(("wave",)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(DataError, match=r"positive when the forecaster was fitted.*transform='none'"):
+        with pytest.raises(
+            DataError, match=r"positive when the forecaster was fitted.*transform='none'"
+        ):
             fc.predict(make_panel(("zero",)))
 
 
 def test_threads_equal_one(make_panel, small):
     settings = {**small, "dropout": 0.0, "max_steps": 5}
-    one, two = (Forecaster(3, n_jobs=n, **settings).fit(make_panel(("wave",))).predict() for n in (1, 2))
+    one, two = (
+        Forecaster(3, n_jobs=n, **settings).fit(make_panel(("wave",))).predict() for n in (1, 2)
+    )
     np.testing.assert_allclose(two.Forecaster, one.Forecaster, rtol=1e-4)
 
 
@@ -397,7 +499,9 @@ def test_threads_equal_one(make_panel, small):
 def test_the_error_does_not_depend_on_the_level(transform):
     t, rng = np.arange(240), np.random.default_rng(0)
     wave = np.sin(2 * np.pi * t / 12 + np.arange(8)[:, None]) + 0.1 * rng.normal(size=(8, 240))
-    fc = Forecaster(12, 12, transform=transform, random_state=0, verbose=False, comm=None, max_steps=60)
+    fc = Forecaster(
+        12, 12, transform=transform, random_state=0, verbose=False, comm=None, max_steps=60
+    )
 
     def error(level):
         y = wave + level

@@ -22,7 +22,9 @@ def test_tails_are_windows_of_the_last_steps_alone(panel, small):
     tail = fc._history.tail
     windows = fc._tail_windows(tail, fc._history.static)
     assert windows.ahead is None
-    np.testing.assert_array_equal(windows.source.cut(np.array([2]), np.array([0]), tail.shape[2])[0, 0], tail[0, 2])
+    np.testing.assert_array_equal(
+        windows.source.cut(np.array([2]), np.array([0]), tail.shape[2])[0, 0], tail[0, 2]
+    )
 
 
 def test_covariates_need_a_frame(small, rng):

@@ -1,4 +1,6 @@
-"""Exported forecasters: a consumer gives values and covariates as they are, and gets forecasts in their units."""
+"""Exported forecasters: a consumer gives values and covariates as they are, and gets forecasts in
+their units.
+"""
 
 import numpy as np
 import pandas as pd
@@ -18,10 +20,14 @@ pytestmark = [
 
 
 def shops(rng, n=40):
-    """Three shops that open one after the other, with covariates of all kinds, numbers and categories."""
+    """Three shops that open one after the other, with covariates of all kinds, numbers and
+    categories.
+    """
     parts = []
     for i, town in enumerate(["x", "y", "x"]):
-        df = pd.DataFrame({"unique_id": f"s{i}", "ds": np.arange(5 * i, n), "town": town, "size": 100.0 + i})
+        df = pd.DataFrame(
+            {"unique_id": f"s{i}", "ds": np.arange(5 * i, n), "town": town, "size": 100.0 + i}
+        )
         df["promo"] = rng.choice(["none", "flyer"], len(df))
         df["price"] = rng.uniform(5, 9, len(df))
         df["weather"] = rng.choice(["dry", "wet"], len(df))
@@ -38,7 +44,9 @@ EXOG = {
 }
 
 
-def test_a_consumer_gives_covariates_as_they_are_and_gets_the_forecasts_of_predict(rng, small, tmp_path):
+def test_a_consumer_gives_covariates_as_they_are_and_gets_the_forecasts_of_predict(
+    rng, small, tmp_path
+):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     df = shops(rng)
@@ -48,9 +56,17 @@ def test_a_consumer_gives_covariates_as_they_are_and_gets_the_forecasts_of_predi
     assert check_export(path, fc, df) < 1e-5
     about = read_metadata(path)
     assert [entry["name"] for entry in about["inputs"]] == ["y", "past", "static", "known"]
-    assert [entry["name"] for entry in about["outputs"]] == ["Forecaster", "Forecaster-q0.2", "Forecaster-q0.8"]
+    assert [entry["name"] for entry in about["outputs"]] == [
+        "Forecaster",
+        "Forecaster-q0.2",
+        "Forecaster-q0.8",
+    ]
     names = {kind: [c["name"] for c in group] for kind, group in about["covariates"].items()}
-    assert names == {"past": ["visitors", "weather"], "static": ["size", "town"], "known": ["price", "promo"]}
+    assert names == {
+        "past": ["visitors", "weather"],
+        "static": ["size", "town"],
+        "known": ["price", "promo"],
+    }
 
     def raw(frame, kind):
         columns = []
@@ -60,7 +76,10 @@ def test_a_consumer_gives_covariates_as_they_are_and_gets_the_forecasts_of_predi
         return np.stack([column.to_numpy(float) for column in columns], -1)  # (T, C)
 
     futr = fc.make_future_dataframe()
-    futr["promo"], futr["price"] = rng.choice(["none", "flyer"], len(futr)), rng.uniform(5, 9, len(futr))
+    futr["promo"], futr["price"] = (
+        rng.choice(["none", "flyer"], len(futr)),
+        rng.uniform(5, 9, len(futr)),
+    )
     expected = fc.predict(futr_df=futr)
     for name, part in df.groupby("unique_id"):
         known = raw(pd.concat([part, futr[futr.unique_id == name]]), "known")  # (T + h, C)
@@ -81,7 +100,9 @@ def test_another_forecaster_is_told_from_the_file(make_panel, small, tmp_path):
     assert check_export(path, fc, panel) < 1e-5
     with torch.no_grad():
         fc.models_[0].skip.bias.add_(0.01)
-    with pytest.raises(ExportError, match=r"fc.pt2: Forecaster of series '.*' is .* steps after step"):
+    with pytest.raises(
+        ExportError, match=r"fc.pt2: Forecaster of series '.*' is .* steps after step"
+    ):
         check_export(path, fc, panel)
 
 

@@ -18,7 +18,10 @@ def test_a_forecaster_read_forecasts_and_updates_the_same(panel, small, to_polar
     if kind == "zone":
         df = df.assign(ds=df.ds.dt.tz_localize("America/New_York"))
     if kind == "integer":
-        df = df.assign(ds=(df.ds - df.ds.min()).dt.days.astype("int32"), unique_id=pd.factorize(df.unique_id)[0])
+        df = df.assign(
+            ds=(df.ds - df.ds.min()).dt.days.astype("int32"),
+            unique_id=pd.factorize(df.unique_id)[0],
+        )
     if kind == "polars":
         df = to_polars(df)
     if kind == "array":
@@ -33,7 +36,9 @@ def test_a_forecaster_read_forecasts_and_updates_the_same(panel, small, to_polar
     a, b = fc.predict(), again.predict()
     if kind == "array":
         np.testing.assert_array_equal(b["Forecaster-q0.3"], a["Forecaster-q0.3"])
-        np.testing.assert_array_equal(again.update(df).predict()["Forecaster"], fc.update(df).predict()["Forecaster"])
+        np.testing.assert_array_equal(
+            again.update(df).predict()["Forecaster"], fc.update(df).predict()["Forecaster"]
+        )
     elif kind == "polars":
         assert a.equals(b)
         assert a.schema == b.schema
@@ -45,7 +50,9 @@ def test_a_forecaster_read_forecasts_and_updates_the_same(panel, small, to_polar
 def test_code_is_not_stored_but_asked_for(panel, small, tmp_path):
     fc = Forecaster(3, cell=GRU, loss=nn.HuberLoss(), **small).fit(panel)
     fc.save(tmp_path / "fc.pt")
-    with pytest.raises(LoadError, match=r"the forecaster's cell and loss, .*Forecaster.load\(path, cell="):
+    with pytest.raises(
+        LoadError, match=r"the forecaster's cell and loss, .*Forecaster.load\(path, cell="
+    ):
         Forecaster.load(tmp_path / "fc.pt")
     again = Forecaster.load(tmp_path / "fc.pt", cell=GRU, loss=nn.HuberLoss())
     pd.testing.assert_frame_equal(again.predict(), fc.predict())

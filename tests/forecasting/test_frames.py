@@ -6,7 +6,14 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from fluxutils_py.forecasting.frames import Frame, is_frame, make_frame, require, to_absolute, to_local
+from fluxutils_py.forecasting.frames import (
+    Frame,
+    is_frame,
+    make_frame,
+    require,
+    to_absolute,
+    to_local,
+)
 
 
 def test_arrays_and_lists_are_no_frames():
@@ -14,7 +21,10 @@ def test_arrays_and_lists_are_no_frames():
     assert is_frame(pl.DataFrame({"a": [1]}))
     assert not is_frame(np.zeros((1, 2, 3)))
     for value in ([1], {"a": 1}):
-        with pytest.raises(TypeError, match="df must be a data frame of pandas or polars, or a table of pyarrow, got"):
+        with pytest.raises(
+            TypeError,
+            match="df must be a data frame of pandas or polars, or a table of pyarrow, got",
+        ):
             Frame(value, "df")
     with pytest.raises(TypeError, match=r"df is a lazy frame; give df.collect\(\)"):
         Frame(pl.LazyFrame({"a": [1]}), "df")
@@ -33,7 +43,11 @@ def test_local_and_absolute_times_are_those_of_pandas(zone):
 
 
 def test_a_clock_time_that_is_skipped_moves_on_and_the_first_of_two_is_taken():
-    local = pd.DatetimeIndex(["2024-03-31 02:30", "2024-10-27 02:30"]).astype("datetime64[ns]").astype(np.int64)
+    local = (
+        pd.DatetimeIndex(["2024-03-31 02:30", "2024-10-27 02:30"])
+        .astype("datetime64[ns]")
+        .astype(np.int64)
+    )
     found = pd.DatetimeIndex(to_absolute(np.asarray(local), "Europe/Berlin").astype("M8[ns]"))
     assert found.tolist() == [pd.Timestamp("2024-03-31 01:00"), pd.Timestamp("2024-10-27 00:30")]
 
@@ -50,5 +64,8 @@ def test_columns_get_the_types_that_they_had(backend):
 
 
 def test_a_library_that_is_missing_is_named_with_what_to_install():
-    with pytest.raises(ImportError, match=r"needs no_such_library, which .*: pip install 'fluxutils_py\[forecast\]'"):
+    with pytest.raises(
+        ImportError,
+        match=r"needs no_such_library, which .*: pip install 'fluxutils_py\[forecast\]'",
+    ):
         require("no_such_library.inner")

@@ -15,7 +15,9 @@ def nanoseconds(times):
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_steps_are_those_of_date_ranges_over_leap_years(alias):
-    times = nanoseconds(pd.date_range("2019-01-31" if alias.endswith("E") else "2018-12-30", periods=70, freq=alias))
+    times = nanoseconds(
+        pd.date_range("2019-01-31" if alias.endswith("E") else "2018-12-30", periods=70, freq=alias)
+    )
     freq = parse_frequency(alias, integer=False, polars=False)
     first = np.full(70, times[0])
     steps, whole = freq.steps_between(first, times)
@@ -37,31 +39,57 @@ def test_what_is_inferred_is_what_it_was(alias):
 
 @pytest.mark.parametrize(
     ("freq", "same"),
-    [("1h", "h"), ("15m", "15min"), ("1d", "D"), ("2w", "2W"), ("1mo", "MS"), ("1q", "QS"), ("1y", "YS")],
+    [
+        ("1h", "h"),
+        ("15m", "15min"),
+        ("1d", "D"),
+        ("2w", "2W"),
+        ("1mo", "MS"),
+        ("1q", "QS"),
+        ("1y", "YS"),
+    ],
 )
 def test_frequencies_as_polars_says_them(freq, same):
-    a, b = parse_frequency(freq, integer=False, polars=True), parse_frequency(same, integer=False, polars=False)
+    a, b = (
+        parse_frequency(freq, integer=False, polars=True),
+        parse_frequency(same, integer=False, polars=False),
+    )
     assert (a.kind, a.size, a.at) == (b.kind, b.size, b.at)
 
 
 def test_a_day_of_the_month_that_is_missing_is_its_last():
     freq = parse_frequency(pd.DateOffset(months=1), integer=False, polars=False)
     first = nanoseconds(pd.DatetimeIndex(["2024-01-31"]))
-    found = freq.add_steps(np.repeat(first, 4), np.arange(4)).astype("M8[ns]").astype("M8[D]").astype(str)
+    found = (
+        freq.add_steps(np.repeat(first, 4), np.arange(4))
+        .astype("M8[ns]")
+        .astype("M8[D]")
+        .astype(str)
+    )
     assert found.tolist() == ["2024-01-31", "2024-02-29", "2024-03-31", "2024-04-30"]
 
 
 def test_integers_have_the_usual_difference():
-    assert infer_frequency(np.array([5, 5, 10, 5]), np.arange(4), integer=True) == Frequency("integer", 5, text="5")
+    assert infer_frequency(np.array([5, 5, 10, 5]), np.arange(4), integer=True) == Frequency(
+        "integer", 5, text="5"
+    )
 
 
 @pytest.mark.parametrize(
     ("freq", "integer", "message"),
     [
-        ("D", True, "freq='D', but the times are integers; give the integer between two times, such as 1"),
+        (
+            "D",
+            True,
+            "freq='D', but the times are integers; give the integer between two times, such as 1",
+        ),
         (1, False, "freq=1, but the times are dates; give an alias of pandas"),
         (0, True, "freq must be a positive integer, got 0"),
-        ("fortnight", False, "freq='fortnight' is no frequency; give an integer for integer times, or an alias of"),
+        (
+            "fortnight",
+            False,
+            "freq='fortnight' is no frequency; give an integer for integer times, or an alias of",
+        ),
         ("WOM-2TUE", False, "freq='WOM-2TUE' is not supported; give an integer"),
     ],
 )

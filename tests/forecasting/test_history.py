@@ -48,7 +48,9 @@ def test_a_walk_goes_on_where_it_ended(windows):
     zero = np.zeros(5, int)
     whole = run_steps(model, windows, zero, LENGTHS, None)
     half = LENGTHS // 2
-    parts = run_steps(model, windows, half, LENGTHS - half, run_steps(model, windows, zero, half, None))
+    parts = run_steps(
+        model, windows, half, LENGTHS - half, run_steps(model, windows, zero, half, None)
+    )
     for a, b in zip(whole, parts, strict=True):
         torch.testing.assert_close(a, b)
 

@@ -32,7 +32,9 @@ def test_about_as_many_steps_are_made_as_asked_for(rng, small):
     assert len(fc.loss_curve_) == 3  # of 2 x 2 windows
     short = Forecaster(3, season_length=1, **{**small, "max_steps": 10_000}).fit(x[:, :2, :9])
     assert len(short.loss_curve_) == 300
-    long = Forecaster(3, season_length=1, **{**small, "max_steps": 10_000, "batchsize": 4}).fit(x[:, :44])
+    long = Forecaster(3, season_length=1, **{**small, "max_steps": 10_000, "batchsize": 4}).fit(
+        x[:, :44]
+    )
     assert len(long.loss_curve_) == 16
 
 
@@ -40,13 +42,24 @@ def test_settings_that_ranks_compare_are_the_same_text_in_every_process():
     """Texts of functions and objects would hold addresses; what only concerns a rank is left out."""
 
     def made(loss, model, **settings):
-        return course_of_fit(Forecaster(3, quantiles=np.array([0.1, 0.9]), loss=loss, model=model, **settings))
+        return course_of_fit(
+            Forecaster(3, quantiles=np.array([0.1, 0.9]), loss=loss, model=model, **settings)
+        )
 
     def same(n_in, n_out):
         return nn.Identity()
 
-    one = made(partial(F.huber_loss, delta=2.0), same, device="cpu", random_state=1, callbacks=[print], alias="A")
-    two = made(partial(F.huber_loss, delta=2.0), same, verbose=False, comm=None, n_jobs=2, freq=None)
+    one = made(
+        partial(F.huber_loss, delta=2.0),
+        same,
+        device="cpu",
+        random_state=1,
+        callbacks=[print],
+        alias="A",
+    )
+    two = made(
+        partial(F.huber_loss, delta=2.0), same, verbose=False, comm=None, n_jobs=2, freq=None
+    )
     assert one == two
     assert not any(" at 0x" in text for text in one.values())
     assert made("mae", nn.LSTM) != made("mae", nn.GRU)

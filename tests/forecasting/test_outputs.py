@@ -12,7 +12,10 @@ from fluxutils_py.forecasting import Forecaster
 def fitted(small):
     rng = np.random.default_rng(0)
     df = pd.DataFrame(
-        {"unique_id": np.repeat(["a", "b"], 20), "ds": np.tile(pd.date_range("2024-02-20", periods=20), 2)}
+        {
+            "unique_id": np.repeat(["a", "b"], 20),
+            "ds": np.tile(pd.date_range("2024-02-20", periods=20), 2),
+        }
     )
     df["y"], df["promo"] = rng.normal(size=40), rng.integers(0, 2, 40)
     return Forecaster(3, 5, futr_exog_list=["promo"], **small).fit(df)
@@ -30,7 +33,9 @@ def test_what_is_missing_is_named(fitted):
     frame = fitted.make_future_dataframe().assign(promo=1.0)
     with pytest.raises(DataError, match=r"futr_exog_list names promo: .* predict\(futr_df=...\)"):
         fitted.predict()
-    with pytest.raises(DataError, match=r"futr_df has no row of series 'b' at 2024-03-12.* .column 'ds'."):
+    with pytest.raises(
+        DataError, match=r"futr_df has no row of series 'b' at 2024-03-12.* .column 'ds'."
+    ):
         fitted.predict(futr_df=frame.drop(index=4))
     with pytest.raises(DataError, match="column 'promo' of futr_df is missing in row 2"):
         fitted.predict(futr_df=frame.assign(promo=[1, 1, np.nan, 1, 1, 1]))
@@ -40,7 +45,9 @@ def test_what_is_missing_is_named(fitted):
 
 def test_rows_of_other_series_and_times_are_left_out(fitted):
     frame = fitted.make_future_dataframe().assign(promo=1.0)
-    more = pd.DataFrame({"unique_id": ["c", "a"], "ds": pd.to_datetime(["2024-03-11", "2024-05-01"]), "promo": 9.0})
+    more = pd.DataFrame(
+        {"unique_id": ["c", "a"], "ds": pd.to_datetime(["2024-03-11", "2024-05-01"]), "promo": 9.0}
+    )
     expected = fitted.predict(futr_df=frame)
     pd.testing.assert_frame_equal(fitted.predict(futr_df=pd.concat([more, frame])), expected)
 
@@ -51,10 +58,14 @@ def test_series_that_change_too_little_beside_the_others_are_named(small):
     df = pd.DataFrame({"unique_id": np.repeat(["a", "b", "c", "d"], 60), "ds": np.tile(t, 4)})
     df["y"] = np.concatenate([1e9 * wave, wave, np.zeros(60), 1e6 * wave])
     fc = Forecaster(3, 1, **small).fit(df)
-    message = "^1 series change too little .* 'b', whose last 128 steps span 2, .* in fit was 8e\\+07"
+    message = (
+        "^1 series change too little .* 'b', whose last 128 steps span 2, .* in fit was 8e\\+07"
+    )
     with pytest.warns(UserWarning, match=message):
         fc.predict()
     with pytest.warns(UserWarning, match="^1 series change too little"):
         fc.predict(df[df.unique_id == "b"])
     fc.predict(df[df.unique_id != "b"])
-    Forecaster(3, 1, **small).fit(df.assign(y=df.y.abs() + 1e-9)).predict()  # their logarithms change alike
+    Forecaster(3, 1, **small).fit(
+        df.assign(y=df.y.abs() + 1e-9)
+    ).predict()  # their logarithms change alike

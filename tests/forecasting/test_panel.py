@@ -10,7 +10,10 @@ from fluxutils_py.forecasting.panel import Columns, read_panel
 
 def split(panel, name="y"):
     ends = np.cumsum(panel.lengths)
-    return {i: panel.values[name][stop - n : stop] for i, stop, n in zip(panel.ids, ends, panel.lengths, strict=True)}
+    return {
+        i: panel.values[name][stop - n : stop]
+        for i, stop, n in zip(panel.ids, ends, panel.lengths, strict=True)
+    }
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
@@ -30,7 +33,9 @@ def test_rows_in_any_order_lie_on_a_grid_with_nan_where_there_are_none(panel, to
 def test_hours_pass_and_days_are_local_where_clocks_change():
     for freq, n in (("h", 30), ("D", 5)):
         times = pd.date_range("2024-10-26", periods=n, freq=freq, tz="Europe/Berlin")
-        found = read_panel(pd.DataFrame({"unique_id": 1, "ds": times, "y": np.arange(float(n))}), Columns(), freq)
+        found = read_panel(
+            pd.DataFrame({"unique_id": 1, "ds": times, "y": np.arange(float(n))}), Columns(), freq
+        )
         np.testing.assert_array_equal(found.values["y"], np.arange(n))
         at = found.times(np.zeros(n, int), np.arange(n))
         assert (pd.DatetimeIndex(at).tz_localize("UTC") == times).all()
@@ -56,7 +61,10 @@ def test_a_panel_is_cut_by_steps(panel):
 
 
 def frame(**columns):
-    base = {"unique_id": ["a", "a", "b"], "ds": pd.to_datetime(["2024-01-01", "2024-01-02", "2024-01-01"])}
+    base = {
+        "unique_id": ["a", "a", "b"],
+        "ds": pd.to_datetime(["2024-01-01", "2024-01-02", "2024-01-01"]),
+    }
     return pd.DataFrame({**base, "y": [1.0, 2.0, 3.0], **columns})
 
 
@@ -65,24 +73,53 @@ def frame(**columns):
     [
         (frame().rename(columns={"y": "Y"}), {}, "df has no column 'y' .*which target_col names"),
         (frame().rename(columns={"unique_id": "unique_ids"}), {}, "did you mean 'unique_ids'?"),
-        (frame()[["ds", "y"]], {}, "no column 'unique_id' .*single series add the column, .* pandas.melt"),
-        (frame().set_index("ds"), {}, r"no column 'ds' .*it is in the index: give df.reset_index\(\)"),
-        (frame().set_index(["unique_id", "ds"]), {}, r"no column 'unique_id' .*give df.reset_index\(\)"),
-        (frame().set_index("ds").rename_axis("day"), {}, r"'ds' .*give df.reset_index\(names='ds'\)"),
+        (
+            frame()[["ds", "y"]],
+            {},
+            "no column 'unique_id' .*single series add the column, .* pandas.melt",
+        ),
+        (
+            frame().set_index("ds"),
+            {},
+            r"no column 'ds' .*it is in the index: give df.reset_index\(\)",
+        ),
+        (
+            frame().set_index(["unique_id", "ds"]),
+            {},
+            r"no column 'unique_id' .*give df.reset_index\(\)",
+        ),
+        (
+            frame().set_index("ds").rename_axis("day"),
+            {},
+            r"'ds' .*give df.reset_index\(names='ds'\)",
+        ),
         (frame(unique_id=["a", None, "b"]), {}, "column 'unique_id' of df is missing in row 1"),
-        (frame(ds=pd.to_datetime(["2024-01-01", None, "2024-01-03"])), {}, "column 'ds' of df is missing in row 1"),
-        (frame(ds=["x", "y", "z"]), {}, "column 'ds' of df must hold dates or integers, it is of type String"),
+        (
+            frame(ds=pd.to_datetime(["2024-01-01", None, "2024-01-03"])),
+            {},
+            "column 'ds' of df is missing in row 1",
+        ),
+        (
+            frame(ds=["x", "y", "z"]),
+            {},
+            "column 'ds' of df must hold dates or integers, it is of type String",
+        ),
         (frame(ds=[1, 1.5, 2]), {}, "column 'ds' of df is 1.5 in row 1; times are integers"),
         (
             frame(y=["1", "2", "3"]),
             {},
-            "column 'y' of df must hold numbers, it is of type String; convert it, as with pandas.to_num",
+            "column 'y' of df must hold numbers, it is of type String; convert it, as with "
+            "pandas.to_num",
         ),
         (frame(y=[1, np.inf, 3]), {}, "column 'y' of df is inf in row 1"),
         (frame(unique_id="a"), {}, "rows 0 and 2 of df are both of series 'a' at 2024-01-01"),
         (frame(p=[1, np.nan, 2]), {"futr": ("p",)}, "column 'p' of df is missing in row 1"),
         (frame(), {"hist": ("q",)}, "df has no column 'q' .*which hist_exog_list names"),
-        (frame(s=[1, 2, 3]), {"stat": ("s",)}, "column 's' of df is 2.0 in row 1 and 1.0 before in series 'a'"),
+        (
+            frame(s=[1, 2, 3]),
+            {"stat": ("s",)},
+            "column 's' of df is 2.0 in row 1 and 1.0 before in series 'a'",
+        ),
         (frame().iloc[:0], {}, "df has no rows"),
     ],
 )
@@ -100,7 +137,9 @@ def test_times_off_the_grid_are_named():
 
 def test_static_covariates_may_be_a_frame_of_their_own():
     columns = Columns(stat=("town", "size"))
-    static = pd.DataFrame({"unique_id": ["b", "c", "a"], "town": ["x", "y", "z"], "size": [1, 2, 3]})
+    static = pd.DataFrame(
+        {"unique_id": ["b", "c", "a"], "town": ["x", "y", "z"], "size": [1, 2, 3]}
+    )
     found = read_panel(frame(), columns, "D", static_df=static).static
     assert found["town"].tolist() == ["z", "x"]
     assert found["size"].tolist() == [3.0, 1.0]

@@ -5,7 +5,13 @@ import pytest
 
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting.features import Features
-from fluxutils_py.forecasting.panel_windows import ArraySource, Channels, PackedSeries, PanelWindows, WindowArray
+from fluxutils_py.forecasting.panel_windows import (
+    ArraySource,
+    Channels,
+    PackedSeries,
+    PanelWindows,
+    WindowArray,
+)
 
 H, M = 4, 3
 
@@ -13,7 +19,9 @@ H, M = 4, 3
 @pytest.fixture
 def windows(rng):
     lengths = np.array([11, 1, 26, 7])
-    values = rng.normal(size=(5, lengths.sum()))  # target, past number and category; number and category known ahead
+    values = rng.normal(
+        size=(5, lengths.sum())
+    )  # target, past number and category; number and category known ahead
     values[[2, 4]] = rng.integers(0, 4, (2, lengths.sum()))
     features = Features(H, M, 2 * M, 5, False, 1.0, 1e-6)
     channels = Channels(H, features.n_inputs, 1, 2, 1, (4,), (4,), (4,), base=True)
@@ -24,8 +32,12 @@ def windows(rng):
 
 def test_targets_are_the_next_values_less_the_seasonal_naive_by_the_scale(windows, oracle):
     n, length = windows.n_series, 26
-    targets = windows.targets(Segments(np.arange(n), np.zeros(n, int), np.full(n, length)), 0, length)
-    for i, (offset, count) in enumerate(zip(windows.source.offsets, windows.source.lengths, strict=True)):
+    targets = windows.targets(
+        Segments(np.arange(n), np.zeros(n, int), np.full(n, length)), 0, length
+    )
+    for i, (offset, count) in enumerate(
+        zip(windows.source.offsets, windows.source.lengths, strict=True)
+    ):
         y = windows.source.values[0, offset : offset + count]
         for t in range(count):
             _, scale, ahead, _ = oracle.state(y, t, windows.features)
@@ -46,7 +58,9 @@ def test_channels_stand_where_they_are_said_to(windows, oracle):
     assert x.shape == (c.total,)
     np.testing.assert_allclose(x[: c.history], oracle.inputs(y, t, f), atol=2e-5)
     later = [
-        v for known in (futr, futr_code) for v in (*known[t + 1 : t + 1 + H], *known[t + np.array([-2, -1, 0, -2])])
+        v
+        for known in (futr, futr_code)
+        for v in (*known[t + 1 : t + 1 + H], *known[t + np.array([-2, -1, 0, -2])])
     ]
     now = [hist[t], *numbers, futr[t], hist_code[t], code, futr_code[t]]
     rest = [*now, *later, *ahead / scale, scale]
@@ -79,11 +93,16 @@ def test_a_map_is_read_only_where_the_windows_are(rng):
 
         def __getitem__(self, key):
             self.read.append((key[1], key[2]))
-            return np.zeros([len(range(*k.indices(n))) for k, n in zip(key, self.shape, strict=True)])
+            return np.zeros(
+                [len(range(*k.indices(n))) for k, n in zip(key, self.shape, strict=True)]
+            )
 
     features = Features(H, M, M, 5, False, 1.0, 1e-6)
     windows = PanelWindows(ArraySource(Watched()), features, Channels(H, features.n_inputs))
     segments = Segments(np.arange(10, 20), np.full(10, 2000), np.full(10, 50))
     windows.inputs(segments, 0, 50)
     windows.targets(segments, 0, 50)
-    assert Watched.read == [(slice(10, 20), slice(2000 - features.lookback, 2050)), (slice(10, 20), slice(2050, 2054))]
+    assert Watched.read == [
+        (slice(10, 20), slice(2000 - features.lookback, 2050)),
+        (slice(10, 20), slice(2050, 2054)),
+    ]

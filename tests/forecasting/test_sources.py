@@ -15,7 +15,9 @@ def test_packed_series_are_cut_with_nan_beyond_their_ends(rng):
         padded[:, i, 10 : 10 + n] = values[:, offset : offset + n]
     series, start = np.array([2, 0, 2, 1]), np.array([-3, 1, 4, -9])
     found = source.cut(series, start, 5)
-    expected = np.stack([padded[:, s, 10 + t : 15 + t] for s, t in zip(series, start, strict=True)], 1)
+    expected = np.stack(
+        [padded[:, s, 10 + t : 15 + t] for s, t in zip(series, start, strict=True)], 1
+    )
     np.testing.assert_array_equal(found, expected)
 
 

@@ -17,7 +17,9 @@ def stats(x):
 @pytest.mark.parametrize("batchsize", [5, 36, 37])
 def test_statistics_of_layers_after_each_other_are_those_of_all_data(batchsize):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2), nn.Dropout(0.5), nn.BatchNorm1d(2)).double()
+    model = nn.Sequential(
+        nn.BatchNorm1d(3), nn.Linear(3, 2), nn.Dropout(0.5), nn.BatchNorm1d(2)
+    ).double()
     x = torch.randn(37, 3, dtype=torch.float64) * 5 + 3
     model(x[:9])
     recompute_batch_norm(model, InMemory(x, batchsize=batchsize))

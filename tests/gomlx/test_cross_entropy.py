@@ -10,17 +10,29 @@ from torch import nn
 from fluxutils_py import Estimator, Spec
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.gomlx import Trainer, WeightedLoss
-from fluxutils_py.gomlx.cross_entropy import categorical_cross_entropy, sparse_categorical_cross_entropy
+from fluxutils_py.gomlx.cross_entropy import (
+    categorical_cross_entropy,
+    sparse_categorical_cross_entropy,
+)
 
 B, V = 11, 4
 
 
 @pytest.fixture
 def data(rng):
-    """Probabilities, some 0 and 1; distributions as targets; scores; labels (B, 1); weights (B,); a mask (B,)."""
+    """Probabilities, some 0 and 1; distributions as targets; scores; labels (B, 1); weights (B,); a
+    mask (B,).
+    """
     p, q = rng.dirichlet(np.ones(V), size=(2, B))
     p[3], p[4] = [0, 0, 1, 0], [1, 0, 0, 0]
-    return p, q, rng.normal(size=(B, V)), rng.integers(0, V, size=(B, 1)), rng.random(B), rng.random(B) < 0.6
+    return (
+        p,
+        q,
+        rng.normal(size=(B, V)),
+        rng.integers(0, V, size=(B, 1)),
+        rng.random(B),
+        rng.random(B) < 0.6,
+    )
 
 
 def tensors(*arrays):
@@ -35,7 +47,9 @@ def test_probabilities_are_clipped_and_each_row_has_its_loss(data, dtype, epsilo
     np.testing.assert_allclose(each, expected, rtol=1e-12 if dtype == "float64" else 1e-5)
     assert each.isfinite().all()
     for name in ("mean", "sum"):
-        np.testing.assert_allclose(categorical_cross_entropy(*tensors(p, q), reduction=name), getattr(each, name)())
+        np.testing.assert_allclose(
+            categorical_cross_entropy(*tensors(p, q), reduction=name), getattr(each, name)()
+        )
 
 
 def test_gradients_are_finite_and_zero_where_a_probability_was_clipped(data):
@@ -56,7 +70,11 @@ def test_labels_in_a_last_axis_with_weights_and_a_mask(data):
     np.testing.assert_allclose(loss(s, (y, w_)), w * each, rtol=1e-12)
     np.testing.assert_allclose(loss(s, (y, w_, m_)), w * m * each, rtol=1e-12)
     np.testing.assert_allclose(
-        sparse_categorical_cross_entropy(s.view(1, B, V), y.int().view(1, B, 1), reduction="none")[0], each, rtol=1e-12
+        sparse_categorical_cross_entropy(s.view(1, B, V), y.int().view(1, B, 1), reduction="none")[
+            0
+        ],
+        each,
+        rtol=1e-12,
     )
     p, q = tensors(*data[:2])
     np.testing.assert_allclose(
@@ -74,18 +92,30 @@ def test_a_trainer_and_an_estimator_learn_with_them(data):
         last = trainer.train_step((x, y)).loss
     assert last < first
     model = nn.Sequential(nn.Linear(V, V), nn.Softmax(-1))
-    est = Estimator(model, categorical_cross_entropy, torch.optim.Adam, Spec(epochs=20, batchsize=1), random_state=0)
+    est = Estimator(
+        model,
+        categorical_cross_entropy,
+        torch.optim.Adam,
+        Spec(epochs=20, batchsize=1),
+        random_state=0,
+    )
     est.fit(scores.T[:, None], q.T[:, None])  # one series of B steps
     assert est.loss_curve_[-1] < est.loss_curve_[0]
 
 
 def test_other_shapes_and_labels_are_errors(data):
     p, q, scores, labels, _, _ = map(torch.from_numpy, data)
-    with pytest.raises(ShapeError, match=re.escape("of one shape (..., V), got (11, 4) and (11, 1)")):
+    with pytest.raises(
+        ShapeError, match=re.escape("of one shape (..., V), got (11, 4) and (11, 1)")
+    ):
         categorical_cross_entropy(p, labels)
-    with pytest.raises(ShapeError, match=re.escape("scores (..., V) and labels (..., 1), got (11, 4) and (11,)")):
+    with pytest.raises(
+        ShapeError, match=re.escape("scores (..., V) and labels (..., 1), got (11, 4) and (11,)")
+    ):
         sparse_categorical_cross_entropy(scores, labels[:, 0])
     with pytest.raises(DataError, match=r"takes integer labels, got torch\.float64"):
         sparse_categorical_cross_entropy(scores, labels.double())
-    with pytest.raises(ValueError, match='reduction must be "mean", "sum" or "none", got \'batch\''):
+    with pytest.raises(
+        ValueError, match='reduction must be "mean", "sum" or "none", got \'batch\''
+    ):
         categorical_cross_entropy(p, q, reduction="batch")

@@ -21,7 +21,10 @@ def test_the_median_of_all_elements_does_not_depend_on_the_batches():
 def test_elements_of_weight_0_do_not_count():
     metric = MedianMetric(nn.L1Loss(reduction="none"), "error")
     trainer = Trainer(nn.Identity(), nn.MSELoss(reduction="none"), eval_metrics=[metric])
-    x, y = torch.tensor([[1.0], [9.0], [3.0], [7.0]]), torch.tensor([[0.0], [torch.nan], [0.0], [0.0]])
+    x, y = (
+        torch.tensor([[1.0], [9.0], [3.0], [7.0]]),
+        torch.tensor([[0.0], [torch.nan], [0.0], [0.0]]),
+    )
     assert trainer.eval([((x,), (y,), (~y.isnan()).float())])["error"] == 3.0
     with pytest.raises(DataError, match="error"):
         MedianMetric(nn.L1Loss(), "error").update(x, y, weight=(~y.isnan()).float())
@@ -55,5 +58,7 @@ def test_a_trainer_shows_the_median_of_training():
     model = nn.Linear(1, 1)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
-    trainer = Trainer(model, nn.MSELoss(), torch.optim.SGD, [MedianMetric(nn.L1Loss(reduction="none"), "error")])
+    trainer = Trainer(
+        model, nn.MSELoss(), torch.optim.SGD, [MedianMetric(nn.L1Loss(reduction="none"), "error")]
+    )
     assert trainer.train_step((x, y)).metrics["error"] == 4.0

@@ -1,4 +1,6 @@
-"""Metrics of a trainer (metrics_of_batch) obey the weights and masks that its loss obeys; against NumPy."""
+"""Metrics of a trainer (metrics_of_batch) obey the weights and masks that its loss obeys; against
+NumPy.
+"""
 
 import numpy as np
 import pytest
@@ -8,7 +10,11 @@ from torch import nn
 from fluxutils_py.bobbin import MetricsEval, eval_batches
 from fluxutils_py.errors import DataError
 from fluxutils_py.gomlx import Trainer, WeightedLoss
-from fluxutils_py.training.running_metrics import MeanMetric, binary_accuracy, sparse_categorical_accuracy
+from fluxutils_py.training.running_metrics import (
+    MeanMetric,
+    binary_accuracy,
+    sparse_categorical_accuracy,
+)
 
 NONE = nn.MSELoss(reduction="none")
 X = torch.tensor([[0.0], [100.0], [2.0], [0.3], [0.9]])
@@ -79,7 +85,11 @@ class WeightedCounter(Counter):
 def test_a_metric_of_another_library_gets_the_weights_or_is_refused():
     for make in (
         lambda metric: Trainer(Same(), NONE, eval_metrics=[metric]).eval,
-        lambda metric: lambda data: Trainer(Same(), NONE, torch.optim.SGD, [metric]).train_step(data[0]).metrics,
+        lambda metric: (
+            lambda data: (
+                Trainer(Same(), NONE, torch.optim.SGD, [metric]).train_step(data[0]).metrics
+            )
+        ),
     ):
         batches = [((X,), (Y.nan_to_num(),), W)]
         assert make(WeightedCounter())(batches)["counter"] == 5.0
@@ -89,9 +99,18 @@ def test_a_metric_of_another_library_gets_the_weights_or_is_refused():
 
 
 def test_masks_and_weights_among_the_labels_reach_all_metrics():
-    probability, mask = torch.tensor([[0.9], [0.2], [0.7], [0.6]]), torch.tensor([[True], [True], [False], [True]])
-    label, weight = torch.tensor([[1.0], [1.0], [torch.nan], [0.0]]), torch.tensor([[3.0], [1.0], [9.0], [1.0]])
-    metrics = [MeanMetric(binary_accuracy, "accuracy"), MeanMetric(nn.L1Loss(reduction="none"), "mae")]
+    probability, mask = (
+        torch.tensor([[0.9], [0.2], [0.7], [0.6]]),
+        torch.tensor([[True], [True], [False], [True]]),
+    )
+    label, weight = (
+        torch.tensor([[1.0], [1.0], [torch.nan], [0.0]]),
+        torch.tensor([[3.0], [1.0], [9.0], [1.0]]),
+    )
+    metrics = [
+        MeanMetric(binary_accuracy, "accuracy"),
+        MeanMetric(nn.L1Loss(reduction="none"), "mae"),
+    ]
     metrics.append(MeanMetric(WeightedLoss(nn.MSELoss()), "as the loss"))
     trainer = Trainer(Same(), WeightedLoss(nn.MSELoss()), torch.optim.SGD, metrics, metrics)
     for found in (
@@ -100,13 +119,20 @@ def test_masks_and_weights_among_the_labels_reach_all_metrics():
     ):
         assert found["accuracy"] == pytest.approx(3 / 5)
         assert found["mae"] == pytest.approx((3 * 0.1 + 0.8 + 0.6) / 5)
-        assert found["as the loss"] == pytest.approx((3 * 0.1**2 + 0.8**2 + 0.6**2) / 4)  # gomlx: over all elements
+        assert found["as the loss"] == pytest.approx(
+            (3 * 0.1**2 + 0.8**2 + 0.6**2) / 4
+        )  # gomlx: over all elements
 
 
 def test_gomlx_accuracy_of_classes_with_weights_and_mask_is_two_of_three_and_a_half():
     scores = torch.tensor([[0.0, 1.0], [2.0, 1.0], [0.0, 1.0], [3.0, 2.0], [1.0, 0.0]])
     labels = torch.tensor([[1], [0], [0], [1], [0]])
-    weights, mask = torch.tensor([1.0, 1.0, 1.0, 0.5, 7.0]), torch.tensor([True, True, True, True, False])
+    weights, mask = (
+        torch.tensor([1.0, 1.0, 1.0, 0.5, 7.0]),
+        torch.tensor([True, True, True, True, False]),
+    )
     task = MetricsEval({"accuracy": sparse_categorical_accuracy})
-    found = eval_batches(task, "dev", [((scores,), (labels, weights, mask))], Same()).means["accuracy"]
+    found = eval_batches(task, "dev", [((scores,), (labels, weights, mask))], Same()).means[
+        "accuracy"
+    ]
     assert found == pytest.approx(2 / 3.5)

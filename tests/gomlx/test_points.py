@@ -30,13 +30,18 @@ def run(hook, batches=(4.0, 3.0, 2.0, 1.0), epochs=1):
 
 def test_points_of_a_trainer_are_its_metrics_and_those_of_evaluation(path):
     x = torch.randn(23, 3)
-    data, other = (InMemory(v, v.sum(1, keepdim=True), batchsize=5, name=n) for v, n in ((x, "train"), (x[:9], "few")))
+    data, other = (
+        InMemory(v, v.sum(1, keepdim=True), batchsize=5, name=n)
+        for v, n in ((x, "train"), (x[:9], "few"))
+    )
     trainer = Trainer(nn.Linear(3, 1), nn.MSELoss(), torch.optim.Adam)
     loop, expected = Loop(trainer), []
 
     def note(loop):
         expected.extend((loop.step, f"Train: {k}", "loss", v) for k, v in loop.metrics.items())
-        expected.extend((loop.step, f"Eval on few: {k}", "loss", v) for k, v in trainer.eval(other).items())
+        expected.extend(
+            (loop.step, f"Eval on few: {k}", "loss", v) for k, v in trainer.eval(other).items()
+        )
 
     loop.on_step("note", note, trigger=EveryNSteps(3))
     loop.hooks.attach(PointsWriter(path, trainer, other, trigger=EveryNSteps(3)))
@@ -51,8 +56,12 @@ def test_points_of_a_trainer_are_its_metrics_and_those_of_evaluation(path):
 def test_the_points_of_an_estimator_are_the_losses_of_its_steps(path, rng):
     x, losses = rng.normal(size=(2, 5, 8)), []
     hooks = [PointsWriter(path), lambda loop: losses.append(loop.batch_loss)]
-    Estimator(spec={"epochs": 2, "batchsize": 3, "seqsize": 4}, callbacks=hooks, random_state=0).fit(x, x[:1])
-    assert load_points(path) == [(k, "Train: batch_loss", "loss", v) for k, v in enumerate(losses, 1)]
+    Estimator(
+        spec={"epochs": 2, "batchsize": 3, "seqsize": 4}, callbacks=hooks, random_state=0
+    ).fit(x, x[:1])
+    assert load_points(path) == [
+        (k, "Train: batch_loss", "loss", v) for k, v in enumerate(losses, 1)
+    ]
     assert len(losses) == 8
 
 
@@ -78,7 +87,12 @@ def test_a_run_that_goes_on_from_a_checkpoint_replaces_the_points_it_writes_agai
     writer = PointsWriter(path)
     for step, value in ((1, 0.5), (2, 0.25), (3, 9.0), (2, 0.125), (4, 1.0)):
         writer.write(step, {"Train": {"loss": value}})
-    assert [(p.step, p.value) for p in load_points(path)] == [(1, 0.5), (2, 0.125), (3, 9.0), (4, 1.0)]
+    assert [(p.step, p.value) for p in load_points(path)] == [
+        (1, 0.5),
+        (2, 0.125),
+        (3, 9.0),
+        (4, 1.0),
+    ]
 
 
 @pytest.mark.parametrize("torn", ['{"step": 5, "met', "{"])
@@ -99,7 +113,9 @@ def test_a_file_of_nothing_but_a_broken_line_begins_anew(path):
 
 
 def test_only_rank_0_writes(path):
-    PointsWriter(path).on_step(SimpleNamespace(ranks=SimpleNamespace(rank=1), step=1, metrics={}, batch_loss=1.0))
+    PointsWriter(path).on_step(
+        SimpleNamespace(ranks=SimpleNamespace(rank=1), step=1, metrics={}, batch_loss=1.0)
+    )
     assert not path.exists()
 
 
@@ -111,7 +127,8 @@ def test_a_line_that_is_no_point_is_named(path, line):
         load_points(path)
     reason = caught.value.__cause__  # in Python's words
     assert str(caught.value) == (
-        f"line 2 of {path} is not a point: {reason}; a line is a JSON object of step, metric, type and value"
+        f"line 2 of {path} is not a point: {reason}; a line is a JSON object of step, metric, type "
+        "and value"
     )
 
 
@@ -119,4 +136,7 @@ def test_evaluation_needs_both_trainer_and_datasets(path):
     for arguments in ([object()], [None, []]):
         with pytest.raises(ValueError, match="points of evaluation") as caught:
             PointsWriter(path, *arguments)
-        assert str(caught.value) == "points of evaluation need a trainer and datasets; give both or none"
+        assert (
+            str(caught.value)
+            == "points of evaluation need a trainer and datasets; give both or none"
+        )

@@ -89,12 +89,16 @@ def test_evaluation_adds_losses_too_and_names_both():
     found = trainer.eval([batch])
     hidden = trainer.model.inner[:2](*batch.inputs)
     own = mse(trainer.model.inner[2:](hidden), *batch.labels).item()
-    added = (0.1 * hidden.square().mean() + 0.01 * trainer.model.inner[0].weight.square().sum()).item()
+    added = (
+        0.1 * hidden.square().mean() + 0.01 * trainer.model.inner[0].weight.square().sum()
+    ).item()
     assert found == pytest.approx({"loss": own + added, "loss_fn": own}, rel=1e-13)
 
 
 def test_a_loss_of_all_cells_is_the_mean():
-    whole, cells = (Trainer(net(), nn.MSELoss(reduction=r), torch.optim.Adam) for r in ("mean", "none"))
+    whole, cells = (
+        Trainer(net(), nn.MSELoss(reduction=r), torch.optim.Adam) for r in ("mean", "none")
+    )
     for trainer in (whole, cells):
         Loop(trainer).run_epochs(data(), 1)
     assert torch.allclose(weights(whole.model), weights(cells.model), rtol=1e-13)
@@ -106,7 +110,9 @@ def test_weights_of_cells_leave_out_dead_ones():
     w = torch.rand(6, 4, 1, dtype=torch.float64)
     w[2:, 1] = 0
     y[2:, 1] = math.nan
-    trainer = Trainer(model, nn.MSELoss(reduction="none"), lambda params: torch.optim.SGD(params, lr=1.0))
+    trainer = Trainer(
+        model, nn.MSELoss(reduction="none"), lambda params: torch.optim.SGD(params, lr=1.0)
+    )
     info = trainer.train_step(Minibatch((x,), (y.nan_to_num(),), weight=w))
     live = w.squeeze(-1) > 0
     loss = (w.squeeze(-1)[live] * (plain(x) - y).squeeze(-1)[live].square()).mean()
@@ -116,7 +122,8 @@ def test_weights_of_cells_leave_out_dead_ones():
     expected = torch.cat([(p.detach() - p.grad).flatten() for p in plain.parameters()])
     assert torch.allclose(weights(model), expected, rtol=1e-12)
     with pytest.raises(
-        ValueError, match=r"^the batch has weights, but the loss is a mean already: give the Trainer one"
+        ValueError,
+        match=r"^the batch has weights, but the loss is a mean already: give the Trainer one",
     ):
         Trainer(model, mse, torch.optim.Adam).train_step(Minibatch((x,), (y,), weight=w))
 
@@ -128,7 +135,9 @@ def test_updates_after_each_step_constrain_parameters_and_not_its_loss():
     plain, norms, losses = Trainer(net(), mse, torch.optim.Adam), [], []
     trainer = Trainer(net(), mse, torch.optim.Adam).add_per_step_update(max_norm)
     loop = Loop(trainer)
-    loop.on_step("note", lambda loop: norms.append(trainer.model[0].weight.norm(dim=1).max().item()))
+    loop.on_step(
+        "note", lambda loop: norms.append(trainer.model[0].weight.norm(dim=1).max().item())
+    )
     loop.on_step("note", lambda loop: losses.append(loop.batch_loss))
     assert trainer.model[0].weight.norm(dim=1).max() > 0.4
     loop.run_epochs(data(), 1)
@@ -145,7 +154,9 @@ def test_an_update_of_the_same_name_replaces_the_other():
     calls = []
     trainer = Trainer(net(), mse, torch.optim.Adam)
     for n in range(3):
-        trainer.add_per_step_update(lambda model, n=n: calls.append(n), "constraint" if n else "other")
+        trainer.add_per_step_update(
+            lambda model, n=n: calls.append(n), "constraint" if n else "other"
+        )
     trainer.train_step(next(iter(data())))
     assert calls == [0, 2]
 
@@ -176,7 +187,9 @@ def distance(prediction, label):
 
 
 def test_metrics_of_training_are_those_of_gomlx_and_ones_own():
-    trainer = Trainer(Penalized(), mse, torch.optim.Adam, [EMAMetric(distance, new_example_weight=0.5)])
+    trainer = Trainer(
+        Penalized(), mse, torch.optim.Adam, [EMAMetric(distance, new_example_weight=0.5)]
+    )
     plain, optimizer, expected = Penalized(), None, []
     optimizer = torch.optim.Adam(plain.parameters())
     ema = [EMAMetric(), EMAMetric(), EMAMetric(new_example_weight=0.5)]
@@ -215,7 +228,9 @@ def test_metrics_begin_anew_with_each_run():
 
 def test_evaluation_weighs_short_batches_less():
     trainer = Trainer(nn.Identity(), nn.MSELoss(), None, eval_metrics=[MeanMetric(distance)])
-    batches = [(torch.full((n, 1), v), torch.zeros(n, 1)) for v, n in ((1.0, 100), (2.0, 100), (9.0, 3))]
+    batches = [
+        (torch.full((n, 1), v), torch.zeros(n, 1)) for v, n in ((1.0, 100), (2.0, 100), (9.0, 3))
+    ]
     assert trainer.eval(batches)["distance"] == pytest.approx(1.6108, abs=1e-4)
     assert trainer.eval(batches)["loss"] == pytest.approx((100 + 400 + 243) / 203, rel=1e-6)
     windows = [(x[:, None].expand(-1, 7, -1), y[:, None].expand(-1, 7, -1)) for x, y in batches]
@@ -249,20 +264,28 @@ def test_anything_that_updates_computes_and_resets_is_a_metric():
 
 
 def test_metrics_of_one_name_are_refused():
-    with pytest.raises(ValueError, match=r"^metrics must have different names, got distance twice$"):
+    with pytest.raises(
+        ValueError, match=r"^metrics must have different names, got distance twice$"
+    ):
         Trainer(net(), mse, None, [MeanMetric(distance), EMAMetric(distance)])
 
 
 def test_evaluation_leaves_the_model_as_it_was():
-    model = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.BatchNorm1d(5), nn.Linear(5, 1)).double()
+    model = nn.Sequential(
+        nn.Linear(3, 5), nn.Dropout(0.5), nn.BatchNorm1d(5), nn.Linear(5, 1)
+    ).double()
     model[2].eval()  # frozen by the user
-    model[0].register_forward_hook(lambda m, x, y: seen.append((m.training, torch.is_grad_enabled())))
+    model[0].register_forward_hook(
+        lambda m, x, y: seen.append((m.training, torch.is_grad_enabled()))
+    )
     seen, before = [], copy.deepcopy(model.state_dict())
     trainer = Trainer(model, mse, torch.optim.Adam)
     assert trainer.eval(data()) == trainer.eval(data())
     assert set(seen) == {(False, False)}
     assert [m.training for m in model.modules()] == [True, True, True, False, True]
-    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True)
+    )
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -304,9 +327,13 @@ class Fork(nn.Module):
 
 def test_the_model_is_told_of_the_kind_and_given_all_inputs():
     x = torch.randn(5, 2)
-    trainer = Trainer(Fork(), lambda prediction, label: (prediction - label).abs().sum(), takes_kind=True)
+    trainer = Trainer(
+        Fork(), lambda prediction, label: (prediction - label).abs().sum(), takes_kind=True
+    )
     assert trainer.eval([Minibatch((x, x), (x,), "one")])["loss"] == 0
-    assert trainer.eval([Minibatch((x, x, x), (3 * x,), ["several"])])["loss"] == pytest.approx(0, abs=1e-5)
+    assert trainer.eval([Minibatch((x, x, x), (3 * x,), ["several"])])["loss"] == pytest.approx(
+        0, abs=1e-5
+    )
 
 
 def test_several_predictions_and_labels_are_tuples():
@@ -326,7 +353,10 @@ def test_an_executor_is_made_once_for_each_kind_and_mode():
     made, x = [], torch.randn(5, 2)
     trainer = Trainer(Fork(), mse, torch.optim.Adam, takes_kind=True)
     assert (
-        trainer.on_exec_creation(lambda executor, mode: made.append((executor((x, x)).sum().item(), mode))) is trainer
+        trainer.on_exec_creation(
+            lambda executor, mode: made.append((executor((x, x)).sum().item(), mode))
+        )
+        is trainer
     )
     for _ in range(3):
         for spec in ("one", ["not hashable"]):
@@ -345,14 +375,16 @@ def test_there_are_exactly_so_many_executors():
     with pytest.raises(RuntimeError) as caught:
         trainer.eval_step(Minibatch(batch.inputs, batch.labels, 1))
     assert str(caught.value) == (
-        "kind 1 in mode 'eval' is one more than max_kinds=4: a kind stands for many batches, not for one; "
-        "use fewer, or raise max_kinds"
+        "kind 1 in mode 'eval' is one more than max_kinds=4: a kind stands for many batches, not "
+        "for one; use fewer, or raise max_kinds"
     )
     trainer.train_step(Minibatch(batch.inputs, batch.labels, 2))
     assert Trainer(net())._executors.max_kinds == 20
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's, of what crosses a break in the graph
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # torch's, of what crosses a break in the graph
 def test_executors_may_be_compiled():
     compiled = []
 
@@ -388,11 +420,16 @@ X, Y = torch.randn(4, 3).double(), torch.randn(4, 1).double()
     ("trainer", "batch", "message"),
     [
         (Trainer(net(), mse), (X, Y), "this Trainer has no optimizer: give it opt to train"),
-        (Trainer(net(), mse, torch.optim.Adam), ((), Y), "the batch has no inputs; a model needs at least one"),
+        (
+            Trainer(net(), mse, torch.optim.Adam),
+            ((), Y),
+            "the batch has no inputs; a model needs at least one",
+        ),
         (
             Trainer(net(), mse, torch.optim.Adam),
             ((X, None), Y),
-            "an input or label of the batch is None; leave it out, and give such batches another kind",
+            "an input or label of the batch is None; leave it out, and give such batches another "
+            "kind",
         ),
         (
             Trainer(net(), None, torch.optim.Adam),
@@ -402,8 +439,8 @@ X, Y = torch.randn(4, 3).double(), torch.randn(4, 1).double()
         (
             Trainer(net(), lambda p, y: p.detach().mean(), torch.optim.Adam),
             (X, Y),
-            "the loss does not depend on the model's parameters: compute it from the model's output, without detach, "
-            "item or numpy",
+            "the loss does not depend on the model's parameters: compute it from the model's "
+            "output, without detach, item or numpy",
         ),
     ],
 )
@@ -424,7 +461,8 @@ def test_batches_of_one_kind_have_as_many_inputs_and_labels():
     with pytest.raises(ValueError, match=r".") as caught:
         trainer.train_step(((X, X), Y))
     assert str(caught.value) == (
-        "kind None came with 1 inputs and 1 labels before, now with 2 and 1; give batches of another kind another name"
+        "kind None came with 1 inputs and 1 labels before, now with 2 and 1; give batches of "
+        "another kind another name"
     )
     trainer.train_step((X[:2], Y[:2]))  # other shapes are fine
 
@@ -446,8 +484,8 @@ def test_what_is_not_finite_changes_no_parameter(loss_fn, what):
     with pytest.raises(FloatingPointError) as caught:
         trainer.train_step((X, Y))
     assert str(caught.value) == (
-        f"{what}; the parameters are as before this step. Lower the learning rate, set clip, or look for extreme "
-        "values in the data"
+        f"{what}; the parameters are as before this step. Lower the learning rate, set clip, or "
+        "look for extreme values in the data"
     )
     assert torch.equal(weights(trainer.model), before)
     assert all(p.grad is None for p in trainer.model.parameters())
@@ -456,7 +494,10 @@ def test_what_is_not_finite_changes_no_parameter(loss_fn, what):
 def test_losses_are_added_within_a_step_only():
     with pytest.raises(RuntimeError) as caught:
         Penalized()(X)
-    assert str(caught.value) == "add_loss has no effect outside a step of a Trainer: call it in the model"
+    assert (
+        str(caught.value)
+        == "add_loss has no effect outside a step of a Trainer: call it in the model"
+    )
     assert get_losses() is None
 
 

@@ -65,11 +65,16 @@ def test_a_mask_that_is_half_false_halves_a_constant_loss():
 
 
 def test_classes_have_one_weight_per_label(rng):
-    scores, labels = torch.from_numpy(rng.normal(size=(11, 4))), torch.from_numpy(rng.integers(0, 4, size=11))
+    scores, labels = (
+        torch.from_numpy(rng.normal(size=(11, 4))),
+        torch.from_numpy(rng.integers(0, 4, size=11)),
+    )
     w = rng.random(11)
     s = scores.numpy()
     expected = w * (np.log(np.exp(s).sum(1)) - s[np.arange(11), labels])
-    np.testing.assert_allclose(WeightedLoss(nn.CrossEntropyLoss())(scores, (labels, torch.from_numpy(w))), expected)
+    np.testing.assert_allclose(
+        WeightedLoss(nn.CrossEntropyLoss())(scores, (labels, torch.from_numpy(w))), expected
+    )
 
 
 @pytest.mark.parametrize("by", ["mask", "weights"])
@@ -94,7 +99,12 @@ def test_a_trainer_takes_the_mean_over_all_elements(rng):
     loss.backward()
     opt.step()
     metric = MeanMetric(WeightedLoss(nn.L1Loss()))
-    trainer = Trainer(model, WeightedLoss(nn.MSELoss()), lambda ps: torch.optim.SGD(ps, lr=0.1), eval_metrics=[metric])
+    trainer = Trainer(
+        model,
+        WeightedLoss(nn.MSELoss()),
+        lambda ps: torch.optim.SGD(ps, lr=0.1),
+        eval_metrics=[metric],
+    )
     info = trainer.train_step(Minibatch((x,), (y, w)))
     assert info.loss == pytest.approx(loss.item(), rel=1e-12)
     assert torch.allclose(model.weight, plain.weight, rtol=1e-12, atol=0)
@@ -103,8 +113,8 @@ def test_a_trainer_takes_the_mean_over_all_elements(rng):
 
 
 BEHIND = (
-    "labels after the first must be a mask (a tensor of bool) or weights (a tensor of floats), at most one of each; "
-    "got "
+    "labels after the first must be a mask (a tensor of bool) or weights (a tensor of floats), at "
+    "most one of each; got "
 )
 
 
@@ -118,8 +128,8 @@ BEHIND = (
         (
             [torch.ones(7, 1)],
             ShapeError,
-            "weights and mask have shape (7, 1), the loss has (7, 3); give them one value for each of its elements, "
-            "and a loss that can do without reduction",
+            "weights and mask have shape (7, 1), the loss has (7, 3); give them one value for "
+            "each of its elements, and a loss that can do without reduction",
         ),
         (
             [torch.ones(SHAPE), torch.ones(7) > 0],
@@ -138,6 +148,6 @@ def test_a_class_is_no_loss():
     with pytest.raises(TypeError) as caught:
         WeightedLoss(nn.MSELoss)
     assert str(caught.value) == (
-        "WeightedLoss takes a loss(prediction, target), got <class 'torch.nn.modules.loss.MSELoss'>; build it first: "
-        "MSELoss()"
+        "WeightedLoss takes a loss(prediction, target), got <class "
+        "'torch.nn.modules.loss.MSELoss'>; build it first: MSELoss()"
     )

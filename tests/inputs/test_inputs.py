@@ -1,4 +1,6 @@
-"""The forms that data may have - native, rows, samples, timesteps - mean the same, and predictions agree exactly."""
+"""The forms that data may have - native, rows, samples, timesteps - mean the same, and predictions
+agree exactly.
+"""
 
 import pickle
 from functools import partial
@@ -32,7 +34,9 @@ SPEC = {"epochs": 2, "batchsize": 4, "seqsize": 5, "shuffle": True, "rebatch": F
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(F, N, T)).astype("float32")
 Y = RNG.normal(size=(G, N, T)).astype("float32")
-forms = pytest.mark.parametrize("view", [lambda a: a, samples, timesteps], ids=["native", "samples", "timesteps"])
+forms = pytest.mark.parametrize(
+    "view", [lambda a: a, samples, timesteps], ids=["native", "samples", "timesteps"]
+)
 
 
 def rows(form, a):
@@ -51,7 +55,13 @@ def net(n_in, n_out, layer=LSTM):
 
 def make(layer=LSTM, opt=None, **settings):
     spec = {**SPEC, **settings.pop("spec", {})}
-    return Estimator(partial(net, layer=layer), None, opt, spec, **{"random_state": 3, "verbose": False, **settings})
+    return Estimator(
+        partial(net, layer=layer),
+        None,
+        opt,
+        spec,
+        **{"random_state": 3, "verbose": False, **settings},
+    )
 
 
 def same(a, b):
@@ -64,7 +74,9 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("layer", [LSTM, GRU])
-@pytest.mark.parametrize("spec", [{}, {"rebatch": True, "batchsize": 32}, {"overlap": 2, "burn_in": 1, "clip": 0.1}])
+@pytest.mark.parametrize(
+    "spec", [{}, {"rebatch": True, "batchsize": 32}, {"overlap": 2, "burn_in": 1, "clip": 0.1}]
+)
 @forms
 def test_a_fit_on_a_view_is_that_on_the_array(layer, spec, view):
     est = make(layer, spec=spec).fit(view(X), view(Y))
@@ -73,7 +85,9 @@ def test_a_fit_on_a_view_is_that_on_the_array(layer, spec, view):
     assert torch.equal(est.grad_, native.grad_)
 
 
-@pytest.mark.parametrize("mixed", [(samples, lambda y: y), (lambda x: x, samples), (lambda x: x, timesteps)])
+@pytest.mark.parametrize(
+    "mixed", [(samples, lambda y: y), (lambda x: x, samples), (lambda x: x, timesteps)]
+)
 def test_views_and_arrays_may_be_mixed(mixed):
     of_x, of_y = mixed
     assert same(make().fit(of_x(X), of_y(Y)), make().fit(X, Y))
@@ -81,8 +95,12 @@ def test_views_and_arrays_may_be_mixed(mixed):
 
 def test_the_rows_of_a_view_are_trained_on():
     which = [5, 0, 3, 6, 2]
-    assert same(make().fit(samples(X)[which], samples(Y)[which]), make().fit(X[:, which], Y[:, which]))
-    assert same(make().fit(timesteps(X)[2:11], timesteps(Y)[2:11]), make().fit(X[:, :, 2:11], Y[:, :, 2:11]))
+    assert same(
+        make().fit(samples(X)[which], samples(Y)[which]), make().fit(X[:, which], Y[:, which])
+    )
+    assert same(
+        make().fit(timesteps(X)[2:11], timesteps(Y)[2:11]), make().fit(X[:, :, 2:11], Y[:, :, 2:11])
+    )
 
 
 @pytest.mark.parametrize("context", [0, 5])
@@ -116,7 +134,8 @@ def test_stretches_against_a_plain_loop():
     torch.nn.utils.vector_to_parameters(first.weights, model.parameters())
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     stretches = [
-        torch.tensor(np.concatenate([x, y])[:, :, a:b].transpose(2, 1, 0)) for a, b in ((0, 4), (7, 10), (12, 13))
+        torch.tensor(np.concatenate([x, y])[:, :, a:b].transpose(2, 1, 0))
+        for a, b in ((0, 4), (7, 10), (12, 13))
     ]
     for _ in range(3):
         states = [None] * 3
@@ -132,7 +151,9 @@ def test_stretches_against_a_plain_loop():
             opt.zero_grad()
             (loss / count).backward()
             opt.step()
-    assert torch.allclose(net2vec(est), torch.nn.utils.parameters_to_vector(model.parameters()), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        net2vec(est), torch.nn.utils.parameters_to_vector(model.parameters()), rtol=0, atol=1e-12
+    )
 
 
 class First:
@@ -150,7 +171,9 @@ def test_a_view_of_a_file_is_fitted_as_the_array_in_memory(view, kind, tmp_path)
             f[name] = a
             a.tofile(tmp_path / name)
         if kind == "memmap":
-            x, y = (np.memmap(tmp_path / n, "f4", "r", shape=a.shape) for n, a in (("x", X), ("y", Y)))
+            x, y = (
+                np.memmap(tmp_path / n, "f4", "r", shape=a.shape) for n, a in (("x", X), ("y", Y))
+            )
         else:
             x, y = f["x"], f["y"]
         assert same(est := make().fit(view(x), view(y)), make().fit(X, Y))
@@ -192,12 +215,18 @@ def view_name(view):
 def test_validation_data_may_be_views(view):
     v = slice(2, 6)
     xv, yv = X[:, v], Y[:, v]
-    est = make(spec={"patience": 1, "epochs": 4}).fit(view(X), view(Y), validation_data=(view(xv), view(yv)))
+    est = make(spec={"patience": 1, "epochs": 4}).fit(
+        view(X), view(Y), validation_data=(view(xv), view(yv))
+    )
     native = make(spec={"patience": 1, "epochs": 4}).fit(X, Y, validation_data=(xv, yv))
     assert est.validation_loss_curve_ == native.validation_loss_curve_
     assert same(est, native)
     out = torch.tensor(est.predict(xv))
-    last = est.validation_loss_curve_[-1] if len(est.validation_loss_curve_) == 4 else min(est.validation_loss_curve_)
+    last = (
+        est.validation_loss_curve_[-1]
+        if len(est.validation_loss_curve_) == 4
+        else min(est.validation_loss_curve_)
+    )
     best = min(est.validation_loss_curve_)
     assert float(mse_loss(out, torch.tensor(yv))) == pytest.approx(best, rel=1e-6)
     assert last >= best
@@ -218,11 +247,17 @@ def test_predictions_agree_exactly(layer, dtype, fitted):
     assert native.dtype == dtype
     assert np.array_equal(est.predict(samples(x)), rows("samples", native))
     assert np.array_equal(est.predict(timesteps(x)), rows("timesteps", native))
-    assert est.score(samples(x), samples(y)) == est.score(timesteps(x), timesteps(y)) == est.score(x, y)
+    assert (
+        est.score(samples(x), samples(y))
+        == est.score(timesteps(x), timesteps(y))
+        == est.score(x, y)
+    )
     out = np.zeros((G, N, T), dtype)
     assert est.predict(samples(x), out) is out
     assert np.array_equal(out, native)
-    assert np.array_equal(est.predict(samples(x)[[4, 1]]), rows("samples", est.predict(x[:, [4, 1]])))
+    assert np.array_equal(
+        est.predict(samples(x)[[4, 1]]), rows("samples", est.predict(x[:, [4, 1]]))
+    )
 
 
 @pytest.mark.parametrize("context", [1, 4, 5, 6, 13, 100])
@@ -232,7 +267,9 @@ def test_a_fold_in_time_is_warmed_by_the_steps_before_it(context):
     for start, stop in ((0, 4), (3, 9), (6, 13), (12, 13)):
         fold = est.predict(timesteps(X, context)[start:stop])
         lead = min(context, start)
-        assert np.array_equal(fold, rows("timesteps", est.predict(X[:, :, start - lead : stop])[:, :, lead:]))
+        assert np.array_equal(
+            fold, rows("timesteps", est.predict(X[:, :, start - lead : stop])[:, :, lead:])
+        )
         if context >= start:
             assert np.array_equal(fold, rows("timesteps", whole[:, :, start:stop]))
         else:
@@ -244,7 +281,10 @@ def test_every_stretch_is_warmed_by_the_steps_before_it():
     est = make().fit(X, Y)
     steps = np.array([0, 1, 4, 5, 6, 11])
     found = est.predict(timesteps(X, 2)[steps])
-    pieces = [est.predict(X[:, :, a - lead : b])[:, :, lead:] for a, b, lead in ((0, 2, 0), (4, 7, 2), (11, 12, 2))]
+    pieces = [
+        est.predict(X[:, :, a - lead : b])[:, :, lead:]
+        for a, b, lead in ((0, 2, 0), (4, 7, 2), (11, 12, 2))
+    ]
     assert np.array_equal(found, rows("timesteps", np.concatenate(pieces, 2)))
     cold = est.predict(timesteps(X)[steps])
     pieces = [est.predict(X[:, :, a:b]) for a, b in ((0, 2), (4, 7), (11, 12))]
@@ -255,7 +295,10 @@ def test_a_score_of_stretches_is_that_of_their_predictions():
     est = make().fit(X, Y)
     steps = np.array([0, 1, 4, 5, 6, 11])
     v = timesteps(X, 2)[steps]
-    y, out = Y[:, :, steps].reshape(G, -1), est.predict(v).reshape(6, G, N).transpose(1, 2, 0).reshape(G, -1)
+    y, out = (
+        Y[:, :, steps].reshape(G, -1),
+        est.predict(v).reshape(6, G, N).transpose(1, 2, 0).reshape(G, -1),
+    )
     wanted = 1 - ((y - out) ** 2).sum() / ((y - y.mean(1, keepdims=True)) ** 2).sum()
     assert est.score(v, timesteps(Y)[steps]) == pytest.approx(wanted, rel=1e-5)
 
@@ -276,7 +319,9 @@ def test_a_state_takes_the_place_of_the_context():
     est = make().fit(X, Y)
     state = est.predict(X[:, :, :6], return_state=True)[1]
     found = est.predict(timesteps(X, 3)[6:], state=state)
-    np.testing.assert_allclose(found, rows("timesteps", est.predict(X)[:, :, 6:]), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(
+        found, rows("timesteps", est.predict(X)[:, :, 6:]), rtol=0, atol=2e-6
+    )
     end = est.predict(timesteps(X, 3)[np.array([0, 1, 7, 8])], return_state=True)[1]
     wanted = est.predict(X[:, :, 4:9], return_state=True)[1]
     assert all(torch.allclose(u, v, rtol=0, atol=2e-6) for u, v in zip(end, wanted, strict=True))
@@ -294,14 +339,22 @@ def test_a_matrix_is_taken_for_the_view_that_it_looks_like():
     assert est.n_features_in_ == F * T
     est = make().fit(timesteps(X), timesteps(Y))
     assert est.n_features_in_ == F * N
-    assert np.array_equal(est.predict(rows("timesteps", X[:, :, 3:8])), rows("timesteps", est.predict(X[:, :, 3:8])))
-    assert est.score(rows("timesteps", X), rows("timesteps", Y)) == pytest.approx(est.score(X, Y), rel=1e-6)
+    assert np.array_equal(
+        est.predict(rows("timesteps", X[:, :, 3:8])), rows("timesteps", est.predict(X[:, :, 3:8]))
+    )
+    assert est.score(rows("timesteps", X), rows("timesteps", Y)) == pytest.approx(
+        est.score(X, Y), rel=1e-6
+    )
 
 
 def test_other_lengths_than_those_of_training_may_be_predicted():
     est = make().fit(samples(X), samples(Y))
-    assert np.array_equal(est.predict(samples(X[:, :, :5])), rows("samples", est.predict(X)[:, :, :5]))
-    assert np.array_equal(est.predict(rows("samples", X[:, :, :5])), rows("samples", est.predict(X)[:, :, :5]))
+    assert np.array_equal(
+        est.predict(samples(X[:, :, :5])), rows("samples", est.predict(X)[:, :, :5])
+    )
+    assert np.array_equal(
+        est.predict(rows("samples", X[:, :, :5])), rows("samples", est.predict(X)[:, :, :5])
+    )
 
 
 # -- matrices --------------------------------------------------------------------------------------------
@@ -323,7 +376,14 @@ def test_rows_are_series_of_one_step():
 def test_matrices_of_n_timesteps_are_samples(y):
     x = rows("samples", X)
     target = "step" if y == "step" else "auto"
-    settings = {"hidden_size": 4, "epochs": 2, "batchsize": 4, "seqsize": 5, "random_state": 0, "target": target}
+    settings = {
+        "hidden_size": 4,
+        "epochs": 2,
+        "batchsize": 4,
+        "seqsize": 5,
+        "random_state": 0,
+        "target": target,
+    }
     targets = {"one": Y[0, :, -1], "two": Y[:, :, -1].T, "step": rows("samples", Y)}[y]
     est = SequenceRegressor(n_timesteps=T, **settings).fit(x, targets)
     view = SequenceRegressor(**settings).fit(samples(X), targets)
@@ -338,7 +398,10 @@ def test_matrices_of_n_timesteps_are_samples(y):
 def test_matrices_that_are_not_n_timesteps():
     with pytest.raises(ShapeError) as info:
         SequenceRegressor(n_timesteps=4).fit(np.zeros((5, 9)), np.zeros(5))
-    assert str(info.value) == "X has 9 columns, which are not 4 steps (n_timesteps) of any number of features"
+    assert (
+        str(info.value)
+        == "X has 9 columns, which are not 4 steps (n_timesteps) of any number of features"
+    )
 
 
 # -- one target per series -------------------------------------------------------------------------------
@@ -350,7 +413,11 @@ def test_matrices_that_are_not_n_timesteps():
                          ids=["vector", "matrix", "list", "torch", "Series", "frame", "int"])  # fmt: skip
 @pytest.mark.parametrize("view", [lambda a: a, samples], ids=["native", "samples"])
 def test_one_target_per_series_is_one_at_the_last_step(view, y):
-    values = np.asarray(y, dtype="float32" if np.asarray(y).dtype == "float32" else float).reshape(N, -1).T
+    values = (
+        np.asarray(y, dtype="float32" if np.asarray(y).dtype == "float32" else float)
+        .reshape(N, -1)
+        .T
+    )
     full = np.full((len(values), N, T), np.nan, values.dtype)
     full[:, :, -1] = values
     spec = {"seqsize": None}
@@ -368,7 +435,9 @@ def test_one_target_per_series_is_one_at_the_last_step(view, y):
 @pytest.mark.parametrize("seqsize", [4, 100])
 @pytest.mark.parametrize("lengths", [None, [13, 5, 1, 8, 13, 4, 9]])
 def test_one_target_per_series_against_a_plain_loop(seqsize, lengths):
-    """The state is carried through windows without a loss, and the loss is that of the last live steps."""
+    """The state is carried through windows without a loss, and the loss is that of the last live
+    steps.
+    """
     x, y = X.astype(float), Y[:, :, 0].astype(float).T
     spec = {"epochs": 3, "batchsize": 100, "seqsize": seqsize, "shuffle": False, "rebatch": True}
     est = make(opt=partial(SGD, lr=0.1), spec=spec, callbacks=(first := First()))
@@ -390,7 +459,9 @@ def test_one_target_per_series_against_a_plain_loop(seqsize, lengths):
                 opt.zero_grad()
                 mse_loss(found, ys[here]).backward()
                 opt.step()
-    assert torch.allclose(net2vec(est), torch.nn.utils.parameters_to_vector(model.parameters()), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        net2vec(est), torch.nn.utils.parameters_to_vector(model.parameters()), rtol=0, atol=1e-12
+    )
     with torch.no_grad():
         wanted = [head(rnn(xs[: k + 1, n])[0][-1]).numpy() for n, k in enumerate(last)]
     assert np.allclose(est.predict(x, lengths=lengths), wanted, rtol=0, atol=1e-12)
@@ -415,13 +486,19 @@ W = np.random.default_rng(5).uniform(0, 2, (N, T)) * (np.random.default_rng(6).r
 def test_weights_go_with_rows(view, per):
     """Oracle: the fit on arrays with weights of every step, (N, T)."""
     name = view_name(view)
-    w = {"series": W[:, :1].repeat(T, 1), "integers": (W * 3).astype(int), "float32": W.astype("float32")}.get(per, W)
+    w = {
+        "series": W[:, :1].repeat(T, 1),
+        "integers": (W * 3).astype(int),
+        "float32": W.astype("float32"),
+    }.get(per, W)
     if name == "timesteps":
         w = W[:1].repeat(N, 0) if per == "series" else w
         given = w[0] if per == "series" else w.T
     else:
         given = w[:, 0] if per == "series" else w
-    given = {"frame": pd.DataFrame, "list": lambda a: a.tolist(), "torch": torch.tensor}.get(per, lambda a: a)(given)
+    given = {"frame": pd.DataFrame, "list": lambda a: a.tolist(), "torch": torch.tensor}.get(
+        per, lambda a: a
+    )(given)
     kept = np.array(np.asarray(given))
     est = make().fit(view(X), view(Y), given)
     assert torch.allclose(net2vec(est), net2vec(make().fit(X, Y, w)), rtol=0, atol=1e-7)
@@ -492,7 +569,9 @@ def test_the_same_random_state_gives_the_same_and_no_global_generator_moves(view
     torch.manual_seed(7)
     np.random.seed(7)  # noqa: NPY002  the one that must not move
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    est = SequenceRegressor(4, num_layers=2, dropout=0.3, epochs=2, shuffle=True, batchsize=3, random_state=5)
+    est = SequenceRegressor(
+        4, num_layers=2, dropout=0.3, epochs=2, shuffle=True, batchsize=3, random_state=5
+    )
     first, second = net2vec(est.fit(view(X), view(Y))), net2vec(est.fit(view(X), view(Y)))
     other = net2vec(est.set_params(random_state=6).fit(view(X), view(Y)))
     est.predict(view(X))
@@ -505,13 +584,15 @@ def test_the_same_random_state_gives_the_same_and_no_global_generator_moves(view
 def test_features_that_are_not_those_of_the_fit():
     est = make().fit(samples(X), samples(Y))
     way_out = (
-        "; if a splitter cut it, note that arrays of shape (F, N, T) are cut along F: hand samples(x) or timesteps(x) "
-        "to whatever splits"
+        "; if a splitter cut it, note that arrays of shape (F, N, T) are cut along F: hand "
+        "samples(x) or timesteps(x) to whatever splits"
     )
     for x in (X[:2], samples(X[:2]), timesteps(X[:2])):
         with pytest.raises(ShapeError) as info:
             est.predict(x)
-        assert str(info.value) == f"x has 2 features per step, but Estimator was fitted on 3{way_out}"
+        assert (
+            str(info.value) == f"x has 2 features per step, but Estimator was fitted on 3{way_out}"
+        )
     with pytest.raises(ValueError, match=(
         r"^X has 40 features, but Estimator is expecting 39 features as input: 3 features at each of 13 steps$"
     )):  # fmt: skip
@@ -520,19 +601,24 @@ def test_features_that_are_not_those_of_the_fit():
 
 def test_views_that_are_split_differently():
     with pytest.raises(
-        ShapeError, match=r"^x is samples\(\.\.\.\) and y is timesteps\(\.\.\.\); both must be split alike$"
+        ShapeError,
+        match=r"^x is samples\(\.\.\.\) and y is timesteps\(\.\.\.\); both must be split alike$",
     ):
         make().fit(samples(X), timesteps(Y))
     with pytest.raises(ShapeError, match=r"^x has 7 series and y has 3 "):
         make().fit(samples(X), samples(Y)[:3])
-    with pytest.raises(ValueError, match=r"^Found input variables with inconsistent numbers of samples: \[7, 4\]$"):
+    with pytest.raises(
+        ValueError, match=r"^Found input variables with inconsistent numbers of samples: \[7, 4\]$"
+    ):
         make().fit(samples(X), Y[0, :4, 0])
     with pytest.raises(
-        ValueError, match=r"^Found array with 0 sample\(s\) \(shape=\(0, 39\)\) while a minimum of 1 is "
+        ValueError,
+        match=r"^Found array with 0 sample\(s\) \(shape=\(0, 39\)\) while a minimum of 1 is ",
     ):
         make().fit(samples(X)[[]], samples(Y)[[]])
     with pytest.raises(
-        ValueError, match=r"^starts and lengths are for series that differ; timesteps\(x\) has one row per step, "
+        ValueError,
+        match=r"^starts and lengths are for series that differ; timesteps\(x\) has one row per step, ",
     ):
         make().fit(timesteps(X), timesteps(Y), lengths=[3] * N)
     with pytest.raises(ShapeError, match=(
@@ -564,13 +650,29 @@ def test_what_is_saved_is_loaded(case, tmp_path):
         "per series": lambda: (SequenceRegressor(**small), X, Y[0, :, -1]),
         "timesteps": lambda: (SequenceRegressor(**small), timesteps(X), timesteps(Y)),
         "rows": lambda: (SequenceRegressor(n_timesteps=T, **small), matrix, Y[0, :, -1]),
-        "frame": lambda: (SequenceRegressor(**small), pd.DataFrame(X[:, 0].T, columns=list("abc")), Y[0, 0]),
+        "frame": lambda: (
+            SequenceRegressor(**small),
+            pd.DataFrame(X[:, 0].T, columns=list("abc")),
+            Y[0, 0],
+        ),
         "strings": lambda: (SequenceClassifier(**small), samples(X), labels),
         "balanced": lambda: (SequenceClassifier(class_weight="balanced", **small), X, labels),
-        "weights": lambda: (SequenceClassifier(class_weight={"up": 2.0, "down": 1.0}, **small), X, labels),
-        "per step strings": lambda: (SequenceClassifier(**small), X, np.where(Y[:1] > 0, "up", "down")),
+        "weights": lambda: (
+            SequenceClassifier(class_weight={"up": 2.0, "down": 1.0}, **small),
+            X,
+            labels,
+        ),
+        "per step strings": lambda: (
+            SequenceClassifier(**small),
+            X,
+            np.where(Y[:1] > 0, "up", "down"),
+        ),
         "regressor": lambda: (EstimatorRegressor(spec=spec, random_state=0), X, Y),
-        "classifier": lambda: (EstimatorClassifier(spec=spec, random_state=0), X, np.sign(Y[:1]).astype(int)),
+        "classifier": lambda: (
+            EstimatorClassifier(spec=spec, random_state=0),
+            X,
+            np.sign(Y[:1]).astype(int),
+        ),
         "gru": lambda: (SequenceRegressor(cell="gru", num_layers=2, dropout=0.1, **small), X, Y),
     }[case]()
     est.fit(x, y)
@@ -616,4 +718,6 @@ def test_a_cell_that_is_a_class_is_asked_for(tmp_path):
         r"is code of its author's; give it: Estimator.load\(path, cell=...\) or est.set_params\(cell=...\)$"
     )):  # fmt: skip
         SequenceRegressor.load(tmp_path / "est")
-    assert np.array_equal(SequenceRegressor.load(tmp_path / "est", cell=GRU).predict(X), est.predict(X))
+    assert np.array_equal(
+        SequenceRegressor.load(tmp_path / "est", cell=GRU).predict(X), est.predict(X)
+    )

@@ -7,7 +7,13 @@ from sklearn.utils import compute_sample_weight
 from fluxutils_py.data import SampleWeight
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError
-from fluxutils_py.inputs.labels import ClassWeightArray, LabelEncoder, check_classes, find_classes, is_label
+from fluxutils_py.inputs.labels import (
+    ClassWeightArray,
+    LabelEncoder,
+    check_classes,
+    find_classes,
+    is_label,
+)
 
 N, T = 7, 11
 RNG = np.random.default_rng(3)
@@ -24,7 +30,9 @@ def test_labels_are_their_places_among_the_classes():
     assert (codes[0, 2, 3:5] == -100).all()
     assert (codes == -100).sum() == 2
     assert is_label(objects).sum() == N * T - 2
-    with pytest.raises(ValueError, match=r"^y has labels \['up'\] that are not in the classes \['down', 'level'\]"):
+    with pytest.raises(
+        ValueError, match=r"^y has labels \['up'\] that are not in the classes \['down', 'level'\]"
+    ):
         LabelEncoder(WORDS[:2])(labels)
     assert set(LabelEncoder(WORDS[:2], unknown=-1)(labels).ravel()) == {-1, 0, 1}
 
@@ -36,7 +44,11 @@ def test_classes_are_what_occurs_with_a_weight_in_a_series():
     w = np.ones((N, T))
     w[1] = 0
     assert find_classes(labels, SampleWeight(w, N, T)).tolist() == [0, 2, 7]
-    assert find_classes(labels, None, Segments.from_lengths(N, T, np.full(N, 9))).tolist() == [0, 1, 2]
+    assert find_classes(labels, None, Segments.from_lengths(N, T, np.full(N, 9))).tolist() == [
+        0,
+        1,
+        2,
+    ]
     with pytest.raises(DataError, match="no step of y that counts has a label"):
         check_classes(find_classes(np.full((1, N, T), np.nan), None))
 
@@ -45,6 +57,10 @@ def test_balanced_weights_are_those_of_scikit_learn():
     codes = RNG.choice(3, p=[0.6, 0.3, 0.1], size=(1, N, T))
     whole = Segments.from_lengths(N, T)
     found = ClassWeightArray("balanced", WORDS, codes, None, whole)[0, :, :]
-    assert np.allclose(found, compute_sample_weight("balanced", codes.ravel()).reshape(N, T), atol=1e-12)
-    found = ClassWeightArray({"up": 5}, WORDS, codes, SampleWeight(np.full(N, 2.0), N, T), whole)[0, 1:3, 4:9]
+    assert np.allclose(
+        found, compute_sample_weight("balanced", codes.ravel()).reshape(N, T), atol=1e-12
+    )
+    found = ClassWeightArray({"up": 5}, WORDS, codes, SampleWeight(np.full(N, 2.0), N, T), whole)[
+        0, 1:3, 4:9
+    ]
     assert np.array_equal(found, np.where(codes[0, 1:3, 4:9] == 2, 10, 2))

@@ -11,7 +11,11 @@ RNG = np.random.default_rng(5)
 def test_blocks_add_up_to_the_whole_with_weights_and_gaps():
     x, w = RNG.normal(1e6, 2, size=(F, N, T)), RNG.uniform(0, 2, size=(N, T))
     x[1, 2:4, 5] = np.nan
-    blocks = [(x[:, n, t], w[n, t]) for n in (slice(0, 3), slice(3, N)) for t in (slice(0, 4), slice(4, T))]
+    blocks = [
+        (x[:, n, t], w[n, t])
+        for n in (slice(0, 3), slice(3, N))
+        for t in (slice(0, 4), slice(4, T))
+    ]
     each = [(a, np.broadcast_to(v, a.shape)) for a, v in blocks]  # a weight for each feature
     for found in (moments(blocks, F), moments(each, F)):
         for f, (weight, mean, squares) in enumerate(zip(*found, strict=True)):

@@ -1,4 +1,6 @@
-"""fluxutils_py.inputs.sharded_data: what ranks with series of their own agree on; see also tests/mpi."""
+"""fluxutils_py.inputs.sharded_data: what ranks with series of their own agree on; see also
+tests/mpi.
+"""
 
 import threading
 
@@ -62,7 +64,15 @@ def series(a):
 
 
 @pytest.mark.parametrize(
-    "x", [X, X.astype("float32"), (X, X[:1].astype(int)), samples(X), series(X), (series(X), series(X[:2]))]
+    "x",
+    [
+        X,
+        X.astype("float32"),
+        (X, X[:1].astype(int)),
+        samples(X),
+        series(X),
+        (series(X), series(X[:2])),
+    ],
 )
 def test_a_rank_without_series_gets_a_stand_in_of_the_form_that_the_others_have(x):
     full, empty = on_ranks(lambda pool, a: pool.inputs(a, SCHEMA), [x, None])
@@ -70,7 +80,12 @@ def test_a_rank_without_series_gets_a_stand_in_of_the_form_that_the_others_have(
     assert not full.is_stand_in
     for a, b in zip(full.series, empty.series, strict=True):
         assert (a.F, a.dtype, a.kind, a.name) == (b.F, b.dtype, b.kind, b.name)
-    assert (empty.form, empty.is_list, empty.N, empty.whole().length.tolist()) == (full.form, full.is_list, 1, [0])
+    assert (empty.form, empty.is_list, empty.N, empty.whole().length.tolist()) == (
+        full.form,
+        full.is_list,
+        1,
+        [0],
+    )
     for inputs in (full, empty):
         assert inputs.shards.counts == (7, 0)
         assert inputs.all_series().length.tolist() == full.whole().length.tolist()
@@ -83,7 +98,9 @@ def test_targets_too(y):
     def read(pool, given):
         x, y = given
         inputs = pool.inputs(x, SCHEMA)
-        return pool.targets(y, inputs, TargetSchema("Estimator", target="auto" if np.ndim(y) != 2 else "series"))
+        return pool.targets(
+            y, inputs, TargetSchema("Estimator", target="auto" if np.ndim(y) != 2 else "series")
+        )
 
     full, empty = on_ranks(read, [(X, y), (None, None)])
     assert (full.per_series, full.ndim) == (empty.per_series, empty.ndim)
@@ -111,12 +128,20 @@ def test_sums_labels_and_moments_are_of_all_ranks():
         inputs = pool.inputs(given, SCHEMA)
         first = 0 if given is None else given.shape[1]
         classes = pool.classes(lambda: np.array(["b", "a"] if first == 7 else ["c"]), inputs)
-        return pool.total(first), classes.tolist(), pool.moments(np.array([first]), np.array([1.0 * first]), 0.0)
+        return (
+            pool.total(first),
+            classes.tolist(),
+            pool.moments(np.array([first]), np.array([1.0 * first]), 0.0),
+        )
 
     total, classes, (count, mean, squares) = on_ranks(find, [X, None, X[:, :2]])[1]
     values = np.repeat([7.0, 2.0], [7, 2])
     assert (total, classes) == (9, ["a", "b", "c"])
-    assert (count, mean, squares) == (9, pytest.approx(values.mean()), pytest.approx(9 * values.var()))
+    assert (count, mean, squares) == (
+        9,
+        pytest.approx(values.mean()),
+        pytest.approx(9 * values.var()),
+    )
 
 
 def test_one_process_reads_as_ever():

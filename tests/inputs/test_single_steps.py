@@ -16,7 +16,13 @@ def test_a_step_of_another_shape_is_refused():
 
 @pytest.mark.parametrize(
     ("series", "indices"),
-    [(2, [2]), (-1, [3]), ([0, 3], [0, 3]), (slice(1, 3), [1, 2]), (np.array([True, False, False, True]), [0, 3])],
+    [
+        (2, [2]),
+        (-1, [3]),
+        ([0, 3], [0, 3]),
+        (slice(1, 3), [1, 2]),
+        (np.array([True, False, False, True]), [0, 3]),
+    ],
 )
 def test_series_are_chosen_as_numpy_does(series, indices):
     assert series_indices(series, 4).tolist() == indices

@@ -1,4 +1,6 @@
-"""Targets of any size: SequenceRegressor learns them at mean 0 and variance 1, and answers in their units."""
+"""Targets of any size: SequenceRegressor learns them at mean 0 and variance 1, and answers in their
+units.
+"""
 
 import copy
 import pickle
@@ -10,7 +12,15 @@ import torch
 from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 
-from fluxutils_py import SequenceRegressor, SequenceScaler, h5mmap, h5save, net2vec, samples, timesteps
+from fluxutils_py import (
+    SequenceRegressor,
+    SequenceScaler,
+    h5mmap,
+    h5save,
+    net2vec,
+    samples,
+    timesteps,
+)
 from fluxutils_py.data import weights as weights_module
 from fluxutils_py.errors import DataError, LoadError, SpecError
 from fluxutils_py.training import Checkpointer, EveryNSteps
@@ -41,11 +51,15 @@ def _block_sizes(request, monkeypatch):
 
 def by_hand(y, live=None, w=None):
     """Mean and standard deviation of each output over the live steps, in NumPy."""
-    live = np.broadcast_to(np.ones(y.shape[1:], bool) if live is None else live, y.shape) & ~np.isnan(y)
+    live = np.broadcast_to(
+        np.ones(y.shape[1:], bool) if live is None else live, y.shape
+    ) & ~np.isnan(y)
     w = np.broadcast_to(np.ones(y.shape[1:]) if w is None else w, y.shape)
     pairs = [(v[k], u[k]) for v, u, k in zip(y, w, live, strict=True)]
     mean = np.array([np.average(v, weights=u) for v, u in pairs])
-    var = np.array([np.average((v - m) ** 2, weights=u) for (v, u), m in zip(pairs, mean, strict=True)])
+    var = np.array(
+        [np.average((v - m) ** 2, weights=u) for (v, u), m in zip(pairs, mean, strict=True)]
+    )
     return mean, np.sqrt(var)
 
 
@@ -69,12 +83,18 @@ def agrees(x, y, mean, std, *args, lengths=None, starts=None):
 
 def test_sales_around_50_are_learnt_with_all_defaults(rng):
     x = rng.normal(20, 5, size=(3, 20, 40)).astype("float32")
-    sales = 50 + np.einsum("f,fnt->nt", [0.5, -0.3, 0.2], x - 20)[None] + 0.3 * rng.normal(size=(1, 20, 40))
+    sales = (
+        50
+        + np.einsum("f,fnt->nt", [0.5, -0.3, 0.2], x - 20)[None]
+        + 0.3 * rng.normal(size=(1, 20, 40))
+    )
     train, test = slice(0, 15), slice(15, 20)
     rows = [x[:, part].reshape(3, -1).T for part in (train, test)]
     linear = LinearRegression().fit(rows[0], sales[0, train].ravel())
     assert linear.score(rows[1], sales[0, test].ravel()) > 0.95
-    model = make_pipeline(SequenceScaler(), SequenceRegressor(random_state=0)).fit(x[:, train], sales[:, train])
+    model = make_pipeline(SequenceScaler(), SequenceRegressor(random_state=0)).fit(
+        x[:, train], sales[:, train]
+    )
     assert model.score(x[:, test], sales[:, test]) > 0.8
 
 
@@ -144,10 +164,14 @@ def test_a_large_mean_takes_no_digits_from_float32_inputs(x, y, settings):
 def test_validation_is_scaled_alike_and_takes_no_part(x, y):
     train, test = slice(0, 9), slice(9, N)
     mean, std = by_hand(y[:, train])
-    est = SequenceRegressor(**SMALL).fit(x[:, train], y[:, train], validation_data=(x[:, test], 100 + y[:, test]))
+    est = SequenceRegressor(**SMALL).fit(
+        x[:, train], y[:, train], validation_data=(x[:, test], 100 + y[:, test])
+    )
     assert est.target_mean_ == pytest.approx(mean, rel=1e-12)
     plain = SequenceRegressor(**SMALL, scale_target=False).fit(
-        x[:, train], scaled(y[:, train], mean, std), validation_data=(x[:, test], scaled(100 + y[:, test], mean, std))
+        x[:, train],
+        scaled(y[:, train], mean, std),
+        validation_data=(x[:, test], scaled(100 + y[:, test], mean, std)),
     )
     assert est.validation_loss_curve_ == pytest.approx(plain.validation_loss_curve_, rel=1e-9)
 
@@ -167,12 +191,16 @@ def test_a_fit_that_goes_on_keeps_the_first_scale(x, y):
     assert torch.allclose(net2vec(est), net2vec(plain), rtol=0, atol=1e-8)
     warm = SequenceRegressor(**SMALL | {"epochs": 1}, warm_start=True).fit(x, y).fit(x, 3 * y)
     assert torch.equal(net2vec(warm), net2vec(est))
-    assert SequenceRegressor(**SMALL).fit(x, y).fit(x, 3 * y).target_mean_ == pytest.approx(3 * mean, rel=1e-12)
+    assert SequenceRegressor(**SMALL).fit(x, y).fit(x, 3 * y).target_mean_ == pytest.approx(
+        3 * mean, rel=1e-12
+    )
 
 
 def test_it_can_be_turned_off(x, y):
     est = SequenceRegressor(**SMALL, scale_target=False).fit(x, y)
-    with pytest.raises(AttributeError, match=r"^there is no mean and scale of targets before fit, and with "):
+    with pytest.raises(
+        AttributeError, match=r"^there is no mean and scale of targets before fit, and with "
+    ):
         est.target_mean_  # noqa: B018
     assert not hasattr(SequenceRegressor(), "target_scale_")
     assert abs(est.predict(x)).max() < 10
@@ -185,11 +213,17 @@ def test_it_is_stored(x, y, dtype, tmp_path):
     x, y = x.astype(dtype), y.astype(dtype)
     est = SequenceRegressor(**SMALL).fit(x, y)
     est.save(tmp_path / "est")
-    for again in (SequenceRegressor.load(tmp_path / "est"), pickle.loads(pickle.dumps(est)), copy.deepcopy(est)):
+    for again in (
+        SequenceRegressor.load(tmp_path / "est"),
+        pickle.loads(pickle.dumps(est)),
+        copy.deepcopy(est),
+    ):
         assert np.array_equal(again.predict(x), est.predict(x))
         assert again.predict(x).dtype == dtype
         assert again.score(x, y) == est.score(x, y)
-        assert torch.equal(net2vec(again.partial_fit(x, 2 * y)), net2vec(copy.deepcopy(est).partial_fit(x, 2 * y)))
+        assert torch.equal(
+            net2vec(again.partial_fit(x, 2 * y)), net2vec(copy.deepcopy(est).partial_fit(x, 2 * y))
+        )
 
 
 @pytest.mark.parametrize("view", [lambda a: a, samples, timesteps])
@@ -225,7 +259,9 @@ def test_no_more_than_blocks_are_ever_read(x, y, monkeypatch):
     watched = Watched(y)
     est = SequenceRegressor(**SMALL).fit(x, watched)
     assert max(watched.reads) <= 60
-    assert torch.allclose(net2vec(est), net2vec(SequenceRegressor(**SMALL).fit(x, y)), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        net2vec(est), net2vec(SequenceRegressor(**SMALL).fit(x, y)), rtol=0, atol=1e-12
+    )
 
 
 def test_a_fit_that_was_killed_goes_on_and_one_on_other_targets_does_not(x, y, tmp_path):
@@ -243,14 +279,19 @@ def test_a_fit_that_was_killed_goes_on_and_one_on_other_targets_does_not(x, y, t
     assert torch.equal(net2vec(make().fit(x, y)), net2vec(whole))
     other = y.copy()
     other[:, N // 2, T // 2] += 1  # in no window that a digest of the ends sees
-    with pytest.raises(LoadError, match=r"the scale of the targets \(digest\): .* -> .*call fit with the same data"):
+    with pytest.raises(
+        LoadError, match=r"the scale of the targets \(digest\): .* -> .*call fit with the same data"
+    ):
         make().fit(x, other)
 
 
 def test_infinite_targets_are_refused_as_ever(x, y):
     y[0, 3, 4] = np.inf
     est = SequenceRegressor(**SMALL)
-    with warnings.catch_warnings(action="error"), pytest.raises(DataError, match=r"^y is inf at feature 0, series 3, "):
+    with (
+        warnings.catch_warnings(action="error"),
+        pytest.raises(DataError, match=r"^y is inf at feature 0, series 3, "),
+    ):
         est.fit(x, y)
     w = np.ones((N, T))
     w[3, 4] = 0

@@ -1,4 +1,6 @@
-"""What y means beside x: matrices of all steps, labels per step, labels and values that are missing."""
+"""What y means beside x: matrices of all steps, labels per step, labels and values that are
+missing.
+"""
 
 import re
 
@@ -9,7 +11,13 @@ import pytest
 import torch
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.inspection import permutation_importance
-from sklearn.metrics import ConfusionMatrixDisplay, RocCurveDisplay, accuracy_score, confusion_matrix, roc_auc_score
+from sklearn.metrics import (
+    ConfusionMatrixDisplay,
+    RocCurveDisplay,
+    accuracy_score,
+    confusion_matrix,
+    roc_auc_score,
+)
 from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.preprocessing import StandardScaler
 
@@ -64,7 +72,8 @@ def test_with_one_target_per_series_fit_refuses_what_predict_refuses(x, y, kind,
         lambda: est.score(as_given(bad), target),
     ):
         with pytest.raises(
-            DataError, match="x is nan at feature 1, series 7, step 5; a step without input is NaN in all"
+            DataError,
+            match="x is nan at feature 1, series 7, step 5; a step without input is NaN in all",
         ):
             call()
     with_gap = kind(**SMALL).fit(as_given(gap), target)
@@ -85,7 +94,10 @@ def test_a_matrix_of_all_steps_beside_samples_is_every_steps(x, y, g):
     flat = SequenceRegressor(**SMALL, n_timesteps=T).fit(matrix(x), matrix(y[:g]))
     assert same(flat, native)
     assert same(est.partial_fit(samples(x), matrix(y[:g])), native.partial_fit(x, y[:g]))
-    other = x[:, :, :3], y[:g, :, :3]  # so few steps could be targets of series, had it not been fitted
+    other = (
+        x[:, :, :3],
+        y[:g, :, :3],
+    )  # so few steps could be targets of series, had it not been fitted
     assert est.score(samples(other[0]), matrix(other[1])) == native.score(*other)
 
 
@@ -95,12 +107,17 @@ def test_other_matrices_beside_samples_are_of_series(x, y):
     assert est.predict(samples(x)).shape == (N, 2)
     assert same(est, SequenceRegressor(**SMALL).fit(x, last))
     many = np.repeat(last, 13, 1)  # 2 * T targets of a series
-    assert SequenceRegressor(**SMALL, target="series").fit(samples(x), many).predict(x).shape == (N, 26)
+    assert SequenceRegressor(**SMALL, target="series").fit(samples(x), many).predict(x).shape == (
+        N,
+        26,
+    )
     for n_steps in (1, 2):  # what was fitted tells what it is
         est.score(samples(x[:, :, :n_steps]), last)
 
 
-@pytest.mark.parametrize(("n_steps", "view", "g"), [(4, samples, 1), (4, samples, 2), (T, lambda a: a, 1)])
+@pytest.mark.parametrize(
+    ("n_steps", "view", "g"), [(4, samples, 1), (4, samples, 2), (T, lambda a: a, 1)]
+)
 def test_what_may_be_either_is_asked_for(x, y, n_steps, view, g):
     x, y = x[:, :, :n_steps], y[:g, :, :n_steps]
     way_out = {
@@ -111,7 +128,8 @@ def test_what_may_be_either_is_asked_for(x, y, n_steps, view, g):
         SequenceRegressor(**SMALL).fit(view(x), matrix(y))
     assert way_out[g] in str(info.value)
     assert str(info.value).endswith(
-        f", or set target='step'; if it is {g * n_steps} targets for each series, set target='series'"
+        f", or set target='step'; if it is {g * n_steps} targets for each series, set "
+        "target='series'"
     )
     native = SequenceRegressor(**SMALL).fit(x, y)
     assert same(SequenceRegressor(**SMALL, target="step").fit(view(x), matrix(y)), native)
@@ -130,15 +148,24 @@ def back(y):
 @pytest.mark.parametrize("g", [1, 2])
 @pytest.mark.parametrize("view", [samples, timesteps])
 def test_transformed_targets_are_right_by_default(rng, view, g):
-    """It makes a plain matrix of the view of targets; predictions come in the same rows and are transformed back."""
+    """It makes a plain matrix of the view of targets; predictions come in the same rows and are
+    transformed back.
+    """
     x = rng.normal(size=(F, 30, 20))
     y = 500 + 20 * np.stack([x[0] + x[1], x[0] - x[1]])[:g]
     settings = {"epochs": 300, "random_state": 0, "scale_target": False, "weight_decay": 0.0}
-    model = TransformedTargetRegressor(SequenceRegressor(**settings), func=standard, inverse_func=back)
+    model = TransformedTargetRegressor(
+        SequenceRegressor(**settings), func=standard, inverse_func=back
+    )
     found = model.fit(view(x), view(y)).predict(view(x))
     by_hand = SequenceRegressor(**settings).fit(x, standard(y))
     assert np.allclose(found, np.asarray(view(back(by_hand.predict(x)))), rtol=1e-9)
-    assert 1 - ((found - np.asarray(view(y))) ** 2).sum() / ((y - y.mean((1, 2), keepdims=True)) ** 2).sum() > 0.99
+    assert (
+        1
+        - ((found - np.asarray(view(y))) ** 2).sum()
+        / ((y - y.mean((1, 2), keepdims=True)) ** 2).sum()
+        > 0.99
+    )
     assert model.score(view(x), view(y)) > 0.98  # the mean over columns
     scaled = TransformedTargetRegressor(SequenceRegressor(**SMALL), transformer=StandardScaler())
     assert cross_val_predict(scaled, view(x), view(y), cv=KFold(2)).shape == view(y).shape
@@ -156,7 +183,9 @@ def test_one_output_of_several_gets_back_its_units(x):
         r"inverse_transform\(x, features=\[0\]\)$"
     )):  # fmt: skip
         scaler.inverse_transform(scaled[:1])
-    with pytest.raises(ShapeError, match=r"^features must be 1 places or names among the 2 features, got \[2\]$"):
+    with pytest.raises(
+        ShapeError, match=r"^features must be 1 places or names among the 2 features, got \[2\]$"
+    ):
         scaler.inverse_transform(scaled[:1], features=[2])
 
 
@@ -198,15 +227,16 @@ def test_a_matrix_of_other_labels_is_an_error(x, shape):
     with pytest.raises(ShapeError) as info:
         SequenceClassifier(**SMALL).fit(x, np.zeros(shape, int))
     assert str(info.value) == (
-        f"y should be a 1d array, one label per series, or have the shape ({N}, {T}), a label per step; y has shape "
-        f"{shape}"
+        f"y should be a 1d array, one label per series, or have the shape ({N}, {T}), a label per "
+        f"step; y has shape {shape}"
     )
 
 
 def test_class_weights_of_labels_that_are_no_class_are_refused(x, labels):
     classes = np.unique(labels).tolist()
     with pytest.raises(
-        ValueError, match=rf"^class_weight names \['zzz'\], but the classes are {re.escape(str(classes))}$"
+        ValueError,
+        match=rf"^class_weight names \['zzz'\], but the classes are {re.escape(str(classes))}$",
     ):
         SequenceClassifier(**SMALL, class_weight={"zzz": 3, classes[0]: 1}).fit(x, labels)
 
@@ -220,7 +250,9 @@ def test_a_flat_matrix_after_sequences_is_told_how_to_come(x, y):
     for given in (SequenceRegressor(**SMALL), SequenceRegressor(**SMALL, n_timesteps=T)):
         form = samples if given.n_timesteps is None else matrix
         est = given.fit(form(x), form(y[:1]))
-        assert permutation_importance(est, samples(x), samples(y[:1]), n_repeats=1).importances_mean.shape == (F * T,)
+        assert permutation_importance(
+            est, samples(x), samples(y[:1]), n_repeats=1
+        ).importances_mean.shape == (F * T,)
 
 
 @pytest.mark.parametrize("none", [None, np.nan, pd.NA])
@@ -239,7 +271,9 @@ def test_steps_without_a_label_do_not_count(x, labels, none, form, rng):
     est = SequenceClassifier(**SMALL).fit(*given)
     assert est.classes_.tolist() == LABELS.tolist()
     assert torch.allclose(net2vec(est), net2vec(weighed), rtol=0, atol=1e-12)
-    assert est.score(*given) == pytest.approx(accuracy_score(labels[~gone], est.predict(x)[0][~gone]))
+    assert est.score(*given) == pytest.approx(
+        accuracy_score(labels[~gone], est.predict(x)[0][~gone])
+    )
 
 
 class Lazy:
@@ -257,9 +291,7 @@ def test_a_series_without_a_label_is_refused(x, labels, none):
     y = labels[:, -1].astype(object)
     gone = np.arange(N) == 4
     est = SequenceClassifier(**SMALL).fit(x, y, (~gone).astype(float))  # what the message says
-    message = (
-        rf"^y has no label in row 4: {none!r}; leave such rows out, or give them a label and the sample_weight 0\."
-    )
+    message = rf"^y has no label in row 4: {none!r}; leave such rows out, or give them a label and the sample_weight 0\."
     for call in (
         lambda y: SequenceClassifier(**SMALL).fit(x, y),
         lambda y: SequenceClassifier(**SMALL).fit(samples(x), y, gone.astype(float)),
@@ -272,7 +304,10 @@ def test_a_series_without_a_label_is_refused(x, labels, none):
             call(np.where(gone, none, y))
         with pytest.raises(DataError, match=message):
             call(np.where(gone, none, y).tolist())
-    with pytest.raises(DataError, match=r"^y has labels of types .*int.*str.*, which have no order; make all of one "):
+    with pytest.raises(
+        DataError,
+        match=r"^y has labels of types .*int.*str.*, which have no order; make all of one ",
+    ):
         est.partial_fit(x, np.arange(N).astype(object))
 
 
@@ -291,8 +326,13 @@ def test_displays_and_metrics_take_the_steps(x, labels, rng):
     ):
         assert all(np.array_equal(a, b) for a, b in zip(got, wanted, strict=True))
     in_time = flatten_steps(y.T, est.predict(timesteps(x)), est.predict_proba(timesteps(x)))
-    assert confusion_matrix(*in_time[:2]).tolist() == confusion_matrix(wanted[0].astype(str), wanted[1]).tolist()
-    view = flatten_steps(timesteps(y[None]), est.predict(timesteps(x)), est.predict_proba(timesteps(x)))
+    assert (
+        confusion_matrix(*in_time[:2]).tolist()
+        == confusion_matrix(wanted[0].astype(str), wanted[1]).tolist()
+    )
+    view = flatten_steps(
+        timesteps(y[None]), est.predict(timesteps(x)), est.predict_proba(timesteps(x))
+    )
     assert all(np.array_equal(a, b) for a, b in zip(view, wanted, strict=True))
     true, pred, p = got
     display = ConfusionMatrixDisplay.from_predictions(true.astype(str), pred)
@@ -312,7 +352,9 @@ def test_displays_take_estimators_of_series_and_of_one_series_in_time(x, labels)
     display = ConfusionMatrixDisplay.from_estimator(per_series, samples(x), labels[:, -1])
     assert display.confusion_matrix.sum() == N
     one, is_ant = timesteps(x[:, :1]), labels[0] == "ant"
-    per_step = EstimatorClassifier(spec={"epochs": 2, "batchsize": 5, "seqsize": 6}).fit(one, is_ant)
+    per_step = EstimatorClassifier(spec={"epochs": 2, "batchsize": 5, "seqsize": 6}).fit(
+        one, is_ant
+    )
     display = ConfusionMatrixDisplay.from_estimator(per_step, one, is_ant)
     assert display.confusion_matrix.sum() == T
     assert 0 <= RocCurveDisplay.from_estimator(per_step, one, is_ant).roc_auc <= 1
@@ -330,10 +372,14 @@ def test_numbers_are_flattened_too(x, y):
 # -- masks -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["x", "y", "labels", "per series", "per series labels", "weights", "matrix", "view"])
+@pytest.mark.parametrize(
+    "what", ["x", "y", "labels", "per series", "per series labels", "weights", "matrix", "view"]
+)
 def test_the_mask_of_a_masked_array_is_never_dropped(x, y, labels, what):
     def masked(array):
-        return np.ma.masked_array(array, np.arange(np.size(array)).reshape(np.shape(array)) % 3 == 0)
+        return np.ma.masked_array(
+            array, np.arange(np.size(array)).reshape(np.shape(array)) % 3 == 0
+        )
 
     regressor, classifier = SequenceRegressor(**SMALL), SequenceClassifier(**SMALL)
     call = {
@@ -346,11 +392,17 @@ def test_the_mask_of_a_masked_array_is_never_dropped(x, y, labels, what):
         "matrix": lambda: regressor.fit(masked(matrix(x)), y[0, :, 0]),
         "view": lambda: samples(masked(x)),
     }[what]
-    name, fill = {"x": "x", "matrix": "x", "view": "x", "weights": "sample_weight"}.get(what, "y"), "np.nan"
+    name, fill = (
+        {"x": "x", "matrix": "x", "view": "x", "weights": "sample_weight"}.get(what, "y"),
+        "np.nan",
+    )
     fill = "0" if what == "weights" else fill
     with pytest.raises(DataError) as info:
         call()
-    assert str(info.value) == f"{name} is a masked array, whose mask would be lost; use {name}.filled({fill})"
+    assert (
+        str(info.value)
+        == f"{name} is a masked array, whose mask would be lost; use {name}.filled({fill})"
+    )
 
 
 def test_other_uses_of_masked_arrays_are_refused_too(x, y):

@@ -1,4 +1,6 @@
-"""The awkward shape of the laws, on which nothing divides, and a plain PyTorch loop to compare with."""
+"""The awkward shape of the laws, on which nothing divides, and a plain PyTorch loop to compare
+with.
+"""
 
 import copy
 from dataclasses import dataclass
@@ -51,8 +53,18 @@ def window(a, series, start, stop):
     return torch.tensor(np.ascontiguousarray(a[:, series, start:stop].transpose(2, 1, 0)))
 
 
-def plain_loop(task, optimizer, epochs=1, batchsize=B, seqsize=S, criterion=None, after_backward=lambda params: None):
-    """The loop a careful person writes by hand. Returns parameters (flat), losses per step, gradients per step."""
+def plain_loop(
+    task,
+    optimizer,
+    epochs=1,
+    batchsize=B,
+    seqsize=S,
+    criterion=None,
+    after_backward=lambda params: None,
+):
+    """The loop a careful person writes by hand. Returns parameters (flat), losses per step,
+    gradients per step.
+    """
     lstm, head = task.plain()
     params = [*lstm.parameters(), *head.parameters()]
     opt = optimizer(params)

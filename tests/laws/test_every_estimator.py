@@ -107,13 +107,17 @@ def test_law_3_chunks_equal_the_whole(kind):
 def test_law_4_and_5_steps_without_a_target_are_steps_without_weight(kind):
     y, odd = targets(kind), np.random.default_rng(1).random((N, T)) < 0.3
     missing = fit(kind, y=without(y, odd))
-    assert (net2vec(fit(kind, weight=np.full((N, T), 7.0))) - net2vec(plain(kind))).abs().max() < 1e-12
+    assert (
+        net2vec(fit(kind, weight=np.full((N, T), 7.0))) - net2vec(plain(kind))
+    ).abs().max() < 1e-12
     assert (net2vec(fit(kind, weight=1.0 - odd)) - net2vec(missing)).abs().max() < 1e-12
     assert (net2vec(missing) - net2vec(plain(kind))).abs().max() > 1e-6
     late = np.arange(N) % 5
     inside = np.arange(T) >= late[:, None]
     series = [X[:, n, s:] for n, s in enumerate(late)], [y[:, n, s:] for n, s in enumerate(late)]
-    starting = kind(random_state=0, verbose=False).fit(X, without(y, ~inside), epochs=3, starts=late)
+    starting = kind(random_state=0, verbose=False).fit(
+        X, without(y, ~inside), epochs=3, starts=late
+    )
     assert (net2vec(fit(kind, *series)) - net2vec(starting)).abs().max() < 1e-12
 
 

@@ -41,24 +41,32 @@ def test_parameters_after_100_adam_steps(dtype):
 )
 def test_any_optimizer(task, optimizer):
     expected, _, _ = plain_loop(task, optimizer)
-    est = Estimator(task.ours(), None, optimizer, Spec(epochs=1, batchsize=B, seqsize=S)).fit(task.x, task.y)
+    est = Estimator(task.ours(), None, optimizer, Spec(epochs=1, batchsize=B, seqsize=S)).fit(
+        task.x, task.y
+    )
     assert difference(net2vec(est), expected) < 1e-12
 
 
 def test_the_default_optimizer_is_adamw(task):
     expected, _, _ = plain_loop(task, torch.optim.AdamW)
-    est = Estimator(task.ours(), None, None, Spec(epochs=1, batchsize=B, seqsize=S)).fit(task.x, task.y)
+    est = Estimator(task.ours(), None, None, Spec(epochs=1, batchsize=B, seqsize=S)).fit(
+        task.x, task.y
+    )
     assert difference(net2vec(est), expected) < 1e-12
 
 
 def test_an_optimizer_instance_keeps_its_groups(task):
     lstm, head = task.plain()
     model = nn.Sequential(lstm, head)
-    opt = torch.optim.SGD([{"params": head.parameters(), "lr": 0.1}, {"params": lstm.parameters()}], lr=1e-3)
+    opt = torch.optim.SGD(
+        [{"params": head.parameters(), "lr": 0.1}, {"params": lstm.parameters()}], lr=1e-3
+    )
     before = net2vec(model)
 
     def grouped(params):
-        return torch.optim.SGD([{"params": params[-2:], "lr": 0.1}, {"params": params[:-2]}], lr=1e-3)
+        return torch.optim.SGD(
+            [{"params": params[-2:], "lr": 0.1}, {"params": params[:-2]}], lr=1e-3
+        )
 
     expected, _, _ = plain_loop(task, grouped)
     est = Estimator(model, None, opt, Spec(epochs=1, batchsize=B, seqsize=S)).fit(task.x, task.y)
@@ -73,7 +81,9 @@ def test_a_loss_that_steps_through_time(task):
         return total / len(xs)
 
     expected, _, _ = plain_loop(task, adam)
-    est = Estimator(task.ours(), loss, adam, Spec(epochs=1, batchsize=B, seqsize=S)).fit(task.x, task.y)
+    est = Estimator(task.ours(), loss, adam, Spec(epochs=1, batchsize=B, seqsize=S)).fit(
+        task.x, task.y
+    )
     assert difference(net2vec(est), expected) < 1e-12
 
 
@@ -88,7 +98,9 @@ def test_a_model_that_takes_single_steps_only(task):
             return self.head(self.lstm(x)).reshape(n_series, 2)
 
     expected, _, _ = plain_loop(task, adam)
-    est = Estimator(PerStep(*task.plain()), None, adam, Spec(epochs=1, batchsize=B, seqsize=S)).fit(task.x, task.y)
+    est = Estimator(PerStep(*task.plain()), None, adam, Spec(epochs=1, batchsize=B, seqsize=S)).fit(
+        task.x, task.y
+    )
     assert difference(net2vec(est), expected) < 1e-12
 
 
@@ -99,16 +111,22 @@ def test_a_cell_in_a_sequential(task):
         for ours, theirs in zip(cell.parameters(), lstm.parameters(), strict=True):
             ours.copy_(theirs)
     expected, _, _ = plain_loop(task, adam)
-    est = Estimator(nn.Sequential(cell, head), None, adam, Spec(epochs=1, batchsize=B, seqsize=S)).fit(task.x, task.y)
+    est = Estimator(
+        nn.Sequential(cell, head), None, adam, Spec(epochs=1, batchsize=B, seqsize=S)
+    ).fit(task.x, task.y)
     assert difference(net2vec(est), expected) < 1e-12
 
 
 def test_clip_is_the_global_norm(task):
     clip = 0.4
-    expected, _, grads = plain_loop(task, adam, after_backward=lambda p: nn.utils.clip_grad_norm_(p, clip))
+    expected, _, grads = plain_loop(
+        task, adam, after_backward=lambda p: nn.utils.clip_grad_norm_(p, clip)
+    )
     norms = [float(g.norm()) for g in grads]
     assert min(norms) < clip < max(norms)  # some are clipped, some are not
-    est = Estimator(task.ours(), None, adam, Spec(epochs=1, batchsize=B, seqsize=S, clip=clip)).fit(task.x, task.y)
+    est = Estimator(task.ours(), None, adam, Spec(epochs=1, batchsize=B, seqsize=S, clip=clip)).fit(
+        task.x, task.y
+    )
     assert difference(net2vec(est), expected) < 1e-12
     assert difference(est.grad_, torch.stack(grads).mean(0)) < 1e-12  # grad_ is before clipping
 
@@ -123,11 +141,18 @@ def test_accumulate_weighs_windows_by_their_steps(task, k):
     for i, (g, t) in enumerate(jobs):
         if t == 0:
             state = None
-        xs, ys = window(task.x, slice(g, g + B), t, t + S), window(task.y, slice(g, g + B), t, t + S)
+        xs, ys = (
+            window(task.x, slice(g, g + B), t, t + S),
+            window(task.y, slice(g, g + B), t, t + S),
+        )
         h, state = lstm(xs, state)
         n = xs.shape[0] * xs.shape[1]
         grads = torch.autograd.grad(F.mse_loss(head(h), ys), params)
-        total, count, windows = [a + n * g_ for a, g_ in zip(total, grads, strict=True)], count + n, windows + 1
+        total, count, windows = (
+            [a + n * g_ for a, g_ in zip(total, grads, strict=True)],
+            count + n,
+            windows + 1,
+        )
         if windows == k or i == len(jobs) - 1:
             for p, a in zip(params, total, strict=True):
                 p.grad = a / count
@@ -146,7 +171,13 @@ def test_shuffle_moves_series_never_time(task):
         seen.append(xs[:, :, 0].clone())
         return F.mse_loss(model(xs), ys)
 
-    est = Estimator(task.ours(), loss, adam, Spec(epochs=2, batchsize=B, seqsize=S, shuffle=True), random_state=3)
+    est = Estimator(
+        task.ours(),
+        loss,
+        adam,
+        Spec(epochs=2, batchsize=B, seqsize=S, shuffle=True),
+        random_state=3,
+    )
     est.fit(task.x, task.y)
     by_series = {round(float(v), 12): n for n, v in enumerate(task.x[0, :, 0])}
     orders = []
@@ -155,7 +186,9 @@ def test_shuffle_moves_series_never_time(task):
         for group in range(5):
             windows = epoch[group * 5 : group * 5 + 5]
             series = [by_series[round(float(v), 12)] for v in windows[0][0]]
-            assert torch.equal(torch.cat(windows), torch.tensor(task.x[0, series].T))  # each walks forward, whole
+            assert torch.equal(
+                torch.cat(windows), torch.tensor(task.x[0, series].T)
+            )  # each walks forward, whole
             order += series
         assert sorted(order) == list(range(37))
         orders.append(order)
@@ -188,7 +221,9 @@ def test_embeddings_and_cross_entropy():
             loss.backward()
             opt.step()
             state = tuple(s.detach() for s in state)
-    est = Estimator(Tagger(), nn.CrossEntropyLoss(), adam, Spec(epochs=1, batchsize=5, seqsize=7)).fit(x, y)
+    est = Estimator(
+        Tagger(), nn.CrossEntropyLoss(), adam, Spec(epochs=1, batchsize=5, seqsize=7)
+    ).fit(x, y)
     assert difference(net2vec(est), flat(plain.parameters())) < 1e-5
     assert est.predict(x).shape == (5, 13, 29)
     assert est.score(x, y) == pytest.approx((est.predict(x).argmax(0) == y[0]).mean())
@@ -209,7 +244,12 @@ def test_tuples_of_inputs_and_outputs(task):
 
     expected, _, _ = plain_loop(task, adam, criterion=both)
     x, y = (task.x[:1], task.x[1:]), (task.y[:1], task.y[1:])
-    est = Estimator(TwoInTwoOut(*task.plain()), seqloss(F.mse_loss), adam, Spec(epochs=1, batchsize=B, seqsize=S))
+    est = Estimator(
+        TwoInTwoOut(*task.plain()),
+        seqloss(F.mse_loss),
+        adam,
+        Spec(epochs=1, batchsize=B, seqsize=S),
+    )
     est.fit(x, y)
     assert difference(net2vec(est), expected) < 1e-12
     predicted = est.predict(x)
@@ -224,14 +264,18 @@ def test_tuples_of_inputs_and_outputs(task):
         seen.append((len(xs), xs[0].shape[-1], xs[1].shape[-1], len(ys)))
         return sum(F.mse_loss(a, b) for a, b in zip(model(*xs), ys, strict=True))
 
-    custom = Estimator(TwoInTwoOut(*task.plain()), loss, adam, Spec(epochs=1, batchsize=B, seqsize=S)).fit(x, y)
+    custom = Estimator(
+        TwoInTwoOut(*task.plain()), loss, adam, Spec(epochs=1, batchsize=B, seqsize=S)
+    ).fit(x, y)
     assert set(seen) == {(2, 1, 2, 2)}
     assert difference(net2vec(custom), expected) < 1e-12
 
 
 def test_global_generators_are_left_alone_and_random_state_rules(task):
     model = nn.Sequential(LSTM(3, 7, num_layers=2, dropout=0.5), nn.Linear(7, 2))
-    made = Estimator(model, spec=Spec(epochs=2, batchsize=B, seqsize=S, shuffle=True), random_state=7)
+    made = Estimator(
+        model, spec=Spec(epochs=2, batchsize=B, seqsize=S, shuffle=True), random_state=7
+    )
     torch.manual_seed(123)
     np.random.seed(123)  # noqa: NPY002  # the legacy global generator is what must stay
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002  as above
@@ -243,7 +287,9 @@ def test_global_generators_are_left_alone_and_random_state_rules(task):
     assert not torch.equal(first, net2vec(made.set_params(random_state=8).fit(task.x, task.y)))
 
 
-@pytest.mark.parametrize("spec", [Spec(2, 4, 5, accumulate=3), Spec(2, 4, 5, clip=1e-3)], ids=["accumulate", "clip"])
+@pytest.mark.parametrize(
+    "spec", [Spec(2, 4, 5, accumulate=3), Spec(2, 4, 5, clip=1e-3)], ids=["accumulate", "clip"]
+)
 def test_sparse_gradients_equal_dense_ones(spec):
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 11, size=(1, 7, 13)), rng.normal(size=(1, 7, 13)).astype("f4")
@@ -252,7 +298,11 @@ def test_sparse_gradients_equal_dense_ones(spec):
         def __init__(self, sparse):
             super().__init__()
             torch.manual_seed(0)
-            self.embedding, self.lstm, self.head = nn.Embedding(11, 4, sparse=sparse), LSTM(4, 6), nn.Linear(6, 1)
+            self.embedding, self.lstm, self.head = (
+                nn.Embedding(11, 4, sparse=sparse),
+                LSTM(4, 6),
+                nn.Linear(6, 1),
+            )
 
         def forward(self, x):
             return self.head(self.lstm(self.embedding(x[..., 0])))

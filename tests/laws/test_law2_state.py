@@ -1,4 +1,6 @@
-"""Law 2: state is carried from window to window, detached at each boundary, reset for each new group of series."""
+"""Law 2: state is carried from window to window, detached at each boundary, reset for each new
+group of series.
+"""
 
 import copy
 from functools import partial
@@ -15,7 +17,9 @@ from fluxutils_py.nn import GRU, LSTM, RNN, Recur
 
 from .conftest import B, S, T, difference, flat, plain_loop, window
 
-still = partial(torch.optim.SGD, lr=0.0)  # an optimizer that changes nothing: fit then measures gradients
+still = partial(
+    torch.optim.SGD, lr=0.0
+)  # an optimizer that changes nothing: fit then measures gradients
 sgd = partial(torch.optim.SGD, lr=0.05)
 
 
@@ -28,15 +32,23 @@ def test_one_window_per_series_is_full_bptt(task, seqsize):
         h, _ = lstm(window(task.x, slice(g, g + B), 0, T))
         loss = F.mse_loss(head(h), window(task.y, slice(g, g + B), 0, T))
         gradients.append(flat(torch.autograd.grad(loss, params)))
-    est = Estimator(task.ours(), None, still, Spec(epochs=1, batchsize=B, seqsize=seqsize)).fit(task.x, task.y)
+    est = Estimator(task.ours(), None, still, Spec(epochs=1, batchsize=B, seqsize=seqsize)).fit(
+        task.x, task.y
+    )
     assert difference(est.grad_, torch.stack(gradients).mean(0)) < 1e-14
 
 
 def test_short_windows_see_the_same_losses_and_truncated_gradients(task):
     _, _, grads = plain_loop(task, still)
-    est = Estimator(task.ours(), None, still, Spec(epochs=1, batchsize=B, seqsize=S)).fit(task.x, task.y)
-    whole = Estimator(task.ours(), None, still, Spec(epochs=1, batchsize=B, seqsize=T)).fit(task.x, task.y)
-    assert est.loss_curve_[0] == pytest.approx(whole.loss_curve_[0], rel=1e-13)  # the state came across
+    est = Estimator(task.ours(), None, still, Spec(epochs=1, batchsize=B, seqsize=S)).fit(
+        task.x, task.y
+    )
+    whole = Estimator(task.ours(), None, still, Spec(epochs=1, batchsize=B, seqsize=T)).fit(
+        task.x, task.y
+    )
+    assert est.loss_curve_[0] == pytest.approx(
+        whole.loss_curve_[0], rel=1e-13
+    )  # the state came across
     assert difference(est.grad_, torch.stack(grads).mean(0)) < 1e-14
     assert difference(est.grad_, whole.grad_) > 1e-3  # the gradient did not
 
@@ -70,7 +82,9 @@ def test_every_recurrent_layer_carries(layer, task):
             loss.backward()
             opt.step()
             state = tuple(s.detach() for s in state) if layer is LSTM else state.detach()
-    est = Estimator(nn.Sequential(rnn, head), None, sgd, Spec(epochs=1, batchsize=B, seqsize=S)).fit(task.x, task.y)
+    est = Estimator(
+        nn.Sequential(rnn, head), None, sgd, Spec(epochs=1, batchsize=B, seqsize=S)
+    ).fit(task.x, task.y)
     assert difference(net2vec(est), flat(params)) < 1e-12
 
 
@@ -101,7 +115,9 @@ def test_a_recurrent_module_of_ones_own(task):
             loss.backward()
             opt.step()
             state = state.detach()
-    est = Estimator(Recur(Leaky()), None, sgd, Spec(epochs=1, batchsize=B, seqsize=S)).fit(task.x, task.y)
+    est = Estimator(Recur(Leaky()), None, sgd, Spec(epochs=1, batchsize=B, seqsize=S)).fit(
+        task.x, task.y
+    )
     assert difference(net2vec(est), flat(plain.parameters())) < 1e-12
     parts, state = [], None
     for t in range(0, T, 9):
@@ -149,7 +165,9 @@ class StepOnly(nn.Module):
 
 
 def test_overlap_of_the_whole_past_is_full_bptt_of_each_window(task):
-    est = Estimator(task.ours(), None, still, Spec(epochs=1, batchsize=B, seqsize=S, overlap=T)).fit(task.x, task.y)
+    est = Estimator(
+        task.ours(), None, still, Spec(epochs=1, batchsize=B, seqsize=S, overlap=T)
+    ).fit(task.x, task.y)
     lstm, head = task.plain()
     params = [*lstm.parameters(), *head.parameters()]
     grads = []
@@ -194,9 +212,14 @@ def test_validation_has_a_state_of_its_own_and_disturbs_nothing(task):
     spec = Spec(epochs=2, batchsize=B, seqsize=S)
     xv, yv = task.x[:, :11, ::-1], task.y[:, :11, ::-1]
     without = Estimator(model, None, sgd, spec, random_state=0).fit(task.x, task.y)
-    with_it = Estimator(model, None, sgd, spec, random_state=0).fit(task.x, task.y, validation_data=(xv, yv))
+    with_it = Estimator(model, None, sgd, spec, random_state=0).fit(
+        task.x, task.y, validation_data=(xv, yv)
+    )
     assert torch.equal(net2vec(without), net2vec(with_it))
-    assert all(torch.equal(a, b) for a, b in zip(without.model_.buffers(), with_it.model_.buffers(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(without.model_.buffers(), with_it.model_.buffers(), strict=True)
+    )
     error = with_it.predict(xv) - yv
     assert with_it.validation_loss_curve_[-1] == pytest.approx((error**2).mean(), rel=1e-9)
     assert all(s.shape[1] == 0 for s in states(with_it))  # the fitted model has no state left

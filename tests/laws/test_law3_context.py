@@ -1,4 +1,6 @@
-"""Law 3 for models without state: the steps before a window are in the same call, and nothing depends on seqsize."""
+"""Law 3 for models without state: the steps before a window are in the same call, and nothing
+depends on seqsize.
+"""
 
 import copy
 
@@ -18,7 +20,9 @@ OVERLAP = 6  # the receptive field of Causal less one
 
 
 class Causal(nn.Module):
-    """Two dilated causal convolutions: each step's output depends on it and the six steps before it."""
+    """Two dilated causal convolutions: each step's output depends on it and the six steps before
+    it.
+    """
 
     takes_windows = True
 
@@ -48,7 +52,9 @@ class Attention(nn.Module):
 
     def forward(self, x):
         back = torch.arange(len(x))[:, None] - torch.arange(len(x))
-        return self.head(self.attend(x, x, x, attn_mask=(back < 0) | (back > OVERLAP), need_weights=False)[0])
+        return self.head(
+            self.attend(x, x, x, attn_mask=(back < 0) | (back > OVERLAP), need_weights=False)[0]
+        )
 
 
 MODELS = {"causal": Causal, "undeclared": Undeclared, "attention": Attention}
@@ -64,7 +70,9 @@ def fitted(model, **spec):
     task = make_task()
     torch.manual_seed(3)
     settings = {"epochs": 1, "batchsize": B, "seqsize": S, "overlap": OVERLAP} | spec
-    return Estimator(model(), None, torch.optim.Adam, Spec(**settings), random_state=0).fit(task.x, task.y), task
+    return Estimator(model(), None, torch.optim.Adam, Spec(**settings), random_state=0).fit(
+        task.x, task.y
+    ), task
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -74,7 +82,9 @@ def test_predictions_depend_neither_on_seqsize_nor_on_chunks(kind, monkeypatch):
     for seqsize in (1, 4, 10, 43, 100, None):
         est.set_params(spec=Spec(epochs=1, batchsize=B, seqsize=seqsize, overlap=OVERLAP))
         assert difference(est.predict(task.x), expected) < 1e-12
-        single = [list(range(1, T))] if seqsize in (1, 10, None) else []  # the others have the same windows
+        single = (
+            [list(range(1, T))] if seqsize in (1, 10, None) else []
+        )  # the others have the same windows
         for cuts in ([1], [3, 5, 30], *single):
             state, parts = None, []
             for start, stop in zip([0, *cuts], [*cuts, T], strict=True):
@@ -114,7 +124,9 @@ def loop(task, model, overlap=OVERLAP, burn_in=0, loss=F.mse_loss):
     return flat(model.parameters()), losses
 
 
-@pytest.mark.filterwarnings("ignore:the outputs of Causal change with steps more than overlap")  # 0 and 3 are too few
+@pytest.mark.filterwarnings(
+    "ignore:the outputs of Causal change with steps more than overlap"
+)  # 0 and 3 are too few
 @pytest.mark.parametrize("overlap", [0, 3, OVERLAP, 13])
 @pytest.mark.parametrize("burn_in", [0, 4])
 def test_fit_is_the_loop_whose_windows_begin_with_the_steps_before(overlap, burn_in):
@@ -159,7 +171,9 @@ def test_the_gradient_of_an_epoch_does_not_depend_on_seqsize(n_jobs):
     found = []
     for seqsize in (T, 10, 4):
         spec = Spec(epochs=1, batchsize=N, seqsize=seqsize, overlap=OVERLAP, accumulate=100)
-        found.append(Estimator(model, None, torch.optim.SGD, spec, n_jobs=n_jobs).fit(task.x, task.y).grad_)
+        found.append(
+            Estimator(model, None, torch.optim.SGD, spec, n_jobs=n_jobs).fit(task.x, task.y).grad_
+        )
     assert difference(found[0], found[1]) < 1e-12
     assert difference(found[0], found[2]) < 1e-12
 
@@ -204,7 +218,10 @@ def test_groups_of_short_series_have_fewer_last_inputs():
 
 
 def test_without_overlap_the_state_is_empty():
-    with pytest.warns(UserWarning, match="more than overlap=0 before them, and windows of seqsize=.* depends on where"):
+    with pytest.warns(
+        UserWarning,
+        match="more than overlap=0 before them, and windows of seqsize=.* depends on where",
+    ):
         est, task = fitted(Causal, overlap=0)
     _, state = est.predict(task.x, lengths=1 + np.arange(N), return_state=True)
     assert [tuple(s.shape) for s in state] == [(0, N, 3)]
@@ -224,23 +241,37 @@ def test_integer_inputs_have_no_place_for_a_shorter_history():
 
     k = np.random.default_rng(0).integers(0, 5, size=(1, N, T))
     y = np.random.default_rng(0).normal(size=(2, N, T)).astype("float32")
-    est = Estimator(Tokens(), spec=Spec(epochs=1, batchsize=B, seqsize=S, overlap=OVERLAP)).fit(k, y)
+    est = Estimator(Tokens(), spec=Spec(epochs=1, batchsize=B, seqsize=S, overlap=OVERLAP)).fit(
+        k, y
+    )
     first, state = est.predict(k[:, :, :20], return_state=True)
     rest = est.predict(k[:, :, 20:], state=state)
     assert state[0].dtype == torch.int64
     assert difference(np.concatenate([first, rest], 2), whole(est, k)) < 2e-6
     lengths = np.where(np.arange(N) == 5, 2, T)
-    with pytest.raises(ValueError, match=r"^return_state with integer inputs .* at least overlap=6 steps; .* has 2$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^return_state with integer inputs .* at least overlap=6 steps; .* has 2$",
+    ):
         est.predict(k, lengths=lengths, return_state=True)
 
 
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ([], r"^state has 0 tensors, that of the model has 1: the last inputs \(k, N, F\), of each input$"),
-        ([np.zeros((6, N, 4))], r"^state\[0\] has shape \(6, 37, 4\); expected \(k, N, 3\), earlier inputs$"),
+        (
+            [],
+            r"^state has 0 tensors, that of the model has 1: the last inputs \(k, N, F\), of each input$",
+        ),
+        (
+            [np.zeros((6, N, 4))],
+            r"^state\[0\] has shape \(6, 37, 4\); expected \(k, N, 3\), earlier inputs$",
+        ),
         ([np.zeros((6, 5, 3))], r"^state\[0\] is of 5 series, the input has 37$"),
-        ([np.zeros((6, N, 3), int)], r"^state\[0\] has dtype torch.int64; expected floating-point numbers$"),
+        (
+            [np.zeros((6, N, 3), int)],
+            r"^state\[0\] has dtype torch.int64; expected floating-point numbers$",
+        ),
         ([None], r"^state\[0\] must be a tensor or an array of numbers, got NoneType$"),
     ],
 )

@@ -40,7 +40,13 @@ def fitted_layer(dtype, layer):
 
 def fit(dtype, model, n_steps, **spec):
     task = make_task(dtype, n_steps=n_steps)
-    est = Estimator(model or task.ours(), None, None, Spec(epochs=1, batchsize=B, seqsize=S, **spec), random_state=0)
+    est = Estimator(
+        model or task.ours(),
+        None,
+        None,
+        Spec(epochs=1, batchsize=B, seqsize=S, **spec),
+        random_state=0,
+    )
     return est.fit(task.x, task.y), task.x
 
 
@@ -50,7 +56,9 @@ def test_equals_the_torch_layer_run_whole(dtype, layer):
     est, x = fitted(dtype, nn.Sequential(layer(3, 7, num_layers=2), nn.Linear(7, 2)))
     rnn, head = est.model_[0].module, est.model_[1]
     with torch.no_grad():
-        expected = head(rnn(torch.tensor(x.transpose(2, 1, 0).copy()))[0]).numpy().transpose(2, 1, 0)
+        expected = (
+            head(rnn(torch.tensor(x.transpose(2, 1, 0).copy()))[0]).numpy().transpose(2, 1, 0)
+        )
     predicted = est.predict(x)
     assert predicted.dtype == dtype
     assert np.abs(predicted - expected).max() < GROUPINGS[dtype]
@@ -67,7 +75,9 @@ def in_chunks(est, x, cuts, state=None, **arguments):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layer", [LSTM, GRU, RNN])
-@pytest.mark.parametrize("cuts", [[1], [7, 8, 30], [16, 32], list(range(1, 200))], ids=["1", "7-8-30", "16-32", "each"])
+@pytest.mark.parametrize(
+    "cuts", [[1], [7, 8, 30], [16, 32], list(range(1, 200))], ids=["1", "7-8-30", "16-32", "each"]
+)
 def test_chunks_of_time_equal_the_whole(dtype, layer, cuts):
     est, x = fitted_layer(dtype, layer)
     found, _ = in_chunks(est, x, cuts)
@@ -101,7 +111,9 @@ COPIES = {
     "pickle": lambda s, _: pickle.loads(pickle.dumps(s)),
     "torch.save": lambda s, path: saved(s, path / "state.pt"),
     "arrays": lambda s, _: [t.numpy() for t in s],
-    "read-only arrays": lambda s, _: [np.frombuffer(t.numpy().tobytes()).reshape(t.shape) for t in s],
+    "read-only arrays": lambda s, _: [
+        np.frombuffer(t.numpy().tobytes()).reshape(t.shape) for t in s
+    ],
     "joined parts": lambda s, _: [torch.cat([t[:, :5], t[:, 5:]], 1) for t in s],
 }
 
@@ -125,7 +137,9 @@ def test_the_state_goes_into_the_model_and_comes_from_it():
     assert np.abs(found - whole[:, :, 13:]).max() < 1e-12
     reset(est).model_(xs[:29])
     assert np.abs(est.predict(x[:, :, 29:], state=states(est)) - whole[:, :, 29:]).max() < 1e-12
-    assert np.array_equal(est.predict(x, state=states(reset(est))), whole)  # a fresh state is that of no series
+    assert np.array_equal(
+        est.predict(x, state=states(reset(est))), whole
+    )  # a fresh state is that of no series
 
 
 def test_a_state_of_some_series_goes_on_for_them():
@@ -164,7 +178,9 @@ def test_modules_of_ones_own_go_on_from_a_state():
     assert [t.dtype.is_floating_point for t in state] == [True, False, True, True, True, False]
     assert {int(n) for n in state[1]} == {T}
     again = copy.deepcopy(est)
-    again.model_ = nn.Sequential(Recur(Own()), copy.deepcopy(est.model_[1]), Recur(Own()), est.model_[3])  # never ran
+    again.model_ = nn.Sequential(
+        Recur(Own()), copy.deepcopy(est.model_[1]), Recur(Own()), est.model_[3]
+    )  # never ran
     assert np.array_equal(again.predict(x, state=state), est.predict(x, state=state))
 
 
@@ -243,7 +259,9 @@ def test_threads_may_predict_together():
             assert np.array_equal(result, whole)
 
 
-@pytest.mark.parametrize("kind", ["C", "F", "time-major", "memmap", "h5py", "view", "torch", "float32"])
+@pytest.mark.parametrize(
+    "kind", ["C", "F", "time-major", "memmap", "h5py", "view", "torch", "float32"]
+)
 def test_out_of_any_kind(kind, tmp_path):
     est, x = fitted()
     expected = est.predict(x)
@@ -282,4 +300,6 @@ def test_steps_without_input_give_nan_and_the_rest_is_as_in_training():
     np.testing.assert_array_equal(predicted[:, ~gaps], est.predict(np.nan_to_num(x))[:, ~gaps])
     lengths = np.full(N, T)
     lengths[4] = 30
-    np.testing.assert_array_equal(est.predict(np.nan_to_num(x), lengths=lengths)[:, 4], predicted[:, 4])
+    np.testing.assert_array_equal(
+        est.predict(np.nan_to_num(x), lengths=lengths)[:, 4], predicted[:, 4]
+    )

@@ -34,8 +34,12 @@ def test_every_step_is_a_target_exactly_once(task, batchsize, seqsize, overlap, 
 
 
 @pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize(("n_series", "n_steps", "batchsize"), [(3, 43, 11), (1, 43, 8), (2, 7, 13), (5, 43, 10)])
-def test_every_step_of_folded_series_is_a_target_exactly_once(n_series, n_steps, batchsize, weighted):
+@pytest.mark.parametrize(
+    ("n_series", "n_steps", "batchsize"), [(3, 43, 11), (1, 43, 8), (2, 7, 13), (5, 43, 10)]
+)
+def test_every_step_of_folded_series_is_a_target_exactly_once(
+    n_series, n_steps, batchsize, weighted
+):
     task = make_task(n_series=n_series, n_steps=n_steps)
     y = np.arange(1.0, n_series * n_steps + 1).reshape(1, n_series, n_steps)
     seen, rows = [], []
@@ -57,16 +61,23 @@ def test_every_step_of_folded_series_is_a_target_exactly_once(n_series, n_steps,
 def test_folds_equal_series_cut_by_hand(time_major):
     task = make_task(n_series=3, n_steps=44)
     n = 11  # folds of 4 steps: 33 rows of a batch of 35
-    x, y = (a.reshape(a.shape[0], 3, n, 4).reshape(a.shape[0], 3 * n, 4) for a in (task.x, task.y))  # row b*n + k
+    x, y = (
+        a.reshape(a.shape[0], 3, n, 4).reshape(a.shape[0], 3 * n, 4) for a in (task.x, task.y)
+    )  # row b*n + k
     hand = make_task(n_series=3, n_steps=44)
     hand.x, hand.y = x, y
     expected, _, _ = plain_loop(hand, sgd, epochs=2, batchsize=100, seqsize=3)
     spec = Spec(epochs=2, batchsize=35, seqsize=3, rebatch=True)
-    given = np.ascontiguousarray(task.x.transpose(2, 1, 0)).transpose(2, 1, 0) if time_major else task.x
+    given = (
+        np.ascontiguousarray(task.x.transpose(2, 1, 0)).transpose(2, 1, 0) if time_major else task.x
+    )
     est = Estimator(task.ours(), None, sgd, spec).fit(given, task.y)
     assert difference(net2vec(est), expected) < 1e-12
     off = Estimator(task.ours(), None, sgd, Spec(2, 35, 3, rebatch=False)).fit(task.x, task.y)
-    assert difference(net2vec(off), plain_loop(task, sgd, epochs=2, batchsize=35, seqsize=3)[0]) < 1e-12
+    assert (
+        difference(net2vec(off), plain_loop(task, sgd, epochs=2, batchsize=35, seqsize=3)[0])
+        < 1e-12
+    )
 
 
 def test_uneven_folds_weigh_their_steps():
@@ -76,7 +87,9 @@ def test_uneven_folds_weigh_their_steps():
     x, y = torch.tensor(task.x), torch.tensor(task.y)
     folds = np.split(np.arange(11), [3, 6, 9])  # numpy.array_split: 3, 3, 3, 2
     outs = [head(lstm(x[:, 0, f].T.unsqueeze(1))[0]) for f in folds]  # each fold alone, from zero
-    errors = torch.cat([((o[:, 0] - y[:, 0, f].T) ** 2).mean(1) for o, f in zip(outs, folds, strict=True)])
+    errors = torch.cat(
+        [((o[:, 0] - y[:, 0, f].T) ** 2).mean(1) for o, f in zip(outs, folds, strict=True)]
+    )
     expected = flat(torch.autograd.grad(errors.sum() / 11, params))
     est = Estimator(task.ours(), None, still, Spec(1, 4, None, rebatch=True)).fit(task.x, task.y)
     assert difference(est.grad_, expected) < 1e-14

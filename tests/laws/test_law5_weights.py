@@ -18,7 +18,9 @@ spec = Spec(epochs=1, batchsize=B, seqsize=S)
 
 
 def fit(task, loss=None, opt=adam, spec=spec, x=None, y=None, **kw):
-    return Estimator(task.ours(), loss, opt, spec).fit(task.x if x is None else x, task.y if y is None else y, **kw)
+    return Estimator(task.ours(), loss, opt, spec).fit(
+        task.x if x is None else x, task.y if y is None else y, **kw
+    )
 
 
 @pytest.mark.parametrize("shape", [(N,), (N, T), (1, N, T)])
@@ -30,7 +32,9 @@ def test_constant_weights_are_no_weights(task, shape, value):
 
 
 def weighted_oracle(task, w, x=None, y=None):
-    """Plain torch: per window, the sum of weight times loss over live steps, divided by their number."""
+    """Plain torch: per window, the sum of weight times loss over live steps, divided by their
+    number.
+    """
     x, y = task.x if x is None else x, task.y if y is None else y
     w = w / w[w > 0].mean()
     lstm, head = task.plain()
@@ -74,7 +78,8 @@ def test_nan_targets_equal_weight_zero_and_inputs_still_count(task):
 
 
 def single_outputs_oracle(task, y, w=1.0, loss_of=lambda e: e**2, accumulate=1, opt=adam):
-    """Plain torch: per window, the sum of weight times loss over the outputs that are there, divided by their number.
+    """Plain torch: per window, the sum of weight times loss over the outputs that are there,
+    divided by their number.
 
     Returns parameters, and losses and numbers of outputs of the windows.
     """
@@ -96,7 +101,9 @@ def single_outputs_oracle(task, y, w=1.0, loss_of=lambda e: e**2, accumulate=1, 
             if n:
                 found.append((total.item() / n, n))
                 grads = torch.autograd.grad(total, params)
-                waiting = [a + b for a, b in zip(waiting, grads, strict=True)] if waiting else list(grads)
+                waiting = (
+                    [a + b for a, b in zip(waiting, grads, strict=True)] if waiting else list(grads)
+                )
                 waiting_n += n
                 if len(found) % accumulate == 0:
                     for p, grad in zip(params, waiting, strict=True):
@@ -133,13 +140,20 @@ def test_single_missing_outputs_are_masked_by_themselves(task, form, weighted):
 
     loss_ = seqloss(F.mse_loss) if form == "several targets" else loss
     if form == "several targets":  # the losses of several targets are added
-        expected, windows = single_outputs_oracle(task, y, 1.0 if w is None else w, lambda e: 2 * e**2)
+        expected, windows = single_outputs_oracle(
+            task, y, 1.0 if w is None else w, lambda e: 2 * e**2
+        )
     est = Estimator(model, loss_, adam, spec).fit(task.x, target, w)
     assert difference(net2vec(est), expected) < 1e-12
     assert est.loss_ == pytest.approx(windows[:, 0].mean(), rel=1e-12)
-    assert est.loss_curve_[0] == pytest.approx((windows[:, 0] * windows[:, 1]).sum() / windows[:, 1].sum(), rel=1e-12)
+    assert est.loss_curve_[0] == pytest.approx(
+        (windows[:, 0] * windows[:, 1]).sum() / windows[:, 1].sum(), rel=1e-12
+    )
     if seen:
-        assert {shape[2] for shape in seen} == {1, 2}  # one column where whole steps are there or missing
+        assert {shape[2] for shape in seen} == {
+            1,
+            2,
+        }  # one column where whole steps are there or missing
 
 
 class Columns(nn.Module):
@@ -147,7 +161,9 @@ class Columns(nn.Module):
         return x[..., :1], x[..., 1:]
 
 
-@pytest.mark.parametrize("criterion", [nn.L1Loss(), lambda a, b: (a - b).abs()], ids=["torch", "own"])
+@pytest.mark.parametrize(
+    "criterion", [nn.L1Loss(), lambda a, b: (a - b).abs()], ids=["torch", "own"]
+)
 def test_single_missing_outputs_of_other_criteria(task, criterion):
     y = with_holes(task)
     sgd = partial(torch.optim.SGD, lr=0.1)
@@ -267,11 +283,17 @@ def test_a_loss_with_four_arguments_gets_scaled_weights(task):
     assert all(ws.shape[2] == 1 and ws.dim() == 3 for ws in seen)
     used = torch.cat([ws.reshape(-1) for ws in seen])
     assert float(used[used > 0].mean()) == pytest.approx(1, rel=1e-12)
-    assert difference(net2vec(est), weighted_oracle(task, np.broadcast_to(w[:, None], (N, T)))) < 1e-12
-    assert difference(net2vec(fit(task, loss)), net2vec(fit(task))) < 1e-12  # without weights it gets ones
+    assert (
+        difference(net2vec(est), weighted_oracle(task, np.broadcast_to(w[:, None], (N, T)))) < 1e-12
+    )
+    assert (
+        difference(net2vec(fit(task, loss)), net2vec(fit(task))) < 1e-12
+    )  # without weights it gets ones
 
 
-@pytest.mark.parametrize("criterion", [nn.L1Loss(), nn.HuberLoss(), F.smooth_l1_loss, nn.MSELoss(reduction="sum")])
+@pytest.mark.parametrize(
+    "criterion", [nn.L1Loss(), nn.HuberLoss(), F.smooth_l1_loss, nn.MSELoss(reduction="sum")]
+)
 def test_constant_weights_for_other_criteria(task, criterion):
     small = partial(torch.optim.SGD, lr=1e-4)
     with_weights = fit(task, criterion, opt=small, sample_weight=np.full(N, 2.0))
@@ -301,7 +323,9 @@ def test_labels_to_be_ignored_are_dead_steps(task):
     dead[:8, 10:20] = True  # a whole window
     lstm, _ = task.plain()
     model = nn.Sequential(lstm, nn.Linear(7, 3).double())
-    ignored = Estimator(model, nn.CrossEntropyLoss(), still, spec).fit(task.x, np.where(dead, -100, labels))
+    ignored = Estimator(model, nn.CrossEntropyLoss(), still, spec).fit(
+        task.x, np.where(dead, -100, labels)
+    )
     weighted = Estimator(model, seqloss(F.cross_entropy), still, spec).fit(
         task.x, labels, sample_weight=(~dead).astype(float)
     )

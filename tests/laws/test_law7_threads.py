@@ -19,11 +19,25 @@ from fluxutils_py.training import StopTraining
 from .conftest import B, S, T, difference, make_task
 
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
-sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)  # Adam makes much of the rounding of tiny gradients
+sgd = partial(
+    torch.optim.SGD, lr=0.1, momentum=0.9
+)  # Adam makes much of the rounding of tiny gradients
 spec = Spec(epochs=1, batchsize=B, seqsize=S)
 
 
-def fit(task, n_jobs, model=None, loss=None, x=None, y=None, epochs=1, weight=None, lengths=None, opt=sgd, **more):
+def fit(
+    task,
+    n_jobs,
+    model=None,
+    loss=None,
+    x=None,
+    y=None,
+    epochs=1,
+    weight=None,
+    lengths=None,
+    opt=sgd,
+    **more,
+):
     callbacks = more.pop("callbacks", None)
     return Estimator(
         model or task.ours(),
@@ -97,7 +111,11 @@ class Random(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.rnn, self.drop, self.head = Recur(nn.GRU(3, 6, 2, dropout=0.3)), nn.Dropout(0.2), nn.Linear(6, 2)
+        self.rnn, self.drop, self.head = (
+            Recur(nn.GRU(3, 6, 2, dropout=0.3)),
+            nn.Dropout(0.2),
+            nn.Linear(6, 2),
+        )
 
     def forward(self, x):
         h = F.dropout(self.drop(self.rnn(x + 0.1 * torch.randn_like(x))), 0.1, self.training)
@@ -144,14 +162,20 @@ CRITERIA = {
 def test_any_reduction(task, name, weighted):
     if weighted and name == "own":
         pytest.skip("gives a single number, which cannot be weighted")
-    case = {"loss": CRITERIA[name], "weight": sample_weights(task) if weighted else None, "clip": 0.1}
+    case = {
+        "loss": CRITERIA[name],
+        "weight": sample_weights(task) if weighted else None,
+        "clip": 0.1,
+    }
     assert_alike(fit(task, 3, **case), fit(task, 1, **case), 1e-12)
 
 
 @pytest.mark.parametrize("class_weights", [None, torch.tensor([1.0, 5.0, 0.5])])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_cross_entropy_with_class_weights_and_labels_to_ignore(task, class_weights, reduction, weighted):
+def test_cross_entropy_with_class_weights_and_labels_to_ignore(
+    task, class_weights, reduction, weighted
+):
     model = nn.Sequential(task.plain()[0], nn.Linear(7, 3).double())
     case = {
         "model": model,
@@ -185,7 +209,12 @@ def test_several_inputs_and_outputs_each_with_a_mean_of_its_own(task):
     torch.manual_seed(0)
     x = (task.x, np.random.default_rng(1).normal(size=(2, 37, 43)))
     y = (classes(task), np.flip(classes(task, ignore=True), 1))
-    case = {"model": TwoInputs(), "x": x, "y": y, "loss": nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.5]))}
+    case = {
+        "model": TwoInputs(),
+        "x": x,
+        "y": y,
+        "loss": nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.5])),
+    }
     assert_alike(fit(task, 3, **case, overlap=3), fit(task, 1, **case, overlap=3), 1e-12)
 
 
@@ -196,13 +225,18 @@ def test_losses_of_the_users_own(task):
         return mse(model, xs, ys) + 1e-2 * sum(w.square().sum() for w in weights(model))
 
     def by_steps(model, xs, ys, ws):
-        total = sum((F.mse_loss(model(x), y, reduction="none") * w).sum() for x, y, w in zip(xs, ys, ws, strict=True))
+        total = sum(
+            (F.mse_loss(model(x), y, reduction="none") * w).sum()
+            for x, y, w in zip(xs, ys, ws, strict=True)
+        )
         return total / (ws != 0).sum()
 
     assert_alike(fit(task, 3, loss=regularised), fit(task, 1, loss=regularised), 1e-12)
     case = {"loss": by_steps, "y": gaps(task), "weight": sample_weights(task)}
     assert_alike(fit(task, 3, **case), fit(task, 1, **case), 1e-12)
-    assert_alike(fit(task, 3, loss=by_steps), fit(task, 1, loss=by_steps), 1e-12)  # weights are made up for it
+    assert_alike(
+        fit(task, 3, loss=by_steps), fit(task, 1, loss=by_steps), 1e-12
+    )  # weights are made up for it
 
 
 # -- models ------------------------------------------------------------------------------------------------
@@ -255,7 +289,11 @@ def test_what_a_callback_changes_all_threads_follow(task):
 def test_the_state_is_the_models_between_windows(task):
     seen = {1: [], 3: []}
     for n_jobs, kept in seen.items():
-        fit(task, n_jobs, callbacks=lambda loop, kept=kept: kept.append(states(loop.shared_data["model"])))
+        fit(
+            task,
+            n_jobs,
+            callbacks=lambda loop, kept=kept: kept.append(states(loop.shared_data["model"])),
+        )
     assert [s.shape for s in seen[3][-1]] == [(1, 5, 7), (1, 5, 7)]
     for one, three in zip(seen[1], seen[3], strict=True):
         assert all(difference(a, b) < 1e-12 for a, b in zip(one, three, strict=True))
@@ -271,7 +309,9 @@ def test_parameters_that_a_loss_does_not_reach_stay(task):
 def test_sparse_gradients(task):
     def model():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Embedding(11, 5, sparse=True), nn.Flatten(-2), nn.Linear(5, 1)).double()
+        return nn.Sequential(
+            nn.Embedding(11, 5, sparse=True), nn.Flatten(-2), nn.Linear(5, 1)
+        ).double()
 
     class Mixed(torch.optim.Optimizer):
         def __init__(self, params):
@@ -307,8 +347,8 @@ def test_batch_normalisation_is_refused_before_anything_is_learnt(task):
     with pytest.raises(ValueError) as error:  # noqa: PT011  the whole message is compared
         fit(task, 2, model=Norm(nn.BatchNorm1d(7)))
     assert str(error.value) == (
-        "'norm' (BatchNorm1d) normalises over the whole minibatch, which is divided over threads: train with "
-        "n_jobs=1, or take nn.LayerNorm or nn.GroupNorm"
+        "'norm' (BatchNorm1d) normalises over the whole minibatch, which is divided over threads: "
+        "train with n_jobs=1, or take nn.LayerNorm or nn.GroupNorm"
     )
     frozen = Norm(Frozen(7))
     assert_alike(*(fit(task, n, model=frozen) for n in (1, 2)), 1e-12)
@@ -333,7 +373,8 @@ def test_buffers_that_change_in_the_forward_pass_are_refused(task, in_place):
     with pytest.raises(ValueError) as error:  # noqa: PT011  the whole message is compared
         est.fit(task.x, task.y)
     assert str(error.value) == (
-        "the model changes its buffer 'seen' as it runs, which several threads would do at once: train it with n_jobs=1"
+        "the model changes its buffer 'seen' as it runs, which several threads would do at once: "
+        "train it with n_jobs=1"
     )
     assert not hasattr(est, "model_")
 
@@ -352,12 +393,23 @@ def two_torch_threads():
 @pytest.mark.usefixtures("two_torch_threads")
 def test_threads_end_with_the_fit_and_torch_has_its_own_back(task):
     before, seen = threading.active_count(), []
-    fit(task, 3, callbacks=lambda loop: seen.append((threading.active_count(), torch.get_num_threads())))
-    assert {n for n, _ in seen} <= {before + 1, before + 2}  # a third is started when two have work at a time
+    fit(
+        task,
+        3,
+        callbacks=lambda loop: seen.append((threading.active_count(), torch.get_num_threads())),
+    )
+    assert {n for n, _ in seen} <= {
+        before + 1,
+        before + 2,
+    }  # a third is started when two have work at a time
     assert {n for _, n in seen} == {1}
     assert (threading.active_count(), torch.get_num_threads()) == (before, 2)
     seen.clear()
-    fit(task, None, callbacks=lambda loop: seen.append((threading.active_count(), torch.get_num_threads())))
+    fit(
+        task,
+        None,
+        callbacks=lambda loop: seen.append((threading.active_count(), torch.get_num_threads())),
+    )
     assert set(seen) == {(before, 2)}
 
 
@@ -376,7 +428,9 @@ def test_an_error_in_a_thread_leaves_what_one_thread_leaves(task, failing, windo
 
     before, left = threading.active_count(), []
     for n_jobs in (1, 3):
-        est = Estimator(task.ours(), loss, sgd, spec, n_jobs=n_jobs, callbacks=lambda _: windows.append(1))
+        est = Estimator(
+            task.ours(), loss, sgd, spec, n_jobs=n_jobs, callbacks=lambda _: windows.append(1)
+        )
         with pytest.raises(KeyError, match="of this loss"):
             est.fit(task.x, task.y)
         left.append(est)
@@ -390,7 +444,10 @@ def test_an_error_in_a_thread_leaves_what_one_thread_leaves(task, failing, windo
         assert difference(net2vec(left[0]), net2vec(left[1])) < 1e-12
         assert left[1].n_iter_ == left[0].n_iter_ == 0
         assert difference(left[0].predict(task.x), left[1].predict(task.x)) < 1e-12
-        assert difference(*(net2vec(est.set_params(loss=None).fit(task.x, task.y)) for est in left)) < 1e-12
+        assert (
+            difference(*(net2vec(est.set_params(loss=None).fit(task.x, task.y)) for est in left))
+            < 1e-12
+        )
 
 
 def test_a_loss_that_is_not_finite_says_what_it_says_in_one_thread(task):
@@ -398,7 +455,12 @@ def test_a_loss_that_is_not_finite_says_what_it_says_in_one_thread(task):
     x[0, 9, 33] = 1e300
     messages = []
     for n_jobs in (1, 3):
-        est = Estimator(task.ours(), lambda m, xs, ys: (m(xs) - ys + xs[..., :1] ** 2).square().mean(), sgd, spec)
+        est = Estimator(
+            task.ours(),
+            lambda m, xs, ys: (m(xs) - ys + xs[..., :1] ** 2).square().mean(),
+            sgd,
+            spec,
+        )
         with pytest.raises(FloatingPointError) as error:
             est.set_params(n_jobs=n_jobs).fit(x, task.y)
         messages.append(str(error.value))
@@ -409,9 +471,17 @@ def test_a_loss_that_is_not_finite_says_what_it_says_in_one_thread(task):
 @pytest.mark.parametrize(
     ("loss", "error", "message"),
     [
-        (lambda m, xs, ys: m(xs), ValueError, "the loss must return a scalar, got a tensor of shape"),
+        (
+            lambda m, xs, ys: m(xs),
+            ValueError,
+            "the loss must return a scalar, got a tensor of shape",
+        ),
         (lambda m, xs, ys: 1.0, TypeError, "the loss must return a scalar tensor, got float"),
-        (lambda m, xs, ys: ys.sum(), ValueError, "the loss does not depend on the model's parameters"),
+        (
+            lambda m, xs, ys: ys.sum(),
+            ValueError,
+            "the loss does not depend on the model's parameters",
+        ),
     ],
 )
 def test_losses_that_are_none_are_errors_as_in_one_thread(task, loss, error, message):
@@ -423,12 +493,16 @@ def test_losses_that_are_none_are_errors_as_in_one_thread(task, loss, error, mes
 def test_validation_early_stopping_and_going_on(task):
     fitted = []
     for n_jobs in (1, 3):
-        est = Estimator(task.ours(), None, sgd, Spec(3, B, S, patience=2), n_jobs=n_jobs, warm_start=True)
+        est = Estimator(
+            task.ours(), None, sgd, Spec(3, B, S, patience=2), n_jobs=n_jobs, warm_start=True
+        )
         est.fit(task.x, task.y, validation_data=(task.x[:, :5], task.y[:, :5]))
         est.partial_fit(task.x, task.y).fit(task.x, task.y)
         fitted.append(est)
     assert_alike(*fitted, 1e-12)
-    assert fitted[0].validation_loss_curve_ == pytest.approx(fitted[1].validation_loss_curve_, rel=1e-12)
+    assert fitted[0].validation_loss_curve_ == pytest.approx(
+        fitted[1].validation_loss_curve_, rel=1e-12
+    )
 
 
 def test_training_may_be_stopped(task):
@@ -467,7 +541,9 @@ by_kernels = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernel
 @by_kernels
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_threads_and_instruction_sets_of_the_kernels_change_no_bit_of_a_fit(layer, dtype, rng, monkeypatch):
+def test_threads_and_instruction_sets_of_the_kernels_change_no_bit_of_a_fit(
+    layer, dtype, rng, monkeypatch
+):
     x = rng.normal(size=(3, 70, 41)).astype(dtype)
     y = np.roll(x[:2], 1, 2)
     model = torch.nn.Sequential(LAYERS[layer](3, 13, num_layers=2), torch.nn.Linear(13, 2))
@@ -476,7 +552,9 @@ def test_threads_and_instruction_sets_of_the_kernels_change_no_bit_of_a_fit(laye
         for n_threads in (1, 2, 5):
             monkeypatch.setattr(kernels._use, "library", kernels.Library(kernels.PATH, isa))
             monkeypatch.setattr(native, "n_threads", lambda n=n_threads: n)
-            fitted.append(Estimator(model, None, None, Spec(2, 70, 20, overlap=3), random_state=0).fit(x, y))
+            fitted.append(
+                Estimator(model, None, None, Spec(2, 70, 20, overlap=3), random_state=0).fit(x, y)
+            )
     for other in fitted[1:]:
         assert torch.equal(net2vec(other), net2vec(fitted[0]))
         assert torch.equal(other.grad_, fitted[0].grad_)
@@ -511,7 +589,9 @@ class ByEinsum(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda F: TCN(F, 4, 3), lambda F: CausalConv1d(F, 2, 3), ByEinsum], ids=["TCN", "CausalConv1d", "einsum"]
+    "make",
+    [lambda F: TCN(F, 4, 3), lambda F: CausalConv1d(F, 2, 3), ByEinsum],
+    ids=["TCN", "CausalConv1d", "einsum"],
 )
 def test_the_default_optimizer_takes_gradients_in_any_memory_order(make):
     rng = np.random.default_rng(0)

@@ -1,6 +1,7 @@
 """Law 8: a run killed at any moment and resumed equals the uninterrupted one bit for bit.
 
-The uninterrupted run has no checkpoints at all, so that saving them cannot hide that it changes something.
+The uninterrupted run has no checkpoints at all, so that saving them cannot hide that it changes
+something.
 """
 
 import copy
@@ -29,7 +30,10 @@ from fluxutils_py.training import Checkpointer, EveryNSteps, StopTraining
 from fluxutils_py.training.triggers import EveryNSeconds
 
 PROGRAM = Path(__file__).parent / "programs" / "resume.py"
-N, T = 7, 11  # with batchsize 4 and seqsize 4: groups of 4 and 3 series, 3 windows each, the last of 3 steps
+N, T = (
+    7,
+    11,
+)  # with batchsize 4 and seqsize 4: groups of 4 and 3 series, 3 windows each, the last of 3 steps
 STEPS = 6  # per epoch
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(2, N, T))
@@ -84,10 +88,25 @@ def net(layer=LSTM, **kwargs):
     return nn.Sequential(layer(2, 4, **kwargs), nn.Linear(4, 1)).double()
 
 
-def make(folder=None, *others, model=net, trigger=None, epochs=2, loss=None, opt=Adam, n_jobs=None, **spec):
+def make(
+    folder=None,
+    *others,
+    model=net,
+    trigger=None,
+    epochs=2,
+    loss=None,
+    opt=Adam,
+    n_jobs=None,
+    **spec,
+):
     saves = [] if folder is None else [Checkpointer(folder, trigger=trigger)]
     spec = Spec(epochs=epochs, batchsize=4, seqsize=4, rebatch=False, **spec)
-    settings = {"callbacks": [*others, *saves], "n_jobs": n_jobs, "random_state": 0, "verbose": False}
+    settings = {
+        "callbacks": [*others, *saves],
+        "n_jobs": n_jobs,
+        "random_state": 0,
+        "verbose": False,
+    }
     return Estimator(model(), loss, opt, spec, **settings)
 
 
@@ -95,7 +114,12 @@ def outcome(est):
     """All that a fit leaves behind."""
     history = [{k: v for k, v in record.items() if k != "seconds"} for record in est.history_]
     curves = (est.loss_curve_, est.validation_loss_curve_, est.loss_, est.n_iter_, est._n_steps)
-    tensors = (net2vec(est.model_), est.grad_, dict(est.model_.named_buffers()), est.optimizer_.state_dict())
+    tensors = (
+        net2vec(est.model_),
+        est.grad_,
+        dict(est.model_.named_buffers()),
+        est.optimizer_.state_dict(),
+    )
     scheduler = None if est._scheduler is None else est._scheduler.state_dict()
     return history, curves, tensors, scheduler, est._rng.bit_generator.state
 
@@ -113,7 +137,9 @@ def same(a, b):
 PLATEAU = partial(lr_scheduler.ReduceLROnPlateau, patience=0)
 MISSING = np.where(RNG.random(Y.shape) < 0.2, np.nan, Y)
 LABELS = RNG.integers(5, size=(1, N, T))
-WITHOUT_LIFE = np.where(np.arange(N)[None, :, None] >= 4, np.nan, Y)  # a whole group that teaches nothing
+WITHOUT_LIFE = np.where(
+    np.arange(N)[None, :, None] >= 4, np.nan, Y
+)  # a whole group that teaches nothing
 CASES = {
     "plain": ({}, {}),
     "shuffled": ({"shuffle": True}, {}),
@@ -121,29 +147,54 @@ CASES = {
     "overlapping and shuffled": ({"overlap": 1, "shuffle": True, "model": partial(net, GRU)}, {}),
     "accumulating": ({"accumulate": 4}, {}),
     "accumulating over epochs that it does not divide, scheduled by step": (
-        {"accumulate": 4, "scheduler": partial(lr_scheduler.StepLR, step_size=1), "schedule_every": "step"},
+        {
+            "accumulate": 4,
+            "scheduler": partial(lr_scheduler.StepLR, step_size=1),
+            "schedule_every": "step",
+        },
         {},
     ),
-    "sparse gradients that wait": ({"accumulate": 4, "model": lambda: Looked(), "opt": SGD}, {"x": LABELS}),
+    "sparse gradients that wait": (
+        {"accumulate": 4, "model": lambda: Looked(), "opt": SGD},
+        {"x": LABELS},
+    ),
     "burning in": ({"burn_in": 5}, {}),
     "NAdam": ({"opt": NAdam}, {}),  # torch would load its mu_product in float64
     "dropout": ({"model": partial(net, num_layers=2, dropout=0.4)}, {}),
-    "dropout and shuffled": ({"model": partial(net, num_layers=2, dropout=0.4), "shuffle": True}, {}),
+    "dropout and shuffled": (
+        {"model": partial(net, num_layers=2, dropout=0.4), "shuffle": True},
+        {},
+    ),
     "buffers": ({"model": lambda: nn.Sequential(Noisy(), net())}, {}),
     "scheduled by step": (
-        {"scheduler": partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=13), "schedule_every": "step"},
+        {
+            "scheduler": partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=13),
+            "schedule_every": "step",
+        },
         {},
     ),
     "scheduled by epoch": ({"scheduler": partial(lr_scheduler.StepLR, step_size=1)}, {}),
     "scheduled by validation": ({"scheduler": PLATEAU}, {"validation_data": (XV, YV)}),
     "clipped": ({"clip": 0.01, "opt": partial(SGD, lr=1.0, momentum=0.9)}, {}),
-    "lengths and missing targets": ({"shuffle": True}, {"y": MISSING, "lengths": [11, 2, 7, 11, 4, 9, 10]}),
+    "lengths and missing targets": (
+        {"shuffle": True},
+        {"y": MISSING, "lengths": [11, 2, 7, 11, 4, 9, 10]},
+    ),
     "a group that teaches nothing": ({"accumulate": 2}, {"y": WITHOUT_LIFE}),
     "weighted": ({"shuffle": True}, {"sample_weight": np.arange(1.0, N + 1)}),
-    "averaged sum": ({"loss": seqloss(nn.MSELoss(reduction="sum")), "opt": partial(AdamW, lr=1e-4)}, {}),
+    "averaged sum": (
+        {"loss": seqloss(nn.MSELoss(reduction="sum")), "opt": partial(AdamW, lr=1e-4)},
+        {},
+    ),
     "two threads": ({"n_jobs": 2, "shuffle": True}, {}),
-    "two threads and dropout": ({"n_jobs": 2, "model": partial(net, num_layers=2, dropout=0.4)}, {}),
-    "patient": ({"patience": 1, "epochs": 4, "opt": partial(Adam, lr=0.5)}, {"validation_data": (XV, YV)}),
+    "two threads and dropout": (
+        {"n_jobs": 2, "model": partial(net, num_layers=2, dropout=0.4)},
+        {},
+    ),
+    "patient": (
+        {"patience": 1, "epochs": 4, "opt": partial(Adam, lr=0.5)},
+        {"validation_data": (XV, YV)},
+    ),
 }
 
 
@@ -168,9 +219,15 @@ def test_a_fit_stopped_at_any_step_and_called_again_equals_the_uninterrupted_one
     assert same(outcome(again), whole)  # a finished one makes no more steps
 
 
-@pytest.mark.parametrize("settings", [{}, {"shuffle": True, "patience": 5}, {"accumulate": 4}], ids=str)
-def test_a_finished_fit_goes_on_for_more_epochs_as_if_they_had_been_asked_for_at_once(tmp_path, settings):
-    held = {"validation_data": (XV, -YV)}  # the best weights come early, the last ones are what goes on
+@pytest.mark.parametrize(
+    "settings", [{}, {"shuffle": True, "patience": 5}, {"accumulate": 4}], ids=str
+)
+def test_a_finished_fit_goes_on_for_more_epochs_as_if_they_had_been_asked_for_at_once(
+    tmp_path, settings
+):
+    held = {
+        "validation_data": (XV, -YV)
+    }  # the best weights come early, the last ones are what goes on
     for trigger in (None, EveryNSteps(5)):
         folder = tmp_path / str(trigger is None)
         for epochs in (1, 2, 5):
@@ -189,7 +246,8 @@ def test_only_the_steps_that_are_left_are_made(tmp_path):
 def test_a_finished_fit_of_more_epochs_than_asked_for_is_given_with_a_warning(tmp_path):
     whole = make(tmp_path, epochs=3).fit(X, Y)
     with pytest.warns(
-        UserWarning, match="the checkpoint is of 3 epochs, more than epochs=2: this is the model after all"
+        UserWarning,
+        match="the checkpoint is of 3 epochs, more than epochs=2: this is the model after all",
     ):
         again = make(tmp_path, epochs=2).fit(X, Y)
     assert same(outcome(again), outcome(whole))
@@ -202,7 +260,12 @@ def test_what_is_shown_of_an_unfinished_fit_is_of_its_complete_epochs(tmp_path):
     with pytest.raises(Boom):
         est.fit(X, Y)
     first = make(epochs=1).fit(X, Y)
-    assert (est.n_iter_, est._n_steps, est.loss_curve_, est.loss_) == (1, 6, first.loss_curve_, first.loss_)
+    assert (est.n_iter_, est._n_steps, est.loss_curve_, est.loss_) == (
+        1,
+        6,
+        first.loss_curve_,
+        first.loss_,
+    )
     assert torch.equal(est.grad_, first.grad_)
 
 
@@ -213,7 +276,9 @@ def test_a_memory_map_is_gone_on_with_as_an_array_is(tmp_path):
     for k in (3, 8):
         with pytest.raises(Boom):
             make(tmp_path / str(k), Breaks(k), trigger=EveryNSteps(1), shuffle=True).fit(mapped, Y)
-        assert same(outcome(make(tmp_path / str(k), trigger=EveryNSteps(1), shuffle=True).fit(X, Y)), whole)
+        assert same(
+            outcome(make(tmp_path / str(k), trigger=EveryNSteps(1), shuffle=True).fit(X, Y)), whole
+        )
 
 
 def test_an_interrupt_leaves_the_last_checkpoint(tmp_path):
@@ -224,13 +289,17 @@ def test_an_interrupt_leaves_the_last_checkpoint(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path, interrupt, trigger=EveryNSteps(1)).fit(X, Y)
     assert Checkpointer(tmp_path).latest_step() == 7
-    assert same(outcome(make(tmp_path, trigger=EveryNSteps(1)).fit(X, Y)), outcome(make().fit(X, Y)))
+    assert same(
+        outcome(make(tmp_path, trigger=EveryNSteps(1)).fit(X, Y)), outcome(make().fit(X, Y))
+    )
 
 
 # -- checkpointers as callbacks ------------------------------------------------------------------------
 
 
-def test_a_checkpointer_keeps_nothing_of_a_fit_and_is_copied_and_pickled_with_the_estimator(tmp_path):
+def test_a_checkpointer_keeps_nothing_of_a_fit_and_is_copied_and_pickled_with_the_estimator(
+    tmp_path,
+):
     est = make(tmp_path, trigger=EveryNSteps(4) | EveryNSeconds(1000))
     checkpoints = est.callbacks[0]
     whole = outcome(est.fit(X, Y))
@@ -245,7 +314,9 @@ def test_of_several_checkpointers_the_one_that_is_furthest_is_gone_on_from(tmp_p
     made, folders = [], [tmp_path / name for name in "abc"]
 
     def several(*others):
-        saves = [Checkpointer(f, trigger=EveryNSteps(n)) for f, n in zip(folders, (4, 3, 5), strict=True)]
+        saves = [
+            Checkpointer(f, trigger=EveryNSteps(n)) for f, n in zip(folders, (4, 3, 5), strict=True)
+        ]
         return make(None, *others, *saves, shuffle=True)
 
     with pytest.raises(Boom):
@@ -266,7 +337,9 @@ def test_a_fitted_estimator_that_is_warm_goes_on_from_itself(tmp_path):
 
 def test_a_warm_fit_that_was_killed_goes_on_in_another_process(tmp_path):
     with pytest.raises(Boom):
-        make(tmp_path, Breaks(9), epochs=1, trigger=EveryNSteps(1)).set_params(warm_start=True).fit(X, Y).fit(X, Y)
+        make(tmp_path, Breaks(9), epochs=1, trigger=EveryNSteps(1)).set_params(warm_start=True).fit(
+            X, Y
+        ).fit(X, Y)
     est = make(tmp_path, epochs=1, trigger=EveryNSteps(1)).fit(X, Y)  # the fit that was killed
     warm = make(epochs=1).set_params(warm_start=True).fit(X, Y).fit(X, Y)
     assert same(outcome(est), outcome(warm))
@@ -283,7 +356,8 @@ OTHERS = {
     "shape": (
         {},
         {"x": X[..., :-1], "y": Y[..., :-1]},
-        "the shape of x: (2, 7, 11) -> (2, 7, 10), the shape of y: (1, 7, 11) -> (1, 7, 10), the starts and lengths of "
+        "the shape of x: (2, 7, 11) -> (2, 7, 10), the shape of y: (1, 7, 11) -> (1, 7, 10), the "
+        "starts and lengths of "
         "series: {} -> {}" + SAME,
     ),
     "model": (
@@ -302,7 +376,9 @@ def test_the_checkpoints_of_another_fit_are_refused_and_nothing_is_changed(tmp_p
     before = dict(vars(est))
     with pytest.raises(LoadError) as caught:
         est.fit(**{"x": X, "y": Y, **arguments})
-    found = re.sub("[0-9a-f]{12}", "{}", str(caught.value).removeprefix(str(Checkpointer(tmp_path).latest())))
+    found = re.sub(
+        "[0-9a-f]{12}", "{}", str(caught.value).removeprefix(str(Checkpointer(tmp_path).latest()))
+    )
     assert found == f" does not fit, its fit: {message}"
     assert vars(est) == before
 
@@ -329,7 +405,9 @@ def test_a_hook_that_remembers_something_goes_on_too_and_is_missed(tmp_path):
         make(tmp_path, counts, Breaks(9)).fit(X, Y)
     assert counts.n == 9
     est = make(tmp_path)
-    with pytest.raises(LoadError, match=r"its fit: it had the hooks 'counter', which this fit lacks; add them$"):
+    with pytest.raises(
+        LoadError, match=r"its fit: it had the hooks 'counter', which this fit lacks; add them$"
+    ):
         est.fit(X, Y)
     assert not hasattr(est, "model_")
     counts = Counts()
@@ -357,7 +435,12 @@ def program(python, tmp_path):
     def run(*arguments):
         command = [python, PROGRAM, tmp_path, *map(str, arguments)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        started = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started = {
+            "env": environment,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+        }
         with subprocess.Popen(command, start_new_session=True, **started) as process:
             try:
                 out, err = process.communicate(timeout=240)
@@ -365,7 +448,9 @@ def program(python, tmp_path):
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
         assert process.returncode == 0, err
-        return json.loads(out.splitlines()[-1])  # before it, gloo of older torch says who is connected
+        return json.loads(
+            out.splitlines()[-1]
+        )  # before it, gloo of older torch says who is connected
 
     return run
 
@@ -381,7 +466,9 @@ def test_a_fit_that_is_killed_at_20_moments_equals_the_uninterrupted_one(program
     assert found["read"] >= 20  # and every one that was listed could be read
 
 
-def test_a_fit_that_goes_on_with_another_number_of_ranks_after_each_kill_ends_as_one_process(program):
+def test_a_fit_that_goes_on_with_another_number_of_ranks_after_each_kill_ends_as_one_process(
+    program,
+):
     found = program("elastic", 6)
     assert found["apart"] <= 1e-12
     assert len(set(found["sizes"])) >= 3
@@ -402,8 +489,15 @@ def test_of_two_ranks_that_save_together_one_may_fail(program, tmp_path):
     assert found["writing"] == [[exists, None, []], [f"RemoteError: rank 0: {exists}", None, []]]
     assert found["fine"] == [[None, 24, [3, 6, 9, 12, 15, 18, 21, 24, 24]]] * 2
     rest = [None, found["fine"][0][2]]
-    assert found["reading"] == [["RemoteError: rank 1: LoadError: not here", *rest], ["LoadError: not here", *rest]]
-    assert found["one process"] == [None, 24, [*found["fine"][0][2], 24]]  # it goes on, and there is nothing left to do
+    assert found["reading"] == [
+        ["RemoteError: rank 1: LoadError: not here", *rest],
+        ["LoadError: not here", *rest],
+    ]
+    assert found["one process"] == [
+        None,
+        24,
+        [*found["fine"][0][2], 24],
+    ]  # it goes on, and there is nothing left to do
     assert found["after hook"] == found["after last hook"] == [True, 24, 2]
     assert found["after stop"] == [False, 6, 1]  # it stays stopped
     assert found["after stop between epochs"] == [False, 12, 1]

@@ -1,4 +1,6 @@
-"""Law 9: a memory-mapped file gives bit for bit the result of the same array in memory, in any memory order."""
+"""Law 9: a memory-mapped file gives bit for bit the result of the same array in memory, in any
+memory order.
+"""
 
 import functools
 
@@ -56,9 +58,18 @@ def in_hdf5(a, order, kind, path):
     laid = np.ascontiguousarray(a.transpose(["FNT".index(c) for c in order]))
     if kind == "h5py":  # the open dataset itself, as (F, N, T)
         return h5py.File(path, "w").create_dataset("d", data=a)
-    storage = {"h5chunked": {"chunks": True}, "h5gzip": {"compression": "gzip"}, "h5big-endian": {}}[kind]
+    storage = {
+        "h5chunked": {"chunks": True},
+        "h5gzip": {"compression": "gzip"},
+        "h5big-endian": {},
+    }[kind]
     with h5py.File(path, "w") as f:
-        f.create_dataset("d", data=laid, dtype=laid.dtype.newbyteorder(">") if "endian" in kind else None, **storage)
+        f.create_dataset(
+            "d",
+            data=laid,
+            dtype=laid.dtype.newbyteorder(">") if "endian" in kind else None,
+            **storage,
+        )
     return h5mmap(path, "d", axes=order)
 
 
@@ -86,7 +97,10 @@ def test_fit_and_predict(order, kind, dtype, tmp_path):
     if kind == "list" and dtype == "float32":
         pytest.skip("lists of numbers are float64")
     task = make_task(dtype)
-    x, y = convert(task.x, order, kind, tmp_path / "x"), convert(task.y, order, kind, tmp_path / "y")
+    x, y = (
+        convert(task.x, order, kind, tmp_path / "x"),
+        convert(task.y, order, kind, tmp_path / "y"),
+    )
     other = Estimator(task.ours(), None, None, SPEC, random_state=0).fit(x, y)
     params, predicted, score = in_memory(dtype)
     assert torch.equal(params, net2vec(other))
@@ -96,7 +110,9 @@ def test_fit_and_predict(order, kind, dtype, tmp_path):
 
 @pytest.fixture(scope="module")
 def masked():
-    """Inputs, targets with gaps, weights, and what fits them; the last is called once with what it is given here."""
+    """Inputs, targets with gaps, weights, and what fits them; the last is called once with what it
+    is given here.
+    """
     task = make_task(n_series=3)
     y = task.y.copy()
     y[:, np.random.default_rng(0).random((3, T)) < 0.2] = np.nan
@@ -111,7 +127,9 @@ def masked():
 
 
 @pytest.mark.parametrize(
-    ("order", "kind"), [(o, k) for o in ORDERS for k in ("array", "memmap", "h5save", "h5chunked")] + [("FNT", "h5py")]
+    ("order", "kind"),
+    [(o, k) for o in ORDERS for k in ("array", "memmap", "h5save", "h5chunked")]
+    + [("FNT", "h5py")],
 )
 def test_folds_masks_weights_and_lengths(order, kind, masked, tmp_path):
     x, y, w, fit, expected = masked
@@ -122,7 +140,9 @@ def test_folds_masks_weights_and_lengths(order, kind, masked, tmp_path):
 
 @functools.cache
 def of_type(dtype):
-    """Inputs, targets, a model, and its parameters after a fit on the inputs as numbers of torch's usual types."""
+    """Inputs, targets, a model, and its parameters after a fit on the inputs as numbers of torch's
+    usual types.
+    """
     x = (np.random.default_rng(0).normal(size=(3, N, T)) * 3).astype(dtype)
     y = make_task().y.astype("f4")
     model = nn.Sequential(LSTM(3, 5), nn.Linear(5, 2))
@@ -135,7 +155,9 @@ IN_ORDER = Spec(epochs=1, batchsize=8, seqsize=10)
 
 @pytest.mark.parametrize("dtype", ["float16", ">f4", "<f8", "int8", "uint16", ">i4", "bool"])
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.filterwarnings("ignore:feature . of x has values of about")  # negative numbers as uint16
+@pytest.mark.filterwarnings(
+    "ignore:feature . of x has values of about"
+)  # negative numbers as uint16
 def test_every_numeric_type(dtype, order, tmp_path):
     x, y, model, expected = of_type(dtype)
     other = Estimator(model, spec=IN_ORDER).fit(stored(x, order, "memmap", tmp_path / "x"), y)
@@ -151,7 +173,9 @@ def test_the_users_data_are_never_written_to(task):
         def forward(self, x):
             return self.head(self.lstm(x.mul_(2)))
 
-    x = np.ascontiguousarray(task.x.transpose(2, 1, 0)).transpose(2, 1, 0)  # windows could be views of this
+    x = np.ascontiguousarray(task.x.transpose(2, 1, 0)).transpose(
+        2, 1, 0
+    )  # windows could be views of this
     x.flags.writeable = task.y.flags.writeable = False
     before = x.copy()
     model = InPlace()

@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py import Estimator, SequenceRegressor, Spec, loadstates, net2vec, reset, states, truncate
+from fluxutils_py import (
+    Estimator,
+    SequenceRegressor,
+    Spec,
+    loadstates,
+    net2vec,
+    reset,
+    states,
+    truncate,
+)
 from fluxutils_py.nn import (
     FLSTM,
     LRU,
@@ -44,9 +53,13 @@ LAYERS = {
     "a cell, trained": lambda: Recur(SMGUCell(3, 6), trainable_init=True),
 }
 every = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
-EXACT = {name: layer for name, layer in LAYERS.items() if name != "a stack of LSTM"}  # that one draws random numbers
+EXACT = {
+    name: layer for name, layer in LAYERS.items() if name != "a stack of LSTM"
+}  # that one draws random numbers
 every_exact = pytest.mark.parametrize("layer", EXACT.values(), ids=EXACT)
-adam = partial(torch.optim.Adam, lr=0.01, eps=1e-3)  # a smaller eps blows up the rounding of gradients near zero
+adam = partial(
+    torch.optim.Adam, lr=0.01, eps=1e-3
+)  # a smaller eps blows up the rounding of gradients near zero
 TRAINED = [name for name in LAYERS if "trained" in name]
 
 
@@ -61,7 +74,16 @@ def network(layer):
 
 def fit(layer, task, n_jobs=None, callbacks=None, **spec):
     spec = Spec(**{"epochs": 1, "batchsize": B, "seqsize": S, **spec})
-    est = Estimator(network(layer), None, adam, spec, n_jobs=n_jobs, callbacks=callbacks, random_state=0, verbose=False)
+    est = Estimator(
+        network(layer),
+        None,
+        adam,
+        spec,
+        n_jobs=n_jobs,
+        callbacks=callbacks,
+        random_state=0,
+        verbose=False,
+    )
     return est.fit(task.x, task.y)
 
 
@@ -74,8 +96,13 @@ def fitted(layer):
 @every_exact
 @pytest.mark.parametrize("overlap", [0, 4, 13])
 def test_laws_1_and_2_a_fit_is_a_hand_written_loop(layer, overlap):
-    """A window begins ``overlap`` steps early, from the detached state of then; its loss is of its own steps."""
-    task, model = make_task(n_series=11 if overlap else 37), network(layer)  # with a last group of three or five
+    """A window begins ``overlap`` steps early, from the detached state of then; its loss is of its
+    own steps.
+    """
+    task, model = (
+        make_task(n_series=11 if overlap else 37),
+        network(layer),
+    )  # with a last group of three or five
     est = fit(layer, task, overlap=overlap)
     opt = adam(model.parameters())
     for g in range(0, task.x.shape[1], B):
@@ -91,9 +118,12 @@ def test_laws_1_and_2_a_fit_is_a_hand_written_loop(layer, overlap):
                 if k + 1 in later or k + 1 == t + S:
                     detached = [r.state for r in recurrent_layers(model)]
                     before[k + 1] = [
-                        s.detach() if isinstance(s, torch.Tensor) else tuple(v.detach() for v in s) for s in detached
+                        s.detach() if isinstance(s, torch.Tensor) else tuple(v.detach() for v in s)
+                        for s in detached
                     ]
-            loss = nn.functional.mse_loss(torch.cat(y)[t - begin :], window(task.y, series, t, t + S))
+            loss = nn.functional.mse_loss(
+                torch.cat(y)[t - begin :], window(task.y, series, t, t + S)
+            )
             opt.zero_grad()
             loss.backward()
             opt.step()
@@ -131,7 +161,12 @@ def test_single_series_of_a_stream_start_anew(layer):
 @every_exact
 def test_law_7_threads_equal_one(layer):
     task = make_task()
-    assert difference(net2vec(fit(layer, task, n_jobs=2, overlap=4)), net2vec(fit(layer, task, overlap=4))) < 1e-12
+    assert (
+        difference(
+            net2vec(fit(layer, task, n_jobs=2, overlap=4)), net2vec(fit(layer, task, overlap=4))
+        )
+        < 1e-12
+    )
 
 
 class Interrupted(Exception):
@@ -148,8 +183,16 @@ def test_law_8_a_fit_that_is_stopped_goes_on_bit_for_bit(layer, spec, tmp_path):
     task = make_task(n_series=11)
     whole = fit(layer, task, epochs=2, **spec)
     with pytest.raises(Interrupted):
-        fit(layer, task, epochs=2, callbacks=[Checkpointer(tmp_path, trigger=EveryNSteps(3)), stop], **spec)
-    resumed = fit(layer, task, epochs=2, callbacks=[Checkpointer(tmp_path, trigger=EveryNSteps(3))], **spec)
+        fit(
+            layer,
+            task,
+            epochs=2,
+            callbacks=[Checkpointer(tmp_path, trigger=EveryNSteps(3)), stop],
+            **spec,
+        )
+    resumed = fit(
+        layer, task, epochs=2, callbacks=[Checkpointer(tmp_path, trigger=EveryNSteps(3))], **spec
+    )
     assert torch.equal(net2vec(resumed), net2vec(whole))
     assert resumed.loss_curve_ == whole.loss_curve_
 
@@ -167,7 +210,9 @@ def test_states_are_saved_loaded_reset_and_truncated(layer):
     rest = model(x[9:])
     assert (rest - whole[9:]).abs().max() < 1e-12
     other = reset(copy.deepcopy(model))
-    assert [s.shape[r.batch_dim] for r in recurrent_layers(other) for s in states(r)] == [0] * len(kept)
+    assert [s.shape[r.batch_dim] for r in recurrent_layers(other) for s in states(r)] == [0] * len(
+        kept
+    )
     assert torch.equal(loadstates(other, kept)(x[9:]), rest)
     assert (reset(other)(x) - whole).abs().max() < 1e-12
 

@@ -1,4 +1,6 @@
-"""Laws 1, 3, 4 and 5 for series that begin late and end early: against loops over each series by itself."""
+"""Laws 1, 3, 4 and 5 for series that begin late and end early: against loops over each series by
+itself.
+"""
 
 import functools
 from dataclasses import replace
@@ -26,7 +28,8 @@ INSIDE = (np.arange(T) >= STARTS[:, None]) & (np.arange(T) < (STARTS + LENGTHS)[
 
 
 def by_itself(task, parts, *, epochs=1, batchsize=B, seqsize=S, overlap=0, burn_in=0, opt=adam):
-    """Plain torch, series by series and step by step. ``parts``: (x (F, T_i), y (G, T_i), w (T_i,)) of each series.
+    """Plain torch, series by series and step by step. ``parts``: (x (F, T_i), y (G, T_i), w (T_i,))
+    of each series.
 
     Returns the parameters, and loss and live steps of each window of the last epoch.
     """
@@ -40,8 +43,13 @@ def by_itself(task, parts, *, epochs=1, batchsize=B, seqsize=S, overlap=0, burn_
         for g in range(0, len(parts), batchsize):
             group = parts[g : g + batchsize]
             longest = max(x.shape[1] for x, _, _ in group)
-            before = [{0: zero} for _ in group]  # the state before each step, as it was last computed
-            burn = [(t, min(t + seqsize, burn_in), False) for t in range(0, min(burn_in, longest), seqsize)]
+            before = [
+                {0: zero} for _ in group
+            ]  # the state before each step, as it was last computed
+            burn = [
+                (t, min(t + seqsize, burn_in), False)
+                for t in range(0, min(burn_in, longest), seqsize)
+            ]
             rest = [(t, min(t + seqsize, longest), True) for t in range(burn_in, longest, seqsize)]
             for start, stop, counts in burn + rest:
                 first = max(burn_in, start - overlap) if counts else start
@@ -73,7 +81,9 @@ def cut(task, w=None):
 def given(task, form, w=None):
     """The same series, as ``fit`` takes them: in lists, or in an array full of rubbish elsewhere."""
     if form == "list":
-        settings = {} if w is None else {"sample_weight": [w[n, span] for n, span in enumerate(SPANS)]}
+        settings = (
+            {} if w is None else {"sample_weight": [w[n, span] for n, span in enumerate(SPANS)]}
+        )
         return ([x for x, _, _ in cut(task)], [y for _, y, _ in cut(task)]), settings
     x, y = np.where(INSIDE, task.x, np.nan), np.where(INSIDE, task.y, 5e9)
     y[:, ::2] = np.where(INSIDE[::2], task.y[:, ::2], np.nan)
@@ -125,7 +135,11 @@ def test_constant_weights_of_series_that_begin_late(task, form):
     weighted = Estimator(task.ours(), None, adam, spec).fit(*data, **settings)
     data, settings = given(task, form)
     assert (
-        difference(net2vec(weighted), net2vec(Estimator(task.ours(), None, adam, spec).fit(*data, **settings))) < 1e-12
+        difference(
+            net2vec(weighted),
+            net2vec(Estimator(task.ours(), None, adam, spec).fit(*data, **settings)),
+        )
+        < 1e-12
     )
 
 
@@ -147,7 +161,9 @@ def test_predictions_are_those_of_each_series_alone(fitted, form):
     (x, _), settings = given(task, form)
     expected = oracle_outputs(est.model_, task)
     found = est.predict(x, **settings)
-    into = np.full((2, N, T), 8.0) if form == "starts" else [np.full(e.shape, 8.0) for e in expected]
+    into = (
+        np.full((2, N, T), 8.0) if form == "starts" else [np.full(e.shape, 8.0) for e in expected]
+    )
     assert est.predict(x, out=into, **settings) is into
     if form == "list":
         assert isinstance(found, list)
@@ -169,7 +185,9 @@ def test_the_score_is_of_the_steps_inside(fitted, form):
     true = np.concatenate([y for _, y, _ in cut(task)], 1)
     y = np.where(INSIDE, task.y, np.nan) if form == "starts" else y
     spread = ((true - true.mean(1, keepdims=True)) ** 2).sum()
-    assert est.score(x, y, **settings) == pytest.approx(1 - ((true - yhat) ** 2).sum() / spread, rel=1e-12)
+    assert est.score(x, y, **settings) == pytest.approx(
+        1 - ((true - yhat) ** 2).sum() / spread, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -177,7 +195,9 @@ def test_one_target_per_series_is_at_its_last_step(task, form):
     (x, _), settings = given(task, form)
     y = np.random.default_rng(0).normal(size=(N, 2))
     w = [np.r_[np.zeros(n - 1), 1.0] for n in LENGTHS]
-    parts = [(x, np.repeat(y[n][:, None], x.shape[1], 1), w[n]) for n, (x, _, _) in enumerate(cut(task))]
+    parts = [
+        (x, np.repeat(y[n][:, None], x.shape[1], 1), w[n]) for n, (x, _, _) in enumerate(cut(task))
+    ]
     expected, _ = by_itself(task, parts)
     est = Estimator(task.ours(), None, adam, Spec(1, B, S)).fit(x, y, **settings)
     assert difference(net2vec(est), expected) < 1e-12
@@ -192,7 +212,8 @@ def test_validation_data_that_begin_late(task, form):
     est = Estimator(task.ours(), None, still, Spec(1, B, S))
     est.fit(task.x, task.y, validation_data=(x, y, weight, lengths, starts))
     errors = [
-        ((out - y) ** 2).mean(0) for out, (_, y, _) in zip(oracle_outputs(est.model_, task), cut(task), strict=True)
+        ((out - y) ** 2).mean(0)
+        for out, (_, y, _) in zip(oracle_outputs(est.model_, task), cut(task), strict=True)
     ]
     assert est.validation_loss_curve_[0] == pytest.approx(np.concatenate(errors).mean(), rel=1e-12)
 
@@ -232,12 +253,17 @@ def test_early_stopping_holds_out_the_last_steps_of_one_series_that_begins_late(
         seen.append(ys.clone())
         return criterion(model, xs, ys, ws)
 
-    est = SequenceRegressor(epochs=1, rebatch=False, early_stopping=True, validation_fraction=0.25, scale_target=False)
+    est = SequenceRegressor(
+        epochs=1, rebatch=False, early_stopping=True, validation_fraction=0.25, scale_target=False
+    )
     settings = replace(est._resolved_params(), loss=loss, model=lambda: model())
     est._resolved_params = lambda: settings
     y = np.where((np.arange(T) >= 5) & (np.arange(T) < 35), task.y, np.nan)
     est.fit(np.where(np.isnan(y[:1]), np.nan, task.x), y, starts=[5], lengths=[30])
-    assert [tuple(v.shape) for v in seen] == [(22, 1, 2), (8, 1, 2)]  # of 30 steps, a quarter is held out
+    assert [tuple(v.shape) for v in seen] == [
+        (22, 1, 2),
+        (8, 1, 2),
+    ]  # of 30 steps, a quarter is held out
     assert difference(seen[0][:, 0].T, task.y[:, 0, 5:27]) == 0
     assert difference(seen[1][:, 0].T, task.y[:, 0, 27:35]) == 0
 

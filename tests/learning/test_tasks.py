@@ -21,7 +21,12 @@ def test_fluxutils_own_test():
     y = x.mean(0, keepdims=True)
     torch.manual_seed(0)
     model = nn.Sequential(LSTM(10, 10), nn.Linear(10, 1))
-    est = Estimator(model, seqloss(nn.functional.mse_loss), None, {"epochs": 2, "batchsize": 100, "seqsize": 100})
+    est = Estimator(
+        model,
+        seqloss(nn.functional.mse_loss),
+        None,
+        {"epochs": 2, "batchsize": 100, "seqsize": 100},
+    )
     est.fit(x, y)
     assert mse(est, x, y) < 0.01
 
@@ -29,7 +34,9 @@ def test_fluxutils_own_test():
 def flip_flop(n_series, n_steps, random_seed):
     """Hold the last of random pulses of +1 and -1, which come with probability .05 a step."""
     rng = np.random.default_rng(random_seed)
-    pulses = rng.choice([-1.0, 0.0, 1.0], p=[0.025, 0.95, 0.025], size=(1, n_series, n_steps)).astype("float32")
+    pulses = rng.choice(
+        [-1.0, 0.0, 1.0], p=[0.025, 0.95, 0.025], size=(1, n_series, n_steps)
+    ).astype("float32")
     pulses[:, :, 0] = rng.choice([-1, 1], size=(1, n_series))
     at = np.maximum.accumulate(np.where(pulses != 0, np.arange(n_steps), 0), axis=2)
     return pulses, np.take_along_axis(pulses, at, 2)
@@ -43,7 +50,8 @@ def test_flip_flop_is_held_across_windows():
     spec = Spec(epochs=8, batchsize=32, seqsize=10)
     est = Estimator(model, None, partial(torch.optim.Adam, lr=1e-2), spec, random_state=0).fit(x, y)
     assert mse(est, xt, yt) < 0.02
-    # what any learner that forgets at each window is left with: until the first pulse of a window it can only guess 0
+    # what any learner that forgets at each window is left with: until the first pulse of a window
+    # it can only guess 0
     unknown = np.maximum.accumulate(np.abs(xt).reshape(1, 20, 100, 10), axis=3) == 0
     assert float((unknown.reshape(yt.shape) * yt**2).mean()) > 0.75
 
@@ -57,15 +65,23 @@ def test_recall_beyond_the_window_needs_overlap(overlap, learned):
     y[:, :, lag:] = x[:, :, :-lag]
     torch.manual_seed(0)
     rnn = RNN(1, 32)
-    nn.init.orthogonal_(rnn.module.weight_hh_l0)  # remembers from the start, so that only credit has to be assigned
+    nn.init.orthogonal_(
+        rnn.module.weight_hh_l0
+    )  # remembers from the start, so that only credit has to be assigned
     spec = Spec(epochs=20, batchsize=32, seqsize=seqsize, overlap=overlap, burn_in=lag, clip=1.0)
-    est = Estimator(nn.Sequential(rnn, nn.Linear(32, 1)), None, partial(torch.optim.Adam, lr=3e-3), spec).fit(x, y)
+    est = Estimator(
+        nn.Sequential(rnn, nn.Linear(32, 1)), None, partial(torch.optim.Adam, lr=3e-3), spec
+    ).fit(x, y)
     error = float(((est.predict(x) - y)[:, :, lag:] ** 2).mean())
     assert error < 0.1 if learned else error > 0.9
 
 
 def random_signs(lag, n_series, random_seed):
-    x = np.random.default_rng(random_seed).choice([-1.0, 1.0], size=(1, n_series, 500)).astype("float32")
+    x = (
+        np.random.default_rng(random_seed)
+        .choice([-1.0, 1.0], size=(1, n_series, 500))
+        .astype("float32")
+    )
     y = np.zeros_like(x)
     y[:, :, lag:] = x[:, :, :-lag]
     return x, y

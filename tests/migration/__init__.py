@@ -1,13 +1,15 @@
-"""What the calls of the pages for users of other systems give: one module for each page, named after it.
+"""What the calls of the pages for users of other systems give: one module for each page, named
+after it.
 
-A module holds ``checks = Checks()`` and one function for each row, which gets the names after the call, and the value
-of the call if it is an expression:
+A module holds ``checks = Checks()`` and one function for each row, which gets the names after the
+call, and the value of the call if it is an expression:
 
     @checks.of("mean, std = normalization(ds)")
     def _(names, value):
         assert names["mean"] == ...
 
-The expected value comes from the reference: its formula, its documents, its tests. Not from the code under test.
+The expected value comes from the reference: its formula, its documents, its tests. Not from the
+code under test.
 """
 
 from collections.abc import Callable

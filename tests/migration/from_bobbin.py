@@ -55,7 +55,10 @@ def events(folder):
 
 def scalars(folder):
     found = events(folder)
-    return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    return {
+        tag: [(event.step, event.value) for event in found.Scalars(tag)]
+        for tag in found.Tags()["scalars"]
+    }
 
 
 def written(name, write):
@@ -130,7 +133,9 @@ def _(names, value):
         rngs = names["task"].get_rng_dict(seed, extra_keys=keys)
         return {key: torch.rand(4, generator=rng).tolist() for key, rng in rngs.items()}
 
-    assert {key: torch.rand(4, generator=rng).tolist() for key, rng in value.items()} == drawn(0, "noise")
+    assert {key: torch.rand(4, generator=rng).tolist() for key, rng in value.items()} == drawn(
+        0, "noise"
+    )
     two = drawn(0, "noise", "dropout")
     assert two["noise"] != two["dropout"]
     assert drawn(1, "noise") != drawn(0, "noise")
@@ -139,7 +144,10 @@ def _(names, value):
 @checks.of('task.initialize_train_state(0, torch.optim.Adam, checkpoint_path="saves")')
 def _(names, value):
     task, batch = Squares(lambda: nn.Linear(3, 1)), random_batch()
-    new, same = (task.initialize_train_state(4, torch.optim.Adam, checkpoint_path="no folder") for _ in range(2))
+    new, same = (
+        task.initialize_train_state(4, torch.optim.Adam, checkpoint_path="no folder")
+        for _ in range(2)
+    )
     assert new.step == 0
     assert torch.equal(new.params["weight"], same.params["weight"])  # by the seed
     step = task.make_training_step_fn()
@@ -260,7 +268,9 @@ def ran(table, steps):
     return found
 
 
-@checks.of("CronTab().schedule(print, step_interval=10)", 'CronTab().add("name", EveryNSteps(10), print)')
+@checks.of(
+    "CronTab().schedule(print, step_interval=10)", 'CronTab().add("name", EveryNSteps(10), print)'
+)
 def _(names, value):
     assert ran(value, range(1, 35)) == [10, 20, 30]
 
@@ -404,8 +414,12 @@ def _(names, value):
     assert value.saved_train_state.parent.name == "best"
     with open("best/results.json") as file:
         assert json.load(file) == {"hits": expected.hits, "n": 10}
-    keep = names["RunEval"](names["Count"](), {"dev": names["dev"]}).keep_best_checkpoint("dev", "best")
-    again = keep(names["train_state"])  # a new process reads the best; an equal result is not better
+    keep = names["RunEval"](names["Count"](), {"dev": names["dev"]}).keep_best_checkpoint(
+        "dev", "best"
+    )
+    again = keep(
+        names["train_state"]
+    )  # a new process reads the best; an equal result is not better
     assert (again.current_best, again.saved_train_state) == (expected, None)
 
 
@@ -485,7 +499,9 @@ def _(names, value):
 @checks.of('writer.audio("audio", np.zeros((1, 100, 1)), 1, sample_rate=8000, max_outputs=1)')
 def _(names, value):
     sound = np.sin(np.arange(200.0)).reshape(2, 100, 1) / 2
-    found = written("audio", lambda writer: writer.audio("audio", sound, 7, sample_rate=8000, max_outputs=1))
+    found = written(
+        "audio", lambda writer: writer.audio("audio", sound, 7, sample_rate=8000, max_outputs=1)
+    )
     assert found.Tags()["audio"] == ["audio/0"]
     (event,) = found.Audio("audio/0")
     with wave.open(io.BytesIO(event.encoded_audio_string)) as file:
@@ -497,7 +513,9 @@ def _(names, value):
 @checks.of('writer.histogram("weights", np.zeros(5), 1)')
 def _(names, value):
     numbers = np.array([0.5, -1.0, 2.0, 2.0])
-    (event,) = written("histogram", lambda writer: writer.histogram("weights", numbers, 7)).Histograms("weights")
+    (event,) = written(
+        "histogram", lambda writer: writer.histogram("weights", numbers, 7)
+    ).Histograms("weights")
     found = event.histogram_value
     assert (event.step, found.num, found.sum, found.min, found.max) == (7, 4, 3.5, -1.0, 2.0)
     assert sum(found.bucket) == 4
@@ -505,13 +523,17 @@ def _(names, value):
 
 @checks.of('writer.text("note", "hello", 1)')
 def _(names, value):
-    (event,) = written("text", lambda writer: writer.text("note", "hello", 7)).Tensors("note/text_summary")
+    (event,) = written("text", lambda writer: writer.text("note", "hello", 7)).Tensors(
+        "note/text_summary"
+    )
     assert (event.step, list(event.tensor_proto.string_val)) == (7, [b"hello"])
 
 
 @checks.of('writer.write("tensor", np.zeros(3), 1, metadata=None)')
 def _(names, value):
-    (event,) = written("write", lambda writer: writer.write("tensor", np.arange(3.0), 7)).Tensors("tensor")
+    (event,) = written("write", lambda writer: writer.write("tensor", np.arange(3.0), 7)).Tensors(
+        "tensor"
+    )
     assert (event.step, list(event.tensor_proto.double_val)) == (7, [0.0, 1.0, 2.0])
 
 
@@ -524,12 +546,16 @@ def _(names, value):
     assert (info["lr"].number_value, info["kind"].string_value) == (0.1, "adam")
 
 
-@checks.of('MultiDirectorySummaryWriter("logs").as_result_processor(method=lambda result, train_state, writer: None)')
+@checks.of(
+    'MultiDirectorySummaryWriter("logs").as_result_processor(method=lambda result, train_state, writer: None)'
+)
 def _(names, value):
     assert value({"dev": names["Accuracy"](3, 4)}, at(7)) is None
     with names["MultiDirectorySummaryWriter"]("own logs") as writer:
         writer.as_result_processor()({"dev": names["Accuracy"](3, 4)}, at(7))
-        own = writer.as_result_processor(method=lambda result, state, sub: sub.scalar("n", result.n, state.step))
+        own = writer.as_result_processor(
+            method=lambda result, state, sub: sub.scalar("n", result.n, state.step)
+        )
         own({"test": names["Accuracy"](3, 4)}, at(8))
     assert scalars("own logs/dev") == {"accuracy": [(7, 0.75)]}
     assert scalars("own logs/test") == {"n": [(8, 4.0)]}
@@ -562,7 +588,9 @@ def _(names, value):
         image[:] = columns
         return published(names["MplImageSummary"](image, h_paddings=paddings, vmin=0, vmax=1))
 
-    assert np.array_equal(bars((0, 0, 0.4, 1), (0, 1, 0, 1)), bars(None, (0, 1, 0)))  # the last is left out
+    assert np.array_equal(
+        bars((0, 0, 0.4, 1), (0, 1, 0, 1)), bars(None, (0, 1, 0))
+    )  # the last is left out
     assert not np.array_equal(bars((0, 0, 0, 0), (0, 1, 0, 1)), bars(None, (0, 1, 0)))
     drawn = published(value)
     assert drawn.ndim == 3
@@ -580,15 +608,25 @@ def _(names, value):
 def _(names, value):
     writer = FlaxWriter()
     names["publish_trainer_env_info"](writer, names["train_state"])
-    found = {tag.removeprefix("trainer/diagnosis/"): text for tag, (text, _) in writer.written.items()}
-    assert set(found) == {"total_num_params", "param_shape", "local_device", "trainer_argv", "process"}
+    found = {
+        tag.removeprefix("trainer/diagnosis/"): text for tag, (text, _) in writer.written.items()
+    }
+    assert set(found) == {
+        "total_num_params",
+        "param_shape",
+        "local_device",
+        "trainer_argv",
+        "process",
+    }
     assert "4" in found["total_num_params"].split()
     assert "(1, 3)" in found["param_shape"]
     assert "cpu" in found["local_device"]
     assert {step for _, step in writer.written.values()} == {names["train_state"].step}
 
 
-@checks.of('PublishTrainingProgress(writer, summary_collections=("summary",))(train_state, step_info=info)')
+@checks.of(
+    'PublishTrainingProgress(writer, summary_collections=("summary",))(train_state, step_info=info)'
+)
 def _(names, value):
     writer = FlaxWriter()
     publish = names["PublishTrainingProgress"](writer)
@@ -619,7 +657,9 @@ def _(names, value):
 
 @checks.of('unshard({"a": torch.ones(2, 3)})')
 def _(names, value):
-    assert [shard["a"].tolist() for shard in value] == [[1.0] * 3] * 2  # a list of shards, to be reduced
+    assert [shard["a"].tolist() for shard in value] == [
+        [1.0] * 3
+    ] * 2  # a list of shards, to be reduced
 
 
 @checks.of('split_leading_axis(2, {"a": torch.ones(4, 3)})')
@@ -649,7 +689,9 @@ def _(names, value):
 
 @checks.of('assert_replica_integrity({"w": torch.ones(2)})')
 def _(names, value):
-    assert value is None  # one process agrees with itself; several are compared in the tests under mpirun
+    assert (
+        value is None
+    )  # one process agrees with itself; several are compared in the tests under mpirun
 
 
 @checks.of('list(flatten_with_paths({"a": {"b": 1}}))')
@@ -663,7 +705,9 @@ def _(names, value):
 @checks.of('nested_vars_to_paths({"a": {"b": 1}})')
 def _(names, value):
     assert value == {"a": {"b": "/a/b"}}
-    assert names["nested_vars_to_paths"]({"a": [1, {"b": 2}]}, pathsep=".") == {"a": [".a.0", {"b": ".a.1.b"}]}
+    assert names["nested_vars_to_paths"]({"a": [1, {"b": 2}]}, pathsep=".") == {
+        "a": [".a.0", {"b": ".a.1.b"}]
+    }
 
 
 @checks.of('summarize_shape({"a": torch.ones(2, 3)})')
@@ -673,7 +717,9 @@ def _(names, value):
 
 @checks.of('text = dump_pytree_json({"a": np.ones(2)})')
 def _(names, value):
-    assert json.loads(names["text"]) == {"a": {"__array__": True, "dtype": "float64", "data": [1.0, 1.0]}}
+    assert json.loads(names["text"]) == {
+        "a": {"__array__": True, "dtype": "float64", "data": [1.0, 1.0]}
+    }
 
 
 @checks.of('write_pytree_json("tree.json", {"a": 1})')

@@ -1,7 +1,8 @@
-"""What FluxUtils.jl gives for the rows of ``docs/from_fluxutils_jl.md``: by its formulas, in NumPy and plain torch.
+"""What FluxUtils.jl gives for the rows of ``docs/from_fluxutils_jl.md``: by its formulas, in NumPy
+and plain torch.
 
-The page's own data are zeros, so the checks of training run the call's functions once more, on data of their own whose
-series and steps do not divide into minibatches.
+The page's own data are zeros, so the checks of training run the call's functions once more, on data
+of their own whose series and steps do not divide into minibatches.
 """
 
 import contextlib
@@ -52,14 +53,18 @@ class Problem:
         return lstm, linear, params
 
     def train(self, epochs=2, w=None, model=None, lr=LR):
-        """``fit!`` in plain torch: mean loss and gradient of the last epoch's minibatches, and the parameters."""
+        """``fit!`` in plain torch: mean loss and gradient of the last epoch's minibatches, and the
+        parameters.
+        """
         lstm, linear, params = self.plain(model)
         scaled = np.ones_like(self.y) if w is None else w / w.mean()
         for _ in range(epochs):
             losses, gradients, state = [], [], None
             for rows in (slice(0, 2), slice(2, 4), slice(4, 5)):
                 for start in (0, 4, 8):  # time is the inner loop
-                    xs, ys, ws = (as_steps(a[:, rows, start : start + 4]) for a in (self.x, self.y, scaled))
+                    xs, ys, ws = (
+                        as_steps(a[:, rows, start : start + 4]) for a in (self.x, self.y, scaled)
+                    )
                     out, state = lstm(xs, state if start else None)
                     state = tuple(s.detach() for s in state)
                     loss = (ws * (linear(out) - ys).square()).mean()
@@ -88,7 +93,9 @@ def as_steps(a):
 
 
 def same(found, expected, **tolerance):
-    torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(expected), check_dtype=False, **tolerance)
+    torch.testing.assert_close(
+        torch.as_tensor(found), torch.as_tensor(expected), check_dtype=False, **tolerance
+    )
 
 
 def randn(*shape):
@@ -101,7 +108,9 @@ def randn(*shape):
 @checks.of("est = Estimator(model, loss, opt, spec)")
 def _(names, value):
     est = names["est"]
-    assert (est.model, est.loss, est.opt, est.spec) == tuple(names[name] for name in ("model", "loss", "opt", "spec"))
+    assert (est.model, est.loss, est.opt, est.spec) == tuple(
+        names[name] for name in ("model", "loss", "opt", "spec")
+    )
     problem = Problem()
     before = net2vec(problem.model)
     fitted = problem.estimator().fit(problem.x, problem.y)
@@ -138,7 +147,9 @@ def _(names, value):
 def _(names, value):
     assert value.n_iter_ == 3
     problem = Problem()
-    same(net2vec(problem.estimator().fit(problem.x, problem.y, epochs=3)), problem.train(epochs=3)[2])
+    same(
+        net2vec(problem.estimator().fit(problem.x, problem.y, epochs=3)), problem.train(epochs=3)[2]
+    )
 
 
 @checks.of("Estimator(model, loss, opt, spec, callbacks=cb(lambda: None)).fit(x, y)")
@@ -165,7 +176,9 @@ def _(names, value):
     problem = Problem()
     est = problem.estimator({"epochs": 1, "batchsize": 5, "seqsize": 11}).fit(problem.x, problem.y)
     lstm, linear, _ = problem.plain(est.model_)
-    expected = mse_loss(linear(lstm(as_steps(problem.x))[0]), as_steps(problem.y)).item()  # of one minibatch
+    expected = mse_loss(
+        linear(lstm(as_steps(problem.x))[0]), as_steps(problem.y)
+    ).item()  # of one minibatch
     assert est.evaluate(problem.x, problem.y) == pytest.approx(expected, rel=1e-5)
 
 
@@ -192,10 +205,19 @@ def _(names, value):
     est.predict(problem.x, out=found)
     same(found, problem.predicted(est.model_))
     same(est.predict(problem.x), found)
-    same(problem.estimator(SPEC | {"batchsize": 40}).fit(problem.x, problem.y).predict(problem.x).shape, (1, 5, 11))
+    same(
+        problem.estimator(SPEC | {"batchsize": 40})
+        .fit(problem.x, problem.y)
+        .predict(problem.x)
+        .shape,
+        (1, 5, 11),
+    )
 
 
-@checks.of("head, state = est.predict(x[:, :, :9], return_state=True); tail = est.predict(x[:, :, 9:], state=state)")
+@checks.of(
+    "head, state = est.predict(x[:, :, :9], return_state=True); tail = est.predict(x[:, :, 9:], "
+    "state=state)"
+)
 def _(names, value):
     assert (names["head"].shape[2], names["tail"].shape[2]) == (9, names["T"] - 9)
     problem = Problem()
@@ -244,12 +266,16 @@ def _(names, value):
     log.addHandler(handler)
     try:
         with contextlib.redirect_stderr(shown):  # no terminal
-            est = Estimator(problem.model, seqloss(mse_loss), sgd, SPEC, verbose=True).fit(problem.x, problem.y)
+            est = Estimator(problem.model, seqloss(mse_loss), sgd, SPEC, verbose=True).fit(
+                problem.x, problem.y
+            )
     finally:
         log.removeHandler(handler)
     lines = shown.getvalue().splitlines()
     for epoch, record in enumerate(est.history_, 1):
-        assert any(f"{epoch}" in line and f"{record['loss']:.4g}"[:5] in line for line in lines), lines
+        assert any(f"{epoch}" in line and f"{record['loss']:.4g}"[:5] in line for line in lines), (
+            lines
+        )
 
 
 @checks.of("FloatingPointError")
@@ -259,7 +285,9 @@ def _(names, value):
     def loss(m, xs, ys):
         return seqloss(mse_loss)(m, xs, ys) * (torch.nan if steps else 1)
 
-    est = problem.estimator(loss=loss, callbacks=[lambda loop: steps.append((loop.model, net2vec(loop.model)))])
+    est = problem.estimator(
+        loss=loss, callbacks=[lambda loop: steps.append((loop.model, net2vec(loop.model)))]
+    )
     with pytest.raises(value, match="nan"):
         est.fit(problem.x, problem.y)
     ((model, after_first_step),) = steps
@@ -307,7 +335,9 @@ def _(names, value):
     page = names["julia"].transpose()
     assert np.array_equal(h5load("all.h5")["y"], np.concatenate([page, page], 1))
     first, second = save_two_parts("listed")
-    names["h5concat"]("listed.h5", ["listed/b.h5", "listed/a.h5"], dims=1)  # in the order of the list
+    names["h5concat"](
+        "listed.h5", ["listed/b.h5", "listed/a.h5"], dims=1
+    )  # in the order of the list
     assert np.array_equal(h5load("listed.h5")["x"], np.concatenate([second, first], 1))
 
 
@@ -349,7 +379,9 @@ def _(names, value):
 
 @checks.of("minibatch(x, y, 20)")
 def _(names, value):
-    assert [(x.shape, y.shape) for x, y in value] == [((10, 100, n), (1, 100, n)) for n in (20, 20, 10)]
+    assert [(x.shape, y.shape) for x, y in value] == [
+        ((10, 100, n), (1, 100, n)) for n in (20, 20, 10)
+    ]
     x, y = randn(2, 5).numpy(), randn(5).numpy()
     batches = names["minibatch"](x, y, 3)
     assert all(np.shares_memory(a, x) and np.shares_memory(b, y) for a, b in batches)
@@ -365,7 +397,11 @@ def _(names, value):
     blocks = [x[:, n : n + 2, t : t + 3] for n in (0, 2, 4) for t in (0, 3, 6)]
     for window, block in zip(windows, blocks, strict=True):
         same(window.x[0], as_steps(block))
-    assert [w.index.last for w in windows] == [False, False, True] * 3  # there the state is forgotten
+    assert [w.index.last for w in windows] == [
+        False,
+        False,
+        True,
+    ] * 3  # there the state is forgotten
 
 
 # -- utilities -----------------------------------------------------------------------------------------
@@ -488,7 +524,9 @@ def _(names, value):
 def _(names, value):
     v = net2vec(names["m"])
     named = dict(names["m"].named_parameters())
-    rows = [row for name, p in named.items() if name.split(".")[-1] in WEIGHTS for row in p.detach()]
+    rows = [
+        row for name, p in named.items() if name.split(".")[-1] in WEIGHTS for row in p.detach()
+    ]
     for indices, row in zip(value, rows, strict=True):
         same(v[indices], row)
 
@@ -589,12 +627,16 @@ def psigmoid(x):
 
 
 def ptanh(x):
-    middle = torch.where(x > 0, 0.96016 - 0.26037 * (x - 1.92033) ** 2, 0.26037 * (x + 1.92033) ** 2 - 0.96016)
+    middle = torch.where(
+        x > 0, 0.96016 - 0.26037 * (x - 1.92033) ** 2, 0.26037 * (x + 1.92033) ** 2 - 0.96016
+    )
     return torch.where(x > 1.92033, 0.96016, torch.where(x < -1.92033, -0.96016, middle))
 
 
 def check_cell(layer, step, n_states=1):
-    """A layer against the formula of a step: ``step(x, states, weight_ih, weight_hh, bias)`` returns the states."""
+    """A layer against the formula of a step: ``step(x, states, weight_ih, weight_hh, bias)``
+    returns the states.
+    """
     cell = layer.module.cells[0]
     with torch.no_grad():
         for k, p in enumerate(cell.parameters()):
@@ -731,7 +773,10 @@ class Quadratic:
     """Two parameters and 30 steps on gradients that are their distances from a target."""
 
     def __init__(self):
-        self.start = [torch.tensor([6.0, -0.1, 3.0], dtype=torch.float64), torch.tensor([0.3, 0.2]).double()]
+        self.start = [
+            torch.tensor([6.0, -0.1, 3.0], dtype=torch.float64),
+            torch.tensor([0.3, 0.2]).double(),
+        ]
 
     def by(self, factory, steps=30):
         params = [nn.Parameter(p.clone()) for p in self.start]
@@ -743,7 +788,9 @@ class Quadratic:
         return [p.detach() for p in params]
 
     def by_adam(self, lr, decay=0.0, clip=None, betas=(0.9, 0.999), steps=30):
-        """Adam of Flux.jl in plain arithmetic; ``clip`` changes a gradient, ``decay`` is not times the rate."""
+        """Adam of Flux.jl in plain arithmetic; ``clip`` changes a gradient, ``decay`` is not times
+        the rate.
+        """
         found = []
         for p in self.start:
             p, m, v = p.clone(), torch.zeros_like(p), torch.zeros_like(p)
@@ -774,7 +821,9 @@ def close_all(found, expected):
 @checks.of("ADAM32(1e-3, (0.9, 0.999))")
 def _(names, value):
     close_all(Quadratic().by(value), Quadratic().by_adam(1e-3))
-    close_all(Quadratic().by(names["ADAM32"](0.1, (0.5, 0.8))), Quadratic().by_adam(0.1, betas=(0.5, 0.8)))
+    close_all(
+        Quadratic().by(names["ADAM32"](0.1, (0.5, 0.8))), Quadratic().by_adam(0.1, betas=(0.5, 0.8))
+    )
 
 
 @checks.of("ADAMW32(1e-3, 1e-3, 0.5)")

@@ -1,4 +1,6 @@
-"""What gomlx gives for the rows of ``docs/from_gomlx.md``: by its formulas, its documents and its tests."""
+"""What gomlx gives for the rows of ``docs/from_gomlx.md``: by its formulas, its documents and its
+tests.
+"""
 
 import math
 import threading
@@ -23,7 +25,9 @@ def numbers(batch):
 
 
 def steps_of(add, n=100, first=0):
-    """The steps, counted from 0 as ``loop.LoopStep``, at which a callback that ``add(loop, fn)`` adds is called."""
+    """The steps, counted from 0 as ``loop.LoopStep``, at which a callback that ``add(loop, fn)``
+    adds is called.
+    """
     loop, found = Loop(numbers), []
     loop.step = loop.loop_step = first
     add(loop, lambda loop, *metrics: found.append(loop.loop_step))
@@ -68,7 +72,9 @@ def _(names, value):
 
 @checks.of("metrics = trainer.eval(ds)")
 def _(names, value):
-    assert names["metrics"]["loss"] == pytest.approx(mse(names), rel=1e-5)  # batches of 8 and one of 2
+    assert names["metrics"]["loss"] == pytest.approx(
+        mse(names), rel=1e-5
+    )  # batches of 8 and one of 2
 
 
 @checks.of("trainer.reset_train_metrics()")
@@ -97,7 +103,9 @@ def _(names, value):
     trainer = Trainer(nn.Linear(1, 1), nn.MSELoss(), torch.optim.SGD)
     trainer.add_per_step_update(lambda model: model.weight.clamp_(max=-3.0), "constraint")
     before = (trainer.model(torch.ones(2, 1)) - 1).square().mean().item()
-    assert trainer.train_step((torch.ones(2, 1), torch.ones(2, 1))).batch_loss == pytest.approx(before)
+    assert trainer.train_step((torch.ones(2, 1), torch.ones(2, 1))).batch_loss == pytest.approx(
+        before
+    )
     assert trainer.model.weight.item() == -3.0
 
 
@@ -147,7 +155,9 @@ def _(names, value):
 
 @checks.of("metrics = Loop(trainer).run_steps(ds, 3)", "metrics = Loop(trainer).run_epochs(ds, 2)")
 def _(names, value):
-    assert names["metrics"] == {metric.name: metric.compute() for metric in names["trainer"].train_metrics}
+    assert names["metrics"] == {
+        metric.name: metric.compute() for metric in names["trainer"].train_metrics
+    }
     assert list(names["metrics"]) == ["batch_loss", "ema_loss", "ema_loss_fn"]
 
 
@@ -169,7 +179,9 @@ def _(names, value):
 def _(names, value):
     called, loop = [], Loop(numbers)
     for priority in 5, -1, 3:
-        loop.on_start(f"hook {priority}", lambda loop, p=priority: called.append((p, loop.batches)), priority)
+        loop.on_start(
+            f"hook {priority}", lambda loop, p=priority: called.append((p, loop.batches)), priority
+        )
     data = [1, 2]
     loop.run_epochs(data, 3)
     assert called == [(-1, data), (3, data), (5, data)]
@@ -199,7 +211,12 @@ def _(names, value):
     loop = Loop(numbers)
     loop.run_epochs([1, 2, 3], 2)
     loop.run_epochs([1, 2], 2)
-    assert (loop.loop_step, loop.start_step, loop.end_step, loop.epoch - loop.start_epoch) == (10, 6, 10, 2)
+    assert (loop.loop_step, loop.start_step, loop.end_step, loop.epoch - loop.start_epoch) == (
+        10,
+        6,
+        10,
+        2,
+    )
 
 
 @checks.of('loop.shared_data["key"] = 1')
@@ -227,7 +244,11 @@ def _(names, value):
     def add(loop, fn):
         loop.on_step("name", fn, trigger=names["EveryNSteps"](100))
 
-    assert steps_of(add, 250, first=150) == [199, 299, 399]  # later gomlx begins to count at LoopStep
+    assert steps_of(add, 250, first=150) == [
+        199,
+        299,
+        399,
+    ]  # later gomlx begins to count at LoopStep
 
 
 @checks.of('NTimesDuringLoop(loop, 10, "name", 0, fn)')
@@ -243,7 +264,11 @@ def _(names, value):
     def add(loop, fn):
         names["PeriodicCallback"](loop, 60.0, True, "name", 0, fn, clock=lambda: next(clock))
 
-    assert steps_of(add, 9) == [3, 6, 9]  # 25 s between two looks; the time counts from the end of a call
+    assert steps_of(add, 9) == [
+        3,
+        6,
+        9,
+    ]  # 25 s between two looks; the time counts from the end of a call
 
 
 @checks.of('ExponentialCallback(loop, 100, 1.2, True, "name", 0, fn)')
@@ -273,7 +298,10 @@ def _(names, value):
     assert [len(batch.inputs[0]) for batch in value] == [8] * 6 + [2]
 
 
-@checks.of("InMemory.from_dataset(ds, batchsize=8)", "InMemory.from_dataset(examples, batched=False, batchsize=8)")
+@checks.of(
+    "InMemory.from_dataset(ds, batchsize=8)",
+    "InMemory.from_dataset(examples, batched=False, batchsize=8)",
+)
 def _(names, value):
     assert value.n == 50
     assert torch.equal(rows(value), names["x"])
@@ -366,7 +394,9 @@ def _(names, value):
 @checks.of("binary_accuracy(p, y)")
 def _(names, value):
     assert value.item() == float((names["p"] > 0.5).double().mean())
-    probabilities = torch.tensor([0.1, 0.1, 0.5, 0.5, 0.8, 0.9])  # the test of gomlx: ties are misses
+    probabilities = torch.tensor(
+        [0.1, 0.1, 0.5, 0.5, 0.8, 0.9]
+    )  # the test of gomlx: ties are misses
     labels = torch.tensor([1, 0, 1, 0, 0, 1])
     assert names["binary_accuracy"](probabilities, labels).item() == pytest.approx(2 / 6)
 
@@ -398,11 +428,15 @@ def _(names, value):
     assert value.item() == pytest.approx(math.log(2))
 
 
-@checks.of("sparse_categorical_cross_entropy(torch.rand(4, 3), torch.zeros(4, 1, dtype=torch.int64))")
+@checks.of(
+    "sparse_categorical_cross_entropy(torch.rand(4, 3), torch.zeros(4, 1, dtype=torch.int64))"
+)
 def _(names, value):
     logits = torch.tensor([[1.0, 2.0, 0.5]])
     loss = names["sparse_categorical_cross_entropy"](logits, torch.tensor([[1]]))
-    assert float(loss.mean()) == pytest.approx(math.log(sum(math.exp(v - 2.0) for v in (1.0, 2.0, 0.5))))
+    assert float(loss.mean()) == pytest.approx(
+        math.log(sum(math.exp(v - 2.0) for v in (1.0, 2.0, 0.5)))
+    )
 
 
 @checks.of('by_name("adamw", lr=1e-3)')
@@ -415,7 +449,9 @@ def _(names, value):
 def rates(trainer, n=100):
     """The rates of the steps of a run."""
     found = []
-    trainer.add_per_step_update(lambda model: found.append(trainer.optimizer.param_groups[0]["lr"]), "note")
+    trainer.add_per_step_update(
+        lambda model: found.append(trainer.optimizer.param_groups[0]["lr"]), "note"
+    )
     Loop(trainer).run_steps(InMemory(torch.zeros(n, 3), torch.zeros(n, 1), batchsize=1), n)
     return found
 
@@ -424,14 +460,18 @@ def rates(trainer, n=100):
 def _(names, value):
     found = rates(value)
     assert [found[k] for k in (0, 50)] == pytest.approx([1e-3, 5e-4])
-    assert found == pytest.approx([1e-3 * (1 + math.cos(math.pi * k / 100)) / 2 for k in range(100)])
+    assert found == pytest.approx(
+        [1e-3 * (1 + math.cos(math.pi * k / 100)) / 2 for k in range(100)]
+    )
 
 
 @checks.of("Trainer(model, nn.MSELoss(), torch.optim.Adam, scheduler=cosine(cycles=1, warm_up=10))")
 def _(names, value):
     found = rates(value)
     assert found[:10] == pytest.approx([1e-4 * k for k in range(10)])
-    assert found[10:] == pytest.approx([1e-3 * (1 + math.cos(math.pi * k / 90)) / 2 for k in range(90)])
+    assert found[10:] == pytest.approx(
+        [1e-3 * (1 + math.cos(math.pi * k / 90)) / 2 for k in range(90)]
+    )
 
 
 @checks.of('Trainer(model, nn.MSELoss(), by_name("sgd", lr=0.1), scheduler=inverse_sqrt)')

@@ -20,7 +20,8 @@ class Problem:
     def __init__(self):
         generator = torch.Generator().manual_seed(3)
         self.samples = [
-            (torch.randn(n, 3, generator=generator), torch.randn(n, 1, generator=generator)) for n in (20, 20, 7)
+            (torch.randn(n, 3, generator=generator), torch.randn(n, 1, generator=generator))
+            for n in (20, 20, 7)
         ]
         self.model = nn.Linear(3, 1)
         self.first = copy.deepcopy(self.model)
@@ -52,7 +53,9 @@ class Problem:
         return list(model.parameters()), losses
 
     def trained_on_samples(self):
-        return self.trained([lambda model, sample=sample: self.loss(*sample, model) for sample in self.samples])
+        return self.trained(
+            [lambda model, sample=sample: self.loss(*sample, model) for sample in self.samples]
+        )
 
 
 def sgd(params):
@@ -75,7 +78,15 @@ def mean_gradient(names, samples):
 @checks.of("train(loss, ps, preparesamples, opt, iterations, cb=lambda: None, cby=print)")
 def _(names, value):
     problem, calls = Problem(), []
-    names["train"](problem.loss, problem.ps, problem.prepare, sgd, 3, cb=lambda: calls.append("cb"), cby=calls.append)
+    names["train"](
+        problem.loss,
+        problem.ps,
+        problem.prepare,
+        sgd,
+        3,
+        cb=lambda: calls.append("cb"),
+        cby=calls.append,
+    )
     expected, losses = problem.trained_on_samples()
     close(problem.ps, expected)
     assert calls[::2] == ["cb"] * 3  # after each update, and before cby
@@ -86,7 +97,9 @@ def _(names, value):
 def _(names, value):
     problem, losses = Problem(), []
     names["ptrain"](problem.loss, problem.ps, problem.prepare, sgd, 3, bs=2, cby=losses.append)
-    expected, expected_losses = problem.trained_on_samples()  # 7 rows too: 4 and 3 count by their size
+    expected, expected_losses = (
+        problem.trained_on_samples()
+    )  # 7 rows too: 4 and 3 count by their size
     close(problem.ps, expected)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     assert problem.callers == {threading.get_ident()}  # a single thread prepares
@@ -113,10 +126,23 @@ def _(names, value):
 @checks.of("itrain(loss, ps, lambda: environments, opt, iterations, tau=0.5)")
 def _(names, value):
     weight = nn.Parameter(torch.tensor([1.0, 2.0]))
-    environments = ((torch.tensor([2.0, 3.0]),), (torch.tensor([4.0, -1.0]),))  # these are the gradients
+    environments = (
+        (torch.tensor([2.0, 3.0]),),
+        (torch.tensor([4.0, -1.0]),),
+    )  # these are the gradients
     losses = []
-    names["itrain"](lambda x: (weight * x).sum(), [weight], lambda: environments, sgd, 1, tau=0.5, cby=losses.append)
-    torch.testing.assert_close(weight.detach(), torch.tensor([0.7, 2.0]))  # 1 - .1 * (2 + 4) / 2; signs differ
+    names["itrain"](
+        lambda x: (weight * x).sum(),
+        [weight],
+        lambda: environments,
+        sgd,
+        1,
+        tau=0.5,
+        cby=losses.append,
+    )
+    torch.testing.assert_close(
+        weight.detach(), torch.tensor([0.7, 2.0])
+    )  # 1 - .1 * (2 + 4) / 2; signs differ
     assert losses == [5.0]  # (8 + 2) / 2
 
 
@@ -128,7 +154,9 @@ def _(names, value):
     close(problem.ps, problem.trained_on_samples()[0])  # whatever the number of parts
     measured = Problem()
     names["autotrain"](measured.loss, measured.ps, lambda: measured.samples[0], 20, sgd, 1, steps=1)
-    close(measured.ps, measured.trained([lambda model: measured.loss(*measured.samples[0], model)])[0])
+    close(
+        measured.ps, measured.trained([lambda model: measured.loss(*measured.samples[0], model)])[0]
+    )
 
 
 @checks.of("cb(lambda: None)")
@@ -154,7 +182,9 @@ def _(names, value):
 def _(names, value):
     problem = Problem()
     found, grads = names["tgradient"](problem.loss, problem.ps, problem.prepare, 3)
-    mean = sum(problem.loss(*sample) for sample in problem.samples) / 3  # equal weights, whatever their sizes
+    mean = (
+        sum(problem.loss(*sample) for sample in problem.samples) / 3
+    )  # equal weights, whatever their sizes
     assert np.isclose(found, mean.item(), rtol=1e-5)
     close(grads, torch.autograd.grad(mean, problem.ps))
     assert [g.shape for g in names["grads"]] == [p.shape for p in names["ps"]]
@@ -162,7 +192,9 @@ def _(names, value):
 
 @checks.of("value, grads = igradient(loss, ps, environments, tau=0.5)")
 def _(names, value):
-    one, other = (torch.autograd.grad(names["loss"](*sample), names["ps"]) for sample in names["environments"])
+    one, other = (
+        torch.autograd.grad(names["loss"](*sample), names["ps"]) for sample in names["environments"]
+    )
     for found, a, b in zip(names["grads"], one, other, strict=True):
         agree = a.sign() == b.sign()  # of two signs, the mean is 1 or 0
         torch.testing.assert_close(found, torch.where(agree, (a + b) / 2, 0.0))
@@ -266,14 +298,20 @@ def _(names, value):
     assert any(np.array_equal(x[:, 1], data[:, k]) for k in (1, 2))
 
 
-@checks.of('cby, history = initevalcby(steps=50, accuracy=accuracy, resultdir="results", model=model)')
+@checks.of(
+    'cby, history = initevalcby(steps=50, accuracy=accuracy, resultdir="results", model=model)'
+)
 def _(names, value):
     losses, lines = np.random.default_rng(0).uniform(size=7), []
-    cby, history = names["initevalcby"](3, lambda: {"auc": 0.5}, "own results", names["model"], lines.append)
+    cby, history = names["initevalcby"](
+        3, lambda: {"auc": 0.5}, "own results", names["model"], lines.append
+    )
     for loss in losses:
         cby(loss)
     assert [(record["step"], record["auc"]) for record in history] == [(3, 0.5), (6, 0.5)]
-    np.testing.assert_allclose([record["loss"] for record in history], [losses[:3].mean(), losses[3:6].mean()])
+    np.testing.assert_allclose(
+        [record["loss"] for record in history], [losses[:3].mean(), losses[3:6].mean()]
+    )
     assert [line.split(":")[0] for line in lines] == ["3", "6"]
     with open("own results/history.json") as file:
         assert json.load(file) == history

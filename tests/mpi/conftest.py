@@ -31,23 +31,39 @@ TOGETHER = {  # programs that one mpirun runs, by number of ranks, and one torch
         "unequal",
         "writers",
     ],
-    3: ["law6", "evaluation", "tasks", "ways_to_train", "failing_ways", "faults", "sharded", "hangs"],
+    3: [
+        "law6",
+        "evaluation",
+        "tasks",
+        "ways_to_train",
+        "failing_ways",
+        "faults",
+        "sharded",
+        "hangs",
+    ],
     4: ["elastic"],
 }
 for n in (2, 3):
     TOGETHER[n].append("shared_searches")
 NEEDED = {"event_files": "tensorboard", "forecasting": "narwhals", "shared_searches": "optuna"}
-PYTHONPATH = str(Path(fluxutils_py.__file__).parents[1])  # a checkout, or where the package is installed
+PYTHONPATH = str(
+    Path(fluxutils_py.__file__).parents[1]
+)  # a checkout, or where the package is installed
 
 
 @functools.cache
 def launcher():
-    """mpirun with flags that let more ranks run than there are cores, and as root; None if it does not work here."""
+    """mpirun with flags that let more ranks run than there are cores, and as root; None if it does
+    not work here.
+    """
     beside = Path(sys.executable).parent  # in a virtual environment that need not be activated
     mpirun = shutil.which("mpirun", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
     if mpirun is None:
         return None
-    for flags in (["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"], []):  # Open MPI, MPICH
+    for flags in (
+        ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"],
+        [],
+    ):  # Open MPI, MPICH
         done = subprocess.run([mpirun, *flags, "-n", "2", "true"], capture_output=True, timeout=60)
         if done.returncode == 0:
             return [mpirun, *flags]
@@ -55,25 +71,42 @@ def launcher():
 
 
 def run(command, timeout, environment=None):
-    """Run a command in a process group of its own, which does not outlive it; returns status, stdout, stderr."""
-    ours = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}  # cores are shared
+    """Run a command in a process group of its own, which does not outlive it; returns status,
+    stdout, stderr.
+    """
+    ours = {
+        "PYTHONPATH": PYTHONPATH,
+        "OMP_NUM_THREADS": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    }  # cores are shared
     env = {**os.environ, **ours, **(environment or {})}
     started = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        start_new_session=True,
     )
     try:
         out, err = started.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         os.killpg(started.pid, signal.SIGKILL)
         out, err = started.communicate()
-        raise AssertionError(f"still running after {timeout} s:\n{out[-3000:]}\n{err[-6000:]}") from None
+        raise AssertionError(
+            f"still running after {timeout} s:\n{out[-3000:]}\n{err[-6000:]}"
+        ) from None
     return started.returncode, out, err
 
 
 @pytest.fixture(scope="session")
 def start():
-    """``start(command, timeout=60)``: run a command; it and its children are killed when the time is over."""
-    return lambda command, timeout=240, **environment: run([str(c) for c in command], timeout, environment)
+    """``start(command, timeout=60)``: run a command; it and its children are killed when the time
+    is over.
+    """
+    return lambda command, timeout=240, **environment: run(
+        [str(c) for c in command], timeout, environment
+    )
 
 
 @pytest.fixture(scope="session")
@@ -88,17 +121,28 @@ def mpirun_command():
 @pytest.fixture(scope="session")
 def torchrun(python):
     """``torchrun(n)``: how torchrun is called here, for n ranks."""
-    return lambda n: [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
+    return lambda n: [
+        python,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(n),
+    ]
 
 
 @pytest.fixture(scope="session")
 def mpirun(mpirun_command, python):
-    """``mpirun(program, n, *args)``: run a program of programs/ on n ranks; it must end well, and in time."""
+    """``mpirun(program, n, *args)``: run a program of programs/ on n ranks; it must end well, and
+    in time.
+    """
 
     def started(program, n, *args, timeout=240, status=0):
         command = [*mpirun_command, "-n", str(n), python, PROGRAMS / program, *args]
         code, out, err = run([str(c) for c in command], timeout)
-        assert code == status, f"{program} on {n} ranks ended with {code}\n{out[-3000:]}\n{err[-6000:]}"
+        assert code == status, (
+            f"{program} on {n} ranks ended with {code}\n{out[-3000:]}\n{err[-6000:]}"
+        )
         return out, err
 
     return started
@@ -106,7 +150,9 @@ def mpirun(mpirun_command, python):
 
 @pytest.fixture(scope="session")
 def ran(request, start, torchrun, tmp_path_factory):
-    """``ran(program, n)``: the folder of a program of TOGETHER that ran on n ranks, once for all tests and workers."""
+    """``ran(program, n)``: the folder of a program of TOGETHER that ran on n ranks, once for all
+    tests and workers.
+    """
 
     def run_all(n, *args):
         if n == "torchrun":

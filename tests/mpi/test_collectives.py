@@ -49,12 +49,15 @@ def test_a_script_that_fails_on_one_rank_ends_on_all(mpirun, tmp_path, accident,
         (
             "sys.exit(0)",
             0,
-            "RankError: ranks call different things: predict on rank 0, the end of the program on rank 1",
+            "RankError: ranks call different things: predict on rank 0, the end of the program on "
+            "rank 1",
         ),
         ("raise ValueError('between steps')", 1, "RemoteError: rank 1: ValueError: between steps"),
     ],
 )
-def test_a_rank_that_ends_the_program_between_steps_is_waited_for_by_none(mpirun, tmp_path, end, status, told):
+def test_a_rank_that_ends_the_program_between_steps_is_waited_for_by_none(
+    mpirun, tmp_path, end, status, told
+):
     program = tmp_path / "script.py"
     program.write_text(
         textwrap.dedent(f"""
@@ -91,7 +94,9 @@ def test_a_rank_that_ends_the_program_between_steps_is_waited_for_by_none(mpirun
     assert out.startswith(told)
 
 
-def test_a_signal_to_mpirun_ends_training_on_all_ranks_after_a_whole_step(mpirun_command, python, tmp_path):
+def test_a_signal_to_mpirun_ends_training_on_all_ranks_after_a_whole_step(
+    mpirun_command, python, tmp_path
+):
     program = tmp_path / "script.py"
     program.write_text(
         textwrap.dedent("""
@@ -152,13 +157,17 @@ exec ip netns exec {h}$n unshare --uts sh -c "hostname {h}$n; $*"
 
 @pytest.fixture
 def two_hosts(tmp_path):
-    """A command line that starts one rank on each of two hosts: network namespaces with names of their own."""
+    """A command line that starts one rank on each of two hosts: network namespaces with names of
+    their own.
+    """
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "mpirun"))):
         pytest.skip("network namespaces need root, ip and unshare")
     name = f"flux{os.getpid()}"
     names = {"h": f"{name}h", "sw": f"{name}sw"}
     try:
-        made = subprocess.run(["sh", "-ec", HOSTS.format(**names)], capture_output=True, text=True, timeout=30)
+        made = subprocess.run(
+            ["sh", "-ec", HOSTS.format(**names)], capture_output=True, text=True, timeout=30
+        )
         if made.returncode:
             pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
         agent = tmp_path / "agent"

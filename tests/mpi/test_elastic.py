@@ -1,4 +1,6 @@
-"""A checkpoint of one number of ranks goes on with any other, and ends as one process that was never stopped."""
+"""A checkpoint of one number of ranks goes on with any other, and ends as one process that was
+never stopped.
+"""
 
 import importlib
 import itertools
@@ -27,26 +29,35 @@ def test_fits_that_go_on_with_every_other_number_of_ranks_end_as_one_process(fou
     assert ended.shape == whole.shape
     assert np.isfinite(whole).all()
     scale = np.maximum(1, np.abs(whole))
-    assert (np.abs(ended - whole) <= TOLERANCE.get(case, 1e-12) * scale).all(), np.abs(ended - whole).max()
+    assert (np.abs(ended - whole) <= TOLERANCE.get(case, 1e-12) * scale).all(), np.abs(
+        ended - whole
+    ).max()
 
 
 def test_batches_of_each_ranks_own_need_as_many_ranks(ran):
     said = json.loads((ran("elastic", 4) / "said.json").read_text())["per_rank"]
     assert said.endswith(
-        "does not fit, its loop: the checkpoint is of 2 ranks with batches of their own (batches='per_rank'), and "
-        "here 1 is: start as many"
+        "does not fit, its loop: the checkpoint is of 2 ranks with batches of their own "
+        "(batches='per_rank'), and here 1 is: start as many"
     )
 
 
 def test_rank_0_says_once_how_large_the_minibatches_are(ran):
     first, *others = json.loads((ran("elastic", 4) / "said.json").read_text())["lines"]
     line, *epochs = first.splitlines()
-    assert line == "3 ranks train on minibatches of all 5 series, 1 or 2 on each rank (batchsize=8, scaling='strong')"
-    assert [epoch.split(":")[0] for epoch in epochs] == ["epoch 1"]  # verbose=True shows those, "auto" does not
+    assert (
+        line
+        == "3 ranks train on minibatches of all 5 series, 1 or 2 on each rank (batchsize=8, scaling='strong')"
+    )
+    assert [epoch.split(":")[0] for epoch in epochs] == [
+        "epoch 1"
+    ]  # verbose=True shows those, "auto" does not
     assert others == [""] * 3
 
 
-def test_a_fit_that_is_killed_goes_on_with_the_ranks_that_are_left(tmp_path, mpirun_command, python, monkeypatch):
+def test_a_fit_that_is_killed_goes_on_with_the_ranks_that_are_left(
+    tmp_path, mpirun_command, python, monkeypatch
+):
     """One kill; ``python tests/mpi/programs/elastic_fit.py FOLDER 20`` kills twenty times."""
     monkeypatch.syspath_prepend(PROGRAMS)
     how = {"seed": 2, "mpirun": mpirun_command, "numbers": (2, 3), "python": python}

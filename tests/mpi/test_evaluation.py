@@ -27,10 +27,13 @@ ONE_FAILS = {
 # what all raise
 ALL_FAIL = {
     "type": WRONG_TYPE,
-    "names": "RankError: ranks disagree about the datasets: ['a'] on {others}, ['a', 'b'] on rank 1; " + SAME,
-    "order": "RankError: ranks disagree about the datasets: ['a', 'b'] on {others}, ['b', 'a'] on rank 1; " + SAME,
+    "names": "RankError: ranks disagree about the datasets: ['a'] on {others}, ['a', 'b'] on rank 1; "
+    + SAME,
+    "order": "RankError: ranks disagree about the datasets: ['a', 'b'] on {others}, ['b', 'a'] on rank 1; "
+    + SAME,
 }
-# what rank 1 raises in a training loop, or nothing, and after how many steps the loop has ended on all ranks
+# what rank 1 raises in a training loop, or nothing, and after how many steps the loop has ended on
+# all ranks
 TRAINING = {
     "training": (None, 12),
     "evaluate in training": (FIRE, 4),
@@ -79,14 +82,19 @@ def test_an_error_on_one_rank_is_an_error_on_all(run, case):
     n, found, _ = run
     own = ONE_FAILS[case]
     if n > 1:
-        assert found[case] == [own if rank == 1 else f"RemoteError: rank 1: {own}" for rank in range(n)]
+        assert found[case] == [
+            own if rank == 1 else f"RemoteError: rank 1: {own}" for rank in range(n)
+        ]
 
 
 @pytest.mark.parametrize("case", ALL_FAIL)
 def test_what_is_found_together_is_raised_by_all(run, case):
     n, found, _ = run
     if n > 1:
-        assert found[case] == [ALL_FAIL[case].format(others="rank 0" if n == 2 else "ranks 0 and 2")] * n
+        assert (
+            found[case]
+            == [ALL_FAIL[case].format(others="rank 0" if n == 2 else "ranks 0 and 2")] * n
+        )
 
 
 @pytest.mark.parametrize("case", TRAINING)
@@ -121,5 +129,15 @@ def test_a_folder_that_cannot_be_written_is_an_error_on_all(run):
 
 
 def test_every_case_is_looked_at(run):
-    known = {"3 5 0", "0 3 5", "0 0 8", "several", "none", "alone", "fit", "best", "unreadable folder"}
+    known = {
+        "3 5 0",
+        "0 3 5",
+        "0 0 8",
+        "several",
+        "none",
+        "alone",
+        "fit",
+        "best",
+        "unreadable folder",
+    }
     assert set(run[1]) == {*ONE_FAILS, *ALL_FAIL, *TRAINING, *known}

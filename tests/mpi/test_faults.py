@@ -5,16 +5,15 @@ import re
 
 import pytest
 
-WAY_OUT = (
-    "the parameters are as before this step. Lower the learning rate, set clip, or look for extreme values in the data"
-)
+WAY_OUT = "the parameters are as before this step. Lower the learning rate, set clip, or look for extreme values in the data"
 SAME = "every rank must be given the same arguments and run the same versions"
 SHARDED = ". If each rank is to train on series of its own, call fit(..., sharded=True)"
 BOOM, FIRE = "Boom: here", "OSError: disk on fire"
 NAN_LOSS = f"loss is nan at steps 10 to 20 of series 8 to 9; {WAY_OUT}"
 NAN_GRADIENT = f"FloatingPointError: gradient norm on rank 1 is nan, in the gradient of parameter '1.bias'; {WAY_OUT}"
 
-# what rank 1 raises, and how many updates of the 9 per epoch there are in the model; the others raise a RemoteError
+# what rank 1 raises, and how many updates of the 9 per epoch there are in the model; the others
+# raise a RemoteError
 ONE_FAILS = {
     "loss": (BOOM, 4),
     "first step": (BOOM, 0),
@@ -50,11 +49,13 @@ ALL_FAIL = {
     "nan gradient": (NAN_GRADIENT, 4),
     "nan gradient accumulated": (NAN_GRADIENT, 2),
     "other model": (
-        f"parameter 0: 0.{WEIGHT} (16, 3) torch.float64 {REST}, 0.{WEIGHT} (20, 3) torch.float64 {HERE}",
+        f"parameter 0: 0.{WEIGHT} (16, 3) torch.float64 {REST}, 0.{WEIGHT} (20, 3) torch.float64 "
+        f"{HERE}",
         0,
     ),
     "other order": (
-        f"parameter 0: 0.{WEIGHT} (16, 3) torch.float64 {REST}, 1.{WEIGHT} (16, 3) torch.float64 {HERE}",
+        f"parameter 0: 0.{WEIGHT} (16, 3) torch.float64 {REST}, 1.{WEIGHT} (16, 3) torch.float64 "
+        f"{HERE}",
         0,
     ),
     "other dtype": (f"the dtype of x: float64 {REST}, float32 {HERE}{SHARDED}", 0),
@@ -68,11 +69,19 @@ ALL_FAIL = {
     "other return_state": (f"return_state: False {REST}, True {HERE}", 0),
     "other gradient": (f"gradient: False {REST}, True {HERE}", 0),
     "other call": (
-        f"RankError: ranks call different things: score {REST}, predict on rank 1; call the same on every rank",
+        f"RankError: ranks call different things: score {REST}, predict on rank 1; call the same "
+        "on every rank",
         0,
     ),
 }
-ALONE = {"nan loss", "loss of two", "other data", "other checkpoints", "other triggers", "other hooks"}
+ALONE = {
+    "nan loss",
+    "loss of two",
+    "other data",
+    "other checkpoints",
+    "other triggers",
+    "other hooks",
+}
 ALONE |= {"error without text", "error of any length"}
 # no error: how many updates
 STOPPED = {
@@ -105,12 +114,19 @@ def test_what_is_decided_together_is_raised_by_all(found, case):
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_is_the_same_error_on_all(found):
-    others, own = [f"FloatingPointError: rank 1: {NAN_LOSS}", 4], [f"FloatingPointError: {NAN_LOSS}", 4]
+    others, own = (
+        [f"FloatingPointError: rank 1: {NAN_LOSS}", 4],
+        [f"FloatingPointError: {NAN_LOSS}", 4],
+    )
     assert found["nan loss"] == [others, own, others]
 
 
 def test_of_two_ranks_that_fail_each_raises_its_own_error_and_the_third_names_both(found):
-    assert found["loss of two"] == [[f"RemoteError: rank 1: {BOOM}; rank 2: {BOOM}", 4], [BOOM, 4], [BOOM, 4]]
+    assert found["loss of two"] == [
+        [f"RemoteError: rank 1: {BOOM}; rank 2: {BOOM}", 4],
+        [BOOM, 4],
+        [BOOM, 4],
+    ]
 
 
 def test_other_data_on_each_rank_are_noticed(found):
@@ -125,7 +141,10 @@ def test_other_data_on_each_rank_are_noticed(found):
     ("case", "named"),
     [
         ("other checkpoints", r"none on ranks 0 and 2, each time on rank 1"),
-        ("other triggers", r"'Together' on_step: EveryNSteps .*2.* on ranks 0 and 2, EveryNSteps .*3.* on rank 1"),
+        (
+            "other triggers",
+            r"'Together' on_step: EveryNSteps .*2.* on ranks 0 and 2, EveryNSteps .*3.* on rank 1",
+        ),
         ("other hooks", r"'Together' on_step: EveryNSteps .*2.* on ranks 0 and 2, none on rank 1"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Forecasters on two ranks: fit, predict, update and cross_validation equal one process, and are the same on both."""
+"""Forecasters on two ranks: fit, predict, update and cross_validation equal one process, and are
+the same on both.
+"""
 
 import importlib.util
 import json

@@ -1,4 +1,6 @@
-"""A rank that hangs in the middle of training is named by the others, and ends the job if that is wanted."""
+"""A rank that hangs in the middle of training is named by the others, and ends the job if that is
+wanted.
+"""
 
 import json
 import re
@@ -26,10 +28,16 @@ Estimator(spec=spec, comm=kind(patience=0.7, abort_after=2), callbacks=hook, ver
 
 
 @pytest.mark.parametrize("kind", ["mpi", "torch"])
-def test_a_rank_that_hangs_is_named_by_all_others_and_ends_the_job(request, start, python, torchrun, tmp_path, kind):
+def test_a_rank_that_hangs_is_named_by_all_others_and_ends_the_job(
+    request, start, python, torchrun, tmp_path, kind
+):
     program = tmp_path / "script.py"
     program.write_text(textwrap.dedent(PROGRAM))
-    launch = torchrun(3) if kind == "torch" else [*request.getfixturevalue("mpirun_command"), "-n", 3, python]
+    launch = (
+        torchrun(3)
+        if kind == "torch"
+        else [*request.getfixturevalue("mpirun_command"), "-n", 3, python]
+    )
     code, out, err = start([*launch, program, kind], timeout=100)
     ended = time.time()
     assert code == {"mpi": 75, "torch": 1}[kind], err  # torchrun has one status for all failures
@@ -58,9 +66,14 @@ CASES = {  # where a rank hangs, and where the others then wait
 def test_a_rank_that_hangs_is_named_by_all_others_wherever_it_hangs(ran, case):
     told = json.loads((ran("hangs", 3) / "found.json").read_text())
     hanging, warned = told["found"][case]
-    where = re.escape(f", for rank {hanging} ({told['places'][hanging]}). A rank that is missing hangs, or is busy")
+    where = re.escape(
+        f", for rank {hanging} ({told['places'][hanging]}). A rank that is missing hangs, or is "
+        "busy"
+    )
     for rank, texts in enumerate(warned):
         if rank == hanging:
             assert not texts
         else:
-            assert re.search(rf"^rank {rank} has been waiting in {CASES[case]} for \d+ s{where}", texts[-1]), texts
+            assert re.search(
+                rf"^rank {rank} has been waiting in {CASES[case]} for \d+ s{where}", texts[-1]
+            ), texts

@@ -1,6 +1,7 @@
 """The scripts of docs/jobs run as they are, with stand-ins for the commands of a scheduler.
 
-One fit goes through all of them: each starts it where the one before was told to end, and the last one completes it.
+One fit goes through all of them: each starts it where the one before was told to end, and the last
+one completes it.
 """
 
 import contextlib
@@ -32,7 +33,12 @@ class Job:
 
     def __init__(self, folder, mpirun, python):
         self.folder, self.n, self.started = folder, 0, []
-        folders = [Path(python).parent, STAND_INS, Path(sys.executable).parent, Path(mpirun[0]).parent]
+        folders = [
+            Path(python).parent,
+            STAND_INS,
+            Path(sys.executable).parent,
+            Path(mpirun[0]).parent,
+        ]
         self.env = {
             **os.environ,
             "PATH": os.pathsep.join([*map(str, folders), os.environ["PATH"]]),
@@ -54,7 +60,8 @@ class Job:
         how = {"cwd": self.folder, "start_new_session": True}
         with open(log, "w") as out:
             running = [
-                subprocess.Popen(command, env={**self.env, **e}, stdout=out, stderr=out, **how) for e in environments
+                subprocess.Popen(command, env={**self.env, **e}, stdout=out, stderr=out, **how)
+                for e in environments
             ]
         self.started += running
         while send is not None and "epoch" not in log.read_text():
@@ -63,7 +70,9 @@ class Job:
             time.sleep(0.01)
         if send is not None:
             os.kill(int((self.folder / "step").read_text()) if to_step else running[0].pid, send)
-        return [p.wait(timeout=max(1, deadline - time.monotonic())) for p in running], log.read_text()
+        return [
+            p.wait(timeout=max(1, deadline - time.monotonic())) for p in running
+        ], log.read_text()
 
     def kill(self):
         for p in self.started:
@@ -95,7 +104,9 @@ def kubernetes():
     assert spec["completions"] == spec["parallelism"] == 2
     name = job["metadata"]["name"]
     environment = {e["name"]: e["value"] for e in container["env"]}
-    assert environment["HEAD"] == f"{name}-0.{pod['subdomain']}"  # as the pods of an Indexed Job are called
+    assert (
+        environment["HEAD"] == f"{name}-0.{pod['subdomain']}"
+    )  # as the pods of an Indexed Job are called
     assert service["metadata"]["name"] == pod["subdomain"]
     assert service["spec"]["selector"] == {"job-name": name}
     return container["command"], environment
@@ -115,7 +126,9 @@ def test_one_fit_goes_through_all_jobs(job, tmp_path):
         statuses, said = job.run(command, *environments, **how)
         assert statuses == status, said[-6000:]
         name = signal.Signals(138 - 128 if "SIGUSR1" in said else 143 - 128).name
-        assert re.search(rf"{name}: saved .*checkpoint-n\d+-step-\d+.pt; the program ends with status", said)
+        assert re.search(
+            rf"{name}: saved .*checkpoint-n\d+-step-\d+.pt; the program ends with status", said
+        )
         reached.append(Checkpointer(tmp_path / "checkpoints").latest_step())
 
     def script(name):
@@ -131,12 +144,19 @@ def test_one_fit_goes_through_all_jobs(job, tmp_path):
     interrupt([0], script("slurm_torchrun.sh"), nodes, send=signal.SIGUSR1)
     assert (tmp_path / "requeued").read_text() == "17\n17\n"
     command, pod = kubernetes()
-    command = [*command[:2], command[2].replace("--nproc-per-node=4", "--nproc-per-node=1").replace("29500", port())]
+    command = [
+        *command[:2],
+        command[2].replace("--nproc-per-node=4", "--nproc-per-node=1").replace("29500", port()),
+    ]
     command[2] += f" {EPOCHS}"
     pod |= {"HEAD": "localhost", "TRAIN": str(JOBS / "train.py"), "FOLDER": str(tmp_path)}
     pods = [{**pod, "JOB_COMPLETION_INDEX": str(i)} for i in range(2)]
     interrupt([1, 1], command, *pods, send=signal.SIGTERM)
-    two = [{"NODE": str(i), "RANKS": "1", "PORT": port_of_two} for port_of_two in [port()] for i in range(2)]
+    two = [
+        {"NODE": str(i), "RANKS": "1", "PORT": port_of_two}
+        for port_of_two in [port()]
+        for i in range(2)
+    ]
     statuses, said = job.run(script("torchrun_nodes.sh"), *two)
     assert statuses == [0, 0], said[-6000:]
     assert f"after {EPOCHS} epochs" in said
@@ -154,7 +174,9 @@ def in_one_process(folder):
     """The fit of train.py without interruption; its script, but for the size of the minibatch."""
     text = (JOBS / "train.py").read_text()
     assert '"batchsize": 64' in text
-    text = text.replace('"batchsize": 64', '"batchsize": 128').replace("callbacks=", "callbacks=() and ")
+    text = text.replace('"batchsize": 64', '"batchsize": 128').replace(
+        "callbacks=", "callbacks=() and "
+    )
     variables = {"__name__": "train"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["train.py", str(folder), str(EPOCHS)])

@@ -1,4 +1,6 @@
-"""P ranks with batchsize b are one rank with batchsize P * b; under MPI and under torch.distributed."""
+"""P ranks with batchsize b are one rank with batchsize P * b; under MPI and under
+torch.distributed.
+"""
 
 import functools
 import importlib.util
@@ -27,14 +29,21 @@ def in_one_process(dtype, factor):
 def compare(path, factor, *dtypes, tolerance=TOLERANCE):
     found = np.load(path)
     factors = factor if isinstance(factor, dict) else dict.fromkeys(dtypes, factor)
-    expected = {name: value for dtype in dtypes for name, value in in_one_process(dtype, factors[dtype]).items()}
+    expected = {
+        name: value
+        for dtype in dtypes
+        for name, value in in_one_process(dtype, factors[dtype]).items()
+    }
     assert set(found.files) == set(expected)
     bad = {}
     for name, value in expected.items():
         assert found[name].shape == np.shape(value), name
         apart = np.nanmax(np.abs(found[name] - value))
         scale = max(1.0, np.nanmax(np.abs(value)))  # sums over a window are large
-        if not apart <= tolerance[name.split()[0]] * scale or (np.isnan(found[name]) != np.isnan(value)).any():
+        if (
+            not apart <= tolerance[name.split()[0]] * scale
+            or (np.isnan(found[name]) != np.isnan(value)).any()
+        ):
             bad[name] = apart
     assert not bad
 
@@ -50,7 +59,8 @@ def test_ranks_under_mpirun_train_as_one_with_a_larger_batch_or_with_the_same_on
 def apart(a, b):
     """Differences, relative to what training changed, to the gradient, and to the losses."""
     return {
-        "parameters": np.abs(a["after"] - b["after"]).max() / np.abs(b["after"] - b["before"]).max(),
+        "parameters": np.abs(a["after"] - b["after"]).max()
+        / np.abs(b["after"] - b["before"]).max(),
         "gradient": np.abs(a["gradient"] - b["gradient"]).max() / np.abs(b["gradient"]).max(),
         "losses": np.abs(a["losses"] / b["losses"] - 1).max(),
     }
@@ -59,9 +69,13 @@ def apart(a, b):
 @pytest.mark.parametrize("n", [2, 3])
 def test_ranks_train_in_bfloat16_as_one_process_up_to_its_rounding(ran, n):
     found = np.load(ran("law6", n) / "bfloat16.npz")
-    one, exact = (program().in_precision(precision, n, None) for precision in ("bfloat16", "float32"))
+    one, exact = (
+        program().in_precision(precision, n, None) for precision in ("bfloat16", "float32")
+    )
     differences = apart(found, one)  # another batchsize is 0.07 and more apart
-    assert differences.pop("gradient") < 2**-7  # each rank's part is rounded, and so was the one process's
+    assert (
+        differences.pop("gradient") < 2**-7
+    )  # each rank's part is rounded, and so was the one process's
     assert max(differences.values()) < 2**-8
     assert apart(found, exact)["gradient"] > 1e-4  # of float32, ranks would be within 1e-6
 

@@ -1,4 +1,5 @@
-"""Law 8 under mpirun: one of the ranks is killed, its fellows are ended with it, and all go on from the checkpoint.
+"""Law 8 under mpirun: one of the ranks is killed, its fellows are ended with it, and all go on from
+the checkpoint.
 
 ``tests/laws/test_law8_resume.py`` does the same with ranks of torch.distributed, 20 times.
 """

@@ -1,4 +1,6 @@
-"""Each rank has files of its own series only; together they train as one process that has all series."""
+"""Each rank has files of its own series only; together they train as one process that has all
+series.
+"""
 
 import functools
 import importlib.util
@@ -32,7 +34,9 @@ def in_one_process(counts):
     return program().results(counts)
 
 
-@pytest.mark.parametrize(("counts", "launcher"), [*((counts, None) for counts in SHARDS), (SHARDS[0], "torchrun")])
+@pytest.mark.parametrize(
+    ("counts", "launcher"), [*((counts, None) for counts in SHARDS), (SHARDS[0], "torchrun")]
+)
 def test_ranks_with_series_of_their_own_are_one_process_with_all_series(ran, counts, launcher):
     found, expected = np.load(read(ran, counts, ".npz", launcher)), in_one_process(counts)
     assert set(found.files) == set(expected)
@@ -40,7 +44,10 @@ def test_ranks_with_series_of_their_own_are_one_process_with_all_series(ran, cou
     for name, value in expected.items():
         assert found[name].shape == np.shape(value), name
         apart = np.nanmax(np.abs(found[name] - value))
-        if not apart <= 1e-12 * max(1.0, np.nanmax(np.abs(value))) or (np.isnan(found[name]) != np.isnan(value)).any():
+        if (
+            not apart <= 1e-12 * max(1.0, np.nanmax(np.abs(value)))
+            or (np.isnan(found[name]) != np.isnan(value)).any()
+        ):
             bad[name] = apart
     assert not bad
 
@@ -48,7 +55,11 @@ def test_ranks_with_series_of_their_own_are_one_process_with_all_series(ran, cou
 @pytest.mark.parametrize("counts", SHARDS)
 def test_no_rank_can_read_files_of_another(ran, counts):
     for rank, n in enumerate(counts):
-        files = list((ran("sharded", len(counts)) / f"of-rank-{rank}").glob(f"{'-'.join(map(str, counts))}-*.h5"))
+        files = list(
+            (ran("sharded", len(counts)) / f"of-rank-{rank}").glob(
+                f"{'-'.join(map(str, counts))}-*.h5"
+            )
+        )
         assert len(files) == (3 if n else 0)
 
 
@@ -61,7 +72,8 @@ def test_what_does_not_fit_is_an_error_on_every_rank(ran, counts):
         "features": f"ranks disagree about the features of x: 3 on {others}, 2 on rank {last}; .*{of_x}",
         "dtype": f"ranks disagree about the dtype of x: float64 on {others}, float32 on rank {last}; .*{of_x}",
         "no weights": f"about the presence of sample_weight: not given on {others}, given on rank {last}",
-        "NaN": "DataError: x is nan at feature 0, series 0, step 3",  # as the rank numbers its series
+        # as the rank numbers its series
+        "NaN": "DataError: x is nan at feature 0, series 0, step 3",
         "nothing": "DataError: no rank has any series: x is None, or without series, everywhere",
         "not all": rf"different things: fit on {others}, fit\(sharded=True\) on rank {last}",
         "not said": r"about the shape of x: .* on rank 1.*call fit\(..., sharded=True\)",
@@ -91,5 +103,8 @@ def test_a_fit_goes_on_with_the_same_series_only(ran, counts):
         less = ", ".join(map(str, (*counts[:-1], counts[-1] - 1)))
         change = f"the series of each rank (sharded=True): {', '.join(map(str, counts))} -> {less}"
         assert "LoadError" in of_rank["refused"]
-        assert f"{change}; the order of the series and their states belong to the ranks" in of_rank["refused"]
+        assert (
+            f"{change}; the order of the series and their states belong to the ranks"
+            in of_rank["refused"]
+        )
         assert "go on with as many ranks, each with the series that it had" in of_rank["refused"]

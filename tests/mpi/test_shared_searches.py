@@ -1,4 +1,6 @@
-"""Searches whose fits the ranks of mpirun share, by joblib's backend of ``fluxutils_py.parallel.joblib_mpi``."""
+"""Searches whose fits the ranks of mpirun share, by joblib's backend of
+``fluxutils_py.parallel.joblib_mpi``.
+"""
 
 from pathlib import Path
 
@@ -13,12 +15,16 @@ def test_ranks_find_what_one_process_finds(ran, n):
 
 
 def test_no_rank_waits_for_one_that_died_in_a_task(mpirun_command, start, python):
-    status, out, err = start([*mpirun_command, "-n", 2, python, PROGRAMS / "dying_task.py"], timeout=120)
+    status, out, err = start(
+        [*mpirun_command, "-n", 2, python, PROGRAMS / "dying_task.py"], timeout=120
+    )
     assert status not in (0, None), out + err
 
 
 def test_only_rank_0_runs_the_script(mpirun_command, start, python):
-    program = "import joblib, fluxutils_py\nwith joblib.parallel_config('mpi'): joblib.Parallel()([])"
+    program = (
+        "import joblib, fluxutils_py\nwith joblib.parallel_config('mpi'): joblib.Parallel()([])"
+    )
     command = [*mpirun_command, "-n", 2, python, "-m", "mpi4py.futures", "-c", program]
     status, _, err = start(command, timeout=120)
     assert status != 0

@@ -1,4 +1,6 @@
-"""Ranks of which one was given another setting get an error that names it, before anything is trained."""
+"""Ranks of which one was given another setting get an error that names it, before anything is
+trained.
+"""
 
 import json
 

@@ -6,13 +6,14 @@ import pytest
 
 FIRE = "OSError: disk on fire"
 DIFFERENT = (
-    "RankError: ranks were given different batches, or unequally many: give every rank the same ones (seed alike what "
-    "draws or shuffles them), of which each takes its share; or set batches='per_rank', if each rank has batches of "
-    "its own"
+    "RankError: ranks were given different batches, or unequally many: give every rank the same "
+    "ones (seed alike what draws or shuffles them), of which each takes its share; or set "
+    "batches='per_rank', if each rank has batches of its own"
 )
 REFUSED = (
-    "RuntimeError: training is for all ranks, but called in a hook or function that each rank runs by itself: a rank "
-    "that fails would be missing. Make it a collective hook of the loop, or call it after the run"
+    "RuntimeError: training is for all ranks, but called in a hook or function that each rank runs "
+    "by itself: a rank that fails would be missing. Make it a collective hook of the loop, or call "
+    "it after the run"
 )
 # what rank 1 raises; the others raise a RemoteError
 ONE_FAILS = {
@@ -65,7 +66,9 @@ def test_a_loss_of_a_function_that_is_not_finite_on_one_rank_is_an_error_on_all(
         "FloatingPointError: rank 1: the loss of step 1 is nan",
         "FloatingPointError: the loss of step 1 is nan",
     )
-    assert found["nan of a function"] == [own if rank == 1 else others for rank in range(len(found["loss"]))]
+    assert found["nan of a function"] == [
+        own if rank == 1 else others for rank in range(len(found["loss"]))
+    ]
 
 
 def test_rank_0_logs(found):

@@ -1,4 +1,6 @@
-"""Of several ranks, rank 0 prints and writes for all, also by hooks that a user gives to every rank."""
+"""Of several ranks, rank 0 prints and writes for all, also by hooks that a user gives to every
+rank.
+"""
 
 import json
 
@@ -24,7 +26,9 @@ def test_one_rank_logs_a_line_per_epoch(found):
 
 
 def test_one_rank_shows_the_accuracies_of_a_selector_and_both_select(found):
-    first, second = found["shown"]  # 2 epochs of 2 minibatches of 3 windows: 12 steps, of which every 2nd is judged
+    first, second = found[
+        "shown"
+    ]  # 2 epochs of 2 minibatches of 3 windows: 12 steps, of which every 2nd is judged
     assert first == ["accuracy 0.5, the best so far 0.5"] * 6
     assert second == []
 
@@ -41,7 +45,10 @@ def test_one_rank_exports(found):
 
 
 def test_one_rank_writes_the_points(found):
-    steps = [json.loads(line)["step"] for line in (found["folder"] / "points.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"]
+        for line in (found["folder"] / "points.jsonl").read_text().splitlines()
+    ]
     assert steps == list(range(1, len(steps) + 1))
 
 

@@ -2,8 +2,9 @@
 
     python tests/nn/random_kernels.py [CASES [SEED]]
 
-Each case draws a layer, its sizes (ones and sizes that fill no vector included), biases, a state or none, what is to
-have a gradient, which outputs the loss sees, type, instruction set, and threads. ``case(seed)`` repeats one of them.
+Each case draws a layer, its sizes (ones and sizes that fill no vector included), biases, a state or
+none, what is to have a gradient, which outputs the loss sees, type, instruction set, and threads.
+``case(seed)`` repeats one of them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ BOUNDS = {torch.float32: 2e-5, torch.float64: 1e-12}
 
 
 def case(seed: int) -> float:
-    """The largest error of one case, as a part of its bound. Sets torch's threads and the library in use."""
+    """The largest error of one case, as a part of its bound. Sets torch's threads and the library
+    in use.
+    """
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
 
@@ -48,7 +51,11 @@ def case(seed: int) -> float:
     torch.set_num_threads(one(1, 1, 2, 3))
     kernels._use.library = kernels.Library(kernels.PATH, one(*ISAS))
     dtype = one(torch.float32, torch.float64)
-    sizes = one(1, 1, 2, 3, 5, 9, 23), one(1, 2, 3, 7, 8, 16, 17, 33, 65, 70), one(1, 2, 3, 4, 5, 11, 17)
+    sizes = (
+        one(1, 1, 2, 3, 5, 9, 23),
+        one(1, 2, 3, 7, 8, 16, 17, 33, 65, 70),
+        one(1, 2, 3, 4, 5, 11, 17),
+    )
     H = one(1, 2, 3, 4, 5, 7, 10, 13, 24, 25, 33)
     if one(True, False, False, False):
         return _linear(one, dtype, *sizes[:2], H)
@@ -81,7 +88,9 @@ def _layer(one, dtype, S, B, F, H):
 
     def outcome(model, dtype, enabled):
         own = x.to(dtype).requires_grad_(of_x)
-        before = None if state is None else tuple(s.to(dtype).requires_grad_(of_state) for s in state)
+        before = (
+            None if state is None else tuple(s.to(dtype).requires_grad_(of_state) for s in state)
+        )
         model.reset()
         if before is not None:
             model.state = before if len(before) > 1 else before[0]
@@ -90,7 +99,10 @@ def _layer(one, dtype, S, B, F, H):
         after = [model.state] if isinstance(model.state, torch.Tensor) else list(model.state)
         outputs = [y] * (seen != "state") + after * (seen != "y")
         generator = torch.Generator().manual_seed(1)
-        weights = [torch.randn(o.shape, generator=generator, dtype=torch.float64).to(dtype) for o in outputs]
+        weights = [
+            torch.randn(o.shape, generator=generator, dtype=torch.float64).to(dtype)
+            for o in outputs
+        ]
         given = [t for t in (own, *(before or ()), *model.parameters()) if t.requires_grad]
         loss = sum((o * w).sum() for o, w in zip(outputs, weights, strict=True))
         found = [y, *after]
@@ -104,7 +116,11 @@ def _layer(one, dtype, S, B, F, H):
 
 def _linear(one, dtype, S, B, H):
     S = one(S, 64, 130)
-    kind = {torch.float32: torch.complex64, torch.float64: torch.complex128}[dtype] if one(True, False) else dtype
+    kind = (
+        {torch.float32: torch.complex64, torch.float64: torch.complex128}[dtype]
+        if one(True, False)
+        else dtype
+    )
     a = torch.randn(one((H,), (B, H), (S, 1, H), (S, B, H), ()), dtype=kind)
     a = a / (a.abs() + 0.05)
     given = [a, torch.randn(S, B, H, dtype=kind)] + [torch.randn(B, H, dtype=kind)] * one(0, 1)
@@ -112,14 +128,22 @@ def _linear(one, dtype, S, B, H):
     w = torch.randn(S, B, H, dtype=kind)
 
     def outcome(exact):
-        own = [(t.to(torch.promote_types(t.dtype, torch.float64)) if exact else t.clone()) for t in given]
+        own = [
+            (t.to(torch.promote_types(t.dtype, torch.float64)) if exact else t.clone())
+            for t in given
+        ]
         own = [t.detach().requires_grad_(g) for t, g in zip(own, grads, strict=True)]
         with native_kernels(not exact):
             h = linear_recurrence(*own)
         if not any(grads):
             return [h]
         loss = (h * w).sum()
-        return [h, *torch.autograd.grad(loss.real if loss.is_complex() else loss, [t for t in own if t.requires_grad])]
+        return [
+            h,
+            *torch.autograd.grad(
+                loss.real if loss.is_complex() else loss, [t for t in own if t.requires_grad]
+            ),
+        ]
 
     return _error(outcome(False), outcome(True), dtype)
 
@@ -142,7 +166,10 @@ def main(cases: int = 10_000, seed: int = 0) -> int:
         if not error < 1:
             bad.append(k)
             print(f"seed {k}: {error:.3g} of the bound", flush=True)
-    print(f"{cases} cases from seed {seed} on {', '.join(ISAS)}: {len(bad)} beyond the bound, worst {worst:.3g} of it")
+    print(
+        f"{cases} cases from seed {seed} on {', '.join(ISAS)}: {len(bad)} beyond the bound, worst "
+        f"{worst:.3g} of it"
+    )
     return bool(bad)
 
 

@@ -1,9 +1,17 @@
-"""Layers against a formula, step by step in float64: values and gradients, for windows and pieces of any size."""
+"""Layers against a formula, step by step in float64: values and gradients, for windows and pieces
+of any size.
+"""
 
 import torch
 
 S, B, F = 43, 9, 3  # steps, series (enough for the kernels of linear_rnn), features
-CUTS = {"whole": [], "one": [1], "tens": [10, 20, 30, 40], "short": [2, 3, 5, 42], "each": list(range(1, S))}
+CUTS = {
+    "whole": [],
+    "one": [1],
+    "tens": [10, 20, 30, 40],
+    "short": [2, 3, 5, 42],
+    "each": list(range(1, S)),
+}
 
 
 def by_formula(step, x, state):
@@ -25,7 +33,9 @@ def in_pieces(layer, x, cuts):
 
 
 def assert_follows(layer, step, start=None, reset=lambda layer: layer.reset(), bound=1e-12):
-    """Outputs, and gradients by input and parameters, are those of the formula, however time is cut."""
+    """Outputs, and gradients by input and parameters, are those of the formula, however time is
+    cut.
+    """
     layer = layer.double()
     torch.manual_seed(3)
     x = torch.randn(S, B, F, dtype=torch.float64, requires_grad=True)

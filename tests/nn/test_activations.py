@@ -1,4 +1,6 @@
-"""The two parabolas, against NumPy's rendering of their definitions and against what they stand for."""
+"""The two parabolas, against NumPy's rendering of their definitions and against what they stand
+for.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +9,10 @@ import torch
 from fluxutils_py.nn.activations import dpsigmoid, dptanh, psigmoid, ptanh
 
 POINTS = np.concatenate(
-    [np.linspace(-6, 6, 1201), [-4.1, 4.1, -1.92033, 1.92033, 0.0, -0.0, -1e30, 1e30, -np.inf, np.inf]]
+    [
+        np.linspace(-6, 6, 1201),
+        [-4.1, 4.1, -1.92033, 1.92033, 0.0, -0.0, -1e30, 1e30, -np.inf, np.inf],
+    ]
 )
 
 
@@ -45,7 +50,9 @@ def test_derivatives_are_those_of_autograd_and_of_small_differences(f, df):
     x = torch.from_numpy(POINTS[abs(POINTS) < 1e30]).requires_grad_()
     (gradient,) = torch.autograd.grad(f(x).sum(), x)
     torch.testing.assert_close(df(x), gradient, rtol=0, atol=1e-15)
-    smooth = x.detach()[((x.detach().abs() - 1.92033).abs() > 1e-4) & (x.detach().abs() > 1e-4)]  # off the knees and 0
+    smooth = x.detach()[
+        ((x.detach().abs() - 1.92033).abs() > 1e-4) & (x.detach().abs() > 1e-4)
+    ]  # off the knees and 0
     difference = (f(smooth + 1e-6) - f(smooth - 1e-6)) / 2e-6
     torch.testing.assert_close(df(smooth), difference, rtol=0, atol=1e-6)
     away = torch.tensor([-3.0, -1.0, 0.3, 1.5, 3.7], dtype=torch.float64, requires_grad=True)

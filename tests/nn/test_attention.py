@@ -1,4 +1,6 @@
-"""Sliding window attention against softmax attention written out, with rotary positions counted from the start."""
+"""Sliding window attention against softmax attention written out, with rotary positions counted
+from the start.
+"""
 
 import re
 
@@ -16,7 +18,9 @@ def rotated(x, t):
     """(B, heads, D) at the absolute position ``t``, as complex numbers."""
     n = x.shape[-1] // 2
     angle = t * 10_000.0 ** -(torch.arange(n, dtype=torch.float64) / n)
-    turned = torch.complex(x[..., :n], x[..., n : 2 * n]) * torch.polar(torch.ones_like(angle), angle)
+    turned = torch.complex(x[..., :n], x[..., n : 2 * n]) * torch.polar(
+        torch.ones_like(angle), angle
+    )
     return torch.cat([turned.real, turned.imag, x[..., 2 * n :]], -1)
 
 
@@ -27,7 +31,8 @@ def attention(layer):
 
     def step(x, past):
         q, k, v = (
-            (x @ w.T + b).view(B, heads, -1) for w, b in zip(qkv.weight.split(H), qkv.bias.split(H), strict=True)
+            (x @ w.T + b).view(B, heads, -1)
+            for w, b in zip(qkv.weight.split(H), qkv.bias.split(H), strict=True)
         )
         t = len(past)
         past = [*past, (rotated(k, t), v)]
@@ -40,7 +45,9 @@ def attention(layer):
     return step
 
 
-@pytest.mark.parametrize(("n_out", "n_heads", "window"), [(8, 2, 5), (6, 1, 43), (6, 2, 64), (8, 4, 2), (10, 2, 7)])
+@pytest.mark.parametrize(
+    ("n_out", "n_heads", "window"), [(8, 2, 5), (6, 1, 43), (6, 2, 64), (8, 4, 2), (10, 2, 7)]
+)
 def test_attention_is_its_formula(n_out, n_heads, window):
     layer = SlidingWindowAttention(F, n_out, n_heads, window).double()
     assert_follows(layer, attention(layer), [])
@@ -55,7 +62,10 @@ def test_a_window_of_one_sees_the_step_alone():
 
 
 def test_series_that_have_seen_different_numbers_of_steps_are_right_together():
-    layer, x = SlidingWindowAttention(F, 8, 2, window=6).double(), torch.randn(20, 3, F, dtype=torch.float64)
+    layer, x = (
+        SlidingWindowAttention(F, 8, 2, window=6).double(),
+        torch.randn(20, 3, F, dtype=torch.float64),
+    )
     layer(x[:10])
     layer.reset_series(torch.tensor([1]))  # this one begins anew
     found = layer(x[10:])

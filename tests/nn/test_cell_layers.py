@@ -1,4 +1,6 @@
-"""Layers of cells: the state of a Recur, several layers, dropout; compared with the cells, step by step."""
+"""Layers of cells: the state of a Recur, several layers, dropout; compared with the cells, step by
+step.
+"""
 
 import copy
 
@@ -9,7 +11,16 @@ from torch import nn
 from fluxutils_py.nn import FLSTM, HFGRU, MGU, SGRU, SMGU, Recur
 from fluxutils_py.nn.model_windows import takes_windows
 from fluxutils_py.nn.parameters import namedparams
-from fluxutils_py.nn.states import batch_dims, loadstates, mark, marked, reset, restore, states, truncate
+from fluxutils_py.nn.states import (
+    batch_dims,
+    loadstates,
+    mark,
+    marked,
+    reset,
+    restore,
+    states,
+    truncate,
+)
 
 S, B, F, H = 7, 4, 3, 5
 LAYERS = [FLSTM, SGRU, MGU, SMGU, HFGRU]
@@ -90,7 +101,9 @@ def test_states_are_saved_restored_marked_and_known_before_the_first_step(layer)
 
 @every_layer
 def test_whole_windows_are_found_to_be_safe(layer):
-    assert takes_windows(nn.Sequential(layer(F, H, 2), nn.Linear(H, 1)), [x_of(dtype=torch.float32)])
+    assert takes_windows(
+        nn.Sequential(layer(F, H, 2), nn.Linear(H, 1)), [x_of(dtype=torch.float32)]
+    )
 
 
 def test_dropout_is_between_layers_and_in_training_only():
@@ -128,7 +141,9 @@ def _with_alpha(rnn, alpha):
 def test_names_and_integers_and_bad_settings():
     rnn = MGU(F, H, 2)
     names = ("weight_ih", "weight_hh", "bias")
-    assert [n for n, _ in namedparams(rnn)] == [f"module.cells.{k}.{name}" for k in (0, 1) for name in names]
+    assert [n for n, _ in namedparams(rnn)] == [
+        f"module.cells.{k}.{name}" for k in (0, 1) for name in names
+    ]
     assert isinstance(rnn, Recur)
     assert rnn(torch.zeros(S, B, F, dtype=torch.int64)).dtype == torch.float32
     with pytest.raises(ValueError, match="num_layers must be 1 or more, got 0"):

@@ -1,4 +1,6 @@
-"""Cells against NumPy's rendering of their formulas and torch's own cells; windows against their steps."""
+"""Cells against NumPy's rendering of their formulas and torch's own cells; windows against their
+steps.
+"""
 
 import numpy as np
 import pytest
@@ -32,7 +34,9 @@ def psigmoid(x):
 
 
 def ptanh(x):
-    return np.where(x > 0, 1, -1) * (0.96016 - 0.26037 * (np.minimum(abs(x), 1.92033) - 1.92033) ** 2)
+    return np.where(x > 0, 1, -1) * (
+        0.96016 - 0.26037 * (np.minimum(abs(x), 1.92033) - 1.92033) ** 2
+    )
 
 
 def sigmoid(x):
@@ -44,7 +48,11 @@ def by_formula(cell, x, h, c=None):
     Wi, Wh, b = (p.detach().numpy() for p in (cell.weight_ih, cell.weight_hh, cell.bias))
     exact = getattr(cell, "exact", True)
     s, t = (sigmoid, np.tanh) if exact else (psigmoid, ptanh)
-    xs, hs, bs = np.split(x @ Wi.T, len(Wi) // H, 1), np.split(h @ Wh.T, len(Wh) // H, 1), np.split(b, len(b) // H)
+    xs, hs, bs = (
+        np.split(x @ Wi.T, len(Wi) // H, 1),
+        np.split(h @ Wh.T, len(Wh) // H, 1),
+        np.split(b, len(b) // H),
+    )
     if isinstance(cell, FLSTMCell):
         i, f, g, o = (a + d + e for a, d, e in zip(xs, hs, bs, strict=True))
         c = s(f) * c + s(i) * t(g)
@@ -136,7 +144,9 @@ def test_gradients_of_a_window_are_those_of_autograd_over_its_steps(make, dtype,
         outs = list(zip(tensors(run(x, packed(state))), weights, strict=True))
         outs = {"all": outs, "outputs": outs[:1], "last state": outs[-1:]}[used]
         loss = sum((o * w).sum() for o, w in outs)
-        found.append(torch.autograd.grad(loss, [x, *state, *cell.parameters()], materialize_grads=True))
+        found.append(
+            torch.autograd.grad(loss, [x, *state, *cell.parameters()], materialize_grads=True)
+        )
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound * 10)
 
@@ -180,7 +190,9 @@ def test_part_of_the_gradient_may_be_asked_for():
     x, _ = inputs(cell)
     cell.weight_ih.requires_grad_(False)
     whole = torch.autograd.grad(cell.window(x)[0].sum(), cell.weight_hh)[0]
-    torch.testing.assert_close(whole, torch.autograd.grad(stepwise(cell, x, None)[0].sum(), cell.weight_hh)[0])
+    torch.testing.assert_close(
+        whole, torch.autograd.grad(stepwise(cell, x, None)[0].sum(), cell.weight_hh)[0]
+    )
 
 
 def test_flstm_with_exact_activations_is_torchs_lstm_cell():
@@ -277,8 +289,8 @@ def test_second_derivatives_of_a_window_are_refused_without_the_kernels():
     with native_kernels(False), pytest.raises(RuntimeError) as info:
         torch.autograd.grad(cell.window(x)[0].sum(), x, create_graph=True)
     assert str(info.value) == (
-        "windows through these layers can be differentiated once, not with create_graph=True; steps can be "
-        "differentiated again: use a cell, as Recur(FLSTMCell(n_in, n_out))"
+        "windows through these layers can be differentiated once, not with create_graph=True; "
+        "steps can be differentiated again: use a cell, as Recur(FLSTMCell(n_in, n_out))"
     )
 
 
@@ -290,7 +302,10 @@ def test_second_derivatives_of_a_window_and_of_a_step_by_the_kernels(make):
     n = cell.n_states
     for run, first in ((cell.window, x[:2]), (cell, x[0])):
         given = (first.detach().requires_grad_(), *state, *cell.parameters())
-        fast = make not in (SMGUCell, CELLS["exact MGU"])  # along a random direction, not along each of hundreds
+        fast = make not in (
+            SMGUCell,
+            CELLS["exact MGU"],
+        )  # along a random direction, not along each of hundreds
         assert torch.autograd.gradgradcheck(
             lambda x, *r, run=run: tensors(run(x, packed(r[:n]))), given, fast_mode=fast
         )

@@ -1,4 +1,6 @@
-"""Training with compiled parts of a model gives the result of training without, and leaves nothing compiled behind."""
+"""Training with compiled parts of a model gives the result of training without, and leaves nothing
+compiled behind.
+"""
 
 import copy
 import pickle
@@ -15,7 +17,8 @@ from fluxutils_py.nn import GRU, LSTM, Recur, SequenceStack
 from fluxutils_py.nn.compiling import compile_arguments, compiled, parts_to_compile
 from fluxutils_py.nn.model_windows import prediction_copy
 
-# torch looks at the .grad of states as it traces, and hides its own warning about that, but not one that is an error
+# torch looks at the .grad of states as it traces, and hides its own warning about that, but not one
+# that is an error
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 X = np.random.default_rng(0).normal(size=(3, 37, 43))
@@ -28,7 +31,11 @@ EAGER = {"backend": "eager"}  # traces and guards as any other, and compiles no 
 class Cell(nn.Module):
     def __init__(self, n_in, n_out):
         super().__init__()
-        self.gate, self.new, self.n_out = nn.Linear(n_in + n_out, n_out), nn.Linear(n_in + n_out, n_out), n_out
+        self.gate, self.new, self.n_out = (
+            nn.Linear(n_in + n_out, n_out),
+            nn.Linear(n_in + n_out, n_out),
+            n_out,
+        )
 
     def forward(self, x, state):
         if state is None:
@@ -72,16 +79,22 @@ def n_graphs():
 
 def fitted(model, compile, **settings):
     torch.manual_seed(0)
-    est = Estimator(MODELS[model](), spec=SPEC, random_state=0, verbose=False, compile=compile, **settings)
+    est = Estimator(
+        MODELS[model](), spec=SPEC, random_state=0, verbose=False, compile=compile, **settings
+    )
     return est.fit(X, Y, validation_data=HELD_OUT)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_compiled_fit_equals_a_plain_one(model, n_graphs):
     found, plain = fitted(model, EAGER), fitted(model, False)
-    assert 0 < n_graphs() <= 8  # for short windows, small groups, states with and without gradient, validation
+    assert (
+        0 < n_graphs() <= 8
+    )  # for short windows, small groups, states with and without gradient, validation
     torch.testing.assert_close(net2vec(found), net2vec(plain), rtol=0, atol=1e-12)
-    np.testing.assert_allclose(found.validation_loss_curve_, plain.validation_loss_curve_, rtol=1e-12)
+    np.testing.assert_allclose(
+        found.validation_loss_curve_, plain.validation_loss_curve_, rtol=1e-12
+    )
     np.testing.assert_allclose(found.predict(X), plain.predict(X), atol=1e-12)
 
 
@@ -89,7 +102,9 @@ def test_nothing_compiled_stays(tmp_path, n_graphs):
     seen = []
 
     def predict(loop):
-        if loop.step == 3:  # within the fit: by a copy that is not compiled, and leaves the state alone
+        if (
+            loop.step == 3
+        ):  # within the fit: by a copy that is not compiled, and leaves the state alone
             graphs = n_graphs()
             seen.append(loop.shared_data["estimator"].predict(X[:, :4]))
             assert n_graphs() == graphs
@@ -111,7 +126,11 @@ def test_copies_inside_the_block_are_not_compiled():
     model = own_cell()
     with compiled(model, EAGER):
         assert model[0].module._compiled_call_impl is not None
-        for other in (prediction_copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        for other in (
+            prediction_copy(model),
+            copy.deepcopy(model),
+            pickle.loads(pickle.dumps(model)),
+        ):
             assert not [m for m in other.modules() if m._compiled_call_impl is not None]
 
 
@@ -130,7 +149,9 @@ def test_parts_are_those_without_recurrent_layers():
 
 def test_ready_made_estimators_say_that_it_changes_nothing():
     est = SequenceRegressor(3, epochs=1, random_state=0, verbose=False, compile=True)
-    with pytest.warns(UserWarning, match="compile changes nothing: Sequential has only recurrent layers"):
+    with pytest.warns(
+        UserWarning, match="compile changes nothing: Sequential has only recurrent layers"
+    ):
         est.fit(X, Y)
     assert est.get_params()["compile"] is True
 
@@ -140,11 +161,15 @@ def test_what_cannot_be_compiled_trains_uncompiled():
 
     def broken(graph, inputs):
         calls.append(1)
-        raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found" if len(calls) % 2 else "out of luck")
+        raise RuntimeError(
+            "InvalidCxxCompiler: No working C++ compiler found" if len(calls) % 2 else "out of luck"
+        )
 
     plain = fitted("no state", False)
     for text in ("no C\\+\\+ compiler that works \\(install g\\+\\+", "out of luck"):
-        with pytest.warns(UserWarning, match=f"Sequential trains uncompiled, since compiling it failed: .*{text}") as c:
+        with pytest.warns(
+            UserWarning, match=f"Sequential trains uncompiled, since compiling it failed: .*{text}"
+        ) as c:
             found = fitted("no state", {"backend": broken})
         assert len(c) == 1
         assert torch.equal(net2vec(found), net2vec(plain))
@@ -167,7 +192,9 @@ def test_an_error_of_the_model_stays_its_own(n_graphs):
 
 @pytest.mark.parametrize("compile", [1, "inductor", {"backnd": "eager"}, {"model": 1}, ["eager"]])
 def test_wrong_arguments_are_named(compile):
-    with pytest.raises(SpecError, match=r"^compile must be True, False, or a dict of arguments of torch"):
+    with pytest.raises(
+        SpecError, match=r"^compile must be True, False, or a dict of arguments of torch"
+    ):
         compile_arguments(compile)
     with pytest.raises(SpecError, match=r"^compile must be"):
         fitted("no state", compile)

@@ -1,4 +1,6 @@
-"""Causal convolutions against their formula, and the TCN against torch's convolutions over the padded series."""
+"""Causal convolutions against their formula, and the TCN against torch's convolutions over the
+padded series.
+"""
 
 import re
 
@@ -20,7 +22,11 @@ def convolution(layer):
     def step(x, past):
         past, weight = [*past, x], m.weight
         if layer.weight_norm:
-            weight = weight / torch.linalg.vector_norm(weight, dim=(1, 2), keepdim=True) * m.norm[:, None, None]
+            weight = (
+                weight
+                / torch.linalg.vector_norm(weight, dim=(1, 2), keepdim=True)
+                * m.norm[:, None, None]
+            )
         y = torch.zeros(B, layer.n_out, dtype=x.dtype)
         for k in range(layer.kernel_size):
             at = len(past) - 1 - (layer.kernel_size - 1 - k) * layer.dilation
@@ -31,7 +37,9 @@ def convolution(layer):
     return step
 
 
-@pytest.mark.parametrize("arguments", [(1,), (2,), (3, 4), (5, 1, False), (2, 7, True, True), (4, 20)])
+@pytest.mark.parametrize(
+    "arguments", [(1,), (2,), (3, 4), (5, 1, False), (2, 7, True, True), (4, 20)]
+)
 def test_a_convolution_is_its_formula(arguments):
     layer = CausalConv1d(F, 5, *arguments).double()
     if layer.weight_norm:
@@ -48,12 +56,16 @@ def test_inputs_before_the_first_may_be_trained():
 
 
 def by_torch(tcn, x):
-    """``nn.Conv1d`` with torch's weight normalisation over the whole series (S, B, F), zeros before it."""
+    """``nn.Conv1d`` with torch's weight normalisation over the whole series (S, B, F), zeros before
+    it.
+    """
     x = x.permute(1, 2, 0)
     for block in tcn.blocks:
         y = x
         for conv in (block.conv1, block.conv2):
-            plain = nn.Conv1d(conv.n_in, conv.n_out, conv.kernel_size, dilation=conv.dilation).double()
+            plain = nn.Conv1d(
+                conv.n_in, conv.n_out, conv.kernel_size, dilation=conv.dilation
+            ).double()
             plain = nn.utils.parametrizations.weight_norm(plain)
             parameters = {
                 "bias": conv.module.bias,
@@ -62,7 +74,11 @@ def by_torch(tcn, x):
             }
             padded = nn.functional.pad(y, ((conv.kernel_size - 1) * conv.dilation, 0))
             y = torch.func.functional_call(plain, parameters, (padded,)).relu()
-        skip = x if isinstance(block.skip, nn.Identity) else block.skip(x.transpose(1, 2)).transpose(1, 2)
+        skip = (
+            x
+            if isinstance(block.skip, nn.Identity)
+            else block.skip(x.transpose(1, 2)).transpose(1, 2)
+        )
         x = (y + skip).relu()
     return x.permute(2, 0, 1)
 
@@ -111,9 +127,21 @@ def test_dropout_is_of_training_only():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: CausalConv1d(0, 5, 2), ValueError, "CausalConv1d: n_in must be a positive integer, got 0"),
-        (lambda: CausalConv1d(3, 5, 0), ValueError, "CausalConv1d: kernel_size must be a positive integer, got 0"),
-        (lambda: CausalConv1d(3, 5, 2, 0), ValueError, "CausalConv1d: dilation must be a positive integer, got 0"),
+        (
+            lambda: CausalConv1d(0, 5, 2),
+            ValueError,
+            "CausalConv1d: n_in must be a positive integer, got 0",
+        ),
+        (
+            lambda: CausalConv1d(3, 5, 0),
+            ValueError,
+            "CausalConv1d: kernel_size must be a positive integer, got 0",
+        ),
+        (
+            lambda: CausalConv1d(3, 5, 2, 0),
+            ValueError,
+            "CausalConv1d: dilation must be a positive integer, got 0",
+        ),
         (
             lambda: CausalConv1d(3, 5, "2"),
             TypeError,
@@ -122,7 +150,11 @@ def test_dropout_is_of_training_only():
         (lambda: TCN(3, 0), ValueError, "TCN: n_out must be a positive integer, got 0"),
         (lambda: TCN(3, 5, 0), ValueError, "TCN: n_levels must be a positive integer, got 0"),
         (lambda: TCN(3, 5, 2, 0), ValueError, "TCN: kernel_size must be a positive integer, got 0"),
-        (lambda: TCN(3, 5, dropout=1.5), ValueError, "TCN: dropout must be a number from 0 to 1, got 1.5"),
+        (
+            lambda: TCN(3, 5, dropout=1.5),
+            ValueError,
+            "TCN: dropout must be a number from 0 to 1, got 1.5",
+        ),
     ],
 )
 def test_bad_sizes_are_named(make, error, message):
@@ -132,6 +164,7 @@ def test_bad_sizes_are_named(make, error, message):
 
 def test_another_number_of_features_is_named():
     with pytest.raises(
-        ShapeError, match=r"^CausalConv1d takes 3 features \(n_in\), got a tensor of shape \(1, 2, 4\)$"
+        ShapeError,
+        match=r"^CausalConv1d takes 3 features \(n_in\), got a tensor of shape \(1, 2, 4\)$",
     ):
         CausalConv1d(3, 5, 2)(torch.zeros(2, 4))

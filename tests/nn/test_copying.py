@@ -31,7 +31,9 @@ def test_a_shallow_copy_shares_parameters_and_starts_from_zero():
     original = model().train()
     original(torch.ones(5, 2, 3))
     twin = shallow_copy(original, training=False)
-    assert [p is q for p, q in zip(original.parameters(), twin.parameters(), strict=True)] == [True] * 6
+    assert [p is q for p, q in zip(original.parameters(), twin.parameters(), strict=True)] == [
+        True
+    ] * 6
     assert original.training
     assert not any(m.training for m in twin.modules())
     assert twin[0].state is None

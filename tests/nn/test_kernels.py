@@ -1,4 +1,6 @@
-"""The library of native kernels: found or not, switched on or off, in threads and in forked processes."""
+"""The library of native kernels: found or not, switched on or off, in threads and in forked
+processes.
+"""
 
 import importlib.metadata
 import logging
@@ -20,7 +22,9 @@ X = torch.linspace(-1, 1, 7 * 20 * 3).reshape(7, 20, 3)
 
 @pytest.fixture
 def fresh(monkeypatch):
-    """As in a process that has not used the kernels yet; the variable that switches them off is not set."""
+    """As in a process that has not used the kernels yet; the variable that switches them off is not
+    set.
+    """
     monkeypatch.setattr(kernels, "_use", kernels._Use())
     monkeypatch.delenv(kernels.SWITCH, raising=False)
     return monkeypatch
@@ -78,15 +82,23 @@ def test_the_environment_names_an_instruction_set(isa, fresh):
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        ("no library", "_kernels.so is missing: it is built by pip install where there is a C++ compiler"),
+        (
+            "no library",
+            "_kernels.so is missing: it is built by pip install where there is a C++ compiler",
+        ),
         ("an old processor", "this processor lacks "),
         ("a damaged library", "file too short"),
         ("another library", "undefined symbol"),
         ("another version", "_kernels.so is of version 2, expected 1: install the package again"),
-        ("an unknown word", "FLUXUTILS_KERNELS is 'sse9', expected 0, 1 or one of avx2, avx512, neon"),
+        (
+            "an unknown word",
+            "FLUXUTILS_KERNELS is 'sse9', expected 0, 1 or one of avx2, avx512, neon",
+        ),
     ],
 )
-def test_whatever_is_missing_torchs_layers_are_used_and_one_line_says_why(what, reason, fresh, caplog, tmp_path):
+def test_whatever_is_missing_torchs_layers_are_used_and_one_line_says_why(
+    what, reason, fresh, caplog, tmp_path
+):
     if what in ("an old processor", "another version") and not ISAS:
         pytest.skip("the kernels are not built")
     path = tmp_path / "_kernels.so"
@@ -118,7 +130,11 @@ def test_whatever_is_missing_torchs_layers_are_used_and_one_line_says_why(what, 
 
 def test_show_versions_says_what_is_used(capsys):
     show_versions()
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if "layers" not in line)
+    lines = dict(
+        line.split(maxsplit=1)
+        for line in capsys.readouterr().out.splitlines()
+        if "layers" not in line
+    )
     assert lines["torch"] == importlib.metadata.version("torch")
     with native_kernels(False):
         show_versions()
@@ -182,6 +198,8 @@ print("idle", time.process_time() - before < 0.1)
 
 @built
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_forked_processes_have_threads_of_their_own_workers_one_and_those_that_wait_use_no_time(python):
+def test_forked_processes_have_threads_of_their_own_workers_one_and_those_that_wait_use_no_time(
+    python,
+):
     said = dict(line.split(maxsplit=1) for line in in_a_process(python, PROCESSES).splitlines())
     assert said == {"threads": "3", "children": "0 0 0 0 0 True", "worker": "1", "idle": "True"}

@@ -28,7 +28,9 @@ def test_a_stack_is_torchs_layer_of_several(layer, theirs):
     steps = copy.deepcopy(stack)
     for m in steps:
         m.reset()
-    torch.testing.assert_close(torch.stack([steps(step) for step in x]), whole(x)[0], rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        torch.stack([steps(step) for step in x]), whole(x)[0], rtol=0, atol=1e-14
+    )
 
 
 def test_a_stack_has_dropout_between_layers_only_and_none_in_evaluation():
@@ -110,15 +112,23 @@ def test_functions_of_the_network_may_be_functions():
     expected = psigmoid(model[2](psigmoid(model[0](x))))
     assert torch.equal(model(x), expected)
     assert repr(model[1]) == "Elementwise(psigmoid)"
-    with pytest.raises(TypeError, match="each layer needs a module of its own: give the class Tanh, not an instance"):
+    with pytest.raises(
+        TypeError,
+        match="each layer needs a module of its own: give the class Tanh, not an instance",
+    ):
         ffnn(3, 5, 2, nn.Tanh())
     with pytest.raises(ValueError, match="nlayers must be 1 or more, got 0"):
         ffnn(3, 5, 0, nn.Tanh)
 
 
 def test_batch_normalisation_of_a_window_is_over_steps_and_series():
-    model, x = ffnn(3, 5, 1, nn.Tanh, nn.Identity).double(), 3 + torch.randn(7, 4, 3, dtype=torch.float64)
+    model, x = (
+        ffnn(3, 5, 1, nn.Tanh, nn.Identity).double(),
+        3 + torch.randn(7, 4, 3, dtype=torch.float64),
+    )
     y = model(x)
     h = torch.tanh(model[0](x)).flatten(0, 1)
-    torch.testing.assert_close(y.flatten(0, 1), (h - h.mean(0)) / (h.var(0, correction=0) + 1e-5).sqrt())
+    torch.testing.assert_close(
+        y.flatten(0, 1), (h - h.mean(0)) / (h.var(0, correction=0) + 1e-5).sqrt()
+    )
     assert takes_windows(model, [x])

@@ -1,4 +1,6 @@
-"""The linear recurrence against its formula, step by step in torch, by the kernels and without; and bit for bit."""
+"""The linear recurrence against its formula, step by step in torch, by the kernels and without; and
+bit for bit.
+"""
 
 import re
 
@@ -39,10 +41,16 @@ def by_steps(a, b, h0=None):
 
 
 def draw(shape, dtype, S, B, H, start=True):
-    """Factors below 1, so that rounding does not grow; what is added; a start; and weights of a loss."""
+    """Factors below 1, so that rounding does not grow; what is added; a start; and weights of a
+    loss.
+    """
     a = torch.randn(shape, dtype=dtype)
     a = 0.99 * a / (0.1 + a.abs())
-    b, h0, w = torch.randn(S, B, H, dtype=dtype), torch.randn(B, H, dtype=dtype), torch.randn(S, B, H, dtype=dtype)
+    b, h0, w = (
+        torch.randn(S, B, H, dtype=dtype),
+        torch.randn(B, H, dtype=dtype),
+        torch.randn(S, B, H, dtype=dtype),
+    )
     return [t.requires_grad_() for t in (a, b, h0)[: 2 + start]], w
 
 
@@ -65,10 +73,24 @@ def assert_close(found, expected, bound):
 def test_states_and_gradients_are_those_of_the_formula(dtype, sizes):
     S, B, H = sizes
     for n, shape in enumerate(
-        [(), (H,), (B, H), (1, H), (B, 1), (S, 1, H), (S, B, H), (1, B, 1), (S, 1, 1), (S, B, 1), (1, B, H)]
+        [
+            (),
+            (H,),
+            (B, H),
+            (1, H),
+            (B, 1),
+            (S, 1, H),
+            (S, B, H),
+            (1, B, 1),
+            (S, 1, 1),
+            (S, B, 1),
+            (1, B, H),
+        ]
     ):
         given, w = draw(shape, dtype, *sizes, start=n % 3 > 0)
-        assert_close(outcomes(linear_recurrence, given, w), outcomes(by_steps, given, w), BOUNDS[dtype])
+        assert_close(
+            outcomes(linear_recurrence, given, w), outcomes(by_steps, given, w), BOUNDS[dtype]
+        )
 
 
 @pytest.mark.usefixtures("path")
@@ -86,7 +108,9 @@ def test_it_is_differentiable_twice():
 @by_kernels
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [(19,), (70, 19), (65, 1, 19), (65, 70, 19)])
-def test_to_the_last_bit_on_any_instruction_set_and_number_of_threads(dtype, shape, monkeypatch, threads):
+def test_to_the_last_bit_on_any_instruction_set_and_number_of_threads(
+    dtype, shape, monkeypatch, threads
+):
     given, w = draw(shape, dtype, 65, 70, 19)
     found = []
     for isa in ISAS:
@@ -162,9 +186,13 @@ def test_any_memory_order_conjugates_and_types():
     conjugate = a.detach().conj().resolve_conj().requires_grad_()
     assert_close([linear_recurrence(conjugate.conj(), b, h0)], expected[:1], 1e-14)
     real = a.detach().abs().requires_grad_()
-    assert_close(outcomes(linear_recurrence, (real, b, h0), w), outcomes(by_steps, (real, b, h0), w), 1e-14)
+    assert_close(
+        outcomes(linear_recurrence, (real, b, h0), w), outcomes(by_steps, (real, b, h0), w), 1e-14
+    )
     assert linear_recurrence(torch.rand(3), torch.rand(7, 5, 3).double()).dtype == torch.float64
-    assert linear_recurrence(torch.rand(3).half(), torch.rand(7, 5, 3).half()).dtype == torch.float16
+    assert (
+        linear_recurrence(torch.rand(3).half(), torch.rand(7, 5, 3).half()).dtype == torch.float16
+    )
 
 
 @pytest.mark.usefixtures("path")
@@ -190,15 +218,23 @@ def test_inputs_changed_before_the_backward_pass_are_noticed():
 def test_it_maps_over_a_further_axis():
     a, b = torch.rand(4, 3), torch.randn(4, 7, 5, 3)
     mapped = torch.func.vmap(linear_recurrence)(a, b)
-    torch.testing.assert_close(mapped, torch.stack([by_steps(x, y) for x, y in zip(a, b, strict=True)]))
+    torch.testing.assert_close(
+        mapped, torch.stack([by_steps(x, y) for x, y in zip(a, b, strict=True)])
+    )
 
 
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        (((3,), (5, 3), None), "linear_recurrence takes b of shape (S, B, H), got a tensor of shape (5, 3)"),
+        (
+            ((3,), (5, 3), None),
+            "linear_recurrence takes b of shape (S, B, H), got a tensor of shape (5, 3)",
+        ),
         (((4,), (7, 5, 3), None), "a of shape (4,) does not broadcast to b of shape (7, 5, 3)"),
-        (((2, 7, 5, 3), (7, 5, 3), None), "a of shape (2, 7, 5, 3) does not broadcast to b of shape (7, 5, 3)"),
+        (
+            ((2, 7, 5, 3), (7, 5, 3), None),
+            "a of shape (2, 7, 5, 3) does not broadcast to b of shape (7, 5, 3)",
+        ),
         (((3,), (7, 5, 3), (3,)), "h0 must have shape (B, H) = (5, 3), got shape (3,)"),
     ],
 )
@@ -208,5 +244,8 @@ def test_other_shapes_are_errors(shapes, message):
 
 
 def test_integers_are_an_error():
-    with pytest.raises(TypeError, match=r"^linear_recurrence takes floating or complex tensors, got torch.int64 and"):
+    with pytest.raises(
+        TypeError,
+        match=r"^linear_recurrence takes floating or complex tensors, got torch.int64 and",
+    ):
         linear_recurrence(torch.ones(3, dtype=torch.int64), torch.ones(7, 5, 3, dtype=torch.int64))

@@ -76,7 +76,9 @@ def test_a_trained_initial_state_is_where_the_formula_starts(layer, formula):
     made = layer(F, 5, trainable_init=True).double()
     torch.nn.init.normal_(made.initial_state[0])
     step = formula(made)
-    assert_follows(made, lambda x, h: step(x, made.initial_state[0].expand(B, 5) if h is None else h))
+    assert_follows(
+        made, lambda x, h: step(x, made.initial_state[0].expand(B, 5) if h is None else h)
+    )
 
 
 @GATED
@@ -87,7 +89,9 @@ def test_few_series_are_those_of_many(layer, by_kernels, monkeypatch):
     outcomes = []
     monkeypatch.setattr(linear_rnn, "LONG_WINDOW", S * 5 * 5 + (not by_kernels))
     x_of_few = x[:, :5]
-    assert (layer.module.by_kernel(x_of_few) is not None) == (by_kernels and kernels.library() is not None)
+    assert (layer.module.by_kernel(x_of_few) is not None) == (
+        by_kernels and kernels.library() is not None
+    )
     for given in (x, x_of_few, x[:, :3]):
         layer.reset()
         y = layer(given)[:, :3]
@@ -116,7 +120,9 @@ def test_gradients_are_differentiable(layer):
 @pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
 @GATED
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_kernels_give_the_same_bits_on_any_instruction_set_with_any_threads_and_cuts(layer, dtype, monkeypatch):
+def test_the_kernels_give_the_same_bits_on_any_instruction_set_with_any_threads_and_cuts(
+    layer, dtype, monkeypatch
+):
     monkeypatch.setattr(kernels._use, "enabled", True)
     layer, x = layer(F, 13).to(dtype), torch.randn(50, 70, F, dtype=dtype, requires_grad=True)
     weight, outcomes = torch.randn(50, 70, 13, dtype=dtype), []
@@ -127,7 +133,9 @@ def test_the_kernels_give_the_same_bits_on_any_instruction_set_with_any_threads_
             layer.reset()
             y = torch.cat([layer(part) for part in x.split(cuts)])
             assert "_RecurrenceBackward" in str(layer.state.grad_fn)
-            wanted = [x, *layer.parameters()] if len(cuts) == 1 else [x]  # cut sums over time are rounded otherwise
+            wanted = (
+                [x, *layer.parameters()] if len(cuts) == 1 else [x]
+            )  # cut sums over time are rounded otherwise
             outcomes.append([y, *torch.autograd.grad((y * weight).sum(), wanted)])
     for other in outcomes[1:]:
         assert all(torch.equal(a, b) for a, b in zip(outcomes[0], other, strict=False))
@@ -140,7 +148,9 @@ def test_layers_that_may_compute_something_else_are_left_to_torch():
     hooked, parametrized = MinGRU(F, 5), MinLSTM(F, 5)
     hooked.module.linear.register_forward_hook(lambda module, inputs, output: output)
     torch.nn.utils.parametrizations.weight_norm(parametrized.module.linear)
-    assert not any(type(layer(x).grad_fn).__name__ == "_RecurrenceBackward" for layer in (hooked, parametrized))
+    assert not any(
+        type(layer(x).grad_fn).__name__ == "_RecurrenceBackward" for layer in (hooked, parametrized)
+    )
     parametrized(x).sum().backward()
     assert parametrized.module.linear.parametrizations.weight.original0.grad is not None
 
@@ -149,7 +159,9 @@ def test_closed_gates_give_numbers():
     layer, x = MinLSTM(F, 5), torch.ones(4, 9, F)
     with torch.no_grad():
         layer.module.linear.weight.zero_()
-        layer.module.linear.bias[:10] = -200  # sigmoid is 0 in float32: the paper's f / (f + i) would be 0 / 0
+        layer.module.linear.bias[
+            :10
+        ] = -200  # sigmoid is 0 in float32: the paper's f / (f + i) would be 0 / 0
         layer.module.linear.bias[10:] = 1
     y = layer(x)
     torch.testing.assert_close(y[0], torch.full((9, 5), 0.5))
@@ -167,7 +179,9 @@ def test_eigenvalues_are_drawn_from_the_ring_and_normalise_the_input():
     assert 0.49 < float(angle.max()) <= 0.5
     square = modulus**2  # uniform on the ring: so are the squares of the moduli
     assert abs(float(square.mean()) - (0.16 + 0.64) / 2) < 0.01
-    torch.testing.assert_close(torch.exp(layer.module.gamma_log.detach()), torch.sqrt(1 - square), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        torch.exp(layer.module.gamma_log.detach()), torch.sqrt(1 - square), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_the_widest_ring_stays_finite_and_stable():
@@ -213,7 +227,10 @@ def test_another_number_of_features_is_named(layer):
     ("arguments", "message"),
     [
         ({"n_states": 0}, "LRU: n_states must be a positive integer, got 0"),
-        ({"r_min": 0.9, "r_max": 0.9}, "LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min=0.9, r_max=0.9"),
+        (
+            {"r_min": 0.9, "r_max": 0.9},
+            "LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min=0.9, r_max=0.9",
+        ),
         ({"r_max": 1.1}, "LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min=0.9, r_max=1.1"),
         ({"max_phase": 7}, "LRU: max_phase must be an angle above 0, at most 2 pi, got 7"),
     ],

@@ -20,7 +20,9 @@ IGNORED = 2
 
 
 class Given(nn.Module):
-    """A model whose outputs are its parameter, whatever the input: gradients show what each step contributes."""
+    """A model whose outputs are its parameter, whatever the input: gradients show what each step
+    contributes.
+    """
 
     takes_windows = True
 
@@ -53,7 +55,9 @@ def close(a, b):
 
 
 @pytest.mark.parametrize(("n_steps", "n_series"), SHAPES)
-@pytest.mark.parametrize("criterion", [F.mse_loss, nn.L1Loss(), nn.HuberLoss(delta=0.3), F.smooth_l1_loss])
+@pytest.mark.parametrize(
+    "criterion", [F.mse_loss, nn.L1Loss(), nn.HuberLoss(delta=0.3), F.smooth_l1_loss]
+)
 def test_fused_stepwise_and_the_criterion_on_the_whole_window_agree(criterion, n_steps, n_series):
     xs, ys = data(n_steps, n_series)
     fused = nn.Sequential(LSTM(3, 5), nn.Linear(5, 2)).double()
@@ -77,7 +81,9 @@ def test_fused_stepwise_and_the_criterion_on_the_whole_window_agree(criterion, n
 
     value.backward()
     reset(fused)
-    expected = torch.autograd.grad(criterion(fused[1](fused[0].module(xs)[0]), ys), list(fused.parameters()))
+    expected = torch.autograd.grad(
+        criterion(fused[1](fused[0].module(xs)[0]), ys), list(fused.parameters())
+    )
     for p, g in zip(fused.parameters(), expected, strict=True):
         close(p.grad, g)
 
@@ -99,17 +105,28 @@ WEIGHABLE = {
     "MSELoss": (nn.MSELoss(), lambda o, y: ((o - y) ** 2).mean()),
     "MSELoss, unreduced": (nn.MSELoss(reduction="none"), lambda o, y: ((o - y) ** 2).mean()),
     "L1Loss": (nn.L1Loss(), lambda o, y: (o - y).abs().mean()),
-    "a partial": (functools.partial(F.huber_loss, delta=0.3), lambda o, y: F.huber_loss(o, y, delta=0.3)),
+    "a partial": (
+        functools.partial(F.huber_loss, delta=0.3),
+        lambda o, y: F.huber_loss(o, y, delta=0.3),
+    ),
     "logits": (nn.BCEWithLogitsLoss(), F.binary_cross_entropy_with_logits),
-    "own, one value a step": (lambda o, y: (o - y).abs().amax(-1), lambda o, y: (o - y).abs().max()),
-    "own, with its axis": (lambda o, y: (o - y).abs().amax(-1, keepdim=True), lambda o, y: (o - y).abs().max()),
+    "own, one value a step": (
+        lambda o, y: (o - y).abs().amax(-1),
+        lambda o, y: (o - y).abs().max(),
+    ),
+    "own, with its axis": (
+        lambda o, y: (o - y).abs().amax(-1, keepdim=True),
+        lambda o, y: (o - y).abs().max(),
+    ),
     "own, one value an output": (lambda o, y: (o - y) ** 4, lambda o, y: ((o - y) ** 4).mean()),
 }
 
 
 @pytest.mark.parametrize(("n_steps", "n_series"), SHAPES)
 @pytest.mark.parametrize("kind", WEIGHABLE)
-def test_a_weighted_loss_is_the_weighted_sum_over_live_steps_by_their_number(kind, n_steps, n_series):
+def test_a_weighted_loss_is_the_weighted_sum_over_live_steps_by_their_number(
+    kind, n_steps, n_series
+):
     criterion, cell = WEIGHABLE[kind]
     xs, ys = data(n_steps, n_series)
     ys = ys.sigmoid()
@@ -140,12 +157,18 @@ CLASS_CRITERIA = {
     "CrossEntropyLoss": nn.CrossEntropyLoss(),
     "with an ignored class": nn.CrossEntropyLoss(ignore_index=IGNORED),
     "with class weights": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.5, 2.0]).double()),
-    "with both": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.5, 2.0]).double(), ignore_index=IGNORED),
+    "with both": nn.CrossEntropyLoss(
+        weight=torch.tensor([1.0, 5.0, 0.5, 2.0]).double(), ignore_index=IGNORED
+    ),
     "smoothed": nn.CrossEntropyLoss(
-        weight=torch.tensor([1.0, 5.0, 0.5, 2.0]).double(), ignore_index=IGNORED, label_smoothing=0.2
+        weight=torch.tensor([1.0, 5.0, 0.5, 2.0]).double(),
+        ignore_index=IGNORED,
+        label_smoothing=0.2,
     ),
     "summed": nn.CrossEntropyLoss(reduction="sum", ignore_index=IGNORED),
-    "a partial": functools.partial(F.cross_entropy, weight=torch.ones(4).double() * 3, ignore_index=IGNORED),
+    "a partial": functools.partial(
+        F.cross_entropy, weight=torch.ones(4).double() * 3, ignore_index=IGNORED
+    ),
     "nll_loss": F.nll_loss,
     "NLLLoss": nn.NLLLoss(weight=torch.tensor([1.0, 5.0, 0.5, 2.0]).double()),
 }
@@ -179,17 +202,25 @@ def test_masked_steps_give_no_gradient_and_live_ones_their_weight(kind):
     close(ratio, torch.full_like(ratio, 1.0 if summed else ws.numel() / float((ws != 0).sum())))
 
 
-@pytest.mark.parametrize("criterion", [F.mse_loss, nn.MSELoss(reduction="sum"), nn.CrossEntropyLoss()])
+@pytest.mark.parametrize(
+    "criterion", [F.mse_loss, nn.MSELoss(reduction="sum"), nn.CrossEntropyLoss()]
+)
 def test_a_window_without_live_steps_has_the_loss_zero(criterion):
     model = Given(torch.randn(5, 3, 4))
-    ys = torch.randint(4, (5, 3, 1)) if isinstance(criterion, nn.CrossEntropyLoss) else torch.randn(5, 3, 4)
+    ys = (
+        torch.randint(4, (5, 3, 1))
+        if isinstance(criterion, nn.CrossEntropyLoss)
+        else torch.randn(5, 3, 4)
+    )
     value = seqloss(criterion)(model, torch.zeros(5, 3, 3), ys, torch.zeros(5, 3, 1))
     value.backward()
     assert value == 0
     assert not model.out.grad.any()
 
 
-@pytest.mark.parametrize("criterion", [functools.partial(F.mse_loss, reduction="sum"), nn.MSELoss(reduction="sum")])
+@pytest.mark.parametrize(
+    "criterion", [functools.partial(F.mse_loss, reduction="sum"), nn.MSELoss(reduction="sum")]
+)
 def test_a_criterion_that_sums_is_averaged_over_the_steps_only(criterion):
     xs, ys = data(7, 4)
     model = Given(torch.randn_like(ys))
@@ -203,7 +234,9 @@ def test_a_criterion_that_returns_one_number_cannot_be_weighted():
     model = Given(torch.randn_like(ys))
     loss = seqloss(lambda o, y: (o - y).abs().max())
     close(loss(model, xs, ys), (model.out - ys).abs().max())
-    with pytest.raises(ShapeError, match=r"cannot be weighted or masked: its criterion returns \(\) for outputs"):
+    with pytest.raises(
+        ShapeError, match=r"cannot be weighted or masked: its criterion returns \(\) for outputs"
+    ):
         loss(model, xs, ys, torch.ones(5, 3, 1))
 
 
@@ -211,14 +244,18 @@ def test_a_criterion_that_returns_one_number_cannot_be_weighted():
 
 
 def class_oracle(criterion, out, ys, ws):
-    """The mean over the targets that count, by their class weights; or the sum, by the number of steps."""
+    """The mean over the targets that count, by their class weights; or the sum, by the number of
+    steps.
+    """
     if isinstance(criterion, nn.Module):
         ignored, weight = criterion.ignore_index, criterion.weight
     else:
         keywords = getattr(criterion, "keywords", {})
         ignored, weight = keywords.get("ignore_index", -100), keywords.get("weight")
     smoothing = getattr(criterion, "label_smoothing", 0.0)
-    logs = out if criterion is F.nll_loss or isinstance(criterion, nn.NLLLoss) else out.log_softmax(-1)
+    logs = (
+        out if criterion is F.nll_loss or isinstance(criterion, nn.NLLLoss) else out.log_softmax(-1)
+    )
     weight = torch.ones(out.shape[-1]).double() if weight is None else weight
     total = share = 0.0
     for t in range(out.shape[0]):
@@ -241,7 +278,10 @@ def test_classes_are_weighted_as_written_out(kind):
     xs = torch.zeros(7, 4, 3)
     ws = weights_for(7, 4)
     close(seqloss(criterion)(model, xs, ys, ws), class_oracle(criterion, model.out, ys, ws))
-    close(seqloss(criterion)(model, xs, ys), class_oracle(criterion, model.out, ys, torch.ones_like(ws)))
+    close(
+        seqloss(criterion)(model, xs, ys),
+        class_oracle(criterion, model.out, ys, torch.ones_like(ws)),
+    )
     flat = criterion(model.out.flatten(0, 1), ys.flatten())
     close(seqloss(criterion)(model, xs, ys), flat / 7 if kind == "summed" else flat)
     close(seqloss(criterion)(model, xs, ys, torch.ones_like(ws)), seqloss(criterion)(model, xs, ys))
@@ -278,7 +318,10 @@ def test_class_probabilities_are_targets_too():
 
 def test_integer_targets_need_no_output_axis():
     out, ys = torch.randn(5, 3, 4), torch.randint(4, (5, 3))
-    close(seqloss(F.cross_entropy)(Given(out), out, ys), F.cross_entropy(out.flatten(0, 1), ys.flatten()))
+    close(
+        seqloss(F.cross_entropy)(Given(out), out, ys),
+        F.cross_entropy(out.flatten(0, 1), ys.flatten()),
+    )
 
 
 @pytest.mark.parametrize(
@@ -291,13 +334,19 @@ def test_integer_targets_need_no_output_axis():
     ],
 )
 def test_scores_that_do_not_fit_the_targets_are_refused(out, ys):
-    with pytest.raises(ShapeError, match=r"takes scores \(S, B, V\) and integer targets \(S, B, 1\) or probabilities"):
+    with pytest.raises(
+        ShapeError,
+        match=r"takes scores \(S, B, V\) and integer targets \(S, B, 1\) or probabilities",
+    ):
         seqloss(nn.CrossEntropyLoss())(Given(out), torch.zeros(5, 3, 3), ys)
 
 
 @pytest.mark.parametrize(
     "criterion",
-    [nn.CrossEntropyLoss(weight=torch.ones(4)), functools.partial(F.cross_entropy, weight=torch.ones(4))],
+    [
+        nn.CrossEntropyLoss(weight=torch.ones(4)),
+        functools.partial(F.cross_entropy, weight=torch.ones(4)),
+    ],
 )
 def test_class_weights_follow_the_type_of_the_scores(criterion):
     out, ys = torch.randn(5, 3, 4, dtype=torch.float64), torch.randint(4, (5, 3, 1))
@@ -313,7 +362,9 @@ def test_other_buffers_of_a_criterion_follow_too():
     xs, ys = data(5, 3)
     ys = ys.sigmoid()
     model = Given(torch.randn_like(ys))
-    expected = F.binary_cross_entropy_with_logits(model.out, ys, pos_weight=torch.tensor([2.0, 3.0]).double())
+    expected = F.binary_cross_entropy_with_logits(
+        model.out, ys, pos_weight=torch.tensor([2.0, 3.0]).double()
+    )
     close(seqloss(criterion)(model, xs, ys), expected)
 
 
@@ -330,7 +381,9 @@ def test_other_buffers_of_a_criterion_follow_too():
         ((5, 1, 2), (5, 3, 2), ""),
     ],
 )
-@pytest.mark.parametrize("criterion", [F.mse_loss, nn.L1Loss(), functools.partial(F.huber_loss, delta=2.0)])
+@pytest.mark.parametrize(
+    "criterion", [F.mse_loss, nn.L1Loss(), functools.partial(F.huber_loss, delta=2.0)]
+)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_shapes_that_torch_would_broadcast_are_refused(out, ys, hint, criterion, weighted):
     ws = (torch.ones(5, 3, 1),) if weighted else ()
@@ -425,7 +478,9 @@ def test_outputs_and_targets_of_different_number_are_refused():
 # -- making losses -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("f", [F.mse_loss, nn.MSELoss(), functools.partial(F.huber_loss, delta=2.0), F.cross_entropy])
+@pytest.mark.parametrize(
+    "f", [F.mse_loss, nn.MSELoss(), functools.partial(F.huber_loss, delta=2.0), F.cross_entropy]
+)
 def test_losses_are_picklable(f):
     loss = pickle.loads(pickle.dumps(seqloss(f)))
     assert isinstance(loss, SeqLoss)
@@ -444,7 +499,8 @@ def test_a_loss_shows_its_criterion():
 @pytest.mark.parametrize("make", [seqloss, as_loss])
 def test_a_class_in_place_of_a_criterion_is_refused_with_the_way_out(make):
     with pytest.raises(
-        TypeError, match=r"takes a criterion f\(yhat, y\), got .*MSELoss'>; build it first: MSELoss\(\)"
+        TypeError,
+        match=r"takes a criterion f\(yhat, y\), got .*MSELoss'>; build it first: MSELoss\(\)",
     ):
         make(nn.MSELoss)
     with pytest.raises(TypeError, match=r"takes a criterion f\(yhat, y\), got 'mse'$"):
@@ -555,7 +611,11 @@ def test_losses_of_parts_add_up_to_that_of_the_whole(criterion, weighted):
     whole, total = loss.divisors(ys, ws), 0.0
     for part in (slice(0, 2), slice(2, 5)):
         w = None if ws is None else ws[:, part]
-        factors = None if whole is None else [a / b for a, b in zip(loss.divisors(ys[:, part], w), whole, strict=True)]
+        factors = (
+            None
+            if whole is None
+            else [a / b for a, b in zip(loss.divisors(ys[:, part], w), whole, strict=True)]
+        )
         total += loss(model, xs[:, part], ys[:, part], w, factors=factors)
     torch.testing.assert_close(total, loss(model, xs, ys, ws))
 

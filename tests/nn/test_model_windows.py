@@ -13,14 +13,31 @@ from torch import nn
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import GRU, LSTM, BatchNorm, Recur
 from fluxutils_py.nn import model_windows as windows_module
-from fluxutils_py.nn.model_windows import cut_dependence, prediction_copy, replica, run_window, takes_windows
+from fluxutils_py.nn.model_windows import (
+    cut_dependence,
+    prediction_copy,
+    replica,
+    run_window,
+    takes_windows,
+)
 from fluxutils_py.nn.states import reset, states
 from fluxutils_py.nn.vectors import net2vec
 
 # torch says so once in a process, for whichever test is first to run such a layer in float32
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:LSTM with projections is not supported with oneDNN:UserWarning"
+)
 
-SHAPES = [(7, 6, 3), (1, 1, 1), (2, 3, 3), (3, 1, 3), (1, 4, 4), (5, 2, 1), (1, 5, 2), (3, 2, 2)]  # S, B, F
+SHAPES = [
+    (7, 6, 3),
+    (1, 1, 1),
+    (2, 3, 3),
+    (3, 1, 3),
+    (1, 4, 4),
+    (5, 2, 1),
+    (1, 5, 2),
+    (3, 2, 2),
+]  # S, B, F
 
 
 class Module(nn.Module):
@@ -43,24 +60,33 @@ def lost_state(n_in):
 
 SAFE = {
     "LSTM": lambda f: nn.Sequential(LSTM(f, 4), nn.Linear(4, 2)),
-    "stacked": lambda f: nn.Sequential(nn.Linear(f, 3), nn.LayerNorm(3), GRU(3, 4, 2, dropout=0.5), nn.Linear(4, 1)),
+    "stacked": lambda f: nn.Sequential(
+        nn.Linear(f, 3), nn.LayerNorm(3), GRU(3, 4, 2, dropout=0.5), nn.Linear(4, 1)
+    ),
     "cell": lambda f: Recur(nn.LSTMCell(f, 4)),
     "projection": lambda f: Recur(nn.LSTM(f, 4, proj_size=2)),
     "no recurrence": lambda f: nn.Sequential(nn.Linear(f, 3), nn.Tanh(), nn.Linear(3, 1)),
     "flattened batch norm": lambda f: Module(
         lambda m, x: m.norm(x.reshape(-1, x.shape[-1])).reshape(x.shape), norm=nn.BatchNorm1d(f)
     ),
-    "last axis by position": lambda f: Module(lambda m, x: m.rnn(x) * x.mean(-1, keepdim=True), rnn=LSTM(f, 4)),
+    "last axis by position": lambda f: Module(
+        lambda m, x: m.rnn(x) * x.mean(-1, keepdim=True), rnn=LSTM(f, 4)
+    ),
 }
 STEP_ONLY = {
     "batch norm": lambda f: nn.Sequential(LSTM(f, f), nn.BatchNorm1d(f), nn.Linear(f, 1)),
     "cell by hand": lambda f: Module(lambda m, x: m.cell(x), cell=nn.GRUCell(f, 4)),
-    "unpacks two axes": lambda f: Module(lambda m, x: m.rnn(x) + 0 * len(two_axes(x)), rnn=LSTM(f, 4)),
+    "unpacks two axes": lambda f: Module(
+        lambda m, x: m.rnn(x) + 0 * len(two_axes(x)), rnn=LSTM(f, 4)
+    ),
 }
 WINDOW_ONLY = {
-    "unpacks three axes": lambda f: Module(lambda m, x: m.rnn(x) + 0 * len(as_three_axes(x)), rnn=LSTM(f, 4)),
+    "unpacks three axes": lambda f: Module(
+        lambda m, x: m.rnn(x) + 0 * len(as_three_axes(x)), rnn=LSTM(f, 4)
+    ),
     "convolution over time": lambda f: Module(
-        lambda m, x: m.conv(as_three_axes(x).permute(1, 2, 0)).permute(2, 0, 1), conv=nn.Conv1d(f, 2, 3, padding=1)
+        lambda m, x: m.conv(as_three_axes(x).permute(1, 2, 0)).permute(2, 0, 1),
+        conv=nn.Conv1d(f, 2, 3, padding=1),
     ),
 }
 DIFFERENT = {
@@ -110,10 +136,17 @@ def test_models_that_differ_are_refused_with_the_way_out(kind, shape):
         with pytest.raises(ShapeError) as caught:
             takes_windows(model, (torch.randn(shape),))
     message = str(caught.value)
-    assert message.startswith("the model Module gives other results for a window (S, B, F) than for its steps (B, F): ")
-    assert "set the class attribute takes_windows = True (it is meant to see whole windows) or False" in message
+    assert message.startswith(
+        "the model Module gives other results for a window (S, B, F) than for its steps (B, F): "
+    )
+    assert (
+        "set the class attribute takes_windows = True (it is meant to see whole windows) or False"
+        in message
+    )
     assert ("its recurrent layer 'rnn' sits outside Recur" in message) == (kind == "state lost")
-    assert ("build it as Recur(...) and use its output alone (y = self.rnn(x))" in message) == (kind == "state lost")
+    assert ("build it as Recur(...) and use its output alone (y = self.rnn(x))" in message) == (
+        kind == "state lost"
+    )
 
 
 def test_the_ways_out_work():
@@ -138,7 +171,9 @@ def test_models_that_run_neither_way_say_why():
 
 @pytest.mark.parametrize("output", [None, [], {"y": 1}, 3.0])
 def test_outputs_that_are_no_tensors_are_refused(output):
-    with pytest.raises(ShapeError, match=f"must return a tensor or a tuple of tensors, got {type(output).__name__}"):
+    with pytest.raises(
+        ShapeError, match=f"must return a tensor or a tuple of tensors, got {type(output).__name__}"
+    ):
         takes_windows(Module(lambda m, x: output), (torch.randn(7, 6, 3),))
 
 
@@ -154,7 +189,9 @@ def test_a_fresh_or_zero_head_hides_no_lost_state(bias, zero):
 
 
 def test_zero_initialised_layers_hide_no_difference():
-    model = Module(lambda m, x: x + m.gate * m.rnn(x)[0], rnn=nn.GRU(3, 3), gate=nn.Parameter(torch.zeros(3)))
+    model = Module(
+        lambda m, x: x + m.gate * m.rnn(x)[0], rnn=nn.GRU(3, 3), gate=nn.Parameter(torch.zeros(3))
+    )
     with pytest.raises(ShapeError, match="gives other results"):
         takes_windows(model, (torch.randn(7, 6, 3),))
 
@@ -167,7 +204,9 @@ def test_batch_norm_is_not_mistaken_where_series_and_features_are_as_many(n_seri
     assert run_window(model.eval(), xs).shape == (7, n_series, 2)
 
 
-@pytest.mark.parametrize("xs", [torch.zeros(7, 6, 3), torch.ones(2, 6, 3), torch.full((7, 6, 3), torch.nan)])
+@pytest.mark.parametrize(
+    "xs", [torch.zeros(7, 6, 3), torch.ones(2, 6, 3), torch.full((7, 6, 3), torch.nan)]
+)
 def test_data_without_variety_hide_no_difference(xs):
     with pytest.raises(ShapeError, match="gives other results"):
         takes_windows(lost_state(3), (xs,))
@@ -179,10 +218,14 @@ def test_integers_are_tried_as_they_are(n_series):
     tokens = torch.randint(7, (5, n_series, 1))
 
     def embedded(rnn, **parts):
-        return Module(lambda m, x: m.rnn(m.embed(x.squeeze(-1))), rnn=rnn, embed=nn.Embedding(7, 3), **parts)
+        return Module(
+            lambda m, x: m.rnn(m.embed(x.squeeze(-1))), rnn=rnn, embed=nn.Embedding(7, 3), **parts
+        )
 
     assert takes_windows(embedded(LSTM(3, 4)), (tokens,))
-    lost = Module(lambda m, x: m.rnn(m.embed(x.squeeze(-1)))[0], rnn=nn.LSTM(3, 4), embed=nn.Embedding(7, 3))
+    lost = Module(
+        lambda m, x: m.rnn(m.embed(x.squeeze(-1)))[0], rnn=nn.LSTM(3, 4), embed=nn.Embedding(7, 3)
+    )
     with pytest.raises(ShapeError, match="gives other results"):
         takes_windows(lost, (tokens,))
 
@@ -339,7 +382,9 @@ def test_models_that_keep_what_they_computed_can_be_tried_and_copied(how):
     twin = prediction_copy(model)
     assert twin.out.weight is model.out.weight
     assert run_window(twin, xs).equal(out)
-    kept = model.kept if how == "alone" else model.kept[0] if how == "in a list" else model.kept["h"]
+    kept = (
+        model.kept if how == "alone" else model.kept[0] if how == "in a list" else model.kept["h"]
+    )
     assert kept.requires_grad
     out.sum().backward()
 
@@ -445,20 +490,28 @@ class Mixing(nn.Module):
 def test_layers_that_take_series_for_steps_are_refused(layer, n_series, declared):
     model, xs = Mixing(layer()), (torch.randn(7, n_series, 5),)
     try_out = partial(cut_dependence, overlap=0) if declared else takes_windows
-    with pytest.raises(ShapeError, match=r"'layer[.\w]*' \(\w+\) has batch_first=True and takes series for steps"):
+    with pytest.raises(
+        ShapeError, match=r"'layer[.\w]*' \(\w+\) has batch_first=True and takes series for steps"
+    ):
         try_out(model, xs)
 
 
 def test_batch_first_layers_that_get_their_axes_and_a_batch_norm_are_fine():
-    swapped = Module(lambda m, x: m.rnn(x.transpose(0, 1))[0].transpose(0, 1), rnn=nn.GRU(5, 4, batch_first=True))
+    swapped = Module(
+        lambda m, x: m.rnn(x.transpose(0, 1))[0].transpose(0, 1), rnn=nn.GRU(5, 4, batch_first=True)
+    )
     assert cut_dependence(swapped, (torch.randn(7, 6, 5),), 0) == "earlier"
     assert takes_windows(nn.Sequential(nn.Linear(5, 4), BatchNorm(4)), (torch.randn(7, 6, 5),))
 
 
 def test_a_model_that_mixes_series_warns():
-    with pytest.warns(UserWarning, match="gives a series other outputs alone than together with others: what it pred"):
+    with pytest.warns(
+        UserWarning,
+        match="gives a series other outputs alone than together with others: what it pred",
+    ):
         takes_windows(
-            Module(lambda m, x: m.a(x) - m.a(x).mean(-2, keepdim=True), a=nn.Linear(5, 4)), (torch.randn(7, 6, 5),)
+            Module(lambda m, x: m.a(x) - m.a(x).mean(-2, keepdim=True), a=nn.Linear(5, 4)),
+            (torch.randn(7, 6, 5),),
         )
 
 
@@ -523,7 +576,9 @@ def test_models_that_keep_a_state_that_reset_does_not_know_are_refused(make, n_s
 
 
 def test_random_outputs_are_no_state():
-    noisy = Module(lambda m, x: m.out(m.rnn(x)) + torch.randn(()), rnn=LSTM(3, 4), out=nn.Linear(4, 1))
+    noisy = Module(
+        lambda m, x: m.out(m.rnn(x)) + torch.randn(()), rnn=LSTM(3, 4), out=nn.Linear(4, 1)
+    )
     noisy.takes_windows = True
     assert takes_windows(noisy, (torch.randn(7, 6, 3),))
 

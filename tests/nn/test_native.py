@@ -1,4 +1,6 @@
-"""The native kernels against formulas in NumPy and torch, and against themselves: bit for bit, however work is cut."""
+"""The native kernels against formulas in NumPy and torch, and against themselves: bit for bit,
+however work is cut.
+"""
 
 import copy
 import threading
@@ -24,8 +26,17 @@ CELLS = {
     "RNNCell": nn.RNNCell,
     "RNNCell, relu": lambda *sizes: nn.RNNCell(*sizes, nonlinearity="relu"),
 }
-# steps, series, features, units: ones, less than a vector and more, no group filled, more than one block of units
-SHAPES = [(1, 1, 1, 1), (7, 3, 2, 5), (5, 37, 3, 2), (3, 16, 1, 3), (4, 33, 5, 13), (9, 70, 4, 7), (43, 2, 9, 30)]
+# steps, series, features, units: ones, less than a vector and more, no group filled, more than one
+# block of units
+SHAPES = [
+    (1, 1, 1, 1),
+    (7, 3, 2, 5),
+    (5, 37, 3, 2),
+    (3, 16, 1, 3),
+    (4, 33, 5, 13),
+    (9, 70, 4, 7),
+    (43, 2, 9, 30),
+]
 ISAS = [name for name in kernels.ISAS if kernels.library() and kernels.supports(name)]
 
 
@@ -82,7 +93,9 @@ def start(module, n_series, dtype=torch.float32):
 
 
 def run(module, x, states=None):
-    """Outputs and state as one list, from the kernels through Recur; it fails if torch's layer was used."""
+    """Outputs and state as one list, from the kernels through Recur; it fails if torch's layer was
+    used.
+    """
     layer = Recur(module)
     if states is not None:
         layer.state = states[0] if len(states) == 1 else tuple(states)
@@ -135,10 +148,15 @@ def test_outputs_are_as_near_to_the_formula_as_torchs(kind, dtype, isa):
     eps = torch.finfo(dtype).eps
     for n_steps, n_series, n_in, n_out in SHAPES:
         module = LAYERS[kind](n_in, n_out, bias=n_series != 3).to(dtype)
-        x, states = torch.randn(n_steps, n_series, n_in, dtype=dtype), start(module, n_series, dtype)
+        x, states = (
+            torch.randn(n_steps, n_series, n_in, dtype=dtype),
+            start(module, n_series, dtype),
+        )
         expected = numpy_layer(module, x, states)
         with torch.no_grad():
-            for ours, theirs, exact in zip(run(module, x, states), by_torch(module, x, states), expected, strict=True):
+            for ours, theirs, exact in zip(
+                run(module, x, states), by_torch(module, x, states), expected, strict=True
+            ):
                 assert apart(ours, exact) <= max(5 * apart(theirs, exact), 8 * eps)
 
 
@@ -148,7 +166,10 @@ def test_outputs_are_as_near_to_the_formula_as_torchs(kind, dtype, isa):
 def test_gradients_are_torchs(kind, dtype, isa):
     for n_steps, n_series, n_in, n_out in SHAPES:
         module = (LAYERS | CELLS)[kind](n_in, n_out).to(dtype)
-        x, states = torch.randn(n_steps, n_series, n_in, dtype=dtype), start(module, n_series, dtype)
+        x, states = (
+            torch.randn(n_steps, n_series, n_in, dtype=dtype),
+            start(module, n_series, dtype),
+        )
         weights = [torch.randn_like(o) for o in run(module, x, states)]
         values, ours = learn(run, module, x, states, weights)
         others, theirs = learn(by_torch, module, x, states, weights)
@@ -187,7 +208,10 @@ def test_gradients_are_those_of_finite_differences_also_twice(kind):
     module = (LAYERS | CELLS)[kind](2, 3).double()
     x, states = torch.randn(3, 2, 2, dtype=torch.float64), start(module, 2, torch.float64)
     names = [name for name, _ in module.named_parameters()]
-    inputs = [t.requires_grad_(True) for t in (x, *states, *(p.detach().clone() for p in module.parameters()))]
+    inputs = [
+        t.requires_grad_(True)
+        for t in (x, *states, *(p.detach().clone() for p in module.parameters()))
+    ]
 
     def function(x, *more):
         for name, p in zip(names, more[len(states) :], strict=True):
@@ -287,7 +311,13 @@ def test_a_series_is_computed_alike_whatever_is_beside_it_and_however_time_is_cu
 
     whole = outputs_and_gradient(11, list(range(53)))
     order = torch.randperm(53).tolist()
-    for chunks, series in ((11, [5]), (11, [52]), (4, order), (1, list(range(40))), (3, order[:17])):
+    for chunks, series in (
+        (11, [5]),
+        (11, [52]),
+        (4, order),
+        (1, list(range(40))),
+        (3, order[:17]),
+    ):
         for a, b in zip(outputs_and_gradient(chunks, series), whole, strict=True):
             assert torch.equal(a, b[:, series])
 
@@ -373,7 +403,9 @@ def kept_bytes(forward):
     return sum(found.values())
 
 
-@pytest.mark.parametrize("sizes", [(100, 100, 10, 10), (64, 64, 32, 64), (50, 1, 3, 16), (30, 37, 5, 7)])
+@pytest.mark.parametrize(
+    "sizes", [(100, 100, 10, 10), (64, 64, 32, 64), (50, 1, 3, 16), (30, 37, 5, 7)]
+)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_no_more_is_kept_for_the_backward_pass_than_a_fifth_beyond_torchs(kind, sizes):
     n_steps, n_series, n_in, n_out = sizes
@@ -416,7 +448,9 @@ def test_nothing_is_written_beside_the_buffers(cell, dtype, isa):
 
 
 @pytest.mark.parametrize(
-    "layer", [LSTM(3, 5), GRU(3, 5), RNN(3, 5, 2), Recur(nn.LSTMCell(3, 5)), Recur(nn.GRUCell(3, 5))], ids=repr
+    "layer",
+    [LSTM(3, 5), GRU(3, 5), RNN(3, 5, 2), Recur(nn.LSTMCell(3, 5)), Recur(nn.GRUCell(3, 5))],
+    ids=repr,
 )
 def test_windows_and_steps_of_a_layer_are_the_same_to_the_last_bit_and_torchs_to_rounding(layer):
     x = torch.randn(9, 4, 3)

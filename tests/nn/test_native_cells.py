@@ -1,4 +1,6 @@
-"""The cells of FluxUtils.jl by the native kernels: who computes what, to the last bit, and with NaN."""
+"""The cells of FluxUtils.jl by the native kernels: who computes what, to the last bit, and with
+NaN.
+"""
 
 import pytest
 import torch
@@ -33,7 +35,9 @@ def results(cell, x, state=None):
     x = x.detach().requires_grad_()
     y, after = cell.window(x, state)
     after = after if isinstance(after, tuple) else (after,)
-    loss = (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).reshape(y.shape)).sum() + sum(s.sum() for s in after)
+    loss = (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).reshape(y.shape)).sum() + sum(
+        s.sum() for s in after
+    )
     return [y, *after, *torch.autograd.grad(loss, [x, *cell.parameters()])]
 
 
@@ -96,7 +100,9 @@ def test_a_series_is_computed_alike_whatever_is_beside_it_and_however_time_is_cu
             part, state = cell(step, state)
             ys.append(part)
         assert torch.equal(torch.stack(ys), y)
-        for a, b in zip(*((s if isinstance(s, tuple) else (s,)) for s in (state, last)), strict=True):
+        for a, b in zip(
+            *((s if isinstance(s, tuple) else (s,)) for s in (state, last)), strict=True
+        ):
             assert torch.equal(a, b)
 
 

@@ -32,7 +32,9 @@ F, H = 3, 5
 
 
 def taken(layer, x):
-    """Whether the kernels compute a call of a Recur; else its result must be torch's own, to the last bit."""
+    """Whether the kernels compute a call of a Recur; else its result must be torch's own, to the
+    last bit.
+    """
     calls = []
     original = native_layers.recurrence
     native_layers.recurrence = lambda *inputs: calls.append(1) or original(*inputs)
@@ -84,7 +86,11 @@ class Own(nn.LSTM):
 
 def hooked(kind):
     module = nn.LSTM(F, H)
-    hook = {"forward": lambda m, i, o: None, "forward_pre": lambda m, i: None, "full_backward": lambda m, i, o: None}
+    hook = {
+        "forward": lambda m, i, o: None,
+        "forward_pre": lambda m, i: None,
+        "full_backward": lambda m, i, o: None,
+    }
     getattr(module, f"register_{kind}_hook")(hook[kind])
     return module
 
@@ -161,9 +167,13 @@ def test_dropout_between_layers_in_training_is_left_to_torch(x):
 
 def test_wrong_shapes_raise_torchs_errors(x):
     layer = LSTM(F, H)
-    with pytest.raises(RuntimeError, match=r"input.size\(-1\) must be equal to input_size. Expected 3, got 2"):
+    with pytest.raises(
+        RuntimeError, match=r"input.size\(-1\) must be equal to input_size. Expected 3, got 2"
+    ):
         layer(x[..., :2])
-    layer.module.bias_hh_l0 = nn.Parameter(torch.zeros(4 * H + 1))  # reading on would be out of bounds
+    layer.module.bias_hh_l0 = nn.Parameter(
+        torch.zeros(4 * H + 1)
+    )  # reading on would be out of bounds
     with pytest.raises(RuntimeError):
         layer(x)
 
@@ -174,9 +184,13 @@ def test_no_series_and_no_steps_are_torchs_matter():
         LSTM(F, H)(torch.zeros(0, 4, F))
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop because:UserWarning")  # of torch's cells under vmap
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop because:UserWarning"
+)  # of torch's cells under vmap
 @pytest.mark.filterwarnings("ignore:`torch.jit")  # of one class or another
-@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python:torch.jit.TracerWarning")  # of Recur's checks
+@pytest.mark.filterwarnings(
+    "ignore:Converting a tensor to a Python:torch.jit.TracerWarning"
+)  # of Recur's checks
 def test_what_follows_torchs_operations_sees_them(x, monkeypatch):
     module = nn.GRU(F, H)
     expected = module(x)[0]
@@ -211,7 +225,10 @@ LAYERS = {
     "LSTMCell": lambda: Recur(nn.LSTMCell(F, H)),
     "GRUCell": lambda: Recur(nn.GRUCell(F, H, bias=False)),
     "RNNCell": lambda: Recur(nn.RNNCell(F, H)),
-    **{kind.__name__: (lambda kind=kind: kind(F, H)) for kind in (FLSTM, SGRU, MGU, SMGU, HFGRU, MinGRU, MinLSTM, LRU)},
+    **{
+        kind.__name__: (lambda kind=kind: kind(F, H))
+        for kind in (FLSTM, SGRU, MGU, SMGU, HFGRU, MinGRU, MinLSTM, LRU)
+    },
 }
 
 
@@ -266,7 +283,9 @@ def test_models_with_averaged_weights_and_copies_compute_with_their_own(x):
     averaged.update_parameters(model)  # the first update copies
     assert torch.equal(averaged(x), reset(model)(x))
     stacked, _ = torch.func.stack_module_state([model])
-    one = torch.func.functional_call(reset(copy.deepcopy(model)), {k: 2 * v[0] for k, v in stacked.items()}, (x,))
+    one = torch.func.functional_call(
+        reset(copy.deepcopy(model)), {k: 2 * v[0] for k, v in stacked.items()}, (x,)
+    )
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(2)

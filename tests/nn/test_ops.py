@@ -102,8 +102,12 @@ def test_alpha_may_be_a_scalar_of_any_kind(alpha):
     A, B = torch.randn(2, 3, 5, dtype=torch.float64), torch.randn(3, 4, 5, dtype=torch.float64)
     expected = 0.5 * np.einsum("mkb,knb->mnb", A.numpy(), B.numpy())
     C = torch.zeros(2, 4, 5, dtype=torch.float64)
-    np.testing.assert_allclose(batched_gemm("N", "N", alpha, A, B).numpy(), expected, rtol=0, atol=1e-13)
-    np.testing.assert_allclose(batched_gemm_("N", "N", alpha, A, B, alpha, C).numpy(), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        batched_gemm("N", "N", alpha, A, B).numpy(), expected, rtol=0, atol=1e-13
+    )
+    np.testing.assert_allclose(
+        batched_gemm_("N", "N", alpha, A, B, alpha, C).numpy(), expected, rtol=0, atol=1e-13
+    )
 
 
 def test_alpha_gets_a_gradient():
@@ -114,7 +118,8 @@ def test_alpha_gets_a_gradient():
 
 def test_too_few_operands_are_an_error():
     with pytest.raises(
-        TypeError, match=r"^batched_gemm: expected \(alpha, A, B\) or \(A, B\) after the letters, got 1 op"
+        TypeError,
+        match=r"^batched_gemm: expected \(alpha, A, B\) or \(A, B\) after the letters, got 1 op",
     ):
         batched_gemm("N", "N", torch.ones(2, 3, 5))
 
@@ -126,7 +131,10 @@ def test_numpy_arrays_in_any_order_give_numpy_arrays(rng):
     vector = rng.normal(size=2)
     results = {
         "bmm": (bmm(A, B), expected),
-        "batch first": (bmm(A.transpose(2, 0, 1), B.transpose(2, 0, 1), batch_first=True), expected.transpose(2, 0, 1)),
+        "batch first": (
+            bmm(A.transpose(2, 0, 1), B.transpose(2, 0, 1), batch_first=True),
+            expected.transpose(2, 0, 1),
+        ),
         "gemm": (batched_gemm("C", "N", 2.0, A.swapaxes(0, 1), B), 2 * expected),
         "contract": (contract(vector, A), np.tensordot(vector, A, 1)),
     }
@@ -152,7 +160,10 @@ def test_batched_gemm_of_integers_stays_integer_unless_scaled_by_a_float():
 @pytest.mark.parametrize(("transA", "transB"), LETTERS)
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (0.5, 1.0), (-2, 0.25), (0.0, 3)])
 def test_batched_gemm_in_place_equals_numpy(transA, transB, alpha, beta):
-    A, B = stored(transA, 2, 3, 5, dtype=torch.float64), stored(transB, 3, 4, 5, dtype=torch.float64)
+    A, B = (
+        stored(transA, 2, 3, 5, dtype=torch.float64),
+        stored(transB, 3, 4, 5, dtype=torch.float64),
+    )
     C = torch.randn(2, 4, 5, dtype=torch.float64)
     address = C.data_ptr()
     product = np.einsum("mkb,knb->mnb", op(transA, A.numpy()), op(transB, B.numpy()))
@@ -179,7 +190,9 @@ def test_batched_gemm_in_place_does_not_read_c_if_beta_is_zero():
     A, B = torch.randn(2, 3, 5), torch.randn(3, 4, 5)
     C = torch.full((2, 4, 5), torch.nan)
     batched_gemm_("N", "N", 1.0, A, B, 0, C)
-    np.testing.assert_allclose(C.numpy(), np.einsum("mkb,knb->mnb", A.numpy(), B.numpy()), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        C.numpy(), np.einsum("mkb,knb->mnb", A.numpy(), B.numpy()), rtol=0, atol=1e-5
+    )
 
 
 def test_batched_gemm_in_place_may_overwrite_its_own_argument():
@@ -194,7 +207,9 @@ def test_batched_gemm_in_place_is_followed_by_autograd():
     assert gradcheck(lambda A, B, C: batched_gemm_("T", "N", 2.0, A, B, 0.5, C.clone()), (A, B, C))
 
 
-@pytest.mark.parametrize(("left", "right"), [((3,), (3,)), ((2, 3), (3, 4)), ((2, 5, 3), (3,)), ((2, 3), (3, 4, 1, 2))])
+@pytest.mark.parametrize(
+    ("left", "right"), [((3,), (3,)), ((2, 3), (3, 4)), ((2, 5, 3), (3,)), ((2, 3), (3, 4, 1, 2))]
+)
 def test_contract_equals_column_major_matrix_product(left, right, rng):
     A, B = rng.normal(size=left), rng.normal(size=right)
     # as in Julia: fold all but one axis in column-major order, multiply, unfold
@@ -266,8 +281,8 @@ ZEROS = torch.zeros
         ),
         (
             lambda: batched_gemm("T", "N", ZEROS(2, 3, 5), ZEROS(3, 4, 5)),
-            "batched_gemm: A has shape (2, 3, 5), B has shape (3, 4, 5): the inner sizes 2 and 3 differ; "
-            "expected (m, k, b) and (k, n, b) after 'T', 'N'",
+            "batched_gemm: A has shape (2, 3, 5), B has shape (3, 4, 5): the inner sizes 2 and 3 "
+            "differ; expected (m, k, b) and (k, n, b) after 'T', 'N'",
         ),
         (
             lambda: batched_gemm("N", "N", ZEROS(2, 3, 5), ZEROS(3, 4)),
@@ -275,14 +290,16 @@ ZEROS = torch.zeros
             "add one to a single matrix with B.unsqueeze(-1)",
         ),
         (
-            lambda: batched_gemm_("N", "N", 1.0, ZEROS(2, 3, 5), ZEROS(3, 4, 5), 0.0, ZEROS(4, 2, 5)),
+            lambda: batched_gemm_(
+                "N", "N", 1.0, ZEROS(2, 3, 5), ZEROS(3, 4, 5), 0.0, ZEROS(4, 2, 5)
+            ),
             "batched_gemm_: C has shape (4, 2, 5), the product has shape (2, 4, 5); "
             "allocate C as A.new_empty((2, 4, 5))",
         ),
         (
             lambda: contract(ZEROS(2, 1), ZEROS(3, 4)),
-            "contract: A has shape (2, 1), B has shape (3, 4): the last axis of A has length 1, the first of B 3; "
-            "bring the axes to sum over there with movedim",
+            "contract: A has shape (2, 1), B has shape (3, 4): the last axis of A has length 1, "
+            "the first of B 3; bring the axes to sum over there with movedim",
         ),
         (
             lambda: contract(ZEROS(2, 1), ZEROS(())),
@@ -300,7 +317,9 @@ def test_shape_errors_name_the_shapes_and_the_way_out(call, message):
 
 def test_another_letter_is_an_error():
     ones = ZEROS(2, 2, 1)
-    with pytest.raises(ValueError, match=r"^batched_gemm: transB is 't', expected 'N', 'T' or 'C'$"):
+    with pytest.raises(
+        ValueError, match=r"^batched_gemm: transB is 't', expected 'N', 'T' or 'C'$"
+    ):
         batched_gemm("N", "t", ones, ones)
 
 

@@ -7,7 +7,14 @@ import torch
 from torch import nn
 
 from fluxutils_py.nn import GRU, LSTM, Recur
-from fluxutils_py.nn.parameters import gradinfo, module_of, namedparams, namedweights, notrack, weights
+from fluxutils_py.nn.parameters import (
+    gradinfo,
+    module_of,
+    namedparams,
+    namedweights,
+    notrack,
+    weights,
+)
 from fluxutils_py.nn.vectors import net2vec
 
 
@@ -75,7 +82,11 @@ def test_tied_parameters_count_once():
     model = Tied()
     assert [n for n, _ in namedparams(model)].count("embed.weight") == 1
     assert "out.weight" not in [n for n, _ in namedparams(model)]
-    assert [n for n, _ in namedweights(model)] == ["embed.weight", "rnn.module.weight_ih_l0", "rnn.module.weight_hh_l0"]
+    assert [n for n, _ in namedweights(model)] == [
+        "embed.weight",
+        "rnn.module.weight_ih_l0",
+        "rnn.module.weight_hh_l0",
+    ]
 
 
 def test_the_module_of_an_estimator_is_the_fitted_one_if_there_is_one():
@@ -89,7 +100,9 @@ def test_the_module_of_an_estimator_is_the_fitted_one_if_there_is_one():
 
 @pytest.mark.parametrize("function", [namedparams, namedweights, weights, notrack])
 def test_what_holds_no_module_is_refused(function):
-    with pytest.raises(TypeError, match=r"expected a torch module or an estimator that holds one, got list$"):
+    with pytest.raises(
+        TypeError, match=r"expected a torch module or an estimator that holds one, got list$"
+    ):
         function([nn.Linear(2, 1)])
     unfitted = type("Unfitted", (), {"fit": None, "model": nn.Linear})()
     with pytest.raises(TypeError, match=r"got Unfitted: it has no model yet, call fit first$"):
@@ -126,7 +139,11 @@ def test_notrack_of_a_model_without_gradients_is_the_model():
 
 
 def test_gradinfo_counts_and_measures_what_is_a_number():
-    grads = [torch.tensor([[3.0, -4.0], [float("nan"), 0.0]]), None, torch.tensor([float("nan"), 12.0])]
+    grads = [
+        torch.tensor([[3.0, -4.0], [float("nan"), 0.0]]),
+        None,
+        torch.tensor([float("nan"), 12.0]),
+    ]
     assert gradinfo(grads) == (2, 0, 12.0, 9.0 + 16 + 144)
     assert gradinfo([torch.tensor([1.0, -float("inf")])]) == (0, 1, float("inf"), float("inf"))
     assert gradinfo([None, torch.tensor([float("nan")])]) == (1, 0, 0.0, 0.0)

@@ -20,7 +20,13 @@ from fluxutils_py.nn import (
 )
 from fluxutils_py.nn import precision as precisions
 from fluxutils_py.nn.kernels import library
-from fluxutils_py.nn.precision import as_float32, autocast, check_precision, lstm_gains, require_float32
+from fluxutils_py.nn.precision import (
+    as_float32,
+    autocast,
+    check_precision,
+    lstm_gains,
+    require_float32,
+)
 
 S, B, F, H = 7, 5, 3, 4
 CPU = torch.device("cpu")
@@ -28,7 +34,9 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("make", [LSTM, GRU, RNN, FLSTM, MGU, HFGRU, MinGRU, LRU, TCN, SlidingWindowAttention])
+@pytest.mark.parametrize(
+    "make", [LSTM, GRU, RNN, FLSTM, MGU, HFGRU, MinGRU, LRU, TCN, SlidingWindowAttention]
+)
 def test_every_layer_runs_and_learns_near_its_float32(make, native, precision):
     torch.manual_seed(0)
     layer, x = make(F, H), torch.randn(S, B, F)
@@ -39,7 +47,10 @@ def test_every_layer_runs_and_learns_near_its_float32(make, native, precision):
             for part in (layer, *layer.modules()):
                 getattr(part, "reset", lambda: None)()
             with autocast(chosen, CPU):
-                parts = [as_float32(model(x)), as_float32(model(x))]  # the second from the state of the first
+                parts = [
+                    as_float32(model(x)),
+                    as_float32(model(x)),
+                ]  # the second from the state of the first
             torch.cat(parts).square().mean().backward()
         found.append((torch.cat(parts).detach(), [p.grad.clone() for p in model.parameters()]))
         model.zero_grad()
@@ -60,7 +71,9 @@ def torch_has_the_lstm():
             return False
 
 
-def test_a_wide_lstm_is_torchs_own_in_bfloat16_where_the_processor_multiplies_it(monkeypatch, torch_has_the_lstm):
+def test_a_wide_lstm_is_torchs_own_in_bfloat16_where_the_processor_multiplies_it(
+    monkeypatch, torch_has_the_lstm
+):
     if library() is None:
         pytest.skip("without native kernels, torch computes everything")
     layer, x = LSTM(F, 64), torch.randn(S, B, F)
@@ -79,8 +92,13 @@ def test_a_wide_lstm_is_torchs_own_in_bfloat16_where_the_processor_multiplies_it
 
 
 @pytest.mark.parametrize("as_here", [True, False])
-def test_torchs_lstm_is_float32_where_torch_does_not_compute_it_in_bfloat16(monkeypatch, torch_has_the_lstm, as_here):
-    layer, x = Recur(nn.LSTM(F, 5, 2, dropout=0.1)), torch.randn(S, B, F)  # the kernels have no dropout
+def test_torchs_lstm_is_float32_where_torch_does_not_compute_it_in_bfloat16(
+    monkeypatch, torch_has_the_lstm, as_here
+):
+    layer, x = (
+        Recur(nn.LSTM(F, 5, 2, dropout=0.1)),
+        torch.randn(S, B, F),
+    )  # the kernels have no dropout
     computes = precisions._computes_lstm_in_bfloat16
     computes.cache_clear()
     before = torch.get_rng_state()
@@ -102,17 +120,23 @@ def test_gradients_of_weights_used_at_every_step_add_up_in_float32_and_survive_a
     with autocast("bfloat16", CPU):
         with torch.no_grad():
             layer(x)
-        loss = sum(layer(x) for _ in range(300)).float().sum()  # the sum of 300 ones in bfloat16 is 256
+        loss = (
+            sum(layer(x) for _ in range(300)).float().sum()
+        )  # the sum of 300 ones in bfloat16 is 256
     loss.backward()
     assert layer.weight.grad.item() == 300
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match=r"^precision must be one of 'float32', 'bfloat16', 'float16', got 'half'$"):
+    with pytest.raises(
+        ValueError, match=r"^precision must be one of 'float32', 'bfloat16', 'float16', got 'half'$"
+    ):
         check_precision("half")
     with pytest.raises(ValueError, match=r"^spec.precision must be one of .*, got torch.bfloat16$"):
         check_precision(torch.bfloat16, "spec.precision")
     model = nn.Linear(2, 1).double()
     require_float32(model.parameters(), "float32")
-    with pytest.raises(ValueError, match=r"of float32, the model has torch.float64: convert it with model.f"):
+    with pytest.raises(
+        ValueError, match=r"of float32, the model has torch.float64: convert it with model.f"
+    ):
         require_float32(model.parameters(), "float16")

@@ -8,7 +8,9 @@ import torch
 
 from fluxutils_py.nn import kernels
 
-spec = importlib.util.spec_from_file_location("random_kernels", Path(__file__).with_name("random_kernels.py"))
+spec = importlib.util.spec_from_file_location(
+    "random_kernels", Path(__file__).with_name("random_kernels.py")
+)
 random_kernels = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(random_kernels)
 

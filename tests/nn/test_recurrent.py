@@ -13,10 +13,18 @@ from fluxutils_py.nn.recurrent import unwrapped_recurrent, wrap_recurrent
 from fluxutils_py.nn.states import reset, truncate
 
 # torch says so once in a process, for whichever test is first to run such a layer in float32
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:LSTM with projections is not supported with oneDNN:UserWarning"
+)
 
 F, H = 3, 5
-SHAPES = [(1, 1), (7, 3), (4, 5), (6, 1), (1, 4)]  # steps, series: one of each, and as many series as features
+SHAPES = [
+    (1, 1),
+    (7, 3),
+    (4, 5),
+    (6, 1),
+    (1, 4),
+]  # steps, series: one of each, and as many series as features
 ATOL = 1e-12
 FUSED = {
     "LSTM": lambda: nn.LSTM(F, H),
@@ -173,12 +181,15 @@ def test_gradients_flow_through_calls_until_the_state_is_truncated(kind):
 
 @pytest.mark.parametrize(("ready", "torchs"), [(LSTM, nn.LSTM), (GRU, nn.GRU), (RNN, nn.RNN)])
 def test_dropout_is_between_layers_and_in_training_only(ready, torchs):
-    # everything is dropped between the layers: the second sees zeros, and its own output is not dropped
+    # everything is dropped between the layers: the second sees zeros, and its own output is not
+    # dropped
     rnn = ready(F, H, num_layers=2, dropout=1.0).double()
     first, second = torchs(F, H).double(), torchs(H, H).double()
     values = {name: p for name, p in rnn.module.state_dict().items()}
     first.load_state_dict({n: v for n, v in values.items() if n.endswith("l0")})
-    second.load_state_dict({n.replace("l1", "l0"): v for n, v in values.items() if n.endswith("l1")})
+    second.load_state_dict(
+        {n.replace("l1", "l0"): v for n, v in values.items() if n.endswith("l1")}
+    )
     xs = torch.randn(7, 2, F, dtype=torch.float64)
     same(rnn(xs), second(torch.zeros(7, 2, H, dtype=torch.float64))[0])
     reset(rnn).eval()
@@ -204,7 +215,9 @@ def test_another_number_of_series_is_refused_until_the_state_is_reset(kind):
     rnn = Recur(ALL[kind]())
     rnn(torch.zeros(2, 4, F))
     for x in (torch.zeros(2, 3, F), torch.zeros(3, F), torch.zeros(1, F)):
-        with pytest.raises(ShapeError, match=r"carries the state of 4 series and got a batch of \d: call reset"):
+        with pytest.raises(
+            ShapeError, match=r"carries the state of 4 series and got a batch of \d: call reset"
+        ):
             rnn(x)
     rnn(torch.zeros(4, F))
     rnn.reset()
@@ -229,7 +242,9 @@ def test_modules_that_cannot_carry_a_state_are_refused(module, message):
 
 @pytest.mark.parametrize("shape", [(F,), (), (2, 2, 2, F)])
 def test_input_that_is_neither_step_nor_window_is_refused(shape):
-    with pytest.raises(ShapeError, match=r"LSTM\(LSTM\) takes a step \(B, F\) or a window \(S, B, F\)"):
+    with pytest.raises(
+        ShapeError, match=r"LSTM\(LSTM\) takes a step \(B, F\) or a window \(S, B, F\)"
+    ):
         LSTM(F, H)(torch.zeros(shape))
 
 
@@ -278,7 +293,9 @@ def test_the_state_is_not_in_the_state_dict():
 # -- copies --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"]
+)
 @pytest.mark.parametrize("kind", ALL)
 def test_copies_of_a_model_with_a_live_graph_carry_the_value_of_the_state(kind, copied):
     rnn = Recur(ALL[kind]().double())
@@ -305,7 +322,9 @@ def test_copies_of_a_model_with_a_live_graph_carry_the_value_of_the_state(kind, 
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 6, 7, 10, 11, 15])
-@pytest.mark.parametrize("kind", ["LSTM of two layers", "GRUCell", "own module", "own module of windows"])
+@pytest.mark.parametrize(
+    "kind", ["LSTM of two layers", "GRUCell", "own module", "own module of windows"]
+)
 def test_a_mark_notes_the_state_after_so_many_steps(kind, steps):
     rnn = Recur(ALL[kind]().double())
     module = rnn.module
@@ -424,6 +443,8 @@ def test_wrapping_refuses_what_recur_refuses():
 
 
 def test_bare_layers_are_found_by_name():
-    model = nn.ModuleDict({"a": LSTM(F, H), "b": nn.GRU(F, H), "c": nn.Sequential(nn.Linear(2, 2), nn.RNNCell(F, H))})
+    model = nn.ModuleDict(
+        {"a": LSTM(F, H), "b": nn.GRU(F, H), "c": nn.Sequential(nn.Linear(2, 2), nn.RNNCell(F, H))}
+    )
     assert unwrapped_recurrent(model) == ["b", "c.1"]
     assert unwrapped_recurrent(LSTM(F, H)) == []

@@ -40,8 +40,14 @@ LAYERS = {
     "GRU": lambda: GRU(F, H),
     "RNN": lambda: RNN(F, H),
     "LSTMCell": lambda: Recur(nn.LSTMCell(F, H)),
-    **{kind.__name__: (lambda kind=kind: kind(F, H)) for kind in (FLSTM, SGRU, MGU, SMGU, HFGRU, MinGRU, MinLSTM)},
-    **{f"exact {kind.__name__}": (lambda kind=kind: exact(kind)) for kind in (FLSTM, SGRU, MGU, SMGU)},
+    **{
+        kind.__name__: (lambda kind=kind: kind(F, H))
+        for kind in (FLSTM, SGRU, MGU, SMGU, HFGRU, MinGRU, MinLSTM)
+    },
+    **{
+        f"exact {kind.__name__}": (lambda kind=kind: exact(kind))
+        for kind in (FLSTM, SGRU, MGU, SMGU)
+    },
 }
 
 
@@ -66,7 +72,9 @@ def test_inputs_of_any_size_give_the_gradients_of_the_formulas(make, scale, dtyp
         by_torch = gradients(layer, x)
         exact = gradients(copy.deepcopy(layer).double(), x.double())
     for value, reference, truth in zip(ours, by_torch, exact, strict=True):
-        rounding = (reference.double() - truth).abs().max()  # torch's own, which grows with the input too
+        rounding = (
+            (reference.double() - truth).abs().max()
+        )  # torch's own, which grows with the input too
         bound = 2 * rounding + 1e-5 * (1 + truth.abs().max())
         assert (value.double() - truth).abs().max() <= bound
 

@@ -68,7 +68,9 @@ def test_threads_never_share_a_block():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12 warns of forks beside threads
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # Python 3.12 warns of forks beside threads
 def test_a_forked_process_has_memory_of_its_own():
     mine = empty_saved(N, torch.float32).fill_(1)
     child = os.fork()
@@ -93,7 +95,9 @@ def test_graphs_that_live_at_the_same_time_do_not_disturb_each_other(spare):
     losses = [loss(x) for x in xs]
     for value, expected in zip(losses, one_by_one, strict=True):
         for _ in range(2):  # the graph is kept for a second time
-            for found, g in zip(torch.autograd.grad(value, weights, retain_graph=True), expected, strict=True):
+            for found, g in zip(
+                torch.autograd.grad(value, weights, retain_graph=True), expected, strict=True
+            ):
                 np.testing.assert_array_equal(found.numpy(), g.numpy())
     gc.collect()
     n_before = len(spare)

@@ -26,14 +26,18 @@ def assert_equal_with_gradients(ours, formula, inputs):
 
 
 def test_lstm_of_approximate_activations():
-    inputs = x, h, c, w_x, w_h, b = tensors((S, B, F), (B, H), (B, H), (4 * H, F), (4 * H, H), (4 * H,))
+    inputs = x, h, c, w_x, w_h, b = tensors(
+        (S, B, F), (B, H), (B, H), (4 * H, F), (4 * H, H), (4 * H,)
+    )
     y, state, memory = [], h, c
     for t in range(S):
         i, f, g, o = (x[t] @ w_x.T + state @ w_h.T + b).chunk(4, 1)
         memory = psigmoid(f) * memory + psigmoid(i) * ptanh(g)
         state = psigmoid(o) * ptanh(memory)
         y.append(state)
-    assert_equal_with_gradients(scan_lstm(x, h, c, w_x, w_h, b), (torch.stack(y), state, memory), inputs)
+    assert_equal_with_gradients(
+        scan_lstm(x, h, c, w_x, w_h, b), (torch.stack(y), state, memory), inputs
+    )
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -47,4 +51,6 @@ def test_gru_with_three_gates(exact):
         z, n = sigmoid(z_x + z_h), tanh(n_x + sigmoid(r_x + r_h) * n_h)
         state = (1 - z) * n + z * state
         y.append(state)
-    assert_equal_with_gradients(scan_gru(x, h, w_x, w_h, b, exact=exact), (torch.stack(y), state), inputs)
+    assert_equal_with_gradients(
+        scan_gru(x, h, w_x, w_h, b, exact=exact), (torch.stack(y), state), inputs
+    )

@@ -35,7 +35,9 @@ def blocks(stack):
         h = x @ stack.embed.weight.T + stack.embed.bias
         for block in stack.blocks:
             h = h + block.layer(normed(block.layer_norm, h))
-            gate, value = (normed(block.mlp_norm, h) @ block.up.weight.T + block.up.bias).split(stack.n_out, -1)
+            gate, value = (normed(block.mlp_norm, h) @ block.up.weight.T + block.up.bias).split(
+                stack.n_out, -1
+            )
             h = h + (gate * torch.sigmoid(gate) * value) @ block.down.weight.T + block.down.bias
         return normed(stack.norm, h), None
 

@@ -19,7 +19,9 @@ class Causal(nn.Module):
         return self.conv(nn.functional.pad(x.permute(1, 2, 0), (3, 0))).permute(2, 0, 1)
 
 
-@pytest.mark.parametrize("make", [lambda: nn.Sequential(GRU(3, 5), nn.Linear(5, 2)), Causal], ids=["GRU", "causal"])
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Sequential(GRU(3, 5), nn.Linear(5, 2)), Causal], ids=["GRU", "causal"]
+)
 def test_windows_and_steps_give_what_one_call_gives(make):
     model, x = make(), torch.randn(11, 4, 3)
     with torch.no_grad():
@@ -30,7 +32,9 @@ def test_windows_and_steps_give_what_one_call_gives(make):
     assert all(layer.state is None for layer in model.modules() if isinstance(layer, GRU))
 
 
-@pytest.mark.parametrize("make", [lambda: nn.Sequential(GRU(3, 5), nn.Linear(5, 2)), Causal], ids=["GRU", "causal"])
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Sequential(GRU(3, 5), nn.Linear(5, 2)), Causal], ids=["GRU", "causal"]
+)
 def test_another_session_continues_from_the_state(make):
     model, x = make(), torch.randn(9, 4, 3)
     with torch.no_grad():

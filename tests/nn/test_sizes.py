@@ -17,7 +17,9 @@ def test_integers_of_any_library_are_sizes(value):
     assert type(layer.n_in) is int
 
 
-@pytest.mark.parametrize(("value", "error"), [(True, TypeError), (2.0, TypeError), ("2", TypeError), (0, ValueError)])
+@pytest.mark.parametrize(
+    ("value", "error"), [(True, TypeError), (2.0, TypeError), ("2", TypeError), (0, ValueError)]
+)
 def test_the_error_names_layer_and_argument(value, error):
     with pytest.raises(error) as caught:
         set_sizes(nn.Tanh(), n_in=value)
@@ -32,5 +34,7 @@ def test_probabilities_lie_between_0_and_1():
 
 def test_another_number_of_features_is_an_error():
     check_features("Tanh", torch.zeros(5, 2, 3), 3)
-    with pytest.raises(ShapeError, match=r"^Tanh takes 3 features \(n_in\), got a tensor of shape \(5, 3, 2\)$"):
+    with pytest.raises(
+        ShapeError, match=r"^Tanh takes 3 features \(n_in\), got a tensor of shape \(5, 3, 2\)$"
+    ):
         check_features("Tanh", torch.zeros(5, 3, 2), 3)

@@ -23,7 +23,9 @@ from fluxutils_py.nn.states import (
 )
 
 # torch says so once in a process, for whichever test is first to run such a layer in float32
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:LSTM with projections is not supported with oneDNN:UserWarning"
+)
 
 F, H = 3, 5
 
@@ -49,19 +51,29 @@ class Counting(nn.Module):
         self.scale = nn.Parameter(torch.tensor(0.3))
 
     def forward(self, x, state):
-        h, n = (torch.zeros_like(x), torch.zeros(len(x), 1, dtype=torch.int64)) if state is None else state
+        h, n = (
+            (torch.zeros_like(x), torch.zeros(len(x), 1, dtype=torch.int64))
+            if state is None
+            else state
+        )
         h = h + self.scale * x
         return h / (n + 1), (h, n + 1)
 
 
 MODELS = {
     "LSTM": lambda: nn.Sequential(LSTM(F, H, 2), nn.Linear(H, 1)),
-    "three kinds": lambda: nn.Sequential(GRU(F, H), nn.Sequential(nn.Linear(H, H), LSTM(H, 4)), RNN(4, 2, 2)),
+    "three kinds": lambda: nn.Sequential(
+        GRU(F, H), nn.Sequential(nn.Linear(H, H), LSTM(H, 4)), RNN(4, 2, 2)
+    ),
     "projection": lambda: nn.Sequential(Recur(nn.LSTM(F, H, 2, proj_size=2)), nn.Linear(2, 1)),
-    "cells": lambda: nn.Sequential(Recur(nn.LSTMCell(F, H)), Recur(nn.GRUCell(H, 4)), Recur(nn.RNNCell(4, 2))),
+    "cells": lambda: nn.Sequential(
+        Recur(nn.LSTMCell(F, H)), Recur(nn.GRUCell(H, 4)), Recur(nn.RNNCell(4, 2))
+    ),
     "own": lambda: nn.Sequential(LSTM(F, H), Recur(Leaky(H, 4)), nn.Linear(4, 1)),
     "own, a tuple of one": lambda: Recur(Leaky(F, H, lambda h: (h,), lambda s: s[0])),
-    "own, a tuple of two": lambda: nn.Sequential(Recur(Leaky(F, H, lambda h: (h, 2 * h), lambda s: s[1])), GRU(H, 2)),
+    "own, a tuple of two": lambda: nn.Sequential(
+        Recur(Leaky(F, H, lambda h: (h, 2 * h), lambda s: s[1])), GRU(H, 2)
+    ),
     "own with an integer": lambda: Recur(Counting()),
     "two own": lambda: nn.Sequential(
         Recur(Leaky(F, H, lambda h: (h, -h), lambda s: s[0])), Recur(Leaky(H, 4)), nn.Linear(4, 1)
@@ -71,7 +83,9 @@ MODELS = {
 
 
 def same(a, b):
-    return len(a) == len(b) and all(s.dtype == t.dtype and s.equal(t) for s, t in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        s.dtype == t.dtype and s.equal(t) for s, t in zip(a, b, strict=True)
+    )
 
 
 def test_states_are_a_flat_list_in_module_order():
@@ -148,7 +162,9 @@ def test_two_own_modules_that_never_ran_say_what_to_do():
     model = MODELS["two own"]()
     model(torch.randn(4, F))
     fresh = MODELS["two own"]()
-    with pytest.raises(ShapeError, match="which of 2 own recurrent modules; run the model on one step first"):
+    with pytest.raises(
+        ShapeError, match="which of 2 own recurrent modules; run the model on one step first"
+    ):
         loadstates(fresh, states(model))
     fresh(torch.randn(1, F))
     assert same(states(loadstates(fresh, states(model))), states(model))
@@ -219,11 +235,26 @@ def test_a_state_with_a_graph_is_loaded_without_it():
         (lambda s: s[:-1], "^state has 3 tensors, that of the model has 4$"),
         (lambda s: [*s, s[0]], "^state has 5 tensors, that of the model has 4$"),
         (lambda s: [], "^state has 0 tensors, that of the model has 4$"),
-        (lambda s: [*s[:3], torch.zeros(2, 4, 3)], r"^state\[3\], of '2', has shape \(2, 4, 3\); expected \(2, B, 2\)"),
-        (lambda s: [*s[:3], torch.zeros(1, 4, 2)], r"^state\[3\], of '2', has shape \(1, 4, 2\); expected \(2, B, 2\)"),
-        (lambda s: [*s[:3], torch.zeros(4, 2)], r"^state\[3\], of '2', has shape \(4, 2\); expected \(2, B, 2\)"),
-        (lambda s: [*s[:2], torch.zeros(1, 3, 4), s[3]], r"'1\.1' differ in their number of series"),
-        (lambda s: [s[1], s[0], *s[2:]], r"^state\[0\], of '0', has shape \(1, 4, 4\); expected \(1, B, 5\)"),
+        (
+            lambda s: [*s[:3], torch.zeros(2, 4, 3)],
+            r"^state\[3\], of '2', has shape \(2, 4, 3\); expected \(2, B, 2\)",
+        ),
+        (
+            lambda s: [*s[:3], torch.zeros(1, 4, 2)],
+            r"^state\[3\], of '2', has shape \(1, 4, 2\); expected \(2, B, 2\)",
+        ),
+        (
+            lambda s: [*s[:3], torch.zeros(4, 2)],
+            r"^state\[3\], of '2', has shape \(4, 2\); expected \(2, B, 2\)",
+        ),
+        (
+            lambda s: [*s[:2], torch.zeros(1, 3, 4), s[3]],
+            r"'1\.1' differ in their number of series",
+        ),
+        (
+            lambda s: [s[1], s[0], *s[2:]],
+            r"^state\[0\], of '0', has shape \(1, 4, 4\); expected \(1, B, 5\)",
+        ),
     ],
 )
 def test_states_that_do_not_fit_are_refused_and_change_nothing(change, message):
@@ -237,7 +268,9 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(change, message):
 
 def test_a_state_of_the_wrong_shape_names_a_cell_and_an_own_module():
     cell = Recur(nn.LSTMCell(F, H))
-    with pytest.raises(ShapeError, match=r"^state\[1\], of 'Recur', has shape \(4, 3\); expected \(B, 5\)"):
+    with pytest.raises(
+        ShapeError, match=r"^state\[1\], of 'Recur', has shape \(4, 3\); expected \(B, 5\)"
+    ):
         loadstates(cell, [torch.zeros(4, 5), torch.zeros(4, 3)])
     own = MODELS["own, a tuple of two"]()
     own(torch.randn(4, F))

@@ -11,7 +11,15 @@ from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import GRU, LSTM
 from fluxutils_py.nn.parameters import weights
 from fluxutils_py.nn.states import reset
-from fluxutils_py.nn.vectors import dense_gradients, flatten_into, grad2net, net2grad, net2vec, vec2net, windices
+from fluxutils_py.nn.vectors import (
+    dense_gradients,
+    flatten_into,
+    grad2net,
+    net2grad,
+    net2vec,
+    vec2net,
+    windices,
+)
 
 
 def small():
@@ -35,7 +43,9 @@ def values(model):
 
 
 def unchanged(model, before):
-    return all(p.equal(b) and p.dtype == b.dtype for p, b in zip(model.parameters(), before, strict=True))
+    return all(
+        p.equal(b) and p.dtype == b.dtype for p, b in zip(model.parameters(), before, strict=True)
+    )
 
 
 def test_the_vector_is_the_parameters_one_after_another_row_by_row():
@@ -179,7 +189,9 @@ def test_parameters_without_a_gradient_count_as_zeros():
     got = net2grad(model)
     assert got[:8].equal(torch.ones(8))
     assert not got[8:].any()
-    assert [g.shape for g in dense_gradients(model.parameters())] == [p.shape for p in model.parameters()]
+    assert [g.shape for g in dense_gradients(model.parameters())] == [
+        p.shape for p in model.parameters()
+    ]
 
 
 def test_sparse_gradients_become_dense():
@@ -192,7 +204,9 @@ def test_sparse_gradients_become_dense():
 
 def test_gradients_that_have_a_graph_come_without_it():
     layer = nn.Linear(2, 1)
-    (layer.weight.grad,) = torch.autograd.grad(layer(torch.ones(1, 2)).square().sum(), layer.weight, create_graph=True)
+    (layer.weight.grad,) = torch.autograd.grad(
+        layer(torch.ones(1, 2)).square().sum(), layer.weight, create_graph=True
+    )
     assert layer.weight.grad.requires_grad
     assert not net2grad(layer).requires_grad
 
@@ -204,7 +218,9 @@ def test_packing_writes_into_the_vector_it_is_given():
 
 
 def test_indices_of_weights_pick_them_from_the_vector():
-    model = nn.Sequential(nn.Conv1d(2, 3, 5), nn.LayerNorm(3), LSTM(3, 4, num_layers=2), nn.Linear(4, 1))
+    model = nn.Sequential(
+        nn.Conv1d(2, 3, 5), nn.LayerNorm(3), LSTM(3, 4, num_layers=2), nn.Linear(4, 1)
+    )
     vector = net2vec(model)
     picked = [vector[i] for i in windices(model)]
     expected = [w.detach().reshape(-1) for w in weights(model)]
@@ -241,6 +257,8 @@ def test_an_optimizer_uses_the_gradients_that_grad2net_sets():
 
 def test_grad2net_refuses_a_vector_of_another_length():
     model = nn.Linear(3, 2)
-    with pytest.raises(ShapeError, match=r"^grad2net: vector has 9 values, the model has 8 parameters$"):
+    with pytest.raises(
+        ShapeError, match=r"^grad2net: vector has 9 values, the model has 8 parameters$"
+    ):
         grad2net(model, torch.zeros(9))
     assert model.weight.grad is None

@@ -48,7 +48,9 @@ def heavy(rng, dtype="float64"):
     return x
 
 
-@pytest.fixture(params=[(1 << 20, 64), (317, 64), (1 << 20, 2)], ids=["at once", "in blocks", "small digits"])
+@pytest.fixture(
+    params=[(1 << 20, 64), (317, 64), (1 << 20, 2)], ids=["at once", "in blocks", "small digits"]
+)
 def _ways(request, monkeypatch):
     monkeypatch.setattr(winsor, "BLOCK", request.param[0])
     monkeypatch.setattr(winsor, "MANY", request.param[1])
@@ -68,7 +70,9 @@ def test_quantiles_of_few_and_of_round_numbers_of_values(n, rng):
 
 
 def test_values_that_differ_in_their_last_bit_and_zeros_of_both_signs():
-    x = np.array([[[1.0, np.nextafter(1, 2), np.nextafter(1, 0)], [0.0, -0.0, 5e-324]]]).transpose(1, 0, 2)
+    x = np.array([[[1.0, np.nextafter(1, 2), np.nextafter(1, 0)], [0.0, -0.0, 5e-324]]]).transpose(
+        1, 0, 2
+    )
     found = of(WinsorNorm().fit(x))
     np.testing.assert_allclose(found[:, :3], expected(x)[:, :3], rtol=1e-16, atol=0)
 
@@ -87,7 +91,9 @@ def test_values_that_differ_in_their_last_bit_and_zeros_of_both_signs():
 @pytest.mark.usefixtures("_ways")
 def test_every_kind_of_array_gives_the_same(form, tmp_path, rng):
     x = heavy(rng, "float32")
-    np.testing.assert_allclose(of(WinsorNorm().fit(form(x, tmp_path / "x"))), expected(x), rtol=1e-13)
+    np.testing.assert_allclose(
+        of(WinsorNorm().fit(form(x, tmp_path / "x"))), expected(x), rtol=1e-13
+    )
 
 
 def as_map(x, path, order):
@@ -111,8 +117,12 @@ def test_forward_is_the_formula_and_nan_becomes_zero(dtype, rng):
     y = np.nan_to_num((np.clip(x, lower, upper) - mean) / std)
     found = norm(torch.from_numpy(x.T.copy()).to(dtype))  # (T, N, F)
     assert found.dtype == dtype
-    np.testing.assert_allclose(found.numpy(), y.T, rtol=0, atol=1e-12 if dtype == torch.float64 else 1e-5)
-    np.testing.assert_allclose(norm(torch.from_numpy(x[:, :, 0].T.copy())).numpy(), y[:, :, 0].T, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        found.numpy(), y.T, rtol=0, atol=1e-12 if dtype == torch.float64 else 1e-5
+    )
+    np.testing.assert_allclose(
+        norm(torch.from_numpy(x[:, :, 0].T.copy())).numpy(), y[:, :, 0].T, rtol=0, atol=1e-12
+    )
     assert norm(torch.zeros(2, F, dtype=torch.int64)).dtype == torch.float32
 
 
@@ -125,7 +135,12 @@ def test_gradients_stop_at_the_bounds():
 
 def test_buffers_are_in_the_state_and_load_into_a_fresh_layer(rng):
     model = nn.Sequential(WinsorNorm().fit(rng.normal(size=(3, N, T))), LSTM(3, 4))
-    assert [k for k in model.state_dict() if k.startswith("0.")] == ["0.lower", "0.upper", "0.mean", "0.std"]
+    assert [k for k in model.state_dict() if k.startswith("0.")] == [
+        "0.lower",
+        "0.upper",
+        "0.mean",
+        "0.std",
+    ]
     other = nn.Sequential(WinsorNorm(3), LSTM(3, 4))
     x = torch.randn(7, 4, 3)
     assert torch.equal(other[0](x), x)  # before it is fitted, nothing changes
@@ -148,11 +163,18 @@ def test_bad_data_are_refused_and_change_nothing(rng):
     for bad in (np.zeros((3, 4)), np.zeros((2, 0, 4))):
         with pytest.raises(ShapeError) as info:
             norm.fit(bad)
-        assert str(info.value) == (f"WinsorNorm is fitted on a non-empty array of shape (F, N, T), got {bad.shape}")
+        assert str(info.value) == (
+            f"WinsorNorm is fitted on a non-empty array of shape (F, N, T), got {bad.shape}"
+        )
     assert np.array_equal(of(norm), before)
-    with pytest.raises(ShapeError, match=r"WinsorNorm has 2 features, the input has shape \(5, 3\)$"):
+    with pytest.raises(
+        ShapeError, match=r"WinsorNorm has 2 features, the input has shape \(5, 3\)$"
+    ):
         norm(torch.zeros(5, 3))
-    with pytest.raises(ShapeError, match=r"WinsorNorm has 0 features, the input has shape \(5, 3\): call fit first$"):
+    with pytest.raises(
+        ShapeError,
+        match=r"WinsorNorm has 0 features, the input has shape \(5, 3\): call fit first$",
+    ):
         WinsorNorm()(torch.zeros(5, 3))
 
 
@@ -190,8 +212,13 @@ print(json.dumps(found))
 @pytest.mark.parametrize("kind", ["layer", "scaler"])
 def test_memory_does_not_grow_with_the_file(kind, python, tmp_path):
     done = subprocess.run(
-        [python, "-c", PROGRAM, str(tmp_path / "x"), kind], capture_output=True, text=True, timeout=120
+        [python, "-c", PROGRAM, str(tmp_path / "x"), kind],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     small, large = json.loads(done.stdout)
-    assert large < small + 100  # the larger file has 153 MiB, 305 as float64; beside other work 74 came once
+    assert (
+        large < small + 100
+    )  # the larger file has 153 MiB, 305 as float64; beside other work 74 came once

@@ -38,13 +38,17 @@ def test_a_communicator_is_taken_as_it_is():
     assert get_communicator(comm) is comm
 
 
-@pytest.mark.parametrize("comm", ["Auto", "", 4, True, [], SingleProcessComm, SimpleNamespace(rank=0, size=1)])
+@pytest.mark.parametrize(
+    "comm", ["Auto", "", 4, True, [], SingleProcessComm, SimpleNamespace(rank=0, size=1)]
+)
 def test_anything_else_is_refused(comm):
-    with pytest.raises(ValueError, match="comm must be 'auto', None, 'mpi', 'torch' or a communicator") as caught:
+    with pytest.raises(
+        ValueError, match="comm must be 'auto', None, 'mpi', 'torch' or a communicator"
+    ) as caught:
         get_communicator(comm)
     assert str(caught.value) == (
-        "comm must be 'auto', None, 'mpi', 'torch' or a communicator (an object with rank, size, allreduce_, "
-        f"broadcast_, allgather, barrier), got {comm!r}"
+        "comm must be 'auto', None, 'mpi', 'torch' or a communicator (an object with rank, size, "
+        f"allreduce_, broadcast_, allgather, barrier), got {comm!r}"
     )
 
 
@@ -64,15 +68,17 @@ def test_in_a_child_process_auto_is_that_process_alone_and_mpi_is_refused(monkey
     with pytest.raises(RuntimeError) as caught:
         get_communicator("mpi")
     assert str(caught.value) == (
-        "comm='mpi' in a child process, which is no rank of its own; use comm='auto', which is this process alone "
-        "here, or do without child processes (n_jobs=1)"
+        "comm='mpi' in a child process, which is no rank of its own; use comm='auto', which is "
+        "this process alone here, or do without child processes (n_jobs=1)"
     )
 
 
 def test_mpirun_without_mpi4py_is_an_error_that_says_what_to_install(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(ImportError, match="training over MPI ranks needs mpi4py and an MPI library") as caught:
+    with pytest.raises(
+        ImportError, match="training over MPI ranks needs mpi4py and an MPI library"
+    ) as caught:
         get_communicator("auto")
     assert str(caught.value).endswith(
         ": pip install fluxutils_py[mpi]; or use comm=None to train in each process alone"
@@ -81,9 +87,9 @@ def test_mpirun_without_mpi4py_is_an_error_that_says_what_to_install(monkeypatch
 
 def test_fitting_alone_starts_neither_mpi_nor_torch_distributed(python):
     program = (
-        "import sys, numpy as np, torch.distributed as dist; from fluxutils_py import Estimator; "
-        "x = np.zeros((1, 2, 5)); Estimator(spec=dict(epochs=1, batchsize=2, seqsize=5)).fit(x, x).predict(x); "
-        "print('mpi4py' in sys.modules, dist.is_initialized())"
+        "import sys, numpy as np, torch.distributed as dist; from fluxutils_py import Estimator; x "
+        "= np.zeros((1, 2, 5)); Estimator(spec=dict(epochs=1, batchsize=2, seqsize=5)).fit(x, "
+        "x).predict(x); print('mpi4py' in sys.modules, dist.is_initialized())"
     )
     done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "False False", done.stderr
@@ -100,9 +106,15 @@ def test_a_wrong_comm_is_refused_by_every_call_and_leaves_a_fitted_estimator_alo
     est = Estimator(spec={"epochs": 1, "batchsize": 2, "seqsize": 5}, random_state=0).fit(x, x)
     before, fitted = est.predict(x), vars(est).copy()
     est.comm = "solo"
-    for call in (lambda: est.fit(x, x), lambda: est.partial_fit(x, x), lambda: est.predict(x), lambda: est.score(x, x)):
+    for call in (
+        lambda: est.fit(x, x),
+        lambda: est.partial_fit(x, x),
+        lambda: est.predict(x),
+        lambda: est.score(x, x),
+    ):
         with pytest.raises(
-            ValueError, match=r"comm must be 'auto', None, 'mpi', 'torch' or a communicator .* got 'solo'"
+            ValueError,
+            match=r"comm must be 'auto', None, 'mpi', 'torch' or a communicator .* got 'solo'",
         ):
             call()
     assert vars(est) == {**fitted, "comm": "solo"}

@@ -68,14 +68,17 @@ def in_fit(comm):
     return comm
 
 
-@pytest.mark.parametrize(("can_announce", "who"), [(True, r"rank 2 \(process \d+ on .+\)"), (False, "other ranks")])
+@pytest.mark.parametrize(
+    ("can_announce", "who"), [(True, r"rank 2 \(process \d+ on .+\)"), (False, "other ranks")]
+)
 def test_a_rank_that_waits_for_long_warns_which_ranks_are_missing(can_announce, who):
     comm = in_fit(Late(10**9, patience=0.03, can_announce=can_announce, abort_after=0.1))
     with pytest.warns(RuntimeWarning) as told, pytest.raises(SystemExit):
         comm.barrier()
     assert len(told) > 1
     assert all(
-        re.fullmatch(rf"rank 0 has been waiting in fit for 0 s, for {who}\. Advice", str(w.message)) for w in told
+        re.fullmatch(rf"rank 0 has been waiting in fit for 0 s, for {who}\. Advice", str(w.message))
+        for w in told
     )
     assert comm.announced == [comm._n_waits]  # once, in the collective that it waits in
 
@@ -87,7 +90,9 @@ def test_abort_after_ends_the_job_and_says_why(capsys):
         comm.allreduce_(torch.ones(2))
     assert [type(place) for place in comm.ended] == [Place]
     err = capsys.readouterr().err
-    assert err.startswith("fluxutils_py ends the job: rank 0 has been waiting in fit for 0 s, for rank 2 (process ")
+    assert err.startswith(
+        "fluxutils_py ends the job: rank 0 has been waiting in fit for 0 s, for rank 2 (process "
+    )
     assert err.endswith(". Advice (abort_after=0.05)\n")
 
 
@@ -100,7 +105,9 @@ def test_outside_of_calls_a_rank_waits_as_long_as_it_takes_and_in_silence():
 
 
 def test_where_all_ranks_are_waiting_the_network_is_suspected():
-    comm = in_fit(Late(10**9, patience=0.03, abort_after=0.2))  # an idle machine polls for .05 s before it looks
+    comm = in_fit(
+        Late(10**9, patience=0.03, abort_after=0.2)
+    )  # an idle machine polls for .05 s before it looks
     comm._announced_ranks = lambda n: {1, 2}
     told = "for 0 s, though all ranks are there, so the network may be down"
     with pytest.warns(RuntimeWarning, match=told), pytest.raises(SystemExit):
@@ -139,7 +146,8 @@ def test_memory_of_a_collective_outlives_an_error_while_waiting():
 
 
 @pytest.mark.parametrize(
-    ("setting", "variable"), [("patience", "FLUXUTILS_PATIENCE"), ("abort_after", "FLUXUTILS_ABORT_AFTER")]
+    ("setting", "variable"),
+    [("patience", "FLUXUTILS_PATIENCE"), ("abort_after", "FLUXUTILS_ABORT_AFTER")],
 )
 def test_settings_come_from_arguments_or_the_environment(monkeypatch, setting, variable):
     monkeypatch.delenv(variable, raising=False)

@@ -33,7 +33,10 @@ def no_launcher(monkeypatch):
         ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}, "torch"),
         ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "1"}, None),
         ({"WORLD_SIZE": "2"}, None),
-        ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "PMI_SIZE": "2"}, "torch"),  # srun started torchrun
+        (
+            {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "PMI_SIZE": "2"},
+            "torch",
+        ),  # srun started torchrun
     ],
 )
 def test_launchers_are_known_by_their_variables(monkeypatch, variables, launcher):
@@ -50,7 +53,12 @@ def test_launchers_are_known_by_their_variables(monkeypatch, variables, launcher
 
 @pytest.mark.parametrize(
     ("variables", "rank"),
-    [({}, 0), ({"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2), ({"LOCAL_RANK": "1"}, 1), ({"SLURM_LOCALID": "3"}, 3)],
+    [
+        ({}, 0),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2),
+        ({"LOCAL_RANK": "1"}, 1),
+        ({"SLURM_LOCALID": "3"}, 3),
+    ],
 )
 def test_the_place_on_the_machine_is_known(monkeypatch, variables, rank):
     for name, value in variables.items():

@@ -1,4 +1,6 @@
-"""Agreement of ranks, of which this process is one and the other is made up; real ones are in tests/mpi."""
+"""Agreement of ranks, of which this process is one and the other is made up; real ones are in
+tests/mpi.
+"""
 
 import pytest
 import torch
@@ -46,7 +48,10 @@ def test_an_error_on_one_rank_alone_is_kept_for_the_next_collective_and_told_at_
         kept()
     with pytest.raises(KeyError):
         raised()
-    assert told == [("ZeroDivisionError", "ZeroDivisionError: division by zero"), ("KeyError", "KeyError: 'k'")]
+    assert told == [
+        ("ZeroDivisionError", "ZeroDivisionError: division by zero"),
+        ("KeyError", "KeyError: 'k'"),
+    ]
 
 
 class Silent(Exception):
@@ -124,7 +129,9 @@ def test_a_group_stays_itself_and_may_be_entered_twice():
     with ranks, RankGroup.from_comm(ranks, "again") as again:
         assert again is ranks
         assert RankGroup.from_comm("auto", "nested").is_single
-        with pytest.raises(RuntimeError, match=r"^nested is for all ranks, but within another call of theirs"):
+        with pytest.raises(
+            RuntimeError, match=r"^nested is for all ranks, but within another call of theirs"
+        ):
             RankGroup.from_comm("auto", "nested", allow_nested=False)
     assert RankGroup.from_comm(None, "alone").is_single
 
@@ -148,7 +155,10 @@ def test_what_each_rank_runs_by_itself_may_not_call_all():
 
 def test_a_rank_that_ended_the_program_is_an_error_at_once_ever_after():
     ranks = RankGroup(Recorded(lambda mine: (END, None, False, None)), "predict")
-    with pytest.raises(RankError, match="predict on rank 0, the end of the program on rank 1"), ranks:
+    with (
+        pytest.raises(RankError, match="predict on rank 0, the end of the program on rank 1"),
+        ranks,
+    ):
         ranks.allgather()
     with pytest.raises(RankError, match=r"^fit is for all ranks, and rank 1 ended the program$"):
         RankGroup(ranks.comm, "fit").allgather()
@@ -185,12 +195,17 @@ def test_models_that_differ_are_refused_and_those_alike_become_rank_0s():
     named = {"weight": torch.ones(2, 3)}
     RankGroup(Recorded(alike)).broadcast_parameters(named)
     other = {"parameter 0": "weight (2, 4) torch.float32"}
-    with pytest.raises(RankError, match=r"ranks disagree about parameter 0: weight \(2, 3\) torch.float32 on rank 0"):
+    with pytest.raises(
+        RankError,
+        match=r"ranks disagree about parameter 0: weight \(2, 3\) torch.float32 on rank 0",
+    ):
         RankGroup(Recorded(lambda mine: (*mine[:3], other))).broadcast_parameters(named)
 
 
 def test_the_other_ranks_error_is_named():
-    comm = Recorded(lambda mine: (mine[0], ("FloatingPointError", "FloatingPointError: nan"), False, None))
+    comm = Recorded(
+        lambda mine: (mine[0], ("FloatingPointError", "FloatingPointError: nan"), False, None)
+    )
     with pytest.raises(FloatingPointError, match=r"^rank 1: nan$"), RankGroup(comm) as ranks:
         ranks.check_flags(1, 0)
     assert not issubclass(RemoteError, FloatingPointError)

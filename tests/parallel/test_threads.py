@@ -34,7 +34,8 @@ def test_other_n_jobs_are_refused(n_jobs):
     with pytest.raises(ValueError) as error:  # noqa: PT011  the whole message is compared
         n_threads(n_jobs)
     assert str(error.value) == (
-        f"n_jobs must be None, a number of threads, or -1 for as many as there are cores; got {n_jobs!r}"
+        "n_jobs must be None, a number of threads, or -1 for as many as there are cores; got "
+        f"{n_jobs!r}"
     )
 
 
@@ -71,7 +72,10 @@ def test_torch_runs_on_one_core_in_each_and_has_its_threads_back_afterwards():
 def test_one_thread_starts_and_sets_nothing():
     before = threading.active_count()
     with Threads(1) as threads:
-        assert threads.map(lambda _: (torch.get_num_threads(), threading.active_count()), range(3)) == [(2, before)] * 3
+        assert (
+            threads.map(lambda _: (torch.get_num_threads(), threading.active_count()), range(3))
+            == [(2, before)] * 3
+        )
 
 
 @pytest.mark.usefixtures("two_torch_threads")
@@ -162,7 +166,11 @@ def test_random_numbers_are_the_same_in_every_run_and_differ_between_items(kind,
     def run():
         torch.manual_seed(3)
         with Threads(2) as threads:
-            found = [v for _ in range(2) for v in threads.map(lambda _: draw(), range(3), idempotent=idempotent)]
+            found = [
+                v
+                for _ in range(2)
+                for v in threads.map(lambda _: draw(), range(3), idempotent=idempotent)
+            ]
         return torch.stack([v.detach() for v in found]), torch.get_rng_state()
 
     first, state = run()
@@ -201,8 +209,9 @@ def test_dropout_that_is_computed_anew_in_the_backward_pass_is_refused():
     with pytest.raises(RuntimeError) as error, Threads(2) as threads:
         threads.map(work, range(2))
     assert str(error.value) == (
-        "aten.bernoulli_.float draws random numbers in the backward pass, as checkpointing does with dropout: in "
-        "several threads these would not be those of the forward pass; use one thread, or do without one of the two"
+        "aten.bernoulli_.float draws random numbers in the backward pass, as checkpointing does "
+        "with dropout: in several threads these would not be those of the forward pass; use one "
+        "thread, or do without one of the two"
     )
 
 

@@ -6,11 +6,16 @@ import torch
 
 from fluxutils_py.praytools.and_mask import maskedgrad, signalign
 
-XS = [torch.tensor([1.0, 1.0, -1.0]), torch.tensor([1.0, -1.0, -1.0]), torch.tensor([1.0, 1.0, -1.0])]
+XS = [
+    torch.tensor([1.0, 1.0, -1.0]),
+    torch.tensor([1.0, -1.0, -1.0]),
+    torch.tensor([1.0, 1.0, -1.0]),
+]
 
 
 @pytest.mark.parametrize(
-    ("tau", "expected"), [(0.5, [1.0, 0.0, -1.0]), (1.0, [1.0, 0.0, -1.0]), (0.0, [1.0, 1 / 3, -1.0])]
+    ("tau", "expected"),
+    [(0.5, [1.0, 0.0, -1.0]), (1.0, [1.0, 0.0, -1.0]), (0.0, [1.0, 1 / 3, -1.0])],
 )
 def test_numbers_of_praytools(tau, expected):
     torch.testing.assert_close(signalign(XS, tau), torch.tensor(expected))
@@ -50,5 +55,7 @@ def test_maskedgrad_goes_by_parameter():
 def test_one_environment_stays_as_it_is_and_none_is_an_error():
     a = torch.tensor([1.0])
     assert maskedgrad([(a, None)], 1.0) == (a, None)
-    with pytest.raises(ValueError, match=r"^maskedgrad needs the gradients of at least one environment$"):
+    with pytest.raises(
+        ValueError, match=r"^maskedgrad needs the gradients of at least one environment$"
+    ):
         maskedgrad([], 0.5)

@@ -101,7 +101,9 @@ def test_start_hooks_of_gomlx_get_the_dataset_of_each_run():
 
 def test_ntimes_counts_from_0_up_to_the_last_step_as_steps_do():
     loop, seen = Loop(number), []
-    NTimesDuringLoop(loop, 4, "note", 0, lambda loop, metrics: seen.append((loop.loop_step, metrics["number"])))
+    NTimesDuringLoop(
+        loop, 4, "note", 0, lambda loop, metrics: seen.append((loop.loop_step, metrics["number"]))
+    )
     loop.run_epochs([10, 11, 12, 13, 14, 15, 16], 1)
     assert seen[-1] == (6, 16)
     assert len(seen) == 4
@@ -112,7 +114,9 @@ def test_ntimes_counts_from_0_up_to_the_last_step_as_steps_do():
 
 def test_periodic_callbacks_act_once_at_the_end_of_each_run():
     loop, seen = Loop(number), []
-    PeriodicCallback(loop, 60.0, True, "note", 0, lambda loop, metrics: seen.append(loop.step), clock=lambda: 0.0)
+    PeriodicCallback(
+        loop, 60.0, True, "note", 0, lambda loop, metrics: seen.append(loop.step), clock=lambda: 0.0
+    )
     loop.run_steps(range(5), 5)
     assert seen == [5]
 
@@ -120,7 +124,9 @@ def test_periodic_callbacks_act_once_at_the_end_of_each_run():
 @pytest.mark.parametrize("rank", [0, 1])
 def test_of_several_ranks_only_rank_0_writes_and_prints_what_all_record(tmp_path, rank):
     lines = []
-    cby, history = adapters.initevalcby(steps=1, resultdir=tmp_path / "out", printer=lines.append, clock=lambda: 0.0)
+    cby, history = adapters.initevalcby(
+        steps=1, resultdir=tmp_path / "out", printer=lines.append, clock=lambda: 0.0
+    )
     hook = adapters.cby(cby)
     hook.on_step(SimpleNamespace(rank=rank, batch_loss=2.0))
     assert [record["loss"] for record in history] == [2.0]

@@ -56,7 +56,9 @@ def test_labels_must_be_a_vector_of_one_kind():
 # -- balanced_sample -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n", "per_class"), [(3, 1), (5, 1), (6, 2), (8, 2), (9, 3), (12, 3), (1000, 3)])
+@pytest.mark.parametrize(
+    ("n", "per_class"), [(3, 1), (5, 1), (6, 2), (8, 2), (9, 3), (12, 3), (1000, 3)]
+)
 def test_classes_are_drawn_alike_and_no_sample_twice(n, per_class):
     ci = classindexes(LABELS)
     rng = np.random.default_rng(1)
@@ -69,12 +71,16 @@ def test_classes_are_drawn_alike_and_no_sample_twice(n, per_class):
 
 def test_every_sample_of_a_class_is_drawn_as_often():
     ci, rng = classindexes(LABELS), np.random.default_rng(0)
-    counts = np.bincount(np.concatenate([balanced_sample(ci, 6, rng) for _ in range(3000)]), minlength=len(LABELS))
+    counts = np.bincount(
+        np.concatenate([balanced_sample(ci, 6, rng) for _ in range(3000)]), minlength=len(LABELS)
+    )
     expected = np.where(LABELS == 2, 2 / 7, 2 / 3) * 3000
     assert np.abs(counts - expected).max() < 5 * np.sqrt(3000 * 2 / 9)  # five standard deviations
 
 
-@pytest.mark.parametrize("make", [lambda: 3, lambda: np.random.default_rng(3), lambda: np.random.RandomState(3)])
+@pytest.mark.parametrize(
+    "make", [lambda: 3, lambda: np.random.default_rng(3), lambda: np.random.RandomState(3)]
+)
 def test_samples_depend_on_the_generator_alone(make):
     ci = classindexes(LABELS)
     before = np.random.get_state()[1].copy()  # noqa: NPY002  the global generator is left alone
@@ -137,7 +143,9 @@ def test_batches_are_samples_with_their_classes(shape, axis, first):
         assert y.sum(1).tolist() == [2] * 3
         for k in range(6):
             sample = np.take(xb, k, axis)
-            (i,) = (i for i in range(13) if np.array_equal(np.take(x, i, axis), sample))  # from the data
+            (i,) = (
+                i for i in range(13) if np.array_equal(np.take(x, i, axis), sample)
+            )  # from the data
             assert "abc"[int(y[:, k].argmax())] == t[i]
             seen.add(i)
     assert seen == set(range(13))
@@ -173,7 +181,13 @@ def test_a_batch_is_a_copy():
 
 @pytest.mark.parametrize(
     ("dtype", "expected"),
-    [("float32", "float32"), ("float64", "float64"), ("float16", "float16"), ("int64", "float32"), ("bool", "float32")],
+    [
+        ("float32", "float32"),
+        ("float64", "float64"),
+        ("float16", "float16"),
+        ("int64", "float32"),
+        ("bool", "float32"),
+    ],
 )
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_classes_have_the_floating_dtype_of_the_data(dtype, expected, kind):
@@ -187,16 +201,24 @@ def test_classes_have_the_floating_dtype_of_the_data(dtype, expected, kind):
 def test_tensors_and_lazy_arrays_give_what_arrays_give(tmp_path):
     x = np.random.default_rng(0).normal(size=(4, 13, 3))
     expected, onehot = initbatchprovider(x, LABELS, 6, axis=1, random_state=2)()
-    xb, yb = initbatchprovider(torch.from_numpy(x), torch.from_numpy(LABELS), 6, axis=1, random_state=2)()
+    xb, yb = initbatchprovider(
+        torch.from_numpy(x), torch.from_numpy(LABELS), 6, axis=1, random_state=2
+    )()
     np.testing.assert_array_equal(xb.numpy(), expected)
     np.testing.assert_array_equal(yb.numpy(), onehot)
     mapped = np.memmap(tmp_path / "x", float, "w+", shape=x.shape)
     mapped[:] = x
-    np.testing.assert_array_equal(initbatchprovider(mapped, LABELS, 6, axis=1, random_state=2)()[0], expected)
+    np.testing.assert_array_equal(
+        initbatchprovider(mapped, LABELS, 6, axis=1, random_state=2)()[0], expected
+    )
     with h5py.File(tmp_path / "x.h5", "w") as f:
         lazy = f.create_dataset("x", data=x)
-        np.testing.assert_array_equal(initbatchprovider(lazy, LABELS, 6, axis=1, random_state=2)()[0], expected)
-    np.testing.assert_array_equal(initbatchprovider(x.tolist(), LABELS, 6, axis=1, random_state=2)()[0], expected)
+        np.testing.assert_array_equal(
+            initbatchprovider(lazy, LABELS, 6, axis=1, random_state=2)()[0], expected
+        )
+    np.testing.assert_array_equal(
+        initbatchprovider(x.tolist(), LABELS, 6, axis=1, random_state=2)()[0], expected
+    )
 
 
 def test_several_inputs_are_drawn_together():
@@ -210,7 +232,10 @@ def test_many_threads_draw_the_batches_of_one():
     plain = initbatchprovider(x, LABELS, 6, random_state=0)
     expected = sorted(plain()[0].tolist() for _ in range(200))
     provider, got = initbatchprovider(x, LABELS, 6, random_state=0), []
-    threads = [threading.Thread(target=lambda: got.extend(provider()[0].tolist() for _ in range(50))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: got.extend(provider()[0].tolist() for _ in range(50)))
+        for _ in range(4)
+    ]
     for t in threads:
         t.start()
     for t in threads:
@@ -226,7 +251,11 @@ def test_many_threads_draw_the_batches_of_one():
             ShapeError,
             "data of shape (2, 12) must have the 13 samples of targets along axis -1",
         ),
-        ((np.zeros(13), LABELS, 2), ValueError, "2 samples cannot be balanced over 3 classes; n must be at least 3"),
+        (
+            (np.zeros(13), LABELS, 2),
+            ValueError,
+            "2 samples cannot be balanced over 3 classes; n must be at least 3",
+        ),
         ((np.zeros(13), LABELS, [0, 1, 2], 6), DataError, "no samples of class 7 to draw from"),
         ((np.zeros(13), LABELS, [], 6), DataError, "no samples of class 0, 2, 7 to draw from"),
         (
@@ -256,10 +285,16 @@ def test_what_cannot_be_provided_is_refused_when_it_is_made(args, error, message
 def test_an_axis_that_data_lack_is_named():
     with pytest.raises(ShapeError) as caught:
         initbatchprovider(np.zeros((13, 2)), LABELS, 6, axis=2)
-    assert str(caught.value) == "data of shape (13, 2) must have the 13 samples of targets along axis 2"
+    assert (
+        str(caught.value)
+        == "data of shape (13, 2) must have the 13 samples of targets along axis 2"
+    )
 
 
 @pytest.mark.parametrize("arguments", [(), ([0], 6, 1)])
 def test_the_number_of_arguments_is_checked(arguments):
-    with pytest.raises(TypeError, match=r"^expected initbatchprovider\(data, targets, n\) or \(data, targets, train"):
+    with pytest.raises(
+        TypeError,
+        match=r"^expected initbatchprovider\(data, targets, n\) or \(data, targets, train",
+    ):
         initbatchprovider(np.zeros(13), LABELS, *arguments)

@@ -53,7 +53,10 @@ def bare_loop(preparesamples, iterations, optimizer):
 
 
 def distance(a, b):
-    return max(float((p - q).detach().abs().max()) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    return max(
+        float((p - q).detach().abs().max())
+        for p, q in zip(a.parameters(), b.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("optimizer", [SGD, torch.optim.AdamW])
@@ -94,7 +97,13 @@ def test_callbacks_come_after_the_update_in_order():
         weights.append(model[0].weight.detach().clone())
 
     train(
-        loss_of(model), model, batches(), SGD, 2, cb=[changed, lambda: log.append("b")], cby=lambda _: log.append("y")
+        loss_of(model),
+        model,
+        batches(),
+        SGD,
+        2,
+        cb=[changed, lambda: log.append("b")],
+        cby=lambda _: log.append("y"),
     )
     assert log == ["a", "b", "y"] * 2
 
@@ -138,8 +147,8 @@ def test_what_is_not_finite_is_an_error_and_trains_nothing(what, value):
     with pytest.raises(FloatingPointError) as error:
         train(loss, [p], tuple, SGD, 5)
     assert str(error.value) == (
-        f"{what} is inf at iteration 2; the parameters are as before this step. Lower the learning rate, set clip, or "
-        "look for extreme values in the data"
+        f"{what} is inf at iteration 2; the parameters are as before this step. Lower the learning "
+        "rate, set clip, or look for extreme values in the data"
     )
     assert p[0].item() == pytest.approx(0.8)  # of one update
 
@@ -224,7 +233,9 @@ def test_itrain_with_tau_0_takes_the_plain_mean():
     model, twin = make_model(), make_model()
     opt, losses, found = SGD(twin.parameters()), [], []
     for _ in range(10):
-        value = sum(loss_of(twin)(x, y) for x, y in samples) / 3  # 4, 3 and 3 observations weigh alike
+        value = (
+            sum(loss_of(twin)(x, y) for x, y in samples) / 3
+        )  # 4, 3 and 3 observations weigh alike
         opt.zero_grad()
         value.backward()
         opt.step()
@@ -236,7 +247,9 @@ def test_itrain_with_tau_0_takes_the_plain_mean():
 
 def test_itrain_leaves_alone_what_environments_disagree_on():
     p, agreed = nn.Parameter(torch.tensor([1.0])), nn.Parameter(torch.tensor([1.0]))
-    itrain(lambda x: (x * p).mean() + agreed.sum(), [p, agreed], lambda: environments([1, -1]), SGD, 4)
+    itrain(
+        lambda x: (x * p).mean() + agreed.sum(), [p, agreed], lambda: environments([1, -1]), SGD, 4
+    )
     assert p.item() == 1
     assert agreed.item() == pytest.approx(0.6)
 
@@ -264,26 +277,33 @@ def test_autotrain_takes_the_fastest_number_of_parts():
 def test_autotrain_measures_by_itself():
     model, preparesamples, losses = make_model(), batches(), []
     preparesamples_again = batches()
-    autotrain(loss_of(model), model, preparesamples, 23, SGD, 3, steps=1, try_parts=[2], cby=losses.append)
+    autotrain(
+        loss_of(model), model, preparesamples, 23, SGD, 3, steps=1, try_parts=[2], cby=losses.append
+    )
     preparesamples_again()  # the one that was measured on
     expected, bare = bare_loop(preparesamples_again, 3, SGD)
     assert distance(model, expected) < 1e-6
     np.testing.assert_allclose(losses, bare, rtol=1e-6)
 
 
-@pytest.mark.parametrize("call", [train, ttrain, lambda *a: ptrain(*a, bs=2)], ids=["train", "ttrain", "ptrain"])
+@pytest.mark.parametrize(
+    "call", [train, ttrain, lambda *a: ptrain(*a, bs=2)], ids=["train", "ttrain", "ptrain"]
+)
 def test_what_is_no_sample_is_said_to_be_none(call):
     with pytest.raises(TypeError) as caught:
         call(lambda x: x.sum(), nn.Linear(3, 1), lambda: torch.zeros(4, 3), SGD, 1)
     assert str(caught.value) == (
-        "preparesamples must return the arguments of loss as a tuple, such as (x, y) or (x,); it returned a Tensor"
+        "preparesamples must return the arguments of loss as a tuple, such as (x, y) or (x,); it "
+        "returned a Tensor"
     )
 
 
 @pytest.mark.parametrize("form", [lambda model: model, lambda model: list(model.parameters())])
 @pytest.mark.parametrize("run", ["ptrain", "ttrain", "pgradient", "tgradient"])
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d, LSTM])
-def test_threads_refuse_what_they_would_change_at_once_in_both_forms_of_parameters(form, run, layer):
+def test_threads_refuse_what_they_would_change_at_once_in_both_forms_of_parameters(
+    form, run, layer
+):
     bad = nn.BatchNorm1d(3) if layer is nn.BatchNorm1d else LSTM(3, 3)
     model = nn.Sequential(bad, nn.Linear(3, 1))
     before = copy.deepcopy(model.state_dict())

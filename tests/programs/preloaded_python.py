@@ -1,14 +1,18 @@
-"""A Python that has imported the package already: it starts a program by a fork, without the seconds of the imports.
+"""A Python that has imported the package already: it starts a program by a fork, without the
+seconds of the imports.
 
-    preloaded_python.py serve FD MODULE ...      imports; then forks a child for each program, until stdin is closed
-    preloaded_python.py start PYTHON ARGUMENT ...    as ``python ARGUMENT ...``; the socket lies beside PYTHON
+    preloaded_python.py serve FD MODULE ...      imports; then forks a child for each program, until
+    stdin is closed preloaded_python.py start PYTHON ARGUMENT ...    as ``python ARGUMENT ...``; the
+    socket lies beside PYTHON
 
-The second process gives the first its arguments, environment, folder and open files, passes signals on to the child,
-and ends as the child ends. If it is killed, so is the child with its process group. PYTHON, which calls it, is what the
-child starts as its Python: workers of joblib are forked too.
+The second process gives the first its arguments, environment, folder and open files, passes signals
+on to the child, and ends as the child ends. If it is killed, so is the child with its process
+group. PYTHON, which calls it, is what the child starts as its Python: workers of joblib are forked
+too.
 
-A program that ends well, or by ``sys.exit``, ends after what is registered with ``atexit``, without taking the modules
-apart, which takes longer than most programs; not if PYTHON is called ``finalized``.
+A program that ends well, or by ``sys.exit``, ends after what is registered with ``atexit``, without
+taking the modules apart, which takes longer than most programs; not if PYTHON is called
+``finalized``.
 """
 
 import atexit
@@ -123,7 +127,9 @@ def receive(client):
 
 
 def end_at_once():
-    """End the process here if that changes nothing: the last function that runs at the end of Python."""
+    """End the process here if that changes nothing: the last function that runs at the end of
+    Python.
+    """
     if status is None or os.path.basename(sys.executable) == "finalized":
         return
     h5f = sys.modules.get("h5py.h5f")

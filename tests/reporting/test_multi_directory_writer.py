@@ -8,7 +8,12 @@ from torch import nn
 from fluxutils_py.bobbin import CronTab, MetricsEval
 from fluxutils_py.gomlx import Trainer
 from fluxutils_py.parallel import SingleProcessComm
-from fluxutils_py.reporting import MultiDirectorySummaryWriter, NullSummaryWriter, SummaryWriter, ThreadedSummaryWriter
+from fluxutils_py.reporting import (
+    MultiDirectorySummaryWriter,
+    NullSummaryWriter,
+    SummaryWriter,
+    ThreadedSummaryWriter,
+)
 from fluxutils_py.training import InMemory, Loop
 
 
@@ -18,7 +23,9 @@ class Second(SingleProcessComm):
 
 @pytest.mark.parametrize("threaded", [True, False])
 def test_keys_are_directories_and_the_rest_is_the_tag(tmp_path, scalars, accumulated, threaded):
-    with MultiDirectorySummaryWriter(tmp_path / "new", keys=["dev"], use_threaded_writer=threaded) as writer:
+    with MultiDirectorySummaryWriter(
+        tmp_path / "new", keys=["dev"], use_threaded_writer=threaded
+    ) as writer:
         value = torch.tensor(0.75)
         writer.add_scalar("dev/acc", value, 100)
         value += 1
@@ -34,16 +41,24 @@ def test_keys_are_directories_and_the_rest_is_the_tag(tmp_path, scalars, accumul
 
 
 def test_keys_that_are_not_known_are_refused_if_so_wished(tmp_path):
-    with MultiDirectorySummaryWriter(tmp_path, keys=["dev", "test"], allow_new_keys=False) as writer:
+    with MultiDirectorySummaryWriter(
+        tmp_path, keys=["dev", "test"], allow_new_keys=False
+    ) as writer:
         writer.add_scalar("dev/acc", 1, 1)
-        for call in (lambda: writer.add_scalar("train/acc", 1, 1), lambda: writer.subwriter("train")):
+        for call in (
+            lambda: writer.add_scalar("train/acc", 1, 1),
+            lambda: writer.subwriter("train"),
+        ):
             with pytest.raises(ValueError) as caught:  # noqa: PT011  the whole message is compared
                 call()
             assert str(caught.value) == (
-                "key 'train' is not known (known: 'dev', 'test'); add it to keys, or set allow_new_keys=True"
+                "key 'train' is not known (known: 'dev', 'test'); add it to keys, or set "
+                "allow_new_keys=True"
             )
     assert [path.name for path in tmp_path.iterdir()] == ["dev"]
-    with MultiDirectorySummaryWriter(tmp_path, keys=["dev"]) as writer:  # by default they are welcome
+    with MultiDirectorySummaryWriter(
+        tmp_path, keys=["dev"]
+    ) as writer:  # by default they are welcome
         writer.add_scalar("train/acc", 1, 1)
     assert (tmp_path / "train").is_dir()
 
@@ -56,19 +71,28 @@ def test_a_tag_without_a_key_is_refused_on_every_rank(tmp_path, tag, comm):
         pytest.raises(ValueError) as caught,  # noqa: PT011
     ):
         writer.add_scalar(tag, 1, 1)
-    assert str(caught.value) == f"tag {tag!r} has no directory; write it as 'key/name', such as 'dev/accuracy'"
+    assert (
+        str(caught.value)
+        == f"tag {tag!r} has no directory; write it as 'key/name', such as 'dev/accuracy'"
+    )
 
 
 def test_hyper_parameters_have_no_key(tmp_path):
     with (
         MultiDirectorySummaryWriter(tmp_path) as writer,
-        pytest.raises(ValueError, match=r"^hyper-parameters have no tag that names a directory; write them to "),
+        pytest.raises(
+            ValueError,
+            match=r"^hyper-parameters have no tag that names a directory; write them to ",
+        ),
     ):
         writer.hparams({"lr": 0.1})
 
 
 def test_how_tags_become_keys_and_keys_directories_can_be_told(tmp_path, scalars):
-    options = {"tag_to_key": lambda tag: tuple(reversed(tag.rsplit(":", 1))), "dirname": lambda key: f"set-{key}"}
+    options = {
+        "tag_to_key": lambda tag: tuple(reversed(tag.rsplit(":", 1))),
+        "dirname": lambda key: f"set-{key}",
+    }
     with MultiDirectorySummaryWriter(tmp_path, **options) as writer:
         writer.add_scalar("mean/acc:dev", 0.5, 1)
     assert scalars(tmp_path / "set-dev") == {"mean/acc": [(1, 0.5)]}
@@ -79,7 +103,9 @@ def test_other_ranks_write_nothing_unless_they_are_to(tmp_path, scalars):
         writer.add_scalar("dev/acc", 1, 1)
         assert type(writer.subwriter("dev")) is NullSummaryWriter
     assert list(tmp_path.iterdir()) == []
-    with MultiDirectorySummaryWriter(tmp_path, comm=Second(), only_from_leader_process=False) as writer:
+    with MultiDirectorySummaryWriter(
+        tmp_path, comm=Second(), only_from_leader_process=False
+    ) as writer:
         writer.add_scalar("dev/acc", 1, 1)
     assert scalars(tmp_path / "dev") == {"acc": [(1, 1.0)]}
 
@@ -117,7 +143,8 @@ def test_results_are_written_to_the_directories_of_their_names(tmp_path, scalars
 def test_evaluations_of_a_training_are_curves_of_their_datasets(tmp_path, scalars):
     x = torch.randn(20, 3)
     sets = {
-        name: InMemory(part, part.sum(1, keepdim=True), batchsize=4) for name, part in (("dev", x[:7]), ("test", x))
+        name: InMemory(part, part.sum(1, keepdim=True), batchsize=4)
+        for name, part in (("dev", x[:7]), ("test", x))
     }
     loop, found = Loop(Trainer(nn.Linear(3, 1), nn.MSELoss(), torch.optim.SGD)), []
     with MultiDirectorySummaryWriter(tmp_path) as writer:
@@ -145,7 +172,9 @@ def test_all_directories_are_closed_also_if_one_fails(tmp_path, scalars, no_thre
     for call in (lambda: writer.add_scalar("test/acc", 1, 2), lambda: writer.subwriter("third")):
         with pytest.raises(ValueError) as caught:  # noqa: PT011  the whole message is compared
             call()
-        assert str(caught.value) == f"the writer of {tmp_path} is closed; open another to write more"
+        assert (
+            str(caught.value) == f"the writer of {tmp_path} is closed; open another to write more"
+        )
 
 
 def test_it_can_be_written_to_by_threads(tmp_path, scalars):
@@ -160,7 +189,9 @@ def test_it_can_be_written_to_by_threads(tmp_path, scalars):
 
 
 def test_hyper_parameters_go_to_every_directory(tmp_path, accumulated):
-    with MultiDirectorySummaryWriter(tmp_path, keys=("dev", "test"), use_threaded_writer=False) as writer:
+    with MultiDirectorySummaryWriter(
+        tmp_path, keys=("dev", "test"), use_threaded_writer=False
+    ) as writer:
         writer.scalar("more/loss", 1.0, 1)
         writer.hparams({"lr": 0.1})
     for key in ("dev", "test", "more"):
@@ -169,7 +200,9 @@ def test_hyper_parameters_go_to_every_directory(tmp_path, accumulated):
 
 def test_results_are_written_by_a_function_of_ones_own(tmp_path, scalars):
     with MultiDirectorySummaryWriter(tmp_path) as writer:
-        process = writer.as_result_processor(method=lambda result, state, w: w.scalar("n", result, step=state))
+        process = writer.as_result_processor(
+            method=lambda result, state, w: w.scalar("n", result, step=state)
+        )
         process({"dev": 3, "test": 4}, 7)
     assert {key: scalars(tmp_path / key) for key in ("dev", "test")} == {
         "dev": {"n": [(7, 3.0)]},

@@ -15,7 +15,9 @@ from fluxutils_py.terminal import shows_progress
 from fluxutils_py.training import Loop, StepInfo
 
 
-@pytest.mark.parametrize(("verbose", "expected"), [(True, True), (False, False), (0, False), (1, True), (None, False)])
+@pytest.mark.parametrize(
+    ("verbose", "expected"), [(True, True), (False, False), (0, False), (1, True), (None, False)]
+)
 def test_verbose_is_its_truth(verbose, expected):
     assert shows_progress(verbose) is expected
 
@@ -38,8 +40,14 @@ def test_auto_means_on_a_terminal_or_in_a_notebook(monkeypatch):
     for nowhere in (io.StringIO(), None):
         monkeypatch.setattr(sys, "stderr", nowhere)
         assert shows_progress("auto") is False
-    for shell, expected in ((None, False), (SimpleNamespace(), False), (SimpleNamespace(kernel=1), True)):
-        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell))
+    for shell, expected in (
+        (None, False),
+        (SimpleNamespace(), False),
+        (SimpleNamespace(kernel=1), True),
+    ):
+        monkeypatch.setitem(
+            sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell)
+        )
         assert shows_progress("auto") is expected
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
     assert shows_progress("auto") is False
@@ -105,9 +113,16 @@ def test_metrics_of_steps_are_shown_in_place_of_their_loss(capsys):
 
 
 def test_the_bar_of_a_run_of_steps_ends_with_its_last_metrics(capsys):
-    loop, batches = Loop(lambda metrics: StepInfo(0.75, 1, metrics)), [{}, {"ema": 5.0}, METRICS, {}, {"nan": math.nan}]
+    loop, batches = (
+        Loop(lambda metrics: StepInfo(0.75, 1, metrics)),
+        [{}, {"ema": 5.0}, METRICS, {}, {"nan": math.nan}],
+    )
     loop.hooks.attach(ProgressBar())
-    for n, end in ((3, "batch_loss 0.1235, accuracy 0.3333"), (1, "batch_loss 0.75"), (1, "nan nan")):
+    for n, end in (
+        (3, "batch_loss 0.1235, accuracy 0.3333"),
+        (1, "batch_loss 0.75"),
+        (1, "nan nan"),
+    ):
         loop.run_steps(batches, n)
         line = last_line(capsys.readouterr().err)
         assert f"{n}/{n}" in line
@@ -202,6 +217,8 @@ def test_a_line_is_shown_once_by_every_way_to_show_progress(capfd, caplog):
 
 
 def test_watching_changes_nothing(capsys, data):
-    shown, silent = (Estimator(spec=SPEC, verbose=v, random_state=0).fit(*data) for v in (True, False))
+    shown, silent = (
+        Estimator(spec=SPEC, verbose=v, random_state=0).fit(*data) for v in (True, False)
+    )
     assert shown.loss_curve_ == silent.loss_curve_
     assert np.array_equal(shown.predict(data[0]), silent.predict(data[0]))

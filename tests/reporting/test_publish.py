@@ -62,8 +62,16 @@ def test_there_is_no_speed_without_steps_or_time():
 
 
 def test_loss_and_metrics_of_the_step_are_written_where_they_are_numbers():
-    publish, state = PublishTrainingProgress(writer := Written()), SimpleNamespace(step=3, model=None)
-    metrics = {"accuracy": torch.tensor(0.5), "table": {"a": 1}, "none": None, "many": torch.ones(2)}
+    publish, state = (
+        PublishTrainingProgress(writer := Written()),
+        SimpleNamespace(step=3, model=None),
+    )
+    metrics = {
+        "accuracy": torch.tensor(0.5),
+        "table": {"a": 1},
+        "none": None,
+        "many": torch.ones(2),
+    }
     publish(state, StepInfo(0.25, 1, metrics))
     state.step = 4
     publish(state, StepInfo(None, 0))
@@ -91,16 +99,25 @@ def data():
 
 
 def test_attached_to_a_loop_it_collects_by_itself():
-    trainer, means = Trainer(nn.Sequential(nn.Tanh(), Loud(3, 1)), nn.MSELoss(), torch.optim.SGD), []
-    trainer.model[1].register_forward_hook(lambda module, inputs, output: means.append(output.mean().item()))
+    trainer, means = (
+        Trainer(nn.Sequential(nn.Tanh(), Loud(3, 1)), nn.MSELoss(), torch.optim.SGD),
+        [],
+    )
+    trainer.model[1].register_forward_hook(
+        lambda module, inputs, output: means.append(output.mean().item())
+    )
     loop, times = Loop(trainer), iter(range(100))
     losses = []
     loop.on_step("losses", lambda loop: losses.append(loop.batch_loss))
-    publish = PublishTrainingProgress(writer := Written(), trigger=EveryNSteps(2), clock=lambda: next(times) / 4)
+    publish = PublishTrainingProgress(
+        writer := Written(), trigger=EveryNSteps(2), clock=lambda: next(times) / 4
+    )
     loop.hooks.attach(publish)
     loop.run_epochs(data(), 3)
     assert writer.found["train/batch_loss"] == [(step, losses[step - 1]) for step in (2, 4, 6, 8)]
-    assert writer.found["summary/1/mean_output"] == [(s, pytest.approx(means[s - 1], rel=1e-6)) for s in (2, 4, 6, 8)]
+    assert writer.found["summary/1/mean_output"] == [
+        (s, pytest.approx(means[s - 1], rel=1e-6)) for s in (2, 4, 6, 8)
+    ]
     assert writer.found["trainer/steps_per_sec"] == [(4, 8.0), (6, 8.0), (8, 8.0)]
     assert [step for step, _ in writer.found["train/ema_loss"]] == [2, 4, 6, 8]
     loop.run_epochs(data(), 1)  # the time between two runs does not count
@@ -113,7 +130,10 @@ def test_attached_to_a_loop_it_collects_by_itself():
 
 def test_in_a_loop_of_ones_own_it_says_once_how_summaries_are_published():
     model, state = Loud(3, 2), SimpleNamespace(step=1, model=None)
-    state.model, publish = model, PublishTrainingProgress(Written(), summary_collections=("tensorboard",))
+    state.model, publish = (
+        model,
+        PublishTrainingProgress(Written(), summary_collections=("tensorboard",)),
+    )
     publish(state)  # nothing was sown yet
     model(torch.randn(4, 3))
     with pytest.warns(UserWarning, match=r"^summaries from sow\(\) are not published: run "):
@@ -137,7 +157,9 @@ def test_an_error_in_training_ends_the_collecting():
 
 def test_other_ranks_publish_nothing():
     publish = PublishTrainingProgress(writer := Written())
-    publish(SimpleNamespace(step=3, ranks=SimpleNamespace(rank=1), model=None, step_info=StepInfo(0.5)))
+    publish(
+        SimpleNamespace(step=3, ranks=SimpleNamespace(rank=1), model=None, step_info=StepInfo(0.5))
+    )
     assert writer.found == {}
 
 
@@ -156,7 +178,10 @@ def test_what_is_trained_and_where_is_told(tmp_path, monkeypatch, accumulated, c
         (event,) = found.Tensors(tag)
         assert event.step == 7
         texts[tag.removesuffix("/text_summary")] = event.tensor_proto.string_val[0].decode()
-    lines = {tag: [line.removeprefix("    ") for line in text.splitlines()] for tag, text in texts.items()}
+    lines = {
+        tag: [line.removeprefix("    ") for line in text.splitlines()]
+        for tag, text in texts.items()
+    }
     assert lines == {
         "trainer/diagnosis/total_num_params": ["30"],
         "trainer/diagnosis/param_shape": SHAPES,
@@ -194,6 +219,8 @@ def test_in_a_loop_of_several_ranks_the_first_tells():
 
     writer, comm = Written(), Ranks()
     for comm.rank in (0, 1, 2):
-        publish_trainer_env_info(writer, SimpleNamespace(step=1, model=MODEL, ranks=RankGroup(comm)))
+        publish_trainer_env_info(
+            writer, SimpleNamespace(step=1, model=MODEL, ranks=RankGroup(comm))
+        )
     ((_, text),) = writer.found["trainer/diagnosis/process"]
     assert text.startswith("    rank 0 of 3, pid ")

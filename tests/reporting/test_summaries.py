@@ -145,7 +145,10 @@ def test_summaries_of_a_tree_are_published_under_their_paths(tmp_path, rng, accu
     grey, coloured = torch.rand(5, 7), rng.random((3, 5, 7))
     figure = Figure(figsize=(2, 1), dpi=50, facecolor="red")
     tree = {
-        "layers": [{"mean_output": ScalarSummary(torch.tensor(0.5))}, (ScalarSummary(np.float64(0.25)), 7)],
+        "layers": [
+            {"mean_output": ScalarSummary(torch.tensor(0.5))},
+            (ScalarSummary(np.float64(0.25)), 7),
+        ],
         "images": {"grey": ImageSummary(grey), "coloured": ImageSummary(coloured, "CHW")},
         "figure": MplImageSummary(figure),
         "params": {"weight": torch.ones(3), "none": None},
@@ -160,13 +163,21 @@ def test_summaries_of_a_tree_are_published_under_their_paths(tmp_path, rng, accu
         "1/0": [(10, 0.25)],
     }
     found = accumulated(tmp_path)
-    assert set(found.Tags()["images"]) == {"summary/images/grey", "summary/images/coloured", "summary/figure"}
+    assert set(found.Tags()["images"]) == {
+        "summary/images/grey",
+        "summary/images/coloured",
+        "summary/figure",
+    }
 
     def image(tag):
         return matplotlib.image.imread(io.BytesIO(found.Images(tag)[0].encoded_image_string))
 
-    np.testing.assert_allclose(image("summary/images/grey"), grey[..., None].expand(-1, -1, 3), atol=1 / 255)
-    np.testing.assert_allclose(image("summary/images/coloured"), coloured.transpose(1, 2, 0), atol=1 / 255)
+    np.testing.assert_allclose(
+        image("summary/images/grey"), grey[..., None].expand(-1, -1, 3), atol=1 / 255
+    )
+    np.testing.assert_allclose(
+        image("summary/images/coloured"), coloured.transpose(1, 2, 0), atol=1 / 255
+    )
     assert image("summary/figure").shape == (50, 100, 3)
     assert (image("summary/figure") == [1, 0, 0]).all()
 
@@ -175,7 +186,9 @@ def test_a_summary_of_ones_own_says_how_it_is_written():
     class Silent(Summary):
         pass
 
-    with pytest.raises(NotImplementedError, match=r"^Silent does not define publish\(writer, tag, step\)$"):
+    with pytest.raises(
+        NotImplementedError, match=r"^Silent does not define publish\(writer, tag, step\)$"
+    ):
         publish_train_intermediates(NullSummaryWriter(), [Silent(1)], 1)
 
 
@@ -183,7 +196,10 @@ def test_an_array_is_drawn_without_its_paddings():
     """As in bobbin's tensorboard_test.py."""
     data = np.random.default_rng(0).uniform(size=(17, 11))
     image = MplImageSummary(
-        image=data, h_paddings=(np.arange(11) >= 7).astype("f4"), v_paddings=np.arange(17) >= 11, with_colorbar=True
+        image=data,
+        h_paddings=(np.arange(11) >= 7).astype("f4"),
+        v_paddings=np.arange(17) >= 11,
+        with_colorbar=True,
     )
     figure = Figure()
     axes = figure.add_subplot()

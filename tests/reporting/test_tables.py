@@ -54,7 +54,9 @@ def test_a_table_is_printed_when_a_run_ends(capsys):
 
 
 def test_what_a_dataset_lacks_or_is_no_number_is_shown_as_it_is():
-    found = iter([{"loss": float("nan"), "share": torch.tensor(0.123456)}, {"loss": None, "text": "?"}])
+    found = iter(
+        [{"loss": float("nan"), "share": torch.tensor(0.123456)}, {"loss": None, "text": "?"}]
+    )
     tables = []
     report_eval(SimpleNamespace(eval=lambda data: next(found)), [], (), printer=tables.append)
     assert cells(tables[0]) == [
@@ -71,7 +73,11 @@ def test_datasets_of_one_name_are_numbered_in_their_order():
     tables.clear()
     named = [dataset(5, name) for name in ("dev", "dev (1)", "dev")]
     report_eval(trainer, *named, printer=tables.append)
-    assert [row.rpartition("  ")[0].strip() for row in tables[0].splitlines()[1:]] == ["dev (2)", "dev (1)", "dev (3)"]
+    assert [row.rpartition("  ")[0].strip() for row in tables[0].splitlines()[1:]] == [
+        "dev (2)",
+        "dev (1)",
+        "dev (3)",
+    ]
 
 
 @pytest.mark.parametrize(

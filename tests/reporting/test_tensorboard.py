@@ -1,4 +1,6 @@
-"""A fit's curves, as TensorBoard reads them: the fit's own, once each, forwards, and of no other fit."""
+"""A fit's curves, as TensorBoard reads them: the fit's own, once each, forwards, and of no other
+fit.
+"""
 
 import os
 import pickle
@@ -29,8 +31,16 @@ STEPS = 9  # of an epoch: 3 groups of at most 3 series, 3 windows of at most 4 s
 def make(*callbacks, epochs=3, **options):
     torch.manual_seed(0)
     model = nn.Sequential(LSTM(2, 3), nn.Linear(3, 1))
-    spec = Spec(epochs, 3, 4, shuffle=True, scheduler=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5))
-    return Estimator(model, spec=spec, callbacks=list(callbacks), random_state=0, verbose=False, **options)
+    spec = Spec(
+        epochs,
+        3,
+        4,
+        shuffle=True,
+        scheduler=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5),
+    )
+    return Estimator(
+        model, spec=spec, callbacks=list(callbacks), random_state=0, verbose=False, **options
+    )
 
 
 class Losses:
@@ -48,13 +58,17 @@ def curve(values, n=STEPS):
 
 
 def without_times(found):
-    return {tag: events for tag, events in found.items() if "second" not in tag and "sec" not in tag}
+    return {
+        tag: events for tag, events in found.items() if "second" not in tag and "sec" not in tag
+    }
 
 
 @pytest.mark.parametrize("trigger", [4, EveryNSteps(4)])
 def test_the_curves_are_those_of_the_fit(tmp_path, scalars, trigger):
     losses = Losses()
-    est = make(TensorBoard(tmp_path / "new" / "a", trigger=trigger), losses).fit(X, Y, validation_data=(XV, YV))
+    est = make(TensorBoard(tmp_path / "new" / "a", trigger=trigger), losses).fit(
+        X, Y, validation_data=(XV, YV)
+    )
     found = scalars(tmp_path / "new" / "a")
     assert found["train/loss"] == curve(est.loss_curve_)
     assert found["validation/loss"] == curve(est.validation_loss_curve_)
@@ -135,7 +149,9 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("killed_at", [1, 4, 9, 10, 14, 27])
-def test_a_fit_that_is_killed_and_resumed_has_each_point_once(tmp_path, scalars, uninterrupted, killed_at, every):
+def test_a_fit_that_is_killed_and_resumed_has_each_point_once(
+    tmp_path, scalars, uninterrupted, killed_at, every
+):
     whole, folder = uninterrupted
 
     def kill(loop):
@@ -150,7 +166,11 @@ def test_a_fit_that_is_killed_and_resumed_has_each_point_once(tmp_path, scalars,
 
     for killing in (True, False):
         saves = Checkpointer(tmp_path / "saves", trigger=EveryNSteps(every))
-        est = make(TensorBoard(tmp_path / "cut", trigger=1), Late() if killed_at % STEPS == 0 else kill, saves)
+        est = make(
+            TensorBoard(tmp_path / "cut", trigger=1),
+            Late() if killed_at % STEPS == 0 else kill,
+            saves,
+        )
         if killing:
             with pytest.raises(Killed):
                 est.fit(X, Y, validation_data=(XV, YV))
@@ -168,9 +188,13 @@ def test_a_fit_that_is_killed_and_resumed_has_each_point_once(tmp_path, scalars,
 
 def test_more_epochs_after_a_checkpoint_go_on_with_the_curves(tmp_path, scalars):
     for epochs in (1, 3):
-        est = make(TensorBoard(tmp_path / "a", trigger=2), Checkpointer(tmp_path / "saves"), epochs=epochs).fit(X, Y)
+        est = make(
+            TensorBoard(tmp_path / "a", trigger=2), Checkpointer(tmp_path / "saves"), epochs=epochs
+        ).fit(X, Y)
     assert scalars(tmp_path / "a")["train/loss"] == curve(est.loss_curve_)
-    assert [step for step, _ in scalars(tmp_path / "a")["train/batch_loss"]] == list(range(2, 27, 2))
+    assert [step for step, _ in scalars(tmp_path / "a")["train/batch_loss"]] == list(
+        range(2, 27, 2)
+    )
 
 
 def test_partial_fit_and_warm_start_go_on_with_the_curves(tmp_path, scalars):
@@ -178,7 +202,9 @@ def test_partial_fit_and_warm_start_go_on_with_the_curves(tmp_path, scalars):
     for _ in range(12):  # files of one process, within a second or two
         est.partial_fit(X, Y)
     assert scalars(tmp_path / "partial")["train/loss"] == curve(est.loss_curve_)
-    assert [step for step, _ in scalars(tmp_path / "partial")["train/batch_loss"]] == list(range(3, 109, 3))
+    assert [step for step, _ in scalars(tmp_path / "partial")["train/batch_loss"]] == list(
+        range(3, 109, 3)
+    )
     est = make(TensorBoard(tmp_path / "warm"), epochs=1, warm_start=True).fit(X, Y).fit(X, Y)
     assert scalars(tmp_path / "warm")["train/loss"] == curve(est.loss_curve_)
 
@@ -210,22 +236,29 @@ def test_two_fits_at_once_do_not_share_a_directory(tmp_path, scalars):
     with pytest.raises(RuntimeError) as caught:
         est.fit(X, Y)
     assert str(caught.value) == (
-        f"another fit is writing to {tmp_path}: give each fit its own directory, or let TensorBoard(..., each_fit=True)"
+        f"another fit is writing to {tmp_path}: give each fit its own directory, or let "
+        "TensorBoard(..., each_fit=True)"
     )
     est = make(TensorBoard(tmp_path)).fit(X, Y)  # it was let go of
     assert scalars(tmp_path)["train/loss"] == curve(est.loss_curve_)
 
 
 @pytest.mark.parametrize("n_jobs", [None, 2])
-def test_each_fit_of_a_search_has_a_directory(tmp_path, scalars, accumulated, forked_workers, n_jobs):
+def test_each_fit_of_a_search_has_a_directory(
+    tmp_path, scalars, accumulated, forked_workers, n_jobs
+):
     est = make(TensorBoard(tmp_path, each_fit=True), epochs=1)
     x, y = samples(X), samples(Y)
-    search = GridSearchCV(est, {"spec__seqsize": [4, 6]}, cv=2, n_jobs=n_jobs, error_score="raise").fit(x, y)
+    search = GridSearchCV(
+        est, {"spec__seqsize": [4, 6]}, cv=2, n_jobs=n_jobs, error_score="raise"
+    ).fit(x, y)
     folders = sorted(path.name for path in tmp_path.iterdir())
     assert folders == [f"fit-{n:04}" for n in range(1, 6)]  # the last is that of the best
     assert [len(list((tmp_path / name).iterdir())) for name in folders] == [1] * 5
     last = scalars(tmp_path / "fit-0005")["train/loss"]
-    assert [value for _, value in last] == [np.float32(v) for v in search.best_estimator_.loss_curve_]
+    assert [value for _, value in last] == [
+        np.float32(v) for v in search.best_estimator_.loss_curve_
+    ]
     texts = [accumulated(tmp_path / name).Tensors("estimator/text_summary")[0] for name in folders]
     sizes = ["seqsize=4" in text.tensor_proto.string_val[0].decode() for text in texts]
     assert sorted(sizes[:4]) == [False, False, True, True]
@@ -252,7 +285,9 @@ def test_it_is_cloned_and_pickled_as_its_directory_also_while_in_use(tmp_path, s
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, StopTraining])
-def test_a_fit_that_fails_or_is_stopped_leaves_what_it_wrote(tmp_path, scalars, error, no_thread_stays):
+def test_a_fit_that_fails_or_is_stopped_leaves_what_it_wrote(
+    tmp_path, scalars, error, no_thread_stays
+):
     def fail(loop):
         if loop.step == STEPS + 5:
             raise error
@@ -263,7 +298,9 @@ def test_a_fit_that_fails_or_is_stopped_leaves_what_it_wrote(tmp_path, scalars, 
     else:
         with pytest.raises(error):
             est.fit(X, Y)
-    assert [step for step, _ in scalars(tmp_path)["train/batch_loss"]][: STEPS + 4] == list(range(1, STEPS + 5))
+    assert [step for step, _ in scalars(tmp_path)["train/batch_loss"]][: STEPS + 4] == list(
+        range(1, STEPS + 5)
+    )
     assert scalars(tmp_path)["train/loss"][0][0] == STEPS
 
 
@@ -281,5 +318,7 @@ def test_without_tensorboard_nothing_is_trained_or_made(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("trigger", [0, -3, True])
 def test_a_trigger_is_at_least_one(tmp_path, trigger):
-    with pytest.raises(ValueError, match=f"^trigger must be at least 1, or a Trigger, got {trigger}$"):
+    with pytest.raises(
+        ValueError, match=f"^trigger must be at least 1, or a Trigger, got {trigger}$"
+    ):
         TensorBoard(tmp_path, trigger=trigger)

@@ -100,7 +100,8 @@ def test_an_error_of_a_thread_is_raised_by_the_next_flush_or_close(tmp_path, sca
     with pytest.raises(RuntimeError) as caught:
         getattr(writer, ending)()
     assert str(caught.value) == (
-        f"summary 'dev/empty' was not written to {tmp_path} (and 1 more): ValueError: The input has no element."
+        f"summary 'dev/empty' was not written to {tmp_path} (and 1 more): ValueError: The input "
+        "has no element."
     )
     assert isinstance(caught.value.__cause__, ValueError)
     writer.close()  # told once
@@ -123,7 +124,10 @@ def test_an_error_of_closing_is_raised_and_threads_end(tmp_path, no_thread_stays
 
 @pytest.mark.parametrize("max_workers", [0, -1, True])
 def test_threads_are_at_least_one(max_workers):
-    with pytest.raises((TypeError, ValueError), match=f"^max_workers must be a positive integer, got {max_workers}$"):
+    with pytest.raises(
+        (TypeError, ValueError),
+        match=f"^max_workers must be a positive integer, got {max_workers}$",
+    ):
         ThreadedSummaryWriter(NullSummaryWriter(), max_workers)
 
 

@@ -1,4 +1,6 @@
-"""What is written is what TensorBoard reads, as of the call, in order, and nothing is lost without a word."""
+"""What is written is what TensorBoard reads, as of the call, in order, and nothing is lost without
+a word.
+"""
 
 import io
 import os
@@ -59,7 +61,10 @@ def test_everything_written_is_read_back(opened, tmp_path, rng, accumulated, sca
     with opened(tmp_path) as writer:
         image, values, sound = everything(writer, rng)
     found = accumulated(tmp_path)
-    assert [(e.step, e.value) for e in found.Scalars("scalar")] == [(1, np.float32(0.1)), (2, np.float32(0.2))]
+    assert [(e.step, e.value) for e in found.Scalars("scalar")] == [
+        (1, np.float32(0.1)),
+        (2, np.float32(0.2)),
+    ]
     assert found.Scalars("scalar")[1].wall_time == 12.5
     assert abs(found.Scalars("scalar")[0].wall_time - time.time()) < 600
     assert [scalars(tmp_path / f"both_{name}")["both"] for name in "ab"] == [[(3, 1.0)], [(3, 2.0)]]
@@ -102,12 +107,16 @@ def test_bobbins_names_are_the_same_methods(opened, tmp_path, rng, accumulated):
     assert found.Histograms("histogram")[0].histogram_value.num == 10
     assert found.Histograms("coarse")[0].histogram_value.bucket == [0, 5, 5]
     assert {"text/text_summary", "tensor"} <= set(found.Tags()["tensors"])
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []  # hyper-parameters: here
+    assert [
+        path.name for path in tmp_path.iterdir() if path.is_dir()
+    ] == []  # hyper-parameters: here
 
 
 def test_sounds_and_arrays_as_flax_takes_them(tmp_path, rng, accumulated):
     with SummaryWriter(tmp_path) as writer:
-        writer.audio("audio", rng.uniform(-1, 1, size=(4, 50, 1)), 3, sample_rate=100, max_outputs=2)
+        writer.audio(
+            "audio", rng.uniform(-1, 1, size=(4, 50, 1)), 3, sample_rate=100, max_outputs=2
+        )
         writer.write("tensor", np.arange(6.0).reshape(2, 3), 3, metadata=None)
     found = accumulated(tmp_path)
     assert [found.Audio(f"audio/{n}")[0].length_frames for n in range(2)] == [50, 50]
@@ -155,8 +164,8 @@ def test_a_forked_process_is_told_that_the_writer_is_not_its_own(opened, tmp_pat
     os.waitpid(pid, 0)
     told = os.read(reading, 10000).decode()
     assert told == (
-        f"the writer of {tmp_path} belongs to process {os.getpid()}, from which this one was forked; open another in "
-        "the process that is to write"
+        f"the writer of {tmp_path} belongs to process {os.getpid()}, from which this one was "
+        "forked; open another in the process that is to write"
     )
     writer.add_scalar("parent", 1, 1)
     writer.close()
@@ -174,10 +183,10 @@ for step in range(500):
 threaded.add_histogram("empty", np.zeros(0), 1)
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([finalized_python, "-c", program], capture_output=True, text=True, env=env, timeout=120)
-    told = (
-        f"RuntimeError: summary 'empty' was not written to {tmp_path}/threaded: ValueError: The input has no element."
+    done = subprocess.run(
+        [finalized_python, "-c", program], capture_output=True, text=True, env=env, timeout=120
     )
+    told = f"RuntimeError: summary 'empty' was not written to {tmp_path}/threaded: ValueError: The input has no element."
     assert told in done.stderr
     for kind in ("plain", "threaded"):
         assert scalars(tmp_path / kind) == {"a": [(step, float(step)) for step in range(500)]}
@@ -197,7 +206,9 @@ def test_without_tensorboard_it_says_what_to_install(monkeypatch, tmp_path):
 
 
 def test_writers_one_after_another_are_read_in_their_order(tmp_path, scalars):
-    for step in range(13):  # within a second or two: numbers of files pass from one digit to two, or two to three
+    for step in range(
+        13
+    ):  # within a second or two: numbers of files pass from one digit to two, or two to three
         with SummaryWriter(tmp_path) as writer:
             writer.add_scalar("a", step, step)
     assert scalars(tmp_path) == {"a": [(step, float(step)) for step in range(13)]}
@@ -219,13 +230,18 @@ class Clock:
 
 def test_a_name_that_would_sort_before_the_others_is_not_used(tmp_path, monkeypatch):
     clock, numbers = Clock(), iter([9, 10, 11])
-    monkeypatch.setattr("tensorboard.summary.writer.event_file_writer._global_uid.get", lambda: next(numbers))
+    monkeypatch.setattr(
+        "tensorboard.summary.writer.event_file_writer._global_uid.get", lambda: next(numbers)
+    )
     monkeypatch.setattr("tensorboard.summary.writer.event_file_writer.time.time", clock.time)
     monkeypatch.setattr("fluxutils_py.reporting.writers.time", clock)
     for _ in range(2):
         SummaryWriter(tmp_path).close()
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert [name.split(".")[3] + " " + name.split(".")[-1] for name in names] == ["0000001000 9", "0000001001 11"]
+    assert [name.split(".")[3] + " " + name.split(".")[-1] for name in names] == [
+        "0000001000 9",
+        "0000001001 11",
+    ]
     assert clock.slept == [0.75]
 
 
@@ -269,7 +285,9 @@ def test_a_figure_of_pyplot_is_closed_unless_asked_not_to(tmp_path):
     assert pyplot.get_backend() == backend
 
 
-def test_a_relative_directory_is_that_of_the_time_when_the_writer_was_opened(tmp_path, monkeypatch, opened, scalars):
+def test_a_relative_directory_is_that_of_the_time_when_the_writer_was_opened(
+    tmp_path, monkeypatch, opened, scalars
+):
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         folder.mkdir()

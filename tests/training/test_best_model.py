@@ -28,7 +28,9 @@ def test_the_history_has_the_mean_of_each_thousand_losses():
     for loss in LOSSES:
         evaluate(loss)
     assert [record["step"] for record in history] == [1000, 2000]
-    assert [record["loss"] for record in history] == pytest.approx([LOSSES[:1000].mean(), LOSSES[1000:2000].mean()])
+    assert [record["loss"] for record in history] == pytest.approx(
+        [LOSSES[:1000].mean(), LOSSES[1000:2000].mean()]
+    )
     assert [record["seconds"] for record in history] == [3, 3]
 
 
@@ -41,13 +43,17 @@ def test_the_mean_so_far_is_printed_in_the_first_steps_and_not_begun_anew(steps)
     if steps == 1000:
         assert lines == [f"{n}: loss {LOSSES[:n].mean():.6g}" for n in range(20, 201, 20)]
     else:  # each is a record: no NaN between them
-        assert lines == [f"{n}: loss {LOSSES[n - 20 : n].mean():.6g}, seconds 0" for n in range(20, 501, 20)]
+        assert lines == [
+            f"{n}: loss {LOSSES[n - 20 : n].mean():.6g}, seconds 0" for n in range(20, 501, 20)
+        ]
 
 
 def test_accuracies_are_noted_and_printed():
     lines, model = [], nn.Linear(1, 1)
     found = iter([{"train": torch.tensor(0.5), "test": np.float32(0.25)}, None, 0.75])
-    evaluate, history = initevalcby(2, lambda: next(found), None, model, lines.append, clock=lambda: 0.0)
+    evaluate, history = initevalcby(
+        2, lambda: next(found), None, model, lines.append, clock=lambda: 0.0
+    )
     for _ in range(6):
         evaluate(1.0)
     assert history == [
@@ -73,7 +79,9 @@ def test_history_and_parameters_are_written_where_one_says(tmp_path):
         "model_6.pt",
     ]
     for n in (3, 6):
-        stored = read_file(tmp_path / "results" / f"model_{n}.pt", "fluxutils_py parameters")["parameters"]
+        stored = read_file(tmp_path / "results" / f"model_{n}.pt", "fluxutils_py parameters")[
+            "parameters"
+        ]
         assert torch.equal(stored["weight"], kept[n - 1])
         nn.Linear(2, 1).load_state_dict(stored)
 

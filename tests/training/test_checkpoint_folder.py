@@ -26,13 +26,17 @@ def test_what_a_killed_save_left_is_not_listed_and_is_cleared_away(tmp_path):
     assert checkpoints.read() == {"i": 1}
     assert len(checkpoints.paths()) == 1
     checkpoints.write({"i": 2}, 2)
-    assert names(tmp_path) == [f"checkpoint-n0000002-step-00000002.{kind}" for kind in ("json", "pt")]
+    assert names(tmp_path) == [
+        f"checkpoint-n0000002-step-00000002.{kind}" for kind in ("json", "pt")
+    ]
 
 
 def test_a_second_run_in_the_folder_is_refused_and_both_can_go_on(tmp_path):
     model = nn.Linear(1, 1)
     first, second = (Checkpointer(tmp_path, keep=-1).track(model=model) for _ in range(2))
-    assert not second.restore()  # starts anew, and so does the first, which neither restores nor knows of others
+    assert (
+        not second.restore()
+    )  # starts anew, and so does the first, which neither restores nor knows of others
     for _ in range(2):
         first.save(Loop(StepInfo))
     files = names(tmp_path)
@@ -46,7 +50,10 @@ def test_a_second_run_in_the_folder_is_refused_and_both_can_go_on(tmp_path):
     assert second.restore()
     assert second.save(Loop(StepInfo)).name.startswith("checkpoint-n0000003-")
     (tmp_path / "checkpoint-n0000003-step-00000000.json").unlink()
-    with pytest.raises(FileExistsError, match=r"^checkpoint-n0000003-\S+ was saved, and this run knew of number 2: "):
+    with pytest.raises(
+        FileExistsError,
+        match=r"^checkpoint-n0000003-\S+ was saved, and this run knew of number 2: ",
+    ):
         first.save(Loop(StepInfo))
     second.latest().unlink()  # as a damaged one
     second.save(Loop(StepInfo))
@@ -58,18 +65,27 @@ def test_a_file_that_another_run_takes_for_a_leftover(tmp_path, monkeypatch):
         Checkpointer(tmp_path).write({}, 7)
 
     checkpoints, real = Checkpointer(tmp_path), torch.save
-    monkeypatch.setattr(torch, "save", lambda *args: (monkeypatch.setattr(torch, "save", real), save(*args)))
-    with pytest.raises(FileExistsError, match=r"\.part was removed while this run used it: another run saves to"):
+    monkeypatch.setattr(
+        torch, "save", lambda *args: (monkeypatch.setattr(torch, "save", real), save(*args))
+    )
+    with pytest.raises(
+        FileExistsError, match=r"\.part was removed while this run used it: another run saves to"
+    ):
         checkpoints.write({}, 1)
     assert checkpoints.latest_step() == 7
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(plain_files, "check_path"), (torch, "load"), (plain_files, "check_archive")]
+    ("module", "name"),
+    [(plain_files, "check_path"), (torch, "load"), (plain_files, "check_archive")],
 )
-def test_a_checkpoint_that_another_run_removes_while_it_is_read_is_explained(tmp_path, monkeypatch, module, name):
+def test_a_checkpoint_that_another_run_removes_while_it_is_read_is_explained(
+    tmp_path, monkeypatch, module, name
+):
     model, real = nn.Linear(1, 1), getattr(module, name)
-    Checkpointer(tmp_path).write({"model": {name: values + 1 for name, values in model.state_dict().items()}}, 1)
+    Checkpointer(tmp_path).write(
+        {"model": {name: values + 1 for name, values in model.state_dict().items()}}, 1
+    )
     before = model.weight.item()
 
     def remove_first(path, *args, **kwargs):
@@ -77,7 +93,9 @@ def test_a_checkpoint_that_another_run_removes_while_it_is_read_is_explained(tmp
         return real(path, *args, **kwargs)
 
     monkeypatch.setattr(module, name, remove_first)
-    with pytest.raises(FileExistsError, match="was removed while this run used it: another run saves to"):
+    with pytest.raises(
+        FileExistsError, match="was removed while this run used it: another run saves to"
+    ):
         Checkpointer(tmp_path).track(model=model).restore()
     assert model.weight.item() == before
 
@@ -105,11 +123,18 @@ def test_of_two_processes_that_fit_into_one_folder_one_ends_as_if_alone(tmp_path
     alone = start("alone", "alone.pt")
     said = [p.communicate(timeout=120)[1] for p in (*both, alone)]
     failed = [text for p, text in zip((*both, alone), said, strict=True) if p.returncode]
-    told = re.compile(rf"FileExistsError: .*another run saves to {re.escape(str(tmp_path / 'both'))} too", re.DOTALL)
+    told = re.compile(
+        rf"FileExistsError: .*another run saves to {re.escape(str(tmp_path / 'both'))} too",
+        re.DOTALL,
+    )
     assert [text for text in failed if not told.search(text)] == []
     expected = torch.load(tmp_path / "alone.pt")
-    if len(failed) == 2:  # neither knew of the other before both had saved: started again, it goes on
+    if (
+        len(failed) == 2
+    ):  # neither knew of the other before both had saved: started again, it goes on
         start("both", "a.pt").communicate(timeout=120)
     ended = [torch.load(tmp_path / name) for name in ("a.pt", "b.pt") if (tmp_path / name).exists()]
     assert ended
-    assert all(torch.equal(expected[name], values) for state in ended for name, values in state.items())
+    assert all(
+        torch.equal(expected[name], values) for state in ended for name, values in state.items()
+    )

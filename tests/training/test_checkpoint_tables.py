@@ -12,7 +12,9 @@ from fluxutils_py.training.checkpoint_tables import list_checkpoints
 
 
 def save(folder, n_out, *losses):
-    checkpoints = Checkpointer(folder, keep=-1).track(model=nn.Sequential(nn.Linear(3, n_out), nn.BatchNorm1d(n_out)))
+    checkpoints = Checkpointer(folder, keep=-1).track(
+        model=nn.Sequential(nn.Linear(3, n_out), nn.BatchNorm1d(n_out))
+    )
     for i, loss in enumerate(losses, 1):
         info = SimpleNamespace(batch_loss=loss, metrics={"mae": 2 * loss})
         checkpoints.save(SimpleNamespace(step=10 * i, step_info=info))
@@ -31,7 +33,14 @@ def test_steps_losses_and_sizes_are_listed(tmp_path, capsys):
     assert cells(lines[1]) == ["checkpoint", "step", "size", "parameters", "batch_loss", "mae"]
     for line, path, step, loss in zip(lines[2:], paths, (10, 20), (0.5, 0.25), strict=True):
         size = f"{path.stat().st_size / 1e6:.3g}MB"
-        assert cells(line) == [path.name, str(step), size, "41", f"{loss:g}", f"{2 * loss:g}"]  # 3*5+5, 4*5, 1
+        assert cells(line) == [
+            path.name,
+            str(step),
+            size,
+            "41",
+            f"{loss:g}",
+            f"{2 * loss:g}",
+        ]  # 3*5+5, 4*5, 1
 
 
 def test_runs_are_compared_by_their_newest(tmp_path, capsys):

@@ -41,8 +41,12 @@ def test_the_newest_are_kept_and_counted_on(tmp_path):
         assert checkpoints.latest() == path
         assert checkpoints.read() == {"i": i}
     expected = [f"checkpoint-n{n:07d}-step-{101 - n:08d}" for n in (8, 9, 10)]
-    assert [path.stem for path in checkpoints.paths()] == expected  # by their number, not by the step
-    assert names(tmp_path / "run") == sorted(f"{name}.{kind}" for name in expected for kind in ("json", "pt"))
+    assert [
+        path.stem for path in checkpoints.paths()
+    ] == expected  # by their number, not by the step
+    assert names(tmp_path / "run") == sorted(
+        f"{name}.{kind}" for name in expected for kind in ("json", "pt")
+    )
     again = Checkpointer(tmp_path / "run", keep=1)
     assert again.write({"i": 99}, step=5).name == "checkpoint-n0000011-step-00000005.pt"
     assert len(again.paths()) == 1
@@ -66,7 +70,14 @@ def test_all_are_kept_if_one_says_so(tmp_path):
 
 
 def test_other_files_are_left_alone(tmp_path):
-    others = ["notes.txt", "checkpoint.pt", "checkpoint-n1-step-2.pt", ".hidden.part", "old.json", "model.pt"]
+    others = [
+        "notes.txt",
+        "checkpoint.pt",
+        "checkpoint-n1-step-2.pt",
+        ".hidden.part",
+        "old.json",
+        "model.pt",
+    ]
     for name in others:
         (tmp_path / name).write_text("mine")
     checkpoints = Checkpointer(tmp_path)
@@ -79,14 +90,20 @@ def test_other_files_are_left_alone(tmp_path):
 def test_a_text_tells_what_it_is_of(tmp_path):
     path = Checkpointer(tmp_path).write({}, 7, metrics={"loss": 0.5})
     about = json.loads(path.with_suffix(".json").read_text())
-    assert (about["step"], about["metrics"], about["versions"]["torch"]) == (7, {"loss": 0.5}, version("torch"))
+    assert (about["step"], about["metrics"], about["versions"]["torch"]) == (
+        7,
+        {"loss": 0.5},
+        version("torch"),
+    )
 
 
 def test_plain_data_and_tensors_come_back_as_they_were(tmp_path):
     state = {
         "numbers": [1, 2.5, True, None, 2**100, 1j, "text", b"bytes", (1, (2,)), {3, 4}],
         "numpy": [np.float64(0.1), np.int64(3), np.bool_(True)],
-        "tensors": OrderedDict(a=torch.randn(3, 2, requires_grad=True), b=nn.Parameter(torch.ones(2))),
+        "tensors": OrderedDict(
+            a=torch.randn(3, 2, requires_grad=True), b=nn.Parameter(torch.ones(2))
+        ),
         "counter": Counter({1: 2}),
         5: {6: torch.tensor(True)},
     }
@@ -117,11 +134,16 @@ def test_a_view_is_saved_without_what_it_is_a_view_of(tmp_path):
 def test_other_things_are_refused_before_anything_is_written(tmp_path, value, where):
     with pytest.raises(TypeError) as caught:
         Checkpointer(tmp_path / "new").write({"a": {"b": [0, value]}}, 1)
-    assert str(caught.value) == f"{where}: a checkpoint holds numbers, strings, tensors, and lists and mappings of them"
+    assert (
+        str(caught.value)
+        == f"{where}: a checkpoint holds numbers, strings, tensors, and lists and mappings of them"
+    )
     assert not (tmp_path / "new").exists()
 
 
-TRIGGER = "trigger must be a Trigger, such as EveryNSteps(100) or EveryNSeconds(60), or None; got 100"
+TRIGGER = (
+    "trigger must be a Trigger, such as EveryNSteps(100) or EveryNSeconds(60), or None; got 100"
+)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +218,9 @@ def test_a_damaged_file_is_an_error_that_names_the_way_out(tmp_path):
     with pytest.raises(LoadError) as caught:
         checkpoints.read()
     assert str(caught.value).startswith(f"{path} is damaged or no fluxutils_py checkpoint file")
-    assert str(caught.value).endswith(". Delete it to continue from the previous checkpoint, if there is one")
+    assert str(caught.value).endswith(
+        ". Delete it to continue from the previous checkpoint, if there is one"
+    )
     path.unlink()
     assert checkpoints.read() == {"i": 1}
 
@@ -205,7 +229,9 @@ def test_a_checkpoint_of_a_later_version_is_refused(tmp_path):
     checkpoints = Checkpointer(tmp_path)
     path = checkpoints.write({}, 1)
     torch.save({**torch.load(path, weights_only=True), "format": 2}, path)
-    with pytest.raises(LoadError, match=r"\.pt has format 2, this version reads 1: update fluxutils_py\. Delete it"):
+    with pytest.raises(
+        LoadError, match=r"\.pt has format 2, this version reads 1: update fluxutils_py\. Delete it"
+    ):
         checkpoints.read()
 
 
@@ -233,11 +259,15 @@ def save_each(folder, values, **kwargs):
         checkpoints.save(checkpoints.tracked["loop"])
 
 
-@pytest.mark.parametrize(("values", "take_mean", "expected"), [([9, 1, 3], 2, 2), ([1, 3], 5, 2), ([7, 1, 3], 1, 3)])
+@pytest.mark.parametrize(
+    ("values", "take_mean", "expected"), [([9, 1, 3], 2, 2), ([1, 3], 5, 2), ([7, 1, 3], 1, 3)]
+)
 def test_means_are_of_trainable_floating_parameters_only(tmp_path, values, take_mean, expected):
     save_each(tmp_path, values, keep=5)
     model, loop = Mixed(0), Loop(StepInfo)
-    assert Checkpointer(tmp_path, keep=5, take_mean=take_mean).track(model=model, loop=loop).restore()
+    assert (
+        Checkpointer(tmp_path, keep=5, take_mean=take_mean).track(model=model, loop=loop).restore()
+    )
     assert torch.equal(model.trained, torch.full((3,), float(expected)))
     assert model.tied is model.trained
     assert torch.equal(model.small, torch.full((2,), float(expected), dtype=torch.bfloat16))
@@ -253,7 +283,10 @@ def test_means_need_parameters_of_one_shape(tmp_path):
         checkpoints.write({"m": {"w": torch.zeros(n)}}, n, trainable={"m": ["w"]})
     with pytest.raises(LoadError) as caught:
         checkpoints.read()
-    assert str(caught.value) == "m.w has the shapes [(3,), (2,)] in the newest checkpoints; set take_mean=1"
+    assert (
+        str(caught.value)
+        == "m.w has the shapes [(3,), (2,)] in the newest checkpoints; set take_mean=1"
+    )
     assert checkpoints.read(checkpoints.latest())["m"]["w"].shape == (3,)
 
 
@@ -263,7 +296,10 @@ def test_means_need_parameters_of_one_shape(tmp_path):
         ({"keep": 0}, "keep must be a positive integer, got 0"),
         ({"keep": -2}, "keep must be a positive integer, got -2"),
         ({"take_mean": 0}, "take_mean must be a positive integer, got 0"),
-        ({"take_mean": 3, "keep": 2}, "take_mean=3 needs as many checkpoints, and keep=2; raise keep"),
+        (
+            {"take_mean": 3, "keep": 2},
+            "take_mean=3 needs as many checkpoints, and keep=2; raise keep",
+        ),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(tmp_path, kwargs, message):
@@ -279,7 +315,10 @@ def test_a_checkpoint_of_other_things_is_refused(tmp_path):
     save_each(tmp_path, [1])
     with pytest.raises(LoadError) as caught:
         Checkpointer(tmp_path).track(model=Mixed(0), optimizer=Loop(StepInfo)).restore()
-    assert str(caught.value) == f"{tmp_path} holds ['loop', 'model']; track these, not ['model', 'optimizer']"
+    assert (
+        str(caught.value)
+        == f"{tmp_path} holds ['loop', 'model']; track these, not ['model', 'optimizer']"
+    )
 
 
 def test_what_does_not_fit_changes_nothing(tmp_path):
@@ -288,7 +327,10 @@ def test_what_does_not_fit_changes_nothing(tmp_path):
     other.step = 77
     model.register_buffer("more", torch.zeros(1))
     checkpoints = Checkpointer(tmp_path).track(loop=other, model=model)
-    with pytest.raises(LoadError, match=r"step-00000010\.pt does not fit, its model: Error\(s\) in loading state_dict"):
+    with pytest.raises(
+        LoadError,
+        match=r"step-00000010\.pt does not fit, its model: Error\(s\) in loading state_dict",
+    ):
         checkpoints.restore()
     assert other.step == 77
     assert torch.equal(model.trained, torch.full((3,), 5.0))
@@ -299,11 +341,16 @@ def test_a_copy_that_tracks_more_leaves_its_original_alone(tmp_path):
     original = Checkpointer(tmp_path).track(model=model)
     copies = [original.with_tracked(other=other), original.with_tracked(more=other)]
     assert original.tracked == {"model": model}
-    assert [c.tracked for c in copies] == [{"model": model, "other": other}, {"model": model, "more": other}]
+    assert [c.tracked for c in copies] == [
+        {"model": model, "other": other},
+        {"model": model, "more": other},
+    ]
 
 
 def test_what_cannot_be_tracked_is_refused(tmp_path):
-    with pytest.raises(TypeError, match=r"^data cannot be tracked: a tuple has no state_dict and load_state_dict,"):
+    with pytest.raises(
+        TypeError, match=r"^data cannot be tracked: a tuple has no state_dict and load_state_dict,"
+    ):
         Checkpointer(tmp_path).track(data=(1, 2))
 
 
@@ -319,7 +366,10 @@ def test_saves_after_epochs_or_when_its_trigger_fires_and_at_the_end(tmp_path, t
     loop.hooks.attach(checkpoints)
     loop.run_epochs([1, 2, 3], 2)
     assert [int(path.stem[-8:]) for path in checkpoints.paths()] == steps
-    assert json.loads(checkpoints.latest().with_suffix(".json").read_text())["metrics"] == {"batch_loss": 3.0, "m": 2.0}
+    assert json.loads(checkpoints.latest().with_suffix(".json").read_text())["metrics"] == {
+        "batch_loss": 3.0,
+        "m": 2.0,
+    }
 
 
 def test_save_is_an_action_for_any_hook(tmp_path):
@@ -339,11 +389,17 @@ class Fit:
     def __init__(self, folder):
         torch.manual_seed(1)
         x = torch.randn(42, 3, dtype=torch.float64)
-        self.data = InMemory(x, x.sum(1, keepdim=True).sin(), batchsize=4, shuffle=True, random_state=0)
-        self.model = nn.Sequential(nn.Linear(3, 9), nn.Dropout(0.2), nn.BatchNorm1d(9), nn.Linear(9, 1)).double()
+        self.data = InMemory(
+            x, x.sum(1, keepdim=True).sin(), batchsize=4, shuffle=True, random_state=0
+        )
+        self.model = nn.Sequential(
+            nn.Linear(3, 9), nn.Dropout(0.2), nn.BatchNorm1d(9), nn.Linear(9, 1)
+        ).double()
         self.trainer = Trainer(self.model, nn.MSELoss(), torch.optim.Adam)
         self.loop = Loop(self.trainer)
-        self.loop.hooks.attach(Schedule(torch.optim.lr_scheduler.MultiStepLR(self.trainer.optimizer, [20, 40]), "step"))
+        self.loop.hooks.attach(
+            Schedule(torch.optim.lr_scheduler.MultiStepLR(self.trainer.optimizer, [20, 40]), "step")
+        )
         self.checkpoints = Checkpointer(folder, trigger=EveryNSteps(1)).track(
             model=self.model,
             optimizer=self.trainer.optimizer,
@@ -356,9 +412,15 @@ class Fit:
 
     def run(self):
         self.loop.run_epochs(self.data, 5)
-        history = [{k: v for k, v in record.items() if k != "seconds"} for record in self.loop.history]
+        history = [
+            {k: v for k, v in record.items() if k != "seconds"} for record in self.loop.history
+        ]
         state = self.model.state_dict()
-        return {"model": state, "history": history, "optimizer": self.trainer.optimizer.state_dict()}
+        return {
+            "model": state,
+            "history": history,
+            "optimizer": self.trainer.optimizer.state_dict(),
+        }
 
 
 def same(a, b):
@@ -371,7 +433,11 @@ def same(a, b):
 
 def test_a_run_that_is_killed_over_and_over_ends_as_if_it_had_not_been(tmp_path):
     whole = Fit(tmp_path / "whole").run()
-    outcome, folder, moments = tmp_path / "outcome.pt", Checkpointer(tmp_path / "killed"), random.Random(4)
+    outcome, folder, moments = (
+        tmp_path / "outcome.pt",
+        Checkpointer(tmp_path / "killed"),
+        random.Random(4),
+    )
     kills, saved, deadline = 0, 0, time.monotonic() + 60
     while not outcome.exists():
         assert time.monotonic() < deadline
@@ -418,7 +484,9 @@ def test_parameters_that_are_excluded_are_neither_saved_nor_restored(tmp_path):
         model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1))
         for p in model.parameters():
             p.data.fill_(value)
-        return model, Checkpointer(tmp_path, exclude=["model.0.*", "model.1.bias"]).track(model=model)
+        return model, Checkpointer(tmp_path, exclude=["model.0.*", "model.1.bias"]).track(
+            model=model
+        )
 
     _, checkpoints = make(1.0)
     checkpoints.save(Loop(StepInfo))
@@ -436,7 +504,8 @@ def test_what_is_excluded_now_is_not_restored_from_a_file_that_has_it(tmp_path):
         for p in model.parameters():
             p.data.fill_(value)
         optimizer = torch.optim.Adam(
-            [{"params": model[1].parameters(), "lr": 0.1}, {"params": model[0].parameters()}], lr=0.2
+            [{"params": model[1].parameters(), "lr": 0.1}, {"params": model[0].parameters()}],
+            lr=0.2,
         )
         model(torch.ones(5, 3)).sum().backward()
         optimizer.step()
@@ -522,7 +591,10 @@ def test_a_full_disk_is_the_error_of_the_disk_and_the_old_checkpoint_stays(tmp_p
     model = nn.Linear(100, 200)
     checkpoints = Checkpointer(tmp_path).track(model=model)
     old = checkpoints.save(Loop(StepInfo))
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before, handler = (
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+    )
     resource.setrlimit(resource.RLIMIT_FSIZE, (7680, before[1]))
     try:
         with pytest.raises(OSError, match=r"checkpoint-n.*\.pt") as raised:

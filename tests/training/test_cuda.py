@@ -37,7 +37,9 @@ def fitted(device, **spec):
     return Estimator(model, None, None, spec, device=device, random_state=0).fit(*data())
 
 
-@pytest.mark.parametrize("spec", [{}, {"shuffle": True, "clip": 0.1}, {"overlap": 3, "accumulate": 2}])
+@pytest.mark.parametrize(
+    "spec", [{}, {"shuffle": True, "clip": 0.1}, {"overlap": 3, "accumulate": 2}]
+)
 def test_a_fit_on_a_gpu_learns_what_one_on_the_cpu_learns(spec):
     there, here = fitted("cuda", **spec), fitted("cpu", **spec)
     assert all(p.is_cuda for p in there.model_.parameters())
@@ -49,8 +51,12 @@ def test_a_fit_on_a_gpu_learns_what_one_on_the_cpu_learns(spec):
 
 def test_windows_come_to_a_gpu_as_they_are_whatever_is_cut_behind_them():
     x, _ = data()
-    windows = SequenceWindows([SeriesArray(x, "x")], batchsize=2, seqsize=3, segments=Segments.from_lengths(N, T))
-    batches = list(TensorBatches(windows, torch.float64, torch.device("cuda")))  # pinned memory is used anew meanwhile
+    windows = SequenceWindows(
+        [SeriesArray(x, "x")], batchsize=2, seqsize=3, segments=Segments.from_lengths(N, T)
+    )
+    batches = list(
+        TensorBatches(windows, torch.float64, torch.device("cuda"))
+    )  # pinned memory is used anew meanwhile
     for batch, w in zip(batches, windows, strict=True):
         assert batch.x.is_cuda
         assert np.array_equal(batch.x.cpu().numpy(), w.x[0])
@@ -67,7 +73,9 @@ def test_windows_are_copied_on_the_stream_of_the_training():
 
 def test_a_model_is_tried_out_without_a_warning_of_cudnn():
     model = nn.Sequential(LSTM(F, 5), nn.Linear(5, 1)).cuda()
-    assert takes_windows(model, [to_tensor(data()[0].transpose(2, 1, 0), torch.float32, torch.device("cuda"))])
+    assert takes_windows(
+        model, [to_tensor(data()[0].transpose(2, 1, 0), torch.float32, torch.device("cuda"))]
+    )
 
 
 # -- reading, memory, precision, resuming, ranks --------------------------------------------------------
@@ -80,7 +88,10 @@ def single(n_steps=T, precision="float32", callbacks=None, **spec):
     model = nn.Sequential(LSTM(F, 5), nn.Dropout(0.2), nn.Linear(5, 1))
     spec = Spec(**{"epochs": 2, "batchsize": 5, "seqsize": 10, "precision": precision, **spec})
     opt = partial(torch.optim.AdamW, lr=0.01, fused=True)
-    return Estimator(model, None, opt, spec, device="cuda", callbacks=callbacks, random_state=0), (x, x[:1])
+    return Estimator(model, None, opt, spec, device="cuda", callbacks=callbacks, random_state=0), (
+        x,
+        x[:1],
+    )
 
 
 def synchronizations(n_steps, **spec):
@@ -148,7 +159,9 @@ def test_arrays_may_be_larger_than_the_memory_of_the_gpu():
     torch.cuda.set_per_process_memory_fraction((300 << 20) / total)
     try:
         spec = Spec(epochs=1, batchsize=64, seqsize=4000)
-        est = Estimator(nn.Sequential(LSTM(4, 3), nn.Linear(3, 1)), None, None, spec, device="cuda").fit(x, x[:1])
+        est = Estimator(
+            nn.Sequential(LSTM(4, 3), nn.Linear(3, 1)), None, None, spec, device="cuda"
+        ).fit(x, x[:1])
         assert est.predict(x).shape == (1, 64, 400_000)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
@@ -174,7 +187,10 @@ if comm.rank == 0:
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
 def test_two_ranks_on_one_gpu_are_one_process(tmp_path):
     pytest.importorskip("mpi4py")
-    found, programs = [], ([], [shutil.which("mpirun"), "--allow-run-as-root", "--oversubscribe", "-n", "2"])
+    found, programs = (
+        [],
+        ([], [shutil.which("mpirun"), "--allow-run-as-root", "--oversubscribe", "-n", "2"]),
+    )
     for k, launcher in enumerate(programs):
         command = [*launcher, sys.executable, "-c", TWO_RANKS, str(tmp_path / f"{k}.npy")]
         subprocess.run(command, check=True, timeout=120, env=dict(os.environ))

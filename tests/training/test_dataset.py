@@ -41,7 +41,12 @@ def inputs(dataset):
 def test_inputs_and_labels_are_always_tuples(item, n_inputs, n_labels, weight):
     batch = as_minibatch(item, "kind")
     assert (type(batch.inputs), type(batch.labels)) == (tuple, tuple)
-    assert (len(batch.inputs), len(batch.labels), batch.weight, batch.kind) == (n_inputs, n_labels, weight, "kind")
+    assert (len(batch.inputs), len(batch.labels), batch.weight, batch.kind) == (
+        n_inputs,
+        n_labels,
+        weight,
+        "kind",
+    )
     assert batch.first is None
     assert as_minibatch(batch) is batch
 
@@ -51,8 +56,8 @@ def test_a_tuple_of_another_length_is_refused(item):
     with pytest.raises(DataError) as caught:
         as_minibatch(item)
     assert str(caught.value) == (
-        f"a batch is (inputs,), (inputs, labels) or (inputs, labels, weight), got {len(item)} entries; "
-        "give several inputs or labels as a tuple"
+        f"a batch is (inputs,), (inputs, labels) or (inputs, labels, weight), got {len(item)} "
+        "entries; give several inputs or labels as a tuple"
     )
 
 
@@ -60,14 +65,21 @@ def windows(y=True, **kwargs):
     x = np.random.default_rng(0).normal(size=(2, 5, 7)).astype("f4")
     target = x[:1].copy()
     target[0, 1, 2] = np.nan
-    source = SequenceWindows([SeriesArray(x, "x")], [SeriesArray(target, "y")], batchsize=3, seqsize=4, **kwargs)
+    source = SequenceWindows(
+        [SeriesArray(x, "x")], [SeriesArray(target, "y")], batchsize=3, seqsize=4, **kwargs
+    )
     return TensorBatches(source, torch.float32, torch.device("cpu"))
 
 
 def test_windows_carry_state_from_one_to_the_next():
     batches = [as_minibatch(batch) for batch in windows()]
     assert [batch.first for batch in batches] == [True, False, True, False]
-    assert [tuple(batch.inputs[0].shape) for batch in batches] == [(4, 3, 2), (3, 3, 2), (4, 2, 2), (3, 2, 2)]
+    assert [tuple(batch.inputs[0].shape) for batch in batches] == [
+        (4, 3, 2),
+        (3, 3, 2),
+        (4, 2, 2),
+        (3, 2, 2),
+    ]
     assert (batches[0].weight != 0).sum() == 11  # one step has no target
     assert [batch.n_live for batch in batches] == [11, 9, 8, 6]
 
@@ -76,14 +88,19 @@ def test_windows_carry_state_from_one_to_the_next():
 def test_windows_that_only_a_window_step_can_do_are_refused(kwargs):
     with pytest.raises(DataError) as caught:
         Trainer(torch.nn.Linear(2, 1), torch.nn.MSELoss(reduction="none")).eval(windows(**kwargs))
-    assert str(caught.value) == "windows with overlap or burn_in need a WindowStep, which an Estimator trains with"
+    assert (
+        str(caught.value)
+        == "windows with overlap or burn_in need a WindowStep, which an Estimator trains with"
+    )
 
 
 # -- adapters ------------------------------------------------------------------------------------------
 
 
 def test_an_iterable_is_a_dataset_of_every_pass():
-    data = as_dataset([(X[:2], Y[:2]), Minibatch((X[2:],), (Y[2:],), "own")], name="two", kind="common")
+    data = as_dataset(
+        [(X[:2], Y[:2]), Minibatch((X[2:],), (Y[2:],), "own")], name="two", kind="common"
+    )
     assert isinstance(data, Dataset)
     assert as_dataset(data) is data
     assert (data.name, len(data)) == ("two", 2)
@@ -105,8 +122,8 @@ def test_an_iterator_can_be_gone_through_once():
     with pytest.raises(DataError) as caught:
         list(data)
     assert str(caught.value) == (
-        "dataset 'stream' is a generator, which can be iterated over only once; give a list, or an object that "
-        "can be iterated over again"
+        "dataset 'stream' is a generator, which can be iterated over only once; give a list, or an "
+        "object that can be iterated over again"
     )
 
 
@@ -121,11 +138,17 @@ def test_what_cannot_be_gone_through_is_no_dataset():
 def test_batches_are_cut_from_memory_and_none_is_left_out():
     data = InMemory((X, X.numpy() + 1), Y, batchsize=3)
     assert len(data) == 3
-    assert [tuple(v.shape for v in batch.inputs) for batch in data] == [((3, 3), (3, 3))] * 2 + [((1, 3), (1, 3))]
+    assert [tuple(v.shape for v in batch.inputs) for batch in data] == [((3, 3), (3, 3))] * 2 + [
+        ((1, 3), (1, 3))
+    ]
     assert torch.equal(torch.cat([batch.inputs[1] for batch in data]), X + 1)
     assert torch.equal(torch.cat([batch.labels[0] for batch in data]), Y)
     assert next(iter(data)).inputs[0].data_ptr() == X.data_ptr()  # a view
-    assert len(InMemory(X, batchsize=3, drop_last=True)) == len(list(InMemory(X, batchsize=3, drop_last=True))) == 2
+    assert (
+        len(InMemory(X, batchsize=3, drop_last=True))
+        == len(list(InMemory(X, batchsize=3, drop_last=True)))
+        == 2
+    )
 
 
 def test_every_pass_has_another_order_of_the_same_examples():
@@ -140,7 +163,9 @@ def test_every_pass_has_another_order_of_the_same_examples():
 
 
 def test_endless_data_are_passes_one_after_the_other():
-    data, finite = (InMemory(Y, batchsize=3, infinite=i, shuffle=True, random_state=4) for i in (True, False))
+    data, finite = (
+        InMemory(Y, batchsize=3, infinite=i, shuffle=True, random_state=4) for i in (True, False)
+    )
     with pytest.raises(TypeError, match=r"^dataset 'in memory' is infinite: it has no length$"):
         len(data)
     assert inputs(Take(data, 8)) == (inputs(finite) + inputs(finite) + inputs(finite))[:8]
@@ -150,7 +175,10 @@ def test_examples_must_be_equally_many():
     for arrays, sizes in (((X, Y[:3]), [7, 3]), ((), []), ((X[:0],), [0])):
         with pytest.raises(ShapeError) as caught:
             InMemory(arrays, batchsize=2)
-        assert str(caught.value) == f"inputs and labels must have equally many examples, at least 1, got {sizes}"
+        assert (
+            str(caught.value)
+            == f"inputs and labels must have equally many examples, at least 1, got {sizes}"
+        )
     with pytest.raises(ShapeError, match=r"^7 examples make no batch of 8; set drop_last=False$"):
         InMemory(X, batchsize=8, drop_last=True)
 
@@ -173,7 +201,11 @@ def test_only_the_first_batches_of_each_pass():
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_a_map_keeps_the_order(workers, no_thread_stays):
-    data = Map(InMemory(X, Y, batchsize=2, kind="s"), lambda b: (b.inputs[0] * 2, b.labels), workers=workers)
+    data = Map(
+        InMemory(X, Y, batchsize=2, kind="s"),
+        lambda b: (b.inputs[0] * 2, b.labels),
+        workers=workers,
+    )
     assert len(data) == 4
     for _ in range(2):
         assert torch.equal(torch.cat([batch.inputs[0] for batch in data]), 2 * X)
@@ -185,7 +217,10 @@ def test_reading_ahead_keeps_the_order(no_thread_stays):
     data, seen = ReadAhead(InMemory(X, batchsize=2), 2), []
     assert len(data) == 4
     assert inputs(data) == inputs(data) == inputs(InMemory(X, batchsize=2))
-    thread = Map(InMemory(X, batchsize=2), lambda batch: (seen.append(threading.current_thread().name), batch)[1])
+    thread = Map(
+        InMemory(X, batchsize=2),
+        lambda batch: (seen.append(threading.current_thread().name), batch)[1],
+    )
     list(ReadAhead(thread))
     assert set(seen) == {"BackgroundDataLoader-0"}
 
@@ -215,7 +250,10 @@ def test_examples_become_batches_of_any_item():
     assert len(data) == 3
     assert [batch.y.tolist() for batch in data] == [[0, 1, 2], [3, 4, 5], [6]]
     assert [tuple(batch.x.shape) for batch in data.skip(1)] == [(3, 2), (1, 2)]
-    assert [batch.y.tolist() for batch in Batch(examples, 3, drop_last=True)] == [[0, 1, 2], [3, 4, 5]]
+    assert [batch.y.tolist() for batch in Batch(examples, 3, drop_last=True)] == [
+        [0, 1, 2],
+        [3, 4, 5],
+    ]
     assert len(Batch(examples, 3, drop_last=True)) == 2
     joined = Batch([torch.ones(2, 1), torch.ones(3, 1)], 2, stack=False)
     assert [tuple(batch.x.shape) for batch in joined] == [(5, 1)]

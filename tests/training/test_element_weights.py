@@ -8,7 +8,11 @@ from fluxutils_py.training.element_weights import target_and_weight, weights_dif
 
 
 def test_mask_and_weights_in_any_order_are_multiplied():
-    y, mask, w = torch.zeros(3), torch.tensor([True, False, True]), torch.tensor([2.0, torch.nan, 0.5])
+    y, mask, w = (
+        torch.zeros(3),
+        torch.tensor([True, False, True]),
+        torch.tensor([2.0, torch.nan, 0.5]),
+    )
     for labels in (y, mask, w), (y, w, mask):
         target, weight = target_and_weight(labels)
         assert target is y

@@ -112,8 +112,16 @@ def test_lists_that_are_shared_many_times_are_read_once(path):
 def test_what_is_within_the_bounds_is_read(path):
     shared = torch.arange(6.0)
     sparse = torch.sparse_coo_tensor([[0, 2]], [3.0, 4.0], (5,), check_invariants=True)
-    content = {"a": shared, "b": shared[::2], "c": torch.zeros(0), "n": nested(90), "p": torch.nn.Parameter(shared)}
-    write_file(path, {"kind": KIND, **content, "s": sparse, "z": torch.tensor(1j), "i": torch.tensor(3)})
+    content = {
+        "a": shared,
+        "b": shared[::2],
+        "c": torch.zeros(0),
+        "n": nested(90),
+        "p": torch.nn.Parameter(shared),
+    }
+    write_file(
+        path, {"kind": KIND, **content, "s": sparse, "z": torch.tensor(1j), "i": torch.tensor(3)}
+    )
     found = read_file(path, KIND)
     assert torch.equal(found["b"], torch.tensor([0.0, 2.0, 4.0]))
     assert torch.equal(found["s"].to_dense(), sparse.to_dense())

@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.training.generator_state import RandomGenerators, get_generator_state, set_generator_state
+from fluxutils_py.training.generator_state import (
+    RandomGenerators,
+    get_generator_state,
+    set_generator_state,
+)
 
 KINDS = [np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64]
 
@@ -40,7 +44,10 @@ def test_a_generator_of_torch_goes_on():
 
 
 def test_everything_goes_on_together():
-    a, b = RandomGenerators(rng=np.random.default_rng(0)), RandomGenerators(rng=np.random.default_rng(1))
+    a, b = (
+        RandomGenerators(rng=np.random.default_rng(0)),
+        RandomGenerators(rng=np.random.default_rng(1)),
+    )
     state = saved(a.state_dict())
     first = torch.rand(3), a.generators["rng"].random(3)
     torch.manual_seed(99)
@@ -51,9 +58,13 @@ def test_everything_goes_on_together():
 
 def test_generators_of_other_kinds_or_names_are_refused():
     rng = np.random.default_rng(0)
-    with pytest.raises(LoadError, match=r"^the state is of a generator of torch, this one is of numpy$"):
+    with pytest.raises(
+        LoadError, match=r"^the state is of a generator of torch, this one is of numpy$"
+    ):
         set_generator_state(rng, get_generator_state(torch.Generator()))
-    with pytest.raises(LoadError, match=r"^the state is of a NumPy generator MT19937, this one is PCG64$"):
+    with pytest.raises(
+        LoadError, match=r"^the state is of a NumPy generator MT19937, this one is PCG64$"
+    ):
         set_generator_state(rng, get_generator_state(np.random.Generator(np.random.MT19937(0))))
     before = torch.get_rng_state()
     with pytest.raises(LoadError, match=r"^the state is of generators \['a'\], these are \['b'\]$"):

@@ -48,7 +48,9 @@ def by_trainer(model, data, **settings):
 
 
 def by_task(model, data, **settings):
-    Loop(TaskStep(Squares(model), TrainState(0, model, sgd(model.parameters())), **settings)).run_epochs(data, 1)
+    Loop(
+        TaskStep(Squares(model), TrainState(0, model, sgd(model.parameters())), **settings)
+    ).run_epochs(data, 1)
 
 
 def by_function(model, data, **settings):
@@ -58,7 +60,9 @@ def by_function(model, data, **settings):
 
 def by_threads(model, data, **settings):
     left = iter(data)
-    ptrain(lambda x, y: mean_square(model, x, y), model, lambda: next(left), sgd, 100, bs=2, **settings)
+    ptrain(
+        lambda x, y: mean_square(model, x, y), model, lambda: next(left), sgd, 100, bs=2, **settings
+    )
 
 
 def by_hand(model, data, accumulate, clip):
@@ -97,8 +101,8 @@ def test_every_way_tells_of_what_is_not_finite_in_the_same_words(way):
         way(model, broken)
     place = " at iteration 1" if way in (by_function, by_threads) else ""
     assert str(caught.value) == (
-        f"loss is nan{place}; the parameters are as before this step. Lower the learning rate, set clip, or look for "
-        "extreme values in the data"
+        f"loss is nan{place}; the parameters are as before this step. Lower the learning rate, set "
+        "clip, or look for extreme values in the data"
     )
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
@@ -109,14 +113,21 @@ def test_an_infinite_gradient_is_an_error_in_its_own_step_while_others_wait():
     losses = {1: lambda: p.sum(), 2: lambda: (p - p.detach()).abs().sqrt().sum()}
     step = GradientStep(lambda k: BatchLoss(losses[k]()), sgd([p]), accumulate=5)
     step(1)
-    with pytest.raises(FloatingPointError, match=r"^gradient norm is nan; the parameters are as before"):
+    with pytest.raises(
+        FloatingPointError, match=r"^gradient norm is nan; the parameters are as before"
+    ):
         step(2)
     assert p.tolist() == [1, 1]
 
 
 def test_without_an_optimizer_gradients_are_observed_and_nothing_changes():
     p, seen = nn.Parameter(torch.tensor([1.0, 2.0])), []
-    step = GradientStep(lambda b: BatchLoss((p * b).sum()), None, params=[p], observe=lambda g: seen.append(g.clone()))
+    step = GradientStep(
+        lambda b: BatchLoss((p * b).sum()),
+        None,
+        params=[p],
+        observe=lambda g: seen.append(g.clone()),
+    )
     info = step(torch.tensor([3.0, 4.0]))
     assert (info.batch_loss, step.n_updates) == (11, 0)
     assert torch.equal(seen[0], torch.tensor([3.0, 4.0]))
@@ -163,7 +174,9 @@ def test_the_schedule_of_a_trainer_goes_by_updates():
 
 
 @pytest.mark.parametrize("function", [ptrain, ttrain])
-@pytest.mark.parametrize(("layer", "why"), [(nn.BatchNorm1d(3), "normalises over"), (LSTM(3, 3), "carries a state")])
+@pytest.mark.parametrize(
+    ("layer", "why"), [(nn.BatchNorm1d(3), "normalises over"), (LSTM(3, 3), "carries a state")]
+)
 def test_models_that_threads_would_change_at_once_are_refused(function, layer, why):
     model = nn.Sequential(layer, nn.Linear(3, 1))
     x = torch.randn(8, 3)

@@ -10,7 +10,12 @@ from torch import nn
 
 from fluxutils_py.data.parts import dividebatch
 from fluxutils_py.parallel import Threads
-from fluxutils_py.praytools.threaded_gradients import paralelization_stats, parallelization_stats, pgradient, tgradient
+from fluxutils_py.praytools.threaded_gradients import (
+    paralelization_stats,
+    parallelization_stats,
+    pgradient,
+    tgradient,
+)
 from fluxutils_py.training.gradients import tree_reduce
 
 
@@ -28,13 +33,17 @@ def distance(a, b):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 13])
 def test_tree_reduce_keeps_the_order_and_is_as_deep_as_a_tree(n):
-    depth = tree_reduce([(0, [i]) for i in range(n)], lambda a, b: (max(a[0], b[0]) + 1, a[1] + b[1]))
+    depth = tree_reduce(
+        [(0, [i]) for i in range(n)], lambda a, b: (max(a[0], b[0]) + 1, a[1] + b[1])
+    )
     assert depth[1] == list(range(n))
     assert depth[0] == math.ceil(math.log2(n))
 
 
 def test_tree_reduce_of_nothing_is_an_error():
-    with pytest.raises(ValueError, match=r"^there is nothing to reduce: tree_reduce needs at least one item$"):
+    with pytest.raises(
+        ValueError, match=r"^there is nothing to reduce: tree_reduce needs at least one item$"
+    ):
         tree_reduce([], max)
 
 
@@ -91,7 +100,9 @@ def test_samples_and_weights_must_fit(task):
         pgradient(loss, model, [])
     with pytest.raises(ValueError, match=r"^there are 2 samples, but 3 weights$"):
         pgradient(loss, model, dividebatch(2, *batch), [1, 2, 3])
-    with pytest.raises(ValueError, match=r"^the weights of the samples must have a positive sum, it is 0.0$"):
+    with pytest.raises(
+        ValueError, match=r"^the weights of the samples must have a positive sum, it is 0.0$"
+    ):
         pgradient(loss, model, dividebatch(2, *batch), [0, 0])
     with pytest.raises(TypeError, match=r"^the loss must return a scalar tensor, got float$"):
         pgradient(lambda x, y: 1.0, model, dividebatch(2, *batch))
@@ -137,7 +148,9 @@ def test_threads_that_work_already_are_used(task):
         assert threading.active_count() == before + 1
 
 
-@pytest.mark.parametrize(("size", "parts"), [(1, [1]), (12, [1, 2, 4, 8, 16]), (103, [1, 2, 4, 8, 16, 32, 64, 128])])
+@pytest.mark.parametrize(
+    ("size", "parts"), [(1, [1]), (12, [1, 2, 4, 8, 16]), (103, [1, 2, 4, 8, 16, 32, 64, 128])]
+)
 def test_stats_try_powers_of_two_and_change_nothing(task, size, parts):
     loss, model, batch = task
     before, calls = copy.deepcopy(model.state_dict()), []
@@ -156,8 +169,12 @@ def test_stats_try_powers_of_two_and_change_nothing(task, size, parts):
 
 def test_stats_try_what_they_are_told(task):
     loss, model, batch = task
-    assert [r["parts"] for r in parallelization_stats(loss, model, lambda: batch, 103, 1, [3, 2])] == [1, 3, 2]
-    with pytest.raises(ValueError, match=r"^minibatch_size and steps must be at least 1, got 0 and 1$"):
+    assert [
+        r["parts"] for r in parallelization_stats(loss, model, lambda: batch, 103, 1, [3, 2])
+    ] == [1, 3, 2]
+    with pytest.raises(
+        ValueError, match=r"^minibatch_size and steps must be at least 1, got 0 and 1$"
+    ):
         parallelization_stats(loss, model, lambda: batch, 0, 1)
 
 

@@ -94,12 +94,16 @@ def test_the_priority_of_an_object_counts_against_functions():
 
 @pytest.mark.parametrize("hook", [3, "step", object(), [print]])
 def test_what_is_no_callback_is_refused(hook):
-    with pytest.raises(TypeError, match="a callback is a function of the loop, or has on_start, on_step, on_epoch"):
+    with pytest.raises(
+        TypeError, match="a callback is a function of the loop, or has on_start, on_step, on_epoch"
+    ):
         Hooks().attach(hook)
 
 
 def test_a_class_that_was_not_built_is_refused_with_the_way_out():
-    with pytest.raises(TypeError, match=r"callback Everything is a class; build it first: Everything\("):
+    with pytest.raises(
+        TypeError, match=r"callback Everything is a class; build it first: Everything\("
+    ):
         Hooks().attach(Everything)
 
 
@@ -111,7 +115,8 @@ def stop(loop):
 
 
 @pytest.mark.parametrize(
-    ("event", "steps", "epochs"), [("start", 0, 0), ("step", 1, 1), ("epoch", 3, 1), ("end", 6, 2), ("close", 6, 2)]
+    ("event", "steps", "epochs"),
+    [("start", 0, 0), ("step", 1, 1), ("epoch", 3, 1), ("end", 6, 2), ("close", 6, 2)],
 )
 def test_stop_training_ends_the_run_cleanly(event, steps, epochs):
     log = []
@@ -292,8 +297,8 @@ def test_a_callback_that_does_not_take_the_loop_is_refused(hook, name):
     with pytest.raises(TypeError) as caught:
         Hooks().attach(hook)
     assert str(caught.value) == (
-        f"the callback {name} must take one argument, the loop; fluxutils_py.praytools.cb(f) is a callback that calls "
-        "f()"
+        f"the callback {name} must take one argument, the loop; fluxutils_py.praytools.cb(f) is a "
+        "callback that calls f()"
     )
 
 

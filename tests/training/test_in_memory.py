@@ -13,7 +13,10 @@ X = np.random.default_rng(0).normal(5, 3, size=(37, 3))
 
 
 def test_a_data_set_is_kept_as_one():
-    batches = [(torch.from_numpy(X[i : i + 5]), torch.from_numpy(X[i : i + 5, :1])) for i in range(0, 37, 5)]
+    batches = [
+        (torch.from_numpy(X[i : i + 5]), torch.from_numpy(X[i : i + 5, :1]))
+        for i in range(0, 37, 5)
+    ]
     data = InMemory.from_dataset(batches, batchsize=8)
     assert [len(b.inputs[0]) for b in data] == [8, 8, 8, 8, 5]
     assert np.array_equal(torch.cat([b.inputs[0] for b in data]).numpy(), X)
@@ -28,7 +31,9 @@ def test_what_has_weights_or_nothing_is_not_kept():
 
 def test_with_replacement_examples_repeat_and_a_pass_goes_on_exactly():
     def make():
-        return InMemory(torch.arange(37), batchsize=10, shuffle=True, replacement=True, random_state=1)
+        return InMemory(
+            torch.arange(37), batchsize=10, shuffle=True, replacement=True, random_state=1
+        )
 
     data = make()
     drawn = [b.inputs[0].tolist() for b in data]

@@ -73,10 +73,16 @@ def test_hooks_see_the_counters_as_they_stand():
     seen = []
     loop = Loop(identity)
     loop.on_start(
-        "start", lambda loop: seen.append(("start", loop.step, loop.epoch, loop.n_epochs, loop.steps_per_epoch))
+        "start",
+        lambda loop: seen.append(
+            ("start", loop.step, loop.epoch, loop.n_epochs, loop.steps_per_epoch)
+        ),
     )
     loop.on_step("step", lambda loop: seen.append((loop.step, loop.epoch, loop.batch_loss)))
-    loop.on_epoch("epoch", lambda loop: seen.append((loop.step, loop.epoch, loop.record["epoch"], len(loop.history))))
+    loop.on_epoch(
+        "epoch",
+        lambda loop: seen.append((loop.step, loop.epoch, loop.record["epoch"], len(loop.history))),
+    )
     loop.on_end("end", lambda loop: seen.append(("end", loop.step, loop.epoch, len(loop.history))))
     loop.run_epochs([(1.0, 1), (2.0, 1)], 2)
     assert seen == [
@@ -137,7 +143,13 @@ def test_runs_of_steps_go_on_where_the_last_one_ended():
     log, batches = [], Batches(*"abcdefgh")
     loop = logging(log)
     loop.run_steps(batches, 3)
-    assert (loop.step, loop.start_step, loop.end_step, loop.epoch, loop.epoch_step) == (3, 0, 3, 0, 3)
+    assert (loop.step, loop.start_step, loop.end_step, loop.epoch, loop.epoch_step) == (
+        3,
+        0,
+        3,
+        0,
+        3,
+    )
     loop.run_steps(batches, 2)
     assert (loop.step, loop.start_step, loop.end_step) == (5, 3, 5)
     loop.run_to_step(batches, 7)
@@ -238,7 +250,15 @@ def test_the_loop_carries_what_hooks_need():
     loop, x, seen = Loop(trainer), torch.randn(7, 3), []
 
     def look(loop):
-        seen.append((loop.step, loop.batch_loss, loop.metrics["batch_loss"], loop.state.step, loop.batches is data))
+        seen.append(
+            (
+                loop.step,
+                loop.batch_loss,
+                loop.metrics["batch_loss"],
+                loop.state.step,
+                loop.batches is data,
+            )
+        )
 
     data = [(x, x[:, :1])]
     loop.on_step("look", look)
@@ -267,7 +287,10 @@ class Unsized:
 def test_steps_are_counted_from_zero_while_they_are_under_way(batches):
     seen, ends = [], []
     loop = Loop(lambda batch: (seen.append(("in", loop.loop_step)), StepInfo(1.0))[1])
-    loop.on_step("note", lambda loop: (seen.append(("hook", loop.loop_step, loop.step)), ends.append(loop.end_step)))
+    loop.on_step(
+        "note",
+        lambda loop: (seen.append(("hook", loop.loop_step, loop.step)), ends.append(loop.end_step)),
+    )
     loop.run_epochs(batches, 3)
     assert seen == [note for i in range(21) for note in (("in", i), ("hook", i, i + 1))]
     assert ends == ([21] * 21 if isinstance(batches, list) else [None] * 7 + [21] * 14)
@@ -326,7 +349,12 @@ def test_step_durations_are_of_the_steps_alone(monkeypatch):
     loop.on_step("slow", lambda loop: tick(1000))
     assert loop.median_train_step_duration() == 0.001
     loop.run_epochs(data(), 1)
-    assert list(loop.train_step_durations) == [5, 1, 2, 4]  # in the order of the steps, also after the median
+    assert list(loop.train_step_durations) == [
+        5,
+        1,
+        2,
+        4,
+    ]  # in the order of the steps, also after the median
     assert loop.median_train_step_duration() == 3
     assert list(loop.train_step_durations) == [5, 1, 2, 4]
     assert loop.record["seconds"] == 4 * 1100 + 12

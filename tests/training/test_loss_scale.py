@@ -1,4 +1,6 @@
-"""Steps in bfloat16 and float16, against loops of plain torch with autocast and GradScaler, bit for bit."""
+"""Steps in bfloat16 and float16, against loops of plain torch with autocast and GradScaler, bit for
+bit.
+"""
 
 import copy
 
@@ -23,7 +25,9 @@ def net():
 def batches(n=13, far=100):
     generator = torch.Generator().manual_seed(1)
     xs = [torch.randn(7, 3, generator=generator) for _ in range(n)]
-    return [(x, far * x.sum(1, keepdim=True)) for x in xs]  # far away: gradients overflow float16 at first
+    return [
+        (x, far * x.sum(1, keepdim=True)) for x in xs
+    ]  # far away: gradients overflow float16 at first
 
 
 def by_hand(model, opt, data, precision, clip=None, accumulate=1):
@@ -55,20 +59,27 @@ def test_a_step_is_that_of_torch_and_skips_what_overflows(precision, defer, clip
     model, expected, data = net(), net(), batches(12)
     mean_square = lambda batch: BatchLoss((model(batch[0]).float() - batch[1]).square().mean(), 7.0)  # noqa: E731
     opt = adamw(model.parameters())
-    step = GradientStep(mean_square, opt, model, clip=clip, accumulate=accumulate, precision=precision, defer=defer)
+    step = GradientStep(
+        mean_square, opt, model, clip=clip, accumulate=accumulate, precision=precision, defer=defer
+    )
     losses, scales = [], []
     for batch in data:
         losses.append(step(batch).batch_loss)
         scales.append(None if step._scale is None else float(step._scale.value))
     assert all(float(loss) > 0 for loss in losses)
     assert step.n_updates == 12 // accumulate
-    expected_scales = by_hand(expected, adamw(expected.parameters()), data, precision, clip, accumulate)
+    expected_scales = by_hand(
+        expected, adamw(expected.parameters()), data, precision, clip, accumulate
+    )
     if precision == "float16":
         assert scales == expected_scales
         assert scales[-1] < 2.0**16  # some were skipped
     for p, q in zip(model.parameters(), expected.parameters(), strict=True):
         assert torch.allclose(
-            p, q, rtol=0 if accumulate == 1 and clip is None else 1e-5, atol=0 if clip is None else 1e-7
+            p,
+            q,
+            rtol=0 if accumulate == 1 and clip is None else 1e-5,
+            atol=0 if clip is None else 1e-7,
         )
 
 
@@ -80,7 +91,9 @@ class Squares(TrainTask):
 def by_trainer(model, data, opt, **settings):
     trainer = Trainer(model, nn.MSELoss(), opt, **settings)
     Loop(trainer).run_epochs(data, 1)
-    assert trainer.eval(data)["loss"] == pytest.approx(evaluated(model, data, settings["precision"]), rel=1e-6)
+    assert trainer.eval(data)["loss"] == pytest.approx(
+        evaluated(model, data, settings["precision"]), rel=1e-6
+    )
 
 
 def evaluated(model, data, precision):
@@ -89,24 +102,43 @@ def evaluated(model, data, precision):
 
 
 def by_task(model, data, opt, **settings):
-    Loop(TaskStep(Squares(model), TrainState(0, model, opt(model.parameters())), **settings)).run_epochs(data, 1)
+    Loop(
+        TaskStep(Squares(model), TrainState(0, model, opt(model.parameters())), **settings)
+    ).run_epochs(data, 1)
 
 
 def by_function(model, data, opt, **settings):
     left = iter(data)
-    train(lambda x, y: (model(x).float() - y).square().mean(), model, lambda: next(left), opt, 100, **settings)
+    train(
+        lambda x, y: (model(x).float() - y).square().mean(),
+        model,
+        lambda: next(left),
+        opt,
+        100,
+        **settings,
+    )
 
 
 def by_threads(model, data, opt, **settings):
     left = iter(data)
-    ptrain(lambda x, y: (model(x).float() - y).square().mean(), model, lambda: next(left), opt, 100, bs=2, **settings)
+    ptrain(
+        lambda x, y: (model(x).float() - y).square().mean(),
+        model,
+        lambda: next(left),
+        opt,
+        100,
+        bs=2,
+        **settings,
+    )
 
 
 @pytest.mark.parametrize("precision", LOW)
 @pytest.mark.parametrize("way", [by_trainer, by_task, by_function, by_threads])
 def test_every_way_to_train_has_it(way, precision):
     model, expected = net(), net()
-    data = batches(far=0.1 if way is by_threads else 100)  # parts of a batch overflow elsewhere than the whole
+    data = batches(
+        far=0.1 if way is by_threads else 100
+    )  # parts of a batch overflow elsewhere than the whole
     way(model, data, adamw, precision=precision)
     by_hand(expected, adamw(expected.parameters()), data, precision)
     near = 0.02 if way is by_threads else 0  # halves of a batch are rounded apart
@@ -117,19 +149,28 @@ def test_every_way_to_train_has_it(way, precision):
 
 def test_a_loss_that_is_infinite_and_too_many_gradients_are_errors():
     p = nn.Parameter(torch.ones(2))
-    step = GradientStep(lambda k: BatchLoss((p * k).sum()), adamw([p]), params=[p], precision="float16")
+    step = GradientStep(
+        lambda k: BatchLoss((p * k).sum()), adamw([p]), params=[p], precision="float16"
+    )
     step(torch.tensor(1.0))
     after = p.detach().clone()
     with pytest.raises(FloatingPointError, match=r"^loss is inf"):
         step(torch.tensor(torch.inf))
     step.discard()
-    infinite = GradientStep(lambda k: BatchLoss((p - p.detach()).abs().sqrt().sum()), adamw([p]), precision="float16")
+    infinite = GradientStep(
+        lambda k: BatchLoss((p - p.detach()).abs().sqrt().sum()), adamw([p]), precision="float16"
+    )
     for _ in range(MOST_SKIPPED - 1):
         assert infinite(1).batch_loss == 0
-    with pytest.raises(FloatingPointError, match=rf"infinite or NaN in {MOST_SKIPPED} updates in a row.*bfloat16"):
+    with pytest.raises(
+        FloatingPointError, match=rf"infinite or NaN in {MOST_SKIPPED} updates in a row.*bfloat16"
+    ):
         infinite(1)
     late = GradientStep(
-        lambda k: BatchLoss((p - p.detach()).abs().sqrt().sum()), adamw([p]), precision="float16", defer=True
+        lambda k: BatchLoss((p - p.detach()).abs().sqrt().sum()),
+        adamw([p]),
+        precision="float16",
+        defer=True,
     )
     infos = [late(1) for _ in range(MOST_SKIPPED)]
     with pytest.raises(FloatingPointError, match="updates in a row"):

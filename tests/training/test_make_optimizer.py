@@ -20,7 +20,9 @@ def test_classes_partials_functions_and_instances_make_optimizers():
     assert isinstance(make_optimizer(None, params()), torch.optim.AdamW)
     numbers = make_optimizer(functools.partial(torch.optim.Adam, lr=np.float32(0.5)), params())
     assert type(numbers.param_groups[0]["lr"]) is float
-    assert isinstance(make_optimizer(lambda p: torch.optim.SGD(p, lr=0.1), params()), torch.optim.SGD)
+    assert isinstance(
+        make_optimizer(lambda p: torch.optim.SGD(p, lr=0.1), params()), torch.optim.SGD
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,8 +46,12 @@ def test_nothing_to_train_is_an_error():
 
 def test_schedulers_are_made_of_the_optimizer():
     opt = torch.optim.SGD(params())
-    made = make_scheduler(functools.partial(torch.optim.lr_scheduler.StepLR, step_size=np.int64(2)), opt)
+    made = make_scheduler(
+        functools.partial(torch.optim.lr_scheduler.StepLR, step_size=np.int64(2)), opt
+    )
     assert made.optimizer is opt
     for wrong in (3, lambda opt: 3):
-        with pytest.raises(TypeError, match=r"^scheduler must make a torch learning-rate scheduler"):
+        with pytest.raises(
+            TypeError, match=r"^scheduler must make a torch learning-rate scheduler"
+        ):
             make_scheduler(wrong, opt)

@@ -17,7 +17,9 @@ from fluxutils_py.training.nonfinite_batch import find_nonfinite
 
 
 def found_in(model, batch, takes_kind=False, states=None):
-    return find_nonfinite(model, batch, lambda batch: run_uncompiled(model, batch, takes_kind), states)
+    return find_nonfinite(
+        model, batch, lambda batch: run_uncompiled(model, batch, takes_kind), states
+    )
 
 
 class ByKind(nn.Module):
@@ -117,8 +119,12 @@ def test_functions_that_train_name_the_module(function, prepare, settings):
     def loss(x, y):
         return (model(x) - y).square().mean()
 
-    message = message_of(lambda: function(loss, model, prepare, torch.optim.SGD, 3, **settings), model)
-    assert message.startswith("loss is nan at iteration 1, first given by module '1' (Logarithm); the parameters")
+    message = message_of(
+        lambda: function(loss, model, prepare, torch.optim.SGD, 3, **settings), model
+    )
+    assert message.startswith(
+        "loss is nan at iteration 1, first given by module '1' (Logarithm); the parameters"
+    )
 
 
 @pytest.mark.parametrize("n_jobs", [None, 2])
@@ -127,13 +133,18 @@ def test_a_task_names_the_module_and_its_generator_does_not_advance(n_jobs):
     for _ in range(2):
         state = TrainState(0, model, torch.optim.SGD(model.parameters(), lr=0.1))
         step, rng = TaskStep(Squares(), n_jobs=n_jobs), torch.Generator().manual_seed(7)
-        message = message_of(lambda step=step, state=state, rng=rng: step(state, sample(), rng), model)
+        message = message_of(
+            lambda step=step, state=state, rng=rng: step(state, sample(), rng), model
+        )
         assert message.startswith("loss is nan, first given by module '1' (Logarithm)")
         rngs.append(rng.get_state())
         nonfinite_inputs = torch.full((5, 3), torch.nan), torch.zeros(5, 1)
         step, other = TaskStep(Squares(), n_jobs=n_jobs), torch.Generator().manual_seed(7)
         assert "first given" not in message_of(
-            lambda step=step, state=state, other=other, batch=nonfinite_inputs: step(state, batch, other), model
+            lambda step=step, state=state, other=other, batch=nonfinite_inputs: step(
+                state, batch, other
+            ),
+            model,
         )
         assert torch.equal(rng.get_state(), other.get_state())  # of a step that is not run again
     assert torch.equal(*rngs)
@@ -143,8 +154,12 @@ def test_a_task_names_the_module_and_its_generator_does_not_advance(n_jobs):
 def test_fit_names_the_module(settings):
     x = np.ones((3, 5, 7), np.float32)  # (F, N, T)
     spec = {"epochs": 2, "batchsize": 3, "seqsize": 4, "overlap": 1}
-    est = Estimator(model=broken(), loss=seqloss(nn.MSELoss()), spec=spec, verbose=False, comm=None, **settings)
-    with pytest.raises(FloatingPointError, match=r"at steps 0 to 4 of series .*, first given by module '1' \(Logar"):
+    est = Estimator(
+        model=broken(), loss=seqloss(nn.MSELoss()), spec=spec, verbose=False, comm=None, **settings
+    )
+    with pytest.raises(
+        FloatingPointError, match=r"at steps 0 to 4 of series .*, first given by module '1' \(Logar"
+    ):
         est.fit(x, x[:1])
 
 
@@ -154,7 +169,10 @@ def test_a_window_is_run_again_from_the_state_with_which_it_began(overlap):
     model = nn.Sequential(Recur(Counting()), nn.Identity())
     spec = {"epochs": 1, "batchsize": 2, "seqsize": 4, "overlap": overlap}
     est = Estimator(model=model, loss=seqloss(nn.MSELoss()), spec=spec, verbose=False, comm=None)
-    with pytest.raises(FloatingPointError, match=r"at steps 4 to [78] .*, first given by module '0\.\w+' \(Counting\)"):
+    with pytest.raises(
+        FloatingPointError,
+        match=r"at steps 4 to [78] .*, first given by module '0\.\w+' \(Counting\)",
+    ):
         est.fit(x, x[:1])
 
 
@@ -166,11 +184,17 @@ def test_the_parameter_without_a_finite_gradient_is_named():
         return model(x).abs().sqrt().mean()  # the derivative of the root is infinite at 0
 
     message = message_of(lambda: train(loss, model, sample, torch.optim.SGD, 3), model)
-    assert message.startswith("gradient norm is nan at iteration 1, in the gradient of parameter '1.weight'; ")
+    assert message.startswith(
+        "gradient norm is nan at iteration 1, in the gradient of parameter '1.weight'; "
+    )
 
 
 def test_a_loss_is_computed_again_only_after_a_failure_and_draws_as_if_it_had_not_been():
-    model, calls, drawing = nn.Linear(3, 1), [], np.random.mtrand  # the global generator, as users' losses call it
+    model, calls, drawing = (
+        nn.Linear(3, 1),
+        [],
+        np.random.mtrand,
+    )  # the global generator, as users' losses call it
 
     def loss(x, y):
         calls.append(drawing.random())

@@ -29,7 +29,9 @@ class After(optuna.pruners.BasePruner):
 
 def estimator(**settings):
     return SequenceRegressor(
-        3, **{"epochs": 4, "batchsize": 8, "seqsize": 5, "random_state": 0, "verbose": False} | settings
+        3,
+        **{"epochs": 4, "batchsize": 8, "seqsize": 5, "random_state": 0, "verbose": False}
+        | settings,
     )
 
 
@@ -45,7 +47,9 @@ def test_each_epoch_is_reported(direction, validated):
     ests = []
 
     def fit(pruning):
-        est = estimator(callbacks=pruning).fit(X, Y, validation_data=(X[:, :5], Y[:, :5]) if validated else None)
+        est = estimator(callbacks=pruning).fit(
+            X, Y, validation_data=(X[:, :5], Y[:, :5]) if validated else None
+        )
         ests.append(est)
         return est.loss_
 
@@ -147,6 +151,10 @@ def test_a_killed_study_goes_on_in_the_middle_of_a_trial(python, tmp_path):
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["states"] == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
     assert found["lr"][2] == found["lr"][1]
-    assert found["epochs"] == [[2, 2], [2, 3], *([3, e] for e in range(4))]  # trial 2 goes on from two epochs
+    assert found["epochs"] == [
+        [2, 2],
+        [2, 3],
+        *([3, e] for e in range(4)),
+    ]  # trial 2 goes on from two epochs
     uninterrupted = estimator(lr=found["lr"][2]).fit(X, Y)
     assert found["values"][2] == uninterrupted.loss_

@@ -1,4 +1,6 @@
-"""Losses that are read one step behind: the same training to the last bit, and errors that change nothing."""
+"""Losses that are read one step behind: the same training to the last bit, and errors that change
+nothing.
+"""
 
 import copy
 import math
@@ -73,7 +75,9 @@ def test_a_loss_is_read_when_the_next_step_is_at_work_or_when_a_hook_asks(late, 
     late(True)
     log, real, call = [], PendingLoss.__float__, WindowStep.__call__
     monkeypatch.setattr(PendingLoss, "__float__", lambda self: log.append("read") or real(self))
-    monkeypatch.setattr(WindowStep, "__call__", lambda self, batch: log.append("step") or call(self, batch))
+    monkeypatch.setattr(
+        WindowStep, "__call__", lambda self, batch: log.append("step") or call(self, batch)
+    )
     estimator(epochs=1, batchsize=13, seqsize=10).fit(*data())
     assert log == ["step", "step", "read", "step", "read", "step", "read", "step", "read", "read"]
     seen = []
@@ -102,14 +106,18 @@ def test_what_is_not_finite_is_an_error_that_changes_no_parameter(late, where, a
         est = estimator(loss=partial(broken, at=at, where=where), epochs=1, accumulate=accumulate)
         with pytest.raises(FloatingPointError) as error:
             est.fit(*data())
-        assert hasattr(est, "optimizer_") == (at > 1)  # nothing was learnt: as if it had not been tried
+        assert hasattr(est, "optimizer_") == (
+            at > 1
+        )  # nothing was learnt: as if it had not been tried
         moments = est.optimizer_.state_dict()["state"] if at > 1 else {}
         found.append((str(error.value), net2vec(est), copy.deepcopy(moments)))
         broken.calls = 100
         est.partial_fit(*data())  # it can go on
         found[-1] += (net2vec(est),)
     (told, vector, moments, after), (told_, vector_, moments_, after_) = found
-    told, told_ = (text.replace(", in the gradient of parameter '2.bias'", "") for text in (told, told_))
+    told, told_ = (
+        text.replace(", in the gradient of parameter '2.bias'", "") for text in (told, told_)
+    )
     assert told == told_  # gradients are gone when a loss is read late
     assert told.startswith(f"{where} is ")
     assert torch.equal(vector, vector_)
@@ -120,7 +128,9 @@ def test_what_is_not_finite_is_an_error_that_changes_no_parameter(late, where, a
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_a_checkpoint_knows_all_losses_and_is_never_of_a_step_that_failed(late, tmp_path, accumulate):
+def test_a_checkpoint_knows_all_losses_and_is_never_of_a_step_that_failed(
+    late, tmp_path, accumulate
+):
     late(True)
     whole = estimator(shuffle=True, accumulate=accumulate).fit(*data())
 
@@ -142,7 +152,9 @@ def test_a_checkpoint_knows_all_losses_and_is_never_of_a_step_that_failed(late, 
     broken.calls = 0
     saves = Checkpointer(tmp_path / "other", keep=-1, trigger=EveryNSteps(1))
     with pytest.raises(FloatingPointError):
-        estimator(saves, loss=partial(broken, at=4, where="loss"), epochs=1, accumulate=accumulate).fit(*data())
+        estimator(
+            saves, loss=partial(broken, at=4, where="loss"), epochs=1, accumulate=accumulate
+        ).fit(*data())
     assert saves.latest_step() == 3
 
 
@@ -158,7 +170,14 @@ def test_a_loop_waits_for_what_is_late_before_what_is_not():
     def never(loss):
         assert math.isfinite(loss)
 
-    losses = iter([PendingLoss([torch.tensor(2.0)], never), 4.0, PendingLoss([torch.tensor(3.0)], never), None])
+    losses = iter(
+        [
+            PendingLoss([torch.tensor(2.0)], never),
+            4.0,
+            PendingLoss([torch.tensor(3.0)], never),
+            None,
+        ]
+    )
     loop = Loop(lambda batch: StepInfo(next(losses)))
     loop.run_epochs(range(4), 1)
     assert loop.history[0]["mean_batch_loss"] == 3.0

@@ -32,7 +32,9 @@ def content(**others):
         "kind": KIND,
         "numbers": [0, -1, 2**80, 0.1, math.inf, True, None, 1 + 2j],
         "text": {"": "ä\n", "nested": ({"a": []}, ())},
-        "tensors": OrderedDict(a=torch.randn(3, 2), b=torch.arange(4), c=torch.tensor(2.5, dtype=torch.float64)),
+        "tensors": OrderedDict(
+            a=torch.randn(3, 2), b=torch.arange(4), c=torch.tensor(2.5, dtype=torch.float64)
+        ),
         "strange": [
             torch.empty(0, 2),
             torch.ones(3, dtype=torch.bfloat16),
@@ -103,7 +105,12 @@ def failing(error):
 
 
 FAILURES = {
-    "content that cannot be pickled": (None, None, content(function=lambda: 0), (pickle.PicklingError, AttributeError)),
+    "content that cannot be pickled": (
+        None,
+        None,
+        content(function=lambda: 0),
+        (pickle.PicklingError, AttributeError),
+    ),
     "a full disk": (torch, ("save", failing(OSError("no space left"))), content(), OSError),
     "an interrupt": (torch, ("save", failing(KeyboardInterrupt())), content(), KeyboardInterrupt),
     "a failing disk": (os, ("fsync", failing(OSError("I/O error"))), content(), OSError),
@@ -133,12 +140,20 @@ def test_the_old_file_is_there_until_the_new_one_is_whole(path, monkeypatch):
     replace, seen = os.replace, []
 
     def look(aside, target):
-        seen.append((read_file(path, KIND)["version"], read_file(aside, KIND)["version"], Path(aside).parent))
+        seen.append(
+            (
+                read_file(path, KIND)["version"],
+                read_file(aside, KIND)["version"],
+                Path(aside).parent,
+            )
+        )
         replace(aside, target)
 
     monkeypatch.setattr(os, "replace", look)
     write_file(path, content(version=2))
-    assert seen == [(1, 2, path.parent)]  # in the same folder, so that the move is one step of the file system
+    assert seen == [
+        (1, 2, path.parent)
+    ]  # in the same folder, so that the move is one step of the file system
 
 
 # -- reading -------------------------------------------------------------------------------------------
@@ -156,12 +171,15 @@ def test_a_missing_file_is_missing(path):
 
 def test_ranks_are_told_that_rank_0_may_not_have_written_the_file(path, monkeypatch):
     monkeypatch.setattr(plain_files, "detect_launcher", lambda: "mpi")
-    with pytest.raises(FileNotFoundError, match=r"model\.pt: no such file; rank 0 writes .*barrier\(\)"):
+    with pytest.raises(
+        FileNotFoundError, match=r"model\.pt: no such file; rank 0 writes .*barrier\(\)"
+    ):
         read_file(path, KIND)
 
 
 @pytest.mark.parametrize(
-    "other", [{"kind": "another"}, {}, {"kind": None}, [], "text", torch.zeros(3), {"kinds": KIND}, None, 3]
+    "other",
+    [{"kind": "another"}, {}, {"kind": None}, [], "text", torch.zeros(3), {"kinds": KIND}, None, 3],
 )
 def test_a_file_of_another_kind_is_refused(path, other):
     torch.save(other, path)
@@ -201,10 +219,14 @@ def test_a_malicious_file_is_refused_and_does_not_run(path, tmp_path, written_by
     assert trap.exists()
 
 
-@pytest.mark.parametrize("code", [nn.Linear(2, 1), functools.partial(print, 1), print, random.Random(0), nn.Linear])
+@pytest.mark.parametrize(
+    "code", [nn.Linear(2, 1), functools.partial(print, 1), print, random.Random(0), nn.Linear]
+)
 def test_objects_other_than_data_are_refused(path, code):
     torch.save({"kind": KIND, "code": code}, path)
-    with pytest.raises(LoadError, match=r"model\.pt is no test file: it asks to run code \(\S+\), which is refused"):
+    with pytest.raises(
+        LoadError, match=r"model\.pt is no test file: it asks to run code \(\S+\), which is refused"
+    ):
         read_file(path, KIND)
 
 
@@ -257,7 +279,9 @@ def test_a_damaged_index_is_refused(path):
         with zipfile.ZipFile(path, "w") as archive:
             for name, member in members.items():
                 archive.writestr(name, bytes(data) if name == pickled else member)
-        with contextlib.suppress(LoadError):  # a flipped bit in a number is none that a reader could see
+        with contextlib.suppress(
+            LoadError
+        ):  # a flipped bit in a number is none that a reader could see
             read_file(path, KIND)
 
 

@@ -14,7 +14,14 @@ AT = SimpleNamespace(step=3)
 
 
 def settings():
-    return {"lr": 0.01, "sizes": [5, (7, 2)], "name": "a", 4: None, "nested": {"on": True}, "count": np.int64(3)}
+    return {
+        "lr": 0.01,
+        "sizes": [5, (7, 2)],
+        "name": "a",
+        4: None,
+        "nested": {"on": True},
+        "count": np.int64(3),
+    }
 
 
 def test_the_same_dict_and_list_get_their_saved_contents(tmp_path):
@@ -34,7 +41,9 @@ def test_the_same_dict_and_list_get_their_saved_contents(tmp_path):
 
 
 def test_another_process_finds_what_was_saved_whatever_it_begins_with(tmp_path):
-    Checkpointer(tmp_path).track(params=settings(), weights=OrderedDict(a=torch.arange(5.0))).save(AT)
+    Checkpointer(tmp_path).track(params=settings(), weights=OrderedDict(a=torch.arange(5.0))).save(
+        AT
+    )
     params, weights = {"lr": 1e9, "unknown": 2}, OrderedDict()
     Checkpointer(tmp_path).track(params=params, weights=weights).load()
     assert params == settings()

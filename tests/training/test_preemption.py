@@ -1,4 +1,6 @@
-"""fluxutils_py.training.checkpointer: signals that announce the end lead to a checkpoint; of ranks: tests/mpi."""
+"""fluxutils_py.training.checkpointer: signals that announce the end lead to a checkpoint; of ranks:
+tests/mpi.
+"""
 
 import os
 import signal
@@ -23,7 +25,9 @@ def estimator(*callbacks):
     torch.manual_seed(1)
     model = nn.Sequential(LSTM(2, 3), nn.Dropout(0.2), nn.Linear(3, 1))
     spec = {"epochs": 2, "batchsize": 8, "seqsize": 10, "shuffle": True, "accumulate": 3}
-    return Estimator(model, None, None, spec, callbacks=list(callbacks), random_state=0, comm=None, verbose=False)
+    return Estimator(
+        model, None, None, spec, callbacks=list(callbacks), random_state=0, comm=None, verbose=False
+    )
 
 
 def at_step(step, name, event="on_step"):
@@ -67,11 +71,15 @@ def test_a_signal_leads_to_a_checkpoint_from_which_the_fit_goes_on(name, tmp_pat
 def test_in_a_loop_of_any_kind(tmp_path):
     def train(*hooks):
         torch.manual_seed(0)
-        data = InMemory(torch.randn(20, 3), torch.randn(20, 1), batchsize=8, shuffle=True, random_state=0)
+        data = InMemory(
+            torch.randn(20, 3), torch.randn(20, 1), batchsize=8, shuffle=True, random_state=0
+        )
         model = nn.Linear(3, 1)
         trainer = Trainer(model, nn.MSELoss(), torch.optim.Adam, comm=None)
         loop = Loop(trainer)
-        saves = Checkpointer(tmp_path).track(model=model, optimizer=trainer.optimizer, loop=loop, data=data)
+        saves = Checkpointer(tmp_path).track(
+            model=model, optimizer=trainer.optimizer, loop=loop, data=data
+        )
         saves.restore()
         for hook in (saves, *hooks):
             loop.hooks.attach(hook)

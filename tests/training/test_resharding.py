@@ -1,4 +1,6 @@
-"""``training/resharding.py``: states of rows are joined in the order of ranks and cut as numpy.array_split cuts."""
+"""``training/resharding.py``: states of rows are joined in the order of ranks and cut as
+numpy.array_split cuts.
+"""
 
 import numpy as np
 import pytest
@@ -41,7 +43,9 @@ def test_rows_of_any_number_of_ranks_are_cut_for_any_other(before, size):
             continue
         (h, c), g = found
         whole = after(x)[1]
-        for got, want in zip((h, c, g if isinstance(g, torch.Tensor) else g[0]), whole, strict=True):
+        for got, want in zip(
+            (h, c, g if isinstance(g, torch.Tensor) else g[0]), whole, strict=True
+        ):
             torch.testing.assert_close(got, want[:, rows], atol=1e-6, rtol=0)
 
 
@@ -83,5 +87,8 @@ def test_buffers_become_their_weighted_mean_and_integers_those_of_the_first():
 def test_batches_of_each_ranks_own_cannot_be_divided_anew():
     require_shared_batches("same", 2, 3)
     require_shared_batches(None, 2, 3)
-    with pytest.raises(LoadError, match=r"^the checkpoint is of 1 rank with batches .* and here 3 are: start as many$"):
+    with pytest.raises(
+        LoadError,
+        match=r"^the checkpoint is of 1 rank with batches .* and here 3 are: start as many$",
+    ):
         require_shared_batches("per_rank", 1, 3)

@@ -1,4 +1,6 @@
-"""A run that is cut off after any step, and gone on with by other objects, ends as the one that was not."""
+"""A run that is cut off after any step, and gone on with by other objects, ends as the one that was
+not.
+"""
 
 import copy
 
@@ -12,7 +14,17 @@ from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.errors import LoadError
 from fluxutils_py.gomlx import Trainer
 from fluxutils_py.praytools import cby
-from fluxutils_py.training import EarlyStopping, InMemory, Loop, Map, NTimes, ReadAhead, StepInfo, StopTraining, Take
+from fluxutils_py.training import (
+    EarlyStopping,
+    InMemory,
+    Loop,
+    Map,
+    NTimes,
+    ReadAhead,
+    StepInfo,
+    StopTraining,
+    Take,
+)
 from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.early_stopping import Schedule
 from fluxutils_py.training.generator_state import RandomGenerators
@@ -61,7 +73,9 @@ class Slow(SequenceWindows):
 
 def windows(lazy):
     x = np.random.default_rng(0).normal(size=(2, 5, 7)).astype("f4")
-    source = SequenceWindows([SeriesArray(x, "x")], [SeriesArray(x[:1], "y")], batchsize=2, seqsize=3)
+    source = SequenceWindows(
+        [SeriesArray(x, "x")], [SeriesArray(x[:1], "y")], batchsize=2, seqsize=3
+    )
     if lazy:
         source.__class__ = Slow
     return TensorBatches(
@@ -87,7 +101,9 @@ DATA = {
     "read ahead": lambda: ReadAhead(shuffled(), 3),
     "a loader": lambda: as_dataset(DataLoader(TensorDataset(X), batch_size=3, shuffle=True)),
     "a loader with a generator": lambda: as_dataset(
-        DataLoader(TensorDataset(X), batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(9))
+        DataLoader(
+            TensorDataset(X), batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(9)
+        )
     ),
     "a stream": lambda: as_dataset(DataLoader(Shuffled(), batch_size=2)),
     "windows": lambda: windows(False),
@@ -109,8 +125,12 @@ class Run:
         self.value, self.fired, self.data = 1.0, [], data()
         self.average = EMAMetric(name="average")
         self.loop = Loop(self.step)
-        self.loop.on_step("often", lambda loop: self.fired.append(("often", loop.step)), trigger=EveryNSteps(3))
-        self.loop.on_step("sometimes", lambda loop: self.fired.append(("sometimes", loop.step)), trigger=NTimes(4))
+        self.loop.on_step(
+            "often", lambda loop: self.fired.append(("often", loop.step)), trigger=EveryNSteps(3)
+        )
+        self.loop.on_step(
+            "sometimes", lambda loop: self.fired.append(("sometimes", loop.step)), trigger=NTimes(4)
+        )
         self.loop.on_epoch("epoch", lambda loop: self.fired.append(("epoch", loop.step)))
         self.loop.hooks.attach(cby(self.average.update))
         self.loop.hooks.attach(self)
@@ -128,7 +148,11 @@ class Run:
             torch.rand(1)
 
     def state_dict(self):
-        return {"value": self.value, "fired": list(self.fired), "average": self.average.state_dict()}
+        return {
+            "value": self.value,
+            "fired": list(self.fired),
+            "average": self.average.state_dict(),
+        }
 
     def load_state_dict(self, state):
         self.value, self.fired = state["value"], list(state["fired"])
@@ -142,16 +166,28 @@ class Run:
         return copy.deepcopy({name: thing.state_dict() for name, thing in self.things().items()})
 
     def outcome(self):
-        history = [{k: v for k, v in record.items() if k != "seconds"} for record in self.loop.history]
+        history = [
+            {k: v for k, v in record.items() if k != "seconds"} for record in self.loop.history
+        ]
         loop = self.loop
-        return self.value, self.fired, self.average.compute(), history, loop.step, loop.epoch, loop.end_step
+        return (
+            self.value,
+            self.fired,
+            self.average.compute(),
+            history,
+            loop.step,
+            loop.epoch,
+            loop.end_step,
+        )
 
 
 def cut_off(make, go, events=("step", "epoch", "end")):
     """The outcome of a whole run, and those of all that go on from some point of it."""
     whole, states = make(), []
     for event in events:
-        whole.loop.hooks.add(event, lambda loop: states.append(whole.save()), name="save", priority=float("inf"))
+        whole.loop.hooks.add(
+            event, lambda loop: states.append(whole.save()), name="save", priority=float("inf")
+        )
     go(whole)
     for state in states:
         rest = make()
@@ -165,7 +201,9 @@ def cut_off(make, go, events=("step", "epoch", "end")):
 @pytest.mark.parametrize("data", DATA)
 def test_epochs_go_on_after_any_step(data, no_thread_stays):
     n = 0
-    for whole, rest in cut_off(lambda: Run(DATA[data]), lambda run: run.loop.run_epochs(run.data, EPOCHS)):
+    for whole, rest in cut_off(
+        lambda: Run(DATA[data]), lambda run: run.loop.run_epochs(run.data, EPOCHS)
+    ):
         assert rest == whole
         n += 1
     assert n > 3 * EPOCHS + EPOCHS
@@ -173,7 +211,9 @@ def test_epochs_go_on_after_any_step(data, no_thread_stays):
 
 @pytest.mark.parametrize("data", ["in memory, shuffled", "read ahead", "a loader with a generator"])
 def test_steps_go_on_after_any_step(data):
-    for whole, rest in cut_off(lambda: Run(DATA[data]), lambda run: run.loop.run_to_step(run.data, 4)):
+    for whole, rest in cut_off(
+        lambda: Run(DATA[data]), lambda run: run.loop.run_to_step(run.data, 4)
+    ):
         assert rest == whole
 
 
@@ -208,7 +248,9 @@ def test_the_second_of_two_runs_goes_on():
 
 def test_a_run_that_ended_is_not_run_again_but_lengthened():
     run, states = Run(DATA["in memory, shuffled"]), []
-    run.loop.hooks.add("end", lambda loop: states.append(run.save()), name="save", priority=float("inf"))
+    run.loop.hooks.add(
+        "end", lambda loop: states.append(run.save()), name="save", priority=float("inf")
+    )
     run.loop.run_epochs(run.data, 2)
     after = run.save()
     whole = Run(DATA["in memory, shuffled"])
@@ -246,12 +288,17 @@ def test_windows_that_were_done_are_not_read_again():
     state = first.state_dict()
     rest = list(source)
     second.load_state_dict(state)
-    read, second.windows.read = [], lambda place: (read.append(place), SequenceWindows.read(second.windows, place))[1]
+    read, second.windows.read = (
+        [],
+        lambda place: (read.append(place), SequenceWindows.read(second.windows, place))[1],
+    )
     again = list(second.skip(4))
     assert len(read) == len(again) == len(rest) > 0
     assert all(torch.equal(a.x, b.x) for a, b in zip(again, rest, strict=True))
     assert not torch.equal(seen[0].x, again[0].x)
-    assert [torch.equal(a.x, b.x) for a, b in zip(first, second, strict=True)] == [True] * len(first)  # the next pass
+    assert [torch.equal(a.x, b.x) for a, b in zip(first, second, strict=True)] == [True] * len(
+        first
+    )  # the next pass
 
 
 def test_shuffled_and_other_windows_are_told_apart():
@@ -271,36 +318,55 @@ def test_shuffled_and_other_windows_are_told_apart():
 class Fit:
     def __init__(self, patience, recurrent=False):
         torch.manual_seed(1)
-        self.model = nn.Sequential(nn.Linear(2, 7), nn.Dropout(0.3), nn.BatchNorm1d(7), nn.Linear(7, 1)).double()
+        self.model = nn.Sequential(
+            nn.Linear(2, 7), nn.Dropout(0.3), nn.BatchNorm1d(7), nn.Linear(7, 1)
+        ).double()
         self.trainer = Trainer(self.model, nn.MSELoss(), torch.optim.Adam)
         self.loop = Loop(self.trainer)
         schedule = torch.optim.lr_scheduler.MultiStepLR(self.trainer.optimizer, [3, 7])
         self.loop.hooks.attach(Schedule(schedule, "step"))
         if patience:
-            self.loop.on_epoch("judge", lambda loop: loop.record.update(validation_loss=abs(loop.epoch - 1)), -30)
+            self.loop.on_epoch(
+                "judge", lambda loop: loop.record.update(validation_loss=abs(loop.epoch - 1)), -30
+            )
             self.loop.hooks.attach(EarlyStopping(self.model, patience))
         x = X.double() / 10
-        self.data = InMemory(x, x.sum(1, keepdim=True).cos(), batchsize=4, shuffle=True, random_state=0)
+        self.data = InMemory(
+            x, x.sum(1, keepdim=True).cos(), batchsize=4, shuffle=True, random_state=0
+        )
 
     def things(self):
-        found = {"model": self.model, "optimizer": self.trainer.optimizer, "loop": self.loop, "data": self.data}
+        found = {
+            "model": self.model,
+            "optimizer": self.trainer.optimizer,
+            "loop": self.loop,
+            "data": self.data,
+        }
         return {**found, "random": RandomGenerators(rng=np.random.default_rng(0))}
 
     save = Run.save
 
     def outcome(self):
-        history = [{k: v for k, v in record.items() if k != "seconds"} for record in self.loop.history]
+        history = [
+            {k: v for k, v in record.items() if k != "seconds"} for record in self.loop.history
+        ]
         weights = torch.cat([t.flatten() for t in self.model.state_dict().values()]).tolist()
         return weights, history, self.trainer.optimizer.param_groups[0]["lr"], self.loop.metrics
 
 
 @pytest.mark.parametrize("patience", [None, 2])
 def test_training_goes_on_after_any_step(patience):
-    outcomes = list(cut_off(lambda: Fit(patience), lambda fit: fit.loop.run_epochs(fit.data, 6), ["step", "epoch"]))
+    outcomes = list(
+        cut_off(
+            lambda: Fit(patience), lambda fit: fit.loop.run_epochs(fit.data, 6), ["step", "epoch"]
+        )
+    )
     for whole, rest in outcomes:
         assert rest[:3] == whole[:3]
         assert rest[3] == whole[3] or not rest[3]  # no step was left to make
-    steps = 15 if patience else 18  # of 3 in an epoch; the second epoch is the best, then two are not
+    steps = (
+        15 if patience else 18
+    )  # of 3 in an epoch; the second epoch is the best, then two are not
     epochs = steps // 3 - (1 if patience else 0)
     assert len(outcomes) == (steps if not patience else 12) + (6 if not patience else epochs)
 
@@ -317,8 +383,8 @@ def test_a_state_with_hooks_that_are_not_there_is_refused_before_any_step():
     with pytest.raises(LoadError) as caught:
         loop.run_epochs(run.data, 1)
     assert str(caught.value) == (
-        "the state is of a run with the hooks 'often', 'the run', which this run lacks (it has 'sometimes'); "
-        "add the same hooks under the same names"
+        "the state is of a run with the hooks 'often', 'the run', which this run lacks (it has "
+        "'sometimes'); add the same hooks under the same names"
     )
     assert steps == []
 
@@ -341,7 +407,9 @@ def test_hooks_of_one_name_are_told_apart_by_their_order():
     def make():
         fired, loop = ([], []), Loop(lambda batch: StepInfo(1.0))
         for n, log in zip((2, 3), fired, strict=True):
-            loop.on_step("note", lambda loop, log=log: log.append(loop.step), trigger=EveryNSteps(n))
+            loop.on_step(
+                "note", lambda loop, log=log: log.append(loop.step), trigger=EveryNSteps(n)
+            )
         return fired, loop
 
     (_, loop), (fired, rest) = make(), make()

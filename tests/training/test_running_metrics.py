@@ -18,7 +18,9 @@ def test_a_mean_weighs_short_batches_less():
     metric = MeanMetric(name="m")
     for value, n in ((1.0, 100), (2.0, 100), (9.0, 3)):
         metric.update(value, weight=n)
-    assert metric.compute() == pytest.approx(np.average([1, 2, 9], weights=[100, 100, 3]), rel=1e-15)
+    assert metric.compute() == pytest.approx(
+        np.average([1, 2, 9], weights=[100, 100, 3]), rel=1e-15
+    )
     assert metric.compute() == pytest.approx(1.6108, abs=1e-4)  # not 4
     metric.reset()
     assert metric.compute() is None
@@ -79,24 +81,34 @@ def test_a_metric_goes_on(kind):
 
 @pytest.mark.parametrize("weight", [0, -1, 1.5, float("nan")])
 def test_a_weight_that_makes_no_sense_is_refused(weight):
-    with pytest.raises(ValueError, match=f"^new_example_weight must be above 0 and at most 1, got {weight}$"):
+    with pytest.raises(
+        ValueError, match=f"^new_example_weight must be above 0 and at most 1, got {weight}$"
+    ):
         EMAMetric(new_example_weight=weight)
 
 
 def test_what_is_on_the_border_is_a_miss():
     labels = torch.tensor([0, 1, 0, 1, 0, 1])
     assert binary_accuracy(torch.tensor([0.5, 0.5, 0.1, 0.9, 0.6, 0.4]), labels).item() == 2 / 6
-    assert binary_logits_accuracy(torch.tensor([0.0, 0.0, -3, 7, 0.1, -0.1]), labels).item() == 2 / 6
     assert (
-        sparse_categorical_accuracy(torch.tensor([[1.0, 1.0], [0.0, 2.0], [3.0, 0.0]]), torch.tensor([0, 1, 1]))
+        binary_logits_accuracy(torch.tensor([0.0, 0.0, -3, 7, 0.1, -0.1]), labels).item() == 2 / 6
+    )
+    assert (
+        sparse_categorical_accuracy(
+            torch.tensor([[1.0, 1.0], [0.0, 2.0], [3.0, 0.0]]), torch.tensor([0, 1, 1])
+        )
         == 1 / 3
     )
 
 
 def test_shapes_of_binary_labels_must_fit():
-    with pytest.raises(ValueError, match=r"^predictions \(4, 1\) and labels \(3,\) differ in shape$"):
+    with pytest.raises(
+        ValueError, match=r"^predictions \(4, 1\) and labels \(3,\) differ in shape$"
+    ):
         binary_accuracy(torch.zeros(4, 1), torch.zeros(3))
-    hits = binary_accuracy(torch.tensor([[0.9], [0.1], [0.2], [0.7]]), torch.tensor([1, 0, 1, 0]))  # (B, 1) with (B,)
+    hits = binary_accuracy(
+        torch.tensor([[0.9], [0.1], [0.2], [0.7]]), torch.tensor([1, 0, 1, 0])
+    )  # (B, 1) with (B,)
     assert hits == 0.5
 
 
@@ -107,14 +119,22 @@ def test_accuracy_over_classes_with_weights_and_mask():
     right = scores.argmax(-1) == labels
     tensors = [torch.from_numpy(a) for a in (scores, labels, weights, mask)]
     assert sparse_categorical_accuracy(*tensors[:2]).item() == pytest.approx(right.mean())
-    assert sparse_categorical_accuracy(tensors[0], tensors[1][..., None]).item() == pytest.approx(right.mean())
+    assert sparse_categorical_accuracy(tensors[0], tensors[1][..., None]).item() == pytest.approx(
+        right.mean()
+    )
     expected = np.average(right, weights=weights * mask)
     assert sparse_categorical_accuracy(*tensors).item() == pytest.approx(expected)
 
 
 # -- weights of the elements ---------------------------------------------------------------------------
 
-ROWS = [(0, 9.0, 0.5), (4, 1.0, 2.0), (7, -3.0, 0.0), (2, 5.0, 1.5), (1, 1.0, 0.25)]  # prediction, target, weight
+ROWS = [
+    (0, 9.0, 0.5),
+    (4, 1.0, 2.0),
+    (7, -3.0, 0.0),
+    (2, 5.0, 1.5),
+    (1, 1.0, 0.25),
+]  # prediction, target, weight
 
 
 def columns(dtype=torch.float64):
@@ -162,5 +182,11 @@ def test_accuracies_take_weights_and_mask_as_arguments_or_among_the_labels(measu
 
 
 def test_nan_labels_that_do_not_count_leave_the_accuracy_of_classes_alone():
-    scores, labels = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 1.0]]), torch.tensor([1.0, 1.0, torch.nan])
-    assert sparse_categorical_accuracy(scores, labels, mask=torch.tensor([True, True, False])).item() == 0.5
+    scores, labels = (
+        torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 1.0]]),
+        torch.tensor([1.0, 1.0, torch.nan]),
+    )
+    assert (
+        sparse_categorical_accuracy(scores, labels, mask=torch.tensor([True, True, False])).item()
+        == 0.5
+    )

@@ -52,7 +52,10 @@ def test_only_several_arrays_are_a_tuple():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_weights_and_masks_take_the_type_of_the_model(dtype):
     weight = SampleWeight(np.arange(5), 5, 7)
-    for source in (windows(weight=weight), windows(segments=Segments.from_lengths(5, 7, np.array([7, 2, 5, 1, 7])))):
+    for source in (
+        windows(weight=weight),
+        windows(segments=Segments.from_lengths(5, 7, np.array([7, 2, 5, 1, 7]))),
+    ):
         for batch, w in zip(TensorBatches(source, dtype, CPU), source, strict=True):
             assert (batch.weight is None) == (w.w is None)
             if batch.weight is not None:
@@ -62,7 +65,10 @@ def test_weights_and_masks_take_the_type_of_the_model(dtype):
 
 def test_each_pass_is_shuffled_anew():
     batches = TensorBatches(windows(), torch.float32, CPU, np.random.default_rng(3))
-    orders = [[int(s) for b in batches if b.index.first for s in b.index.segments.series] for _ in range(4)]
+    orders = [
+        [int(s) for b in batches if b.index.first for s in b.index.segments.series]
+        for _ in range(4)
+    ]
     assert all(sorted(o) == [0, 1, 2, 3, 4] for o in orders)
     assert len({tuple(o) for o in orders}) > 1
     again = TensorBatches(windows(), torch.float32, CPU, np.random.default_rng(3))
@@ -71,14 +77,20 @@ def test_each_pass_is_shuffled_anew():
 
 def test_the_next_window_of_a_map_is_announced_before_one_is_worked_on(tmp_path, monkeypatch):
     h5save(tmp_path / "x.h5", {"x": np.random.default_rng(0).normal(size=(2, 5, 17)).astype("f4")})
-    windows = SequenceWindows(as_series(h5mmap(tmp_path / "x.h5", "x"), "x"), batchsize=2, seqsize=5)
+    windows = SequenceWindows(
+        as_series(h5mmap(tmp_path / "x.h5", "x"), "x"), batchsize=2, seqsize=5
+    )
     events = []
 
     def note(name):
         real = getattr(SequenceWindows, name)
 
         def noted(self, *arguments):
-            at = arguments[0] if name == "read" else WindowIndex(*arguments, 0, False, False, True, None)
+            at = (
+                arguments[0]
+                if name == "read"
+                else WindowIndex(*arguments, 0, False, False, True, None)
+            )
             events.append((name, at.segments.series[0], at.start))
             return real(self, *arguments)
 
@@ -87,7 +99,9 @@ def test_the_next_window_of_a_map_is_announced_before_one_is_worked_on(tmp_path,
     note("prefetch")
     note("read")
     places = [(p.segments.series[0], p.start) for p in windows.indices()]
-    assert len(list(TensorBatches(windows, torch.float32, torch.device("cpu")))) == len(places) == 12
+    assert (
+        len(list(TensorBatches(windows, torch.float32, torch.device("cpu")))) == len(places) == 12
+    )
     expected = [("prefetch", *places[0])]
     for place, following in zip(places, [*places[1:], None], strict=True):
         expected += ([("prefetch", *following)] if following else []) + [("read", *place)]
@@ -99,7 +113,10 @@ def test_lazy_arrays_are_read_in_another_thread_and_errors_come_at_their_window(
         shape, dtype = (2, 5, 17), np.dtype("f4")
 
         def __init__(self):
-            self.threads, self.data = set(), np.random.default_rng(0).normal(size=self.shape).astype("f4")
+            self.threads, self.data = (
+                set(),
+                np.random.default_rng(0).normal(size=self.shape).astype("f4"),
+            )
 
         def __getitem__(self, key):
             if key[2].start >= 10:
@@ -114,7 +131,9 @@ def test_lazy_arrays_are_read_in_another_thread_and_errors_come_at_their_window(
     def walk():
         for batch in TensorBatches(windows, torch.float32, CPU):
             got.append(batch.index.start)
-            assert np.array_equal(batch.x.numpy(), lazy.data[:, :2, got[-1] : got[-1] + 5].transpose(2, 1, 0))
+            assert np.array_equal(
+                batch.x.numpy(), lazy.data[:, :2, got[-1] : got[-1] + 5].transpose(2, 1, 0)
+            )
 
     with pytest.raises(OSError, match="the disk is gone"):
         walk()
@@ -133,7 +152,9 @@ def test_windows_for_another_device_are_made_one_ahead_in_another_thread(monkeyp
 
     monkeypatch.setattr(SequenceWindows, "read", noted)
     batches = TensorBatches(source, torch.float32, torch.device("meta"))
-    assert [b.x.shape for b in batches] == [(p.stop - p.start, len(p.segments), 3) for p in source.indices()]
+    assert [b.x.shape for b in batches] == [
+        (p.stop - p.start, len(p.segments), 3) for p in source.indices()
+    ]
     assert threading.main_thread() not in readers
     assert not any(t.is_alive() for t in readers)
     assert all(b.x.device.type == "cpu" for b in TensorBatches(source, torch.float32, CPU))

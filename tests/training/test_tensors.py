@@ -43,7 +43,9 @@ VIEWS = {
     "one": lambda x: x[1:2, 2:3, 4:],
     "repeated": lambda x: np.broadcast_to(x[:, :1], x.shape),
     "read-only": read_only,
-    "not aligned": lambda x: np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape),
+    "not aligned": lambda x: (
+        np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    ),
 }
 
 
@@ -97,7 +99,14 @@ def test_a_tensor_goes_to_its_device():
 @pytest.mark.parametrize(("source", "target"), [("f4", "f4"), ("f8", "f4"), ("f8", "f8")])
 def test_windows_longer_and_wider_than_the_blocks_of_the_copy(source, target, order, rng):
     dtype = torch.float32 if target == "f4" else torch.float64
-    for shape in [(300, 7, 10), (129, 131, 3), (5, 260, 33), (1, 70, 1), (257, 1, 65), (128, 64, 1)]:
+    for shape in [
+        (300, 7, 10),
+        (129, 131, 3),
+        (5, 260, 33),
+        (1, 70, 1),
+        (257, 1, 65),
+        (128, 64, 1),
+    ]:
         whole = rng.normal(size=[n + 3 for n in shape]).astype(source)
         whole = np.ascontiguousarray(whole.transpose(order)).transpose(np.argsort(order))
         values = whole[2 : 2 + shape[0], 1 : 1 + shape[1], 3 : 3 + shape[2]]
@@ -114,7 +123,9 @@ def test_the_library_copies_what_runs_along_steps_or_series_and_nothing_else(way
         assert done == (way == "native" and library() is not None and order[-1] != 2)
         assert np.array_equal(out, values if done else np.full_like(out, -1))
     assert not copy_window(np.empty((2, 5, 6), "f4"), x[::2])
-    assert not copy_window(np.empty((4, 5, 6), "f4"), x.astype("f2").transpose(1, 0, 2).copy().transpose(1, 0, 2))
+    assert not copy_window(
+        np.empty((4, 5, 6), "f4"), x.astype("f2").transpose(1, 0, 2).copy().transpose(1, 0, 2)
+    )
 
 
 def test_several_threads_copy_what_one_does(rng):

@@ -14,7 +14,12 @@ from fluxutils_py.training.gradient_step import BatchLoss
 from fluxutils_py.training.running_metrics import MeanMetric
 from fluxutils_py.training.threaded_loss import ThreadedLoss, join_parts, shares
 
-SIZES = (8, 5, 1, 7)  # 3 threads: nothing divides, and one batch has fewer observations than threads
+SIZES = (
+    8,
+    5,
+    1,
+    7,
+)  # 3 threads: nothing divides, and one batch has fewer observations than threads
 
 
 def sgd(params):
@@ -68,8 +73,15 @@ def trained(n_jobs, recurrent=False, loss_fn=None, by_loop=True, **settings):
         loop.on_step("note", lambda loop: losses.append((loop.batch_loss, loop.metrics["mae"])))
         loop.run_epochs(data(recurrent), 2)
     else:
-        losses = [(info.batch_loss, info.metrics["mae"]) for info in map(trainer.train_step, data(recurrent))]
-    return torch.cat([p.detach().flatten() for p in model.parameters()]), torch.tensor(losses), seen.pairs
+        losses = [
+            (info.batch_loss, info.metrics["mae"])
+            for info in map(trainer.train_step, data(recurrent))
+        ]
+    return (
+        torch.cat([p.detach().flatten() for p in model.parameters()]),
+        torch.tensor(losses),
+        seen.pairs,
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,12 +121,17 @@ def test_dropout_has_the_same_bits_in_every_run():
 
 def test_what_cannot_be_divided_is_refused():
     x, y = data()[0]
-    with pytest.raises(ShapeError, match=r"n_jobs=2 threads cannot share the batch, train with n_jobs=1: the arrays"):
+    with pytest.raises(
+        ShapeError,
+        match=r"n_jobs=2 threads cannot share the batch, train with n_jobs=1: the arrays",
+    ):
         Trainer(net(), nn.MSELoss(), sgd, n_jobs=2).train_step((x, y[:5]))
-    with pytest.raises(ValueError, match=r"normalises over the whole minibatch, which is divided over threads"):
-        Trainer(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)).double(), nn.MSELoss(), sgd, n_jobs=2).train_step(
-            (x, y)
-        )
+    with pytest.raises(
+        ValueError, match=r"normalises over the whole minibatch, which is divided over threads"
+    ):
+        Trainer(
+            nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)).double(), nn.MSELoss(), sgd, n_jobs=2
+        ).train_step((x, y))
     with pytest.raises(ValueError, match=r"^a compiled model cannot run in several threads"):
         Trainer(net(), nn.MSELoss(), sgd, n_jobs=2, compile=True)
 
@@ -123,7 +140,9 @@ def test_parts_without_anything_to_learn_count_nothing():
     p = nn.Parameter(torch.tensor(2.0))
 
     def compute(part, model, i):
-        return None if part.sum() == 0 else BatchLoss((p * part).mean(), len(part), numbers=[float(i)])
+        return (
+            None if part.sum() == 0 else BatchLoss((p * part).mean(), len(part), numbers=[float(i)])
+        )
 
     cut = shares(lambda batch, i, n: batch[i::2] if i < 2 else None)
     with Threads(3) as threads:
@@ -170,7 +189,9 @@ def test_a_task_in_three_threads_is_that_in_one_and_has_the_same_bits_in_every_r
             for batch in data():
                 state, info = step(state, batch, 5)
                 mae.append(float(info.metrics["mae"]))
-        found.append((torch.cat([p.detach().flatten() for p in model.parameters()]), mae, state.step))
+        found.append(
+            (torch.cat([p.detach().flatten() for p in model.parameters()]), mae, state.step)
+        )
     (vector, mae, steps), (vector_3, mae_3, steps_3), again = found
     assert steps == steps_3 == (8 if by_loop else 4)
     assert torch.equal(vector_3, again[0])

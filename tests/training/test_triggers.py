@@ -7,7 +7,11 @@ import pytest
 
 from fluxutils_py.bobbin.crontab import CronTab
 from fluxutils_py.gomlx.loop_callbacks import EveryNSteps as every_n_steps
-from fluxutils_py.gomlx.loop_callbacks import ExponentialCallback, NTimesDuringLoop, PeriodicCallback
+from fluxutils_py.gomlx.loop_callbacks import (
+    ExponentialCallback,
+    NTimesDuringLoop,
+    PeriodicCallback,
+)
 from fluxutils_py.training import Loop, StepInfo
 from fluxutils_py.training.triggers import (
     AnyOf,
@@ -157,7 +161,15 @@ def test_n_times_fires_at_the_end_of_a_run_that_is_stopped():
 
 
 def test_exponential_fires_at_the_steps_of_gomlx():
-    assert steps_of(Exponential(100, 1.2), 1400, at="loop_step") == [100, 220, 364, 537, 745, 995, 1295]
+    assert steps_of(Exponential(100, 1.2), 1400, at="loop_step") == [
+        100,
+        220,
+        364,
+        537,
+        745,
+        995,
+        1295,
+    ]
     assert steps_of(Exponential(100, 1.2), 300, 300, at="loop_step") == [364, 537]
     assert steps_of(Exponential(100, 1.2), 65, 300, at="loop_step") == [364]
     assert steps_of(Exponential(100, 1.2), 300, 364, at="loop_step")[0] == 364
@@ -201,7 +213,9 @@ def test_a_period_is_counted_from_the_end_of_the_action():
 
     PeriodicCallback(loop, 5, False, "slow", 0, slow, clock=clock)
     loop.run_steps(range(30), 30)
-    assert started == [1006 + 8 * k for k in range(len(started))]  # the clock starts at the first step, at 1001
+    assert started == [
+        1006 + 8 * k for k in range(len(started))
+    ]  # the clock starts at the first step, at 1001
     assert len(started) == 5
 
 
@@ -213,7 +227,9 @@ def test_a_period_of_nothing_fires_at_every_step_but_the_first():
 def test_a_period_at_the_end_is_never_run_twice(seconds, expected):
     clock, fired = Clock(), []
     loop = loop_at(clock=clock, seconds=1)
-    PeriodicCallback(loop, seconds, True, "note", 0, lambda loop, metrics: fired.append(loop.step), clock=clock)
+    PeriodicCallback(
+        loop, seconds, True, "note", 0, lambda loop, metrics: fired.append(loop.step), clock=clock
+    )
     loop.run_steps(range(6), 6)
     assert fired == expected
 
@@ -275,7 +291,9 @@ def test_triggers_by_the_names_of_bobbin(names, steps):
         ({"at_first_steps_of_process": 3}, [7, 8, 9]),
     ],
 )
-def test_what_counts_from_the_first_step_of_training_and_what_from_that_of_the_process(names, steps):
+def test_what_counts_from_the_first_step_of_training_and_what_from_that_of_the_process(
+    names, steps
+):
     assert scheduled(names, 7, start=6) == steps
 
 
@@ -301,7 +319,10 @@ def test_bobbins_own_triggers_and_their_check():
         for trigger, expected in triggers.items():
             assert trigger.check(at) == expected(at.step)
     clock = Clock()
-    at_zero, later = ForEachTSeconds(7, clock=clock), ForEachTSeconds(7, fire_at_zero=False, clock=clock)
+    at_zero, later = (
+        ForEachTSeconds(7, clock=clock),
+        ForEachTSeconds(7, fire_at_zero=False, clock=clock),
+    )
     assert (at_zero.check(at), later.check(at)) == (True, False)
     clock.now += 8
     assert at_zero.check(at)
@@ -322,16 +343,26 @@ def test_every_n_seconds_may_fire_at_zero():
 
 def test_every_n_epochs_goes_by_epochs_over_runs():
     fired, loop = [], loop_at()
-    loop.on_step("note", lambda loop: fired.append((loop.record["epoch"], loop.step)), trigger=EveryNEpochs(2))
+    loop.on_step(
+        "note",
+        lambda loop: fired.append((loop.record["epoch"], loop.step)),
+        trigger=EveryNEpochs(2),
+    )
     loop.run_epochs(range(3), 3)
     loop.run_epochs(range(3), 2)
     assert fired == [(2, 6), (4, 12)]
 
 
 def test_steps_and_epochs_are_not_combined():
-    with pytest.raises(ValueError, match=r"^triggers that go by steps and by epochs cannot be combined; add the hook"):
+    with pytest.raises(
+        ValueError,
+        match=r"^triggers that go by steps and by epochs cannot be combined; add the hook",
+    ):
         EveryNSteps(2) | EveryNEpochs(2)
-    with pytest.raises(ValueError, match=r"^CronTab.run goes by steps; give 'a' a trigger that does, or use a Loop$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^CronTab.run goes by steps; give 'a' a trigger that does, or use a Loop$",
+    ):
         CronTab().add("a", EveryNEpochs(2), print).run(SimpleNamespace(step=1))
 
 
@@ -355,7 +386,11 @@ def test_of_several_only_those_that_fired_are_told_that_the_action_is_over():
     trigger = AtSteps(3) | EveryNSeconds(4, clock=clock)
     loop.on_step("note", lambda loop: fired.append(loop.step), trigger=trigger)
     loop.run_steps(range(10), 10)
-    assert fired == [3, 5, 9]  # 5: 4 seconds after the first step, though something else fired meanwhile
+    assert fired == [
+        3,
+        5,
+        9,
+    ]  # 5: 4 seconds after the first step, though something else fired meanwhile
 
 
 def test_only_triggers_can_be_combined():
@@ -408,7 +443,9 @@ def test_nothing_fires_at_the_end_of_a_run_without_steps():
 
 
 def test_triggers_are_for_steps():
-    with pytest.raises(ValueError, match=r"^EveryNSteps decides after each step; event 'epoch' has none$"):
+    with pytest.raises(
+        ValueError, match=r"^EveryNSteps decides after each step; event 'epoch' has none$"
+    ):
         Loop(None).hooks.add("epoch", print, trigger=EveryNSteps(2))
 
 
@@ -472,8 +509,16 @@ def test_time_that_has_passed_is_kept_though_clocks_differ(kind):
         (lambda: Exponential(0, 2), ValueError, "start must be a positive integer, got 0"),
         (lambda: Exponential(5, 0.9), ValueError, "factor must be at least 1, got 0.9"),
         (lambda: Exponential(5, math.inf), ValueError, "factor must be at least 1, got inf"),
-        (lambda: EveryNSeconds(-1), ValueError, "the time must be a number of seconds, 0 or more, got -1"),
-        (lambda: ForEachTSeconds(math.nan), ValueError, "the time must be a number of seconds, 0 or more, got nan"),
+        (
+            lambda: EveryNSeconds(-1),
+            ValueError,
+            "the time must be a number of seconds, 0 or more, got -1",
+        ),
+        (
+            lambda: ForEachTSeconds(math.nan),
+            ValueError,
+            "the time must be a number of seconds, 0 or more, got nan",
+        ),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(make, error, message):

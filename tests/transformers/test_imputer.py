@@ -9,7 +9,15 @@ import pytest
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
 
-from fluxutils_py import SequenceImputer, SequenceRegressor, SequenceScaler, h5mmap, h5save, samples, timesteps
+from fluxutils_py import (
+    SequenceImputer,
+    SequenceRegressor,
+    SequenceScaler,
+    h5mmap,
+    h5save,
+    samples,
+    timesteps,
+)
 from fluxutils_py.data import filling
 from fluxutils_py.data.lazy import select
 from fluxutils_py.errors import DataError, ShapeError
@@ -36,7 +44,9 @@ def _short_looks(monkeypatch):
 
 def filled(x, start):
     """Every series forward by pandas, then what is left by the values of ``start``."""
-    found = np.stack([pd.DataFrame(series.T).ffill().to_numpy().T for series in x.transpose(1, 0, 2)], 1)
+    found = np.stack(
+        [pd.DataFrame(series.T).ffill().to_numpy().T for series in x.transpose(1, 0, 2)], 1
+    )
     return np.where(np.isnan(found), np.reshape(start, (-1, 1, 1)), found)
 
 
@@ -47,7 +57,11 @@ def means(x):
 CASES = [
     ("mean", None, lambda x: np.where(np.isnan(x), means(x)[:, None, None], x)),
     ("constant", None, lambda x: np.where(np.isnan(x), 0, x)),
-    ("constant", [1.0, 2.0, 3.0], lambda x: np.where(np.isnan(x), np.array([1.0, 2.0, 3.0])[:, None, None], x)),
+    (
+        "constant",
+        [1.0, 2.0, 3.0],
+        lambda x: np.where(np.isnan(x), np.array([1.0, 2.0, 3.0])[:, None, None], x),
+    ),
     ("ffill", None, lambda x: filled(x, means(x))),
     ("ffill", -1, lambda x: filled(x, np.full(F, -1.0))),
     ("ffill", [1.0, 2.0, 3.0], lambda x: filled(x, np.array([1.0, 2.0, 3.0]))),
@@ -106,14 +120,20 @@ def test_no_cut_is_seen(x, rng, tmp_path):
     """Blocks of any series and steps, in any order, from files and from memory."""
     imputer = SequenceImputer("ffill").fit(x)
     wanted = imputer.transform(x)
-    for source in (mapped(x, tmp_path / "d.h5"), select(x, np.array([0, 1, 2, 3, 4]), None, (abs,))):
+    for source in (
+        mapped(x, tmp_path / "d.h5"),
+        select(x, np.array([0, 1, 2, 3, 4]), None, (abs,)),
+    ):
         expected = wanted if isinstance(source, np.ndarray) else imputer.transform(abs(x))
         lazy = imputer.transform(source)
         for _ in range(100):
             a, b = sorted(rng.integers(0, T + 1, 2))
-            n = [slice(*sorted(rng.integers(0, N + 1, 2))), rng.permutation(N)[:2], 2, slice(None, None, 2)][
-                rng.integers(4)
-            ]
+            n = [
+                slice(*sorted(rng.integers(0, N + 1, 2))),
+                rng.permutation(N)[:2],
+                2,
+                slice(None, None, 2),
+            ][rng.integers(4)]
             assert np.array_equal(lazy[:, n, a:b], expected[:, n, a:b])
         walk = [lazy[:, :3, t : t + 5] for t in range(0, T, 5)]
         assert np.array_equal(np.concatenate(walk, 2), expected[:, :3])
@@ -129,7 +149,10 @@ def test_no_later_step_is_looked_at(x):
     imputer = SequenceImputer("ffill").fit(x)
     other = x.copy()
     other[:, :, 30:] = 99
-    for transform in (imputer.transform, lambda v: np.asarray(imputer.transform(timesteps(v)).native)):
+    for transform in (
+        imputer.transform,
+        lambda v: np.asarray(imputer.transform(timesteps(v)).native),
+    ):
         assert np.array_equal(transform(other)[:, :, :30], imputer.transform(x)[:, :, :30])
 
 
@@ -140,8 +163,12 @@ def test_a_part_of_a_view_is_filled_in_as_the_whole(x):
     part = imputer.transform(timesteps(x, context=2)[steps])
     assert part.context == 2
     assert np.array_equal(np.asarray(part.native), whole[:, :, steps])
-    assert np.array_equal(np.asarray(imputer.transform(samples(x)[[4, 0]]).native), whole[:, [4, 0]])
-    assert np.array_equal(np.asarray(imputer.transform(timesteps(x))[steps].native), whole[:, :, steps])
+    assert np.array_equal(
+        np.asarray(imputer.transform(samples(x)[[4, 0]]).native), whole[:, [4, 0]]
+    )
+    assert np.array_equal(
+        np.asarray(imputer.transform(timesteps(x))[steps].native), whole[:, :, steps]
+    )
 
 
 def test_long_gaps_are_looked_back_through_once(x, monkeypatch):
@@ -150,7 +177,9 @@ def test_long_gaps_are_looked_back_through_once(x, monkeypatch):
     x[:, :, 0] = 7
     reads = []
     read = filling.read_block
-    monkeypatch.setattr(filling, "read_block", lambda x, f, n, t: reads.append(len(t)) or read(x, f, n, t))
+    monkeypatch.setattr(
+        filling, "read_block", lambda x, f, n, t: reads.append(len(t)) or read(x, f, n, t)
+    )
     lazy = filling.ForwardFilled(x, np.zeros(F), np.array)
     assert all((lazy[:, :, t : t + 2] == 7).all() for t in range(0, T - 1, 2))
     assert sum(reads) <= T + 1
@@ -192,12 +221,19 @@ def test_features_and_integers_without_gaps_stay(rng):
 
 
 def test_what_cannot_be_filled_in_with_is_an_error(x):
-    with pytest.raises(ValueError, match=r"^fill_value is for strategy='constant' and 'ffill'; strategy='mean' takes "):
+    with pytest.raises(
+        ValueError,
+        match=r"^fill_value is for strategy='constant' and 'ffill'; strategy='mean' takes ",
+    ):
         SequenceImputer(fill_value=1).fit(x)
-    with pytest.raises(ValueError, match=r"^strategy must be 'mean', 'constant' or 'ffill', got 'median'$"):
+    with pytest.raises(
+        ValueError, match=r"^strategy must be 'mean', 'constant' or 'ffill', got 'median'$"
+    ):
         SequenceImputer("median").fit(x)
     for value in ([1.0, 2.0], np.nan):
-        with pytest.raises(ShapeError, match=r"^fill_value must be a number, or 3 numbers, one per feature; got "):
+        with pytest.raises(
+            ShapeError, match=r"^fill_value must be a number, or 3 numbers, one per feature; got "
+        ):
             SequenceImputer("constant", fill_value=value).fit(x)
     with pytest.raises(NotFittedError):
         SequenceImputer().stream()

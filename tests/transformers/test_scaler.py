@@ -1,4 +1,6 @@
-"""One mean and one scale per feature, on every kind of input: compared with NumPy over all series and steps."""
+"""One mean and one scale per feature, on every kind of input: compared with NumPy over all series
+and steps.
+"""
 
 import copy
 import pickle
@@ -95,7 +97,9 @@ class Counting:
 @pytest.mark.parametrize("order", ["C", "F", "NTF"])
 @pytest.mark.usefixtures("_block_sizes")
 def test_mean_and_scale_are_those_of_each_feature_in_any_memory_order(x, order):
-    given = np.asarray(x, order=order) if order != "NTF" else np.ascontiguousarray(x.transpose(1, 2, 0))
+    given = (
+        np.asarray(x, order=order) if order != "NTF" else np.ascontiguousarray(x.transpose(1, 2, 0))
+    )
     given = given if order != "NTF" else given.transpose(2, 0, 1)
     s = SequenceScaler().fit(given)
     mean, std = moments(x)
@@ -181,7 +185,11 @@ def test_weights_count_as_repetitions(x, rng):
         assert s.mean_ == pytest.approx(mean, rel=1e-12, abs=1e-25)
         assert s.scale_ == pytest.approx(std, rel=1e-12)
         assert s.n_samples_seen_ == near((np.broadcast_to(w, x.shape) * ~np.isnan(x)).sum((1, 2)))
-    halves = SequenceScaler().partial_fit(x[:, :3], None, steps[:3]).partial_fit(x[:, 3:], None, steps[3:])
+    halves = (
+        SequenceScaler()
+        .partial_fit(x[:, :3], None, steps[:3])
+        .partial_fit(x[:, 3:], None, steps[3:])
+    )
     assert halves.scale_ == pytest.approx(moments(x, steps)[1], rel=1e-12)
     x[0], x[0, steps == 0] = 0.1, 1e30  # wild where it does not count
     dead = SequenceScaler().fit(x, sample_weight=steps)
@@ -229,7 +237,9 @@ def test_switched_off_parts_are_not_done(x):
     centred = SequenceScaler(with_std=False).fit(x)
     assert centred.scale_ is None
     assert centred.transform(x) == pytest.approx(x - mean[:, None, None], nan_ok=True)
-    assert SequenceScaler(with_mean=False).fit(samples(x)).transform(x) == near(x / std[:, None, None])
+    assert SequenceScaler(with_mean=False).fit(samples(x)).transform(x) == near(
+        x / std[:, None, None]
+    )
     neither = SequenceScaler(with_mean=False, with_std=False).fit(x)
     assert np.array_equal(neither.transform(x), x, equal_nan=True)
     assert np.array_equal(neither.inverse_transform(x), x, equal_nan=True)
@@ -246,13 +256,17 @@ def test_arrays_in_memory_give_fresh_arrays_of_their_memory_order(rng, dtype, or
     s = SequenceScaler().fit(x)
     z = s.transform(x)
     assert type(z) is np.ndarray
-    assert z.dtype == {"float16": "float32", ">f4": "float32"}.get(dtype, dtype if "float" in dtype else "float64")
+    assert z.dtype == {"float16": "float32", ">f4": "float32"}.get(
+        dtype, dtype if "float" in dtype else "float64"
+    )
     assert z.strides == tuple(n // x.itemsize * z.itemsize for n in x.strides)
     assert not np.shares_memory(z, x)
     assert (x == kept).all()
     tolerance = 1e-6 if z.dtype == np.float32 else 1e-12
     assert z == pytest.approx(scaled(x.astype(float)), rel=tolerance, abs=tolerance)
-    assert s.inverse_transform(z) == pytest.approx(x.astype(float), rel=tolerance, abs=100 * tolerance)
+    assert s.inverse_transform(z) == pytest.approx(
+        x.astype(float), rel=tolerance, abs=100 * tolerance
+    )
 
 
 def test_views_give_views(x, tmp_path):
@@ -268,7 +282,9 @@ def test_views_give_views(x, tmp_path):
         assert t.context == 4
         assert np.asarray(t.native) == near(expected[:, :, 5:9])
         assert np.asarray(t.with_context(slice(0, 4))[0]) == near(expected[:, :, 1:9])
-        assert np.asarray(s.inverse_transform(t).native) == pytest.approx(x[:, :, 5:9], rel=1e-12, nan_ok=True)
+        assert np.asarray(s.inverse_transform(t).native) == pytest.approx(
+            x[:, :, 5:9], rel=1e-12, nan_ok=True
+        )
 
 
 def test_arrays_in_files_give_lazy_arrays(x, tmp_path):
@@ -320,13 +336,18 @@ def test_predictions_get_back_the_units_of_their_targets(x):
     for face in (samples, timesteps):
         s = SequenceScaler().fit(face(y))
         rows = np.asarray(s.transform(face(y)))  # as predict returns them
-        assert s.inverse_transform(rows) == pytest.approx(np.asarray(face(y)), rel=1e-12, nan_ok=True)
-    short = SequenceScaler().fit(samples(y)).inverse_transform(np.zeros((N, 4)))  # series of other lengths
+        assert s.inverse_transform(rows) == pytest.approx(
+            np.asarray(face(y)), rel=1e-12, nan_ok=True
+        )
+    short = (
+        SequenceScaler().fit(samples(y)).inverse_transform(np.zeros((N, 4)))
+    )  # series of other lengths
     assert short == near(np.full((N, 4), moments(y)[0][0]))
 
 
 @pytest.mark.parametrize(
-    "store", [lambda o, p: pickle.loads(pickle.dumps(o)), lambda o, p: joblib.load(joblib.dump(o, p)[0])]
+    "store",
+    [lambda o, p: pickle.loads(pickle.dumps(o)), lambda o, p: joblib.load(joblib.dump(o, p)[0])],
 )
 def test_scalers_and_what_they_transform_can_be_stored(x, store, tmp_path):
     s = SequenceScaler().fit(samples(x))
@@ -361,7 +382,9 @@ def test_set_output_makes_frames_of_matrices_and_leaves_sequences_alone(x):
     assert list(z.index) == list(frame.index)
     assert s.feature_names_in_.tolist() == ["a", "b", "c"]
     assert type(s.inverse_transform(z)) is np.ndarray
-    assert s.inverse_transform(z.to_numpy()) == pytest.approx(frame.to_numpy(), rel=1e-12, nan_ok=True)
+    assert s.inverse_transform(z.to_numpy()) == pytest.approx(
+        frame.to_numpy(), rel=1e-12, nan_ok=True
+    )
     assert type(s.fit_transform(samples(x))) is SamplesView
     assert not hasattr(s, "feature_names_in_")
     assert list(s.transform(np.asarray(samples(x))).columns[:2]) == ["x0", "x1"]
@@ -386,7 +409,9 @@ def test_a_pipeline_is_scaling_by_hand(rng, face):
 
 def test_a_pipeline_takes_matrices(rng):
     x = rng.normal(5, 3, size=(40, F))
-    pipe = make_pipeline(SequenceScaler(), SequenceRegressor(4, epochs=3, random_state=0)).fit(x, x[:, 0])
+    pipe = make_pipeline(SequenceScaler(), SequenceRegressor(4, epochs=3, random_state=0)).fit(
+        x, x[:, 0]
+    )
     assert pipe.predict(x).shape == (40,)
 
 
@@ -398,7 +423,9 @@ def test_folds_in_time_are_scaled_by_their_own_training_steps(rng):
     for train, test in cv:
         fitted = sklearn.clone(pipe).fit(timesteps(x)[train], timesteps(y)[train])
         assert fitted[0].mean_ == near(x[:, :, train].mean((1, 2)))
-        z = (x - x[:, :, train].mean((1, 2), keepdims=True)) / x[:, :, train].std((1, 2), keepdims=True)
+        z = (x - x[:, :, train].mean((1, 2), keepdims=True)) / x[:, :, train].std(
+            (1, 2), keepdims=True
+        )
         by_hand = sklearn.clone(pipe[1]).fit(timesteps(z)[train], timesteps(y)[train])
         expected = by_hand.predict(timesteps(z)[test])
         assert fitted.predict(timesteps(x)[test]) == pytest.approx(expected, abs=1e-9)
@@ -411,10 +438,17 @@ def test_targets_are_transformed_and_back(rng, form):
     x = rng.normal(size=(F, 30, T))
     y = 1e4 + 1e3 * x[:2]
     reg = SequenceRegressor(8, epochs=30, lr=0.03, random_state=0)
-    face = {"native": lambda a: a, "samples": samples, "timesteps": timesteps, "rows": lambda a: a[:, :, 0].T}[form]
+    face = {
+        "native": lambda a: a,
+        "samples": samples,
+        "timesteps": timesteps,
+        "rows": lambda a: a[:, :, 0].T,
+    }[form]
     if form == "samples":  # the views of targets are made matrices
         reg.set_params(target="step")
-    both = TransformedTargetRegressor(make_pipeline(SequenceScaler(), reg), transformer=SequenceScaler())
+    both = TransformedTargetRegressor(
+        make_pipeline(SequenceScaler(), reg), transformer=SequenceScaler()
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         both.fit(face(x), face(y))
@@ -454,7 +488,8 @@ def test_infinite_values_are_named(x, face, value):
         with pytest.raises(DataError) as e:
             learn(face(x))
         assert str(e.value) == (
-            "x is infinite at feature 1, series 4, step 9; SequenceScaler takes numbers, and NaN for what is missing"
+            "x is infinite at feature 1, series 4, step 9; SequenceScaler takes numbers, and NaN "
+            "for what is missing"
         )
     assert all(np.array_equal(v, before[k]) for k, v in vars(s).items())
     with pytest.raises(ValueError, match="Input X contains infinity"):
@@ -464,8 +499,8 @@ def test_infinite_values_are_named(x, face, value):
 def test_another_number_of_features_is_named(x):
     s = SequenceScaler().fit(x)
     splitter = (
-        "; if a splitter cut it, note that arrays of shape (F, N, T) are cut along F: hand samples(x) or timesteps(x) "
-        "to whatever splits"
+        "; if a splitter cut it, note that arrays of shape (F, N, T) are cut along F: hand "
+        "samples(x) or timesteps(x) to whatever splits"
     )
     for call in (s.transform, s.inverse_transform, s.partial_fit):
         for given in (x[:2], samples(x[:2]), timesteps(x[:2])):
@@ -476,10 +511,19 @@ def test_another_number_of_features_is_named(x):
                 if call != s.inverse_transform
                 else ("; of some of them, say which: inverse_transform(x, features=[0, 1])")
             )
-            assert str(e.value) == f"x has 2 features per step, but SequenceScaler was fitted on 3{way_out}"
-        with pytest.raises(ValueError, match="X has 2 features, but SequenceScaler is expecting 3 features as input"):
+            assert (
+                str(e.value)
+                == f"x has 2 features per step, but SequenceScaler was fitted on 3{way_out}"
+            )
+        with pytest.raises(
+            ValueError,
+            match="X has 2 features, but SequenceScaler is expecting 3 features as input",
+        ):
             call(x[:2, :, 0].T)
-    with pytest.raises(ValueError, match="X has 4 features, but SequenceScaler is expecting 33 features as input: 3"):
+    with pytest.raises(
+        ValueError,
+        match="X has 4 features, but SequenceScaler is expecting 33 features as input: 3",
+    ):
         SequenceScaler().fit(samples(x)).transform(np.zeros((N, 4)))
 
 
@@ -487,7 +531,8 @@ def test_several_inputs_get_several_scalers(x):
     with pytest.raises(ShapeError) as e:
         SequenceScaler().fit((x, x[:1]))
     assert str(e.value) == (
-        "SequenceScaler takes one array of shape (F, N, T), got a tuple of 2; give each a transformer of its own"
+        "SequenceScaler takes one array of shape (F, N, T), got a tuple of 2; give each a "
+        "transformer of its own"
     )
 
 
@@ -499,8 +544,12 @@ def test_what_cannot_be_learnt_from_is_an_error(x):
     with pytest.raises(ShapeError) as e:
         SequenceScaler().fit(x, sample_weight=np.ones(T))
     assert str(e.value) == (
-        "sample_weight has shape (11,); expected (7,), (7, 11) or (1, 7, 11) for 7 series of 11 time steps"
+        "sample_weight has shape (11,); expected (7,), (7, 11) or (1, 7, 11) for 7 series of 11 "
+        "time steps"
     )
     with pytest.raises(DataError) as e:
         SequenceScaler().fit(x, sample_weight=-np.ones(N))
-    assert str(e.value) == "sample_weight must be finite and not negative; use 0 for steps that should not count"
+    assert (
+        str(e.value)
+        == "sample_weight must be finite and not negative; use 0 for steps that should not count"
+    )

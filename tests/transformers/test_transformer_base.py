@@ -26,9 +26,13 @@ def test_a_stream_of_steps_is_the_transform_of_the_series(rng, transformer, dtyp
 
 def test_steps_of_another_shape_are_named(rng):
     scaler = SequenceScaler().fit(rng.normal(size=(F, N, T)))
-    with pytest.raises(ShapeError, match=r"^a step .* \(F, N\) = \(3, 1\), got \(3,\): give x\[:, None\]$"):
+    with pytest.raises(
+        ShapeError, match=r"^a step .* \(F, N\) = \(3, 1\), got \(3,\): give x\[:, None\]$"
+    ):
         scaler.stream().step(np.zeros(3))
-    with pytest.raises(ShapeError, match=r"^state has the shapes \[\(2,\)\]; expected \[\] for 4 series$"):
+    with pytest.raises(
+        ShapeError, match=r"^state has the shapes \[\(2,\)\]; expected \[\] for 4 series$"
+    ):
         scaler.stream(4, [np.zeros(2)])
     with pytest.raises(SpecError, match=r"^n_series must be a positive integer, got 0$"):
         scaler.stream(0)
@@ -48,17 +52,24 @@ def test_lists_of_series_are_transformed_one_by_one(rng, transformer, dtype):
     assert [f.dtype for f in found] == [np.dtype(dtype)] * 4
     alone = clone(transformer).fit(np.concatenate(xs, 1)[:, None])
     for x, f in zip(xs, found, strict=True):
-        assert np.allclose(f, alone.transform(x[:, None])[:, 0], rtol=1e-6, atol=1e-6, equal_nan=True)
+        assert np.allclose(
+            f, alone.transform(x[:, None])[:, 0], rtol=1e-6, atol=1e-6, equal_nan=True
+        )
     if hasattr(transformer, "inverse_transform"):
         back = transformer.inverse_transform(found)
-        assert all(np.allclose(b, x, rtol=1e-6, atol=1e-5, equal_nan=True) for b, x in zip(back, xs, strict=True))
+        assert all(
+            np.allclose(b, x, rtol=1e-6, atol=1e-5, equal_nan=True)
+            for b, x in zip(back, xs, strict=True)
+        )
 
 
 def test_a_pipeline_takes_lists_of_series(rng):
     xs = [rng.normal(size=(2, n)) for n in (7, 12, 30, 9)]
     ys = [500 + x[:1].cumsum(1) for x in xs]
     settings = {"hidden_size": 3, "epochs": 2, "seqsize": 5, "random_state": 0}
-    model = make_pipeline(SequenceImputer("ffill"), SequenceScaler(), SequenceRegressor(**settings)).fit(xs, ys)
+    model = make_pipeline(
+        SequenceImputer("ffill"), SequenceScaler(), SequenceRegressor(**settings)
+    ).fit(xs, ys)
     assert model[-1].target_mean_ == pytest.approx(np.concatenate(ys, 1).mean())
     by_hand = SequenceScaler().fit_transform(xs)
     wanted = SequenceRegressor(**settings).fit(by_hand, ys).predict(by_hand)
@@ -70,7 +81,9 @@ def test_a_pipeline_with_a_scaled_target_streams(rng, strategy):
     x = rng.normal(size=(2, N, T))
     y = 1e6 + 30 * x[:1].cumsum(2)
     settings = {"hidden_size": 3, "epochs": 2, "seqsize": 5, "random_state": 0}
-    model = make_pipeline(SequenceImputer(strategy), SequenceScaler(), SequenceRegressor(**settings)).fit(x, y)
+    model = make_pipeline(
+        SequenceImputer(strategy), SequenceScaler(), SequenceRegressor(**settings)
+    ).fit(x, y)
     x[rng.random(x.shape) < 0.2] = np.nan
     live = stream(model, N)
     first = [live.step(x[:, :, t]) for t in range(4)]

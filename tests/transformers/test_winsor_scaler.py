@@ -1,4 +1,6 @@
-"""WinsorScaler on every kind of input, against NumPy over all series and steps, and against the layer."""
+"""WinsorScaler on every kind of input, against NumPy over all series and steps, and against the
+layer.
+"""
 
 import pickle
 
@@ -76,7 +78,9 @@ def test_statistics_are_numpys_in_every_form(x, form, tmp_path):
     s = WinsorScaler().fit(form(x, tmp_path / "x"))
     np.testing.assert_allclose(learnt(s), statistics(x), rtol=1e-13)
     same = WinsorNorm().fit(x)
-    np.testing.assert_allclose(learnt(s), torch.stack([same.lower, same.upper, same.mean, same.std]), rtol=1e-13)
+    np.testing.assert_allclose(
+        learnt(s), torch.stack([same.lower, same.upper, same.mean, same.std]), rtol=1e-13
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -88,7 +92,9 @@ def test_what_is_transformed_keeps_its_form_and_type(x, dtype, tmp_path):
     assert found.dtype == dtype
     np.testing.assert_allclose(found, y, **bound)
     other = x[:, :2, :5] * 10
-    np.testing.assert_allclose(s.transform(other), expected(other.astype(float), x.astype(float)), **bound)
+    np.testing.assert_allclose(
+        s.transform(other), expected(other.astype(float), x.astype(float)), **bound
+    )
     lazy = s.transform(mapped(x, tmp_path / "x"))
     assert isinstance(lazy, LazyArray)
     assert lazy.dtype == dtype
@@ -97,7 +103,9 @@ def test_what_is_transformed_keeps_its_form_and_type(x, dtype, tmp_path):
         seen = s.transform(view)
         assert isinstance(seen, kind)
         np.testing.assert_allclose(np.asarray(seen), kind.to_rows(y), **bound)
-        np.testing.assert_allclose(np.asarray(pickle.loads(pickle.dumps(seen))[3:5]), kind.to_rows(y)[3:5], **bound)
+        np.testing.assert_allclose(
+            np.asarray(pickle.loads(pickle.dumps(seen))[3:5]), kind.to_rows(y)[3:5], **bound
+        )
     assert np.isnan(x).any()  # the data are left as they were
 
 
@@ -111,21 +119,29 @@ def test_columns_of_a_matrix_are_its_features(x):
     rows = np.ascontiguousarray(x[:, :, 0].T)
     s = WinsorScaler().fit(rows)
     np.testing.assert_allclose(learnt(s), statistics(x[:, :, :1]), rtol=1e-13)
-    np.testing.assert_allclose(s.transform(rows), expected(x[:, :, :1])[:, :, 0].T, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        s.transform(rows), expected(x[:, :, :1])[:, :, 0].T, rtol=0, atol=1e-12
+    )
     assert s.set_output(transform="pandas").transform(rows).columns.tolist() == ["x0", "x1", "x2"]
     assert isinstance(s.fit(samples(x)).transform(samples(x)), SamplesView)  # no frame of a view
 
 
 def test_parts_of_views_are_what_counts(x):
     some = np.array([4, 0, 5])
-    np.testing.assert_allclose(learnt(WinsorScaler().fit(samples(x)[some])), statistics(x[:, some]), rtol=1e-13)
+    np.testing.assert_allclose(
+        learnt(WinsorScaler().fit(samples(x)[some])), statistics(x[:, some]), rtol=1e-13
+    )
 
 
 def test_a_pipeline_learns_bounds_from_training_folds_only(rng):
     x = rng.standard_cauchy((2, 5, 60))
     y = np.tanh(x).mean(0, keepdims=True)
-    model = make_pipeline(WinsorScaler(), SequenceRegressor(4, cell="smgu", epochs=2, random_state=0))
-    cv = [(train, test) for train, test in TimeSeriesSplit(2).split(np.arange(60)) if len(train) == 40]
+    model = make_pipeline(
+        WinsorScaler(), SequenceRegressor(4, cell="smgu", epochs=2, random_state=0)
+    )
+    cv = [
+        (train, test) for train, test in TimeSeriesSplit(2).split(np.arange(60)) if len(train) == 40
+    ]
     model.fit(timesteps(x)[:40], timesteps(y)[:40])
     np.testing.assert_allclose(learnt(model[0]), statistics(x[:, :, :40]), rtol=1e-13)
     assert np.isfinite(model.predict(timesteps(x)[cv[0][1]])).all()
@@ -138,12 +154,18 @@ def test_errors(x):
         WinsorScaler().transform(x)
     s = WinsorScaler().fit(x)
     before = learnt(s).copy()
-    with pytest.raises(ShapeError, match="has 2 features per step, but WinsorScaler was fitted on 3"):
+    with pytest.raises(
+        ShapeError, match="has 2 features per step, but WinsorScaler was fitted on 3"
+    ):
         s.transform(x[:2])
-    with pytest.raises(ShapeError, match=r"WinsorScaler takes one array of shape \(F, N, T\), got a tuple of 2"):
+    with pytest.raises(
+        ShapeError, match=r"WinsorScaler takes one array of shape \(F, N, T\), got a tuple of 2"
+    ):
         s.fit((x, x))
     bad = x.copy()
     bad[2, :2] = np.inf
-    with pytest.raises(DataError, match="feature 2 is infinite in more than a hundredth of its values"):
+    with pytest.raises(
+        DataError, match="feature 2 is infinite in more than a hundredth of its values"
+    ):
         s.fit(bad)
     assert np.array_equal(learnt(s), before)

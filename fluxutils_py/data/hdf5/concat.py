@@ -47,7 +47,9 @@ def inspect_sources(
     fill: float | None,
     update: Callable[[int], Any],
 ) -> tuple[dict[str, list[Source]], dict[str, str]]:
-    """Return the datasets to join, with a source for each file, and those to copy whole, with their file."""
+    """Return the datasets to join, with a source for each file, and those to copy whole, with their
+    file.
+    """
     files: list[dict[str, Source | None]] = []  # what each holds: None for what can only be copied
     values: dict[str, tuple[str, Any]] = {}  # of what can only be copied, and the file
     groups: dict[str, str] = {}
@@ -61,7 +63,9 @@ def inspect_sources(
                 if isinstance(item, h5py.Group):
                     groups.setdefault(name, path)
                 elif isinstance(item, h5py.Dataset):
-                    joins = opening.holds_numbers(item) and all(d is None or -item.ndim <= d < item.ndim for d in pair)
+                    joins = opening.holds_numbers(item) and all(
+                        d is None or -item.ndim <= d < item.ndim for d in pair
+                    )
                     files[-1][name] = _read_source(item, path, name, axes) if joins else None
                     if not joins:
                         check_heap(file, name, describe(path, name), values=True)
@@ -69,26 +73,36 @@ def inspect_sources(
         update(1)
     joined: dict[str, list[Source]] = {}
     for name in dict.fromkeys(name for datasets in files for name in datasets):
-        having = [(path, datasets[name]) for path, datasets in zip(paths, files, strict=True) if name in datasets]
+        having = [
+            (path, datasets[name])
+            for path, datasets in zip(paths, files, strict=True)
+            if name in datasets
+        ]
         first_path, first = having[0]
         for path, source in having:
             if (source is None) != (first is None):
                 raise H5DataError(
-                    f"{describe(path, name)} has another type or number of axes than in {first_path}; write it again "
-                    "like that one, or leave it out with names=[...]"
+                    f"{describe(path, name)} has another type or number of axes than in "
+                    f"{first_path}; write it again like that one, or leave it out with names=[...]"
                 )
         if len(having) < len(files) and fill is None:
-            path = next(path for path, datasets in zip(paths, files, strict=True) if name not in datasets)
+            path = next(
+                path for path, datasets in zip(paths, files, strict=True) if name not in datasets
+            )
             raise H5DataError(
-                f"{describe(path, name)} is missing, {first_path} has it; pass fill=np.nan to leave a gap there, or "
-                "leave it out with names=[...]"
+                f"{describe(path, name)} is missing, {first_path} has it; pass fill=np.nan to "
+                "leave a gap there, or leave it out with names=[...]"
             )
         if first is not None:
-            joined[name] = [h.get(name) or _gap_of(first, h, p, name, pair) for p, h in zip(paths, files, strict=True)]
+            joined[name] = [
+                h.get(name) or _gap_of(first, h, p, name, pair)
+                for p, h in zip(paths, files, strict=True)
+            ]
     if not joined:
         raise H5DataError(
             f"{paths[0]}: no dataset in it has an axis {show_axes(pair)} to join along; it holds "
-            f"{', '.join(values) or 'none at all'} (datasets in groups are joined when named: names=['group/x'])"
+            f"{', '.join(values) or 'none at all'} (datasets in groups are joined when named: "
+            "names=['group/x'])"
         )
     return joined, {name: path for name, (path, _) in values.items()} | groups
 
@@ -101,18 +115,23 @@ def _read_source(dataset: h5py.Dataset, path: str, name: str, axes: str | None) 
     check_heap(dataset.file, dataset.name, where, list(dataset.attrs))  # all of which are copied
     shape = tuple(int(dataset.shape[i]) for i in opening.fnt_axes(letters, dataset.ndim))
     names = read_names(dataset, shape[0]) if len(shape) == 3 else None
-    return Source(path, letters, shape, opening.numpy_dtype(dataset), dataset.id.get_type().copy(), names)
+    return Source(
+        path, letters, shape, opening.numpy_dtype(dataset), dataset.id.get_type().copy(), names
+    )
 
 
-def _gap_of(like: Source, datasets: dict[str, Source | None], path: str, name: str, pair: Axes) -> Source:
+def _gap_of(
+    like: Source, datasets: dict[str, Source | None], path: str, name: str, pair: Axes
+) -> Source:
     """What a file leaves that lacks a dataset: as long as the other datasets in it."""
     shape = list(like.shape)
     for axis in (axis for axis in pair if axis is not None):
         lengths = {source.shape[axis] for source in datasets.values() if source is not None}
         if len(lengths) != 1:
             raise H5DataError(
-                f"{describe(path, name)} is missing, and how long a gap to leave along axis {axis} cannot be told from "
-                f"the file's other datasets; write one of NaN there, or leave it out with names=[...]"
+                f"{describe(path, name)} is missing, and how long a gap to leave along axis {axis} "
+                "cannot be told from the file's other datasets; write one of NaN there, or leave "
+                "it out with names=[...]"
             )
         shape[axis] = lengths.pop()
     return replace(like, path=path, shape=tuple(shape), names=None, exists=False)
@@ -123,10 +142,15 @@ def _require_same_values(
 ) -> None:
     first_path, first = values.setdefault(name, (path, dataset[()]))
     if not _equal_values(first, dataset[()]):
-        reason = f"has no axis {show_axes(pair)}" if opening.holds_numbers(dataset) else "does not hold numbers"
+        reason = (
+            f"has no axis {show_axes(pair)}"
+            if opening.holds_numbers(dataset)
+            else "does not hold numbers"
+        )
         raise H5DataError(
-            f"{describe(path, name)} {reason}, so that it can only be copied, and is not the same as in {first_path}; "
-            "put it into a group (which is copied from the first file) or leave it out with names=[...]"
+            f"{describe(path, name)} {reason}, so that it can only be copied, and is not the same "
+            f"as in {first_path}; put it into a group (which is copied from the first file) or "
+            "leave it out with names=[...]"
         )
 
 
@@ -142,7 +166,12 @@ def show_axes(pair: Axes) -> str:
 
 
 PathLike = str | os.PathLike[str]
-NOT_COPIED = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST"}  # references, which are invalid in another file
+NOT_COPIED = {
+    "CLASS",
+    "NAME",
+    "DIMENSION_LIST",
+    "REFERENCE_LIST",
+}  # references, which are invalid in another file
 
 
 def h5concat(
@@ -158,32 +187,34 @@ def h5concat(
 ) -> None:
     """Concatenate the datasets of many HDF5 files along one or two axes.
 
-    Joins every numeric dataset at the top level with the datasets of the same name in the other files. Copies datasets
-    that lack the axis or are not numeric; they must be equal in all files. Copies groups whole from the first file that
-    has them, and attributes from the first file.
+    Joins every numeric dataset at the top level with the datasets of the same name in the other
+    files. Copies datasets that lack the axis or are not numeric; they must be equal in all files.
+    Copies groups whole from the first file that has them, and attributes from the first file.
 
     Parameters
     ----------
     dst : path-like
         The new file, written atomically; replaces an existing file.
     srcs : path-like, list of path-like, or list of lists
-        The files in order. A pattern such as ``"parts/*.h5"`` gives the matching files in alphabetical order. For two
-        axes, a list of rows: rows are joined along the first axis of ``dims``, the files within a row along the second.
-        Rows may have different numbers of files.
+        The files in order. A pattern such as ``"parts/*.h5"`` gives the matching files in
+        alphabetical order. For two axes, a list of rows: rows are joined along the first axis of
+        ``dims``, the files within a row along the second. Rows may have different numbers of files.
     dims : int, or pair of int
-        Axes of the array that :func:`h5mmap` returns: for ``(F, N, T)``, 1 or -2 is series and 2 or -1 is time.
-        Negative axes count from the end, which suits files that also contain arrays of shape (N, T).
+        Axes of the array that :func:`h5mmap` returns: for ``(F, N, T)``, 1 or -2 is series and 2 or
+        -1 is time. Negative axes count from the end, which suits files that also contain arrays of
+        shape (N, T).
     virtual : bool
-        True stores only references to the data: quick and small, but lazy to read, 5 times slower than a map and worse
-        for small windows. Paths are relative, so the folder can be moved as a whole. False copies the data into a
-        dataset that can be mapped; use it for training.
+        True stores only references to the data: quick and small, but lazy to read, 5 times slower
+        than a map and worse for small windows. Paths are relative, so the folder can be moved as a
+        whole. False copies the data into a dataset that can be mapped; use it for training.
     axes : str, optional
         Order of three axes in the files, if the files do not store it.
     names : list of str, optional
         Join only these datasets, which may lie in groups, and copy nothing else.
     fill : number, optional
-        Value where no file has data, by default 0; ``np.nan`` makes gaps that training ignores. If given, a file may
-        also lack a dataset, which leaves a gap as long as the other datasets of the file.
+        Value where no file has data, by default 0; ``np.nan`` makes gaps that training ignores. If
+        given, a file may also lack a dataset, which leaves a gap as long as the other datasets of
+        the file.
     verbose : "auto" or bool
         Whether to show a progress bar. "auto": on a terminal or in a notebook, if it takes long.
 
@@ -192,14 +223,15 @@ def h5concat(
     FileNotFoundError
         If a file does not exist.
     H5DataError
-        If a file lacks a dataset, shapes do not fit, or a source is ``dst`` itself. An existing ``dst`` then stays
-        unchanged.
+        If a file lacks a dataset, shapes do not fit, or a source is ``dst`` itself. An existing
+        ``dst`` then stays unchanged.
 
     Notes
     -----
-    Types are promoted as by ``numpy.result_type``, including the type of ``fill`` where there are gaps. Different names
-    of one feature (``h5save``) are an error. Source: ``h5concat`` of HDF5Utils.jl, where shapes that do not fit leave
-    zeros, and a dataset that one file lacks shifts the data after it.
+    Types are promoted as by ``numpy.result_type``, including the type of ``fill`` where there are
+    gaps. Different names of one feature (``h5save``) are an error. Source: ``h5concat`` of
+    HDF5Utils.jl, where shapes that do not fit leave zeros, and a dataset that one file lacks shifts
+    the data after it.
 
     Examples
     --------
@@ -215,25 +247,45 @@ def h5concat(
     """
     rows, dims_pair = _file_grid(dst, srcs, dims)
     names = None if names is None else _checked_names(dst, names)
-    paths, title = [path for row in rows for path in row], f"h5concat {os.path.basename(os.fsdecode(dst))}"
+    paths, title = (
+        [path for row in rows for path in row],
+        f"h5concat {os.path.basename(os.fsdecode(dst))}",
+    )
     with progress_bar(verbose, f"{title}: looking", len(paths), "file") as update:
         joined, copied = inspect_sources(paths, names, axes, dims_pair, fill, update)
-    shapes = {name: _place_parts(name, sources, rows, dims_pair) for name, sources in joined.items()}
-    features = {name: _feature_names(name, sources, shapes[name]) for name, sources in joined.items()}
-    joined = {name: [s for s in sources if s.exists] for name, sources in joined.items()}
-    sizes = {name: sum(int(np.prod(s.shape, dtype=object)) for s in sources) for name, sources in joined.items()}
-    fills = {
-        name: (fill or 0) if size < int(np.prod(shapes[name], dtype=object)) else None for name, size in sizes.items()
+    shapes = {
+        name: _place_parts(name, sources, rows, dims_pair) for name, sources in joined.items()
     }
-    types = {name: _common_type(name, sources, virtual, fills[name]) for name, sources in joined.items()}
+    features = {
+        name: _feature_names(name, sources, shapes[name]) for name, sources in joined.items()
+    }
+    joined = {name: [s for s in sources if s.exists] for name, sources in joined.items()}
+    sizes = {
+        name: sum(int(np.prod(s.shape, dtype=object)) for s in sources)
+        for name, sources in joined.items()
+    }
+    fills = {
+        name: (fill or 0) if size < int(np.prod(shapes[name], dtype=object)) else None
+        for name, size in sizes.items()
+    }
+    types = {
+        name: _common_type(name, sources, virtual, fills[name]) for name, sources in joined.items()
+    }
     total = sum(sizes[name] * sources[0].dtype.itemsize for name, sources in joined.items())
-    with new_file(dst) as file, progress_bar(verbose, title, 0 if virtual else total, "B") as update:
+    with (
+        new_file(dst) as file,
+        progress_bar(verbose, title, 0 if virtual else total, "B") as update,
+    ):
         for name, sources in joined.items():
             if virtual:
                 folder = os.path.dirname(os.path.realpath(os.fsdecode(dst)))
-                dataset = _refer_to_sources(file, name, sources, shapes[name], types[name], fills[name], folder)
+                dataset = _refer_to_sources(
+                    file, name, sources, shapes[name], types[name], fills[name], folder
+                )
             else:
-                dataset = _copy_sources(file, name, sources, shapes[name], types[name], fills[name], update)
+                dataset = _copy_sources(
+                    file, name, sources, shapes[name], types[name], fills[name], update
+                )
             with open_file(sources[0].path) as first:
                 _copy_attributes(first[name], dataset)
             if sources[0].axes is not None:
@@ -251,22 +303,40 @@ def h5concat(
 def _file_grid(dst: PathLike, srcs: Any, dims: Any) -> tuple[list[list[str]], Axes]:
     """Return rows of files, and the axes along which to join rows and files."""
     shown = opening.check_path(dst, "dst")
-    srcs = [srcs] if isinstance(srcs, str | bytes | os.PathLike) or not np.iterable(srcs) else list(srcs)
+    srcs = (
+        [srcs]
+        if isinstance(srcs, str | bytes | os.PathLike) or not np.iterable(srcs)
+        else list(srcs)
+    )
     pair = tuple(dims) if isinstance(dims, Sequence) else (dims,)
     if len(pair) not in (1, 2) or not all(isinstance(d, int | np.integer) for d in pair):
         raise H5DataError(f"{shown}: dims must be an axis or a pair of axes, got {dims!r}")
     nested = [isinstance(row, Sequence) and not isinstance(row, str | bytes) for row in srcs]
     if not srcs or any(nested) != all(nested) or (nested[0] and not all(srcs)):
-        raise H5DataError(f"{shown}: srcs must be a list of files or a list of lists of them, none empty, got {srcs!r}")
+        raise H5DataError(
+            f"{shown}: srcs must be a list of files or a list of lists of them, none empty, got "
+            f"{srcs!r}"
+        )
     if nested[0] != (len(pair) == 2):
-        wanted = "a list of lists of files, one list per row" if len(pair) == 2 else "a plain list of files"
-        raise H5DataError(f"{shown}: dims={dims!r} needs {wanted}; for two axes give both, as dims=(-2, -1)")
-    rows = [[path for item in row for path in _matching_files(item, shown)] for row in (srcs if nested[0] else [srcs])]
+        wanted = (
+            "a list of lists of files, one list per row"
+            if len(pair) == 2
+            else "a plain list of files"
+        )
+        raise H5DataError(
+            f"{shown}: dims={dims!r} needs {wanted}; for two axes give both, as dims=(-2, -1)"
+        )
+    rows = [
+        [path for item in row for path in _matching_files(item, shown)]
+        for row in (srcs if nested[0] else [srcs])
+    ]
     for path in (path for row in rows for path in row):
         if os.path.realpath(path) == os.path.realpath(shown) or (
             os.path.exists(path) and os.path.exists(shown) and os.path.samefile(path, shown)
         ):
-            raise H5DataError(f"{shown}: this file is among the sources; give the result another name")
+            raise H5DataError(
+                f"{shown}: this file is among the sources; give the result another name"
+            )
     return rows, (None if len(pair) == 1 else int(pair[0]), int(pair[-1]))
 
 
@@ -284,24 +354,36 @@ def _matching_files(source: Any, shown: str) -> list[str]:
 def _checked_names(dst: PathLike, names: Any) -> list[str]:
     """Check the names of the datasets to join, and return them without superfluous slashes."""
     shown = os.fsdecode(dst)
-    if isinstance(names, str | bytes) or not np.iterable(names) or not all(isinstance(n, str) for n in names):
-        raise H5DataError(f"{shown}: names must be a list of names of datasets, as ['x', 'y'], got {names!r}")
+    if (
+        isinstance(names, str | bytes)
+        or not np.iterable(names)
+        or not all(isinstance(n, str) for n in names)
+    ):
+        raise H5DataError(
+            f"{shown}: names must be a list of names of datasets, as ['x', 'y'], got {names!r}"
+        )
     full_names = ["/".join(part for part in name.split("/") if part) for name in names]
     if not full_names or len(set(full_names)) < len(full_names):
-        raise H5DataError(f"{shown}: names must name one dataset or more, and each once, got {names!r}")
+        raise H5DataError(
+            f"{shown}: names must name one dataset or more, and each once, got {names!r}"
+        )
     return full_names
 
 
 # -- output dataset -----------------------------------------------------------------------------------------
 
 
-def _place_parts(name: str, sources: list[Source], rows: list[list[str]], pair: Axes) -> tuple[int, ...]:
+def _place_parts(
+    name: str, sources: list[Source], rows: list[list[str]], pair: Axes
+) -> tuple[int, ...]:
     """Set the offset of each part, and return the shape of the joined dataset."""
     first = sources[0]
     ndim = len(first.shape)
     along = [None if d is None else d % ndim for d in pair]
     if along[0] == along[1]:
-        raise H5DataError(f"{describe(first.path, name)}: dims={pair} name the same axis of {ndim}; give two axes")
+        raise H5DataError(
+            f"{describe(first.path, name)}: dims={pair} name the same axis of {ndim}; give two axes"
+        )
     end, remaining = [0] * ndim, iter(sources)
     for row in rows:
         start = [0] * ndim
@@ -309,13 +391,14 @@ def _place_parts(name: str, sources: list[Source], rows: list[list[str]], pair: 
             start[along[0]] = end[along[0]]
         for part in (next(remaining) for _ in row):
             odd = len(part.shape) != ndim or any(
-                m != n and i not in along for i, (m, n) in enumerate(zip(part.shape, first.shape, strict=False))
+                m != n and i not in along
+                for i, (m, n) in enumerate(zip(part.shape, first.shape, strict=False))
             )
             if odd:
                 raise H5DataError(
-                    f"{describe(part.path, name)} has shape {part.shape}, in {first.path} it is {first.shape}; they "
-                    f"may differ only along {show_axes(pair)}; join along another axis, or leave it out with "
-                    "names=[...]"
+                    f"{describe(part.path, name)} has shape {part.shape}, in {first.path} it is "
+                    f"{first.shape}; they may differ only along {show_axes(pair)}; join along "
+                    "another axis, or leave it out with names=[...]"
                 )
             part.at = list(start)
             end = [max(e, s + n) for e, s, n in zip(end, start, part.shape, strict=True)]
@@ -324,30 +407,41 @@ def _place_parts(name: str, sources: list[Source], rows: list[list[str]], pair: 
 
 
 def _common_type(name: str, sources: list[Source], virtual: bool, fill: float | None) -> Any:
-    """Return the type of the joined dataset: the HDF5 type if all are equal, else NumPy's promotion."""
+    """Return the type of the joined dataset: the HDF5 type if all are equal, else NumPy's
+    promotion.
+    """
     first = sources[0]
     if virtual and not fill and all(s.kind.equal(first.kind) for s in sources):
         return first.kind
     dtypes = {s.dtype for s in sources}
-    dtype = first.dtype if len(dtypes) == 1 and not fill else np.result_type(*dtypes, *([fill] if fill else []))
-    unconvertible = [s for s in sources if s.dtype.kind == "b" or isinstance(s.kind, h5py.h5t.TypeBitfieldID)]
+    dtype = (
+        first.dtype
+        if len(dtypes) == 1 and not fill
+        else np.result_type(*dtypes, *([fill] if fill else []))
+    )
+    unconvertible = [
+        s for s in sources if s.dtype.kind == "b" or isinstance(s.kind, h5py.h5t.TypeBitfieldID)
+    ]
     if virtual and unconvertible:
         raise H5DataError(
-            f"{describe(unconvertible[0].path, name)} has another type than in the other files, and HDF5 cannot "
-            "convert it in a virtual dataset; pass virtual=False"
+            f"{describe(unconvertible[0].path, name)} has another type than in the other files, "
+            "and HDF5 cannot convert it in a virtual dataset; pass virtual=False"
         )
     return h5py.h5t.py_create(dtype, logical=True) if virtual else dtype
 
 
-def _feature_names(name: str, sources: list[Source], shape: tuple[int, ...]) -> tuple[str, ...] | None:
+def _feature_names(
+    name: str, sources: list[Source], shape: tuple[int, ...]
+) -> tuple[str, ...] | None:
     """Return the names of all features; None if a feature is named in no file."""
     names: list[str | None] = [None] * (shape[0] if len(shape) == 3 else 0)
     for part in sources:
         for i, feature in enumerate(part.names or (), part.at[0]):
             if names[i] not in (None, feature):
                 raise H5DataError(
-                    f"{describe(part.path, name)}: feature {i} is {feature!r}, in another file it is {names[i]!r}; "
-                    "bring the features into one order, or correct the attribute 'feature_names'"
+                    f"{describe(part.path, name)}: feature {i} is {feature!r}, in another file it "
+                    f"is {names[i]!r}; bring the features into one order, or correct the attribute "
+                    "'feature_names'"
                 )
             names[i] = feature
     complete = tuple(feature for feature in names if feature is not None)
@@ -368,10 +462,12 @@ def _refer_to_sources(
     for source in sources:
         if source.axes != first.axes:
             raise H5DataError(
-                f"{describe(source.path, name)} is in the order {source.axes}, in {first.path} it is {first.axes}; "
-                "pass virtual=False"
+                f"{describe(source.path, name)} is in the order {source.axes}, in {first.path} it "
+                f"is {first.axes}; pass virtual=False"
             )
-    order = np.argsort(fnt_axes(first.axes, len(shape)))  # the axis of (F, N, T) for each axis in the file
+    order = np.argsort(
+        fnt_axes(first.axes, len(shape))
+    )  # the axis of (F, N, T) for each axis in the file
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     if fill:
         plist.set_fill_value(np.asarray(fill, kind.dtype))
@@ -405,7 +501,9 @@ def _copy_sources(
     for source in sources:
         array = h5mmap(source.path, name, source.axes)
         if array.shape != source.shape or array.dtype != source.dtype:
-            raise H5DataError(f"{describe(source.path, name)} was replaced while being copied; join again")
+            raise H5DataError(
+                f"{describe(source.path, name)} was replaced while being copied; join again"
+            )
         copy_into(dataset, array, order, update, source.at)
         if isinstance(array, H5Lazy):
             array.close()

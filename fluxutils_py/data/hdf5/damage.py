@@ -21,8 +21,11 @@ WRAP = 1 << 64
 LONGEST = 1 << 20  # bytes of a string in an attribute
 
 
-def find_heap_damage(file: h5py.File, name: str, attributes: Sequence[str], values: bool = False) -> str | None:
-    """What is wrong with the heap that a dataset and some of its attributes, or its values too, need; None if nothing.
+def find_heap_damage(
+    file: h5py.File, name: str, attributes: Sequence[str], values: bool = False
+) -> str | None:
+    """What is wrong with the heap that a dataset and some of its attributes, or its values too,
+    need; None if nothing.
 
     HDF5 itself detects other damage.
     """
@@ -54,9 +57,11 @@ def _is_missing(file: h5py.File, name: str) -> bool:
 
 @functools.cache
 def _close_before_python_ends() -> None:
-    """HDF5 may keep hold of a guarded file that it failed to read, and would let go of it when Python is gone.
+    """HDF5 may keep hold of a guarded file that it failed to read, and would let go of it when
+    Python is gone.
 
-    Garbage goes first: HDF5 may crash when it closes the list of properties of a virtual dataset that is still held.
+    Garbage goes first: HDF5 may crash when it closes the list of properties of a virtual dataset
+    that is still held.
     """
     with contextlib.suppress(AttributeError, OSError):
         atexit.register(ctypes.CDLL(h5py.h5.__file__).H5close)  # which h5py does not give
@@ -64,7 +69,8 @@ def _close_before_python_ends() -> None:
 
 
 def read_attribute(dataset: h5py.Dataset, name: str) -> Any:
-    """An attribute that holds text or numbers; None for any other, and where there is none of that name.
+    """An attribute that holds text or numbers; None for any other, and where there is none of that
+    name.
 
     HDF5 dies of some damaged types, which are then no strings any more but lists.
     """
@@ -78,10 +84,11 @@ def read_attribute(dataset: h5py.Dataset, name: str) -> Any:
 class GuardedFile(io.RawIOBase):
     """A file for HDF5 to read from that fails where it would be read without end.
 
-    HDF5 2.0 steps through a heap by the sizes of its objects, and hangs at a free object of size 0: a zero
-    in the wrong place stops the process for good, and nothing can interrupt it. For a string it takes as much memory
-    as the length beside its place in the heap says, up to 4 GB, before it compares the length of the string itself.
-    And it takes the list of a virtual dataset's sources apart, and dies of it, before it looks at the checksum.
+    HDF5 2.0 steps through a heap by the sizes of its objects, and hangs at a free object of size 0:
+    a zero in the wrong place stops the process for good, and nothing can interrupt it. For a string
+    it takes as much memory as the length beside its place in the heap says, up to 4 GB, before it
+    compares the length of the string itself. And it takes the list of a virtual dataset's sources
+    apart, and dies of it, before it looks at the checksum.
     """
 
     def __init__(self, descriptor: int, base: int) -> None:
@@ -105,7 +112,9 @@ class GuardedFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         n_read = os.preadv(self.descriptor, [buffer], self.place)
-        margin = len(HEAP) - 1  # HDF5 may have the first bytes already, or ask for the last ones later
+        margin = (
+            len(HEAP) - 1
+        )  # HDF5 may have the first bytes already, or ask for the last ones later
         start = max(0, self.place - margin)
         around = os.pread(self.descriptor, n_read + self.place - start + margin, start)
         at = around.find(HEAP)
@@ -126,7 +135,9 @@ class GuardedFile(io.RawIOBase):
                     if at >= header and block[at - header] == version:
                         sizes = struct.unpack_from("<HHH", block, at - header + 2)
                         data = at + sum(-(-size // unit) * unit for size in sizes)
-                        is_strings = block[at + -(-sizes[0] // unit) * unit] & 15 == 9  # a type of any length
+                        is_strings = (
+                            block[at + -(-sizes[0] // unit) * unit] & 15 == 9
+                        )  # a type of any length
                         if sizes[0] == len(name) and is_strings:
                             self._require_short(block[data : data + 16 * count])
                 at = block.find(name, at + 1)
@@ -154,11 +165,15 @@ class GuardedFile(io.RawIOBase):
     def _is_list_of_sources(self, heap: int, index: int) -> bool:
         """Whether a virtual dataset whose header was just read says that its sources are there."""
         place = struct.pack("<QI", heap - self.base, index)
-        return any(bytes([version, 3]) + place in block for version in (4, 5) for block in self.seen)
+        return any(
+            bytes([version, 3]) + place in block for version in (4, 5) for block in self.seen
+        )
 
     def _require_checksum(self, block: bytes, heap: int) -> None:
         if len(block) < 4 or lookup3(block[:-4]) != int.from_bytes(block[-4:], "little"):
-            self._fail_reading(f"the list of sources in the heap at byte {heap} has a wrong checksum")
+            self._fail_reading(
+                f"the list of sources in the heap at byte {heap} has a wrong checksum"
+            )
 
     def _fail_reading(self, damage: str) -> None:
         self.damage = damage
@@ -171,7 +186,9 @@ def lookup3(data: bytes) -> int:
     a = b = c = (0xDEADBEEF + len(data)) & mask
     if not data:
         return c
-    words = [int(word) for word in np.frombuffer(data.ljust(-(-len(data) // 12) * 12, b"\0"), "<u4")]
+    words = [
+        int(word) for word in np.frombuffer(data.ljust(-(-len(data) // 12) * 12, b"\0"), "<u4")
+    ]
 
     def rotated(x: int, k: int) -> int:
         return (x << k | x >> (32 - k)) & mask

@@ -30,7 +30,8 @@ NEUTRAL = {"scale_factor": 1, "add_offset": 0}
 
 
 def check_dataset(array: Any, name: str) -> Any:
-    """Check a source of values before it is used as it is, also inside tuples and lists, and return what was given.
+    """Check a source of values before it is used as it is, also inside tuples and lists, and return
+    what was given.
 
     Parameters
     ----------
@@ -41,8 +42,8 @@ def check_dataset(array: Any, name: str) -> Any:
     Raises
     ------
     DataError
-        If it cannot be read as an array (see :mod:`~fluxutils_py.data.refused_sources`), or is an h5py dataset whose
-        file was closed.
+        If it cannot be read as an array (see :mod:`~fluxutils_py.data.refused_sources`), or is an
+        h5py dataset whose file was closed.
     H5DataError
         If a file that it takes data from is missing or cannot be read: HDF5 would give fill values.
 
@@ -58,7 +59,10 @@ def check_dataset(array: Any, name: str) -> Any:
                 check_dataset(item, f"{name}[{i}]")
         return array
     if not array:
-        raise DataError(f"{name} is in an HDF5 file that was closed; keep that file open, or take h5mmap(path, name)")
+        raise DataError(
+            f"{name} is in an HDF5 file that was closed; keep that file open, or take h5mmap(path, "
+            "name)"
+        )
     where = f"{name}, {describe(array.file.filename, array.name or 'without a name')},"
     with opening.wrap_h5_errors(where):
         if array.is_virtual or array.external:
@@ -68,10 +72,11 @@ def check_dataset(array: Any, name: str) -> Any:
 
 
 def warn_of_packing(dataset: h5py.Dataset, where: str) -> None:
-    """Warn where attributes of NetCDF, which nothing here applies, say which values are missing or how they are packed.
+    """Warn where attributes of NetCDF, which nothing here applies, say which values are missing or
+    how they are packed.
 
-    NaN as the mark of missing values is what everything here takes it for; a scale of 1 and an offset of 0 change
-    nothing.
+    NaN as the mark of missing values is what everything here takes it for; a scale of 1 and an
+    offset of 0 change nothing.
     """
     found = {name: read_attribute(dataset, name) for name in opening.PACKING}
     told = {name: value for name, value in found.items() if _says_something(name, value)}
@@ -80,8 +85,8 @@ def warn_of_packing(dataset: h5py.Dataset, where: str) -> None:
     shown = ", ".join(f"{name}={np.asarray(value).ravel()[0]}" for name, value in told.items())
     variable = (dataset.name or "x").rpartition("/")[2]
     warnings.warn(
-        f"{where} has the attributes {shown} of NetCDF, which h5py and h5mmap ignore: missing values stay the numbers "
-        "that stand for them, packed values stay packed; take "
+        f"{where} has the attributes {shown} of NetCDF, which h5py and h5mmap ignore: missing "
+        "values stay the numbers that stand for them, packed values stay packed; take "
         f'xarray.open_dataset({os.fsdecode(dataset.file.filename)!r})["{variable}"], which applies them',
         stacklevel=4,
     )
@@ -99,7 +104,8 @@ def _says_something(name: str, value: Any) -> bool:
 
 
 def locate_dataset(dataset: h5py.Dataset) -> tuple[str, str, FileIdentity, tuple[int, ...], str]:
-    """Return what :func:`open_located` needs to open a dataset in another process: the same one or none.
+    """Return what :func:`open_located` needs to open a dataset in another process: the same one or
+    none.
 
     Raises
     ------
@@ -107,34 +113,45 @@ def locate_dataset(dataset: h5py.Dataset) -> tuple[str, str, FileIdentity, tuple
         If another process cannot open it.
     """
     if not dataset:
-        raise DataError("an HDF5 file that was closed cannot be opened elsewhere; keep it open, or take h5mmap")
+        raise DataError(
+            "an HDF5 file that was closed cannot be opened elsewhere; keep it open, or take h5mmap"
+        )
     file, name = dataset.file, dataset.name
     where = describe(file.filename, name or "without a name")
     if name is None:
         raise DataError(f"{where} cannot be opened in another process; give it a name in its file")
     if file.driver not in ("sec2", "stdio", "direct"):
         raise DataError(
-            f"{where} cannot be opened in another process: it comes through the file driver {file.driver!r}, not from "
-            "a file on the disk; write it with h5save and take h5mmap(path, name), or use n_jobs=1"
+            f"{where} cannot be opened in another process: it comes through the file driver "
+            f"{file.driver!r}, not from a file on the disk; write it with h5save and take "
+            "h5mmap(path, name), or use n_jobs=1"
         )
     if file.mode != "r":
         raise DataError(
-            f"{where} is open for writing, so that no other process can open it; close the file and open it with "
-            "mode='r', or take h5mmap(path, name), or use n_jobs=1"
+            f"{where} is open for writing, so that no other process can open it; close the file "
+            "and open it with mode='r', or take h5mmap(path, name), or use n_jobs=1"
         )
     known = identity_of(file) if file.driver == "sec2" else None
     path = _path_of(file, known)
     if path is None:
         raise DataError(
-            f"{where} cannot be opened in another process: its file was moved or replaced, or the current directory "
-            f"has changed since it was opened by the relative name {file.filename!r}; open it by "
-            "os.path.abspath(name), or take h5mmap(path, name)"
+            f"{where} cannot be opened in another process: its file was moved or replaced, or the "
+            "current directory has changed since it was opened by the relative name "
+            f"{file.filename!r}; open it by os.path.abspath(name), or take h5mmap(path, name)"
         )
     identity = current_identity(path, identity_at(path) if known is None else known)
-    return path, name, identity, tuple(int(n) for n in dataset.shape), opening.numpy_dtype(dataset).str
+    return (
+        path,
+        name,
+        identity,
+        tuple(int(n) for n in dataset.shape),
+        opening.numpy_dtype(dataset).str,
+    )
 
 
-def open_located(path: str, name: str, identity: FileIdentity, shape: tuple[int, ...], dtype: str) -> h5py.Dataset:
+def open_located(
+    path: str, name: str, identity: FileIdentity, shape: tuple[int, ...], dtype: str
+) -> h5py.Dataset:
     """Open a dataset that :func:`locate_dataset` described, for reading."""
     file = open_file(path)
     try:
@@ -143,7 +160,8 @@ def open_located(path: str, name: str, identity: FileIdentity, shape: tuple[int,
         found = tuple(int(n) for n in dataset.shape), opening.numpy_dtype(dataset).str
         if found != (shape, dtype):
             raise FileReplaced(
-                f"{describe(path, name)} was replaced since it was opened: it is of another type or shape"
+                f"{describe(path, name)} was replaced since it was opened: it is of another type "
+                "or shape"
             )
         if dataset.is_virtual or dataset.external:
             check_sources(dataset, describe(path, name))
@@ -154,7 +172,9 @@ def open_located(path: str, name: str, identity: FileIdentity, shape: tuple[int,
 
 
 def _path_of(file: h5py.File, known: FileIdentity | None) -> str | None:
-    """The absolute path of an open file. By its name, a relative one leads elsewhere after ``os.chdir``."""
+    """The absolute path of an open file. By its name, a relative one leads elsewhere after
+    ``os.chdir``.
+    """
     shown = os.fsdecode(file.filename)
     if known is None:
         return os.path.realpath(shown) if os.path.isabs(shown) and os.path.exists(shown) else None

@@ -34,13 +34,17 @@ def check_names(names: Any, shape: Sequence[int], where: str) -> Names:
     H5DataError
     """
     checked = names.tolist() if isinstance(names, np.ndarray) else names
-    if isinstance(checked, str) or not isinstance(checked, Iterable) or not all(isinstance(n, str) for n in checked):
+    if (
+        isinstance(checked, str)
+        or not isinstance(checked, Iterable)
+        or not all(isinstance(n, str) for n in checked)
+    ):
         raise H5DataError(f"{where}: feature_names must be a list of strings, got {names!r}")
     checked = tuple(checked)
     if len(shape) != 3 or len(checked) != shape[0]:
         raise H5DataError(
-            f"{where}: {len(checked)} feature_names for an array of shape {tuple(shape)}; expected three axes "
-            "(F, N, T) and F names"
+            f"{where}: {len(checked)} feature_names for an array of shape {tuple(shape)}; expected "
+            "three axes (F, N, T) and F names"
         )
     if any("\0" in name for name in checked):
         raise H5DataError(f"{where}: feature_names must not hold a zero byte, got {names!r}")
@@ -59,7 +63,8 @@ def index_names(names: Names | None, key: Any, ndim: int) -> Names | None:
 
 
 def read_names(dataset: h5py.Dataset, n_features: int, warn: bool = True) -> Names | None:
-    """The names that stand beside a dataset; None, with a warning, for an attribute that is something else.
+    """The names that stand beside a dataset; None, with a warning, for an attribute that is
+    something else.
 
     No warning where the first axis may hold something else than features.
     """
@@ -67,23 +72,30 @@ def read_names(dataset: h5py.Dataset, n_features: int, warn: bool = True) -> Nam
         stored = read_attribute(dataset, "feature_names")
     names: list[Any] = []
     if isinstance(stored, np.ndarray) and stored.shape == (n_features,):
-        names = [name.decode(errors="replace") if isinstance(name, bytes) else name for name in stored.tolist()]
+        names = [
+            name.decode(errors="replace") if isinstance(name, bytes) else name
+            for name in stored.tolist()
+        ]
     if names and all(isinstance(name, str) and name.strip("\0") for name in names):
         return tuple(names)
     if warn and h5py.h5a.exists(dataset.id, b"feature_names"):
         warnings.warn(
-            f"{describe(dataset.file.filename, dataset.name)} has an attribute 'feature_names' that does not hold "
-            f"{n_features} texts: the features have no names; write the attribute again, as with h5save",
+            f"{describe(dataset.file.filename, dataset.name)} has an attribute 'feature_names' "
+            f"that does not hold {n_features} texts: the features have no names; write the "
+            "attribute again, as with h5save",
             stacklevel=3,
         )
     return None
 
 
 def write_names(dataset: h5py.Dataset, names: Names, where: str) -> None:
-    """Note names beside a dataset, as an attribute ``feature_names``: a vector of F strings, in UTF-8."""
+    """Note names beside a dataset, as an attribute ``feature_names``: a vector of F strings, in
+    UTF-8.
+    """
     try:
         dataset.attrs.create("feature_names", list(names), dtype=h5py.string_dtype())
     except (OSError, RuntimeError, ValueError) as error:
         raise H5DataError(
-            f"{where}: {len(names)} feature_names do not fit into an HDF5 attribute ({error}); save without them"
+            f"{where}: {len(names)} feature_names do not fit into an HDF5 attribute ({error}); "
+            "save without them"
         ) from error

@@ -12,25 +12,36 @@ from fluxutils_py.data.arrays import DuckArray
 from fluxutils_py.data.hdf5 import opening
 from fluxutils_py.data.hdf5.datasets import warn_of_packing
 from fluxutils_py.data.hdf5.feature_names import read_names
-from fluxutils_py.data.hdf5.identity import FileIdentity, FileReplaced, check_same_file, current_identity, identity_of
+from fluxutils_py.data.hdf5.identity import (
+    FileIdentity,
+    FileReplaced,
+    check_same_file,
+    current_identity,
+    identity_of,
+)
 from fluxutils_py.data.hdf5.opening import describe, open_file
 from fluxutils_py.data.hdf5.source_files import check_open_file_limit, check_sources
 from fluxutils_py.data.indexing import Index, read_slices
 from fluxutils_py.errors import H5DataError
 
-_inherited: list[h5py.File] = []  # from the process that forked: to close them would release its locks
+_inherited: list[
+    h5py.File
+] = []  # from the process that forked: to close them would release its locks
 
 
 class H5Lazy(DuckArray):
-    """A dataset that cannot be mapped (chunked, compressed, virtual, ...), as a lazy array of shape (F, N, T).
+    """A dataset that cannot be mapped (chunked, compressed, virtual, ...), as a lazy array of shape
+    (F, N, T).
 
-    It is not an ndarray: every indexing reads a fresh array. It takes integers, slices and ``...`` as NumPy does, and
-    along one axis an array of indices or booleans, in any order. ``np.asarray`` reads everything.
+    It is not an ndarray: every indexing reads a fresh array. It takes integers, slices and ``...``
+    as NumPy does, and along one axis an array of indices or booleans, in any order. ``np.asarray``
+    reads everything.
 
-    It pickles as the names of file and dataset, and opens the same file or none; sources of a virtual dataset are found
-    by their names. After a fork, each process opens its own file. Several threads may read, one after the other: HDF5
-    has one lock. While it is open, no other process can open the file for writing; close it with :meth:`close` or
-    ``with``. A cache holds 64 MiB of chunks.
+    It pickles as the names of file and dataset, and opens the same file or none; sources of a
+    virtual dataset are found by their names. After a fork, each process opens its own file. Several
+    threads may read, one after the other: HDF5 has one lock. While it is open, no other process can
+    open the file for writing; close it with :meth:`close` or ``with``. A cache holds 64 MiB of
+    chunks.
 
     Parameters
     ----------
@@ -40,8 +51,8 @@ class H5Lazy(DuckArray):
     axes : str, optional
         As in :func:`h5mmap`.
     swmr : bool
-        Open a file that another process is writing to in HDF5's single-writer, multiple-reader mode. The shape stays
-        as it is now, until :meth:`refresh`.
+        Open a file that another process is writing to in HDF5's single-writer, multiple-reader
+        mode. The shape stays as it is now, until :meth:`refresh`.
 
     Attributes
     ----------
@@ -61,7 +72,14 @@ class H5Lazy(DuckArray):
         If the dataset cannot be read; when indexed, if it was closed or the file was replaced.
     """
 
-    def __init__(self, path: str | os.PathLike[str], name: str, axes: str | None = None, *, swmr: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        name: str,
+        axes: str | None = None,
+        *,
+        swmr: bool = False,
+    ) -> None:
         self.path, self.name, self.swmr = os.path.realpath(opening.check_path(path)), name, swmr
         file = open_file(path, swmr=swmr)
         try:
@@ -71,7 +89,9 @@ class H5Lazy(DuckArray):
                 self._axes = opening.fnt_axes(opening.read_axes(dataset, axes, where), dataset.ndim)
                 self.dtype = opening.numpy_dtype(dataset)
                 self.shape = tuple(int(dataset.shape[i]) for i in self._axes)
-                self.feature_names = read_names(dataset, self.shape[0]) if len(self.shape) == 3 else None
+                self.feature_names = (
+                    read_names(dataset, self.shape[0]) if len(self.shape) == 3 else None
+                )
                 self._virtual = dataset.is_virtual
                 check_sources(dataset, where)
                 warn_of_packing(dataset, where)
@@ -85,7 +105,9 @@ class H5Lazy(DuckArray):
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""
-        return f"H5Lazy({self.path!r}, {self.name!r}, shape={self.shape}, dtype={self.dtype}{state})"
+        return (
+            f"H5Lazy({self.path!r}, {self.name!r}, shape={self.shape}, dtype={self.dtype}{state})"
+        )
 
     def read(self, *index: Index) -> np.ndarray:
         return read_slices(self._read_slices, index, strides=True)
@@ -99,7 +121,9 @@ class H5Lazy(DuckArray):
             handle[1].close()
 
     def refresh(self) -> H5Lazy:
-        """Take on the shape that the dataset has now, where another process makes it grow (``swmr=True``)."""
+        """Take on the shape that the dataset has now, where another process makes it grow
+        (``swmr=True``).
+        """
         dataset = self._dataset()
         with opening.wrap_h5_errors(describe(self.path, self.name)):
             dataset.refresh()
@@ -113,13 +137,19 @@ class H5Lazy(DuckArray):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        opened = {} if self._handle is None else {"_identity": current_identity(self.path, self._identity)}
+        opened = (
+            {}
+            if self._handle is None
+            else {"_identity": current_identity(self.path, self._identity)}
+        )
         return self.__dict__ | {"_handle": None} | opened
 
     def _dataset(self) -> h5py.Dataset:
         """The open dataset of this process."""
         if self.closed:
-            raise H5DataError(f"{describe(self.path, self.name)} was closed; open it again with h5mmap")
+            raise H5DataError(
+                f"{describe(self.path, self.name)} was closed; open it again with h5mmap"
+            )
         handle = self._handle
         if handle is None or handle[0] != os.getpid():
             identity = self._identity
@@ -140,10 +170,19 @@ class H5Lazy(DuckArray):
     def _same_dataset(self, file: h5py.File, identity: FileIdentity) -> h5py.Dataset:
         """The dataset in a file that was opened again."""
         check_same_file(self.path, identity_of(file), identity)
-        dataset, where = opening.find_dataset(file, self.path, self.name), describe(self.path, self.name)
-        shape = tuple(int(dataset.shape[i]) for i in self._axes) if len(self._axes) == dataset.ndim else None
+        dataset, where = (
+            opening.find_dataset(file, self.path, self.name),
+            describe(self.path, self.name),
+        )
+        shape = (
+            tuple(int(dataset.shape[i]) for i in self._axes)
+            if len(self._axes) == dataset.ndim
+            else None
+        )
         if opening.numpy_dtype(dataset) != self.dtype or (shape != self.shape and not self.swmr):
-            raise FileReplaced(f"{where} was replaced since it was opened: it is of another type or shape")
+            raise FileReplaced(
+                f"{where} was replaced since it was opened: it is of another type or shape"
+            )
         check_sources(dataset, where)
         return dataset
 
@@ -163,7 +202,10 @@ class H5Lazy(DuckArray):
             if self._virtual:
                 check_open_file_limit(describe(self.path, self.name))
         except H5DataError:
-            handle, self._handle = self._handle, None  # what was not found stays so while the file is open
+            handle, self._handle = (
+                self._handle,
+                None,
+            )  # what was not found stays so while the file is open
             if handle is not None:
                 handle[1].close()
             raise
@@ -171,10 +213,16 @@ class H5Lazy(DuckArray):
             if self.closed:
                 self._dataset()
             raise H5DataError(
-                f"{describe(self.path, self.name)} cannot be read at {_key_text(source)} ({error}); check the file and "
-                "its sources, or write it again"
+                f"{describe(self.path, self.name)} cannot be read at {_key_text(source)} "
+                f"({error}); check the file and its sources, or write it again"
             ) from error
 
 
 def _key_text(key: tuple[slice, ...]) -> str:
-    return "[" + ", ".join(f"{s.start}:{s.stop}" + (f":{s.step}" if s.step not in (None, 1) else "") for s in key) + "]"
+    return (
+        "["
+        + ", ".join(
+            f"{s.start}:{s.stop}" + (f":{s.step}" if s.step not in (None, 1) else "") for s in key
+        )
+        + "]"
+    )

@@ -14,8 +14,20 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.hdf5.feature_names import index_names
-from fluxutils_py.data.hdf5.identity import FileIdentity, FileReplaced, check_same_file, current_identity, identity_of
-from fluxutils_py.data.hdf5.opening import describe, find_dataset, numpy_dtype, open_file, unmappable_reason
+from fluxutils_py.data.hdf5.identity import (
+    FileIdentity,
+    FileReplaced,
+    check_same_file,
+    current_identity,
+    identity_of,
+)
+from fluxutils_py.data.hdf5.opening import (
+    describe,
+    find_dataset,
+    numpy_dtype,
+    open_file,
+    unmappable_reason,
+)
 from fluxutils_py.errors import H5DataError
 
 PAGE = mmap.PAGESIZE
@@ -51,13 +63,15 @@ class Origin(NamedTuple):
 
 
 class H5Map(np.memmap):
-    """A memory map of a dataset or a part of it; views travel between processes as exactly as the whole.
+    """A memory map of a dataset or a part of it; views travel between processes as exactly as the
+    whole.
 
-    Two things differ from ``np.memmap``. Any view pickles as the location of its bytes in the file, never as data, so
-    it arrives intact in another process, whatever its memory order. (joblib sends a *transposed* ``np.memmap`` with
-    permuted values, silently.) And the kernel is told not to read ahead (``MADV_RANDOM``): a window of time-major data
-    touches a few pages in every row, and reading ahead would fetch sixteen times the bytes. :meth:`willneed` asks for
-    the pages of a window only. Arithmetic and index arrays give plain arrays.
+    Two things differ from ``np.memmap``. Any view pickles as the location of its bytes in the file,
+    never as data, so it arrives intact in another process, whatever its memory order. (joblib sends
+    a *transposed* ``np.memmap`` with permuted values, silently.) And the kernel is told not to read
+    ahead (``MADV_RANDOM``): a window of time-major data touches a few pages in every row, and
+    reading ahead would fetch sixteen times the bytes. :meth:`willneed` asks for the pages of a
+    window only. Arithmetic and index arrays give plain arrays.
 
     Parameters
     ----------
@@ -73,8 +87,8 @@ class H5Map(np.memmap):
     layout : Layout, optional
         Layout of the dataset that this map is part of; checked when the map is unpickled.
     feature_names : tuple of str, optional
-        One per index of the first of three axes. A slice of that axis has the names of the slice; a result with other
-        axes has none.
+        One per index of the first of three axes. A slice of that axis has the names of the slice; a
+        result with other axes has none.
 
     Raises
     ------
@@ -83,9 +97,9 @@ class H5Map(np.memmap):
 
     Notes
     -----
-    A file that is truncated while it is mapped kills the process that reads it (SIGBUS), with no error to catch.
-    ``h5save`` and ``h5concat`` therefore write to a new file and move it into place: a map keeps the old one. Do not
-    overwrite a mapped file with ``h5py.File(path, "w")``.
+    A file that is truncated while it is mapped kills the process that reads it (SIGBUS), with no
+    error to catch. ``h5save`` and ``h5concat`` therefore write to a new file and move it into
+    place: a map keeps the old one. Do not overwrite a mapped file with ``h5py.File(path, "w")``.
     """
 
     _mmap: mmap.mmap | None  # what np.memmap has, whose type its stubs leave out
@@ -105,8 +119,12 @@ class H5Map(np.memmap):
         feature_names: tuple[str, ...] | None = None,
     ) -> H5Map:
         dtype = np.dtype(dtype)
-        below = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)  # negative strides reach back
-        above = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0) + dtype.itemsize
+        below = sum(
+            (n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0
+        )  # negative strides reach back
+        above = (
+            sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0) + dtype.itemsize
+        )
         first = (offset + below) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         with open(path, "rb" if mode == "r" else "r+b") as file:
             stat, current = os.fstat(file.fileno()), identity_of(file.fileno())
@@ -114,21 +132,25 @@ class H5Map(np.memmap):
                 check_same_file(path, current, identity)
             if offset + above > stat.st_size:
                 raise H5DataError(
-                    f"{path}: the file has {stat.st_size} bytes, the data in it reach to {offset + above}: it is "
-                    "truncated, or not completely written yet; write or copy it again, or close it where it is written"
+                    f"{path}: the file has {stat.st_size} bytes, the data in it reach to "
+                    f"{offset + above}: it is truncated, or not completely written yet; write or "
+                    "copy it again, or close it where it is written"
                 )
             access = mmap.ACCESS_READ if mode == "r" else mmap.ACCESS_WRITE
             memory = mmap.mmap(file.fileno(), offset + above - first, access=access, offset=first)
         if hasattr(mmap, "MADV_RANDOM"):
             memory.madvise(mmap.MADV_RANDOM)
-        # not the mmap itself: joblib would take a plain view for one of an np.memmap, and send its strides wrong
+        # not the mmap itself: joblib would take a plain view for one of an np.memmap, and send its
+        # strides wrong
         raw = np.frombuffer(memory, "u1")
         self = np.ndarray.__new__(cls, shape, dtype, raw, offset - first, strides)
         self._mmap, self.filename, self.offset, self.mode = memory, path, offset, mode
         start = _memory_address(raw)
         known = current if mode == "r" else current.without_contents()
         reports_residency, self.feature_names = _reports_residency(path, stat), feature_names
-        self._origin = Origin(path, mode, known, layout, start - first, memory, start, reports_residency)
+        self._origin = Origin(
+            path, mode, known, layout, start - first, memory, start, reports_residency
+        )
         return self
 
     def __array_finalize__(self, obj: Any) -> None:
@@ -152,7 +174,9 @@ class H5Map(np.memmap):
         return view
 
     def __enter__(self) -> H5Map:
-        """Return itself: ``with h5mmap(...) as x`` works as for a lazy array. Garbage collection closes a map."""
+        """Return itself: ``with h5mmap(...) as x`` works as for a lazy array. Garbage collection
+        closes a map.
+        """
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -171,7 +195,13 @@ class H5Map(np.memmap):
         o = self._origin
         mode = o.mode if self.flags.writeable else "r"
         memory_layout = self.dtype, self.shape, self.strides, _memory_address(self) - o.start, mode
-        return reopen, (o.path, *memory_layout, current_identity(o.path, o.identity), o.layout, self.feature_names)
+        return reopen, (
+            o.path,
+            *memory_layout,
+            current_identity(o.path, o.identity),
+            o.layout,
+            self.feature_names,
+        )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.__reduce__()
@@ -181,14 +211,15 @@ class H5Map(np.memmap):
     def willneed(self, *views: np.ndarray) -> bool:
         """Ask the kernel to read the pages of views, all at once and in the background.
 
-        Call it just before the views are copied: it is worth a factor of five when the file is not in the page cache.
-        When it is, this does nothing and costs microseconds.
+        Call it just before the views are copied: it is worth a factor of five when the file is not
+        in the page cache. When it is, this does nothing and costs microseconds.
 
         Parameters
         ----------
         *views : ndarray
-            Any views of this map or of its views, in any memory order: a window, or its single rows. Arrays outside the
-            map are ignored. Of several views, only the first and the last are checked for pages in memory.
+            Any views of this map or of its views, in any memory order: a window, or its single
+            rows. Arrays outside the map are ignored. Of several views, only the first and the last
+            are checked for pages in memory.
 
         Returns
         -------
@@ -237,8 +268,9 @@ def reopen(
             dataset = find_dataset(file, path, layout.name)
             if unmappable_reason(dataset) or Layout.of(dataset) != layout:
                 raise FileReplaced(
-                    f"{describe(path, layout.name)} was replaced since it was mapped: it is of another type or shape, "
-                    "or lies elsewhere in the file; map it again and send that"
+                    f"{describe(path, layout.name)} was replaced since it was mapped: it is of "
+                    "another type or shape, or lies elsewhere in the file; map it again and send "
+                    "that"
                 )
     try:
         return H5Map(path, dtype, shape, strides, offset, mode, identity, layout, feature_names)
@@ -247,7 +279,9 @@ def reopen(
 
 
 def _open_beside_writers(path: str) -> h5py.File:
-    """Open a file to read its layout, without a lock: a map needs none, and others may go on writing."""
+    """Open a file to read its layout, without a lock: a map needs none, and others may go on
+    writing.
+    """
     if not os.path.exists(path):
         raise _missing_file(path)
     try:
@@ -268,8 +302,11 @@ def _memory_address(array: np.ndarray) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _contiguous_ranges(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[np.ndarray, int]:
-    """Return the contiguous ranges of memory that a view covers: their offsets from element [0, 0, ...], their length.
+def _contiguous_ranges(
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+) -> tuple[np.ndarray, int]:
+    """Return the contiguous ranges of memory that a view covers: their offsets from element [0, 0,
+    ...], their length.
 
     Ranges with less than a page between them are joined.
     """
@@ -297,7 +334,9 @@ def _merge_ranges(starts: np.ndarray, stops: np.ndarray) -> list[tuple[int, int]
 
 
 def _probably_resident(view: np.ndarray, o: Origin) -> bool:
-    """Whether a page in the middle of a view is in memory (neighbours touch only its ends). One call, 1.5 us."""
+    """Whether a page in the middle of a view is in memory (neighbours touch only its ends). One
+    call, 1.5 us.
+    """
     assert _mincore is not None
     byte, vector = _memory_address(view), ctypes.create_string_buffer(1)
     for n, stride in zip(view.shape, view.strides, strict=True):
@@ -308,7 +347,9 @@ def _probably_resident(view: np.ndarray, o: Origin) -> bool:
 
 
 def _find_mincore() -> Callable[..., int] | None:
-    """Return the system call that reports which pages are in memory; None if missing or if it reports all pages."""
+    """Return the system call that reports which pages are in memory; None if missing or if it
+    reports all pages.
+    """
     try:
         call = ctypes.CDLL(None).mincore
     except (AttributeError, OSError, TypeError):
@@ -324,5 +365,7 @@ _mincore = _find_mincore()
 
 
 def _reports_residency(path: str, stat: os.stat_result) -> bool:
-    """Whether the call is reliable: for files that we may not write to, Linux reports all pages as in memory."""
+    """Whether the call is reliable: for files that we may not write to, Linux reports all pages as
+    in memory.
+    """
     return _mincore is not None and (os.access(path, os.W_OK) or stat.st_uid == os.geteuid())

@@ -14,7 +14,9 @@ import h5py
 
 from fluxutils_py.errors import H5DataError
 
-CLOCK_TICK = 0.02  # seconds: file systems stamp times with a clock that stands still for up to 10 ms
+CLOCK_TICK = (
+    0.02  # seconds: file systems stamp times with a clock that stands still for up to 10 ms
+)
 STATX_BTIME, AT_EMPTY_PATH = 0x800, 0x1000
 
 
@@ -23,7 +25,8 @@ class FileReplaced(H5DataError):
 
 
 class FileIdentity(NamedTuple):
-    """What tells a file from one that is put in its place later; None where that is not known or may change.
+    """What tells a file from one that is put in its place later; None where that is not known or
+    may change.
 
     The inode alone does not: it is used again as soon as the old file is gone.
     """
@@ -53,7 +56,14 @@ def identity_of(file: int | h5py.File) -> FileIdentity:
             return identity_at(file.filename)
         file = file.id.get_vfd_handle()
     stat = os.fstat(file)
-    return FileIdentity(platform.node(), stat.st_dev, stat.st_ino, _creation_time(file), stat.st_size, stat.st_mtime_ns)
+    return FileIdentity(
+        platform.node(),
+        stat.st_dev,
+        stat.st_ino,
+        _creation_time(file),
+        stat.st_size,
+        stat.st_mtime_ns,
+    )
 
 
 def identity_at(path: str) -> FileIdentity:
@@ -66,10 +76,12 @@ def identity_at(path: str) -> FileIdentity:
 
 
 def current_identity(path: str, known: FileIdentity) -> FileIdentity:
-    """The identity to send of a file that this process has open: as known, with its present size and time.
+    """The identity to send of a file that this process has open: as known, with its present size
+    and time.
 
-    While it is open its inode is not used again, so that the path leads to it or to a file with another inode.
-    Waits until the clock of the file system has moved on: a file written later shall not have the same time.
+    While it is open its inode is not used again, so that the path leads to it or to a file with
+    another inode. Waits until the clock of the file system has moved on: a file written later shall
+    not have the same time.
     """
     try:
         current = identity_at(path)
@@ -93,8 +105,9 @@ def check_same_file(path: str, current: FileIdentity, expected: FileIdentity) ->
     """
     if not current.matches(expected):
         raise FileReplaced(
-            f"{path}: this is not the file that was mapped or opened, as it was: it has been replaced, copied or "
-            "written to since; open it where it is needed with h5mmap, or map it again and send that"
+            f"{path}: this is not the file that was mapped or opened, as it was: it has been "
+            "replaced, copied or written to since; open it where it is needed with h5mmap, or map "
+            "it again and send that"
         )
 
 

@@ -16,14 +16,23 @@ from fluxutils_py.data.hdf5.damage import find_heap_damage, read_attribute
 from fluxutils_py.errors import H5DataError
 
 LETTERS = "FNT"
-PACKING = ("_FillValue", "missing_value", "scale_factor", "add_offset")  # CF conventions, sections 2.5.1 and 8.1
+PACKING = (
+    "_FillValue",
+    "missing_value",
+    "scale_factor",
+    "add_offset",
+)  # CF conventions, sections 2.5.1 and 8.1
 ATTRIBUTES = ("axes", "feature_names", *PACKING)  # that are read
 DAMAGED = "cannot be read, as the file is damaged ({}); copy or write it again"
-CACHE_BYTES, CACHE_SLOTS = 64 << 20, 10007  # of chunks: HDF5's own 1 MiB holds none of the usual size
+CACHE_BYTES, CACHE_SLOTS = (
+    64 << 20,
+    10007,
+)  # of chunks: HDF5's own 1 MiB holds none of the usual size
 
 
 def open_file(path: str | os.PathLike[str], mode: str = "r", **options: Any) -> h5py.File:
-    """Open an HDF5 file, at its real path: sources of a virtual dataset lie beside that, not beside a link to it.
+    """Open an HDF5 file, at its real path: sources of a virtual dataset lie beside that, not beside
+    a link to it.
 
     Raises
     ------
@@ -41,7 +50,9 @@ def open_file(path: str | os.PathLike[str], mode: str = "r", **options: Any) -> 
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{shown}: there is no such file or folder") from error
     except OSError as error:
-        if "locking flag" in str(error) and options.get("locking") is not False:  # open here, without a lock
+        if (
+            "locking flag" in str(error) and options.get("locking") is not False
+        ):  # open here, without a lock
             return open_file(path, mode, **options | {"locking": False})
         raise H5DataError(f"{shown}: {_why_not(shown, str(error), error)}") from error
 
@@ -80,14 +91,20 @@ def get_object(file: h5py.File, path: str | os.PathLike[str], name: str) -> Any:
             reason = _why_missing(file, name, error)
         raise H5DataError(f"{where} {reason}") from error
     with wrap_h5_errors(where):
-        if isinstance(item, h5py.Dataset) and item.file.filename != file.filename:  # through an external link
+        if (
+            isinstance(item, h5py.Dataset) and item.file.filename != file.filename
+        ):  # through an external link
             check_heap(item.file, item.name, where)
     return item
 
 
 def holds_numbers(dataset: h5py.Dataset) -> bool:
     """Whether a dataset holds real numbers, in an array or a single one."""
-    return dataset.shape is not None and dataset.dtype.kind in "fiub" and dataset.dtype.subdtype is None
+    return (
+        dataset.shape is not None
+        and dataset.dtype.kind in "fiub"
+        and dataset.dtype.subdtype is None
+    )
 
 
 @contextlib.contextmanager
@@ -102,9 +119,15 @@ def wrap_h5_errors(where: str) -> Iterator[None]:
 
 
 def check_heap(
-    file: h5py.File, name: str, where: str, attributes: Sequence[str] = ATTRIBUTES, values: bool = False
+    file: h5py.File,
+    name: str,
+    where: str,
+    attributes: Sequence[str] = ATTRIBUTES,
+    values: bool = False,
 ) -> None:
-    """Check that HDF5 comes back from reading a dataset and some of its attributes, or its values too."""
+    """Check that HDF5 comes back from reading a dataset and some of its attributes, or its values
+    too.
+    """
     damage = find_heap_damage(file, name, attributes, values)
     if damage is not None:
         raise H5DataError(f"{where} {DAMAGED.format(damage)}")
@@ -118,7 +141,11 @@ def check_path(path: Any, argument: str = "path") -> str:
     H5DataError
         If it can name no file.
     """
-    if not isinstance(path, str | bytes | os.PathLike) or not os.fsdecode(path) or "\0" in os.fsdecode(path):
+    if (
+        not isinstance(path, str | bytes | os.PathLike)
+        or not os.fsdecode(path)
+        or "\0" in os.fsdecode(path)
+    ):
         raise H5DataError(f"{argument} must be the name of a file, got {path!r}")
     return os.fsdecode(path)
 
@@ -126,7 +153,9 @@ def check_path(path: Any, argument: str = "path") -> str:
 def check_name(path: str | os.PathLike[str], name: Any) -> None:
     """Check that something can name a dataset."""
     if not isinstance(name, str) or not name.strip("/") or "\0" in name:
-        raise H5DataError(f"{os.fsdecode(path)}: a dataset is named by a string, 'x' or 'group/x', got {name!r}")
+        raise H5DataError(
+            f"{os.fsdecode(path)}: a dataset is named by a string, 'x' or 'group/x', got {name!r}"
+        )
 
 
 def describe(path: str | os.PathLike[str], name: str) -> str:
@@ -140,7 +169,8 @@ def numpy_dtype(dataset: h5py.Dataset) -> np.dtype:
 
 
 def read_axes(dataset: h5py.Dataset, axes: str | None, where: str) -> str | None:
-    """Which axis of the file is which, as ``"TNF"``; None where axes have no letters and stay as they are.
+    """Which axis of the file is which, as ``"TNF"``; None where axes have no letters and stay as
+    they are.
 
     Raises
     ------
@@ -153,21 +183,27 @@ def read_axes(dataset: h5py.Dataset, axes: str | None, where: str) -> str | None
     known = noted if isinstance(noted, str) and is_axes_order(noted, dataset.ndim) else None
     if axes is None:
         if known is None and dataset.ndim == 3:
-            stored = "no attribute 'axes'" if noted is None else f"an attribute 'axes' that says {noted!r}"
+            stored = (
+                "no attribute 'axes'"
+                if noted is None
+                else f"an attribute 'axes' that says {noted!r}"
+            )
             raise H5DataError(
                 f"{where} has {stored}, so the order of its axes {dataset.shape} cannot be known; "
-                "pass axes='TNF' for a file from Julia or other column-major software, axes='FNT' if h5py shows "
-                "(features, series, time steps)"
+                "pass axes='TNF' for a file from Julia or other column-major software, axes='FNT' "
+                "if h5py shows (features, series, time steps)"
             )
         return known
     if not isinstance(axes, str) or not is_axes_order(axes, dataset.ndim):
         raise H5DataError(
-            f"{where} has {dataset.ndim} axes, {dataset.shape}; axes must name each by one of the letters F "
-            f"(features), N (series) and T (time steps), as in {'TNF'[: dataset.ndim]!r}, got {axes!r}"
+            f"{where} has {dataset.ndim} axes, {dataset.shape}; axes must name each by one of the "
+            "letters F (features), N (series) and T (time steps), as in "
+            f"{'TNF'[: dataset.ndim]!r}, got {axes!r}"
         )
     if known is not None and known != axes:
         raise H5DataError(
-            f"{where} is in the order {known!r} by its own attribute 'axes', not {axes!r}; leave axes out"
+            f"{where} is in the order {known!r} by its own attribute 'axes', not {axes!r}; leave "
+            "axes out"
         )
     return axes
 
@@ -178,15 +214,22 @@ def is_axes_order(axes: str, ndim: int) -> bool:
 
 
 def fnt_axes(axes: str | None, ndim: int) -> list[int]:
-    """Which axis of the file each axis of the (F, N, T) face is: what to transpose the file's array by."""
-    return list(range(ndim)) if axes is None else sorted(range(ndim), key=lambda i: LETTERS.index(axes[i]))
+    """Which axis of the file each axis of the (F, N, T) face is: what to transpose the file's array
+    by.
+    """
+    return (
+        list(range(ndim))
+        if axes is None
+        else sorted(range(ndim), key=lambda i: LETTERS.index(axes[i]))
+    )
 
 
 def check_axes(axes: str, ndim: int, where: str) -> list[int]:
     """Which axis of the file each axis of an array is; only three axes are put into another order."""
     if not isinstance(axes, str) or not is_axes_order(axes, 3):
         raise H5DataError(
-            f"{where}: axes must name F (features), N (series) and T (time steps), as 'TNF', got {axes!r}"
+            f"{where}: axes must name F (features), N (series) and T (time steps), as 'TNF', got "
+            f"{axes!r}"
         )
     return fnt_axes(axes if ndim == 3 else None, ndim)
 
@@ -200,7 +243,9 @@ def unmappable_reason(dataset: h5py.Dataset) -> str | None:
     if layout == h5py.h5d.VIRTUAL:
         return "is virtual: its data lie in other files"
     if layout == h5py.h5d.CHUNKED:
-        filters = [plist.get_filter(i)[3].decode() or "a filter" for i in range(plist.get_nfilters())]
+        filters = [
+            plist.get_filter(i)[3].decode() or "a filter" for i in range(plist.get_nfilters())
+        ]
         return "is chunked" + (f" and stored with {', '.join(filters)}" if filters else "")
     if layout == h5py.h5d.COMPACT:
         return "is compact: it lies within the header of the file"
@@ -223,15 +268,15 @@ def _why_not(path: str, text: str, error: OSError) -> str:
         return "no permission to open this file; change its mode or owner"
     if isinstance(error, BlockingIOError):
         return (
-            "the file is open for writing in another process; close it there, or set HDF5_USE_FILE_LOCKING=FALSE in "
-            "the environment if that process leaves this data alone"
+            "the file is open for writing in another process; close it there, or set "
+            "HDF5_USE_FILE_LOCKING=FALSE in the environment if that process leaves this data alone"
         )
     if "read-only" in text:
         return "the file is open for reading in this process, by h5py or as a lazy array; close that first"
     if "open for" in text or "already open" in text:
         return (
-            "the file is open for writing in another process, or that process died; pass swmr=True if it writes in "
-            "SWMR mode, run `h5clear -s` on the file if it died"
+            "the file is open for writing in another process, or that process died; pass swmr=True "
+            "if it writes in SWMR mode, run `h5clear -s` on the file if it died"
         )
     if os.path.exists(path):
         n_bytes = os.path.getsize(path)
@@ -239,7 +284,9 @@ def _why_not(path: str, text: str, error: OSError) -> str:
             return "the file is empty; write it again"
         truncated = re.search(r"stored_eof = (\d+)", text)
         if truncated:
-            return f"the file is truncated, {n_bytes} bytes of {truncated[1]}; write or copy it again"
+            return (
+                f"the file is truncated, {n_bytes} bytes of {truncated[1]}; write or copy it again"
+            )
         if not h5py.is_hdf5(path):
             return "this is not an HDF5 file; write one, as with h5save"
     return f"the file cannot be opened ({text}); check it with `h5dump -H`, or write it again"
@@ -262,9 +309,7 @@ def _why_missing(file: h5py.File, name: str, error: Exception) -> str:
             group = group[part]
         except (KeyError, OSError, RuntimeError, ValueError) as reason:
             if isinstance(link, h5py.SoftLink):
-                return (
-                    f"leads nowhere: '{so_far}' is a soft link to '{link.path}', which does not exist; {_holds(file)}"
-                )
+                return f"leads nowhere: '{so_far}' is a soft link to '{link.path}', which does not exist; {_holds(file)}"
             if isinstance(link, h5py.ExternalLink):
                 target = os.path.join(os.path.dirname(file.filename), link.filename)
                 state = "does not exist; put that file back, or make a new link"
@@ -321,7 +366,9 @@ def _type_and_remedy(dtype: np.dtype) -> tuple[str, str]:
 
 
 def _open_object(file: h5py.File, name: str) -> Any:
-    """What has that name. External files are looked for beside the HDF5 file; HDF5 takes the current directory."""
+    """What has that name. External files are looked for beside the HDF5 file; HDF5 takes the
+    current directory.
+    """
     try:
         item = file[name]
     except (KeyError, OSError, RuntimeError, ValueError) as error:

@@ -33,10 +33,11 @@ def h5mmap(
 ) -> Any:
     """Return the array of shape (F, N, T) in an HDF5 file, without reading it.
 
-    A contiguous dataset is mapped into memory: you get an ndarray whose pages are read when something touches them, for
-    files of any size, written by :func:`h5save`, by h5py or by Julia's HDF5.jl. The file is closed again at once.
-    Datasets that cannot be mapped (chunked, compressed, virtual, external, compact, never written, in a number format
-    that NumPy lacks) come back as lazy arrays; training from those is several times slower.
+    A contiguous dataset is mapped into memory: you get an ndarray whose pages are read when
+    something touches them, for files of any size, written by :func:`h5save`, by h5py or by Julia's
+    HDF5.jl. The file is closed again at once. Datasets that cannot be mapped (chunked, compressed,
+    virtual, external, compact, never written, in a number format that NumPy lacks) come back as
+    lazy arrays; training from those is several times slower.
 
     Parameters
     ----------
@@ -44,38 +45,42 @@ def h5mmap(
     name : str
         Name of the dataset, ``"group/x"`` in a group.
     axes : str, optional
-        The order of the axes in the file as h5py shows it: ``"TNF"`` is what Julia writes for an array (F, N, T). The
-        default is the dataset's attribute ``axes``, which ``h5save`` writes; a dataset of three axes without it needs
-        this argument. Arrays of fewer or more axes come as h5py shows them, unless ``axes`` names their axes.
+        The order of the axes in the file as h5py shows it: ``"TNF"`` is what Julia writes for an
+        array (F, N, T). The default is the dataset's attribute ``axes``, which ``h5save`` writes; a
+        dataset of three axes without it needs this argument. Arrays of fewer or more axes come as
+        h5py shows them, unless ``axes`` names their axes.
     mode : "r" or "r+"
-        With ``"r+"``, writing to the map writes to the file, for instance in ``est.predict(x, out=...)``.
+        With ``"r+"``, writing to the map writes to the file, for instance in ``est.predict(x,
+        out=...)``.
     fallback : "lazy", "error" or "read"
-        If mapping is impossible, return an :class:`H5Lazy`, raise an error that says why, or read the array into
-        memory.
+        If mapping is impossible, return an :class:`H5Lazy`, raise an error that says why, or read
+        the array into memory.
     swmr : bool
-        Read a file, lazily, that another process is writing to in HDF5's single-writer, multiple-reader mode.
+        Read a file, lazily, that another process is writing to in HDF5's single-writer,
+        multiple-reader mode.
 
     Returns
     -------
     H5Map, H5Lazy or ndarray
-        A dataset without elements gives an empty ndarray. Maps and lazy arrays of shape (F, N, T) have an attribute
-        ``feature_names``: a tuple of F strings if the file names the features, else None. Slices have the names of
-        theirs.
+        A dataset without elements gives an empty ndarray. Maps and lazy arrays of shape (F, N, T)
+        have an attribute ``feature_names``: a tuple of F strings if the file names the features,
+        else None. Slices have the names of theirs.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     H5DataError
-        If the file is not HDF5, or damaged, or locked; if it has no such dataset, or one that is not an array of real
-        numbers; if a source file of the dataset is missing; if the order of axes is unknown; if the dataset cannot be
-        mapped and ``fallback`` is ``"error"`` or ``mode`` is ``"r+"``.
+        If the file is not HDF5, or damaged, or locked; if it has no such dataset, or one that is
+        not an array of real numbers; if a source file of the dataset is missing; if the order of
+        axes is unknown; if the dataset cannot be mapped and ``fallback`` is ``"error"`` or ``mode``
+        is ``"r+"``.
 
     Notes
     -----
-    A map shows what others write to the file later. A map holds no lock on the file; a lazy array does. Overwrite a
-    mapped file with ``h5save``, which puts a new file in its place, never with ``h5py.File(path, "w")``: shortening a
-    mapped file kills the process that reads it (SIGBUS).
+    A map shows what others write to the file later. A map holds no lock on the file; a lazy array
+    does. Overwrite a mapped file with ``h5save``, which puts a new file in its place, never with
+    ``h5py.File(path, "w")``: shortening a mapped file kills the process that reads it (SIGBUS).
 
     Examples
     --------
@@ -89,7 +94,9 @@ def h5mmap(
     """
     where = describe(opening.check_path(path), name)
     if mode not in ("r", "r+"):
-        raise H5DataError(f"{where}: mode must be 'r' or 'r+', got {mode!r}; h5create makes new datasets")
+        raise H5DataError(
+            f"{where}: mode must be 'r' or 'r+', got {mode!r}; h5create makes new datasets"
+        )
     if fallback not in ("lazy", "error", "read"):
         raise H5DataError(f"{where}: fallback must be 'lazy', 'error' or 'read', got {fallback!r}")
     for _ in range(ATTEMPTS):
@@ -100,15 +107,20 @@ def h5mmap(
             continue
     else:
         raise H5DataError(
-            f"{where} cannot be mapped: the file keeps being replaced; try again when it no longer changes"
+            f"{where} cannot be mapped: the file keeps being replaced; try again when it no longer "
+            "changes"
         )
     if reason is None:
         return array
     if mode == "r+":
-        raise H5DataError(f"{where} cannot be written to in place: it {reason}; make one that can be with h5create")
+        raise H5DataError(
+            f"{where} cannot be written to in place: it {reason}; make one that can be with "
+            "h5create"
+        )
     if fallback == "error":
         raise H5DataError(
-            f"{where} cannot be mapped: it {reason}; write it again with h5save, or pass fallback='lazy' or 'read'"
+            f"{where} cannot be mapped: it {reason}; write it again with h5save, or pass "
+            "fallback='lazy' or 'read'"
         )
     lazy = H5Lazy(path, name, axes, swmr=swmr)
     if fallback == "lazy":
@@ -120,21 +132,29 @@ def h5mmap(
 def _try_map(
     path: str | os.PathLike[str], name: str, axes: str | None, mode: str, swmr: bool
 ) -> tuple[np.ndarray | None, str | None]:
-    """Map a dataset, or return a sentence that says why it cannot be mapped; all from one version of the file."""
+    """Map a dataset, or return a sentence that says why it cannot be mapped; all from one version
+    of the file.
+    """
     where = describe(path, name)
     with contextlib.closing(open_file(path, swmr=swmr)) as file, opening.wrap_h5_errors(where):
-        if file.mode != "r":  # open for writing in this process: the map would miss what is not written yet
+        if (
+            file.mode != "r"
+        ):  # open for writing in this process: the map would miss what is not written yet
             file.flush()
         dataset = opening.find_dataset(file, path, name)
         order = opening.fnt_axes(opening.read_axes(dataset, axes, where), dataset.ndim)
         dtype, shape = opening.numpy_dtype(dataset), tuple(int(n) for n in dataset.shape)
         if 0 in shape:
             return np.empty(shape, dtype).transpose(order), None
-        reason = opening.unmappable_reason(dataset) or ("is being written to in SWMR mode" if swmr else None)
+        reason = opening.unmappable_reason(dataset) or (
+            "is being written to in SWMR mode" if swmr else None
+        )
         if reason is not None:
             return None, reason
         warn_of_packing(dataset, where)
-        strides = [dtype.itemsize * int(np.prod(shape[i + 1 :], dtype=object)) for i in range(len(shape))]
+        strides = [
+            dtype.itemsize * int(np.prod(shape[i + 1 :], dtype=object)) for i in range(len(shape))
+        ]
         layout, real_path = Layout.of(dataset), os.path.realpath(dataset.file.filename)
         try:
             array = H5Map(
@@ -152,7 +172,9 @@ def _try_map(
         except FileNotFoundError as error:
             raise FileReplaced(f"{real_path}: the file was moved while it was opened") from error
         except PermissionError as error:
-            raise H5DataError(f"{where} cannot be opened for writing ({error.strerror}); use mode='r'") from error
+            raise H5DataError(
+                f"{where} cannot be opened for writing ({error.strerror}); use mode='r'"
+            ) from error
         except OSError as error:
             return None, f"lies where files cannot be mapped ({error.strerror})"
 
@@ -174,13 +196,14 @@ def h5load(
     axes : str, optional
         The order of three axes in files that do not note it; see :func:`h5mmap`.
     mmap : bool
-        Map arrays of numbers, or read them lazily, as :func:`h5mmap` does. False reads them into memory.
+        Map arrays of numbers, or read them lazily, as :func:`h5mmap` does. False reads them into
+        memory.
 
     Returns
     -------
     dict
-        Arrays by name, with a dict for each group. Single numbers and strings are read. If ``names`` is one string, the
-        object of that name itself.
+        Arrays by name, with a dict for each group. Single numbers and strings are read. If
+        ``names`` is one string, the object of that name itself.
 
     Raises
     ------
@@ -207,12 +230,16 @@ def h5load(
     return loaded[names] if isinstance(names, str) else loaded
 
 
-def _load_object(file: h5py.File, path: str | os.PathLike[str], name: str, axes: str | None, mmap: bool) -> Any:
+def _load_object(
+    file: h5py.File, path: str | os.PathLike[str], name: str, axes: str | None, mmap: bool
+) -> Any:
     value = opening.get_object(file, path, name)
     if isinstance(value, h5py.Group):
         return {key: _load_object(file, path, f"{name}/{key}", axes, mmap) for key in value}
     if opening.holds_numbers(value) and value.shape:
-        array = h5mmap(path, name, axes if value.ndim == 3 else None, fallback="lazy" if mmap else "read")
+        array = h5mmap(
+            path, name, axes if value.ndim == 3 else None, fallback="lazy" if mmap else "read"
+        )
         return array if mmap else np.array(array)
     opening.check_heap(value.file, name, describe(path, name), values=True)
     return value.asstr()[()] if h5py.check_string_dtype(value.dtype) is not None else value[()]

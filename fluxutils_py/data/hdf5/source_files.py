@@ -1,7 +1,7 @@
 """Check the other files that a virtual or external dataset needs.
 
-HDF5 itself gives fill values, and no error, where a source of a virtual dataset is missing or too many files are open,
-and zeros past the end of an external file.
+HDF5 itself gives fill values, and no error, where a source of a virtual dataset is missing or too
+many files are open, and zeros past the end of an external file.
 """
 
 from __future__ import annotations
@@ -24,34 +24,38 @@ def check_sources(dataset: h5py.Dataset, where: str) -> None:
     Raises
     ------
     H5DataError
-        If a file or dataset that it takes data from is missing, shorter than it should be, or cannot be opened.
+        If a file or dataset that it takes data from is missing, shorter than it should be, or
+        cannot be opened.
     """
     problems = list(dict.fromkeys(_find_problems(dataset, frozenset())))
     kind = "virtual" if dataset.is_virtual else "external"
     if missing := [problem for problem in problems if isinstance(problem, _MissingFile)]:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise H5DataError(
-            f"{where} is {kind} and {len(missing)} of its source files are missing: {shown}; put them back, "
-            "or recreate the dataset (HDF5 would give fill values in their place)"
+            f"{where} is {kind} and {len(missing)} of its source files are missing: {shown}; put "
+            "them back, or recreate the dataset (HDF5 would give fill values in their place)"
         )
     if problems:
         raise H5DataError(f"{where} is {kind} and {problems[0]}; fix that, or recreate the dataset")
 
 
 def check_open_file_limit(where: str) -> None:
-    """Check that a virtual dataset that was just read had all of its sources: HDF5 keeps them open, as many as it may.
+    """Check that a virtual dataset that was just read had all of its sources: HDF5 keeps them open,
+    as many as it may.
 
     Raises
     ------
     H5DataError
-        If this process has as many files open as it may have: sources beyond those were taken for missing.
+        If this process has as many files open as it may have: sources beyond those were taken for
+        missing.
     """
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
         raise H5DataError(
-            f"{where} is virtual and needs more files open at once than this process may have ({error.strerror}); "
-            "raise the limit, as with `ulimit -n 65536`, or copy it with h5concat(..., virtual=False)"
+            f"{where} is virtual and needs more files open at once than this process may have "
+            f"({error.strerror}); raise the limit, as with `ulimit -n 65536`, or copy it with "
+            "h5concat(..., virtual=False)"
         ) from error
 
 
@@ -73,7 +77,9 @@ def _find_problems(dataset: h5py.Dataset, seen: frozenset[tuple[str, str]]) -> I
     sources = defaultdict(list)
     for source in dataset.virtual_sources():
         patterns = (source.file_name.replace("%%", ""), source.dset_name.replace("%%", ""))
-        if not any(re.search(r"%\d*b", p) for p in patterns):  # an open end: as many files as there are
+        if not any(
+            re.search(r"%\d*b", p) for p in patterns
+        ):  # an open end: as many files as there are
             sources[source.file_name.replace("%%", "%")].append(source)
     here = os.path.realpath(dataset.file.filename)
     for name, parts in sources.items():
@@ -91,7 +97,9 @@ def _find_problems(dataset: h5py.Dataset, seen: frozenset[tuple[str, str]]) -> I
             yield f"its source file {path} cannot be opened ({error})"
 
 
-def _part_problems(file: h5py.File, path: str, part: Any, seen: frozenset[tuple[str, str]]) -> Iterator[str]:
+def _part_problems(
+    file: h5py.File, path: str, part: Any, seen: frozenset[tuple[str, str]]
+) -> Iterator[str]:
     name = part.dset_name.replace("%%", "%")
     try:
         source = file[name]
@@ -101,9 +109,13 @@ def _part_problems(file: h5py.File, path: str, part: Any, seen: frozenset[tuple[
     takes_all, needed = _required_source(part)
     fits = True
     if needed is not None:
-        fits = len(needed) != source.ndim or all(m >= n for m, n in zip(source.shape, needed, strict=True))
+        fits = len(needed) != source.ndim or all(
+            m >= n for m, n in zip(source.shape, needed, strict=True)
+        )
         if takes_all:  # HDF5 takes elements in the order of the file, whatever the shape
-            fits = source.size == math.prod(needed) and (len(needed) != source.ndim or source.shape == needed)
+            fits = source.size == math.prod(needed) and (
+                len(needed) != source.ndim or source.shape == needed
+            )
     if not fits:
         yield f"its source '{name}' in {path} has shape {source.shape} where {needed} is taken from it"
     elif (path, name) in seen:
@@ -113,7 +125,9 @@ def _part_problems(file: h5py.File, path: str, part: Any, seen: frozenset[tuple[
 
 
 def _required_source(part: Any) -> tuple[bool, tuple[int, ...] | None]:
-    """Whether all of a source is taken, and the shape that it must have (at least); None if that is open."""
+    """Whether all of a source is taken, and the shape that it must have (at least); None if that is
+    open.
+    """
     try:
         if part.src_space.get_select_type() != h5py.h5s.SEL_ALL:
             return False, tuple(n + 1 for n in part.src_space.get_select_bounds()[1])

@@ -44,32 +44,34 @@ def h5save(
 ) -> None:
     """Write arrays to an HDF5 file, in a layout that can be mapped.
 
-    The new file replaces an old one of that name only when it is complete, so nobody sees half of it. Processes that
-    have mapped or opened the old file keep it, so the arrays may come from there themselves. Maps of the old file can
-    no longer be sent to other processes.
+    The new file replaces an old one of that name only when it is complete, so nobody sees half of
+    it. Processes that have mapped or opened the old file keep it, so the arrays may come from there
+    themselves. Maps of the old file can no longer be sent to other processes.
 
     Parameters
     ----------
     path : path-like
     mapping : mapping of str to array, or to another such mapping
-        Arrays of shape (F, N, T), of any kind. They may be larger than memory: they are copied block by block. A
-        mapping inside the mapping becomes a group. Arrays of fewer or more axes, numbers and strings are stored
-        unchanged. Masked values are stored as NaN.
+        Arrays of shape (F, N, T), of any kind. They may be larger than memory: they are copied
+        block by block. A mapping inside the mapping becomes a group. Arrays of fewer or more axes,
+        numbers and strings are stored unchanged. Masked values are stored as NaN.
     axes : str
-        Order of three axes in the file and in memory, slowest first. ``"TNF"`` is the fast one for training; Julia
-        shows it as (F, N, T). It is noted in the dataset's attribute ``axes``.
+        Order of three axes in the file and in memory, slowest first. ``"TNF"`` is the fast one for
+        training; Julia shows it as (F, N, T). It is noted in the dataset's attribute ``axes``.
     feature_names : mapping of str to list of str, optional
-        Names of features by the name of their array, as ``{"x": ["temperature", "wind"]}``; a list alone if there is
-        one array. They are noted in the dataset's attribute ``feature_names``, a vector of F strings, and ``h5mmap``
-        returns arrays with an attribute of that name. The default is such an attribute of the array itself.
+        Names of features by the name of their array, as ``{"x": ["temperature", "wind"]}``; a list
+        alone if there is one array. They are noted in the dataset's attribute ``feature_names``, a
+        vector of F strings, and ``h5mmap`` returns arrays with an attribute of that name. The
+        default is such an attribute of the array itself.
     verbose : "auto" or bool
-        Whether to show a progress bar. "auto" shows one on a terminal or in a notebook, if writing takes long.
+        Whether to show a progress bar. "auto" shows one on a terminal or in a notebook, if writing
+        takes long.
 
     Raises
     ------
     H5DataError
-        If something cannot be stored: objects, masked integers, two values for one name. An old file of that name then
-        stays.
+        If something cannot be stored: objects, masked integers, two values for one name. An old
+        file of that name then stays.
 
     Examples
     --------
@@ -83,10 +85,16 @@ def h5save(
     arrays = _by_name(check_path(path), mapping)
     check_axes(axes, 3, check_path(path))
     names = _names_by_name(path, arrays, feature_names)
-    total = sum(int(np.prod(a.shape, dtype=object)) * a.dtype.itemsize for a in arrays.values() if a is not None)
+    total = sum(
+        int(np.prod(a.shape, dtype=object)) * a.dtype.itemsize
+        for a in arrays.values()
+        if a is not None
+    )
     with (
         new_file(path) as file,
-        progress_bar(verbose, f"h5save {os.path.basename(os.fsdecode(path))}", total, "B") as update,
+        progress_bar(
+            verbose, f"h5save {os.path.basename(os.fsdecode(path))}", total, "B"
+        ) as update,
     ):
         for name, array in arrays.items():
             where = describe(path, name)
@@ -95,12 +103,16 @@ def h5save(
                     file.require_group(name)
                 elif array.dtype.kind not in "fiub" or len(array.shape) == 0:
                     is_text = array.dtype.kind == "U"
-                    data, dtype = (array.astype(object), h5py.string_dtype()) if is_text else (array, None)
+                    data, dtype = (
+                        (array.astype(object), h5py.string_dtype()) if is_text else (array, None)
+                    )
                     file.create_dataset(name, data=data, dtype=dtype)
                 else:
                     order = check_axes(axes, len(array.shape), where)
                     shape = [int(array.shape[i]) for i in np.argsort(order)]
-                    dataset = allocate(file, name, shape, array.dtype, axes if len(shape) == 3 else None)
+                    dataset = allocate(
+                        file, name, shape, array.dtype, axes if len(shape) == 3 else None
+                    )
                     copy_into(dataset, array, order, update)
                     if name in names:
                         write_names(dataset, names[name], where)
@@ -108,31 +120,38 @@ def h5save(
                 if isinstance(error, H5DataError):
                     raise
                 raise H5DataError(
-                    f"{where}: cannot store {type(array).__name__} of type {array.dtype} ({error}); "
-                    "convert it to an array of numbers, or give it another name"
+                    f"{where}: cannot store {type(array).__name__} of type {array.dtype} "
+                    f"({error}); convert it to an array of numbers, or give it another name"
                 ) from error
 
 
-def _by_name(path: str, mapping: Any, prefix: str = "", arrays: dict[str, Any] | None = None) -> dict[str, Any]:
+def _by_name(
+    path: str, mapping: Any, prefix: str = "", arrays: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Collect arrays by the full names that HDF5 gives them, None for a group."""
     arrays = {} if arrays is None else arrays
     if not isinstance(mapping, Mapping):
         raise H5DataError(
-            f"{path}: expected a mapping of names to arrays, as {{'x': x, 'y': y}}, got {type(mapping).__name__}"
+            f"{path}: expected a mapping of names to arrays, as {{'x': x, 'y': y}}, got "
+            f"{type(mapping).__name__}"
         )
     for key, value in mapping.items():
         check_name(path, key)
         name = "/".join(part for part in f"{prefix}/{key}".split("/") if part not in ("", "."))
         array = None if isinstance(value, Mapping) else _as_array(value, describe(path, name))
         if name in arrays and not (array is None and arrays[name] is None):
-            raise H5DataError(f"{describe(path, name)} is given twice; give one of the two another name")
+            raise H5DataError(
+                f"{describe(path, name)} is given twice; give one of the two another name"
+            )
         arrays[name] = array
         if array is None:
             _by_name(path, value, name, arrays)
     return arrays
 
 
-def _names_by_name(path: str | os.PathLike[str], arrays: dict[str, Any], given: Any) -> dict[str, Names]:
+def _names_by_name(
+    path: str | os.PathLike[str], arrays: dict[str, Any], given: Any
+) -> dict[str, Names]:
     """Return feature names by array: those given, else those that the array itself has."""
     arrays = {name: array for name, array in arrays.items() if array is not None}
     names = {name: get_feature_names(array) for name, array in arrays.items()}
@@ -140,27 +159,30 @@ def _names_by_name(path: str | os.PathLike[str], arrays: dict[str, Any], given: 
         three = [name for name, array in arrays.items() if len(array.shape) == 3]
         if len(three) != 1:
             raise H5DataError(
-                f"{os.fsdecode(path)}: feature_names must say of which array they are, as {{'x': [...]}}, where "
-                f"{len(three)} arrays have three axes"
+                f"{os.fsdecode(path)}: feature_names must say of which array they are, as {{'x': "
+                f"[...]}}, where {len(three)} arrays have three axes"
             )
         given = {three[0]: given}
     for name, value in (given or {}).items():
         key = name.strip("/") if isinstance(name, str) else name
         if key not in arrays:
             raise H5DataError(
-                f"{os.fsdecode(path)}: feature_names are given for {name!r}, which is not among the arrays to "
-                f"save: {', '.join(arrays)}"
+                f"{os.fsdecode(path)}: feature_names are given for {name!r}, which is not among "
+                f"the arrays to save: {', '.join(arrays)}"
             )
         names[key] = check_names(value, arrays[key].shape, describe(path, name))
     return {name: value for name, value in names.items() if value is not None}
 
 
 def _as_array(value: Any, where: str) -> Any:
-    """Return an object with shape, dtype and slices; masked values become NaN, as HDF5 files have no masks."""
+    """Return an object with shape, dtype and slices; masked values become NaN, as HDF5 files have
+    no masks.
+    """
     if isinstance(value, h5py.Dataset):
         if not value:
             raise H5DataError(
-                f"{where}: the array for it is in an HDF5 file that was closed; keep that file open, or take h5mmap"
+                f"{where}: the array for it is in an HDF5 file that was closed; keep that file "
+                "open, or take h5mmap"
             )
         check_dataset(value, where)
     if isinstance(value, list | tuple) and any(isinstance(v, np.ma.MaskedArray) for v in value):
@@ -170,22 +192,26 @@ def _as_array(value: Any, where: str) -> Any:
             return value.filled(np.nan)
         if np.ma.is_masked(value):
             raise H5DataError(
-                f"{where}: {np.ma.count_masked(value)} values are masked, and a file has no mask for {value.dtype}; "
-                "convert the array to float, in which they are stored as NaN, or fill them, as with x.filled(0)"
+                f"{where}: {np.ma.count_masked(value)} values are masked, and a file has no mask "
+                f"for {value.dtype}; convert the array to float, in which they are stored as NaN, "
+                "or fill them, as with x.filled(0)"
             )
         return value.data
     try:
         value = to_numpy(value)
     except TypeError as error:
         raise H5DataError(
-            f"{where}: HDF5 has no numbers like those of this tensor ({error}); convert it, as with x.float()"
+            f"{where}: HDF5 has no numbers like those of this tensor ({error}); convert it, as "
+            "with x.float()"
         ) from error
     if all(hasattr(value, attribute) for attribute in ("shape", "dtype", "__getitem__")):
         return value
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise H5DataError(f"{where}: this is no array ({error}); make it one with equal lengths") from error
+        raise H5DataError(
+            f"{where}: this is no array ({error}); make it one with equal lengths"
+        ) from error
 
 
 # -- datasets -----------------------------------------------------------------------------------------------
@@ -198,7 +224,9 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[h5py.File]:
     if os.path.isdir(target):
         raise H5DataError(f"{target}: this is a directory; give the name of a file")
     if not os.path.isdir(os.path.dirname(target)):
-        raise FileNotFoundError(f"{os.path.dirname(target)}: there is no such folder to write a file to")
+        raise FileNotFoundError(
+            f"{os.path.dirname(target)}: there is no such folder to write a file to"
+        )
     with atomic_path(target) as new, h5py.File(new, "w", **ALIGN) as file:
         yield file
 
@@ -206,7 +234,8 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[h5py.File]:
 def allocate(
     file: h5py.File, name: str, shape: Sequence[int], dtype: Any, axes: str | None, fill: Any = None
 ) -> h5py.Dataset:
-    """Create a contiguous dataset with its place in the file; it takes no room on the disk before it is written.
+    """Create a contiguous dataset with its place in the file; it takes no room on the disk before
+    it is written.
 
     Parameters
     ----------
@@ -215,8 +244,8 @@ def allocate(
     axes : str, optional
         Order of axes to note.
     fill : number, optional
-        Write this number everywhere now. In a new file, unwritten parts read as zeros anyway, except where HDF5 uses
-        space again.
+        Write this number everywhere now. In a new file, unwritten parts read as zeros anyway,
+        except where HDF5 uses space again.
     """
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_layout(h5py.h5d.CONTIGUOUS)
@@ -224,16 +253,24 @@ def allocate(
     plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER if fill is None else h5py.h5d.FILL_TIME_ALLOC)
     if fill is not None:
         plist.set_fill_value(np.asarray(fill, dtype))
-    dataset = make_dataset(file, name, shape, h5py.h5t.py_create(np.dtype(dtype), logical=True), plist)
+    dataset = make_dataset(
+        file, name, shape, h5py.h5t.py_create(np.dtype(dtype), logical=True), plist
+    )
     if axes is not None:
         dataset.attrs["axes"] = axes
     return dataset
 
 
 def make_dataset(
-    file: h5py.File, name: str, shape: Sequence[int], kind: h5py.h5t.TypeID, plist: h5py.h5p.PropDCID
+    file: h5py.File,
+    name: str,
+    shape: Sequence[int],
+    kind: h5py.h5t.TypeID,
+    plist: h5py.h5p.PropDCID,
 ) -> h5py.Dataset:
-    """Create a dataset, and its groups, with a type and properties that h5py's ``create_dataset`` does not take."""
+    """Create a dataset, and its groups, with a type and properties that h5py's ``create_dataset``
+    does not take.
+    """
     parent, _, leaf = name.strip("/").rpartition("/")
     group = file.require_group(parent) if parent else file
     space = h5py.h5s.create_simple(tuple(shape))
@@ -273,20 +310,30 @@ def copy_into(
 
 
 def _blocks(source: Any, itemsize: int, fast_first: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Cut a source into blocks that are long along the fastest axis of its memory and of the dataset's."""
+    """Cut a source into blocks that are long along the fastest axis of its memory and of the
+    dataset's.
+    """
     shape, room = [int(n) for n in source.shape], max(1, BLOCK_BYTES // itemsize)
     if 0 in shape:
         return
     size = [1] * len(shape)
     if isinstance(source, np.ndarray):
-        fast = min(range(len(shape)), key=lambda i: (abs(source.strides[i]) or np.inf) if shape[i] > 1 else np.inf)
+        fast = min(
+            range(len(shape)),
+            key=lambda i: (abs(source.strides[i]) or np.inf) if shape[i] > 1 else np.inf,
+        )
         size[fast] = min(shape[fast], max(1, RUN_BYTES // itemsize))
         room //= size[fast]
     for axis in fast_first:
         more = min(-(-shape[axis] // size[axis]), max(1, room))
         size[axis] = min(size[axis] * more, shape[axis])
         room //= more
-    yield from product(*([slice(i, min(i + k, n)) for i in range(0, n, k)] for n, k in zip(shape, size, strict=True)))
+    yield from product(
+        *(
+            [slice(i, min(i + k, n)) for i in range(0, n, k)]
+            for n, k in zip(shape, size, strict=True)
+        )
+    )
 
 
 SPARE = 1 << 20  # bytes for what HDF5 notes about a dataset
@@ -304,10 +351,11 @@ def h5create(
     overwrite: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Make room for an array of shape (F, N, T) in an HDF5 file, new or existing, and map it for writing.
+    """Make room for an array of shape (F, N, T) in an HDF5 file, new or existing, and map it for
+    writing.
 
-    The dataset is contiguous, takes its room on the disk at once, and reads as zeros where it is not written. Other
-    datasets in the file, and maps of them, do not change.
+    The dataset is contiguous, takes its room on the disk at once, and reads as zeros where it is
+    not written. Other datasets in the file, and maps of them, do not change.
 
     Parameters
     ----------
@@ -320,15 +368,15 @@ def h5create(
     axes : str
         Order of three axes in the file, slowest first. ``"TNF"`` is the fast one for training.
     exist_ok : bool
-        If a dataset of that name, shape, type and order already exists, map that one with its numbers, so that a script
-        can run a second time.
+        If a dataset of that name, shape, type and order already exists, map that one with its
+        numbers, so that a script can run a second time.
     overwrite : bool
-        If something of that name already exists, replace it by a new dataset. Maps of the old one keep its numbers; its
-        room in the file is not used again (``h5repack`` gives it back). Together with ``exist_ok``, replace only
-        datasets that do not fit.
+        If something of that name already exists, replace it by a new dataset. Maps of the old one
+        keep its numbers; its room in the file is not used again (``h5repack`` gives it back).
+        Together with ``exist_ok``, replace only datasets that do not fit.
     sparse : bool
-        Take room on the disk only where the map is written. If the disk is full then, the system kills the process
-        (SIGBUS), with no error to catch.
+        Take room on the disk only where the map is written. If the disk is full then, the system
+        kills the process (SIGBUS), with no error to catch.
 
     Returns
     -------
@@ -338,8 +386,8 @@ def h5create(
     Raises
     ------
     H5DataError
-        If something of that name already exists, if there can be no such array, if the disk has no room for it, or if
-        the file is open elsewhere. The file then does not change.
+        If something of that name already exists, if there can be no such array, if the disk has no
+        room for it, or if the file is open elsewhere. The file then does not change.
 
     Examples
     --------
@@ -354,12 +402,19 @@ def h5create(
     where = describe(path, name)
     shape, kind = _check_shape(shape, dtype, where)
     order = opening.check_axes(axes, len(shape), where)
-    file_shape, noted = tuple(shape[i] for i in np.argsort(order)), axes if len(shape) == 3 else None
+    file_shape, noted = (
+        tuple(shape[i] for i in np.argsort(order)),
+        axes if len(shape) == 3 else None,
+    )
     is_new, temporary = not os.path.exists(path), f"{secrets.token_hex(8)}.part"
     try:
         with contextlib.closing(open_file(path, "a", **ALIGN)) as file:
             exists = _name_exists(file, name)
-            misfit = _describe_misfit(file, path, name, file_shape, kind, noted) if exists and exist_ok else None
+            misfit = (
+                _describe_misfit(file, path, name, file_shape, kind, noted)
+                if exists and exist_ok
+                else None
+            )
             if exists and not overwrite and (misfit or not exist_ok):
                 raise H5DataError(f"{where} exists already{misfit or _WAYS_OUT}")
             if not exists or misfit or not exist_ok:
@@ -391,15 +446,17 @@ def h5create(
 
 
 _WAYS_OUT = (
-    "; to write to it pass exist_ok=True or take h5mmap(path, name, mode='r+'), to put a new one in its place pass "
-    "overwrite=True"
+    "; to write to it pass exist_ok=True or take h5mmap(path, name, mode='r+'), to put a new one "
+    "in its place pass overwrite=True"
 )
 
 
 def _check_shape(shape: Any, dtype: Any, where: str) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and type of an array of real numbers."""
     try:
-        sizes = tuple(check_integer("", n) for n in ([shape] if isinstance(shape, str | bytes) else shape))
+        sizes = tuple(
+            check_integer("", n) for n in ([shape] if isinstance(shape, str | bytes) else shape)
+        )
     except TypeError:
         raise H5DataError(
             f"{where}: shape must be a sequence of whole numbers, as (1, 37, 100), got {shape!r}"
@@ -407,18 +464,25 @@ def _check_shape(shape: Any, dtype: Any, where: str) -> tuple[tuple[int, ...], n
     try:
         kind = np.dtype(dtype)
     except TypeError as error:
-        raise H5DataError(f"{where}: dtype must be a type of real numbers, as 'float32', got {dtype!r}") from error
+        raise H5DataError(
+            f"{where}: dtype must be a type of real numbers, as 'float32', got {dtype!r}"
+        ) from error
     if kind.kind not in "fiub" or not sizes or min(sizes) < 0:
-        raise H5DataError(f"{where}: expected the shape and type of an array of real numbers, got {sizes} of {kind}")
+        raise H5DataError(
+            f"{where}: expected the shape and type of an array of real numbers, got {sizes} of "
+            f"{kind}"
+        )
     if math.prod(sizes) * kind.itemsize > LARGEST or max(sizes) > LARGEST:
         raise H5DataError(f"{where}: an array of shape {sizes} of {kind} is larger than any file")
     return sizes, kind
 
 
 def _check_room(path: Any, size: int, n_bytes: int, where: str, sparse: bool) -> None:
-    """Check that the file system takes so large a file: HDF5 finds out while it writes, and breaks the file.
+    """Check that the file system takes so large a file: HDF5 finds out while it writes, and breaks
+    the file.
 
-    Unless ``sparse``, its disk must have room for the ``n_bytes`` that are added to a file of ``size``.
+    Unless ``sparse``, its disk must have room for the ``n_bytes`` that are added to a file of
+    ``size``.
     """
     folder = os.path.dirname(os.path.realpath(path))
     with contextlib.suppress(PermissionError), tempfile.TemporaryFile(dir=folder) as f:
@@ -426,16 +490,19 @@ def _check_room(path: Any, size: int, n_bytes: int, where: str, sparse: bool) ->
             f.truncate(size + n_bytes + SPARE)
         except OSError as error:
             raise H5DataError(
-                f"{where} cannot be created: the file system takes no file of {size + n_bytes} bytes ({error.strerror})"
+                f"{where} cannot be created: the file system takes no file of {size + n_bytes} "
+                f"bytes ({error.strerror})"
             ) from error
     if not sparse and shutil.disk_usage(folder).free < n_bytes:
         raise _full_disk(where, n_bytes, shutil.disk_usage(folder).free)
 
 
 def _take_room(file: h5py.File, offset: int | None, n_bytes: int, where: str) -> None:
-    """Have the disk give a dataset all of its room: a process that writes to a map dies of a full disk (SIGBUS).
+    """Have the disk give a dataset all of its room: a process that writes to a map dies of a full
+    disk (SIGBUS).
 
-    Where a file system cannot, as some network file systems, :func:`_check_room` has looked at what is free.
+    Where a file system cannot, as some network file systems, :func:`_check_room` has looked at what
+    is free.
     """
     if offset is None or not n_bytes or not hasattr(os, "posix_fallocate"):
         return
@@ -451,8 +518,8 @@ def _take_room(file: h5py.File, offset: int | None, n_bytes: int, where: str) ->
 def _full_disk(where: str, n_bytes: int, free: int | None) -> H5DataError:
     there = "" if free is None else f", which has {free} free"
     return H5DataError(
-        f"{where} cannot be created: it needs {n_bytes} bytes on the disk{there}; make room, or pass sparse=True to "
-        "take room only where it is written"
+        f"{where} cannot be created: it needs {n_bytes} bytes on the disk{there}; make room, or "
+        "pass sparse=True to take room only where it is written"
     )
 
 
@@ -472,10 +539,14 @@ def _describe_misfit(
     present = f"shape {dataset.shape} of {opening.numpy_dtype(dataset)}"
     wanted = f"shape {shape} of {dtype}"
     if axes:
-        present, wanted = f"{present} in the order {read_attribute(dataset, 'axes')}", f"{wanted} in the order {axes}"
-    if present != wanted:
-        return (
-            f" and has, in the file, {present} in place of {wanted}; pass overwrite=True to put a new one in its place"
+        present, wanted = (
+            f"{present} in the order {read_attribute(dataset, 'axes')}",
+            f"{wanted} in the order {axes}",
         )
+    if present != wanted:
+        return f" and has, in the file, {present} in place of {wanted}; pass overwrite=True to put a new one in its place"
     reason = opening.unmappable_reason(dataset)
-    return reason and f" and cannot be written to in place: it {reason}; pass overwrite=True for one that can"
+    return (
+        reason
+        and f" and cannot be written to in place: it {reason}; pass overwrite=True for one that can"
+    )

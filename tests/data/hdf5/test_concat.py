@@ -64,7 +64,12 @@ def test_one_axis(tmp_path, dims, axes, virtual):
 def test_many_datasets_of_many_axes(tmp_path, virtual):
     """As in HDF5Utils' own test: a negative axis suits (F, N, T) and (N, T) alike."""
     parts = [
-        {"x": numbers((3, n, 5), n), "y": numbers((n, 5), n, "f8"), "z": numbers((2, 2, n, 5), n, "i4")} for n in (1, 4)
+        {
+            "x": numbers((3, n, 5), n),
+            "y": numbers((n, 5), n, "f8"),
+            "z": numbers((2, 2, n, 5), n, "i4"),
+        }
+        for n in (1, 4)
     ]
     for i, part in enumerate(parts):
         h5save(tmp_path / f"{i}.h5", part)
@@ -93,7 +98,9 @@ def test_an_empty_part(tmp_path, virtual):
 def test_parts_of_every_layout(tmp_path, virtual):
     arrays = [numbers((2, 3, 4), 100 * i) for i in range(5)]
     paths = files(tmp_path, arrays)
-    for path, kwargs in zip(paths[1:4], ({"chunks": True}, {"compression": "gzip"}, {"dtype": ">f4"}), strict=True):
+    for path, kwargs in zip(
+        paths[1:4], ({"chunks": True}, {"compression": "gzip"}, {"dtype": ">f4"}), strict=True
+    ):
         with h5py.File(path, "w") as file:
             a = arrays[paths.index(path)].transpose(2, 1, 0)
             file.create_dataset("x", data=a, **kwargs).attrs["axes"] = "TNF"
@@ -110,11 +117,14 @@ def test_files_without_a_noted_order(tmp_path, virtual):
             file["x"], file["y"] = a, a[:, :, 0]
     paths = [tmp_path / "0.h5", tmp_path / "1.h5"]
     assert error(tmp_path / "all.h5", paths, -2, virtual).startswith(
-        f"{paths[0]}: dataset 'x' has no attribute 'axes', so the order of its axes (4, 3, 2) cannot be known; pass"
+        f"{paths[0]}: dataset 'x' has no attribute 'axes', so the order of its axes (4, 3, 2) "
+        "cannot be known; pass"
     )
     h5concat(tmp_path / "all.h5", paths, 1, virtual, axes="TNF")
     assert np.array_equal(read(tmp_path / "all.h5"), np.concatenate(arrays, 1).transpose(2, 1, 0))
-    assert np.array_equal(read(tmp_path / "all.h5", "y"), np.concatenate([a[:, :, 0] for a in arrays], 1))
+    assert np.array_equal(
+        read(tmp_path / "all.h5", "y"), np.concatenate([a[:, :, 0] for a in arrays], 1)
+    )
 
 
 # -- types --------------------------------------------------------------------------------------------------
@@ -141,8 +151,8 @@ def test_what_hdf5_cannot_convert(tmp_path):
     arrays = [np.array([[[True, False]]]), np.array([[[2, 3]]])]
     paths = files(tmp_path, arrays)
     assert error(tmp_path / "all.h5", paths, -1) == (
-        f"{paths[0]}: dataset 'x' has another type than in the other files, and HDF5 cannot convert it in a virtual "
-        "dataset; pass virtual=False"
+        f"{paths[0]}: dataset 'x' has another type than in the other files, and HDF5 cannot "
+        "convert it in a virtual dataset; pass virtual=False"
     )
     h5concat(tmp_path / "all.h5", paths, -1, virtual=False)
     assert np.array_equal(read(tmp_path / "all.h5"), np.concatenate(arrays, -1))
@@ -235,8 +245,9 @@ def test_a_file_that_lacks_a_dataset_leaves_a_gap_in_its_place(tmp_path, lacking
     with h5py.File(tmp_path / "all.h5") as file:
         assert file["unit"].asstr()[()] == "K"
     assert error(tmp_path / "bad.h5", paths, -2, virtual, fill=0, names=["y"]) == (
-        f"{paths[lacking]}: dataset 'y' is missing, and how long a gap to leave along axis -2 cannot be told from the "
-        "file's other datasets; write one of NaN there, or leave it out with names=[...]"
+        f"{paths[lacking]}: dataset 'y' is missing, and how long a gap to leave along axis -2 "
+        "cannot be told from the file's other datasets; write one of NaN there, or leave it out "
+        "with names=[...]"
     )
 
 
@@ -253,7 +264,9 @@ def test_a_pattern_stands_for_the_files_that_match_it(tmp_path, virtual):
         assert np.array_equal(read(tmp_path / "all.h5"), expected)
     h5concat(tmp_path / "all.h5", [[f"{folder}/*.h5"]], (2, 1), virtual)
     assert np.array_equal(read(tmp_path / "all.h5"), expected)
-    h5concat(tmp_path / "one.h5", tmp_path / "parts [1]" / "a.h5", 1, virtual)  # a file, though it looks like a pattern
+    h5concat(
+        tmp_path / "one.h5", tmp_path / "parts [1]" / "a.h5", 1, virtual
+    )  # a file, though it looks like a pattern
     assert np.array_equal(read(tmp_path / "one.h5"), arrays[0])
     with pytest.raises(FileNotFoundError, match=r"\*\.npy: no file matches this pattern$"):
         h5concat(tmp_path / "all.h5", f"{tmp_path}/*.npy", 1, virtual)
@@ -264,7 +277,9 @@ def test_what_the_files_hold(tmp_path):
     with h5py.File(paths[1], "a") as file:
         file["y"], file["notes/n"] = np.zeros((4, 3)), 1
     looked_at = []
-    joined, copied = inspect_sources(list(map(str, paths)), None, None, (None, -2), np.nan, looked_at.append)
+    joined, copied = inspect_sources(
+        list(map(str, paths)), None, None, (None, -2), np.nan, looked_at.append
+    )
     assert {name: [(s.shape, s.exists) for s in sources] for name, sources in joined.items()} == {
         "x": [((2, 1, 3), True), ((2, 4, 3), True)],
         "y": [((1, 3), False), ((4, 3), True)],
@@ -279,7 +294,10 @@ def test_what_the_files_hold(tmp_path):
 @BOTH
 def test_groups_come_from_the_first_file_that_has_them(tmp_path, virtual):
     h5save(tmp_path / "0.h5", {"x": numbers((1, 2, 3)), "both": {"n": 0}})
-    h5save(tmp_path / "1.h5", {"x": numbers((1, 2, 3)), "both": {"n": 1}, "late": {"deep": {"n": [1, 2]}}})
+    h5save(
+        tmp_path / "1.h5",
+        {"x": numbers((1, 2, 3)), "both": {"n": 1}, "late": {"deep": {"n": [1, 2]}}},
+    )
     h5concat(tmp_path / "all.h5", [tmp_path / "0.h5", tmp_path / "1.h5"], 1, virtual)
     with h5py.File(tmp_path / "all.h5") as file:
         assert sorted(file) == ["both", "late", "x"]
@@ -313,8 +331,9 @@ def test_what_cannot_be_joined_is_copied_if_it_is_the_same(tmp_path, virtual):
         h5save(paths[1], {"x": numbers((1, 4, 3)), **same, name: other})
         what = "does not hold numbers" if name == "names" else "has no axis -2"
         assert error(tmp_path / "bad.h5", paths, -2, virtual) == (
-            f"{paths[1]}: dataset '{name}' {what}, so that it can only be copied, and is not the same as in "
-            f"{paths[0]}; put it into a group (which is copied from the first file) or leave it out with names=[...]"
+            f"{paths[1]}: dataset '{name}' {what}, so that it can only be copied, and is not the "
+            f"same as in {paths[0]}; put it into a group (which is copied from the first file) or "
+            "leave it out with names=[...]"
         )
         h5concat(tmp_path / "some.h5", paths, -2, virtual, names=["x"])
         with h5py.File(tmp_path / "some.h5") as file:
@@ -328,7 +347,10 @@ NAMES = ["train/x", "train/mean", "50% off"]
 def test_named_datasets_may_lie_in_groups(tmp_path, virtual):
     arrays = [numbers((2, n, 3), n) for n in (1, 4)]
     for i, a in enumerate(arrays):
-        h5save(tmp_path / f"{i}.h5", {"train": {"x": a, "y": a, "mean": [1, 2]}, "50% off": a, "other": i})
+        h5save(
+            tmp_path / f"{i}.h5",
+            {"train": {"x": a, "y": a, "mean": [1, 2]}, "50% off": a, "other": i},
+        )
     h5concat(tmp_path / "all.h5", [tmp_path / "0.h5", tmp_path / "1.h5"], 1, virtual, names=NAMES)
     with h5py.File(tmp_path / "all.h5") as file:
         assert sorted(file) == ["50% off", "train"]
@@ -389,30 +411,47 @@ def test_errors_leave_the_old_file_and_no_other(tmp_path, virtual):
     present = sorted(os.listdir(tmp_path))
     out, way_out = tmp_path / "all.h5", "join along another axis, or leave it out with names=[...]"
     cases = {
-        f"{paths[1]}: dataset 'x' has shape (2, 3, 5), in {paths[0]} it is (2, 3, 4); they may differ only along -2; "
-        + way_out: ([paths[0], paths[1]], -2),
-        f"{paths[2]}: dataset 'x' has shape (2, 3), in {paths[0]} it is (2, 3, 4); they may differ only along -2; "
-        + way_out: ([paths[0], paths[2]], -2),
-        f"{paths[0]}: dataset 'y' is missing, {tmp_path}/y.h5 has it; pass fill=np.nan to leave a gap there, or "
+        f"{paths[1]}: dataset 'x' has shape (2, 3, 5), in {paths[0]} it is (2, 3, 4); they may "
+        "differ only along -2; " + way_out: ([paths[0], paths[1]], -2),
+        f"{paths[2]}: dataset 'x' has shape (2, 3), in {paths[0]} it is (2, 3, 4); they may differ "
+        "only along -2; " + way_out: ([paths[0], paths[2]], -2),
+        f"{paths[0]}: dataset 'y' is missing, {tmp_path}/y.h5 has it; pass fill=np.nan to leave a "
+        "gap there, or "
         "leave it out with names=[...]": ([paths[0], tmp_path / "y.h5"], -2),
-        f"{paths[0]}: dataset 'y' is missing, {tmp_path}/y.h5 has it; pass fill=np.nan to leave a gap there, or "
+        f"{paths[0]}: dataset 'y' is missing, {tmp_path}/y.h5 has it; pass fill=np.nan to leave a "
+        "gap there, or "
         "leave it out with names=[...] ": ([tmp_path / "y.h5", paths[0]], -2),
-        f"{tmp_path}/text.h5: dataset 'x' has another type or number of axes than in {paths[0]}; write it again like "
+        f"{tmp_path}/text.h5: dataset 'x' has another type or number of axes than in {paths[0]}; "
+        "write it again like "
         "that one, or leave it out with names=[...]": ([paths[0], tmp_path / "text.h5"], -2),
-        f"{paths[0]}: no dataset in it has an axis 3 to join along; it holds x (datasets in groups are joined when "
+        f"{paths[0]}: no dataset in it has an axis 3 to join along; it holds x (datasets in groups "
+        "are joined when "
         "named: names=['group/x'])": ([paths[0]], 3),
-        f"{paths[0]}: dataset 'x': dims=(1, -2) name the same axis of 3; give two axes": ([[paths[0]]], (1, -2)),
+        f"{paths[0]}: dataset 'x': dims=(1, -2) name the same axis of 3; give two axes": (
+            [[paths[0]]],
+            (1, -2),
+        ),
         f"{out}: dims must be an axis or a pair of axes, got 'N'": ([paths[0]], "N"),
         f"{out}: dims must be an axis or a pair of axes, got (0, 1, 2)": ([paths[0]], (0, 1, 2)),
-        f"{out}: dims=(0, 1) needs a list of lists of files, one list per row; for two axes give both, as "
+        f"{out}: dims=(0, 1) needs a list of lists of files, one list per row; for two axes give "
+        "both, as "
         "dims=(-2, -1)": ([paths[0]], (0, 1)),
-        f"{out}: dims=0 needs a plain list of files; for two axes give both, as dims=(-2, -1)": ([[paths[0]]], 0),
-        f"{out}: srcs must be a list of files or a list of lists of them, none empty, got []": ([], 0),
+        f"{out}: dims=0 needs a plain list of files; for two axes give both, as dims=(-2, -1)": (
+            [[paths[0]]],
+            0,
+        ),
+        f"{out}: srcs must be a list of files or a list of lists of them, none empty, got []": (
+            [],
+            0,
+        ),
         f"{out}: srcs must be a list of files or a list of lists of them, none empty, got [['a'], []]": (
             [["a"], []],
             (0, 1),
         ),
-        f"{out}: this file is among the sources; give the result another name": ([paths[0], out], 0),
+        f"{out}: this file is among the sources; give the result another name": (
+            [paths[0], out],
+            0,
+        ),
     }
     for message, (srcs, dims) in cases.items():
         assert error(out, srcs, dims, virtual) == message.strip()
@@ -481,7 +520,11 @@ def test_names_that_are_no_list_of_datasets(tmp_path, names):
     with pytest.raises(H5DataError) as caught:
         h5concat(tmp_path / "all.h5", files(tmp_path, [numbers((2, 3, 4))]), 1, names=names)
     what = "one dataset or more, and each once" if names in ([], ["x", "x"], ["x", "/x"]) else None
-    wanted = f"names must name {what}" if what else "names must be a list of names of datasets, as ['x', 'y']"
+    wanted = (
+        f"names must name {what}"
+        if what
+        else "names must be a list of names of datasets, as ['x', 'y']"
+    )
     assert str(caught.value) == f"{tmp_path}/all.h5: {wanted}, got {names!r}"
     assert not (tmp_path / "all.h5").exists()
 
@@ -492,6 +535,8 @@ def test_sources_that_are_no_files(tmp_path, source):
         if sources is not None and sources != 3:
             with pytest.raises(H5DataError) as caught:
                 h5concat(tmp_path / "all.h5", sources, 1)
-            assert str(caught.value) == (f"{tmp_path}/all.h5: each of srcs must be the name of a file, got {source!r}")
+            assert str(caught.value) == (
+                f"{tmp_path}/all.h5: each of srcs must be the name of a file, got {source!r}"
+            )
     with pytest.raises(H5DataError, match="dst must be the name of a file, got None"):
         h5concat(None, ["a.h5"], 1)

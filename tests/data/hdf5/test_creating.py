@@ -61,7 +61,9 @@ def test_a_full_disk_is_an_error_before_anything_changes(tmp_path, monkeypatch, 
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr("os.posix_fallocate", full, raising=False)
-    with pytest.raises(H5DataError, match=r"'y' cannot be created: it needs 8000000 bytes .*sparse=True"):
+    with pytest.raises(
+        H5DataError, match=r"'y' cannot be created: it needs 8000000 bytes .*sparse=True"
+    ):
         h5create(path, "y", (2, 10**3, 10**3), "f4", overwrite=True)
     assert os.listdir(tmp_path) == ["a.h5"] * existing
     if existing:
@@ -69,7 +71,11 @@ def test_a_full_disk_is_an_error_before_anything_changes(tmp_path, monkeypatch, 
             assert sorted(file) == ["x", "y"]
         assert path.stat().st_blocks * 512 < 10**5
         assert np.array_equal(h5mmap(path, "y"), X)
-    assert h5create(path, "y", (2, 10**3, 10**3), "f4", overwrite=True, sparse=True).shape == (2, 10**3, 10**3)
+    assert h5create(path, "y", (2, 10**3, 10**3), "f4", overwrite=True, sparse=True).shape == (
+        2,
+        10**3,
+        10**3,
+    )
 
 
 def test_file_systems_that_cannot_take_room_are_asked_what_is_free(tmp_path, monkeypatch):
@@ -96,7 +102,9 @@ def test_room_beside_other_datasets(tmp_path):
     with h5py.File(path) as file:
         assert file["n"][()] == 3
         assert file["results/yhat"].shape == (1, N, T)
-        assert file["results/yhat"].id.get_offset() % 64 == file["lengths"].id.get_offset() % 64 == 0
+        assert (
+            file["results/yhat"].id.get_offset() % 64 == file["lengths"].id.get_offset() % 64 == 0
+        )
         assert file["lengths"][()].tolist() == [0, 1, 2, 3, 4]
         assert dict(file["lengths"].attrs) == {}
 
@@ -105,8 +113,8 @@ def test_room_that_cannot_be_made(tmp_path):
     path = tmp_path / "a.h5"
     h5save(path, {"x": X})
     exists = (
-        "dataset 'x' exists already; to write to it pass exist_ok=True or take h5mmap(path, name, mode='r+'), to put a "
-        "new one in its place pass overwrite=True"
+        "dataset 'x' exists already; to write to it pass exist_ok=True or take h5mmap(path, name, "
+        "mode='r+'), to put a new one in its place pass overwrite=True"
     )
     for name, shape, dtype, message in (
         ("x", (1, 2, 3), "f4", exists),
@@ -120,7 +128,8 @@ def test_room_that_cannot_be_made(tmp_path):
     with h5py.File(path), pytest.raises(H5DataError) as caught:
         h5create(path, "y", (1, 2, 3))
     assert str(caught.value) == (
-        f"{path}: the file is open for reading in this process, by h5py or as a lazy array; close that first"
+        f"{path}: the file is open for reading in this process, by h5py or as a lazy array; close "
+        "that first"
     )
     with pytest.raises(H5DataError, match="axes must name F"):
         h5create(tmp_path / "b.h5", "y", (1, 2, 3), axes="TN")
@@ -189,8 +198,8 @@ def test_another_array_of_that_name(tmp_path, misfit):
     with pytest.raises(H5DataError) as caught:
         h5create(path, "x", shape, dtype, axes, exist_ok=True)
     assert str(caught.value) == (
-        f"{path}: dataset 'x' exists already and has, in the file, {misfit}; pass overwrite=True to put a new one in "
-        "its place"
+        f"{path}: dataset 'x' exists already and has, in the file, {misfit}; pass overwrite=True "
+        "to put a new one in its place"
     )
     assert np.array_equal(h5mmap(path, "x"), X)
     new = h5create(path, "x", shape, dtype, axes, exist_ok=True, overwrite=True)
@@ -211,8 +220,8 @@ def test_what_cannot_be_mapped_is_no_room(tmp_path):
     with pytest.raises(H5DataError) as caught:
         h5create(path, "g/x", X.shape, exist_ok=True)
     assert str(caught.value) == (
-        f"{path}: dataset 'g/x' exists already and cannot be written to in place: it is chunked; pass overwrite=True "
-        "for one that can"
+        f"{path}: dataset 'g/x' exists already and cannot be written to in place: it is chunked; "
+        "pass overwrite=True for one that can"
     )
     with pytest.raises(H5DataError, match="is a group"):
         h5create(path, "g", X.shape, exist_ok=True)
@@ -238,9 +247,21 @@ IMPOSSIBLE = {
     "shape must be a sequence of whole numbers, as (1, 37, 100), got None": None,
     "shape must be a sequence of whole numbers, as (1, 37, 100), got 'abc'": "abc",
     "shape must be a sequence of whole numbers, as (1, 37, 100), got 5": 5,
-    "expected the shape and type of an array of real numbers, got (-1, 3, 4) of float32": (-1, 3, 4),
-    "an array of shape (4611686018427387904, 1048576, 4) of float32 is larger than any file": (2**62, 2**20, 4),
-    "an array of shape (0, 1180591620717411303424, 4) of float32 is larger than any file": (0, 2**70, 4),
+    "expected the shape and type of an array of real numbers, got (-1, 3, 4) of float32": (
+        -1,
+        3,
+        4,
+    ),
+    "an array of shape (4611686018427387904, 1048576, 4) of float32 is larger than any file": (
+        2**62,
+        2**20,
+        4,
+    ),
+    "an array of shape (0, 1180591620717411303424, 4) of float32 is larger than any file": (
+        0,
+        2**70,
+        4,
+    ),
 }
 
 
@@ -265,7 +286,9 @@ def test_nothing_is_left_of_what_the_file_system_refuses(tmp_path, existing):
         h5save(path, {"x": X})
     with pytest.raises(H5DataError) as caught:
         h5create(path, "g/y", (2**50, 3, 1))  # 12 PB
-    assert str(caught.value).startswith(f"{path}: dataset 'g/y' cannot be created: the file system takes no file of ")
+    assert str(caught.value).startswith(
+        f"{path}: dataset 'g/y' cannot be created: the file system takes no file of "
+    )
     assert os.listdir(tmp_path) == ["a.h5"] * existing
     if existing:
         with h5py.File(path) as file:
@@ -278,7 +301,9 @@ def test_what_stands_in_the_way(tmp_path):
     h5save(path, {"x": X})
     with pytest.raises(H5DataError, match="dataset 'x/y' cannot be created"):
         h5create(path, "x/y", (1, 2, 3))
-    with pytest.raises(H5DataError, match="dtype must be a type of real numbers, as 'float32', got 'spam'"):
+    with pytest.raises(
+        H5DataError, match="dtype must be a type of real numbers, as 'float32', got 'spam'"
+    ):
         h5create(path, "y", (1, 2, 3), "spam")
     with h5py.File(path) as file:
         assert list(file) == ["x"]

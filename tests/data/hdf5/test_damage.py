@@ -68,14 +68,18 @@ def sound_files(folder):
     h5save(folder / "h5save", {"x": X})
     h5save(folder / "names", {"group": {"y": X}, "x": X}, feature_names={"x": ["a", "bb", "c"]})
     with h5py.File(folder / "gzip", "w") as file:
-        file.create_dataset("x", data=X.T, chunks=(2, 3, 2), compression="gzip").attrs["axes"] = "TNF"
+        file.create_dataset("x", data=X.T, chunks=(2, 3, 2), compression="gzip").attrs["axes"] = (
+            "TNF"
+        )
     with h5py.File(folder / "attributes", "w", libver="latest") as file:
         dataset = file.create_dataset("x", data=X.T)
         for i in range(12):  # so many that they leave the header
             dataset.attrs[f"k{i}"] = "v" * i
         dataset.attrs["axes"] = "TNF"
     with h5py.File(folder / "growing", "w", libver="latest") as file:
-        file.create_dataset("x", data=X.T, chunks=(2, 3, 2), maxshape=(None, N, F)).attrs["axes"] = "TNF"
+        file.create_dataset("x", data=X.T, chunks=(2, 3, 2), maxshape=(None, N, F)).attrs[
+            "axes"
+        ] = "TNF"
 
     layout = h5py.VirtualLayout((T, N, F), "f4")
     layout[:4] = h5py.VirtualSource("h5save", "x", (T, N, F))[:4]
@@ -129,8 +133,8 @@ def test_a_heap_without_an_end(tmp_path, libver, size):
     with pytest.raises(H5DataError) as caught:
         h5mmap(path, "x")
     assert str(caught.value) == (
-        f"{path}: dataset 'x' cannot be read, as the file is damaged (the heap at byte {heap} has no end); copy or "
-        "write it again"
+        f"{path}: dataset 'x' cannot be read, as the file is damaged (the heap at byte {heap} has "
+        "no end); copy or write it again"
     )
 
 
@@ -191,8 +195,8 @@ def test_a_list_of_sources_with_a_wrong_checksum(tmp_path):
     data[at] ^= 1
     path.write_bytes(data)
     assert h5mmap_error(path) == (
-        f"{path}: dataset 'x' cannot be read, as the file is damaged (the list of sources in the heap at byte {heap} "
-        "has a wrong checksum); copy or write it again"
+        f"{path}: dataset 'x' cannot be read, as the file is damaged (the list of sources in the "
+        f"heap at byte {heap} has a wrong checksum); copy or write it again"
     )
 
 
@@ -204,5 +208,8 @@ def test_the_checksum_is_that_of_its_author():
 def test_a_text_that_looks_like_a_heap_is_none(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         dataset = file.create_dataset("x", data=X.T)
-        dataset.attrs["note"], dataset.attrs["axes"] = np.bytes_(b"GCOL\1\0\0\0" + b"\1" * 40), "TNF"
+        dataset.attrs["note"], dataset.attrs["axes"] = (
+            np.bytes_(b"GCOL\1\0\0\0" + b"\1" * 40),
+            "TNF",
+        )
     assert np.array_equal(h5mmap(tmp_path / "a.h5", "x"), X)

@@ -32,7 +32,9 @@ def containers(dataset):
     }
 
 
-def test_a_relative_name_leads_to_the_file_that_was_opened_after_a_change_of_folder(tmp_path, monkeypatch):
+def test_a_relative_name_leads_to_the_file_that_was_opened_after_a_change_of_folder(
+    tmp_path, monkeypatch
+):
     (tmp_path / "run").mkdir()
     write(tmp_path / "e.h5")
     write(tmp_path / "run" / "e.h5", -X)
@@ -75,7 +77,10 @@ def test_what_another_process_cannot_open_is_refused_with_the_way_out(tmp_path):
         with pytest.raises(DataError, match=r"'fileobj'.*h5save.*n_jobs=1"):
             pickle.dumps(samples(memory["x"]))
     write(tmp_path / "e.h5")
-    with h5py.File(tmp_path / "e.h5", "r+") as file, pytest.raises(DataError, match=r"open for writing.*mode='r'"):
+    with (
+        h5py.File(tmp_path / "e.h5", "r+") as file,
+        pytest.raises(DataError, match=r"open for writing.*mode='r'"),
+    ):
         pickle.dumps(samples(file["x"]))
     with h5py.File(tmp_path / "e.h5", "r") as file:
         view = samples(file["x"])
@@ -121,7 +126,12 @@ def test_missing_sources_are_refused_as_by_h5mmap(tmp_path):
 
 @pytest.mark.parametrize(
     "attributes",
-    [{"_FillValue": 9.97e36}, {"missing_value": np.array([-999])}, {"scale_factor": 0.1}, {"add_offset": 273.15}],
+    [
+        {"_FillValue": 9.97e36},
+        {"missing_value": np.array([-999])},
+        {"scale_factor": 0.1},
+        {"add_offset": 273.15},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("chunks", [None, (3, 5, 2)])
@@ -146,7 +156,9 @@ def test_attributes_of_netcdf_are_named_with_the_way_out(tmp_path, attributes, c
 
 
 @pytest.mark.parametrize(
-    "attributes", [{"_FillValue": np.nan}, {"scale_factor": 1.0, "add_offset": 0}, {"missing_value": "none"}], ids=str
+    "attributes",
+    [{"_FillValue": np.nan}, {"scale_factor": 1.0, "add_offset": 0}, {"missing_value": "none"}],
+    ids=str,
 )
 def test_attributes_that_change_nothing_are_no_warning(tmp_path, attributes):
     write(tmp_path / "e.nc", **attributes)

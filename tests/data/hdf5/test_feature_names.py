@@ -1,4 +1,6 @@
-"""Names of features, from the file through maps, lazy arrays and slices to other processes and files."""
+"""Names of features, from the file through maps, lazy arrays and slices to other processes and
+files.
+"""
 
 import copy
 import pickle
@@ -23,14 +25,23 @@ def saved(path, names=NAMES, x=X, **others):
 
 @pytest.mark.parametrize("form", [list, tuple, np.array])
 def test_names_stand_beside_the_data(tmp_path, form):
-    h5save(tmp_path / "a.h5", {"g": {"x": X}, "y": X[:1], "n": 3}, feature_names={"g/x": form(NAMES), "y": ["load"]})
+    h5save(
+        tmp_path / "a.h5",
+        {"g": {"x": X}, "y": X[:1], "n": 3},
+        feature_names={"g/x": form(NAMES), "y": ["load"]},
+    )
     with h5py.File(tmp_path / "a.h5") as file:
         assert file["g/x"].attrs["axes"] == "TNF"
         assert file["g/x"].attrs["feature_names"].tolist() == list(NAMES)
-        assert h5py.check_string_dtype(file["g/x"].attrs.get_id("feature_names").dtype).encoding == "utf-8"
+        assert (
+            h5py.check_string_dtype(file["g/x"].attrs.get_id("feature_names").dtype).encoding
+            == "utf-8"
+        )
         assert file["y"].attrs["feature_names"].tolist() == ["load"]
     assert h5mmap(tmp_path / "a.h5", "g/x").feature_names == NAMES
-    h5save(tmp_path / "b.h5", {"x": X, "n": 3}, feature_names=NAMES)  # of the one array that has features
+    h5save(
+        tmp_path / "b.h5", {"x": X, "n": 3}, feature_names=NAMES
+    )  # of the one array that has features
     assert h5mmap(tmp_path / "b.h5", "x").feature_names == NAMES
     assert saved(tmp_path / "c.h5", None).feature_names is None
 
@@ -47,7 +58,9 @@ def test_names_in_a_file_of_other_software(tmp_path, chunked):
         with h5py.File(tmp_path / "b.h5", "w") as file:
             dataset = file.create_dataset("x", data=X.T, chunks=True if chunked else None)
             dataset.attrs["axes"], dataset.attrs["feature_names"] = "TNF", other
-        with pytest.warns(UserWarning, match=r"b\.h5: dataset '/x' has an attribute 'feature_names'.* 3 texts"):
+        with pytest.warns(
+            UserWarning, match=r"b\.h5: dataset '/x' has an attribute 'feature_names'.* 3 texts"
+        ):
             assert h5mmap(tmp_path / "b.h5", "x").feature_names is None
 
 
@@ -76,7 +89,9 @@ def test_slices_of_a_map_have_the_names_of_what_they_hold(tmp_path, name):
     assert type(found) is H5Map
     assert found.feature_names == expected
     if expected is not None:
-        assert found.feature_names == tuple(NAMES[int(value) // (N * T)] for value in found[:, 0, 0])
+        assert found.feature_names == tuple(
+            NAMES[int(value) // (N * T)] for value in found[:, 0, 0]
+        )
     sent = pickle.loads(pickle.dumps(found))
     assert sent.feature_names == expected
     assert np.array_equal(sent, found)
@@ -91,10 +106,15 @@ def test_lazy_arrays_have_the_names_of_their_source(tmp_path):
             assert pickle.loads(pickle.dumps(half)).feature_names == NAMES
             assert select(source, range(1, 3), None).feature_names == NAMES
             assert LazyArray(half, functions=(np.negative,)).feature_names == NAMES
-            for function in (lambda block: block[:2], lambda block: block[::-1]):  # who knows what they do
+            for function in (
+                lambda block: block[:2],
+                lambda block: block[::-1],
+            ):  # who knows what they do
                 assert LazyArray(half, functions=(function,)).feature_names is None
             assert LazyArray(x[1:]).feature_names == NAMES[1:]
-        assert pickle.loads(pickle.dumps(lazy)).feature_names == copy.copy(lazy).feature_names == NAMES
+        assert (
+            pickle.loads(pickle.dumps(lazy)).feature_names == copy.copy(lazy).feature_names == NAMES
+        )
     with h5py.File(tmp_path / "a.h5") as file:
         assert LazyArray(file["x"]).feature_names is None  # its first axis is time
     assert LazyArray(X).feature_names is None
@@ -117,7 +137,9 @@ BAD = {
     ),
     "dataset 'x': feature_names must be a list of strings, got 'abc'": {"x": "abc"},
     "dataset 'x': feature_names must be a list of strings, got [1, 2, 3]": {"x": [1, 2, 3]},
-    "dataset 'x': feature_names must not hold a zero byte, got ['a', 'b\\x00', 'c']": {"x": ["a", "b\0", "c"]},
+    "dataset 'x': feature_names must not hold a zero byte, got ['a', 'b\\x00', 'c']": {
+        "x": ["a", "b\0", "c"]
+    },
     "feature_names are given for 'w', which is not among the arrays to save: x, y, m": {"w": NAMES},
     "feature_names must say of which array they are, as {'x': [...]}, where 2 arrays have three axes": NAMES,
 }
@@ -168,7 +190,7 @@ def test_files_that_differ_are_not_mixed(tmp_path):
     with pytest.raises(H5DataError) as caught:
         h5concat(tmp_path / "all.h5", [tmp_path / "a.h5", tmp_path / "b.h5"], 1)
     assert str(caught.value) == (
-        f"{tmp_path}/b.h5: dataset 'x': feature 0 is 'load', in another file it is 'température'; bring the features "
-        "into one order, or correct the attribute 'feature_names'"
+        f"{tmp_path}/b.h5: dataset 'x': feature 0 is 'load', in another file it is 'température'; "
+        "bring the features into one order, or correct the attribute 'feature_names'"
     )
     assert not (tmp_path / "all.h5").exists()

@@ -52,7 +52,9 @@ INDICES = [
 def chunked(tmp_path, axes="TNF", x=X, **kwargs):
     options = {"chunks": (2, 3, 2), "compression": "gzip"} | kwargs
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("x", data=x.transpose(["FNT".index(c) for c in axes]), **options).attrs["axes"] = axes
+        file.create_dataset("x", data=x.transpose(["FNT".index(c) for c in axes]), **options).attrs[
+            "axes"
+        ] = axes
     return h5mmap(tmp_path / "a.h5", "x")
 
 
@@ -82,13 +84,21 @@ def test_what_is_read_is_the_callers(tmp_path):
         ((0, [1, 11]), "index 11 is out of bounds for axis 1 with size 11"),
         ((0, 0, 0, 0), "too many indices: the array has 3 axes, got 4 indices"),
         ((..., ...), "an index can have only one '...'"),
-        (([1], [2]), "arrays of indices are taken along one axis only; take slices along the others"),
+        (
+            ([1], [2]),
+            "arrays of indices are taken along one axis only; take slices along the others",
+        ),
         ((0, [True, False]), "a mask along axis 1 must have 11 values, got shape (2,)"),
         (
             None,
-            "an index must be an integer, a slice, '...', or one list of integers or booleans, got None",
+            "an index must be an integer, a slice, '...', or one list of integers or booleans, "
+            "got None",
         ),
-        (1.5, "an index must be an integer, a slice, '...', or one list of integers or booleans, got 1.5"),
+        (
+            1.5,
+            "an index must be an integer, a slice, '...', or one list of integers or booleans, "
+            "got 1.5",
+        ),
     ],
 )
 def test_bad_indices(tmp_path, index, message):
@@ -100,7 +110,13 @@ def test_bad_indices(tmp_path, index, message):
 def test_face(tmp_path):
     with chunked(tmp_path) as x:
         assert not isinstance(x, np.ndarray)
-        assert (x.shape, x.ndim, x.size, x.nbytes, len(x)) == ((F, N, T), 3, F * N * T, F * N * T * 4, F)
+        assert (x.shape, x.ndim, x.size, x.nbytes, len(x)) == (
+            (F, N, T),
+            3,
+            F * N * T,
+            F * N * T * 4,
+            F,
+        )
         assert repr(x) == f"H5Lazy('{tmp_path}/a.h5', 'x', shape=(3, 11, 13), dtype=float32)"
         assert np.array_equal(np.asarray(x), X)
         assert np.asarray(x, "f8").dtype == "f8"
@@ -128,7 +144,9 @@ def test_closing(tmp_path):
     assert np.array_equal(y[...], X)
     with pytest.raises(H5DataError) as caught:
         x[:, 0]
-    assert str(caught.value) == f"{tmp_path}/a.h5: dataset 'x' was closed; open it again with h5mmap"
+    assert (
+        str(caught.value) == f"{tmp_path}/a.h5: dataset 'x' was closed; open it again with h5mmap"
+    )
     assert pickle.loads(pickle.dumps(x)).closed
     y.close()
     h5py.File(tmp_path / "a.h5", "r+").close()
@@ -181,8 +199,9 @@ def test_more_sources_than_files_may_be_open(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert str(caught.value) == (
-        f"{tmp_path}/all.h5: dataset 'x' is virtual and needs more files open at once than this process may have (Too "
-        "many open files); raise the limit, as with `ulimit -n 65536`, or copy it with h5concat(..., virtual=False)"
+        f"{tmp_path}/all.h5: dataset 'x' is virtual and needs more files open at once than this "
+        "process may have (Too many open files); raise the limit, as with `ulimit -n 65536`, or "
+        "copy it with h5concat(..., virtual=False)"
     )
     assert x[0, :, 0].tolist() == list(range(1, 41))
     x.close()

@@ -98,8 +98,8 @@ def test_reading_past_the_end_is_an_error_and_not_a_crash(tmp_path):
     with pytest.raises(H5DataError) as caught:
         H5Map(str(path), "f4", (5, 5), (20, 4), 4)
     assert str(caught.value) == (
-        f"{path}: the file has 100 bytes, the data in it reach to 104: it is truncated, or not completely written yet; "
-        "write or copy it again, or close it where it is written"
+        f"{path}: the file has 100 bytes, the data in it reach to 104: it is truncated, or not "
+        "completely written yet; write or copy it again, or close it where it is written"
     )
 
 
@@ -132,7 +132,8 @@ def test_every_view_reaches_a_worker_right(tmp_path):
         maps += [view(x) for view in VIEWS.values()]
     with joblib.Parallel(n_jobs=2, max_nbytes=10) as parallel:
         found = parallel(joblib.delayed(np.array)(m) for m in maps)
-        # views that are no longer H5Map, which joblib would send wrong if it took them for those of an np.memmap
+        # views that are no longer H5Map, which joblib would send wrong if it took them for those of
+        # an np.memmap
         bare = parallel(joblib.delayed(np.array)(np.asarray(m)) for m in maps)
         files = parallel(joblib.delayed(operator.attrgetter("filename"))(m) for m in maps if m.size)
     for a, b, c in zip(plain, found, bare, strict=True):
@@ -169,8 +170,9 @@ def test_a_replaced_file_is_an_error_elsewhere(tmp_path):
     with pytest.raises(H5DataError) as caught:
         pickle.loads(data)
     assert str(caught.value) == (
-        f"{tmp_path}/a.h5: this is not the file that was mapped or opened, as it was: it has been replaced, copied or "
-        "written to since; open it where it is needed with h5mmap, or map it again and send that"
+        f"{tmp_path}/a.h5: this is not the file that was mapped or opened, as it was: it has been "
+        "replaced, copied or written to since; open it where it is needed with h5mmap, or map it "
+        "again and send that"
     )
     os.unlink(tmp_path / "a.h5")
     with pytest.raises(FileNotFoundError) as gone:
@@ -214,7 +216,9 @@ def touched(x, *views):
 
 
 def pages_of(calls):
-    return [p for start, length in calls for p in range(start // PAGE, (start + length - 1) // PAGE + 1)]
+    return [
+        p for start, length in calls for p in range(start // PAGE, (start + length - 1) // PAGE + 1)
+    ]
 
 
 @pytest.mark.parametrize("axes", ORDERS)
@@ -249,7 +253,12 @@ def resident(x):
     """Which pages of the file are in memory."""
     o = x._origin
     vector = ctypes.create_string_buffer(-(-len(o.memory) // PAGE))
-    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(o.memory_start), ctypes.c_size_t(len(o.memory)), vector) == 0
+    assert (
+        ctypes.CDLL(None).mincore(
+            ctypes.c_void_p(o.memory_start), ctypes.c_size_t(len(o.memory)), vector
+        )
+        == 0
+    )
     return {i for i, byte in enumerate(vector.raw) if byte & 1}
 
 
@@ -289,14 +298,20 @@ def test_series_reads_a_map_as_it_reads_an_array(tmp_path, axes):
     assert not SeriesArray(np.asarray(x.array)[:, 1:], "x").in_memory
     assert SeriesArray(np.array(x.array), "x").in_memory
     whole = Segments.from_lengths(60, 400)
-    folds = Segments(np.repeat(np.arange(5), 3), np.tile([0, 134, 267], 5), np.tile([134, 133, 133], 5))
+    folds = Segments(
+        np.repeat(np.arange(5), 3), np.tile([0, 134, 267], 5), np.tile([134, 133, 133], 5)
+    )
     for rows in (whole[10:20], whole[np.array([40, 3, 17, 18])], folds):
         memory.calls.clear()
         x.prefetch(rows, 30, 50)
         found = x.read(rows, 30, 50)  # asks for nothing more
-        expected = [plain[:, n, t + 30 : t + 50].T for n, t in zip(rows.series, rows.start, strict=True)]
+        expected = [
+            plain[:, n, t + 30 : t + 50].T for n, t in zip(rows.series, rows.start, strict=True)
+        ]
         assert np.array_equal(found, np.stack(expected, 1))
-        views = [x.array[:, n, t + 30 : t + 50] for n, t in zip(rows.series, rows.start, strict=True)]
+        views = [
+            x.array[:, n, t + 30 : t + 50] for n, t in zip(rows.series, rows.start, strict=True)
+        ]
         assert set(pages_of(memory.calls)) == touched(x.array, *views)
 
 
@@ -320,7 +335,9 @@ def test_a_warm_map_is_looked_at_now_and_then_and_a_cold_one_each_time(tmp_path,
     for window in range(100):
         series.prefetch(rows, window, window + 1)
         expected = np.asarray(x)[:, :, window : window + 1].transpose(2, 1, 0)
-        assert np.array_equal(series.read(rows, window, window + 1), expected)  # reading looks no second time
+        assert np.array_equal(
+            series.read(rows, window, window + 1), expected
+        )  # reading looks no second time
     assert asked[:8] == list(range(8))
     assert asked[8:] == [8 * k - 1 for k in range(2, 13)]
     asked.clear()
@@ -331,12 +348,17 @@ def test_a_warm_map_is_looked_at_now_and_then_and_a_cold_one_each_time(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("series", "start"), [([3, 0, 2], [4, 9, 4]), ([1, 2], [6, 7]), ([1, 2, 3], [5, 5, 5]), ([4, 0], [3, 3])]
+    ("series", "start"),
+    [([3, 0, 2], [4, 9, 4]), ([1, 2], [6, 7]), ([1, 2, 3], [5, 5, 5]), ([4, 0], [3, 3])],
 )
-def test_of_a_map_the_steps_of_a_window_are_asked_for_and_no_more(series, start, tmp_path, monkeypatch):
+def test_of_a_map_the_steps_of_a_window_are_asked_for_and_no_more(
+    series, start, tmp_path, monkeypatch
+):
     x, asked = saved(tmp_path, numbers("f4", (2, 5, 40)), "TNF"), []
     monkeypatch.setattr(H5Map, "willneed", lambda self, *views: asked.extend(views))
     rows = Segments(np.array(series), np.array(start), np.full(len(series), 20))
     SeriesArray(x, "x").prefetch(rows, 2, 9)
     wanted = [np.asarray(x)[:, n, s + 2 : s + 9] for n, s in zip(series, start, strict=True)]
-    assert sorted(v for a in asked for v in a.ravel()) == sorted(v for a in wanted for v in a.ravel())
+    assert sorted(v for a in asked for v in a.ravel()) == sorted(
+        v for a in wanted for v in a.ravel()
+    )

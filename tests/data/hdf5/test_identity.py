@@ -1,4 +1,6 @@
-"""One open file is one version, and what was pickled never opens another, whoever replaces it meanwhile."""
+"""One open file is one version, and what was pickled never opens another, whoever replaces it
+meanwhile.
+"""
 
 import contextlib
 import os
@@ -19,8 +21,8 @@ from fluxutils_py.errors import H5DataError
 F, N, T = 3, 37, 43
 X = np.arange(F * N * T).reshape(F, N, T).astype("f4")
 OTHER_FILE = (
-    "{}: this is not the file that was mapped or opened, as it was: it has been replaced, copied or written to since; "
-    "open it where it is needed with h5mmap, or map it again and send that"
+    "{}: this is not the file that was mapped or opened, as it was: it has been replaced, copied "
+    "or written to since; open it where it is needed with h5mmap, or map it again and send that"
 )
 
 WRITER = """if True:
@@ -39,7 +41,9 @@ WRITER = """if True:
 def replacing(python, path, layout):
     """Another process that replaces a file all the time."""
     h5save(path, {"x": np.zeros((3, 37, 43), "f4")})
-    with subprocess.Popen([python, "-c", WRITER, path, layout], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [python, "-c", WRITER, path, layout], stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout.readline() == "ready\n"
             yield
@@ -114,7 +118,9 @@ def test_an_inode_that_is_used_again_is_another_file(tmp_path, mode):
 
 
 @pytest.mark.parametrize("mode", ["r", "r+"])
-def test_the_layout_is_checked_where_the_file_system_does_not_tell_when_a_file_was_made(tmp_path, mode, monkeypatch):
+def test_the_layout_is_checked_where_the_file_system_does_not_tell_when_a_file_was_made(
+    tmp_path, mode, monkeypatch
+):
     monkeypatch.setattr(identity, "_statx", None)
     path = tmp_path / "a.h5"
     h5save(path, {"x": X})
@@ -125,8 +131,8 @@ def test_the_layout_is_checked_where_the_file_system_does_not_tell_when_a_file_w
     with pytest.raises(H5DataError) as caught:
         pickle.loads(data)
     message = (
-        f"{path}: dataset '/x' was replaced since it was mapped: it is of another type or shape, or lies elsewhere in "
-        "the file; map it again and send that"
+        f"{path}: dataset '/x' was replaced since it was mapped: it is of another type or shape, "
+        "or lies elsewhere in the file; map it again and send that"
     )
     assert str(caught.value) == (OTHER_FILE.format(path) if mode == "r" else message)
 

@@ -53,7 +53,10 @@ def test_anonymous_memory_does_not_grow_with_the_file(python, tmp_path):
     found = {}
     for name, n_steps in (("small", 64 * 100), ("large", int(1.1 * memory) // (32 * 2048 * 4))):
         done = subprocess.run(
-            [python, "-c", PROGRAM, str(tmp_path), str(n_steps)], capture_output=True, text=True, timeout=300
+            [python, "-c", PROGRAM, str(tmp_path), str(n_steps)],
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         found[name] = json.loads(done.stdout.splitlines()[-1])

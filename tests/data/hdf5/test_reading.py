@@ -1,4 +1,6 @@
-"""What h5mmap gives for every kind of dataset and every kind of damage, row by row of the table in its notes."""
+"""What h5mmap gives for every kind of dataset and every kind of damage, row by row of the table in
+its notes.
+"""
 
 import contextlib
 import errno
@@ -40,9 +42,14 @@ def error(*args, **kwargs):
 @contextlib.contextmanager
 def other_process(python, program, *args):
     """Another process that has run a program, says so, and goes on until the end of the block."""
-    program = f"import sys, h5py, numpy as np\n{program}\nprint('ready', flush=True)\nsys.stdin.read()"
+    program = (
+        f"import sys, h5py, numpy as np\n{program}\nprint('ready', flush=True)\nsys.stdin.read()"
+    )
     with subprocess.Popen(
-        [python, "-c", program, *map(str, args)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [python, "-c", program, *map(str, args)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             assert process.stdout.readline() == "ready\n"
@@ -110,7 +117,25 @@ def test_what_h5save_writes_is_aligned(tmp_path):
     assert_map(h5mmap(tmp_path / "a.h5", "y"), numbers("f8"))
 
 
-TYPES = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?", ">f2", ">f4", ">f8", ">i4", ">u2"]
+TYPES = [
+    "f2",
+    "f4",
+    "f8",
+    "i1",
+    "i2",
+    "i4",
+    "i8",
+    "u1",
+    "u2",
+    "u4",
+    "u8",
+    "?",
+    ">f2",
+    ">f4",
+    ">f8",
+    ">i4",
+    ">u2",
+]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -149,8 +174,8 @@ def test_number_formats_that_numpy_lacks(tmp_path, kind):
             file["x"].id.write(h5py.h5s.ALL, h5py.h5s.ALL, expected, tid)
     assert_lazy(h5mmap(tmp_path / "a.h5", "x", axes="TNF"), expected)
     assert error(tmp_path / "a.h5", "x", "TNF", fallback="error") == (
-        f"{tmp_path}/a.h5: dataset 'x' cannot be mapped: it has a number format that NumPy lacks; write it again with "
-        "h5save, or pass fallback='lazy' or 'read'"
+        f"{tmp_path}/a.h5: dataset 'x' cannot be mapped: it has a number format that NumPy lacks; "
+        "write it again with h5save, or pass fallback='lazy' or 'read'"
     )
 
 
@@ -187,7 +212,9 @@ LAYOUTS = {
     "is chunked": lambda path: write(path, chunks=(2, 3, 2)),
     "is chunked and stored with deflate": lambda path: write(path, compression="gzip"),
     "is chunked and stored with lzf": lambda path: write(path, compression="lzf"),
-    "is chunked and stored with scaleoffset": lambda path: write(path, numbers("i4"), scaleoffset=0),
+    "is chunked and stored with scaleoffset": lambda path: write(
+        path, numbers("i4"), scaleoffset=0
+    ),
     "is chunked and stored with fletcher32": lambda path: write(path, fletcher32=True),
     "is compact: it lies within the header of the file": compact,
     "lies in external files": external,
@@ -205,11 +232,12 @@ def test_layouts_that_cannot_be_mapped(tmp_path, reason):
     assert type(read) is np.ndarray
     assert np.array_equal(read, expected.transpose(2, 1, 0))
     assert error(path, "x", fallback="error") == (
-        f"{path}: dataset 'x' cannot be mapped: it {reason}; write it again with h5save, or pass fallback='lazy' or "
-        "'read'"
+        f"{path}: dataset 'x' cannot be mapped: it {reason}; write it again with h5save, or pass "
+        "fallback='lazy' or 'read'"
     )
     assert error(path, "x", mode="r+") == (
-        f"{path}: dataset 'x' cannot be written to in place: it {reason}; make one that can be with h5create"
+        f"{path}: dataset 'x' cannot be written to in place: it {reason}; make one that can be "
+        "with h5create"
     )
 
 
@@ -220,8 +248,8 @@ def test_virtual_with_a_missing_source(tmp_path):
     with h5py.File(path) as file:  # this is why
         assert (file["x"][3:5] == 0).all()
     assert error(path, "x") == (
-        f"{path}: dataset 'x' is virtual and 1 of its source files are missing: source1.h5; put them back, or "
-        "recreate the dataset (HDF5 would give fill values in their place)"
+        f"{path}: dataset 'x' is virtual and 1 of its source files are missing: source1.h5; put "
+        "them back, or recreate the dataset (HDF5 would give fill values in their place)"
     )
     assert "1 of its source files are missing" in error(path, "x", fallback="read")
     os.rename(tmp_path / "elsewhere.h5", tmp_path / "source1.h5")
@@ -232,8 +260,9 @@ def test_virtual_with_a_source_file_that_lacks_the_dataset(tmp_path):
     virtual(tmp_path / "a.h5")
     h5py.File(tmp_path / "source1.h5", "w").close()
     assert error(tmp_path / "a.h5", "x") == (
-        f"{tmp_path}/a.h5: dataset 'x' is virtual and its source file {tmp_path}/source1.h5 does not give dataset "
-        "'part' (Unable to synchronously open object (object 'part' doesn't exist)); fix that, or recreate the dataset"
+        f"{tmp_path}/a.h5: dataset 'x' is virtual and its source file {tmp_path}/source1.h5 does "
+        "not give dataset 'part' (Unable to synchronously open object (object 'part' doesn't "
+        "exist)); fix that, or recreate the dataset"
     )
 
 
@@ -242,11 +271,13 @@ def test_virtual_with_a_source_that_shrank(tmp_path):
     with h5py.File(tmp_path / "source0.h5", "w") as file:
         file["part"] = numbers()[:2]
     assert error(tmp_path / "a.h5", "x") == (
-        f"{tmp_path}/a.h5: dataset 'x' is virtual and its source 'part' in {tmp_path}/source0.h5 has shape (2, 5, 3) "
-        "where (4, 5, 3) is taken from it; fix that, or recreate the dataset"
+        f"{tmp_path}/a.h5: dataset 'x' is virtual and its source 'part' in {tmp_path}/source0.h5 "
+        "has shape (2, 5, 3) where (4, 5, 3) is taken from it; fix that, or recreate the dataset"
     )
     with h5py.File(tmp_path / "source0.h5", "w") as file:
-        file["part"] = np.zeros((4, N, F + 1), "f4")  # of which HDF5 itself would take the first numbers in file order
+        file["part"] = np.zeros(
+            (4, N, F + 1), "f4"
+        )  # of which HDF5 itself would take the first numbers in file order
     assert "has shape (4, 5, 4) where (4, 5, 3) is taken from it" in error(tmp_path / "a.h5", "x")
 
 
@@ -289,18 +320,22 @@ def test_external_file_missing_or_short(tmp_path):
     with open(tmp_path / "a.bin", "r+b") as file:
         file.truncate(300)
     assert error(path, "x") == (  # HDF5 itself would give zeros
-        f"{path}: dataset 'x' is external and its source file {tmp_path}/a.bin has 300 bytes of {T * N * F * 4}; "
-        "fix that, or recreate the dataset"
+        f"{path}: dataset 'x' is external and its source file {tmp_path}/a.bin has 300 bytes of "
+        f"{T * N * F * 4}; fix that, or recreate the dataset"
     )
     os.unlink(tmp_path / "a.bin")
-    assert "dataset 'x' is external and 1 of its source files are missing: a.bin;" in error(path, "x")
+    assert "dataset 'x' is external and 1 of its source files are missing: a.bin;" in error(
+        path, "x"
+    )
 
 
 def test_created_but_never_written(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", SHAPE, "f4", fillvalue=3)
     assert_lazy(h5mmap(tmp_path / "a.h5", "x", "TNF"), np.full(SHAPE, 3, "f4"))
-    assert "it was created but never written" in error(tmp_path / "a.h5", "x", "TNF", fallback="error")
+    assert "it was created but never written" in error(
+        tmp_path / "a.h5", "x", "TNF", fallback="error"
+    )
     assert_map(h5create(tmp_path / "a.h5", "out", (F, N, T)), np.zeros(SHAPE, "f4"))
 
 
@@ -312,8 +347,8 @@ def test_file_systems_that_cannot_map(tmp_path, monkeypatch):
     path = write(tmp_path / "a.h5")
     assert_lazy(h5mmap(path, "x"), numbers())
     assert error(path, "x", mode="r+") == (
-        f"{path}: dataset 'x' cannot be written to in place: it lies where files cannot be mapped (No such device); "
-        "make one that can be with h5create"
+        f"{path}: dataset 'x' cannot be written to in place: it lies where files cannot be mapped "
+        "(No such device); make one that can be with h5create"
     )
 
 
@@ -349,11 +384,15 @@ NOT_NUMBERS = {
     "is of type reference, not of real numbers; read it with h5py, and save numbers in its place": lambda f: (
         f.create_dataset("x", (2,), h5py.ref_dtype)
     ),
-    "is a scalar, not an array; read it with h5py: file[name][()]": lambda f: f.create_dataset("x", data=1.5),
+    "is a scalar, not an array; read it with h5py: file[name][()]": lambda f: f.create_dataset(
+        "x", data=1.5
+    ),
     "is null: it has a type and no data; write it again with data": lambda f: f.create_dataset(
         "x", data=h5py.Empty("f4")
     ),
-    "is a group; name a dataset in it: group '/x' holds a, b": lambda f: f.update({"x/a": 1, "x/b": 2}),
+    "is a group; name a dataset in it: group '/x' holds a, b": lambda f: f.update(
+        {"x/a": 1, "x/b": 2}
+    ),
     "is not a dataset but a datatype; name a dataset": lambda f: f.update({"x": np.dtype("f4")}),
     "is of array type float32(3,); write it again with one axis more": lambda f: h5py.h5d.create(
         f.id, b"x", h5py.h5t.array_create(h5py.h5t.IEEE_F32LE, (3,)), h5py.h5s.create_simple((2,))
@@ -386,9 +425,9 @@ def test_order_that_cannot_be_known(tmp_path):
     with h5py.File(path, "r+") as file:
         del file["x"].attrs["axes"]
     assert error(path, "x") == (
-        f"{path}: dataset 'x' has no attribute 'axes', so the order of its axes (7, 5, 3) cannot be known; pass "
-        "axes='TNF' for a file from Julia or other column-major software, axes='FNT' if h5py shows (features, series, "
-        "time steps)"
+        f"{path}: dataset 'x' has no attribute 'axes', so the order of its axes (7, 5, 3) cannot "
+        "be known; pass axes='TNF' for a file from Julia or other column-major software, "
+        "axes='FNT' if h5py shows (features, series, time steps)"
     )
     assert_map(h5mmap(path, "x", axes="TNF"), numbers())
     assert np.array_equal(h5mmap(path, "x", axes="FNT"), numbers())
@@ -410,15 +449,16 @@ def test_order_noted_by_other_software(tmp_path, noted):
 def test_order_that_the_file_contradicts(tmp_path):
     path = write(tmp_path / "a.h5")
     assert error(path, "x", axes="FNT") == (
-        f"{path}: dataset 'x' is in the order 'TNF' by its own attribute 'axes', not 'FNT'; leave axes out"
+        f"{path}: dataset 'x' is in the order 'TNF' by its own attribute 'axes', not 'FNT'; leave "
+        "axes out"
     )
 
 
 @pytest.mark.parametrize("axes", ["TNX", "TN", "TNN", "tnf", 3, ("T", "N", "F")])
 def test_order_that_is_none(tmp_path, axes):
     assert error(write(tmp_path / "a.h5"), "x", axes=axes) == (
-        f"{tmp_path}/a.h5: dataset 'x' has 3 axes, (7, 5, 3); axes must name each by one of the letters F (features), "
-        f"N (series) and T (time steps), as in 'TNF', got {axes!r}"
+        f"{tmp_path}/a.h5: dataset 'x' has 3 axes, (7, 5, 3); axes must name each by one of the "
+        f"letters F (features), N (series) and T (time steps), as in 'TNF', got {axes!r}"
     )
 
 
@@ -444,7 +484,11 @@ def test_links_that_lead_somewhere(tmp_path, kind):
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file["link"] = h5py.ExternalLink("a.h5", "/x")
     with h5py.File(path, "r+") as file:
-        file["soft"], file["hard"], file["group/soft"] = h5py.SoftLink("/x"), file["x"], h5py.SoftLink("/x")
+        file["soft"], file["hard"], file["group/soft"] = (
+            h5py.SoftLink("/x"),
+            file["x"],
+            h5py.SoftLink("/x"),
+        )
     if kind == "external":
         x = h5mmap(tmp_path / "b.h5", "link")
         assert x.filename == str(path)
@@ -462,16 +506,16 @@ def test_links_that_lead_nowhere(tmp_path):
     h5py.File(tmp_path / "b.h5", "w").close()
     where = f"{path}: dataset"
     assert error(path, "soft") == (
-        f"{where} 'soft' leads nowhere: 'soft' is a soft link to '/gone', which does not exist; the file holds "
-        "dataset, file, soft, x"
+        f"{where} 'soft' leads nowhere: 'soft' is a soft link to '/gone', which does not exist; "
+        "the file holds dataset, file, soft, x"
     )
     assert error(path, "file") == (
-        f"{where} 'file' leads nowhere: 'file' is an external link to '/x' in {tmp_path}/gone.h5, which does not "
-        "exist; put that file back, or make a new link"
+        f"{where} 'file' leads nowhere: 'file' is an external link to '/x' in {tmp_path}/gone.h5, "
+        "which does not exist; put that file back, or make a new link"
     )
     assert error(path, "dataset").startswith(
-        f"{where} 'dataset' leads nowhere: 'dataset' is an external link to '/gone' in {tmp_path}/b.h5, which does not "
-        "give it ("
+        f"{where} 'dataset' leads nowhere: 'dataset' is an external link to '/gone' in "
+        f"{tmp_path}/b.h5, which does not give it ("
     )
 
 
@@ -480,11 +524,18 @@ def test_names_that_do_not_exist(tmp_path):
     where = f"{path}: dataset"
     assert error(path, "y") == f"{where} 'y' does not exist; the file holds train, x"
     assert error(path, "train/target") == (
-        f"{where} 'train/target' does not exist; group '/train' holds targets; did you mean 'train/targets'?"
+        f"{where} 'train/target' does not exist; group '/train' holds targets; did you mean "
+        "'train/targets'?"
     )
-    assert error(path, "x/y") == f"{where} 'x/y' does not exist: 'x' is no group; the file holds train, x"
+    assert (
+        error(path, "x/y")
+        == f"{where} 'x/y' does not exist: 'x' is no group; the file holds train, x"
+    )
     h5py.File(tmp_path / "b.h5", "w").close()
-    assert error(tmp_path / "b.h5", "x") == f"{tmp_path}/b.h5: dataset 'x' does not exist; the file is empty"
+    assert (
+        error(tmp_path / "b.h5", "x")
+        == f"{tmp_path}/b.h5: dataset 'x' does not exist; the file is empty"
+    )
 
 
 # -- files --------------------------------------------------------------------------------------------------
@@ -500,7 +551,9 @@ def test_truncated_file(tmp_path):
     path = write(tmp_path / "a.h5")
     size = path.stat().st_size
     os.truncate(path, size - 1)
-    assert error(path, "x") == (f"{path}: the file is truncated, {size - 1} bytes of {size}; write or copy it again")
+    assert error(path, "x") == (
+        f"{path}: the file is truncated, {size - 1} bytes of {size}; write or copy it again"
+    )
 
 
 def test_other_files(tmp_path):
@@ -547,9 +600,7 @@ def test_file_open_for_writing_elsewhere(python, tmp_path):
             f"{path}: the file is open for writing in another process; close it there, or set "
             "HDF5_USE_FILE_LOCKING=FALSE in the environment if that process leaves this data alone"
         )
-        program = (
-            "import sys; from fluxutils_py.data import h5mmap; x = h5mmap(sys.argv[1], 'x'); print(type(x).__name__)"
-        )
+        program = "import sys; from fluxutils_py.data import h5mmap; x = h5mmap(sys.argv[1], 'x'); print(type(x).__name__)"
         done = subprocess.run(
             [sys.executable, "-c", program, path],
             env=os.environ | {"HDF5_USE_FILE_LOCKING": "FALSE"}, capture_output=True, text=True, timeout=60,
@@ -562,15 +613,17 @@ def test_virtual_source_open_for_writing_elsewhere(python, tmp_path):
     virtual(tmp_path / "a.h5")
     with other_process(python, "f = h5py.File(sys.argv[1], 'r+')", tmp_path / "source1.h5"):
         assert error(tmp_path / "a.h5", "x") == (
-            f"{tmp_path}/a.h5: dataset 'x' is virtual and its source file {tmp_path}/source1.h5 is open for writing in "
-            "another process; fix that, or recreate the dataset"
+            f"{tmp_path}/a.h5: dataset 'x' is virtual and its source file {tmp_path}/source1.h5 is "
+            "open for writing in another process; fix that, or recreate the dataset"
         )
 
 
 def test_a_map_lets_others_write_and_sees_what_they_do(python, tmp_path):
     path = write(tmp_path / "a.h5")
     x = h5mmap(path, "x")
-    with other_process(python, "f = h5py.File(sys.argv[1], 'r+'); f['x'][2, 1, 0] = 99; f.flush()", path):
+    with other_process(
+        python, "f = h5py.File(sys.argv[1], 'r+'); f['x'][2, 1, 0] = 99; f.flush()", path
+    ):
         assert x[0, 1, 2] == 99
 
 
@@ -580,7 +633,9 @@ def test_a_lazy_array_keeps_writers_out_until_it_is_closed(tmp_path):
     run = [sys.executable, "-c", f"import sys, h5py\n{program}", str(path)]
     with h5mmap(path, "x") as x:
         assert np.array_equal(x[...], numbers().transpose(2, 1, 0))
-        assert subprocess.run(run, capture_output=True, text=True, timeout=60).stdout == "refused 11\n"
+        assert (
+            subprocess.run(run, capture_output=True, text=True, timeout=60).stdout == "refused 11\n"
+        )
     assert x.closed
     assert subprocess.run(run, capture_output=True, text=True, timeout=60).stdout == ""
     with pytest.raises(H5DataError) as caught:
@@ -595,8 +650,8 @@ def test_file_written_in_swmr_mode(python, tmp_path):
         file.create_dataset("chunked", data=numbers(), chunks=(2, 3, 2), maxshape=(None, N, F))
         file["x"].attrs["axes"] = file["chunked"].attrs["axes"] = "TNF"
     program = (
-        "f = h5py.File(sys.argv[1], 'r+', libver='latest'); f.swmr_mode = True; f['chunked'][0, 0, 0] = 77; "
-        "f['chunked'].resize((50, 5, 3)); f.flush()"
+        "f = h5py.File(sys.argv[1], 'r+', libver='latest'); f.swmr_mode = True; f['chunked'][0, 0, "
+        "0] = 77; f['chunked'].resize((50, 5, 3)); f.flush()"
     )
     with other_process(python, program, path):
         assert "SWMR" in error(path, "x")
@@ -605,21 +660,28 @@ def test_file_written_in_swmr_mode(python, tmp_path):
             assert x[0, 0, 0] == 77
             assert np.array_equal(x[:, :, 1:T], numbers().transpose(2, 1, 0)[:, :, 1:])
         assert_lazy(h5mmap(path, "x", swmr=True), numbers())
-        assert "it is being written to in SWMR mode" in error(path, "x", fallback="error", swmr=True)
+        assert "it is being written to in SWMR mode" in error(
+            path, "x", fallback="error", swmr=True
+        )
 
 
 def test_a_file_that_grows(tmp_path):
     """Each line that the writer reads has it append a step."""
     path = tmp_path / "a.h5"
     with h5py.File(path, "w", libver="latest") as file:
-        file.create_dataset("x", data=numbers(), chunks=(2, N, F), maxshape=(None, N, F)).attrs["axes"] = "TNF"
+        file.create_dataset("x", data=numbers(), chunks=(2, N, F), maxshape=(None, N, F)).attrs[
+            "axes"
+        ] = "TNF"
     program = (
-        "import sys, h5py\n"
-        "f = h5py.File(sys.argv[1], 'r+', libver='latest'); f.swmr_mode = True; x = f['x']; print(flush=True)\n"
-        "for line in sys.stdin: x.resize(len(x) + 1, 0); x[-1] = float(line); x.flush(); print(flush=True)"
+        "import sys, h5py\nf = h5py.File(sys.argv[1], 'r+', libver='latest'); f.swmr_mode = True; "
+        "x = f['x']; print(flush=True)\nfor line in sys.stdin: x.resize(len(x) + 1, 0); x[-1] = "
+        "float(line); x.flush(); print(flush=True)"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as writer:
         writer.stdout.readline()
         with h5mmap(path, "x", swmr=True) as x:
@@ -669,7 +731,11 @@ def test_files_are_closed_again(tmp_path):
 def test_loading_is_the_inverse_of_saving(tmp_path, mmap):
     saved = {
         "x": numbers(),
-        "train": {"y": np.arange(6).reshape(2, 3), "more": {"mask": np.array([True, False])}, "empty": {}},
+        "train": {
+            "y": np.arange(6).reshape(2, 3),
+            "more": {"mask": np.array([True, False])},
+            "empty": {},
+        },
         "n": 5,
         "unit": "kWh",
         "names": np.array(["a", "bcd"]),
@@ -686,7 +752,10 @@ def test_loading_is_the_inverse_of_saving(tmp_path, mmap):
     assert loaded.keys() == saved.keys()
     assert loaded["train"].keys() == saved["train"].keys()
     assert loaded["train"]["empty"] == {}
-    for a, b in ((loaded["x"], saved["x"]), *((loaded["train"][k], saved["train"][k]) for k in ("y",))):
+    for a, b in (
+        (loaded["x"], saved["x"]),
+        *((loaded["train"][k], saved["train"][k]) for k in ("y",)),
+    ):
         assert np.array_equal(a, b)
     assert loaded["train"]["more"]["mask"].tolist() == [True, False]
     if mmap:
@@ -698,7 +767,9 @@ def test_loading_by_name(tmp_path):
     assert np.array_equal(h5load(tmp_path / "a.h5", "x"), numbers())
     assert h5load(tmp_path / "a.h5", "train")["y"].tolist() == [0, 1, 2]
     assert list(h5load(tmp_path / "a.h5", ["train/y"])) == ["train/y"]
-    with pytest.raises(H5DataError, match=r"dataset 'train/z' does not exist; group '/train' holds y$"):
+    with pytest.raises(
+        H5DataError, match=r"dataset 'train/z' does not exist; group '/train' holds y$"
+    ):
         h5load(tmp_path / "a.h5", "train/z")
     with pytest.raises(FileNotFoundError):
         h5load(tmp_path / "b.h5")

@@ -99,7 +99,12 @@ def test_blocks_are_long_in_both_memories(axes):
     shape = (16, 4096, 8192)  # 2 GiB
     x = np.broadcast_to(np.float32(0), shape)
     own = np.lib.stride_tricks.as_strided(
-        x, shape, [4 * int(np.prod([shape["FNT".index(d)] for d in axes[axes.index(c) + 1 :]])) for c in "FNT"]
+        x,
+        shape,
+        [
+            4 * int(np.prod([shape["FNT".index(d)] for d in axes[axes.index(c) + 1 :]]))
+            for c in "FNT"
+        ],
     )
     for file in ORDERS:
         order = ["FNT".index(c) for c in file]
@@ -176,7 +181,9 @@ def test_a_lazy_array_may_be_the_source(tmp_path):
 
 
 def test_a_reader_survives_overwriting(python, tmp_path):
-    """A map of a file that shrinks dies of SIGBUS: shown here with h5py, and not to happen with h5save."""
+    """A map of a file that shrinks dies of SIGBUS: shown here with h5py, and not to happen with
+    h5save.
+    """
     program = """if True:
         import sys, numpy as np, h5py
         from fluxutils_py.data import h5mmap, h5save
@@ -191,7 +198,10 @@ def test_a_reader_survives_overwriting(python, tmp_path):
     for how in ("h5save", "h5py"):
         h5save(tmp_path / "a.h5", {"x": np.ones((8, 64, 512))})  # 2 MiB
         done = subprocess.run(
-            [python, "-c", program, tmp_path / "a.h5", how], capture_output=True, text=True, timeout=60
+            [python, "-c", program, tmp_path / "a.h5", how],
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         codes[how] = done.returncode, done.stdout
     assert codes == {"h5save": (0, f"{8 * 64 * 512.0}\n"), "h5py": (-7, "")}
@@ -231,7 +241,9 @@ class Breaks:
         raise self.error
 
 
-@pytest.mark.parametrize("error", [OSError("no space"), KeyboardInterrupt(), MemoryError(), IndexError("oh")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [OSError("no space"), KeyboardInterrupt(), MemoryError(), IndexError("oh")], ids=repr
+)
 @pytest.mark.parametrize("existing", [True, False])
 def test_nothing_is_left_after_an_error(tmp_path, error, existing):
     if existing:
@@ -246,23 +258,34 @@ def test_nothing_is_left_after_an_error(tmp_path, error, existing):
 BAD = {
     "expected a mapping of names to arrays, as {'x': x, 'y': y}, got ndarray": (X, "TNF"),
     "a dataset is named by a string, 'x' or 'group/x', got 3": ({3: X}, "TNF"),
-    "axes must name F (features), N (series) and T (time steps), as 'TNF', got 'TN'": ({"x": X}, "TN"),
-    "dataset 'g/x': this is no array (setting an array element with a sequence. The requested array has an "
-    "inhomogeneous shape after 1 dimensions. The detected shape was (2,) + inhomogeneous part.); make it one with "
+    "axes must name F (features), N (series) and T (time steps), as 'TNF', got 'TN'": (
+        {"x": X},
+        "TN",
+    ),
+    "dataset 'g/x': this is no array (setting an array element with a sequence. The requested "
+    "array has an inhomogeneous shape after 1 dimensions. The detected shape was (2,) + "
+    "inhomogeneous part.); make it one with "
     "equal lengths": ({"g": {"x": [[1], [1, 2]]}}, "TNF"),
-    "dataset 'x': cannot store ndarray of type object (Object dtype dtype('O') has no native HDF5 equivalent); convert "
+    "dataset 'x': cannot store ndarray of type object (Object dtype dtype('O') has no native HDF5 "
+    "equivalent); convert "
     "it to an array of numbers, or give it another name": ({"x": None}, "TNF"),
-    "dataset 'a/b' is given twice; give one of the two another name": ({"a": {"b": X}, "a/b": X + 1}, "TNF"),
+    "dataset 'a/b' is given twice; give one of the two another name": (
+        {"a": {"b": X}, "a/b": X + 1},
+        "TNF",
+    ),
     "dataset 'x' is given twice; give one of the two another name": ({"x": X, "/x/": X + 1}, "TNF"),
     "dataset 'a' is given twice; give one of the two another name": ({"a": {}, "./a": X}, "TNF"),
-    "dataset 'x': 2 values are masked, and a file has no mask for int64; convert the array to float, in which they are "
+    "dataset 'x': 2 values are masked, and a file has no mask for int64; convert the array to "
+    "float, in which they are "
     "stored as NaN, or fill them, as with x.filled(0)": (
         {"x": np.ma.masked_less(np.arange(12).reshape(2, 3, 2), 2)},
         "TNF",
     ),
-    "dataset 'x': HDF5 has no numbers like those of this tensor (Got unsupported ScalarType BFloat16); convert it, as "
+    "dataset 'x': HDF5 has no numbers like those of this tensor (Got unsupported ScalarType "
+    "BFloat16); convert it, as "
     "with x.float()": ({"x": torch.zeros(2, 3, 4, dtype=torch.bfloat16)}, "TNF"),
-    "dataset 'x/y': cannot store ndarray of type float32 (Incompatible object (Dataset) already exists); convert it to "
+    "dataset 'x/y': cannot store ndarray of type float32 (Incompatible object (Dataset) already "
+    "exists); convert it to "
     "an array of numbers, or give it another name": ({"x": X, "x/y": X}, "TNF"),
 }
 
@@ -294,8 +317,8 @@ def test_a_source_whose_file_was_closed(tmp_path):
     with pytest.raises(H5DataError) as caught:
         h5save(tmp_path / "a.h5", {"x": closed})
     assert str(caught.value) == (
-        f"{tmp_path}/a.h5: dataset 'x': the array for it is in an HDF5 file that was closed; keep that file open, or "
-        "take h5mmap"
+        f"{tmp_path}/a.h5: dataset 'x': the array for it is in an HDF5 file that was closed; keep "
+        "that file open, or take h5mmap"
     )
     assert os.listdir(tmp_path) == ["source.h5"]
 

@@ -1,4 +1,6 @@
-"""Run many cases: ``python -m tests.laws.differential --cases 5000 --seed 1``; one again: ``--only 1234``."""
+"""Run many cases: ``python -m tests.laws.differential --cases 5000 --seed 1``; one again: ``--only
+1234``.
+"""
 
 import argparse
 import json
@@ -24,7 +26,9 @@ def differences(case):
 
 
 def shrink(case):
-    """A simpler case that differs too: settings go back to the plain ones, one by one, as long as it does."""
+    """A simpler case that differs too: settings go back to the plain ones, one by one, as long as
+    it does.
+    """
     again = True
     while again:
         again = False
@@ -33,7 +37,8 @@ def shrink(case):
                 simpler = settle({**case, name: plain})
                 if (
                     simpler != case
-                    and sum(simpler[k] != v for k, v in PLAIN.items()) < sum(case[k] != v for k, v in PLAIN.items())
+                    and sum(simpler[k] != v for k, v in PLAIN.items())
+                    < sum(case[k] != v for k, v in PLAIN.items())
                     and differences(simpler)
                 ):
                     case, again = simpler, True
@@ -43,8 +48,12 @@ def shrink(case):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=200, help="how many")
-    parser.add_argument("--seed", type=int, default=0, help="cases are numbered from seed * 10**6 on")
-    parser.add_argument("--only", type=int, help="the number of one case, to run it again and shrink it")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="cases are numbered from seed * 10**6 on"
+    )
+    parser.add_argument(
+        "--only", type=int, help="the number of one case, to run it again and shrink it"
+    )
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--stop-after", type=int, default=20, help="failures")
     arguments = parser.parse_args()
@@ -64,7 +73,10 @@ def main():
             print(f"case {number}:", *found[:SHOWN], sep="\n  ")
             if not arguments.no_shrink:
                 case = shrink(case)
-                print("  simplest:", json.dumps({k: v for k, v in case.items() if v != PLAIN[k]}, default=str))
+                print(
+                    "  simplest:",
+                    json.dumps({k: v for k, v in case.items() if v != PLAIN[k]}, default=str),
+                )
                 print(" ", *differences(case)[:SHOWN], sep="\n  ", flush=True)
             if failed == arguments.stop_after:
                 break

@@ -14,7 +14,9 @@ NC_FILL = 9.969209968386869e36  # NC_FILL_FLOAT of NetCDF
 
 
 def make_data(case, seed, more_series=0, more_steps=0):
-    """Random :class:`Data`. Its last step of series 0 always counts, so that there is something to learn from."""
+    """Random :class:`Data`. Its last step of series 0 always counts, so that there is something to
+    learn from.
+    """
     rng = np.random.default_rng([case["data"], seed])
     N, T = case["n_series"] + more_series, case["n_steps"] + more_steps
     if case["inputs"] == "words":
@@ -28,7 +30,9 @@ def make_data(case, seed, more_series=0, more_steps=0):
         y = rng.integers(0, N_LABELS, (1, N, T)).astype(float)
         y.reshape(-1)[:N_LABELS] = np.arange(N_LABELS)[: y.size]  # each occurs
     else:
-        y = np.sin(memory + np.arange(case["targets"])[:, None, None]) + 0.3 * rng.normal(size=(case["targets"], N, T))
+        y = np.sin(memory + np.arange(case["targets"])[:, None, None]) + 0.3 * rng.normal(
+            size=(case["targets"], N, T)
+        )
         if case["far"]:
             y = 50 + 4 * y
         y = y.astype(case["y_dtype"] or case["dtype"]).astype(float)
@@ -77,7 +81,9 @@ def make_data(case, seed, more_series=0, more_steps=0):
 
 
 class Duck:
-    """A lazy array of another library: blocks come as they are when they are read, masked or of another dtype."""
+    """A lazy array of another library: blocks come as they are when they are read, masked or of
+    another dtype.
+    """
 
     def __init__(self, values, dtype):
         self.values, self.shape, self.dtype = values, values.shape, np.dtype(dtype)
@@ -146,7 +152,9 @@ class Place:
         return h5mmap(path, "a", axes="TNF")
 
     def _masked(self, a, path):
-        """What is NaN, or past the ends of series, has a mask over a fill value, as netCDF4 gives it."""
+        """What is NaN, or past the ends of series, has a mask over a fill value, as netCDF4 gives
+        it.
+        """
         if a.dtype.kind != "f":
             return Duck(np.ma.MaskedArray(a, np.zeros(a.shape, bool)), a.dtype)
         mask = np.isnan(a) | (a == GARBAGE["f"])

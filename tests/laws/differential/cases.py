@@ -1,4 +1,6 @@
-"""Random cases: what is drawn, and what goes together. A case is a dict of plain values, so that it can be printed."""
+"""Random cases: what is drawn, and what goes together. A case is a dict of plain values, so that it
+can be printed.
+"""
 
 import numpy as np
 
@@ -12,7 +14,8 @@ PLAIN = {
     "net": "lstm",
     "hidden": 2,
     "inputs": "one",  # "two", "words": integers for an embedding
-    "outputs": "one",  # "two", "labels": integers for a cross-entropy, "last": one target per series
+    # "two", "labels": integers for a cross-entropy, "last": one target per series
+    "outputs": "one",
     "loss": None,
     "opt": "adam",
     "epochs": 1,
@@ -47,7 +50,8 @@ PLAIN = {
     "kernels": False,  # native ones, where there are any
 }
 
-# The memory of arrays: of NumPy, files, torch; lazy ones with masks, or whose values have another dtype than they say.
+# The memory of arrays: of NumPy, files, torch; lazy ones with masks, or whose values have another
+# dtype than they say.
 ORDERS = [
     "C",
     "F",
@@ -133,8 +137,12 @@ def draw(seed):
         "hidden": int(rng.integers(1, 4)),
         "inputs": str(one("one", "two", "words", p=0.75)),
         "outputs": str(one("one", "two", "labels", "labels", "last", p=0.6)),
-        "loss": one(None, "l1", "huber", "smooth", "summed", "custom", "custom_steps", "custom_ws", p=0.4),
-        "opt": str(one("adam", "sgd", "momentum", "adamw", "default", "rmsprop", "instance", p=0.3)),
+        "loss": one(
+            None, "l1", "huber", "smooth", "summed", "custom", "custom_steps", "custom_ws", p=0.4
+        ),
+        "opt": str(
+            one("adam", "sgd", "momentum", "adamw", "default", "rmsprop", "instance", p=0.3)
+        ),
         "epochs": int(one(1, 2, 3)),
         "batchsize": int(rng.integers(1, 9)),
         "seqsize": one(None, int(rng.integers(1, T + 3)), p=0.15),
@@ -162,13 +170,24 @@ def draw(seed):
         "validation": bool(one(False, True, p=0.65)),
         "then": one(None, "partial_fit", "warm_start", "resume", "resume", "refit", p=0.5),
         "chunks": bool(one(True, False)),
-        "estimator": str(one("Estimator", "EstimatorRegressor", "EstimatorClassifier", "SequenceRegressor", p=0.75)),
+        "estimator": str(
+            one(
+                "Estimator",
+                "EstimatorRegressor",
+                "EstimatorClassifier",
+                "SequenceRegressor",
+                p=0.75,
+            )
+        ),
         "far": bool(one(False, True, p=0.8)),
         "kernels": bool(one(True, False)),
     }
     if rng.random() < 0.12:  # few long series, where folding matters
         case.update(
-            n_series=int(rng.integers(1, 3)), n_steps=int(rng.integers(16, 60)), epochs=1, seqsize=int(one(1, 2))
+            n_series=int(rng.integers(1, 3)),
+            n_steps=int(rng.integers(16, 60)),
+            epochs=1,
+            seqsize=int(one(1, 2)),
         )
     if case["patience"] is not None and rng.random() < 0.5:
         case["epochs"] = 5
@@ -184,7 +203,15 @@ def settle(case):
             c.update(changes)
 
     if c["estimator"] == "SequenceRegressor":
-        c.update(inputs="one", loss=None, opt="adamw", accumulate=1, patience=None, scheduler=None, spec_form="Spec")
+        c.update(
+            inputs="one",
+            loss=None,
+            opt="adamw",
+            accumulate=1,
+            patience=None,
+            scheduler=None,
+            spec_form="Spec",
+        )
         unless(c["net"] in READY, net="lstm2")
         unless(c["outputs"] == "last", outputs="one")
         c["y_dtype"] = None
@@ -202,7 +229,10 @@ def settle(case):
             view=False,
         )
     unless(c["estimator"] == "SequenceRegressor", far=False)
-    unless(c["n_series"] * c["n_steps"] > 2 or c["estimator"] != "EstimatorClassifier", estimator="Estimator")
+    unless(
+        c["n_series"] * c["n_steps"] > 2 or c["estimator"] != "EstimatorClassifier",
+        estimator="Estimator",
+    )
     if c["outputs"] == "labels":
         unless(c["loss"] in LABELS, loss=("ce", "ce_weights", "ce_ignore")[c["data"] % 3])
         c.update(targets=1, y_dtype="int64", nan_inputs=False)
@@ -229,17 +259,28 @@ def settle(case):
         unless(c["net"] != "conv", net="gru")
         unless(c["y_dtype"] is not None, y_dtype="float32")
     if c["loss"] in NO_WEIGHTS:
-        c.update(weights=None, missing=None, lengths=False, starts=False, listed=False, nan_inputs=False)
+        c.update(
+            weights=None, missing=None, lengths=False, starts=False, listed=False, nan_inputs=False
+        )
     if c["loss"] == "summed":  # what a sum is divided by where steps are missing, no document says
-        c.update(weights=None, missing=None, lengths=False, starts=False, listed=False, rebatch=False)
-        unless(c["net"] not in ("causalconv", "tcn"), net="gru")  # without bounds: large steps diverge
+        c.update(
+            weights=None, missing=None, lengths=False, starts=False, listed=False, rebatch=False
+        )
+        unless(
+            c["net"] not in ("causalconv", "tcn"), net="gru"
+        )  # without bounds: large steps diverge
     unless(c["missing"] or not c["nan_inputs"], nan_inputs=False)
     unless(c["missing"] != "outputs" or c["targets"] > 1, missing="steps")
     unless(not c["shuffle"] or (c["dtype"] != "float16" and not c["nan_inputs"]), shuffle=False)
-    unless(c["dtype"] != "float16" or c["order"] not in ("h5mmap", "h5chunks", "tensor", "masked"), order="C")
+    unless(
+        c["dtype"] != "float16" or c["order"] not in ("h5mmap", "h5chunks", "tensor", "masked"),
+        order="C",
+    )
     swapped = f"{c['dtype']} {c['y_dtype']}"  # torch has no other byte orders
     unless(c["order"] != "tensor" or ">" not in swapped, order="time")
-    unless(not c["listed"] or c["order"] in ("C", "F", "time", "series", "masked", "packed"), order="C")
+    unless(
+        not c["listed"] or c["order"] in ("C", "F", "time", "series", "masked", "packed"), order="C"
+    )
     if c["listed"]:
         c["view"] = False
     single = c["dtype"] not in ("float64", ">f8")

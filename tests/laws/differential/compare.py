@@ -21,7 +21,9 @@ LABELS = np.array(["ash", "birch", "cedar"])
 
 
 class Given:
-    """Arguments of ``fit``, ``score`` and ``predict`` for some data, in the memory and the types of a case."""
+    """Arguments of ``fit``, ``score`` and ``predict`` for some data, in the memory and the types of
+    a case.
+    """
 
     def __init__(self, case, data, place):
         self.case, self.data = case, data
@@ -51,7 +53,10 @@ class Given:
     def _form(self, placed, arrays):
         case, data = self.case, self.data
         if case["listed"]:
-            placed = [[cut(a, np.s_[:, n, : data.lengths[n]]) for n in range(data.n_series)] for a in placed]
+            placed = [
+                [cut(a, np.s_[:, n, : data.lengths[n]]) for n in range(data.n_series)]
+                for a in placed
+            ]
         if case["view"]:
             placed = [samples(a) for a in placed]
         return placed[0] if len(placed) == 1 else tuple(placed)
@@ -91,11 +96,15 @@ class Comparison:
             if not (got == wanted).all():
                 self.found.append(f"{what}: {(got != wanted).sum()} of {got.size} labels differ")
         elif not np.array_equal(np.isnan(got), np.isnan(wanted)):
-            self.found.append(f"{what}: NaN at {np.isnan(got).sum()} places, expected {np.isnan(wanted).sum()}")
+            self.found.append(
+                f"{what}: NaN at {np.isnan(got).sum()} places, expected {np.isnan(wanted).sum()}"
+            )
         elif got.size and not np.isnan(wanted).all():
             error = float(np.nanmax(np.abs(got.astype(float) - wanted)))
             if not error <= self.tolerance * (1 + float(np.nanmax(np.abs(wanted)))):
-                self.found.append(f"{what}: off by {error:.2e}; {_short(got)}, expected {_short(wanted)}")
+                self.found.append(
+                    f"{what}: off by {error:.2e}; {_short(got)}, expected {_short(wanted)}"
+                )
 
 
 def _short(a):
@@ -121,7 +130,9 @@ def _run(case, folder):
     given = Given(case, train, place)
     held_out = held_out_given = None
     if case["validation"]:
-        held_out = make_data(case, 2, more_series=case["data"] % 3, more_steps=case["data"] % MORE_STEPS)
+        held_out = make_data(
+            case, 2, more_series=case["data"] % 3, more_steps=case["data"] % MORE_STEPS
+        )
         held_out_given = Given(case, held_out, place)
 
     start = ours.Start()
@@ -153,7 +164,11 @@ def _run(case, folder):
 
     _same_predictions(same, case, est, oracle, given, "train")
     other = Given(
-        case, make_data(case, 4, more_series=case["data"] % 4, more_steps=case["data"] % (MORE_STEPS + 1)), place
+        case,
+        make_data(
+            case, 4, more_series=case["data"] % 4, more_steps=case["data"] % (MORE_STEPS + 1)
+        ),
+        place,
     )
     predicted = _same_predictions(same, case, est, oracle, other, "other")
     if case["outputs"] != "last" and not case["view"]:
@@ -187,15 +202,27 @@ def _fit(case, given, held_out, start, orders, folder):
 
 def _same_fit(same, when, est, oracle):
     same(f"loss_curve_ after {when}", est.loss_curve_, oracle.loss_curve)
-    same(f"validation_loss_curve_ after {when}", est.validation_loss_curve_, oracle.validation_loss_curve)
+    same(
+        f"validation_loss_curve_ after {when}",
+        est.validation_loss_curve_,
+        oracle.validation_loss_curve,
+    )
     same(f"loss_ after {when}", est.loss_, oracle.loss)
     same(f"grad_ after {when}", est.grad_, oracle.gradient)
-    same(f"parameters after {when}", net2vec(est), torch.cat([p.detach().reshape(-1) for p in oracle.params]))
+    same(
+        f"parameters after {when}",
+        net2vec(est),
+        torch.cat([p.detach().reshape(-1) for p in oracle.params]),
+    )
     same(f"n_iter_ after {when}", est.n_iter_, len(oracle.loss_curve))
     if when == "fit":
         same(f"folds after {when}", est.history_[0]["folds"], oracle.folds)
     if oracle.scheduler is not None and oracle.spec.schedule_every == "epoch":
-        same(f"lr in history_ after {when}", [record["lr"] for record in est.history_], oracle.learning_rates)
+        same(
+            f"lr in history_ after {when}",
+            [record["lr"] for record in est.history_],
+            oracle.learning_rates,
+        )
 
 
 def _same_predictions(same, case, est, oracle, given, name):
@@ -206,7 +233,11 @@ def _same_predictions(same, case, est, oracle, given, name):
     what = f"predict of {name}"
     if case["estimator"] == "EstimatorClassifier":
         same(what, got, LABELS[outputs[0].argmax(0)][None])
-        same(f"predict_proba of {name}", est.predict_proba(given.x, **given.ends), _softmax(outputs[0]))
+        same(
+            f"predict_proba of {name}",
+            est.predict_proba(given.x, **given.ends),
+            _softmax(outputs[0]),
+        )
     elif case["outputs"] == "last":
         rows = outputs[0][:, np.arange(data.n_series), data.starts + data.lengths - 1].T
         same(what, got, rows[:, 0] if given.y.ndim == 1 else rows)
@@ -271,7 +302,9 @@ def _same_chunks(same, case, est, oracle, given, predicted):
 
 
 def _last_inputs(data, overlap):
-    """The state of a model without one: the last inputs, (k, N, F) of each input, NaN where a series has fewer."""
+    """The state of a model without one: the last inputs, (k, N, F) of each input, NaN where a
+    series has fewer.
+    """
     ends, k = data.starts + data.lengths, min(overlap, data.lengths.max())
     found = [np.full((k, data.n_series, len(a)), np.nan) for a in data.x]
     for state, a in zip(found, data.x, strict=True):

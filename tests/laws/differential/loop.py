@@ -1,9 +1,9 @@
 """Truncated backpropagation through time as the documents of the package describe it, slowly.
 
-One window at a time, one step at a time, in float64, in plain torch and NumPy: the other side of the comparison. The
-series of a minibatch are columns, and each has what it would have alone.
-Nothing here is imported from the package. Each rule stands where it is followed, as DESIGN.md and the docstrings of
-``Spec``, ``Estimator`` and ``seqloss`` put it.
+One window at a time, one step at a time, in float64, in plain torch and NumPy: the other side of
+the comparison. The series of a minibatch are columns, and each has what it would have alone.
+Nothing here is imported from the package. Each rule stands where it is followed, as DESIGN.md and
+the docstrings of ``Spec``, ``Estimator`` and ``seqloss`` put it.
 """
 
 import copy
@@ -19,8 +19,9 @@ import torch
 class Data:
     """Series as their users see them.
 
-    ``x`` and ``y`` are tuples of arrays (F, N, T), ``y`` in float64 with NaN where there is no target (label targets
-    too). Series ``n`` has the steps ``starts[n]`` to ``starts[n] + lengths[n]``. ``w`` (N, T) are weights, or None.
+    ``x`` and ``y`` are tuples of arrays (F, N, T), ``y`` in float64 with NaN where there is no
+    target (label targets too). Series ``n`` has the steps ``starts[n]`` to ``starts[n] +
+    lengths[n]``. ``w`` (N, T) are weights, or None.
     """
 
     x: tuple
@@ -40,16 +41,23 @@ class Data:
     @functools.cached_property
     def _x(self):
         """A step whose input is missing in any feature counts as zeros."""
-        return [torch.tensor(np.where(np.isnan(a).any(0), 0, a), dtype=torch.float64) for a in self.x]
+        return [
+            torch.tensor(np.where(np.isnan(a).any(0), 0, a), dtype=torch.float64) for a in self.x
+        ]
 
     @functools.cached_property
     def _targets(self):
         """Of [n][t]."""
         arrays = [torch.tensor(a, dtype=torch.float64).unbind(1) for a in self.y]
-        return [list(zip(*(series.unbind(1) for series in n), strict=True)) for n in zip(*arrays, strict=True)]
+        return [
+            list(zip(*(series.unbind(1) for series in n), strict=True))
+            for n in zip(*arrays, strict=True)
+        ]
 
     def inputs(self, rows, begin, end):
-        """For each step of the rows from ``begin`` to ``end`` a tuple of (F, B); the last step stands past an end."""
+        """For each step of the rows from ``begin`` to ``end`` a tuple of (F, B); the last step
+        stands past an end.
+        """
         n = torch.tensor([[n] for n, _, _ in rows])
         t = torch.tensor([[min(a + t, b - 1) for t in range(begin, end)] for _, a, b in rows])
         return list(zip(*(x[:, n, t].unbind(2) for x in self._x), strict=True))
@@ -58,7 +66,9 @@ class Data:
         return self._targets[n][t]
 
     def share(self, n, t):
-        """How much a step counts: 1, 0 without a target or with a weight of 0, the share of its outputs in between."""
+        """How much a step counts: 1, 0 without a target or with a weight of 0, the share of its
+        outputs in between.
+        """
         return self._shares[n][t]
 
     @functools.cached_property
@@ -71,13 +81,17 @@ class Data:
 
 
 class Elementwise:
-    """A criterion of differences, of which a step has the mean over its outputs; those without a target add nothing."""
+    """A criterion of differences, of which a step has the mean over its outputs; those without a
+    target add nothing.
+    """
 
     def __init__(self, f):
         self.f = f
 
     def window(self, items, n_steps):
-        """The sum of weight times loss over the live steps, divided by their number; several targets are added."""
+        """The sum of weight times loss over the live steps, divided by their number; several
+        targets are added.
+        """
         total = 0
         for out, y, w in stacked(items):
             difference = torch.where(y.isnan(), 0, out - y)  # at 0 every loss is 0
@@ -102,7 +116,11 @@ class CrossEntropy:
         total = 0
         for out, y, w in stacked(items):
             label = y[:, 0].long()
-            shares = torch.ones_like(w) if self.class_weight is None else torch.tensor(self.class_weight)[label]
+            shares = (
+                torch.ones_like(w)
+                if self.class_weight is None
+                else torch.tensor(self.class_weight)[label]
+            )
             losses = -torch.log_softmax(out, 1)[torch.arange(len(label)), label]
             total = total + (w * shares * losses).sum() / shares.sum()
         return total
@@ -135,9 +153,22 @@ class Oracle:
     """
 
     def __init__(
-        self, net, initial, criterion, make_optimizer, spec, make_scheduler=None, equal_lengths=False, scaled=False
+        self,
+        net,
+        initial,
+        criterion,
+        make_optimizer,
+        spec,
+        make_scheduler=None,
+        equal_lengths=False,
+        scaled=False,
     ):
-        self.net, self.criterion, self.spec, self.equal_lengths = net, criterion, spec, equal_lengths
+        self.net, self.criterion, self.spec, self.equal_lengths = (
+            net,
+            criterion,
+            spec,
+            equal_lengths,
+        )
         self.params = [p.clone().requires_grad_() for p in initial]
         self.optimizer = make_optimizer(self.params)
         self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
@@ -148,11 +179,16 @@ class Oracle:
 
     def rows(self, data, fold):
         """(series, first step, step after the last): each series, or its pieces."""
-        rows = [(n, int(s), int(s + k)) for n, (s, k) in enumerate(zip(data.starts, data.lengths, strict=True))]
+        rows = [
+            (n, int(s), int(s + k))
+            for n, (s, k) in enumerate(zip(data.starts, data.lengths, strict=True))
+        ]
         return [piece for row in rows for piece in self.pieces(row, len(rows))] if fold else rows
 
     def pieces(self, row, n_rows):
-        """A row, or where there are few long ones, what time is cut into: each begins from the zero state."""
+        """A row, or where there are few long ones, what time is cut into: each begins from the zero
+        state.
+        """
         n, a, b = row
         wanted, seqsize = self.spec.batchsize // n_rows, self.spec.seqsize
         if self.spec.rebatch == "auto":  # every piece keeps at least 8 * seqsize steps
@@ -166,7 +202,11 @@ class Oracle:
     def groups(self, rows):
         """Minibatches of rows."""
         lengths = sorted({b - a for _, a, b in rows}, reverse=True)
-        kinds = [[r for r in rows if r[2] - r[1] == k] for k in lengths] if self.equal_lengths else [rows]
+        kinds = (
+            [[r for r in rows if r[2] - r[1] == k] for k in lengths]
+            if self.equal_lengths
+            else [rows]
+        )
         size = self.spec.batchsize
         return [kind[i : i + size] for kind in kinds for i in range(0, len(kind), size)]
 
@@ -181,14 +221,17 @@ class Oracle:
         if data.w is None:
             return 1.0
         steps = [(n, t) for n, a, b in rows for t in range(a + self.spec.burn_in, b)]
-        return sum(data.share(n, t) for n, t in steps) / sum(data.share(n, t) * data.w[n, t] for n, t in steps)
+        return sum(data.share(n, t) for n, t in steps) / sum(
+            data.share(n, t) * data.w[n, t] for n, t in steps
+        )
 
     # -- one window ----------------------------------------------------------------------------------
 
     def forward(self, data, group, past, start, stop, lead):
         """Run the rows from their states ``lead`` steps before ``start``; outputs by (row, step).
 
-        ``past[t]`` are the detached states before step ``t``, as they were last computed; columns are rows.
+        ``past[t]`` are the detached states before step ``t``, as they were last computed; columns
+        are rows.
         """
         begin = start - lead
         columns = [p[:, None] if p.ndim == 1 else p for p in self.params]
@@ -255,14 +298,18 @@ class Oracle:
         for group in self.groups(order or rows):
             past = {}
             for start, stop, carries in self.windows(max(b - a for _, a, b in group)):
-                outputs = self.forward(data, group, past, start, stop, self.lead(start) if carries else 0)
+                outputs = self.forward(
+                    data, group, past, start, stop, self.lead(start) if carries else 0
+                )
                 items = self.live_items(data, group, outputs, scale) if carries else []
                 if not items:  # the state moves on, nothing is learnt
                     continue
                 loss = self.criterion.window(items, stop - start)
                 losses.append(loss.item())
                 live.append(sum(share for *_, share in items))
-                waiting.append((torch.autograd.grad(loss, self.params, allow_unused=True), live[-1]))
+                waiting.append(
+                    (torch.autograd.grad(loss, self.params, allow_unused=True), live[-1])
+                )
                 if len(waiting) == self.spec.accumulate:
                     self.update(waiting)
                     waiting = []
@@ -279,7 +326,10 @@ class Oracle:
             shares = [g[i] * n / total for g, n in waiting if g[i] is not None]
             p.grad = sum(shares) if shares else None
         flat = torch.cat(
-            [torch.zeros(p.numel()).double() if p.grad is None else p.grad.reshape(-1) for p in self.params]
+            [
+                torch.zeros(p.numel()).double() if p.grad is None else p.grad.reshape(-1)
+                for p in self.params
+            ]
         )
         self.gradients.append(flat)
         if self.spec.clip is not None and flat.norm() > self.spec.clip:
@@ -317,7 +367,9 @@ class Oracle:
         return float(np.average(losses, weights=live))
 
     def predict(self, data):
-        """A list of (G, N, T), NaN where there is no step or no input, and the state of all series at their ends."""
+        """A list of (G, N, T), NaN where there is no step or no input, and the state of all series
+        at their ends.
+        """
         found = [np.full((g, data.n_series, data.n_steps), np.nan) for g in self.net.splits]
         there = np.all([np.isfinite(a).all(0) for a in data.x], 0)
         rows, longest = self.rows(data, fold=False), int(max(data.lengths))
@@ -337,12 +389,18 @@ class Oracle:
 
 
 def mean_and_scale(data):
-    """Of each output, (G, 1, 1), over the steps that count, with their weights; a constant is not scaled."""
+    """Of each output, (G, 1, 1), over the steps that count, with their weights; a constant is not
+    scaled.
+    """
     found = []
     for y in data.y[0]:
-        counted = [(n, t) for n in range(data.n_series) for t in range(data.n_steps) if data.share(n, t)]
+        counted = [
+            (n, t) for n in range(data.n_series) for t in range(data.n_steps) if data.share(n, t)
+        ]
         values = np.array([y[n, t] for n, t in counted if not np.isnan(y[n, t])])
-        w = np.array([1.0 if data.w is None else data.w[n, t] for n, t in counted if not np.isnan(y[n, t])])
+        w = np.array(
+            [1.0 if data.w is None else data.w[n, t] for n, t in counted if not np.isnan(y[n, t])]
+        )
         if not w.any():  # no step of this output counts
             found.append((0.0, 1.0))
             continue
@@ -353,7 +411,9 @@ def mean_and_scale(data):
 
 
 def pooled_r2(predicted, data):
-    """1 - sum w (y - yhat)^2 / sum w (y - mean y)^2 over series, time and features; the mean of several outputs."""
+    """1 - sum w (y - yhat)^2 / sum w (y - mean y)^2 over series, time and features; the mean of
+    several outputs.
+    """
     scores = []
     for out, y in zip(predicted, data.y, strict=True):
         w = np.ones(y.shape) if data.w is None else np.broadcast_to(data.w, y.shape)

@@ -1,8 +1,9 @@
 """Networks by their formulas, one step at a time, in plain torch: the slow half of the comparison.
 
-Nothing here is imported from the package. A net gets its parameters as a flat list of float64 tensors, in the order of
-``nn.Module.parameters()``, biases as columns; inputs, outputs and states have a column for each series, as their last
-axis. A state is a list with one tuple per recurrent layer.
+Nothing here is imported from the package. A net gets its parameters as a flat list of float64
+tensors, in the order of ``nn.Module.parameters()``, biases as columns; inputs, outputs and states
+have a column for each series, as their last axis. A state is a list with one tuple per recurrent
+layer.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,9 @@ def psigmoid(x):
 def ptanh(x):
     """Two parabolas, flat beyond 1.92033."""
     v = torch.clamp(x, -1.92033, 1.92033)
-    return torch.where(x > 0, 0.96016 - 0.26037 * (v - 1.92033) ** 2, 0.26037 * (v + 1.92033) ** 2 - 0.96016)
+    return torch.where(
+        x > 0, 0.96016 - 0.26037 * (v - 1.92033) ** 2, 0.26037 * (v + 1.92033) ** 2 - 0.96016
+    )
 
 
 def lstm(p, x, s):
@@ -158,7 +161,9 @@ def tcn_zeros(p):
 
 
 def attention(p, x, s):
-    """One head; positions are relative, a pair of features turns by one radian a step, the next by less."""
+    """One head; positions are relative, a pair of features turns by one radian a step, the next by
+    less.
+    """
     w, b, w_out, b_out = p
     q, k, v = (w @ x + b).chunk(3)
     keys, values, exist = (
@@ -170,7 +175,11 @@ def attention(p, x, s):
     ages = torch.arange(len(keys) - 1, -1, -1, dtype=torch.float64)[:, None, None]
     angles = -ages * 10_000.0 ** -(torch.arange(n, dtype=torch.float64)[:, None] / max(n, 1))
     first, second, odd = keys[:, :n], keys[:, n : 2 * n], keys[:, 2 * n :]
-    turned = [first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin(), odd]
+    turned = [
+        first * angles.cos() - second * angles.sin(),
+        second * angles.cos() + first * angles.sin(),
+        odd,
+    ]
     scores = (torch.cat(turned, 1) * q).sum(1) / len(q) ** 0.5
     share = torch.softmax(torch.where(exist > 0, scores, -torch.inf), 0)
     return w_out @ (share[:, None] * values).sum(0) + b_out, (keys[1:], values[1:], exist[1:])
@@ -207,8 +216,8 @@ def zeros(*shape):
 class Cell(NamedTuple):
     """A formula, and how its parameters and its state look.
 
-    ``n_params`` is None for all but those of the head; ``start(p)`` is the state at the start of a series; ``axis`` is
-    where the package has the series in it, None for (L, B, H).
+    ``n_params`` is None for all but those of the head; ``start(p)`` is the state at the start of a
+    series; ``axis`` is where the package has the series in it, None for (L, B, H).
     """
 
     formula: Callable
@@ -249,7 +258,9 @@ CELLS = {
     "lru": Cell(lru, 6, lambda p: (zeros(len(p[0]), 2),), axis=0),
     "causalconv": Cell(convolution, 2, lambda p: (zeros(4, p[0].shape[1]),), axis=1),
     "tcn": Cell(tcn, None, tcn_zeros, axis=1),
-    "attention": Cell(attention, 4, lambda p: (zeros(2, len(p[3])), zeros(2, len(p[3])), zeros(2)), axis=1),
+    "attention": Cell(
+        attention, 4, lambda p: (zeros(2, len(p[3])), zeros(2, len(p[3])), zeros(2)), axis=1
+    ),
     "stack": Cell(stack, None, lambda p: (zeros(len(p[1])),) * 2, axis=0),
 }
 
@@ -260,8 +271,8 @@ class Net:
     Parameters
     ----------
     cells : sequence of (str, bool)
-        Names in ``CELLS``, bottom to top, and whether a cell begins a layer of the module (the second of two in one
-        ``nn.LSTM(num_layers=2)`` does not: their states are stacked).
+        Names in ``CELLS``, bottom to top, and whether a cell begins a layer of the module (the
+        second of two in one ``nn.LSTM(num_layers=2)`` does not: their states are stacked).
     hidden : int
     embedded : bool
     splits : sequence of int
@@ -313,7 +324,10 @@ class Net:
         found = []
         for i, (name, begins) in enumerate(self.cells):
             axis = CELLS[name].axis
-            tensors = [torch.stack([s[i][k] for s in of_series], axis or 0) for k in range(len(of_series[0][i]))]
+            tensors = [
+                torch.stack([s[i][k] for s in of_series], axis or 0)
+                for k in range(len(of_series[0][i]))
+            ]
             if axis is not None:
                 found.append(tensors)
             elif begins:
@@ -321,11 +335,15 @@ class Net:
             else:
                 for layers, t in zip(found[-1], tensors, strict=True):
                     layers.append(t)
-        return [t if isinstance(t, torch.Tensor) else torch.stack(t) for layer in found for t in layer]
+        return [
+            t if isinstance(t, torch.Tensor) else torch.stack(t) for layer in found for t in layer
+        ]
 
 
 class Convolution:
-    """A causal convolution over time, tanh, linear head; zeros stand before the first step of a call."""
+    """A causal convolution over time, tanh, linear head; zeros stand before the first step of a
+    call.
+    """
 
     def __init__(self, context, splits):
         self.context, self.splits = context, list(splits)

@@ -42,7 +42,10 @@ CLASS_WEIGHT = [0.5, 2.0, 1.25]
 class Leaky(nn.Module):
     def __init__(self, n_in, n_out):
         super().__init__()
-        self.rate, self.gain = nn.Parameter(torch.randn(n_out)), nn.Parameter(torch.randn(n_out, n_in))
+        self.rate, self.gain = (
+            nn.Parameter(torch.randn(n_out)),
+            nn.Parameter(torch.randn(n_out, n_in)),
+        )
 
     def forward(self, x, state):  # (B, F)
         h, count = (x.new_zeros(len(x), len(self.rate)),) * 2 if state is None else state
@@ -152,7 +155,10 @@ def build_model(case):
     if net in bodies:
         body = bodies[net](n_in, hidden, n_out)
     else:
-        recurrent = [Recur(m) if words and isinstance(m, TORCHS_OWN) else m for m in layers(net, n_in, hidden)]
+        recurrent = [
+            Recur(m) if words and isinstance(m, TORCHS_OWN) else m
+            for m in layers(net, n_in, hidden)
+        ]
         body = nn.Sequential(*recurrent, nn.Linear(hidden if recurrent else n_in, n_out))
     plain = case["inputs"] == "one" and len(splits) == 1
     return body if plain else Wired(body, splits, embedding)
@@ -190,7 +196,9 @@ def custom_steps(model, xs, ys):
     for t in range(n):
         x = tuple(a[t] for a in xs) if isinstance(xs, tuple) else xs[t]
         y = tuple(a[t] for a in ys) if isinstance(ys, tuple) else ys[t]
-        total = total + sum(quartic(out - target).mean() for out, target in _pairs(_call(model, x), y))
+        total = total + sum(
+            quartic(out - target).mean() for out, target in _pairs(_call(model, x), y)
+        )
     return total / n
 
 
@@ -200,7 +208,13 @@ def custom_ws(model, xs, ys, ws):
     sizes = [y.shape[-1] for _, y in pairs]
     columns = ws.split(sizes, -1) if ws.shape[-1] > 1 else [ws] * len(sizes)
     n_live = sum(float((w > 0).double().mean(-1).sum()) for w in columns) / len(columns)
-    return sum((quartic(out - y) * w).sum() / n for (out, y), w, n in zip(pairs, columns, sizes, strict=True)) / n_live
+    return (
+        sum(
+            (quartic(out - y) * w).sum() / n
+            for (out, y), w, n in zip(pairs, columns, sizes, strict=True)
+        )
+        / n_live
+    )
 
 
 LOSSES = {  # for the package; the oracle's criterion
@@ -219,7 +233,10 @@ LOSSES = {  # for the package; the oracle's criterion
     "custom_steps": (lambda: custom_steps, Elementwise(quartic)),
     "custom_ws": (lambda: custom_ws, Elementwise(quartic)),
     "ce": (nn.CrossEntropyLoss, CrossEntropy()),
-    "ce_weights": (lambda: nn.CrossEntropyLoss(weight=torch.tensor(CLASS_WEIGHT)), CrossEntropy(CLASS_WEIGHT)),
+    "ce_weights": (
+        lambda: nn.CrossEntropyLoss(weight=torch.tensor(CLASS_WEIGHT)),
+        CrossEntropy(CLASS_WEIGHT),
+    ),
     "ce_ignore": (lambda: nn.CrossEntropyLoss(ignore_index=IGNORED), CrossEntropy()),
 }
 
@@ -258,8 +275,19 @@ SCHEDULERS = {
     "plateau": partial(torch.optim.lr_scheduler.ReduceLROnPlateau, factor=0.3, patience=0),
 }
 
-SEQUENCE_FIELDS = ["epochs", "batchsize", "seqsize", "shuffle", "overlap", "burn_in", "clip", "rebatch"]
-SPEC_FIELDS = [f.name for f in dataclasses.fields(Spec) if f.name != "precision"]  # the loop computes in full
+SEQUENCE_FIELDS = [
+    "epochs",
+    "batchsize",
+    "seqsize",
+    "shuffle",
+    "overlap",
+    "burn_in",
+    "clip",
+    "rebatch",
+]
+SPEC_FIELDS = [
+    f.name for f in dataclasses.fields(Spec) if f.name != "precision"
+]  # the loop computes in full
 
 
 def plain_spec(case):
@@ -300,7 +328,9 @@ class Start:
 
     def on_start(self, loop):
         if self.params is None:
-            self.params = [p.detach().double().clone() for p in loop.shared_data["model"].parameters()]
+            self.params = [
+                p.detach().double().clone() for p in loop.shared_data["model"].parameters()
+            ]
 
     def on_step(self, loop):
         pass
@@ -315,7 +345,9 @@ class Orders:
     def forget(self, data):
         """Before a fit on these data."""
         a, self.loop, self.seen = data.x[0][0], None, {}
-        self._places = {np.float32(a[n, t]): (n, t) for n in range(a.shape[0]) for t in range(a.shape[1])}
+        self._places = {
+            np.float32(a[n, t]): (n, t) for n in range(a.shape[0]) for t in range(a.shape[1])
+        }
 
     def on_start(self, loop):
         self.loop = loop
@@ -336,7 +368,9 @@ class Orders:
         found = []
         for epoch in sorted(self.seen):
             row_of = {(n, t): (n, a, b) for n, a, b in rows for t in range(a, b)}
-            found.append(list(dict.fromkeys(row_of[place] for place in self.seen[epoch] if place in row_of)))
+            found.append(
+                list(dict.fromkeys(row_of[place] for place in self.seen[epoch] if place in row_of))
+            )
         return found
 
 

@@ -1,9 +1,9 @@
 """Fits that are killed and called again, in children that are forked once everything is imported.
 
-``resume.py FOLDER kills RANKS KILLS`` kills one fit over and over, and prints what was found as JSON; ``elastic KILLS``
-does so with another random number of ranks, 1 to 4, each time.
-``resume.py FOLDER faults`` has two ranks fail in several ways, and prints what each of them saw.
-``resume.py FOLDER mpi`` under mpirun is an attempt at the fit, and then the fit without checkpoints.
+``resume.py FOLDER kills RANKS KILLS`` kills one fit over and over, and prints what was found as
+JSON; ``elastic KILLS`` does so with another random number of ranks, 1 to 4, each time. ``resume.py
+FOLDER faults`` has two ranks fail in several ways, and prints what each of them saw. ``resume.py
+FOLDER mpi`` under mpirun is an attempt at the fit, and then the fit without checkpoints.
 """
 
 import json
@@ -47,12 +47,23 @@ class Moving(nn.Module):
 
 
 def estimator(*callbacks, comm=None, epochs=12, batchsize=1, elastic=False, **spec):
-    """A fit with everything that is carried from step to step; ``elastic``: and does not depend on ranks."""
+    """A fit with everything that is carried from step to step; ``elastic``: and does not depend on
+    ranks.
+    """
     torch.manual_seed(1)
     first = nn.Identity() if elastic else Moving()
-    model = nn.Sequential(first, LSTM(2, 4, num_layers=2, dropout=0.0 if elastic else 0.3), nn.Linear(4, 1)).double()
+    model = nn.Sequential(
+        first, LSTM(2, 4, num_layers=2, dropout=0.0 if elastic else 0.3), nn.Linear(4, 1)
+    ).double()
     batchsize = 3 if elastic else batchsize  # fewer series than ranks
-    defaults = {"shuffle": True, "overlap": 1, "accumulate": 4, "clip": 1.0, "patience": 100, "rebatch": False}
+    defaults = {
+        "shuffle": True,
+        "overlap": 1,
+        "accumulate": 4,
+        "clip": 1.0,
+        "patience": 100,
+        "rebatch": False,
+    }
     schedule = {"scheduler": partial(lr_scheduler.StepLR, step_size=7), "schedule_every": "step"}
     spec = Spec(epochs=epochs, batchsize=batchsize, seqsize=4, **{**defaults, **schedule, **spec})
     settings = {"callbacks": list(callbacks), "comm": comm, "random_state": 0, "verbose": False}
@@ -137,7 +148,9 @@ def newest(folder):
 
 
 def kills(size, n):
-    """Kill a fit of ``size`` ranks ``n`` times, or of another number each time (None), then let it come to its end."""
+    """Kill a fit of ``size`` ranks ``n`` times, or of another number each time (None), then let it
+    come to its end.
+    """
     elastic, size = size is None, size or 1
     how = (12, elastic)
     assert wait(start(size, attempt, None, 1, "whole", *how)) == [0] * size
@@ -167,7 +180,11 @@ def kills(size, n):
     resumed = [read_file(FOLDER / f"resumed-{r}", "outcome") for r in range(size)]
     whole = [read_file(FOLDER / f"whole-{0 if elastic else r}", "outcome") for r in range(size)]
     found = {"same": same(resumed, whole), "apart": apart(resumed, whole), "sizes": sizes}
-    print(json.dumps({**found, "steps": steps, "whole": whole[0]["steps"], "saving": saving, "read": read}))
+    print(
+        json.dumps(
+            {**found, "steps": steps, "whole": whole[0]["steps"], "saving": saving, "read": read}
+        )
+    )
 
 
 class On:
@@ -194,12 +211,16 @@ def unreadable(*args):
 
 
 def fails(rank, comm, case):
-    """What a rank saw of a fit: its error, the steps of its complete epochs, and those of the checkpoints."""
+    """What a rank saw of a fit: its error, the steps of its complete epochs, and those of the
+    checkpoints.
+    """
     actions = {"hook": boom, "last hook": boom, "stop": Loop.stop, "stop between epochs": Loop.stop}
     action, step = actions.get(case), {"last hook": 24, "stop between epochs": 0}.get(case, 6)
     hooks = [On(step, action)] if rank == 1 and action else []
     trigger = EveryNSteps(6 if action else 3)
-    saves = Checkpointer(FOLDER / ("in the way/folder" if case == "writing" else case), keep=-1, trigger=trigger)
+    saves = Checkpointer(
+        FOLDER / ("in the way/folder" if case == "writing" else case), keep=-1, trigger=trigger
+    )
     if case == "reading" and rank == 1:
         saves._read_files = unreadable
     est, error = estimator(*hooks, saves, comm=comm, epochs=2), None
@@ -215,33 +236,44 @@ def report(rank, comm, case):
 
 
 def faults():
-    """What two ranks see of each kind of failure; and whether what stopped goes on, with how many ranks it may."""
+    """What two ranks see of each kind of failure; and whether what stopped goes on, with how many
+    ranks it may.
+    """
     (FOLDER / "in the way").write_text("a file")
     found = {}
     for case in ("hook", "last hook", "stop", "stop between epochs", "writing", "fine", "reading"):
         if case == "reading":  # what "fine" has written
             os.rename(FOLDER / "fine", FOLDER / "reading")
         assert wait(start(2, report, case)) == [0, 0]
-        found[case] = [json.loads((FOLDER / f"{case} of {rank}.json").read_text()) for rank in range(2)]
+        found[case] = [
+            json.loads((FOLDER / f"{case} of {rank}.json").read_text()) for rank in range(2)
+        ]
     assert wait(start(1, report, "reading")) == [0]
     found["one process"] = json.loads((FOLDER / "reading of 0.json").read_text())
     wait(start(2, attempt, None, 1, "whole", 2))
     for case in ("hook", "last hook", "stop", "stop between epochs"):
         wait(start(2, attempt, FOLDER / case, 3, "resumed", 2))
-        ends = [[read_file(FOLDER / f"{out}-{r}", "outcome") for r in range(2)] for out in ("whole", "resumed")]
+        ends = [
+            [read_file(FOLDER / f"{out}-{r}", "outcome") for r in range(2)]
+            for out in ("whole", "resumed")
+        ]
         found[f"after {case}"] = [same(*ends), ends[1][0]["steps"], len(ends[1][0]["history"])]
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    os.fsync = lambda handle: time.sleep(0.002)  # the real one is slower; time enough to be killed while writing
+    os.fsync = lambda handle: time.sleep(
+        0.002
+    )  # the real one is slower; time enough to be killed while writing
     torch.set_num_threads(1)
     if sys.argv[2] == "mpi":
         comm = get_communicator("mpi")
         (FOLDER / f"process-{comm.rank}").write_text(str(os.getpid()))
         attempt(comm.rank, comm, FOLDER / "killed", 1, "resumed", 6)
         attempt(comm.rank, comm, None, 1, "whole", 6)
-        resumed, whole = (read_file(FOLDER / f"{out}-{comm.rank}", "outcome") for out in ("resumed", "whole"))
+        resumed, whole = (
+            read_file(FOLDER / f"{out}-{comm.rank}", "outcome") for out in ("resumed", "whole")
+        )
         found = {"same": same(resumed, whole), "steps": whole["steps"]}
         (FOLDER / f"found-{comm.rank}.json").write_text(json.dumps(found))
     else:

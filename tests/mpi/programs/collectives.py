@@ -53,7 +53,9 @@ class Norm(nn.Module):
 
 
 def statistics_of_batches_are_averaged_by_live_steps():
-    m = est(Norm(), spec=Spec(1, 4, 40)).fit(x, y).model_  # one window: rank 0 has series 0 to 3, rank 1 4 to 6
+    m = (
+        est(Norm(), spec=Spec(1, 4, 40)).fit(x, y).model_
+    )  # one window: rank 0 has series 0 to 3, rank 1 4 to 6
     parts = [x[:, :4].reshape(3, -1), x[:, 4:].reshape(3, -1)]
     stats = [(0.1 * p.mean(1), 0.9 + 0.1 * p.var(1, ddof=1)) for p in parts]
     mean, var = ((4 * a + 3 * b) / 7 for a, b in zip(*stats, strict=True))
@@ -85,7 +87,9 @@ def into_one_file_each_rank_writes_its_own_series():
     own = np.lib.format.open_memmap(folder / f"own{rank}.npy", "w+", float, (1, 7, 40))
     good.predict(x, out=own)  # files that differ: each rank gets the whole
     assert np.array_equal(own, whole)
-    message = raises(ValueError, lambda: good.predict(x, out=np.empty((1, 7, 40), ["f8", "f4"][rank])))
+    message = raises(
+        ValueError, lambda: good.predict(x, out=np.empty((1, 7, 40), ["f8", "f4"][rank]))
+    )
     kinds = "[(1, dtype('float64'))] on rank 0, [(1, dtype('float32'))] on rank 1"
     assert message == f"out differs: {kinds}; give all ranks one of a kind"
 
@@ -111,10 +115,12 @@ def one_rank_alone_may_predict_in_a_callback_and_save():
             seen.append(e.predict(x).shape)
         e.save(path)
 
-    told = raises(RuntimeError, lambda: est(callbacks=lambda loop: assert_replica_integrity(1)).fit(x, y))
+    told = raises(
+        RuntimeError, lambda: est(callbacks=lambda loop: assert_replica_integrity(1)).fit(x, y)
+    )
     assert told == (
-        "assert_replica_integrity is for all ranks, but within another call of theirs, such as in a callback of fit, a "
-        "rank that fails would be missing; call it afterwards"
+        "assert_replica_integrity is for all ranks, but within another call of theirs, such as in "
+        "a callback of fit, a rank that fails would be missing; call it afterwards"
     )
     e = est(callbacks=callback).fit(x, y)
     assert seen == [(1, 7, 40)] * (4 * rank)
@@ -123,7 +129,9 @@ def one_rank_alone_may_predict_in_a_callback_and_save():
     e.save(path)
     world.Barrier()
     assert torch.equal(net2vec(Estimator.load(path)), net2vec(e))
-    failing = est(callbacks=lambda loop: loop.rank == 0 and good.save(folder / "nowhere" / "model.flux"))
+    failing = est(
+        callbacks=lambda loop: loop.rank == 0 and good.save(folder / "nowhere" / "model.flux")
+    )
     raises(FileNotFoundError if rank == 0 else RemoteError, lambda: failing.fit(x, y))
 
 
@@ -161,8 +169,8 @@ def differences_are_found_on_every_rank():
     assert told == "replicas differ from rank 0, rank 1: b/0 (shape (4,)) by 0.01"
     told = raises(AssertionError, lambda: assert_replica_integrity([a[rank:]]))
     assert told == (
-        "ranks hold different things: 0, shape (2, 3) of torch.float64 on rank 0, 0, shape (1, 3) of torch.float64 on "
-        "rank 1"
+        "ranks hold different things: 0, shape (2, 3) of torch.float64 on rank 0, 0, shape (1, 3) "
+        "of torch.float64 on rank 1"
     )
     raises(AssertionError, lambda: assert_replica_integrity([np.nan, 1.0][rank]))
     assert_replica_integrity(np.nan)
@@ -180,7 +188,10 @@ def a_rank_that_is_late_is_named():
         told = [str(w.message) for w in caught if w.category is RuntimeWarning]
         assert (len(told) >= 1) == (rank == 0), told
         if rank == 0:
-            assert "Under several ranks all of them call fit; for one rank alone, set comm=None" in told[0]
+            assert (
+                "Under several ranks all of them call fit; for one rank alone, set comm=None"
+                in told[0]
+            )
             assert told[0].startswith("rank 0 has been waiting in fit for ")
             assert " s, for rank 1" in told[0]
 
@@ -203,4 +214,6 @@ def main(to):
         differences_are_found_on_every_rank,
     ):
         check()
-        get_communicator("auto").barrier()  # which sleeps, unlike MPI's own: one rank searches alone for a while
+        get_communicator(
+            "auto"
+        ).barrier()  # which sleeps, unlike MPI's own: one rank searches alone for a while

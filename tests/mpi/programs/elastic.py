@@ -1,7 +1,8 @@
-"""Fits that are stopped and go on with another number of ranks, again and again, on communicators of 1 to 4 ranks.
+"""Fits that are stopped and go on with another number of ranks, again and again, on communicators
+of 1 to 4 ranks.
 
-Every rank runs all cases; what each chain of fits ended with is written by rank 0, beside the fit of one process that
-was never stopped.
+Every rank runs all cases; what each chain of fits ended with is written by rank 0, beside the fit
+of one process that was never stopped.
 """
 
 import contextlib
@@ -90,10 +91,23 @@ def net(*first, n=3, cell=LSTM):
 
 
 def everything(make):
-    spec = {"shuffle": True, "overlap": 3, "burn_in": 2, "accumulate": 3, "clip": 0.1, "patience": 5, "epochs": 3}
-    schedule = {"scheduler": functools.partial(lr_scheduler.StepLR, step_size=3), "schedule_every": "step"}
+    spec = {
+        "shuffle": True,
+        "overlap": 3,
+        "burn_in": 2,
+        "accumulate": 3,
+        "clip": 0.1,
+        "patience": 5,
+        "epochs": 3,
+    }
+    schedule = {
+        "scheduler": functools.partial(lr_scheduler.StepLR, step_size=3),
+        "schedule_every": "step",
+    }
     est = make(net(cell=functools.partial(GRU, num_layers=2)), **spec, **schedule)
-    return est.fit(X, HOLES, WEIGHT, lengths=LENGTHS, validation_data=(X[:, :11, :17], -HOLES[:, :11, :17]))
+    return est.fit(
+        X, HOLES, WEIGHT, lengths=LENGTHS, validation_data=(X[:, :11, :17], -HOLES[:, :11, :17])
+    )
 
 
 def overlapping(make):
@@ -122,13 +136,23 @@ def ready_made(make):
 CASES = {f.__name__: f for f in (everything, overlapping, folded, threads, single, ready_made)}
 
 
-def estimator(model=None, *, comm, callbacks=(), n_jobs=None, scaling="strong", batchsize=B, **spec):
-    settings = {"comm": comm, "callbacks": list(callbacks), "random_state": 0, "verbose": False, "scaling": scaling}
+def estimator(
+    model=None, *, comm, callbacks=(), n_jobs=None, scaling="strong", batchsize=B, **spec
+):
+    settings = {
+        "comm": comm,
+        "callbacks": list(callbacks),
+        "random_state": 0,
+        "verbose": False,
+        "scaling": scaling,
+    }
     sizes = {"epochs": 2, "batchsize": batchsize, "seqsize": S, **spec}
     if model is SequenceRegressor:
         return model(4, **sizes, **settings)
     opt = functools.partial(Adam, lr=0.01)
-    return Estimator(net() if model is None else model, None, opt, Spec(**sizes), n_jobs=n_jobs, **settings)
+    return Estimator(
+        net() if model is None else model, None, opt, Spec(**sizes), n_jobs=n_jobs, **settings
+    )
 
 
 def outcome(est):
@@ -136,7 +160,9 @@ def outcome(est):
     losses = [est.loss_, *est.loss_curve_, *est.validation_loss_curve_, est.n_iter_, est._n_steps]
     moments = [v for s in est.optimizer_.state_dict()["state"].values() for v in s.values()]
     tensors = [net2vec(est), est.grad_, *est.model_.buffers(), *moments]
-    return np.concatenate([np.asarray(losses, float), *(t.double().numpy().ravel() for t in tensors)])
+    return np.concatenate(
+        [np.asarray(losses, float), *(t.double().numpy().ravel() for t in tensors)]
+    )
 
 
 def barrier():
@@ -146,7 +172,9 @@ def barrier():
 
 
 def chain(folder, comms, case, ranks=SHORT, **settings):
-    """Go through a fit on one number of ranks after the other; the last one ends it. What rank 0 has in the end."""
+    """Go through a fit on one number of ranks after the other; the last one ends it. What rank 0
+    has in the end.
+    """
     est, apart = None, EVERY * max(1, 36 // EVERY // (len(ranks) - 1))
     stops = [apart * (i + 1) + 2 for i in range(len(ranks) - 1)] + [10**9]
     for n, stop in zip(ranks, stops, strict=True):
@@ -177,7 +205,9 @@ def series_batches():
     rng, batches = np.random.default_rng(3), []
     for n in (7, 7, 5):
         x = torch.from_numpy(rng.standard_normal((40, n, 3)))
-        batches += [(x[t : t + 10], x[t : t + 10].cumsum(0).mean(2, keepdim=True)) for t in range(0, 40, 10)]
+        batches += [
+            (x[t : t + 10], x[t : t + 10].cumsum(0).mean(2, keepdim=True)) for t in range(0, 40, 10)
+        ]
     return batches
 
 
@@ -190,7 +220,10 @@ class Windows:
     """Batches with the series first for a task; a group of series begins at every fourth."""
 
     def __init__(self, axis):
-        self.batches = [tuple(v.transpose(0, 1) if axis == 0 else v for v in batch) for batch in series_batches()]
+        self.batches = [
+            tuple(v.transpose(0, 1) if axis == 0 else v for v in batch)
+            for batch in series_batches()
+        ]
 
     def __iter__(self):
         return iter(self.batches)
@@ -203,7 +236,15 @@ def by_hand(comm, kind, folder=None, stop=10**9, batches="same"):
     model = net().double()
     if kind == "trainer":
         step = Trainer(
-            model, nn.MSELoss(), Adam, comm=comm, axis=1, stateful=True, accumulate=2, clip=1.0, batches=batches
+            model,
+            nn.MSELoss(),
+            Adam,
+            comm=comm,
+            axis=1,
+            stateful=True,
+            accumulate=2,
+            clip=1.0,
+            batches=batches,
         )
         state = {"model": model, "optimizer": step.optimizer}
     else:
@@ -265,7 +306,9 @@ def lines(comms):
     if comms[3] is not None:
         with contextlib.redirect_stderr(text):
             for verbose, scaling in (("auto", "strong"), (True, "strong"), (False, "weak")):
-                est = estimator(comm=comms[3], scaling=scaling, epochs=1).set_params(verbose=verbose)
+                est = estimator(comm=comms[3], scaling=scaling, epochs=1).set_params(
+                    verbose=verbose
+                )
                 est.fit(X[:, :5], Y[:, :5])
     return MPI.COMM_WORLD.allgather(text.getvalue())
 
@@ -283,13 +326,19 @@ def main(folder):
             found[case] = ended, outcome(fit(functools.partial(estimator, comm=None)))
     ended = chain(folder / "weak", comms, "everything", scaling="weak", batchsize=3)
     if rank == 0:
-        found["weak"] = ended, outcome(CASES["everything"](functools.partial(estimator, comm=None, batchsize=9)))
+        found["weak"] = (
+            ended,
+            outcome(CASES["everything"](functools.partial(estimator, comm=None, batchsize=9))),
+        )
     for kind in ("trainer", "task"):
         ended = chain_by_hand(folder / kind, comms, kind)
         if comms[4] is not None:
             found[kind] = ended, by_hand(None, kind)
     said["per_rank"], said["lines"] = refusal(folder / "per rank", comms), lines(comms)
     if rank == 0:
-        ended, whole = ({f"{k} {w}": pair[i] for k, pair in found.items()} for i, w in enumerate(("elastic", "whole")))
+        ended, whole = (
+            {f"{k} {w}": pair[i] for k, pair in found.items()}
+            for i, w in enumerate(("elastic", "whole"))
+        )
         np.savez(folder / "found.npz", **ended, **whole)
         (folder / "said.json").write_text(json.dumps(said))

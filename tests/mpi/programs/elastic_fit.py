@@ -2,9 +2,10 @@
 
     python elastic_fit.py FOLDER [KILLS [SEED [float64|float32]]]
 
-Starts the fit on a random number of ranks, 1 to 4, kills it with SIGKILL at a random moment, and goes on with another
-random number, KILLS times (20 by default); then it lets the fit end, and compares with one that was never stopped. On
-each rank that it starts, this file is called with ``FOLDER fit float64``.
+Starts the fit on a random number of ranks, 1 to 4, kills it with SIGKILL at a random moment, and
+goes on with another random number, KILLS times (20 by default); then it lets the fit end, and
+compares with one that was never stopped. On each rank that it starts, this file is called with
+``FOLDER fit float64``.
 """
 
 import json
@@ -43,7 +44,9 @@ def fit(*callbacks, comm, dtype="float64"):
     """A fit with all that is carried from step to step and does not depend on the number of ranks."""
     rng = np.random.default_rng(3)
     x = rng.standard_normal((2, N, T)).astype(dtype)
-    y = np.where(rng.random((1, N, T)) < 0.1, np.nan, x.cumsum(2).mean(0, keepdims=True)).astype(dtype)
+    y = np.where(rng.random((1, N, T)) < 0.1, np.nan, x.cumsum(2).mean(0, keepdims=True)).astype(
+        dtype
+    )
     torch.manual_seed(1)
     model = nn.Sequential(LSTM(2, 4, num_layers=2), nn.Linear(4, 1))
     spec = Spec(
@@ -56,7 +59,11 @@ def fit(*callbacks, comm, dtype="float64"):
     )  # fmt: skip
     est.fit(x, y, validation_data=(x[:, :9] + x.dtype.type(0.1), y[:, :9]))
     losses = [est.loss_, *est.loss_curve_, *est.validation_loss_curve_]
-    moments = [v.double().flatten() for s in est.optimizer_.state_dict()["state"].values() for v in s.values()]
+    moments = [
+        v.double().flatten()
+        for s in est.optimizer_.state_dict()["state"].values()
+        for v in s.values()
+    ]
     vectors = net2vec(est).double(), est.grad_.double()
     return torch.cat([torch.tensor(losses, dtype=torch.float64), *vectors, *moments]).numpy(), est
 
@@ -65,7 +72,12 @@ def rank_of_fit(folder, dtype):
     os.fsync = lambda handle: None  # slow, and against power cuts only
     comm = get_communicator("auto")
     (folder / f"process-{comm.rank}").write_text(str(os.getpid()))
-    found, _ = fit(Slowly(), Checkpointer(folder / "killed", keep=2, trigger=EveryNSteps(1)), comm=comm, dtype=dtype)
+    found, _ = fit(
+        Slowly(),
+        Checkpointer(folder / "killed", keep=2, trigger=EveryNSteps(1)),
+        comm=comm,
+        dtype=dtype,
+    )
     if comm.rank == 0:
         np.save(folder / "found.npy", found)
 
@@ -78,7 +90,11 @@ def start(folder, n, mpirun, dtype, python):
     ours = {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
     with open(folder / "log", "ab") as log:
         return subprocess.Popen(
-            list(map(str, command)), stdout=log, stderr=log, env={**os.environ, **ours}, start_new_session=True
+            list(map(str, command)),
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **ours},
+            start_new_session=True,
         )
 
 
@@ -100,8 +116,18 @@ def kill(folder, n, process, rng, until):
     return saves.latest_step()
 
 
-def kills(folder, n_kills=20, seed=0, dtype="float64", mpirun=MPIRUN, numbers=(1, 2, 3, 4), python=sys.executable):
-    """Return what was found; ``reached`` has the number of ranks and the step of the newest checkpoint at each kill."""
+def kills(
+    folder,
+    n_kills=20,
+    seed=0,
+    dtype="float64",
+    mpirun=MPIRUN,
+    numbers=(1, 2, 3, 4),
+    python=sys.executable,
+):
+    """Return what was found; ``reached`` has the number of ranks and the step of the newest
+    checkpoint at each kill.
+    """
     whole, est = fit(comm=None, dtype=dtype)
     rng, reached, step = np.random.default_rng(seed), [], 0
     ranks = int(rng.choice(numbers))

@@ -1,4 +1,5 @@
-"""Evaluation by several ranks: results are those of one process, and an error on one is an error on all.
+"""Evaluation by several ranks: results are those of one process, and an error on one is an error on
+all.
 
 Every rank runs all cases; what each returned or raised is written by rank 0 for the test to read.
 """
@@ -44,7 +45,9 @@ class Found(EvalResults):
 
     def reduce(self, other):
         both = [m for m in (self.mean, other.mean) if m is not None]
-        return Found(self.total + other.total, sum(both) if both else None, self.order + other.order)
+        return Found(
+            self.total + other.total, sum(both) if both else None, self.order + other.order
+        )
 
     def is_better_than(self, other):
         return self.total < other.total
@@ -177,7 +180,9 @@ def fitting_is_not_disturbed():
     for callbacks in ([], [action]):
         torch.manual_seed(0)
         model = nn.Sequential(LSTM(2, 4), nn.Dropout(0.3), nn.Linear(4, 1)).double()
-        est = Estimator(model, spec=Spec(2, 2, 4), random_state=0, verbose=False, callbacks=callbacks)
+        est = Estimator(
+            model, spec=Spec(2, 2, 4), random_state=0, verbose=False, callbacks=callbacks
+        )
         fitted.append(est.fit(x, x.mean(0, keepdims=True)))
     assert torch.equal(net2vec(fitted[0]), net2vec(fitted[1]))
     assert fitted[0].loss_curve_ == fitted[1].loss_curve_
@@ -239,7 +244,9 @@ CASES = {
     "sending": lambda: eval_batches(Task("sending"), "dev", [] if rank == 1 else batches()),
     "type": lambda: eval_batches(Task("type"), "dev", batches()),
     "second dataset": lambda: eval_datasets(Task(), {"a": batches(), "b": batches(fails=True)}),
-    "names": lambda: list(eval_datasets(Task(), {"a": batches()} | ({"b": batches()} if rank == 1 else {}))),
+    "names": lambda: list(
+        eval_datasets(Task(), {"a": batches()} | ({"b": batches()} if rank == 1 else {}))
+    ),
     "order": lambda: list(eval_datasets(Task(), dict.fromkeys("ab" if rank != 1 else "ba", DATA))),
     "training": lambda: train(run_eval()),
     "evaluate in training": lambda: train(run_eval(FourthFails("evaluate"))),
@@ -250,7 +257,9 @@ CASES = {
     "hook before": lambda: train(run_eval(), fail_at_four),
     "unreadable folder": an_unreadable_folder,
     "fit": fitting_is_not_disturbed,
-    "best": lambda: keep_best(folder / "best" / str(rank)),  # folders that differ: only rank 0's is written
+    "best": lambda: keep_best(
+        folder / "best" / str(rank)
+    ),  # folders that differ: only rank 0's is written
 }
 
 

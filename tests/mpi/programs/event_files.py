@@ -36,7 +36,10 @@ def scalars(path):
 
 def the_first_writes_the_curves_of_all():
     losses = []
-    e = est(TensorBoard(folder / "fit", trigger=1), lambda loop: losses.append(np.float32(loop.batch_loss))).fit(x, y)
+    e = est(
+        TensorBoard(folder / "fit", trigger=1),
+        lambda loop: losses.append(np.float32(loop.batch_loss)),
+    ).fit(x, y)
     world.Barrier()
     found = scalars(folder / "fit")
     assert [value for _, value in found["train/loss"]] == [np.float32(v) for v in e.loss_curve_]
@@ -50,7 +53,9 @@ def a_directory_in_use_is_an_error_on_both():
 
         def on_start(self, loop):
             if loop.rank == 0:
-                Estimator(callbacks=[TensorBoard(folder / "fit")], comm=None, verbose=False).fit(x, y)
+                Estimator(callbacks=[TensorBoard(folder / "fit")], comm=None, verbose=False).fit(
+                    x, y
+                )
 
     try:
         est(TensorBoard(folder / "fit"), Within()).fit(x, y)
@@ -62,18 +67,29 @@ def a_directory_in_use_is_an_error_on_both():
 
 def by_directory_the_others_write_nothing():
     with MultiDirectorySummaryWriter(folder / "by key", keys=["dev"]) as writer:
-        assert type(writer.subwriter("dev")) is (NullSummaryWriter if rank else ThreadedSummaryWriter)
+        assert type(writer.subwriter("dev")) is (
+            NullSummaryWriter if rank else ThreadedSummaryWriter
+        )
         sub = writer.subwriter("train")
         cron = CronTab().schedule(PublishTrainingProgress(sub), step_interval=2)
-        cron.schedule(lambda loop: publish_trainer_env_info(sub, loop, also_do_logging=False), at_step=1)
+        cron.schedule(
+            lambda loop: publish_trainer_env_info(sub, loop, also_do_logging=False), at_step=1
+        )
         est(cron).fit(x, y)
         writer.add_scalar("dev/rank", rank, 1)
     told = gather_from_processes(sorted(p.name for p in (folder / "by key").iterdir()))
     assert told == [["dev", "train"]] * 2
     assert scalars(folder / "by key" / "dev") == {"rank": [(1, 0.0)]}
-    assert [step for step, _ in scalars(folder / "by key" / "train")["train/batch_loss"]] == [2, 4, 6, 8]
+    assert [step for step, _ in scalars(folder / "by key" / "train")["train/batch_loss"]] == [
+        2,
+        4,
+        6,
+        8,
+    ]
     (text,) = (
-        EventAccumulator(str(folder / "by key" / "train")).Reload().Tensors("trainer/diagnosis/process/text_summary")
+        EventAccumulator(str(folder / "by key" / "train"))
+        .Reload()
+        .Tensors("trainer/diagnosis/process/text_summary")
     )
     assert text.tensor_proto.string_val[0].startswith(b"    rank 0 of 2, pid ")
 

@@ -1,4 +1,5 @@
-"""Every way to train but the estimators, on several ranks of which one fails, leaves, or has fewer batches.
+"""Every way to train but the estimators, on several ranks of which one fails, leaves, or has fewer
+batches.
 
 Every rank runs all cases; what each returned or raised is written by rank 0 for the test to read.
 """
@@ -51,7 +52,10 @@ def own(r):
 def together():
     """What one process would be given in place of those."""
     per_rank = [own(r) for r in range(size)]
-    return [tuple(map(torch.cat, zip(*(b[k] for b in per_rank if k < len(b)), strict=True))) for k in range(4)]
+    return [
+        tuple(map(torch.cat, zip(*(b[k] for b in per_rank if k < len(b)), strict=True)))
+        for k in range(4)
+    ]
 
 
 def in_a_loop_of_its_own(model, data, **settings):
@@ -60,7 +64,9 @@ def in_a_loop_of_its_own(model, data, **settings):
     step_fn = task.make_training_step_fn(**settings)
     for batch in data:
         state, _ = step_fn(state, batch, 0)
-    gather_from_processes("the next collective", comm=settings.get("comm", "auto"))  # until here others may go on
+    gather_from_processes(
+        "the next collective", comm=settings.get("comm", "auto")
+    )  # until here others may go on
     model.load_state_dict(state.model.state_dict())
 
 
@@ -74,7 +80,10 @@ def distance():
 
 
 def unequal_samples(function):
-    model, prepare = network(0), iter(batches(3 + (rank == 0), 7, 0)).__next__  # raises StopIteration
+    model, prepare = (
+        network(0),
+        iter(batches(3 + (rank == 0), 7, 0)).__next__,
+    )  # raises StopIteration
     function(lambda x, y: mse(model(x), y), model, prepare, SGD(model.parameters(), lr=0.1), 9)
 
 
@@ -106,7 +115,9 @@ def with_hook(action, n=3, save=None):
     loop = Loop(trainer)
     loop.on_step("fails", at(n, action))
     if save is not None:
-        checkpoints = Checkpointer(folder / save, keep=9).track(model=model, optimizer=trainer.optimizer, loop=loop)
+        checkpoints = Checkpointer(folder / save, keep=9).track(
+            model=model, optimizer=trainer.optimizer, loop=loop
+        )
         action = checkpoints.save if save != "wrapped" else lambda loop: checkpoints.save(loop)
         loop.on_step("save", action, trigger=EveryNSteps(1))
     try:
@@ -193,7 +204,10 @@ CASES = {
     "own loop": distance,
     "unequal own loop": lambda: in_a_loop_of_its_own(network(0), batches(3 + (rank == 0), 7, 0)),
     **{f"unequal {f.__name__}": lambda f=f: unequal_samples(f) for f in (train, ptrain)},
-    **{f"prepare {f.__name__}": lambda f=f: in_samples(f, boom) for f in (train, ptrain, ttrain, itrain)},
+    **{
+        f"prepare {f.__name__}": lambda f=f: in_samples(f, boom)
+        for f in (train, ptrain, ttrain, itrain)
+    },
     "exit in prepare": lambda: in_samples(train, lambda: sys.exit(3)),
     "loss": lambda: in_loss(boom),
     "exit in loss": lambda: in_loss(lambda: sys.exit(3)),

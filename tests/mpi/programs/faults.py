@@ -1,6 +1,8 @@
-"""Everything that can go wrong on one rank: all ranks must hear of it in the same step, and be able to go on.
+"""Everything that can go wrong on one rank: all ranks must hear of it in the same step, and be able
+to go on.
 
-Every rank runs all cases; what each raised, and what was left, is written by rank 0 for the test to read.
+Every rank runs all cases; what each raised, and what was left, is written by rank 0 for the test to
+read.
 """
 
 import functools
@@ -26,7 +28,9 @@ rng = np.random.default_rng(0)
 x = rng.standard_normal((3, 13, 30))
 y = x.mean(0, keepdims=True)
 torch.manual_seed(rank)  # models differ until they are broadcast
-SPEC = Spec(epochs=2, batchsize=2, seqsize=10)  # on 3 ranks 9 steps per epoch: windows of 3 groups of series
+SPEC = Spec(
+    epochs=2, batchsize=2, seqsize=10
+)  # on 3 ranks 9 steps per epoch: windows of 3 groups of series
 
 
 def model():
@@ -146,7 +150,9 @@ class Optimizer(torch.optim.Adam):
 
 
 def est(m=None, loss=F.mse_loss, opt=None, spec=SPEC, verbose=False, **kw):
-    return Estimator(model() if m is None else m, loss, opt, spec, random_state=0, verbose=verbose, **kw)
+    return Estimator(
+        model() if m is None else m, loss, opt, spec, random_state=0, verbose=verbose, **kw
+    )
 
 
 def fit(e, xs=x, ys=y, **kw):
@@ -177,8 +183,12 @@ CASES = {
     "accumulating": fit(est(loss=Loss(5, raising), spec=Spec(2, 2, 10, accumulate=2))),
     "nan loss": fit(est(loss=Loss(5, lambda v: v * float("nan")))),
     "nan gradient": fit(est(loss=Loss(5, NaNGradient.apply))),
-    "nan gradient accumulated": fit(est(loss=Loss(5, NaNGradient.apply), spec=Spec(2, 2, 10, accumulate=2))),
-    "interrupt in the loss": fit(est(loss=Loss(5, lambda v: [os.kill(os.getpid(), signal.SIGINT), v][1]))),
+    "nan gradient accumulated": fit(
+        est(loss=Loss(5, NaNGradient.apply), spec=Spec(2, 2, 10, accumulate=2))
+    ),
+    "interrupt in the loss": fit(
+        est(loss=Loss(5, lambda v: [os.kill(os.getpid(), signal.SIGINT), v][1]))
+    ),
     "interrupt": fit(est(callbacks=on("step", 4, send(signal.SIGINT)))),
     "terminate": fit(est(callbacks=on("step", 4, send(signal.SIGTERM)))),
     "exit": fit(est(callbacks=on("step", 4, leave))),
@@ -203,15 +213,21 @@ CASES = {
     "other spec": fit(est(spec=only1(SPEC, Spec(2, 3, 10)))),
     "other data": fit(est(), x + rank),
     "other sizes": fit(est(), only1(x, x[:, :12]), only1(y, y[:, :12])),
-    "other optimizer": fit(est(opt=only1(torch.optim.Adam, functools.partial(torch.optim.Adam, lr=0.1)))),
+    "other optimizer": fit(
+        est(opt=only1(torch.optim.Adam, functools.partial(torch.optim.Adam, lr=0.1)))
+    ),
     "other validation": fit(est(), validation_data=only1((x, y), None)),
     "other epochs": fit(est(spec=only1(SPEC, Spec(5, 2, 10)))),
     "other epochs of fit": fit(est(), epochs=only1(2, 3)),
     "other method": method(est()),
-    "other checkpoints": fit(est(callbacks=only1([], [Checkpointer(os.path.join(tempfile.gettempdir(), "one"))]))),
+    "other checkpoints": fit(
+        est(callbacks=only1([], [Checkpointer(os.path.join(tempfile.gettempdir(), "one"))]))
+    ),
     "other triggers": fit(est(callbacks=[Together(only1(EveryNSteps(2), EveryNSteps(3)))])),
     "other hooks": fit(est(callbacks=only1([Together(EveryNSteps(2))], []))),
-    "own hooks": fit(est(callbacks=only1([], [lambda loop: None]))),  # not called together: they may differ
+    "own hooks": fit(
+        est(callbacks=only1([], [lambda loop: None]))
+    ),  # not called together: they may differ
     "own verbosity": fit(est(verbose=only1(False, 1))),
     "other return_state": (None, lambda: good.predict(x, return_state=only1(False, True))),
     "other gradient": (None, lambda: good.evaluate(x, y, gradient=only1(False, True))),
@@ -220,7 +236,9 @@ CASES = {
     "other call": (None, lambda: good.predict(x) if rank == 1 else good.score(x, y)),
     "stop": fit(est(callbacks=on("step", 4, stop))),
     "loop.stop()": fit(est(callbacks=on("step", 4, lambda loop: loop.stop()))),
-    "stop while accumulating": fit(est(callbacks=on("step", 4, stop), spec=Spec(2, 2, 10, accumulate=3))),
+    "stop while accumulating": fit(
+        est(callbacks=on("step", 4, stop), spec=Spec(2, 2, 10, accumulate=3))
+    ),
     "stop on_epoch": fit(est(callbacks=on("epoch", 1, stop))),
     "predict": (None, lambda: good.predict(only1(x, x[:2]))),
     "predict reading": (None, lambda: good.predict(Unreadable(x, 0))),
@@ -235,7 +253,11 @@ def outcome(e, call):
     try:
         call()
     except BaseException as caught:  # SystemExit and KeyboardInterrupt are cases too
-        error = "Mute without text" if isinstance(caught, Mute) else f"{type(caught).__name__}: {caught}"
+        error = (
+            "Mute without text"
+            if isinstance(caught, Mute)
+            else f"{type(caught).__name__}: {caught}"
+        )
     assert handlers == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
     if hasattr(e, "model_"):
         assert torch.isfinite(net2vec(e)).all()

@@ -13,13 +13,20 @@ from fluxutils_py.forecasting import Forecaster
 
 
 def panel():
-    """Series of 9 to 60 days, late starts, missing values and missing days, and a category known ahead."""
+    """Series of 9 to 60 days, late starts, missing values and missing days, and a category known
+    ahead.
+    """
     rng = np.random.default_rng(0)
     parts = []
     for i, n in enumerate((60, 41, 9, 52, 33, 60, 18)):
         ds = pd.date_range("2024-02-01", periods=60)[60 - n :]
         promo = rng.choice(["none", "flyer"], n)
-        y = 20 + 5 * np.sin(2 * np.pi * np.arange(n) / 7) + 4 * (promo == "flyer") + rng.normal(size=n)
+        y = (
+            20
+            + 5 * np.sin(2 * np.pi * np.arange(n) / 7)
+            + 4 * (promo == "flyer")
+            + rng.normal(size=n)
+        )
         df = pd.DataFrame({"unique_id": f"s{i}", "ds": ds, "y": y, "promo": promo})
         df.loc[rng.choice(n - 1, 2, replace=False), "y"] = np.nan
         parts.append(df.drop(index=3))
@@ -27,10 +34,21 @@ def panel():
 
 
 def results(factor, comm):
-    """Parameters, forecasts, those after an update, and a walk forward; ``batchsize`` is 2 on each rank."""
+    """Parameters, forecasts, those after an update, and a walk forward; ``batchsize`` is 2 on each
+    rank.
+    """
     df = panel()
-    settings = {"hidden_size": 5, "max_steps": 12, "seqsize": 10, "dropout": 0.0, "random_state": 0, "verbose": False}
-    fc = Forecaster(3, 7, "D", batchsize=2 * factor, quantiles=(0.1, 0.9), n_models=2, comm=comm, **settings)
+    settings = {
+        "hidden_size": 5,
+        "max_steps": 12,
+        "seqsize": 10,
+        "dropout": 0.0,
+        "random_state": 0,
+        "verbose": False,
+    }
+    fc = Forecaster(
+        3, 7, "D", batchsize=2 * factor, quantiles=(0.1, 0.9), n_models=2, comm=comm, **settings
+    )
     fc.set_params(futr_exog_list=["promo"])
     late = df.ds > "2024-03-28"
     with warnings.catch_warnings():
@@ -66,7 +84,9 @@ def mistakes(rank, folder):
         "values": error_of(lambda: fc.fit(other)),
         "array": error_of(lambda: fc.set_params(freq=None).fit(y[:, rank:])),
         "walk": error_of(
-            lambda: fc.set_params(freq="D").cross_validation(df.assign(unique_id=df.unique_id + str(rank)))
+            lambda: fc.set_params(freq="D").cross_validation(
+                df.assign(unique_id=df.unique_id + str(rank))
+            )
         ),
         "column": error_of(lambda: fc.fit(df.drop(columns="y") if rank == 1 else df)),
         "level": error_of(lambda: fc.set_params(quantiles=(0.5 + rank,)).fit(df)),

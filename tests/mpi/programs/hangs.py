@@ -63,12 +63,18 @@ def loss_with(hang):
 
 
 def fit(x=X, loss=None, **data):
-    return lambda *callbacks: Estimator(None, loss, spec=SPEC, callbacks=callbacks, verbose=False).fit(x, X[:1], **data)
+    return lambda *callbacks: Estimator(
+        None, loss, spec=SPEC, callbacks=callbacks, verbose=False
+    ).fit(x, X[:1], **data)
 
 
 def cases(folder):
     """By name: the rank that hangs, and a call."""
-    steps, starts, ends = hook("step", Hang(1, 4)), hook("start", Hang(0, 1)), hook("epoch", Hang(2, 1))
+    steps, starts, ends = (
+        hook("step", Hang(1, 4)),
+        hook("start", Hang(0, 1)),
+        hook("epoch", Hang(2, 1)),
+    )
     good = Estimator(spec=SPEC, verbose=False).fit(X, X[:1])
     return {
         "loss": (1, fit(loss=loss_with(Hang(1, 3)))),
@@ -94,7 +100,10 @@ def main(folder):
                 call()
         finally:
             COMM.patience = 60.0
-        found[name] = rank, COMM.allgather([str(w.message) for w in caught if w.category is RuntimeWarning])
+        found[name] = (
+            rank,
+            COMM.allgather([str(w.message) for w in caught if w.category is RuntimeWarning]),
+        )
     if COMM.rank == 0:
         places = list(map(str, COMM.places))
         (folder / "found.json").write_text(json.dumps({"found": found, "places": places}))

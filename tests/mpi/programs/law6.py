@@ -1,7 +1,7 @@
 """Fits of many kinds, on as many ranks as there are; the first rank writes what came out.
 
-Under torchrun, all is float64. On three ranks, float64 is trained with scaling="strong": in one process with the same
-batchsize.
+Under torchrun, all is float64. On three ranks, float64 is trained with scaling="strong": in one
+process with the same batchsize.
 
 Imported, it does the same in one process, with a batchsize that many times as large.
 """
@@ -48,7 +48,9 @@ class Task:
         self.dtype, self.factor, self.comm, self.scaling = dtype, factor, comm, scaling
         rng = np.random.default_rng(5)
         self.x = rng.standard_normal((3, N, T)).astype(dtype)
-        self.y = (self.x.cumsum(2).mean(0, keepdims=True) + 0.1 * rng.standard_normal((1, N, T))).astype(dtype)
+        self.y = (
+            self.x.cumsum(2).mean(0, keepdims=True) + 0.1 * rng.standard_normal((1, N, T))
+        ).astype(dtype)
         self.lengths = rng.integers(5, T + 1, N)
         self.weight = rng.random((N, T))
         self.weight[rng.random((N, T)) < 0.1] = 0
@@ -57,7 +59,9 @@ class Task:
         self.holes[0, :5] = np.nan  # some ranks have nothing to learn from
         self.pair = np.concatenate([self.y, self.x[:2]])
         self.pair[rng.random(self.pair.shape) < 0.3] = np.nan
-        self.pair[:, 7:] = np.concatenate([self.y, self.x[:2]])[:, 7:]  # of some series no output is missing
+        self.pair[:, 7:] = np.concatenate([self.y, self.x[:2]])[
+            :, 7:
+        ]  # of some series no output is missing
         self.starts = rng.integers(0, T - 1, N)
         self.spans = rng.integers(1, T - self.starts + 1)
         self.labels = rng.integers(0, 3, (1, N, T))
@@ -67,7 +71,9 @@ class Task:
         self.model = nn.Sequential(LSTM(3, 5), nn.Linear(5, 1))
         self.scores = nn.Sequential(LSTM(3, 5), nn.Linear(5, 3))
         self.two = TwoOutputs()
-        self.words = nn.Sequential(nn.Embedding(7, 4, sparse=True), nn.Flatten(-2), LSTM(4, 5), nn.Linear(5, 1))
+        self.words = nn.Sequential(
+            nn.Embedding(7, 4, sparse=True), nn.Flatten(-2), LSTM(4, 5), nn.Linear(5, 1)
+        )
 
     def est(self, model=None, loss=None, opt=None, *, n_jobs=None, random_state=1, **spec):
         spec = {"epochs": 2, "batchsize": B * self.factor, "seqsize": 6, **spec}
@@ -98,7 +104,10 @@ class Task:
 
     def layers(self):
         """States of many kinds; the initial one of the last is trained, in some windows only."""
-        attention, last = SlidingWindowAttention(4, 4, 2, window=5), MinGRU(4, 5, trainable_init=True)
+        attention, last = (
+            SlidingWindowAttention(4, 4, 2, window=5),
+            MinGRU(4, 5, trainable_init=True),
+        )
         model = nn.Sequential(LRU(3, 6), TCN(6, 4, n_levels=2), attention, last, nn.Linear(5, 1))
         return self.est(model, overlap=4).fit(self.x, self.holes, lengths=self.lengths)
 
@@ -109,7 +118,9 @@ class Task:
         scheduler = functools.partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0)
         opt = functools.partial(torch.optim.SGD, lr=0.05)
         est = self.est(opt=opt, epochs=9, patience=1, scheduler=scheduler, clip=1.0)
-        return est.fit(self.x, self.y, validation_data=(self.x[:, :11, :17], -self.holes[:, :11, :17]))
+        return est.fit(
+            self.x, self.y, validation_data=(self.x[:, :11, :17], -self.holes[:, :11, :17])
+        )
 
     def folded(self):
         return self.est(epochs=3, rebatch=True).fit(self.long, self.long[:1])
@@ -152,12 +163,16 @@ class Task:
         return est.fit(self.x, self.holes, lengths=self.spans, starts=self.starts)
 
     def lists(self):
-        return self.est(shuffle=True).fit(self.listed(self.x), self.listed(self.holes), self.listed(self.weight[None]))
+        return self.est(shuffle=True).fit(
+            self.listed(self.x), self.listed(self.holes), self.listed(self.weight[None])
+        )
 
     def sparse(self):
         words = np.abs(self.x[:1] * 2).astype(int) % 7
         opt = functools.partial(torch.optim.SGD, lr=0.1)
-        return self.est(copy.deepcopy(self.words).to(getattr(torch, self.dtype)), None, opt).fit(words, self.y)
+        return self.est(copy.deepcopy(self.words).to(getattr(torch, self.dtype)), None, opt).fit(
+            words, self.y
+        )
 
     def default_model(self):
         est = self.est()
@@ -168,7 +183,13 @@ class Task:
         return est.partial_fit(self.x, self.y).set_params(warm_start=True).fit(self.x, self.y)
 
     def ready_made(self, kind=SequenceRegressor, **settings):
-        settings = {"batchsize": B * self.factor, "seqsize": 6, "comm": self.comm, "random_state": 1, **settings}
+        settings = {
+            "batchsize": B * self.factor,
+            "seqsize": 6,
+            "comm": self.comm,
+            "random_state": 1,
+            **settings,
+        }
         settings["scaling"] = self.scaling
         return kind(5, epochs=2, verbose=False, **settings)
 
@@ -186,7 +207,11 @@ class Task:
         return self.est(n_jobs=2).fit(self.x, self.y)
 
 
-CASES = [name for name in vars(Task) if not name.startswith("_") and name not in ("est", "listed", "ready_made")]
+CASES = [
+    name
+    for name in vars(Task)
+    if not name.startswith("_") and name not in ("est", "listed", "ready_made")
+]
 
 
 def results(dtype, factor, comm, scaling="weak"):
@@ -195,7 +220,9 @@ def results(dtype, factor, comm, scaling="weak"):
         est = getattr(task, name)()
         found[f"{dtype} {name}"] = net2vec(est).numpy()
         found[f"{dtype} {name} gradient"] = est.grad_.numpy()
-        found[f"{dtype} {name} losses"] = np.array([est.loss_, *est.loss_curve_, *est.validation_loss_curve_])
+        found[f"{dtype} {name} losses"] = np.array(
+            [est.loss_, *est.loss_curve_, *est.validation_loss_curve_]
+        )
         if est.comm is not None:
             assert_replica_integrity([est.model_, est.grad_, est.loss_curve_], atol=0, rtol=0)
         if name == "plain":
@@ -211,7 +238,10 @@ def results(dtype, factor, comm, scaling="weak"):
             found[f"{dtype} late"] = est.predict(task.x, starts=task.starts, lengths=task.spans)
             found[f"{dtype} prediction of few"] = est.predict(task.x[:, :2])
             found[f"{dtype} score"] = np.array(
-                [est.score(task.x, task.holes, task.weight), est.score(task.x[:, :2], task.y[:, :2])]
+                [
+                    est.score(task.x, task.holes, task.weight),
+                    est.score(task.x[:, :2], task.y[:, :2]),
+                ]
             )
             if est.comm is not None:
                 assert_replica_integrity(found, atol=0, rtol=0)
@@ -219,7 +249,9 @@ def results(dtype, factor, comm, scaling="weak"):
 
 
 def in_precision(precision, factor, comm):
-    """Parameters before and after a fit, gradient, losses. SGD: Adam would enlarge the rounding of small gradients."""
+    """Parameters before and after a fit, gradient, losses. SGD: Adam would enlarge the rounding of
+    small gradients.
+    """
     task = Task("float32", factor, comm, "weak")
     opt = functools.partial(torch.optim.SGD, lr=0.1)
     est = task.est(opt=opt, precision=precision, shuffle=True, accumulate=2, clip=1.0)
@@ -236,12 +268,18 @@ def in_precision(precision, factor, comm):
 
 
 def main(folder):
-    comm, dtypes = ("auto", ("float32", "float64")) if get_communicator("auto").size > 1 else ("mpi", ("float32",))
+    comm, dtypes = (
+        ("auto", ("float32", "float64"))
+        if get_communicator("auto").size > 1
+        else ("mpi", ("float32",))
+    )
     if detect_launcher() == "torch":
         dtypes = ("float64",)
     found = {}
     for dtype in dtypes:
-        strong = dtype == "float64" and get_communicator(comm).size == 3  # 4 series for 3 ranks; for the last group, 1
+        strong = (
+            dtype == "float64" and get_communicator(comm).size == 3
+        )  # 4 series for 3 ranks; for the last group, 1
         found |= results(dtype, 1, comm, "strong" if strong else "weak")
     low = in_precision("bfloat16", 1, comm)
     if get_communicator(comm).rank == 0:

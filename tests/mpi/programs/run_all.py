@@ -1,9 +1,11 @@
-"""Run other programs of this folder on the same ranks: starting ranks takes longer than most of them.
+"""Run other programs of this folder on the same ranks: starting ranks takes longer than most of
+them.
 
     mpirun -n 3 python run_all.py FOLDER PROGRAM ...
     torchrun --nproc-per-node 2 run_all.py FOLDER PROGRAM ...
 
-Each program has ``main(folder)``, called on every rank with a folder of its own, which holds ``done`` after it.
+Each program has ``main(folder)``, called on every rank with a folder of its own, which holds
+``done`` after it.
 """
 
 import importlib

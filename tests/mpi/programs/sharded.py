@@ -1,6 +1,8 @@
-"""Fits of which each rank has its own series only, in a folder of its own; the first rank writes what came out.
+"""Fits of which each rank has its own series only, in a folder of its own; the first rank writes
+what came out.
 
-Imported, it does the same in one process that has all series in the common order, with as large minibatches.
+Imported, it does the same in one process that has all series in the common order, with as large
+minibatches.
 """
 
 import json
@@ -14,7 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, SequenceScaler, Spec, net2vec, samples
+from fluxutils_py import (
+    Estimator,
+    SequenceClassifier,
+    SequenceRegressor,
+    SequenceScaler,
+    Spec,
+    net2vec,
+    samples,
+)
 from fluxutils_py.bobbin import assert_replica_integrity
 from fluxutils_py.data import h5mmap, h5save
 from fluxutils_py.nn import LSTM
@@ -92,10 +102,19 @@ class Task:
         common = self.common
         spec = {"epochs": 2, "batchsize": common["batchsize"], "seqsize": 6, **spec}
         model = self.model if model is None else model
-        return Estimator(model, loss, None, Spec(**spec), comm=common["comm"], random_state=1, verbose=False)
+        return Estimator(
+            model, loss, None, Spec(**spec), comm=common["comm"], random_state=1, verbose=False
+        )
 
     def ready_made(self, kind, **settings):
-        settings = {"seqsize": 6, "epochs": 2, "random_state": 1, "verbose": False, **self.common, **settings}
+        settings = {
+            "seqsize": 6,
+            "epochs": 2,
+            "random_state": 1,
+            "verbose": False,
+            **self.common,
+            **settings,
+        }
         return kind(5, **settings)
 
     def each(self, f, *arrays):
@@ -126,7 +145,13 @@ class Task:
 
     def uneven_in_time(self):
         """Ranks have arrays of other lengths in time; every step has a weight, some no target."""
-        n = T if self.rank is None else max(self.lengths, default=0) if self.lengths is not None else 0
+        n = (
+            T
+            if self.rank is None
+            else max(self.lengths, default=0)
+            if self.lengths is not None
+            else 0
+        )
         x, y, w = (None if a is None else a[..., :n] for a in (self.x, self.holes, self.weight))
         est = self.est(overlap=4, burn_in=3, shuffle=False, clip=0.05)
         return est.fit(x, y, w, lengths=self.lengths, **self.how)
@@ -139,7 +164,9 @@ class Task:
         return self.est().fit(x, y, validation_data=(x, y), **self.how)
 
     def folded(self):
-        return self.est(rebatch=True, batchsize=self.common["batchsize"] * 30).fit(self.x, self.y, **self.how)
+        return self.est(rebatch=True, batchsize=self.common["batchsize"] * 30).fit(
+            self.x, self.y, **self.how
+        )
 
     def folded_without_weights(self):
         est = self.est(loss=huber, rebatch=True, batchsize=self.common["batchsize"] * 30)
@@ -147,7 +174,9 @@ class Task:
 
     def watched(self):
         est = self.est(epochs=6, patience=1)
-        return est.fit(self.x, self.y, validation_data=(self.x, self.each(np.negative, self.holes)), **self.how)
+        return est.fit(
+            self.x, self.y, validation_data=(self.x, self.each(np.negative, self.holes)), **self.how
+        )
 
     def sales(self):
         y = self.each(lambda a: 1e3 + 50 * np.asarray(a), self.holes)
@@ -160,7 +189,10 @@ class Task:
 
     def name_of_series(self):
         est = self.ready_made(SequenceClassifier, early_stopping=True, validation_fraction=0.4)
-        x, y = self.each(samples, self.x), self.each(lambda c: np.where(c[0, :, 0] < "b", "low", "high"), self.classes)
+        x, y = (
+            self.each(samples, self.x),
+            self.each(lambda c: np.where(c[0, :, 0] < "b", "low", "high"), self.classes),
+        )
         return est.fit(x, y, **self.how)
 
     def integers(self):
@@ -189,7 +221,9 @@ CASES = [name for name in vars(Task) if not name.startswith("_") and name not in
 
 def results(counts, rank=None, folder=None):
     task, found = Task(counts, rank, folder), {}
-    for name in CASES if counts != COUNTS[3][1] else ["plain", "strong", "shuffled", "lists", "names"]:
+    for name in (
+        CASES if counts != COUNTS[3][1] else ["plain", "strong", "shuffled", "lists", "names"]
+    ):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             warnings.filterwarnings("ignore", "this fit makes [0-9]+ updates? in all")
@@ -202,7 +236,10 @@ def results(counts, rank=None, folder=None):
             assert_replica_integrity([est.model_, est.grad_, est.loss_curve_], atol=0, rtol=0)
         if name == "plain":
             loss, gradient = est.evaluate(task.x, task.holes, gradient=True, **task.how)
-            scores = est.score(task.x, task.holes, task.weight, **task.how), est.score(task.x, task.y, **task.how)
+            scores = (
+                est.score(task.x, task.holes, task.weight, **task.how),
+                est.score(task.x, task.y, **task.how),
+            )
             found |= {"evaluated": np.array([loss, *gradient]), "scores": np.array(scores)}
             found["prediction"] = gathered(task, est.predict(task.x, **task.how))
         if name == "names":
@@ -212,11 +249,18 @@ def results(counts, rank=None, folder=None):
             x = task.each(samples, task.x)
             found["of series"] = gathered(task, est.predict_proba(x, **task.how), axis=0)
     gaps = task.each(lambda a: np.where(a > 1, np.nan, a), task.x)
-    scalers = SequenceScaler().fit(gaps, **task.how), SequenceScaler().fit(task.x, None, task.weight, **task.how)
+    scalers = (
+        SequenceScaler().fit(gaps, **task.how),
+        SequenceScaler().fit(task.x, None, task.weight, **task.how),
+    )
     winsor, imputer = WinsorScaler().fit(gaps, **task.how), SequenceImputer().fit(gaps, **task.how)
     more = SequenceScaler().fit(gaps, **task.how).partial_fit(task.x, **task.how)
-    found["scaled"] = np.concatenate([v for s in (*scalers, more) for v in (s.mean_, s.var_, s.n_samples_seen_)])
-    found["winsorised"] = np.concatenate([winsor.lower_, winsor.upper_, winsor.mean_, winsor.scale_])
+    found["scaled"] = np.concatenate(
+        [v for s in (*scalers, more) for v in (s.mean_, s.var_, s.n_samples_seen_)]
+    )
+    found["winsorised"] = np.concatenate(
+        [winsor.lower_, winsor.upper_, winsor.mean_, winsor.scale_]
+    )
     found["imputed"] = imputer.statistics_
     return found
 
@@ -227,7 +271,9 @@ def gathered(task, own, axis=1):
         return own
     parts = get_communicator("auto").allgather(own)
     assert all((part is None) == (n == 0) for part, n in zip(parts, task.counts, strict=True))
-    return np.take(np.concatenate([part for part in parts if part is not None], axis), task.order, axis)
+    return np.take(
+        np.concatenate([part for part in parts if part is not None], axis), task.order, axis
+    )
 
 
 # -- what does not go ------------------------------------------------------------------------------------
@@ -274,7 +320,9 @@ def mistakes(counts, rank, folder):
 
 
 def resumed(counts, rank, folder):
-    """Whether a fit that is stopped and resumed has the bits of one that is not, and what other shards say."""
+    """Whether a fit that is stopped and resumed has the bits of one that is not, and what other
+    shards say.
+    """
     task = Task(counts, rank, folder)
 
     def stop(loop):
@@ -294,7 +342,13 @@ def resumed(counts, rank, folder):
     alone = "none" if rank < last else error_of(lambda: fit(saves, comm=None))
     again = fit(saves)
     same = torch.equal(net2vec(again), net2vec(fit()))
-    return {"same": same, "epochs": again.n_iter_, "broken": broken, "refused": refused, "alone": alone}
+    return {
+        "same": same,
+        "epochs": again.n_iter_,
+        "broken": broken,
+        "refused": refused,
+        "alone": alone,
+    }
 
 
 def main(folder):
@@ -302,7 +356,9 @@ def main(folder):
     for counts in COUNTS[comm.size]:
         name = "-".join(map(str, counts))
         found = results(counts, comm.rank, folder)
-        said = comm.allgather((mistakes(counts, comm.rank, folder), resumed(counts, comm.rank, folder)))
+        said = comm.allgather(
+            (mistakes(counts, comm.rank, folder), resumed(counts, comm.rank, folder))
+        )
         if comm.rank == 0:
             np.savez(folder / f"{name}.npz", **found)
             (folder / f"{name}.json").write_text(json.dumps(said))

@@ -11,7 +11,13 @@ import optuna
 import torch
 from sklearn.exceptions import FitFailedWarning
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401  makes the next line work
-from sklearn.model_selection import GridSearchCV, HalvingGridSearchCV, KFold, RandomizedSearchCV, cross_val_score
+from sklearn.model_selection import (
+    GridSearchCV,
+    HalvingGridSearchCV,
+    KFold,
+    RandomizedSearchCV,
+    cross_val_score,
+)
 from sklearn.pipeline import make_pipeline
 from torch import nn
 
@@ -69,7 +75,9 @@ def data(folder):
 
 
 def searches(x, y):
-    ready = SequenceRegressor(3, epochs=2, batchsize=16, seqsize=10, random_state=0, callbacks=Alone(), verbose=False)
+    ready = SequenceRegressor(
+        3, epochs=2, batchsize=16, seqsize=10, random_state=0, callbacks=Alone(), verbose=False
+    )
     spec = {"epochs": 2, "batchsize": 16, "seqsize": 10}
     own = EstimatorRegressor(Skip, opt=torch.optim.Adam, spec=spec, random_state=0, verbose=False)
     pipe = make_pipeline(SequenceScaler(), own)
@@ -80,7 +88,13 @@ def searches(x, y):
             ready, {"lr": [0.001, 0.01, 0.1], "seqsize": [5, 10]}, n_iter=3, cv=2, random_state=1
         ),
         "halving": HalvingGridSearchCV(
-            ready, {"lr": [0.001, 0.01, 0.1]}, resource="epochs", max_resources=4, cv=2, factor=2, random_state=0
+            ready,
+            {"lr": [0.001, 0.01, 0.1]},
+            resource="epochs",
+            max_resources=4,
+            cv=2,
+            factor=2,
+            random_state=0,
         ),
     }
 
@@ -183,7 +197,13 @@ class Broken(optuna.trial.FixedTrial):
 def shared_trials(x, y):
     """Trials that all ranks train together, as docs/scaling.md has it; rank 0 has the study."""
     x, y = np.asarray(x.array)[:, :9], np.asarray(y.array)[:, :9]  # 9 series
-    settings = {"batchsize": 4, "seqsize": 10, "scaling": "strong", "random_state": 0, "verbose": False}
+    settings = {
+        "batchsize": 4,
+        "seqsize": 10,
+        "scaling": "strong",
+        "random_state": 0,
+        "verbose": False,
+    }
     study = optuna.create_study(pruner=AfterTwoEpochs()) if RANK == 0 else None
     for n in range(2):
         trial = study.ask() if RANK == 0 else None
@@ -198,17 +218,23 @@ def shared_trials(x, y):
             study.tell(trial, value, state)
         assert est.n_iter_ == (3, 2)[n]
         same_on_all_ranks(net2vec(est).tolist())
-        whole = SequenceRegressor(3, lr=lr, epochs=(3, 2)[n], comm=None, **settings).fit(x, y, validation_data=(x, -y))
+        whole = SequenceRegressor(3, lr=lr, epochs=(3, 2)[n], comm=None, **settings).fit(
+            x, y, validation_data=(x, -y)
+        )
         torch.testing.assert_close(net2vec(est), net2vec(whole), rtol=0, atol=1e-9)
         if RANK == 0:
             reported = study.trials[n].intermediate_values
             assert list(reported) == [1, 2, 3][: (3, 2)[n]]
-            np.testing.assert_allclose(list(reported.values()), whole.validation_loss_curve_, rtol=1e-9)
+            np.testing.assert_allclose(
+                list(reported.values()), whole.validation_loss_curve_, rtol=1e-9
+            )
     assert said == f"pruned after epoch 2 with a loss of {est.validation_loss_curve_[-1]:g}"
     if RANK == 0:
         assert [t.state.name for t in study.trials] == ["COMPLETE", "PRUNED"]
 
-    est = SequenceRegressor(3, callbacks=OptunaPruning(Broken({}) if RANK == 0 else None), **settings)
+    est = SequenceRegressor(
+        3, callbacks=OptunaPruning(Broken({}) if RANK == 0 else None), **settings
+    )
     error = raised(partial(est.fit, x, y), contextlib.nullcontext())
     assert type(error) is (OSError if RANK == 0 else RemoteError)
     assert str(error) == ("study.log" if RANK == 0 else "rank 0: OSError: study.log")
@@ -225,7 +251,8 @@ def main(folder):
         equal(outcome(search), COMM.allgather(plain)[0])
         same_on_all_ranks(net2vec(model(search)))
 
-    # an instance has other weights on each rank: those of rank 0 count, for all fits; a lambda travels by its code
+    # an instance has other weights on each rank: those of rank 0 count, for all fits; a lambda
+    # travels by its code
     torch.manual_seed(RANK)
     spec = {"epochs": 1, "batchsize": 8, "seqsize": 10}
     own = EstimatorRegressor(nn.Sequential(GRU(F, 3), nn.Linear(3, 1)), spec=spec, verbose=False)
@@ -273,7 +300,9 @@ def main(folder):
 
     # ranks that search for different things
     np.random.seed(RANK)  # noqa: NPY002  what scikit-learn draws from without a random_state
-    drawn = RandomizedSearchCV(SequenceRegressor(epochs=1), {"lr": np.logspace(-4, -1, 1000)}, n_iter=2, cv=2)
+    drawn = RandomizedSearchCV(
+        SequenceRegressor(epochs=1), {"lr": np.logspace(-4, -1, 1000)}, n_iter=2, cv=2
+    )
     error = raised(partial(drawn.fit, x, y))
     assert type(error) is RankError
     assert "ranks disagree about task" in str(error)

@@ -1,4 +1,6 @@
-"""A task trained on ranks with unequal batches ends as on one process with the whole; one that fails, fails on all."""
+"""A task trained on ranks with unequal batches ends as on one process with the whole; one that
+fails, fails on all.
+"""
 
 import copy
 from functools import partial
@@ -56,9 +58,10 @@ def main(folder):
         one.run_epochs(whole, 2)
         for name, p in alone.params.items():
             torch.testing.assert_close(state.params[name], p, rtol=0, atol=1e-12)
-        assert [abs(a["loss"] - b["loss"]) < 1e-12 for a, b in zip(loop.history, one.history, strict=True)] == [
-            True
-        ] * 2
+        assert [
+            abs(a["loss"] - b["loss"]) < 1e-12
+            for a, b in zip(loop.history, one.history, strict=True)
+        ] == [True] * 2
         assert loop.metrics == {"rows": SIZES[ranks.rank]}
         assert loop.step == state.step == 12
 
@@ -68,7 +71,9 @@ def main(folder):
         state, info = step(state, some, 0)
         alone, expected = task.make_training_step_fn(comm=None)(alone, ranks.allgather(some)[1], 0)
         assert abs(info.loss - expected.loss) < 1e-12
-        torch.testing.assert_close(state.params["2.weight"], alone.params["2.weight"], rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            state.params["2.weight"], alone.params["2.weight"], rtol=0, atol=1e-12
+        )
         state, info = step(state, None, 0)
         assert (info.loss, state.step) == (None, 13)  # no rank has a batch: no step
 
@@ -110,6 +115,8 @@ def main(folder):
                 loop.run_epochs(parts, 1)
         except Exception as e:
             told = e
-        assert isinstance(told, error if accident == "nan" or rank == 1 else RemoteError), repr(told)
+        assert isinstance(told, error if accident == "nan" or rank == 1 else RemoteError), repr(
+            told
+        )
         assert loop.step == state.step == 3
         assert all(torch.equal(v, before[k]) for k, v in state.model.state_dict().items())

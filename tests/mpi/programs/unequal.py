@@ -1,6 +1,8 @@
-"""Settings of which one differs between two ranks: the error that each rank gets; and checkpoints by time.
+"""Settings of which one differs between two ranks: the error that each rank gets; and checkpoints
+by time.
 
-Every rank runs all cases; a case in which ranks made other collectives would hang, or end the program.
+Every rank runs all cases; a case in which ranks made other collectives would hang, or end the
+program.
 """
 
 import itertools
@@ -101,14 +103,18 @@ def run_by(function, iterations=3, opt=torch.optim.SGD, **settings):
         return a, a.sum(1, keepdim=True)
 
     try:
-        function(lambda a, b: (model(a) - b).square().mean(), model, samples, opt, iterations, **settings)
+        function(
+            lambda a, b: (model(a) - b).square().mean(), model, samples, opt, iterations, **settings
+        )
     except Exception:
         assert torch.equal(model.weight, before)
         raise
 
 
 def run_task(n_batches, run=None, **settings):
-    """Train a task in a loop over some batches, and require that an error leaves its model as it was."""
+    """Train a task in a loop over some batches, and require that an error leaves its model as it
+    was.
+    """
     model = linear()
     before = model.weight.detach().clone()
     state = TrainState(0, model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -125,7 +131,13 @@ def run_task(n_batches, run=None, **settings):
 def train_parameters():
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
     batch = torch.ones(4, 3), torch.zeros(4, 1)
-    train(lambda a, b: ((model(a) - b) ** 2).mean(), list(model.parameters()), lambda: batch, torch.optim.SGD, 2)
+    train(
+        lambda a, b: ((model(a) - b) ** 2).mean(),
+        list(model.parameters()),
+        lambda: batch,
+        torch.optim.SGD,
+        2,
+    )
 
 
 class Own(LSTM):
@@ -134,12 +146,22 @@ class Own(LSTM):
 
 
 def forecaster(**settings):
-    given = {"h": 2, "season_length": 7, "freq": 1, "hidden_size": 4, "max_steps": 2, "batchsize": 2, "verbose": False}
+    given = {
+        "h": 2,
+        "season_length": 7,
+        "freq": 1,
+        "hidden_size": 4,
+        "max_steps": 2,
+        "batchsize": 2,
+        "verbose": False,
+    }
     return Forecaster(**(given | settings))
 
 
 def forecasting_cases(saves):
-    """Cases of forecasters, by name: a setting, an argument of the call, or data of which one differs."""
+    """Cases of forecasters, by name: a setting, an argument of the call, or data of which one
+    differs.
+    """
     import pandas as pd
 
     df = pd.DataFrame({"unique_id": [*"aab" * 30], "ds": np.arange(90), "y": 20 + x.ravel()[:90]})
@@ -148,7 +170,9 @@ def forecasting_cases(saves):
     mine, first = RANK % 2, df[df.ds < 20]
     fitted = forecaster().fit(first)
     cases = {
-        f"forecaster {name}": (lambda name=name, pair=pair: forecaster(**{name: pair[mine]}).fit(df))
+        f"forecaster {name}": (
+            lambda name=name, pair=pair: forecaster(**{name: pair[mine]}).fit(df)
+        )
         for name, pair in OF_FORECASTER.items()
     }
 
@@ -176,7 +200,9 @@ def forecasting_cases(saves):
         "refit=None": walk_alone,
         "max_steps of a walk": lambda: forecaster(max_steps=2 + mine).cross_validation(df),
         "callbacks": lambda: forecaster(callbacks=[saves(None)] if RANK else None).fit(df),
-        "static": lambda: forecaster(stat_exog_list=["size"]).fit(df.assign(size=df["size"] + mine)),
+        "static": lambda: forecaster(stat_exog_list=["size"]).fit(
+            df.assign(size=df["size"] + mine)
+        ),
         "inferred freq": lambda: forecaster(freq=None).fit(df.assign(ds=df.ds * (1 + mine))),
         "in memory": lambda: forecaster(freq=None).fit(of_file if RANK else np.array(of_file)),
         "frame": lambda: forecaster(freq=None).fit(df if RANK else x[:1]),
@@ -219,22 +245,40 @@ def main(folder):
         "sample_weight": lambda: fitted.score(x, y, weight if RANK else None),
         "gradient": lambda: fitted.evaluate(x, y, gradient=bool(RANK)),
         "weights of shards": lambda: estimator().fit(x, y, weight if RANK else None, sharded=True),
-        "validation of shards": lambda: estimator().fit(x, y, validation_data=(x, y) if RANK else None, sharded=True),
+        "validation of shards": lambda: estimator().fit(
+            x, y, validation_data=(x, y) if RANK else None, sharded=True
+        ),
         "features of shards": lambda: estimator().fit(x[: 2 + RANK], y, sharded=True),
-        "scored weights of shards": lambda: fitted.score(x, y, weight if RANK else None, sharded=True),
+        "scored weights of shards": lambda: fitted.score(
+            x, y, weight if RANK else None, sharded=True
+        ),
         "evaluated weights": lambda: fitted.evaluate(x, y, weight if RANK else None),
-        "evaluated weights of shards": lambda: fitted.evaluate(x, y, weight if RANK else None, sharded=True),
-        "evaluated gradient of shards": lambda: fitted.evaluate(x, y, gradient=bool(RANK), sharded=True),
+        "evaluated weights of shards": lambda: fitted.evaluate(
+            x, y, weight if RANK else None, sharded=True
+        ),
+        "evaluated gradient of shards": lambda: fitted.evaluate(
+            x, y, gradient=bool(RANK), sharded=True
+        ),
         "with_mean": lambda: SequenceScaler(with_mean=bool(RANK)).fit(x, sharded=True),
         "with_std": lambda: SequenceScaler(with_std="no" if RANK else True).fit(x, sharded=True),
-        "weights of a scaler": lambda: SequenceScaler().fit(x, None, weight if RANK else None, sharded=True),
+        "weights of a scaler": lambda: SequenceScaler().fit(
+            x, None, weight if RANK else None, sharded=True
+        ),
         "features of a scaler": lambda: SequenceScaler().fit(x[: 2 + RANK], sharded=True),
-        "earlier data of a scaler": lambda: (earlier if RANK else SequenceScaler()).partial_fit(x, sharded=True),
+        "earlier data of a scaler": lambda: (earlier if RANK else SequenceScaler()).partial_fit(
+            x, sharded=True
+        ),
         "features of a winsor scaler": lambda: WinsorScaler().fit(x[: 2 + RANK], sharded=True),
-        "different transformers": lambda: (WinsorScaler() if RANK else SequenceScaler()).fit(x, sharded=True),
+        "different transformers": lambda: (WinsorScaler() if RANK else SequenceScaler()).fit(
+            x, sharded=True
+        ),
         "strategy": lambda: SequenceImputer("ffill" if RANK else "mean").fit(x, sharded=True),
-        "fill_value": lambda: SequenceImputer("constant", fill_value=float(RANK)).fit(x, sharded=True),
-        "filled ahead": lambda: SequenceImputer("ffill", fill_value=7 if RANK else None).fit(x, sharded=True),
+        "fill_value": lambda: SequenceImputer("constant", fill_value=float(RANK)).fit(
+            x, sharded=True
+        ),
+        "filled ahead": lambda: SequenceImputer("ffill", fill_value=7 if RANK else None).fit(
+            x, sharded=True
+        ),
         "features of an imputer": lambda: SequenceImputer().fit(x[: 2 + RANK], sharded=True),
         "iterations of train": lambda: run_by(train, 3 + RANK),
         "iterations of ptrain": lambda: run_by(ptrain, 3 + RANK, bs=2),
@@ -243,15 +287,21 @@ def main(folder):
         "precision of train": lambda: run_by(train, precision=("float32", "bfloat16")[RANK % 2]),
         "clip of train": lambda: run_by(train, clip=(None, 0.5)[RANK % 2]),
         "batches of train": lambda: run_by(train, batches=("same", "per_rank")[RANK % 2]),
-        "optimizer of train": lambda: run_by(train, opt=(torch.optim.SGD, torch.optim.Adam)[RANK % 2]),
+        "optimizer of train": lambda: run_by(
+            train, opt=(torch.optim.SGD, torch.optim.Adam)[RANK % 2]
+        ),
         "lr of train": lambda: run_by(train, opt=lambda p: torch.optim.SGD(p, lr=0.1 + RANK)),
         "tau of itrain": lambda: run_by(itrain, tau=RANK / 2),
         "axis of train": lambda: run_by(train, axis=RANK),
         "batches of a task": lambda: run_task(3 + RANK),
         "own batches of a task": lambda: run_task(3 + RANK, batches="per_rank"),
-        "steps of a task": lambda: run_task(5, lambda loop, batches: loop.run_steps(batches, 2 + RANK)),
+        "steps of a task": lambda: run_task(
+            5, lambda loop, batches: loop.run_steps(batches, 2 + RANK)
+        ),
         "no steps": lambda: run_task(5, lambda loop, batches: loop.run_steps(batches, 2 * RANK)),
-        "last step of a task": lambda: run_task(5, lambda loop, batches: loop.run_to_step(batches, 3 * RANK)),
+        "last step of a task": lambda: run_task(
+            5, lambda loop, batches: loop.run_to_step(batches, 3 * RANK)
+        ),
         "batch norm": train_parameters,
         "steps": lambda: run_steps(2 + RANK),
     }
@@ -264,5 +314,9 @@ def main(folder):
     found["by time"] = error_of(lambda: estimator([by_time]).fit(x, y))
     answers = RANKS.allgather(found)
     if RANK == 0:
-        (folder / "found.json").write_text(json.dumps({name: [a[name] for a in answers] for name in found}))
-        (folder / "saved.json").write_text(json.dumps(sorted(p.name for p in (folder / "by-time").iterdir())))
+        (folder / "found.json").write_text(
+            json.dumps({name: [a[name] for a in answers] for name in found})
+        )
+        (folder / "saved.json").write_text(
+            json.dumps(sorted(p.name for p in (folder / "by-time").iterdir()))
+        )

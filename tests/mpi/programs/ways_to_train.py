@@ -1,4 +1,6 @@
-"""Every way to train ends on several ranks as on one process: with the same batches, and each with its own."""
+"""Every way to train ends on several ranks as on one process: with the same batches, and each with
+its own.
+"""
 
 import copy
 import itertools
@@ -52,7 +54,11 @@ def with_trainer(comm, model, **settings):
     data = InMemory(*arrays(), batchsize=7, shuffle=True, random_state=4)
     loop.run_epochs(data, 3)
     found = trainer.eval(InMemory(*arrays(5, 9), batchsize=2))
-    return [r["loss"] for r in loop.history] + [loop.metrics["absolute"], found["loss"], found["absolute"]]
+    return [r["loss"] for r in loop.history] + [
+        loop.metrics["absolute"],
+        found["loss"],
+        found["absolute"],
+    ]
 
 
 def with_series(comm, model):
@@ -109,7 +115,9 @@ def environments():
 
 def divided():
     prepare = samples()
-    return lambda: [tuple(v[i : i + 6] for v in batch) for batch in [prepare()] for i in range(0, N, 6)]
+    return lambda: [
+        tuple(v[i : i + 6] for v in batch) for batch in [prepare()] for i in range(0, N, 6)
+    ]
 
 
 def drawn():
@@ -121,10 +129,14 @@ def drawn():
 STATS = [{"parts": 1, "time": 2.0}, {"parts": 3, "time": 1.0}]
 CASES = {
     "trainer": with_trainer,
-    "trainer, clipped and accumulated": lambda comm, model: with_trainer(comm, model, clip=0.3, accumulate=3),
+    "trainer, clipped and accumulated": lambda comm, model: with_trainer(
+        comm, model, clip=0.3, accumulate=3
+    ),
     "trainer on series": with_series,
     "task": with_task,
-    "task, clipped and accumulated": lambda comm, model: with_task(comm, model, clip=0.3, accumulate=2),
+    "task, clipped and accumulated": lambda comm, model: with_task(
+        comm, model, clip=0.3, accumulate=2
+    ),
     "task by hand": by_hand,
     "train": with_functions(train),
     "train, clipped": with_functions(train, clip=0.1, accumulate=2),
@@ -143,7 +155,9 @@ def differences(name, run):
     found, expected = run("auto", model), run(None, alone)
     pairs = [*zip(found, expected, strict=True)]
     pairs += [(p, q) for p, q in zip(model.parameters(), alone.parameters(), strict=True)]
-    return max(float((torch.as_tensor(a) - torch.as_tensor(b)).detach().abs().max()) for a, b in pairs)
+    return max(
+        float((torch.as_tensor(a) - torch.as_tensor(b)).detach().abs().max()) for a, b in pairs
+    )
 
 
 def own_batches(ranks):
@@ -169,7 +183,10 @@ def own_batches(ranks):
         left = iter(batches)
         loss = lambda x, y, model=trained: (model(x) - y).square().mean()  # noqa: E731
         train(loss, trained, lambda left=left: next(left), adam, 100, comm=comm, batches="per_rank")
-    return max(float((p - q).detach().abs().max()) for p, q in zip(model.parameters(), alone.parameters(), strict=True))
+    return max(
+        float((p - q).detach().abs().max())
+        for p, q in zip(model.parameters(), alone.parameters(), strict=True)
+    )
 
 
 def refused(run):
@@ -195,7 +212,9 @@ def not_finite_on_rank_1(value):
     nn.init.ones_(model[0].weight)
     x = torch.full((3, 1), value if RANK == 1 else 4.0, dtype=torch.float64)
     try:
-        train(lambda x: model(x).mean(), model, lambda: (x,), torch.optim.SGD, 2, batches="per_rank")
+        train(
+            lambda x: model(x).mean(), model, lambda: (x,), torch.optim.SGD, 2, batches="per_rank"
+        )
     except FloatingPointError as error:
         assert float(model[0].weight.detach()) == 1.0
         return str(error)
@@ -222,7 +241,9 @@ def main(folder):
         message = ranks.allgather(not_finite_on_rank_1(-1.0))
         assert "loss is nan" in message[0], message
         assert all("first given by module '1' (Root)" in text for text in message[:2]), message
-        message = ranks.allgather(not_finite_on_rank_1(0.0))  # the root is finite, its derivative is not
+        message = ranks.allgather(
+            not_finite_on_rank_1(0.0)
+        )  # the root is finite, its derivative is not
         assert "gradient norm on rank 1" in message[0], message
         assert all("in the gradient of parameter '0.weight'" in text for text in message), message
     norm = nn.Sequential(nn.BatchNorm1d(F).double(), net())

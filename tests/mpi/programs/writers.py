@@ -24,7 +24,9 @@ y = x[:1] + x[1:2]
 
 def estimator(*callbacks, **settings):
     spec = {"epochs": 2, "batchsize": 3, "seqsize": 4}
-    return Estimator(spec=spec, callbacks=list(callbacks), random_state=0, verbose=False, **settings)
+    return Estimator(
+        spec=spec, callbacks=list(callbacks), random_state=0, verbose=False, **settings
+    )
 
 
 def printed(run):
@@ -100,4 +102,6 @@ def main(folder):
     }
     answers = ranks.allgather(found)
     if ranks.rank == 0:
-        (folder / "found.json").write_text(json.dumps({name: [a[name] for a in answers] for name in found}))
+        (folder / "found.json").write_text(
+            json.dumps({name: [a[name] for a in answers] for name in found})
+        )
