@@ -1,6 +1,6 @@
 """Break the package in one place at a time, and see whether the tests notice.
 
-``python -m tests.mutate --seed 1 --number 60`` draws 60 lines of the package and breaks each in a
+``python -m tests.tools.mutate --seed 1 --number 60`` draws 60 lines of the package and breaks each in a
 copy: an operator is exchanged, a condition negated, a number changed, an argument or a statement
 left out, the wrong name returned. For each it runs the tests, the nearest first, until one fails. A
 breakage that survives shows a test that is missing, or code that nothing needs. ``--list`` only
@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "fluxutils_py"
 # for the tests near a breakage; ten times as many for the whole suite. What takes longer hangs:
 # caught

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import mutate
+from tests.tools import mutate
 
 SOURCE = '''"""Not 1 < 2."""
 __all__ = ["f"]
@@ -142,8 +142,9 @@ def test_a_breakage_that_no_test_sees_survives(tmp_path):
     near.with_name("test_more.py").write_text(
         near.read_text().replace("2", "5", 1).replace("2", "3")
     )
-    shutil.copy(mutate.__file__, tmp_path / "tests")
-    command = [sys.executable, "-m", "tests.mutate", "--number", "9"]
+    (tmp_path / "tests" / "tools").mkdir()
+    shutil.copy(mutate.__file__, tmp_path / "tests" / "tools")
+    command = [sys.executable, "-m", "tests.tools.mutate", "--number", "9"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "COV"))} | {
         "PYTHONPATH": ""
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "gallery"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
