@@ -317,3 +317,138 @@ def test_import_loads_nothing_optional():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+# -- how the source reads -----------------------------------------------------------------------
+
+MOST_BRANCHES = 12
+# Functions that read better with more, as "path name"; the reason stands in each.
+BRANCHED: set[str] = set()
+# Private attributes of other objects, as "path expression": each is of a library that has no
+# public name for it, and the file says so.
+PRIVATE_READS: set[str] = set()
+MOST_ANY = 0.12  # of annotated arguments
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def count_branches(function: ast.AST) -> int:
+    """1, and 1 for each if, loop, except, case, comprehension, its ifs, and operand of and/or."""
+    n = 1
+    for node in ast.walk(function):
+        if isinstance(node, ast.comprehension):
+            n += 1 + len(node.ifs)
+        elif isinstance(node, ast.BoolOp):
+            n += len(node.values) - 1
+        else:
+            kinds = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.match_case)
+            n += isinstance(node, kinds)
+    return n
+
+
+def branched_functions(source: str) -> dict[str, int]:
+    """Functions with more branches than a reader can hold, by name."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, FUNCTIONS)]
+    counts = {function.name: count_branches(function) for function in functions}
+    return {name: n for name, n in counts.items() if n > MOST_BRANCHES}
+
+
+def nested_conditions(source: str) -> list[int]:
+    """Lines of conditional expressions that have another one as a branch."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.IfExp)
+        and (isinstance(node.body, ast.IfExp) or isinstance(node.orelse, ast.IfExp))
+    ]
+
+
+def private_reads(source: str) -> list[str]:
+    """Expressions that use a private name of another object than self, cls, super() or a module."""
+    tree = ast.parse(source)
+    modules = {
+        (alias.asname or alias.name).split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    own = {"self", "cls", *modules}
+    reads = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not re.match("_[^_]", node.attr):
+            continue
+        value = node.value
+        if isinstance(value, ast.Name) and value.id in own:
+            continue
+        if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "super":
+            continue
+        reads.append(ast.unparse(node))
+    return reads
+
+
+def test_no_function_has_too_many_branches():
+    assert len(BRANCHED) <= 10
+    branched = {
+        f"{f.relative_to(PACKAGE).as_posix()} {name}": n
+        for f in FILES
+        for name, n in branched_functions(f.read_text("utf-8")).items()
+    }
+    assert {name: n for name, n in branched.items() if name not in BRANCHED} == {}
+    assert branched.keys() >= BRANCHED, "these need no exception any more"
+
+
+def test_no_conditional_expression_has_another_as_a_branch():
+    nested = {f: nested_conditions(f.read_text("utf-8")) for f in FILES}
+    assert [
+        f"{f.relative_to(PACKAGE)}:{line}" for f, lines in nested.items() for line in lines
+    ] == []
+
+
+def test_nobody_reads_what_is_private_to_others():
+    assert len(PRIVATE_READS) <= 10
+    reads = {
+        f"{f.relative_to(PACKAGE).as_posix()} {read}"
+        for f in FILES
+        for read in private_reads(f.read_text("utf-8"))
+    }
+    assert sorted(reads - PRIVATE_READS) == []
+    assert reads >= PRIVATE_READS, "these need no exception any more"
+
+
+def test_arguments_have_types():
+    annotations = [
+        ast.unparse(argument.annotation)
+        for f in FILES
+        for node in ast.walk(ast.parse(f.read_text("utf-8")))
+        if isinstance(node, FUNCTIONS)
+        for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        if argument.annotation is not None
+    ]
+    assert annotations.count("Any") <= MOST_ANY * len(annotations)
+
+
+def test_lines_are_short():
+    long = [
+        f"{f.relative_to(PACKAGE)}:{i}"
+        for f in FILES
+        for i, line in enumerate(f.read_text("utf-8").splitlines(), 1)
+        if len(line) > 100
+    ]
+    assert long == []
+
+
+def test_the_rules_of_reading_see():
+    source = (
+        "def f(a, b):\n"
+        "    for x in [y for y in a if y and b]:\n"
+        "        try:\n"
+        "            return x if a else (1 if b else 2)\n"
+        "        except ValueError:\n"
+        "            return a._held + super()._g() + self._own + self.a._b\n"
+    )
+    assert count_branches(ast.parse(source)) == 8
+    assert branched_functions(source) == {}
+    many = "def g(a):\n" + "    if a: pass\n" * 12
+    assert branched_functions(source + many) == {"g": 13}
+    assert nested_conditions(source) == [4]
+    assert sorted(private_reads(source)) == ["a._held", "self.a._b"]
