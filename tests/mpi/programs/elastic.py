@@ -11,6 +11,7 @@ import io
 import json
 import os
 import time
+import warnings
 
 import numpy as np
 import torch
@@ -304,7 +305,8 @@ def lines(comms):
     """What is written to stderr by three ranks that fit twice, and once silently."""
     text = io.StringIO()
     if comms[3] is not None:
-        with contextlib.redirect_stderr(text):
+        with contextlib.redirect_stderr(text), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "this fit makes [0-9]+ updates? in all")
             for verbose, scaling in (("auto", "strong"), (True, "strong"), (False, "weak")):
                 est = estimator(comm=comms[3], scaling=scaling, epochs=1).set_params(
                     verbose=verbose
