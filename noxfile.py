@@ -36,7 +36,7 @@ TESTS_OF_EXTRAS = {
     "plot": ["tests/estimator/test_display.py", "tests/test_main.py"],
     "mpi": ["tests/parallel", "tests/mpi"],
     "tensorboard": ["tests/reporting", "tests/evaluation"],
-    "pandas": ["tests/estimator/test_feature_names.py", "tests/estimator/test_inputs.py"],
+    "pandas": ["tests/estimator/test_feature_names.py", "tests/inputs/test_inputs.py"],
     "forecast": ["tests/forecasting"],
     "export": ["tests/exporting", "tests/estimator/test_model_export.py"],
     "notebook": ["tests/test_notebooks.py"],
