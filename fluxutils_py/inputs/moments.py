@@ -6,10 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
 
-CONSTANT = (
-    10 * np.finfo(float).eps
-)  # a standard deviation below this share of the mean is rounding error
+from fluxutils_py.exporting import InitialState
+
+# a standard deviation below this share of the mean is rounding error
+CONSTANT = 10 * np.finfo(float).eps
 
 
 class Standardize:
@@ -18,17 +22,73 @@ class Standardize:
     keeps_features = True
 
     def __init__(self, mean: np.ndarray, scale: np.ndarray, inverse: bool) -> None:
-        self.mean, self.scale, self.inverse = mean[:, None, None], scale[:, None, None], inverse
+        self.mean = mean[:, None, None]
+        self.scale = scale[:, None, None]
+        self.inverse = inverse
 
     def __call__(self, block: np.ndarray) -> np.ndarray:
         out = empty_result(block)
         # NumPy computes in float64 and rounds to float32, so a large mean costs no digits
         if self.inverse:
-            return np.add(
-                np.multiply(block, self.scale, dtype=float), self.mean, out=out, casting="same_kind"
-            )
+            scaled = np.multiply(block, self.scale, dtype=float)
+            return np.add(scaled, self.mean, out=out, casting="same_kind")
         np.subtract(block, self.mean, out=out, casting="same_kind")
         return np.divide(out, self.scale, out=out, casting="same_kind")
+
+    def as_module(self) -> Affine:
+        return Affine(self.mean, self.scale, self.inverse)
+
+
+class FeatureModule(nn.Module):
+    """Base of the modules that transform each feature of a step (B, F), for export.
+
+    Without a state, a module also transforms windows (S, B, F). With one, it has what
+    :class:`fluxutils_py.exporting.Graph` expects of ``steps``: ``initial`` and ``n_outputs``.
+
+    Parameters
+    ----------
+    **values : array of F numbers
+        They become buffers of shape (F,), float64.
+    """
+
+    initial: tuple[InitialState, ...] = ()
+    n_outputs = 1
+
+    def __init__(self, **values: ArrayLike) -> None:
+        super().__init__()
+        for name, value in values.items():
+            self.register_buffer(name, torch.tensor(np.ravel(value), dtype=torch.float64))
+
+
+class Affine(FeatureModule):
+    """Compute ``(x - center) / scale``, or ``x * scale + center``, in float64.
+
+    The result has the type of ``x``, or ``dtype``.
+    """
+
+    center: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        center: ArrayLike,
+        scale: ArrayLike,
+        inverse: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(center=center, scale=scale)
+        self.inverse = inverse
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = x.dtype if self.dtype is None else self.dtype
+        if self.inverse:
+            return (x.double() * self.scale + self.center).to(dtype)
+        # rounded after the subtraction too, as in Standardize
+        return ((x.double() - self.center).to(dtype).double() / self.scale).to(dtype)
+
+    def inverted(self) -> Affine:
+        return Affine(self.center, self.scale, not self.inverse)
 
 
 def safe_scale(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:

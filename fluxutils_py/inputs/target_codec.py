@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import DataError
-from fluxutils_py.inputs.moments import Standardize, moments, safe_scale
+from fluxutils_py.inputs.moments import Affine, Standardize, moments, safe_scale
 
 Transform = Callable[[np.ndarray], np.ndarray]
 Merge = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
@@ -64,6 +65,11 @@ class TargetScale:
     def decode(self, outputs: np.ndarray) -> np.ndarray:
         """Convert model outputs (S, B, G) to the units of the targets."""
         return (outputs * self.scale + self.mean).astype(np.result_type(outputs.dtype, self.dtype))
+
+    def as_module(self, dtype: torch.dtype) -> Affine:
+        """Return :meth:`decode` as a module, for outputs of this type."""
+        type_name = np.result_type(str(dtype).removeprefix("torch."), self.dtype).name
+        return Affine(self.mean, self.scale, inverse=True, dtype=getattr(torch, type_name))
 
 
 def _live_blocks(
@@ -118,6 +124,15 @@ class TargetCodec:
             return LabelDecoder(self.classes).methods()
         return {"predict": _unchanged if self.scale is None else self.scale.decode}
 
+    def decoding_modules(self, dtype: torch.dtype) -> list[nn.Module]:
+        """Return the modules that decode outputs (S, B, G) of this type, one after the other."""
+        modules: list[nn.Module] = []
+        if self.scale is not None:
+            modules.append(self.scale.as_module(dtype))
+        if self.classes is not None:
+            modules.append(LabelDecoder(self.classes).as_module())
+        return modules
+
     def as_vector(self, result: np.ndarray, method: str) -> np.ndarray:
         """Return a one-column matrix as a vector where scikit-learn expects one; else the array
         unchanged.
@@ -167,6 +182,35 @@ class LabelDecoder:
                 "class or function as model is told their number as n_out"
             )
         return outputs
+
+    def as_module(self) -> Classify:
+        return Classify(self.classes)
+
+
+class Classify(nn.Module):
+    """Turn class scores (S, B, K) into labels (S, B, 1), or their places among the classes, and
+    probabilities.
+
+    Parameters
+    ----------
+    classes : ndarray of shape (K,)
+        Numbers become labels; anything else stays a place.
+    """
+
+    classes: Tensor
+
+    def __init__(self, classes: np.ndarray) -> None:
+        super().__init__()
+        self.as_numbers = classes.dtype.kind in "iufb"
+        if self.as_numbers:
+            # torch has few operations for unsigned and short integers
+            dtype = np.int64 if classes.dtype.kind in "iu" else classes.dtype
+            self.register_buffer("classes", torch.from_numpy(np.array(classes, dtype)))
+
+    def forward(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        place = scores.argmax(-1, keepdim=True)
+        label = self.classes[place] if self.as_numbers else place
+        return label, torch.log_softmax(scores, -1).exp()
 
 
 def _unchanged(outputs: np.ndarray) -> np.ndarray:

@@ -12,8 +12,9 @@ from torch import Tensor
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.filling import ForwardFilled, forward_fill
 from fluxutils_py.errors import ShapeError
+from fluxutils_py.exporting import InitialState
 from fluxutils_py.inputs.inputs import Inputs
-from fluxutils_py.inputs.moments import empty_result, moments
+from fluxutils_py.inputs.moments import FeatureModule, empty_result, moments
 from fluxutils_py.inputs.sharded_data import SeriesPool
 from fluxutils_py.transformers.transformer_base import SequenceTransformer, read_numbers
 
@@ -120,6 +121,18 @@ class FillBlock:
         np.copyto(out, self.values[:, None, None], where=np.isnan(out), casting="same_kind")
         return out
 
+    def as_module(self) -> Fill:
+        return Fill(values=self.values)
+
+
+class Fill(FeatureModule):
+    """Put one value per feature for NaN."""
+
+    values: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x.isnan(), self.values.to(x.dtype), x)
+
 
 class ForwardFillBlock:
     """Fill in series from earlier steps; the state is the last value of each feature of each
@@ -151,6 +164,29 @@ class ForwardFillBlock:
         kept = state[0].clone()
         kept[:, series] = torch.nan
         return [kept]
+
+    def as_module(self) -> ForwardFill:
+        return ForwardFill(self.start)
+
+
+class ForwardFill(FeatureModule):
+    """Put the last value before it for NaN.
+
+    The state is (F, B), the last values, NaN where there is none.
+    """
+
+    start: Tensor
+
+    def __init__(self, start: np.ndarray) -> None:
+        super().__init__(start=start)
+        nothing_before = torch.full((len(start), 1), torch.nan, dtype=torch.float64)
+        self.initial = (InitialState(nothing_before, batch_axis=1),)
+
+    def forward(self, x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        known = torch.where(x.isnan(), last.t().to(x.dtype), x)
+        filled = torch.where(known.isnan(), self.start.to(x.dtype), known)
+        # without the fill value: it is for steps before the first value only
+        return filled, known.t().double()
 
 
 def as_floats(block: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
+from torch import Tensor, nn
 
 from fluxutils_py.data import LazyArray, SampleWeight, SeriesArray
 from fluxutils_py.data.arrays import in_memory
@@ -200,6 +200,10 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
         check_integer("n_series", n_series, 1, error=SpecError)
         n_features = int(self._layout.features)
         return TransformerStream(self._block_function(), (n_features, int(n_series)), state)
+
+    def as_module(self) -> nn.Module:
+        """Return the fitted transformation as a torch module of steps (B, F), for export."""
+        return self._block_function().as_module()
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return the names of the output features, which are those of the input.

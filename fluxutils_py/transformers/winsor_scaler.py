@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.inputs.inputs import Inputs
-from fluxutils_py.inputs.moments import empty_result
+from fluxutils_py.inputs.moments import FeatureModule, empty_result
 from fluxutils_py.inputs.sharded_data import SeriesPool
 from fluxutils_py.nn.winsor import winsor_statistics
 from fluxutils_py.transformers.transformer_base import SequenceTransformer, read_blocks
@@ -86,13 +87,36 @@ class WinsorizeBlock:
 
     keeps_features = True
 
-    def __init__(self, *statistics: np.ndarray) -> None:
-        self.statistics = tuple(s[:, None, None] for s in statistics)
+    def __init__(
+        self, lower: np.ndarray, upper: np.ndarray, mean: np.ndarray, scale: np.ndarray
+    ) -> None:
+        self.lower = lower[:, None, None]
+        self.upper = upper[:, None, None]
+        self.mean = mean[:, None, None]
+        self.scale = scale[:, None, None]
 
     def __call__(self, block: np.ndarray) -> np.ndarray:
-        lower, upper, mean, scale = self.statistics
         out = empty_result(block)
-        np.subtract(np.clip(block, lower, upper), mean, out=out, casting="same_kind")
-        np.divide(out, scale, out=out, casting="same_kind")
+        clamped = np.clip(block, self.lower, self.upper)
+        np.subtract(clamped, self.mean, out=out, casting="same_kind")
+        np.divide(out, self.scale, out=out, casting="same_kind")
         out[np.isnan(out)] = 0
         return out
+
+    def as_module(self) -> Winsorize:
+        return Winsorize(lower=self.lower, upper=self.upper, mean=self.mean, scale=self.scale)
+
+
+class Winsorize(FeatureModule):
+    """Clamp to quantiles, standardise, and put 0 for NaN."""
+
+    lower: Tensor
+    upper: Tensor
+    mean: Tensor
+    scale: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        # not clamp, which runtimes have for numbers only; rounded twice, as in WinsorizeBlock
+        clamped = torch.minimum(torch.maximum(x.double(), self.lower), self.upper)
+        y = ((clamped - self.mean).to(x.dtype).double() / self.scale).to(x.dtype)
+        return torch.where(x.isnan(), torch.zeros_like(y), y)
