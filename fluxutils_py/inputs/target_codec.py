@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import block_slices
-from fluxutils_py.errors import DataError
+from fluxutils_py.inputs.labels import LabelDecoder, Transform
 from fluxutils_py.inputs.moments import Affine, Standardize, moments, safe_scale
 
-Transform = Callable[[np.ndarray], np.ndarray]
 Merge = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
 
 
@@ -57,9 +56,8 @@ class TargetScale:
             Merges these moments with those of other series: of ranks that have series of their own.
         """
         count, mean, squares = merge(*moments(_live_blocks(y, segments, weight), y.F))
-        variance = np.maximum(squares, 0) / np.where(
-            count > 0, count, 1
-        )  # below 0 only for invalid weights
+        # squares are below 0 only for invalid weights, which are rejected later
+        variance = np.maximum(squares, 0) / np.where(count > 0, count, 1)
         return cls(mean, safe_scale(mean, variance), y.dtype)
 
     def decode(self, outputs: np.ndarray) -> np.ndarray:
@@ -75,16 +73,19 @@ class TargetScale:
 def _live_blocks(
     y: SeriesArray, segments: Segments, weight: SampleWeight | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Yield blocks of targets (G, B, S), with NaN where one is missing, and their weights (B, S)."""
+    """Yield blocks of targets (G, B, S), NaN where one is missing, and their weights (B, S)."""
     for series, steps in block_slices(y.N, y.T, y.F):
-        part, t = segments[series], np.arange(steps.start, steps.stop)
-        y.prefetch(part, steps.start, steps.stop)
+        rows = segments[series]
+        y.prefetch(rows, steps.start, steps.stop)
         block = y.stored_block(series, steps)
-        start = part.start[:, None]
-        live = (
-            (t >= start) & (t < start + part.length[:, None]) & np.isfinite(block)
-        )  # infinite: rejected later
-        yield np.where(live, block, np.nan), None if weight is None else weight.block(series, steps)
+        t = np.arange(steps.start, steps.stop)
+        start = rows.start[:, None]
+        exists = (t >= start) & (t < start + rows.length[:, None])
+        # infinite targets do not count here: a message rejects them when they are trained on
+        yield (
+            np.where(exists & np.isfinite(block), block, np.nan),
+            None if weight is None else weight.block(series, steps),
+        )
 
 
 @dataclass(frozen=True)
@@ -139,78 +140,12 @@ class TargetCodec:
         """
         if result.ndim != 2 or result.shape[1] != 1:
             return result
-        binary = self.classes is not None and len(self.classes) == 2
-        is_vector = (
-            self.ndim == 1 if method == "predict" else method == "decision_function" and binary
-        )
+        if method == "predict":
+            is_vector = self.ndim == 1
+        else:  # scikit-learn's scorers expect one decision of two classes as a vector
+            is_binary = self.classes is not None and len(self.classes) == 2
+            is_vector = method == "decision_function" and is_binary
         return result[:, 0] if is_vector else result
-
-
-@dataclass(frozen=True)
-class LabelDecoder:
-    """Turns the class scores (S, B, K) of a model into labels, probabilities and decisions."""
-
-    classes: np.ndarray
-
-    def methods(self) -> dict[str, Transform]:
-        return {
-            "predict": self.labels,
-            "predict_proba": self.probabilities,
-            "predict_log_proba": self.log_probabilities,
-            "decision_function": self.decision_function,
-        }
-
-    def labels(self, outputs: np.ndarray) -> np.ndarray:
-        return self.classes[self._check_scores(outputs).argmax(-1)][:, :, None]
-
-    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        return np.exp(self.log_probabilities(outputs))
-
-    def log_probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        return torch.log_softmax(
-            torch.from_numpy(np.ascontiguousarray(self._check_scores(outputs))), -1
-        ).numpy()
-
-    def decision_function(self, outputs: np.ndarray) -> np.ndarray:
-        scores = self._check_scores(outputs)
-        return scores[:, :, 1:] - scores[:, :, :1] if len(self.classes) == 2 else scores
-
-    def _check_scores(self, outputs: np.ndarray) -> np.ndarray:
-        if outputs.shape[-1] != len(self.classes):
-            raise DataError(
-                f"the model gives {outputs.shape[-1]} scores for {len(self.classes)} classes; a "
-                "class or function as model is told their number as n_out"
-            )
-        return outputs
-
-    def as_module(self) -> Classify:
-        return Classify(self.classes)
-
-
-class Classify(nn.Module):
-    """Turn class scores (S, B, K) into labels (S, B, 1), or their places among the classes, and
-    probabilities.
-
-    Parameters
-    ----------
-    classes : ndarray of shape (K,)
-        Numbers become labels; anything else stays a place.
-    """
-
-    classes: Tensor
-
-    def __init__(self, classes: np.ndarray) -> None:
-        super().__init__()
-        self.as_numbers = classes.dtype.kind in "iufb"
-        if self.as_numbers:
-            # torch has few operations for unsigned and short integers
-            dtype = np.int64 if classes.dtype.kind in "iu" else classes.dtype
-            self.register_buffer("classes", torch.from_numpy(np.array(classes, dtype)))
-
-    def forward(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        place = scores.argmax(-1, keepdim=True)
-        label = self.classes[place] if self.as_numbers else place
-        return label, torch.log_softmax(scores, -1).exp()
 
 
 def _unchanged(outputs: np.ndarray) -> np.ndarray:

@@ -18,7 +18,8 @@ from fluxutils_py.estimator.model_export import (
     inverse_target_module,
     transformer_module,
 )
-from fluxutils_py.inputs.target_codec import LabelDecoder, TargetScale
+from fluxutils_py.inputs.labels import LabelDecoder
+from fluxutils_py.inputs.target_codec import TargetScale
 
 
 @pytest.fixture
