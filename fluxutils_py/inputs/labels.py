@@ -57,7 +57,12 @@ class LabelEncoder:
         Name of the labels in error messages.
     """
 
-    def __init__(self, classes: np.ndarray, unknown: int | None = None, name: str = "y") -> None:
+    def __init__(
+        self,
+        classes: np.ndarray,
+        unknown: int | None = None,
+        name: str = "y",
+    ) -> None:
         self.classes = classes
         self.unknown = unknown
         self.name = name
@@ -100,7 +105,11 @@ class EncodedLabels(DerivedArray):
 
     dtype = np.dtype(np.int64)
 
-    def __init__(self, source: Any, encode: Transform) -> None:
+    def __init__(
+        self,
+        source: Any,
+        encode: Transform,
+    ) -> None:
         self.source = source
         self.encode = encode
         self.shape = tuple(source.shape)
@@ -185,7 +194,9 @@ def find_largest(labels: Any) -> int:
 
 
 def find_classes(
-    labels: Any, weight: SampleWeight | None, rows: Segments | None = None
+    labels: Any,
+    weight: SampleWeight | None,
+    rows: Segments | None = None,
 ) -> np.ndarray:
     """Return the sorted labels in an array (1, N, T) at steps of nonzero weight, in one pass over
     blocks.
@@ -280,7 +291,11 @@ class ClassWeightArray(DuckArray):
                 )
         self.of_class = compute_class_weight(class_weight, classes=classes, y=classes)
 
-    def _count_classes(self, n_classes: int, rows: Segments) -> np.ndarray:
+    def _count_classes(
+        self,
+        n_classes: int,
+        rows: Segments,
+    ) -> np.ndarray:
         """Return the sum of the weights of the steps of each class."""
         counts = np.zeros(n_classes)
         for series, steps in block_slices(*self.shape[1:]):
@@ -293,7 +308,12 @@ class ClassWeightArray(DuckArray):
             counts += np.bincount(block[counted], weight[counted], n_classes)
         return counts
 
-    def _step_weights(self, block: np.ndarray, series: slice, steps: slice) -> np.ndarray:
+    def _step_weights(
+        self,
+        block: np.ndarray,
+        series: slice,
+        steps: slice,
+    ) -> np.ndarray:
         return np.ones(block.shape) if self.weight is None else self.weight.block(series, steps)
 
     def read(self, *index: Index) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,12 @@ class Standardize:
 
     keeps_features = True
 
-    def __init__(self, mean: np.ndarray, scale: np.ndarray, inverse: bool) -> None:
+    def __init__(
+        self,
+        mean: np.ndarray,
+        scale: np.ndarray,
+        inverse: bool,
+    ) -> None:
         self.mean = mean[:, None, None]
         self.scale = scale[:, None, None]
         self.inverse = inverse
@@ -85,7 +90,8 @@ class Affine(FeatureModule):
         if self.inverse:
             return (x.double() * self.scale + self.center).to(dtype)
         # rounded after the subtraction too, as in Standardize
-        return ((x.double() - self.center).to(dtype).double() / self.scale).to(dtype)
+        centered = (x.double() - self.center).to(dtype)
+        return (centered.double() / self.scale).to(dtype)
 
     def inverted(self) -> Affine:
         return Affine(self.center, self.scale, not self.inverse)
@@ -99,11 +105,34 @@ def safe_scale(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     return np.where(scale <= CONSTANT * abs(mean), 1.0, scale)
 
 
-def moments(
-    blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: int
-) -> tuple[Any, Any, Any]:
-    """Return the count (or total weight), the mean, and the sum of squared deviations of each
-    feature, (F,).
+class Moments(NamedTuple):
+    """The count (or total weight), the mean, and the sum of squared deviations from it.
+
+    They are numbers, or arrays with one value per feature.
+    """
+
+    count: Any
+    mean: Any
+    squares: Any
+
+    def merge(self, other: Moments) -> Moments:
+        """Return the moments of two parts together, without cancellation.
+
+        Source: Chan, Golub & LeVeque (1983), The American Statistician 37(3).
+        """
+        count = self.count + other.count
+        share = other.count / np.where(count > 0, count, 1)
+        distance = other.mean - self.mean
+        between = distance * (self.count * share) * distance
+        return Moments(
+            count=count,
+            mean=self.mean + distance * share,
+            squares=self.squares + other.squares + between,
+        )
+
+
+def moments(blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: int) -> Moments:
+    """Return the moments of each feature, (F,).
 
     Parameters
     ----------
@@ -112,10 +141,10 @@ def moments(
     n_features : int
     """
     origin = np.full((n_features, 1), np.nan)  # of each feature, a value that occurs
-    totals: tuple[Any, Any, Any] = (
-        np.zeros(n_features, int),
-        np.zeros(n_features),
-        np.zeros(n_features),
+    total = Moments(
+        count=np.zeros(n_features, int),
+        mean=np.zeros(n_features),
+        squares=np.zeros(n_features),
     )
     for block, weight in blocks:
         # C order makes the sums independent of the memory order of the data
@@ -123,41 +152,29 @@ def moments(
         w = ~np.isnan(values)
         if weight is not None:
             w = w * weight.reshape(-1, values.shape[1]).astype(float)
-        total = w.sum(1)
-        origin = np.where(
-            np.isnan(origin),
-            np.fmax.reduce(np.where(w > 0, values, np.nan), 1, keepdims=True),
-            origin,
-        )
+        largest = np.fmax.reduce(np.where(w > 0, values, np.nan), 1, keepdims=True)
+        origin = np.where(np.isnan(origin), largest, origin)
         # differences are small, so their sums lose no digits; for a constant they are exactly 0
         distance = np.where(w > 0, values - origin, 0)
-        mean = (w * distance).sum(1) / np.where(total > 0, total, 1)
-        totals = merge_moments(*totals, total, mean, (w * (distance - mean[:, None]) ** 2).sum(1))
-    count, mean, squares = totals
-    return count, mean + np.nan_to_num(origin[:, 0]), squares
+        total = total.merge(_moments_of_block(distance, w))
+    count, mean, squares = total
+    return Moments(count, mean + np.nan_to_num(origin[:, 0]), squares)
 
 
-def merge_moments(
-    n: Any, mean: Any, squares: Any, m: Any, other_mean: Any, other_squares: Any
-) -> tuple[Any, Any, Any]:
-    """Merge the weights, means and sums of squared deviations of two parts, without cancellation.
-
-    Arguments are numbers, or arrays with one value per feature. Source: Chan, Golub & LeVeque
-    (1983), The American Statistician 37(3).
-    """
-    both = n + m
-    share = m / np.where(both > 0, both, 1)
-    distance = other_mean - mean
-    return (
-        both,
-        mean + distance * share,
-        squares + other_squares + distance * (n * share) * distance,
-    )
+def _moments_of_block(values: np.ndarray, w: np.ndarray) -> Moments:
+    """Return the moments of values (F, n) with weights of the same shape, or a mask."""
+    count = w.sum(1)
+    mean = (w * values).sum(1) / np.where(count > 0, count, 1)
+    squares = (w * (values - mean[:, None]) ** 2).sum(1)
+    return Moments(count, mean, squares)
 
 
 def empty_result(block: np.ndarray) -> np.ndarray:
-    """Return an uninitialised array like a block, in its memory order: float32 for short floats,
-    else float64.
-    """
-    is_short = block.dtype.kind == "f" and block.dtype.itemsize <= 4
-    return np.empty_like(block, np.float32 if is_short else np.float64, subok=False)
+    """Return an uninitialised array like a block, in its memory order, of :func:`float_type`."""
+    return np.empty_like(block, float_type(block.dtype), subok=False)
+
+
+def float_type(dtype: np.dtype) -> type[np.float32] | type[np.float64]:
+    """Return the type in which to compute: float32 for short floats, else float64."""
+    is_short = dtype.kind == "f" and dtype.itemsize <= 4
+    return np.float32 if is_short else np.float64

@@ -14,9 +14,7 @@ from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import block_slices
 from fluxutils_py.inputs.labels import LabelDecoder, Transform
-from fluxutils_py.inputs.moments import Affine, Standardize, moments, safe_scale
-
-Merge = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
+from fluxutils_py.inputs.moments import Affine, Moments, Standardize, moments, safe_scale
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class TargetScale:
         y: SeriesArray,
         segments: Segments,
         weight: SampleWeight | None,
-        merge: Merge = lambda *moments: moments,
+        merge: Callable[[Moments], Moments] = lambda moments: moments,
     ) -> TargetScale:
         """Compute mean and standard deviation of the targets over the live steps, in one pass over
         blocks.
@@ -53,9 +51,9 @@ class TargetScale:
             Segment ``n`` holds the existing steps of series ``n``.
         weight : SampleWeight, optional
         merge : callable, optional
-            Merges these moments with those of other series: of ranks that have series of their own.
+            Merges these moments with those of other series: of ranks that have separate series.
         """
-        count, mean, squares = merge(*moments(_live_blocks(y, segments, weight), y.F))
+        count, mean, squares = merge(moments(_live_blocks(y, segments, weight), y.F))
         # squares are below 0 only for invalid weights, which are rejected later
         variance = np.maximum(squares, 0) / np.where(count > 0, count, 1)
         return cls(mean, safe_scale(mean, variance), y.dtype)
@@ -71,7 +69,9 @@ class TargetScale:
 
 
 def _live_blocks(
-    y: SeriesArray, segments: Segments, weight: SampleWeight | None
+    y: SeriesArray,
+    segments: Segments,
+    weight: SampleWeight | None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """Yield blocks of targets (G, B, S), NaN where one is missing, and their weights (B, S)."""
     for series, steps in block_slices(y.N, y.T, y.F):
@@ -134,7 +134,11 @@ class TargetCodec:
             modules.append(LabelDecoder(self.classes).as_module())
         return modules
 
-    def as_vector(self, result: np.ndarray, method: str) -> np.ndarray:
+    def as_vector(
+        self,
+        result: np.ndarray,
+        method: str,
+    ) -> np.ndarray:
         """Return a one-column matrix as a vector where scikit-learn expects one; else the array
         unchanged.
         """

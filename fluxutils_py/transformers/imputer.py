@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fluxutils_py.data import SeriesArray
@@ -70,12 +71,20 @@ class SequenceImputer(SequenceTransformer):
 
     statistics_: np.ndarray
 
-    def __init__(self, strategy: str = "mean", *, fill_value: Any = None) -> None:
+    def __init__(
+        self,
+        strategy: str = "mean",
+        *,
+        fill_value: ArrayLike | None = None,
+    ) -> None:
         self.strategy = strategy
         self.fill_value = fill_value
 
     def _compute_statistics(
-        self, series: SeriesArray, inputs: Inputs, pool: SeriesPool
+        self,
+        series: SeriesArray,
+        inputs: Inputs,
+        pool: SeriesPool,
     ) -> dict[str, Any]:
         if self.strategy not in ("mean", "constant", "ffill"):
             raise ValueError(
@@ -86,26 +95,31 @@ class SequenceImputer(SequenceTransformer):
                 "strategy='ffill' fills in from the step before, but the rows of a matrix are "
                 "series of one step; give an array (F, N, T), or timesteps(x) of one"
             )
-        if self.fill_value is None and self.strategy != "constant":
-            of_blocks = moments(read_numbers(series, inputs, type(self).__name__), series.F)
-            return {"statistics_": pool.moments(*of_blocks)[1]}
-        if self.strategy == "mean":
+        if self.fill_value is not None and self.strategy == "mean":
             raise ValueError(
-                "fill_value is for strategy='constant' and 'ffill'; strategy='mean' takes the mean"
+                "fill_value is for strategy='constant' and 'ffill'; strategy='mean' uses the mean"
             )
+        if self.fill_value is not None or self.strategy == "constant":
+            return {"statistics_": self._read_fill_value(series.F)}
+        blocks = read_numbers(series, inputs, type(self).__name__)
+        return {"statistics_": pool.moments(moments(blocks, series.F)).mean}
+
+    def _read_fill_value(self, n_features: int) -> np.ndarray:
         try:
             value = np.asarray(0.0 if self.fill_value is None else self.fill_value, float)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError):  # not a number, as the message below says
             value = np.array(np.nan)
-        if value.shape not in ((), (series.F,)) or not np.isfinite(value).all():
+        if value.shape not in ((), (n_features,)) or not np.isfinite(value).all():
             raise ShapeError(
-                f"fill_value must be a number, or {series.F} numbers, one per feature; got "
+                f"fill_value must be a number, or {n_features} numbers, one per feature; got "
                 f"{self.fill_value!r}"
             )
-        return {"statistics_": np.array(np.broadcast_to(value, series.F))}
+        return np.array(np.broadcast_to(value, n_features))
 
     def _block_function(self) -> FillBlock | ForwardFillBlock:
-        return (ForwardFillBlock if self.strategy == "ffill" else FillBlock)(self.statistics_)
+        if self.strategy == "ffill":
+            return ForwardFillBlock(self.statistics_)
+        return FillBlock(self.statistics_)
 
 
 class FillBlock:
@@ -152,15 +166,27 @@ class ForwardFillBlock:
     def over(self, array: Any) -> ForwardFilled:
         return ForwardFilled(array, self.start, as_floats)
 
-    def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
+    def empty_state(
+        self,
+        n_features: int,
+        n_series: int,
+    ) -> list[Tensor]:
         return [torch.full((n_features, n_series), torch.nan, dtype=torch.float64)]
 
-    def step(self, block: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
+    def step(
+        self,
+        block: np.ndarray,
+        state: Sequence[Tensor],
+    ) -> tuple[np.ndarray, list[Tensor]]:
         out = as_floats(block)
         last = forward_fill(out, state[0].numpy(), self.start)
         return out, [torch.from_numpy(last.astype(float))]
 
-    def forget(self, state: Sequence[Tensor], series: Any) -> list[Tensor]:
+    def forget(
+        self,
+        state: Sequence[Tensor],
+        series: slice | np.ndarray,
+    ) -> list[Tensor]:
         kept = state[0].clone()
         kept[:, series] = torch.nan
         return [kept]
@@ -182,7 +208,11 @@ class ForwardFill(FeatureModule):
         nothing_before = torch.full((len(start), 1), torch.nan, dtype=torch.float64)
         self.initial = (InitialState(nothing_before, batch_axis=1),)
 
-    def forward(self, x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        x: Tensor,
+        last: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         known = torch.where(x.isnan(), last.t().to(x.dtype), x)
         filled = torch.where(known.isnan(), self.start.to(x.dtype), known)
         # without the fill value: it is for steps before the first value only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.inputs.inputs import Inputs
-from fluxutils_py.inputs.moments import FeatureModule, empty_result
+from fluxutils_py.inputs.moments import FeatureModule, Moments, empty_result, float_type
 from fluxutils_py.inputs.sharded_data import SeriesPool
 from fluxutils_py.nn.winsor import winsor_statistics
 from fluxutils_py.transformers.transformer_base import SequenceTransformer, read_blocks
@@ -57,26 +58,29 @@ class WinsorScaler(SequenceTransformer):
     scale_: np.ndarray
 
     def _compute_statistics(
-        self, series: SeriesArray, inputs: Inputs, pool: SeriesPool
+        self,
+        series: SeriesArray,
+        inputs: Inputs,
+        pool: SeriesPool,
     ) -> dict[str, Any]:
-        kind = np.float32 if series.dtype.kind == "f" and series.dtype.itemsize <= 4 else np.float64
-        statistics = winsor_statistics(
-            lambda: (
-                torch.from_numpy(np.array(block, kind, order="C").reshape(series.F, -1))
-                for *_, block in read_blocks(series, inputs)
-            ),
-            pool.add_up,
-            lambda *parts: tuple(
-                torch.from_numpy(v) for v in pool.moments(*(p.numpy() for p in parts))
-            ),
-        )
-        return dict(
-            zip(
-                ("lower_", "upper_", "mean_", "scale_"),
-                (v.numpy() for v in statistics),
-                strict=True,
-            )
-        )
+        dtype = float_type(series.dtype)  # float32 needs fewer passes than float64
+
+        def read_pass() -> Iterator[Tensor]:
+            for _, _, block in read_blocks(series, inputs):
+                values = np.array(block, dtype, order="C")
+                yield torch.from_numpy(values.reshape(series.F, -1))
+
+        def merge(*parts: Tensor) -> tuple[Tensor, ...]:
+            merged = pool.moments(Moments(*(part.numpy() for part in parts)))
+            return tuple(map(torch.from_numpy, merged))
+
+        lower, upper, mean, scale = winsor_statistics(read_pass, pool.add_up, merge)
+        return {
+            "lower_": lower.numpy(),
+            "upper_": upper.numpy(),
+            "mean_": mean.numpy(),
+            "scale_": scale.numpy(),
+        }
 
     def _block_function(self) -> WinsorizeBlock:
         return WinsorizeBlock(self.lower_, self.upper_, self.mean_, self.scale_)
@@ -88,7 +92,11 @@ class WinsorizeBlock:
     keeps_features = True
 
     def __init__(
-        self, lower: np.ndarray, upper: np.ndarray, mean: np.ndarray, scale: np.ndarray
+        self,
+        lower: np.ndarray,
+        upper: np.ndarray,
+        mean: np.ndarray,
+        scale: np.ndarray,
     ) -> None:
         self.lower = lower[:, None, None]
         self.upper = upper[:, None, None]
