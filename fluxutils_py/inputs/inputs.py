@@ -32,6 +32,7 @@ from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError
 
+# Types of matrices that stay; scikit-learn converts all others to the first.
 FLOATS = [np.float64, np.float32]
 
 
@@ -95,7 +96,7 @@ class Inputs:
         """
         if not isinstance(self.view, TimestepsView):
             return self.all_series()
-        runs = self.contiguous_runs()
+        runs = self.contiguous_runs()  # of the rows, which are steps of all series
         starts = np.array([run.start for run in runs])
         lengths = np.array([run.stop - run.start for run in runs])
         return Segments(
@@ -132,6 +133,7 @@ class Inputs:
         """Return the arrays (F, N, n) of a run with earlier steps that only warm up the state, and
         their number.
         """
+        # only a view of steps knows the steps that precede its rows
         if not isinstance(self.view, TimestepsView):
             return tuple(s.array for s in self.series), 0
         array, n_context = self.view.with_context(run)
@@ -246,6 +248,7 @@ def require_array(value: object, name: str, forms: str) -> None:
     """Raise DataError for values that are clearly not arrays; scikit-learn and NumPy check the
     rest.
     """
+    # a dict or a group of HDF5: which of its arrays is meant is not known
     is_mapping = isinstance(check_dataset(value, name), Mapping) and not hasattr(value, "shape")
     if value is None or is_mapping or isinstance(value, str | bytes | numbers.Number):
         got = type(value).__name__ if isinstance(value, Mapping) else repr(value)
@@ -280,6 +283,7 @@ def n_axes(x: object) -> int:
 
 def _read_native(x: object, name: str) -> Inputs:
     series = as_series(as_ragged(x, name), name)
+    # feature_names_in_ of scikit-learn is for one array
     names = get_feature_names(x) if len(series) == 1 and hasattr(x, "shape") else None
     return Inputs(
         series=series,
@@ -343,6 +347,7 @@ TRANSPOSES = {
 
 def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
     """Check that two arrays hold the same series and the same time steps."""
+    # first, because T of a list is the length of its longest series, and names no series
     _require_equal_lengths(a, b)
     for axis, unit, m, n in ((1, "series", a.N, b.N), (2, "time steps", a.T, b.T)):
         if m != n:
@@ -393,6 +398,7 @@ def _n_and_t(s: SeriesArray, order: str) -> tuple[int, int]:
 
 
 def _describe_layouts(a: SeriesArray, of_a: str, b: SeriesArray, of_b: str) -> str:
+    # the last word of a name is a variable: "validation x" is x
     remedies = [
         f"{s.name.split()[-1]}.{TRANSPOSES[order]}"
         for s, order in ((a, of_a), (b, of_b))
@@ -425,12 +431,14 @@ def _read_rows(x: object, schema: InputSchema, name: str) -> Inputs:
     """
     given = to_numpy(x)
     if n_axes(given) == 1 and not hasattr(given, "iloc"):
+        # scikit-learn's message would name only the two reshapes to a matrix
         raise ShapeError(
             f"{name} has one axis, of {len(given)} values. Reshape your data: x[None, None] if "
             "they are one feature of one series (F, N, T), x.reshape(-1, 1) if a matrix of one "
             "feature, x.reshape(1, -1) if one of a single sample"
         )
     fitted = schema.fitted
+    # a plain matrix after a fit on a view: StandardScaler, say, returns one for a view
     if fitted is not None and fitted.form in ("samples", "timesteps"):
         return _read_flat_view(given, schema, fitted, name)
     if fitted is not None and fitted.form == "native":
@@ -509,6 +517,7 @@ def _read_flat_view(x: object, schema: InputSchema, fitted: InputLayout, name: s
         series=(SeriesArray(array, name),),
         form=fitted.form,
         columns=n_columns,
+        # nothing says where rows are missing, so that they count as consecutive steps
         view=TimestepsView(array) if over_time else None,
     )
 
@@ -536,6 +545,7 @@ def restrict_steps(inputs: Inputs, starts: object, lengths: object) -> Inputs:
             "common to all series"
         )
     first = _first_steps(starts, inputs)
+    # checked after the starts: without lengths, a series runs from its start to the end
     count = _step_counts(lengths, first, inputs)
     beyond = np.flatnonzero(first + count > inputs.T)
     if len(beyond):
@@ -570,6 +580,7 @@ def _step_counts(lengths: object, first: np.ndarray, inputs: Inputs) -> np.ndarr
 
 
 def _one_per_series(name: str, value: object, n_series: int) -> np.ndarray:
+    # before asarray, which drops the mask
     reject_masked(value, name, fill="T" if name == "lengths" else "0")
     values = np.asarray(value)
     if values.shape != (n_series,) or values.dtype.kind not in "iu":
@@ -610,7 +621,7 @@ def _weights_of_rows_of_steps(w: Any, inputs: Inputs) -> Any:
     """Return weights of the rows of ``timesteps(x)``, which are steps, as weights of steps of
     series.
     """
-    if w.shape == (inputs.T,):
+    if w.shape == (inputs.T,):  # a step counts the same in all series
         return np.broadcast_to(np.asarray(w), (inputs.N, inputs.T))
     if w.shape == (inputs.T, inputs.N):
         return np.asarray(w).T

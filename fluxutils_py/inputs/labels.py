@@ -23,7 +23,7 @@ from fluxutils_py.errors import DataError
 
 MISSING_LABEL = -100  # marks a step without a label, as in torch
 
-# Turns labels into integers; model outputs into what a method of prediction returns.
+# Turns blocks of labels into integers, or outputs of a model into predictions.
 Transform = Callable[[np.ndarray], np.ndarray]
 
 
@@ -39,6 +39,7 @@ def is_label(labels: np.ndarray) -> np.ndarray:
 
 
 def _is_label_object(value: object) -> bool:
+    # by name, because pandas may not be installed
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return False
     return bool(value == value)  # NaN differs from itself
@@ -75,6 +76,7 @@ class LabelEncoder:
             places = np.searchsorted(self.classes, labels)
         except TypeError:
             raise _unordered_labels(np.concatenate([self.classes, labels[labelled]])) from None
+        # the place of a label above all classes is behind the last
         codes = np.minimum(places, len(self.classes) - 1).astype(np.int64)
         is_unknown = self.classes[codes] != labels
         if is_unknown.any():
@@ -139,11 +141,13 @@ class LabelDecoder:
         return np.exp(self.log_probabilities(outputs))
 
     def log_probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        # torch takes no negative strides
         scores = np.ascontiguousarray(self._check_scores(outputs))
         return torch.log_softmax(torch.from_numpy(scores), -1).numpy()
 
     def decision_function(self, outputs: np.ndarray) -> np.ndarray:
         scores = self._check_scores(outputs)
+        # as in scikit-learn: for two classes one number, positive for the second
         return scores[:, :, 1:] - scores[:, :, :1] if len(self.classes) == 2 else scores
 
     def _check_scores(self, outputs: np.ndarray) -> np.ndarray:
@@ -207,6 +211,7 @@ def find_classes(
     labels_of_blocks: list[np.ndarray] = []
     for series, steps in block_slices(labels.shape[1], labels.shape[2]):
         block = plain_block(labels[:, series, steps], "y")[0]
+        # a label that counts nowhere, as in padding, is no class
         counts = is_label(block)
         if weight is not None:
             counts &= weight.block(series, steps) > 0
@@ -280,6 +285,7 @@ class ClassWeightArray(DuckArray):
         if class_weight == "balanced":
             counts = add_up(self._count_classes(len(classes), rows))
             occurs = counts > 0
+            # a class without steps keeps 1: its weight would be infinite
             self.of_class = np.ones(len(classes))
             self.of_class[occurs] = counts.sum() / (occurs.sum() * counts[occurs])
             return
@@ -289,6 +295,7 @@ class ClassWeightArray(DuckArray):
                 raise ValueError(
                     f"class_weight names {unknown}, but the classes are {classes.tolist()}"
                 )
+        # "balanced", which depends on the frequencies in y, is done above
         self.of_class = compute_class_weight(class_weight, classes=classes, y=classes)
 
     def _count_classes(

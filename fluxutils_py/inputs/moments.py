@@ -15,6 +15,9 @@ from fluxutils_py.exporting import InitialState
 # a standard deviation below this share of the mean is rounding error
 CONSTANT = 10 * np.finfo(float).eps
 
+# Values (F, B, S) and their weights (B, S) or (F, B, S); None: all count the same.
+WeightedBlock = tuple[np.ndarray, np.ndarray | None]
+
 
 class Standardize:
     """Standardise blocks (F, n, t), or undo it; unlike a closure, it can be pickled."""
@@ -36,9 +39,11 @@ class Standardize:
         # NumPy computes in float64 and rounds to float32, so a large mean costs no digits
         if self.inverse:
             scaled = np.multiply(block, self.scale, dtype=float)
-            return np.add(scaled, self.mean, out=out, casting="same_kind")
-        np.subtract(block, self.mean, out=out, casting="same_kind")
-        return np.divide(out, self.scale, out=out, casting="same_kind")
+            np.add(scaled, self.mean, out=out, casting="same_kind")
+        else:
+            np.subtract(block, self.mean, out=out, casting="same_kind")
+            np.divide(out, self.scale, out=out, casting="same_kind")
+        return out
 
     def as_module(self) -> Affine:
         return Affine(self.mean, self.scale, self.inverse)
@@ -62,7 +67,8 @@ class FeatureModule(nn.Module):
     def __init__(self, **values: ArrayLike) -> None:
         super().__init__()
         for name, value in values.items():
-            self.register_buffer(name, torch.tensor(np.ravel(value), dtype=torch.float64))
+            buffer = torch.tensor(np.ravel(value), dtype=torch.float64)
+            self.register_buffer(name, buffer)
 
 
 class Affine(FeatureModule):
@@ -87,11 +93,14 @@ class Affine(FeatureModule):
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = x.dtype if self.dtype is None else self.dtype
+        x = x.double()
         if self.inverse:
-            return (x.double() * self.scale + self.center).to(dtype)
+            y = x * self.scale + self.center
+            return y.to(dtype)
         # rounded after the subtraction too, as in Standardize
-        centered = (x.double() - self.center).to(dtype)
-        return (centered.double() / self.scale).to(dtype)
+        centered = (x - self.center).to(dtype)
+        y = centered.double() / self.scale
+        return y.to(dtype)
 
     def inverted(self) -> Affine:
         return Affine(self.center, self.scale, not self.inverse)
@@ -131,13 +140,16 @@ class Moments(NamedTuple):
         )
 
 
-def moments(blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: int) -> Moments:
+def moments(
+    blocks: Iterable[WeightedBlock],
+    n_features: int,
+) -> Moments:
     """Return the moments of each feature, (F,).
 
     Parameters
     ----------
-    blocks : iterable of (values, weights)
-        Values (F, B, S), where NaN does not count, and weights (B, S) or (F, B, S), or None.
+    blocks : iterable of WeightedBlock
+        NaN does not count.
     n_features : int
     """
     origin = np.full((n_features, 1), np.nan)  # of each feature, a value that occurs
@@ -148,24 +160,31 @@ def moments(blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: 
     )
     for block, weight in blocks:
         # C order makes the sums independent of the memory order of the data
-        values = np.array(block, float, order="C").reshape(n_features, -1)
+        values = np.array(block, float, order="C")
+        values = values.reshape(n_features, -1)
         w = ~np.isnan(values)
         if weight is not None:
-            w = w * weight.reshape(-1, values.shape[1]).astype(float)
-        largest = np.fmax.reduce(np.where(w > 0, values, np.nan), 1, keepdims=True)
+            weight = weight.reshape(-1, values.shape[1])
+            w = w * weight.astype(float)
+        counted = np.where(w > 0, values, np.nan)
+        largest = np.fmax.reduce(counted, 1, keepdims=True)
         origin = np.where(np.isnan(origin), largest, origin)
         # differences are small, so their sums lose no digits; for a constant they are exactly 0
         distance = np.where(w > 0, values - origin, 0)
         total = total.merge(_moments_of_block(distance, w))
-    count, mean, squares = total
-    return Moments(count, mean + np.nan_to_num(origin[:, 0]), squares)
+    count, distance, squares = total
+    # a feature without values has no origin; its mean is 0
+    origin = np.nan_to_num(origin[:, 0])
+    return Moments(count, distance + origin, squares)
 
 
 def _moments_of_block(values: np.ndarray, w: np.ndarray) -> Moments:
     """Return the moments of values (F, n) with weights of the same shape, or a mask."""
     count = w.sum(1)
-    mean = (w * values).sum(1) / np.where(count > 0, count, 1)
-    squares = (w * (values - mean[:, None]) ** 2).sum(1)
+    total = (w * values).sum(1)
+    mean = total / np.where(count > 0, count, 1)
+    deviation = values - mean[:, None]
+    squares = (w * deviation**2).sum(1)
     return Moments(count, mean, squares)
 
 

@@ -74,6 +74,7 @@ class SeriesPool:
         if inputs is None:
             inputs = form.stand_in(schema, name)
         rows = inputs.whole()
+        # the series of a stand-in has no steps and is not counted
         rows_of_ranks = self.ranks.allgather(rows[rows.length > 0])
         return replace(inputs, shards=SeriesShards.of(rows_of_ranks, self.ranks.rank))
 
@@ -87,6 +88,7 @@ class SeriesPool:
         """
         if inputs.is_stand_in:
             form: _Form = self._agree_on(None, "sample_weight")
+            # its value does not matter: the series has no steps
             return SampleWeight(np.ones(1), 1, inputs.T) if form == _WEIGHTS else None
         weight = read_weight(sample_weight, inputs)
         self._agree_on(_NO_WEIGHTS if weight is None else _WEIGHTS, "sample_weight")
@@ -143,6 +145,7 @@ class SeriesPool:
             self.ranks.raise_on_all(
                 DataError(f"no rank has any series: {name} is None, or without series, everywhere")
             )
+        # a rank without series agrees with any other
         facts_of_ranks = [first.facts if f is None else f.facts for f in forms]
         for fact in first.facts:
             values = [facts[fact] for facts in facts_of_ranks]
@@ -160,6 +163,7 @@ class SeriesPool:
 
     def total(self, values: Summand) -> Summand:
         """Add up arrays or numbers of all ranks."""
+        # in the order of ranks, so that all get the same bits
         return reduce(operator.add, self.ranks.allgather(values))
 
     def add_up(self, t: Tensor) -> Tensor:
@@ -222,6 +226,7 @@ class _InputForm(_Form):
     @classmethod
     def of(cls, inputs: Inputs) -> _InputForm:
         arrays = tuple(map(_ArrayForm.of, inputs.series))
+        # plain texts, which any communicator can send
         names = None if inputs.names is None else tuple(map(str, inputs.names))
         form = "samples(x)" if inputs.form == "samples" else "an array"
         facts = {
@@ -241,9 +246,9 @@ class _InputForm(_Form):
         x: list[Any] = [[a[:, 0]] for a in arrays] if self.is_list else arrays
         if self.form == "samples":
             x = [samples(a) for a in x]
-        inputs = read_inputs(
-            tuple(x) if len(x) > 1 else x[0], replace(schema, fitted=None), name=name
-        )
+        # of one step: its columns are not those of a fit on a matrix or a view
+        schema = replace(schema, fitted=None)
+        inputs = read_inputs(tuple(x) if len(x) > 1 else x[0], schema, name=name)
         names = None if self.names is None else np.array(self.names, dtype=object)
         return replace(inputs, names=names, lengths=np.zeros(1, int))
 
@@ -272,7 +277,7 @@ class _TargetForm(_Form):
         """Return targets of this form for one series."""
         arrays: list[Any]
         if self.per_series:
-            ((n, dtype),) = self.arrays
+            ((n, dtype),) = self.arrays  # a matrix or a vector, so that there is just one
             arrays = [LastStepTargets(np.zeros((1, n), dtype), n_steps, np.zeros(1, int))]
         else:
             arrays = [np.zeros((n, 1, n_steps), dtype) for n, dtype in self.arrays]

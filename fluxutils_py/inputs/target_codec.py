@@ -14,7 +14,14 @@ from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import block_slices
 from fluxutils_py.inputs.labels import LabelDecoder, Transform
-from fluxutils_py.inputs.moments import Affine, Moments, Standardize, moments, safe_scale
+from fluxutils_py.inputs.moments import (
+    Affine,
+    Moments,
+    Standardize,
+    WeightedBlock,
+    moments,
+    safe_scale,
+)
 
 
 @dataclass(frozen=True)
@@ -53,26 +60,35 @@ class TargetScale:
         merge : callable, optional
             Merges these moments with those of other series: of ranks that have separate series.
         """
-        count, mean, squares = merge(moments(_live_blocks(y, segments, weight), y.F))
+        blocks = _live_blocks(y, segments, weight)
+        count, mean, squares = merge(moments(blocks, y.F))
         # squares are below 0 only for invalid weights, which are rejected later
         variance = np.maximum(squares, 0) / np.where(count > 0, count, 1)
         return cls(mean, safe_scale(mean, variance), y.dtype)
 
     def decode(self, outputs: np.ndarray) -> np.ndarray:
         """Convert model outputs (S, B, G) to the units of the targets."""
-        return (outputs * self.scale + self.mean).astype(np.result_type(outputs.dtype, self.dtype))
+        decoded = outputs * self.scale + self.mean
+        return decoded.astype(np.result_type(outputs.dtype, self.dtype))
 
     def as_module(self, dtype: torch.dtype) -> Affine:
         """Return :meth:`decode` as a module, for outputs of this type."""
-        type_name = np.result_type(str(dtype).removeprefix("torch."), self.dtype).name
-        return Affine(self.mean, self.scale, inverse=True, dtype=getattr(torch, type_name))
+        # NumPy's rule for the type of the result, which torch does not share
+        name = str(dtype).removeprefix("torch.")
+        result = np.result_type(name, self.dtype)
+        return Affine(
+            self.mean,
+            self.scale,
+            inverse=True,
+            dtype=getattr(torch, result.name),
+        )
 
 
 def _live_blocks(
     y: SeriesArray,
     segments: Segments,
     weight: SampleWeight | None,
-) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+) -> Iterator[WeightedBlock]:
     """Yield blocks of targets (G, B, S), NaN where one is missing, and their weights (B, S)."""
     for series, steps in block_slices(y.N, y.T, y.F):
         rows = segments[series]
@@ -80,7 +96,8 @@ def _live_blocks(
         block = y.stored_block(series, steps)
         t = np.arange(steps.start, steps.stop)
         start = rows.start[:, None]
-        exists = (t >= start) & (t < start + rows.length[:, None])
+        stop = start + rows.length[:, None]
+        exists = (t >= start) & (t < stop)
         # infinite targets do not count here: a message rejects them when they are trained on
         yield (
             np.where(exists & np.isfinite(block), block, np.nan),
@@ -115,14 +132,14 @@ class TargetCodec:
         """
         if self.scale is None:
             return y
-        return tuple(
-            s.map(Standardize(self.scale.mean, self.scale.scale, inverse=False)) for s in y
-        )
+        standardize = Standardize(self.scale.mean, self.scale.scale, inverse=False)
+        return tuple(s.map(standardize) for s in y)
 
     def decoders(self) -> dict[str, Transform]:
         """Map each prediction method to the function that decodes model outputs (S, B, G)."""
         if self.classes is not None:
             return LabelDecoder(self.classes).methods()
+        # a function with a name, not a lambda, so that it can be pickled
         return {"predict": _unchanged if self.scale is None else self.scale.decode}
 
     def decoding_modules(self, dtype: torch.dtype) -> list[nn.Module]:

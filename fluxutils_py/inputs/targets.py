@@ -152,12 +152,13 @@ def _read_plain_targets(y: object, inputs: Inputs, schema: TargetSchema) -> Targ
     """Read a vector or matrix with one row per series, or one per step for a view of time steps."""
     y = to_numpy(y)
     name = schema.name
-    ndim = max(1, n_axes(y))
+    ndim = max(1, n_axes(y))  # after a vector, predictions are vectors
     n_rows = inputs.T if inputs.form == "timesteps" else inputs.N
     if schema.kind == "labels":
         array = _labels_of_rows(y, inputs, name)
     else:
         array = check_array(y, accept_sparse="csr", ensure_2d=False, dtype=None, input_name="y")
+        # numbers as objects, as in a data frame of mixed columns
         array = array.astype(np.float64) if array.dtype.kind == "O" else array
         _check_rows(array, n_rows, inputs, name)
     array = array.reshape(n_rows, -1)
@@ -329,6 +330,7 @@ def _labels_of_rows(y: object, inputs: Inputs, name: str) -> np.ndarray:
                 + _transpose_remedy(len(labels), shape[0], inputs)
             )
         return labels
+    # one column is a vector; scikit-learn warns of it
     labels = np.asarray(column_or_1d(labels, warn=True))
     _require_all_labels(labels, name)
     _check_rows(labels, shape[0], inputs, name)

@@ -101,6 +101,7 @@ class SequenceImputer(SequenceTransformer):
             )
         if self.fill_value is not None or self.strategy == "constant":
             return {"statistics_": self._read_fill_value(series.F)}
+        # for "ffill" too: series may begin with missing values
         blocks = read_numbers(series, inputs, type(self).__name__)
         return {"statistics_": pool.moments(moments(blocks, series.F)).mean}
 
@@ -158,6 +159,7 @@ class ForwardFillBlock:
 
     def __call__(self, block: np.ndarray) -> np.ndarray:
         out = as_floats(block)
+        # in place: a part is a view of the result
         for n in range(0, out.shape[1], SERIES):
             part = out[:, n : n + SERIES]
             forward_fill(part, np.full(part.shape[:2], np.nan), self.start)
@@ -180,6 +182,7 @@ class ForwardFillBlock:
     ) -> tuple[np.ndarray, list[Tensor]]:
         out = as_floats(block)
         last = forward_fill(out, state[0].numpy(), self.start)
+        # float64 for all types of data, so that a stored state fits any later stream
         return out, [torch.from_numpy(last.astype(float))]
 
     def forget(
@@ -187,7 +190,7 @@ class ForwardFillBlock:
         state: Sequence[Tensor],
         series: slice | np.ndarray,
     ) -> list[Tensor]:
-        kept = state[0].clone()
+        kept = state[0].clone()  # the caller may have stored the state
         kept[:, series] = torch.nan
         return [kept]
 

@@ -187,6 +187,7 @@ class SequenceScaler(SequenceTransformer):
             columns=self._layout.columns // n_features * len(places),
             names=None,  # predictions have none
         )
+        # columns of a data frame have other names than those of fit, or are only some of them
         x = x.to_numpy() if hasattr(x, "to_numpy") else x
         mean, scale = self._mean_and_scale()
         undo = Standardize(mean[places], scale[places], inverse=True)
@@ -247,6 +248,7 @@ class SequenceScaler(SequenceTransformer):
         return [int(f) for f in places]
 
     def _mean_and_scale(self) -> tuple[np.ndarray, np.ndarray]:
+        # mean_ and var_ are learnt anyway: partial_fit needs both
         mean = self.mean_ if self.with_mean else np.zeros_like(self.mean_)
         scale = np.ones_like(mean) if self.scale_ is None else self.scale_
         return mean, scale

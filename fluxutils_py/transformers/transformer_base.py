@@ -19,6 +19,7 @@ from fluxutils_py.data.views import SequenceView
 from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.inputs.inputs import InputLayout, Inputs, InputSchema
+from fluxutils_py.inputs.moments import WeightedBlock
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
 from fluxutils_py.parallel import RankGroup
@@ -106,10 +107,12 @@ class _TransformMixin:
         inputs, series = self._read_series(x, layout)
         if isinstance(x, SequenceView):
             return x.replace(function.over) if depends_on_past(function) else x.map(function)
-        if inputs.is_list:
+        if inputs.is_list:  # series by series: padding is not data
             return [_of_one_series(function, a) for a in series.array.arrays]
+        # a matrix of rows is in memory in any case
         if series.in_memory or inputs.form != "native":
             return inputs.to_rows(function(series.array))
+        # a lazy array applies functions to windows, without the steps before them
         if depends_on_past(function):
             return function.over(series.array)
         return LazyArray(series.array, functions=(function,))
@@ -270,6 +273,8 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
             One per feature for sequences with names; one per column for a matrix, or a view without
             names.
         """
+        # n_features_in_ of a view counts columns, but names are of features: scikit-learn's method
+        # expects as many of these as of those
         names = getattr(self, "feature_names_in_", None)
         if names is not None and (input_features is None or np.array_equal(names, input_features)):
             return np.asarray(names)
@@ -357,6 +362,7 @@ def pool_of_call(
         On every rank, if the ranks' transformers differ in a parameter, or these further
         ``arguments`` differ.
     """
+    # not sharded, every rank fits by itself on the same data, and gets the same
     comm = "auto" if sharded else None
     with ranks_of_call(comm, f"{type(transformer).__name__}.fit", sharded) as ranks:
         texts: dict[str, str] = {}
@@ -374,7 +380,7 @@ def read_blocks(series: SeriesArray, inputs: Inputs) -> Iterator[tuple[slice, sl
     for n, t in block_slices(series.N, series.T, series.F):
         part = rows[n]
         series.prefetch(part, t.start, t.stop)
-        block = series.read(part, t.start, t.stop).transpose(2, 1, 0)
+        block = series.read(part, t.start, t.stop).transpose(2, 1, 0)  # from (S, B, F)
         exists = part.step_mask(t.start, t.stop)  # (S, B)
         if exists is not None:
             block = np.where(exists.T, block, np.nan)
@@ -386,7 +392,7 @@ def read_numbers(
     inputs: Inputs,
     name: str,
     weight: SampleWeight | None = None,
-) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+) -> Iterator[WeightedBlock]:
     """Read all values in blocks (F, B, S), finite or NaN, with their weights (B, S).
 
     Raises

@@ -74,6 +74,7 @@ class WinsorScaler(SequenceTransformer):
             merged = pool.moments(Moments(*(part.numpy() for part in parts)))
             return tuple(map(torch.from_numpy, merged))
 
+        # in torch, because nn.WinsorNorm, which cannot import this, learns the same
         lower, upper, mean, scale = winsor_statistics(read_pass, pool.add_up, merge)
         return {
             "lower_": lower.numpy(),
@@ -108,7 +109,7 @@ class WinsorizeBlock:
         clamped = np.clip(block, self.lower, self.upper)
         np.subtract(clamped, self.mean, out=out, casting="same_kind")
         np.divide(out, self.scale, out=out, casting="same_kind")
-        out[np.isnan(out)] = 0
+        out[np.isnan(out)] = 0  # NaN has passed all of the above
         return out
 
     def as_module(self) -> Winsorize:
