@@ -111,7 +111,8 @@ def safe_scale(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     rounding.
     """
     scale = np.sqrt(variance)
-    return np.where(scale <= CONSTANT * abs(mean), 1.0, scale)
+    is_constant = scale <= CONSTANT * abs(mean)
+    return np.where(is_constant, 1.0, scale)
 
 
 class Moments(NamedTuple):
@@ -130,7 +131,8 @@ class Moments(NamedTuple):
         Source: Chan, Golub & LeVeque (1983), The American Statistician 37(3).
         """
         count = self.count + other.count
-        share = other.count / np.where(count > 0, count, 1)
+        divisor = np.where(count > 0, count, 1)
+        share = other.count / divisor
         distance = other.mean - self.mean
         between = distance * (self.count * share) * distance
         return Moments(
@@ -182,7 +184,8 @@ def _moments_of_block(values: np.ndarray, w: np.ndarray) -> Moments:
     """Return the moments of values (F, n) with weights of the same shape, or a mask."""
     count = w.sum(1)
     total = (w * values).sum(1)
-    mean = total / np.where(count > 0, count, 1)
+    divisor = np.where(count > 0, count, 1)
+    mean = total / divisor
     deviation = values - mean[:, None]
     squares = (w * deviation**2).sum(1)
     return Moments(count, mean, squares)

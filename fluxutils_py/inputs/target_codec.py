@@ -159,6 +159,7 @@ class TargetCodec:
         """Return a one-column matrix as a vector where scikit-learn expects one; else the array
         unchanged.
         """
+        # only of matrices: one output of an array (1, N, T) keeps its axis
         if result.ndim != 2 or result.shape[1] != 1:
             return result
         if method == "predict":

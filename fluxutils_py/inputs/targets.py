@@ -116,6 +116,7 @@ def _read_view_of_targets(y: SequenceView, inputs: Inputs, schema: TargetSchema)
 
 def _read_native_targets(y: object, inputs: Inputs, schema: TargetSchema) -> Targets:
     y = as_ragged(y, schema.name)
+    # as_ragged has turned lists of series, also those in a tuple, into RaggedArrays
     arrays = y if isinstance(y, tuple) else (y,)
     if inputs.is_list != all(isinstance(a, RaggedArray) for a in arrays):
         form = "a list of series" if inputs.is_list else "an array"

@@ -166,6 +166,7 @@ class ForwardFillBlock:
         return out
 
     def over(self, array: Any) -> ForwardFilled:
+        # which reads on backwards, where a window begins with a missing value
         return ForwardFilled(array, self.start, as_floats)
 
     def empty_state(

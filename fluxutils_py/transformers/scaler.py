@@ -237,6 +237,7 @@ class SequenceScaler(SequenceTransformer):
         return f"{n:g} values with the digest {digest}"
 
     def _feature_indices(self, features: Sequence[int | str]) -> list[int]:
+        # what is no name stays, and is checked as a position below
         names = list(getattr(self, "feature_names_in_", ()))
         n_features = self._layout.features
         places = [names.index(f) if f in names else f for f in features]

@@ -67,11 +67,13 @@ class WinsorScaler(SequenceTransformer):
 
         def read_pass() -> Iterator[Tensor]:
             for _, _, block in read_blocks(series, inputs):
+                # a copy: torch warns of blocks that cannot be written to
                 values = np.array(block, dtype, order="C")
                 yield torch.from_numpy(values.reshape(series.F, -1))
 
         def merge(*parts: Tensor) -> tuple[Tensor, ...]:
-            merged = pool.moments(Moments(*(part.numpy() for part in parts)))
+            moments = Moments(*(part.numpy() for part in parts))
+            merged = pool.moments(moments)
             return tuple(map(torch.from_numpy, merged))
 
         # in torch, because nn.WinsorNorm, which cannot import this, learns the same
