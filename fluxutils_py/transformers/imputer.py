@@ -166,7 +166,7 @@ class ForwardFillBlock:
         return out
 
     def over(self, array: Any) -> ForwardFilled:
-        # which reads on backwards, where a window begins with a missing value
+        # it reads back to the last value where a window begins with a missing one
         return ForwardFilled(array, self.start, as_floats)
 
     def empty_state(
