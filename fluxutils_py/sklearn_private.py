@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sklearn.utils._set_output import _wrap_data_with_container
 
 
-def as_configured(transformed: Any, x: Any, transformer: Any) -> Any:
+def as_configured(transformed: object, x: object, transformer: object) -> Any:
     """Return the output of ``transform(x)`` in the container that ``set_output`` chose."""
     return _wrap_data_with_container("transform", transformed, x, transformer)
 
@@ -26,12 +26,18 @@ class Scorer(NamedTuple):
 
     @classmethod
     def of(cls, scorer: Any) -> Scorer:
-        return cls(scorer._score_func, scorer._sign > 0, scorer._response_method, scorer._kwargs)
+        # make_scorer keeps its arguments in private attributes only
+        return cls(
+            score_func=scorer._score_func,
+            greater_is_better=scorer._sign > 0,
+            response_method=scorer._response_method,
+            kwargs=scorer._kwargs,
+        )
 
 
 class HtmlTables:
-    """Passes scikit-learn's HTML tables on to ``_edit_params_table`` and ``_edit_fitted_table``
-    before it shows them.
+    """Pass scikit-learn's HTML tables to ``_edit_params_table`` and ``_edit_fitted_table`` before
+    they are shown.
 
     A table is a mapping of names to values, or to dicts with the ``"value"`` of an attribute, with
     its content in ``data``; ``non_default`` holds the names of the parameters that the user has
@@ -43,5 +49,5 @@ class HtmlTables:
         return self._edit_params_table(table)  # type: ignore[attr-defined]  # a subclass has it
 
     def _get_fitted_attr_html(self, *args: Any, **kwargs: Any) -> Any:  # since 1.8
-        table = super()._get_fitted_attr_html(*args, **kwargs)  # type: ignore[misc]  # BaseEstimator's
+        table = super()._get_fitted_attr_html(*args, **kwargs)  # type: ignore[misc]  # as above
         return self._edit_fitted_table(table)  # type: ignore[attr-defined]  # a subclass has it

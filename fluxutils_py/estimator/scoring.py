@@ -15,7 +15,7 @@ from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.estimator.fit_data import target_schema
 from fluxutils_py.estimator.predicting import BlockPredictor
 from fluxutils_py.estimator.spec import read_spec
-from fluxutils_py.inputs.moments import merge_moments, moments
+from fluxutils_py.inputs.moments import Moments, moments
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.nn.losses import SeqLoss, as_loss
 from fluxutils_py.parallel import RankGroup
@@ -150,10 +150,8 @@ class _R2Sums:
     """
 
     def __init__(self, n_features: int) -> None:
-        self.residual, self.moments = (
-            0.0,
-            (np.zeros(n_features), np.zeros(n_features), np.zeros(n_features)),
-        )
+        self.residual = 0.0
+        self.moments = Moments(*np.zeros((3, n_features)))
 
     def add(self, y: np.ndarray, out: np.ndarray, w: np.ndarray) -> None:
         """Add a block of shape (S, B, G); values with weight 0 do not count."""
@@ -166,7 +164,7 @@ class _R2Sums:
 
     def join(self, other: _R2Sums) -> None:
         self.residual += other.residual
-        self.moments = merge_moments(*self.moments, *other.moments)
+        self.moments = self.moments.merge(other.moments)
 
     def r2(self) -> float:
         weight, _, squares = self.moments

@@ -32,6 +32,7 @@ from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError
 
+# Types of matrices that stay; scikit-learn converts all others to the first.
 FLOATS = [np.float64, np.float32]
 
 
@@ -48,6 +49,8 @@ class Inputs:
         Number of features as scikit-learn counts them.
     names : ndarray of str, optional
         Names of the columns of a data frame, or of the features of a view or an array.
+    view : SequenceView, optional
+        The view that was given, which knows gaps and the steps before it.
     starts, lengths : ndarray of int, shape (N,), optional
         First step and length of each series; None: all series have all steps.
     shards : SeriesShards, optional
@@ -58,7 +61,7 @@ class Inputs:
     form: str
     columns: Any
     names: np.ndarray | None = None
-    _view: SequenceView | None = field(default=None, repr=False)
+    view: SequenceView | None = field(default=None, repr=False)
     starts: np.ndarray | None = None
     lengths: np.ndarray | None = None
     shards: SeriesShards | None = None
@@ -79,19 +82,27 @@ class Inputs:
     @property
     def layout(self) -> InputLayout:
         """Layout that later inputs must have."""
-        kinds = tuple(s.kind for s in self.series)
-        return InputLayout(self.form, feature_counts(self.series), self.columns, kinds, self.names)
+        return InputLayout(
+            form=self.form,
+            features=feature_counts(self.series),
+            columns=self.columns,
+            kinds=tuple(s.kind for s in self.series),
+            names=self.names,
+        )
 
     def segments(self) -> Segments:
         """Return the segments, of all ranks, that training starts from the zero state: series, or
         runs between gaps.
         """
-        if not isinstance(self._view, TimestepsView):
+        if not isinstance(self.view, TimestepsView):
             return self.all_series()
-        runs, n = self.contiguous_runs(), np.arange(self.N)
-        starts, stops = np.array([r.start for r in runs]), np.array([r.stop for r in runs])
+        runs = self.contiguous_runs()  # of the rows, which are steps of all series
+        starts = np.array([run.start for run in runs])
+        lengths = np.array([run.stop - run.start for run in runs])
         return Segments(
-            np.repeat(n, len(runs)), np.tile(starts, self.N), np.tile(stops - starts, self.N)
+            np.repeat(np.arange(self.N), len(runs)),
+            np.tile(starts, self.N),
+            np.tile(lengths, self.N),
         )
 
     def whole(self) -> Segments:
@@ -104,13 +115,10 @@ class Inputs:
 
     def own(self, rows: Segments) -> Segments:
         """Return this rank's rows among rows of all ranks."""
-        return (
-            rows
-            if self.shards is None
-            else self.whole()
-            if self.is_stand_in
-            else self.shards.own(rows)
-        )
+        if self.shards is None:
+            return rows
+        # none of the rows of all ranks is a stand-in's, but what reads data needs one
+        return self.whole() if self.is_stand_in else self.shards.own(rows)
 
     @property
     def is_stand_in(self) -> bool:
@@ -119,15 +127,16 @@ class Inputs:
 
     def contiguous_runs(self) -> list[slice]:
         """Return slices of consecutive steps; the state is reset between them."""
-        return [slice(0, self.T)] if self._view is None else self._view.contiguous_runs()
+        return [slice(0, self.T)] if self.view is None else self.view.contiguous_runs()
 
     def with_context(self, run: slice) -> tuple[tuple[Any, ...], int]:
         """Return the arrays (F, N, n) of a run with earlier steps that only warm up the state, and
         their number.
         """
-        if not isinstance(self._view, TimestepsView):
+        # only a view of steps knows the steps that precede its rows
+        if not isinstance(self.view, TimestepsView):
             return tuple(s.array for s in self.series), 0
-        array, n_context = self._view.with_context(run)
+        array, n_context = self.view.with_context(run)
         return (array,), n_context
 
     def to_rows(self, array: np.ndarray) -> np.ndarray:
@@ -136,7 +145,8 @@ class Inputs:
         """
         if self.form == "native" or array.ndim < 3:
             return array
-        return (TimestepsView if self.form == "timesteps" else SamplesView).to_rows(array)
+        view_class = TimestepsView if self.form == "timesteps" else SamplesView
+        return view_class.to_rows(array)
 
 
 @dataclass(frozen=True)
@@ -186,7 +196,12 @@ class InputSchema:
 
 
 def read_inputs(
-    x: Any, schema: InputSchema, *, name: str = "x", starts: Any = None, lengths: Any = None
+    x: object,
+    schema: InputSchema,
+    *,
+    name: str = "x",
+    starts: object = None,
+    lengths: object = None,
 ) -> Inputs:
     """Read inputs in any form and check them, after a fit also for equal features.
 
@@ -201,42 +216,39 @@ def read_inputs(
     if isinstance(x, SequenceView):
         inputs = _read_view(x, name)
     elif is_native(x):
-        series = as_series(as_ragged(x, name), name)
-        names = get_feature_names(x) if len(series) == 1 and hasattr(x, "shape") else None
-        lengths_of_list = _lengths_of_lists(series, name)
-        inputs = Inputs(
-            series, "native", feature_counts(series), _as_names(names), lengths=lengths_of_list
-        )
+        inputs = _read_native(x, name)
     else:
         inputs = _read_rows(x, schema, name)
-    fitted = schema.fitted
-    if fitted is not None and feature_counts(inputs.series) != fitted.features:
-        raise ShapeError(
-            f"{name} has {feature_counts(inputs.series)} features per step, but {schema.estimator} "
-            f"was fitted on {fitted.features}; if a splitter cut it, note that arrays of shape (F, "
-            "N, T) are cut along F: hand samples(x) or timesteps(x) to whatever splits"
-        )
-    names_of_fit = None if fitted is None else fitted.names
-    if (
-        names_of_fit is not None
-        and inputs.names is not None
-        and not np.array_equal(names_of_fit, inputs.names)
-    ):
-        raise DataError(
-            f"the features of {name} are {', '.join(inputs.names)}, but {schema.estimator} was "
-            f"fitted on {', '.join(names_of_fit)}; bring them into that order"
-        )
+    if schema.fitted is not None:
+        _require_fitted_features(inputs, schema.fitted, schema.estimator, name)
     return restrict_steps(inputs, starts, lengths)
 
 
-def _as_names(names: tuple[str, ...] | None) -> np.ndarray | None:
-    return None if names is None else np.array(names, dtype=object)
+def _require_fitted_features(
+    inputs: Inputs, fitted: InputLayout, estimator: str, name: str
+) -> None:
+    """Raise ShapeError or DataError if inputs have other features than those of the fit."""
+    features = feature_counts(inputs.series)
+    if features != fitted.features:
+        raise ShapeError(
+            f"{name} has {features} features per step, but {estimator} was fitted on "
+            f"{fitted.features}; if a splitter cut it, note that arrays of shape (F, N, T) are cut "
+            "along F: hand samples(x) or timesteps(x) to whatever splits"
+        )
+    if fitted.names is None or inputs.names is None:
+        return
+    if not np.array_equal(fitted.names, inputs.names):
+        raise DataError(
+            f"the features of {name} are {', '.join(inputs.names)}, but {estimator} was fitted on "
+            f"{', '.join(fitted.names)}; bring them into that order"
+        )
 
 
-def require_array(value: Any, name: str, forms: str) -> None:
+def require_array(value: object, name: str, forms: str) -> None:
     """Raise DataError for values that are clearly not arrays; scikit-learn and NumPy check the
     rest.
     """
+    # a dict or a group of HDF5: which of its arrays is meant is not known
     is_mapping = isinstance(check_dataset(value, name), Mapping) and not hasattr(value, "shape")
     if value is None or is_mapping or isinstance(value, str | bytes | numbers.Number):
         got = type(value).__name__ if isinstance(value, Mapping) else repr(value)
@@ -244,11 +256,69 @@ def require_array(value: Any, name: str, forms: str) -> None:
     reject_masked(value, name)
 
 
-def is_native(x: Any) -> bool:
+def is_native(x: object) -> bool:
     """Whether ``x`` is an (F, N, T) array, a list of series, or a tuple of them."""
-    if isinstance(x, tuple):
+    if isinstance(x, tuple):  # an empty one too: the message about it is that for tuples
         return any(n_axes(a) == 3 or is_list_of_series(a) for a in x) or not x
     return n_axes(x) >= 3 or is_list_of_series(x)
+
+
+def n_axes(x: object) -> int:
+    """Return the number of axes of an array or of nested lists."""
+    n_lists = 0
+    # the first element stands for all: NumPy checks later that they are alike
+    while isinstance(x, list | tuple) and not hasattr(x, "shape") and len(x):
+        n_lists += 1
+        x = x[0]
+    if not hasattr(x, "shape"):
+        return n_lists
+    try:
+        return n_lists + len(x.shape)
+    except TypeError:  # a lazy frame
+        return n_lists + 2
+
+
+# -- native: arrays (F, N, T) --------------------------------------------------------------------
+
+
+def _read_native(x: object, name: str) -> Inputs:
+    series = as_series(as_ragged(x, name), name)
+    # feature_names_in_ of scikit-learn is for one array
+    names = get_feature_names(x) if len(series) == 1 and hasattr(x, "shape") else None
+    return Inputs(
+        series=series,
+        form="native",
+        columns=feature_counts(series),
+        names=_as_names(names),
+        lengths=_lengths_of_lists(series, name),
+    )
+
+
+def as_series(value: object, name: str) -> tuple[SeriesArray, ...]:
+    """Return the arrays of one argument: a tuple means several inputs or outputs, of equal N and T.
+
+    Raises
+    ------
+    ShapeError
+        If the arrays differ in N or T.
+    """
+    if not isinstance(value, tuple):
+        return (SeriesArray(value, name),)
+    if not value:
+        raise ShapeError(f"{name} is an empty tuple; give at least one array of shape (F, N, T)")
+    arrays = tuple(SeriesArray(a, f"{name}[{i}]") for i, a in enumerate(value))
+    for other in arrays[1:]:
+        check_aligned(arrays[0], other)
+    return arrays
+
+
+def feature_counts(arrays: tuple[SeriesArray, ...]) -> Any:
+    """Return the number of features: an int, or a tuple of them for several arrays."""
+    return arrays[0].F if len(arrays) == 1 else tuple(a.F for a in arrays)
+
+
+def _as_names(names: tuple[str, ...] | None) -> np.ndarray | None:
+    return None if names is None else np.array(names, dtype=object)
 
 
 def _lengths_of_lists(series: tuple[SeriesArray, ...], name: str) -> np.ndarray | None:
@@ -262,109 +332,200 @@ def _lengths_of_lists(series: tuple[SeriesArray, ...], name: str) -> np.ndarray 
     return lengths[0] if lengths else None
 
 
-def n_axes(x: Any) -> int:
-    """Return the number of axes of an array or of nested lists."""
-    if hasattr(x, "shape"):
-        try:
-            return len(x.shape)
-        except TypeError:  # a lazy frame
-            return 2
-    n = 0
-    while isinstance(x, list | tuple) and len(x):
-        n, x = n + 1, x[0]
-        if hasattr(x, "shape"):
-            return n + len(x.shape)
-    return n
+BATCH_FIRST = (
+    ": arrays (N, T, F) become so by a.transpose(2, 0, 1), datasets by h5mmap(path, name, "
+    "axes='NTF'); arrays (N, F, T), as aeon and sktime have them, by a.transpose(1, 0, 2)"
+)
+# The methods that bring an array of these axes into the order FNT.
+TRANSPOSES = {
+    "FNT": "",
+    "NFT": "transpose(1, 0, 2)",
+    "NTF": "transpose(2, 0, 1)",
+    "TNF": "transpose(2, 1, 0)",
+}
+
+
+def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
+    """Check that two arrays hold the same series and the same time steps."""
+    # first, because T of a list is the length of its longest series, and names no series
+    _require_equal_lengths(a, b)
+    for axis, unit, m, n in ((1, "series", a.N, b.N), (2, "time steps", a.T, b.T)):
+        if m != n:
+            raise ShapeError(
+                f"{a.name} has {m} {unit} and {b.name} has {n} (axis {axis} of shapes {a.shape} "
+                f"and {b.shape}); both must be (F, N, T) with equal N and T{_other_layouts(a, b)}"
+            )
+
+
+def _require_equal_lengths(a: SeriesArray, b: SeriesArray) -> None:
+    """Raise ShapeError if two lists of series differ in the length of one."""
+    first, second = (getattr(s.array, "lengths", None) for s in (a, b))
+    if first is None or second is None or len(first) != len(second):
+        return
+    differing = np.flatnonzero(first != second)
+    if len(differing):
+        i = int(differing[0])
+        remedy = f"; the arrays of a list are series (F, T_i){TIME_FIRST}" if a.F == b.F else ""
+        raise ShapeError(
+            f"{a.name}[{i}] has {first[i]} time steps and {b.name}[{i}] has {second[i]}{remedy}"
+        )
+
+
+def _other_layouts(a: SeriesArray, b: SeriesArray) -> str:
+    """Say in which other layouts two arrays have equal N and T, and how they become (F, N, T); ""
+    if in none.
+    """
+    if any(hasattr(s.array, "lengths") for s in (a, b)):  # lists have no axes to transpose
+        return ""
+    cases = [
+        _describe_layouts(a, of_a, b, of_b)
+        for of_a, of_b in itertools.product(TRANSPOSES, repeat=2)
+        if _n_and_t(a, of_a) == _n_and_t(b, of_b)
+    ]
+    if not cases:
+        return ""
+    text = f". They have {', or '.join(cases)}"
+    if any("(N, F, T)" in case for case in cases):
+        text += "; aeon and sktime have (N, F, T)"
+    if not (a.in_memory and b.in_memory):
+        text += "; for datasets, h5mmap(path, name, axes='NFT') and the like"
+    return text
+
+
+def _n_and_t(s: SeriesArray, order: str) -> tuple[int, int]:
+    """Return N and T of an array whose axes have this order."""
+    return s.shape[order.index("N")], s.shape[order.index("T")]
+
+
+def _describe_layouts(a: SeriesArray, of_a: str, b: SeriesArray, of_b: str) -> str:
+    # the last word of a name is a variable: "validation x" is x
+    remedies = [
+        f"{s.name.split()[-1]}.{TRANSPOSES[order]}"
+        for s, order in ((a, of_a), (b, of_b))
+        if TRANSPOSES[order]
+    ]
+    layouts = f"{a.name} is ({', '.join(of_a)}) and {b.name} ({', '.join(of_b)})"
+    return f"if {layouts}: {' and '.join(remedies)}"
+
+
+# -- views and matrices --------------------------------------------------------------------------
 
 
 def _read_view(view: SequenceView, name: str) -> Inputs:
     if len(view) == 0:
-        raise ValueError(
+        raise ValueError(  # in the words of scikit-learn
             f"Found array with 0 sample(s) (shape={view.shape}) while a minimum of 1 is required."
         )
-    form = "timesteps" if isinstance(view, TimestepsView) else "samples"
     return Inputs(
-        (SeriesArray(view.native, name),), form, view.shape[1], _as_names(view.feature_names), view
+        series=(SeriesArray(view.native, name),),
+        form="timesteps" if isinstance(view, TimestepsView) else "samples",
+        columns=view.shape[1],
+        names=_as_names(view.feature_names),
+        view=view,
     )
 
 
-def _read_rows(x: Any, schema: InputSchema, name: str) -> Inputs:
-    """Read a matrix, whose rows are samples of one step or, with ``n_timesteps``, flattened series."""
-    x, fitted = to_numpy(x), schema.fitted
-    if n_axes(x) == 1 and not hasattr(x, "iloc"):
+def _read_rows(x: object, schema: InputSchema, name: str) -> Inputs:
+    """Read a matrix, whose rows are samples of one step or, with ``n_timesteps``, flattened
+    series.
+    """
+    given = to_numpy(x)
+    if n_axes(given) == 1 and not hasattr(given, "iloc"):
+        # scikit-learn's message would name only the two reshapes to a matrix
         raise ShapeError(
-            f"{name} has one axis, of {len(x)} values. Reshape your data: x[None, None] if they "
-            "are one feature of one series (F, N, T), x.reshape(-1, 1) if a matrix of one "
+            f"{name} has one axis, of {len(given)} values. Reshape your data: x[None, None] if "
+            "they are one feature of one series (F, N, T), x.reshape(-1, 1) if a matrix of one "
             "feature, x.reshape(1, -1) if one of a single sample"
         )
+    fitted = schema.fitted
+    # a plain matrix after a fit on a view: StandardScaler, say, returns one for a view
     if fitted is not None and fitted.form in ("samples", "timesteps"):
-        return _read_flat_view(x, schema, fitted, name)
-    shape: Any = getattr(x, "shape", ())
-    if (
-        fitted is not None
-        and fitted.form == "native"
-        and len(shape) == 2
-        and shape[1] != fitted.columns
-    ):
-        t = shape[1] // int(np.sum(fitted.features))
-        flat = f"; if it is samples(x) of {t} steps, fit on samples(x), or on its matrix with n_timesteps={t}"
-        raise ShapeError(
-            f"X has {shape[1]} features, but {schema.estimator} is expecting {fitted.columns} "
-            f"features as input; the rows of a matrix are series of one step: if {name} is of one "
-            "series or of one feature, add the missing axis: x[:, None] or x[None]"
-            + flat
-            * bool(shape[1] % np.sum(fitted.features) == 0)
-        )
-    x, names = validate_matrix(x, schema)
+        return _read_flat_view(given, schema, fitted, name)
+    if fitted is not None and fitted.form == "native":
+        _require_columns_of_native(given, fitted, schema.estimator, name)
+    matrix, names = _validate_matrix(given, schema)
+    n_columns = matrix.shape[1]
     n_steps = schema.n_timesteps or 1
-    if x.shape[1] % n_steps:
+    if n_columns % n_steps:
         raise ShapeError(
-            f"X has {x.shape[1]} columns, which are not {n_steps} steps (n_timesteps) of any "
-            "number of features"
+            f"X has {n_columns} columns, which are not {n_steps} steps (n_timesteps) of any number "
+            "of features"
         )
-    return Inputs(
-        (SeriesArray(SamplesView.from_rows(x, x.shape[1] // n_steps), name),),
-        "rows",
-        x.shape[1],
-        names,
+    array = SamplesView.from_rows(matrix, n_columns // n_steps)
+    return Inputs((SeriesArray(array, name),), "rows", n_columns, names)
+
+
+def _require_columns_of_native(x: object, fitted: InputLayout, estimator: str, name: str) -> None:
+    """Raise ShapeError if a matrix does not have the features of the arrays of the fit."""
+    shape: tuple[int, ...] = getattr(x, "shape", ())
+    if len(shape) != 2 or shape[1] == fitted.columns:
+        return
+    n_features = int(np.sum(fitted.features))
+    remedy = "add the missing axis: x[:, None] or x[None]"
+    if shape[1] % n_features == 0:
+        t = shape[1] // n_features
+        remedy += (
+            f"; if it is samples(x) of {t} steps, fit on samples(x), or on its matrix with "
+            f"n_timesteps={t}"
+        )
+    raise ShapeError(
+        f"X has {shape[1]} features, but {estimator} is expecting {fitted.columns} features as "
+        f"input; the rows of a matrix are series of one step: if {name} is of one series or of one "
+        f"feature, {remedy}"
     )
 
 
-def _read_flat_view(x: Any, schema: InputSchema, fitted: InputLayout, name: str) -> Inputs:
-    """Read a matrix with the columns of a fitted view."""
-    finite = "allow-nan" if schema.allow_nan else True
-    x = check_array(
-        x, dtype=FLOATS, ensure_all_finite=finite, estimator=schema.estimator, input_name="X"
-    )
-    n_features, over_time = int(fitted.features), fitted.form == "timesteps"
-    if x.shape[1] % n_features or (over_time and x.shape[1] != fitted.columns):
-        raise ValueError(
-            f"X has {x.shape[1]} features, but {schema.estimator} is expecting {fitted.columns} "
-            f"features as input: {n_features} features at each of {fitted.columns // n_features} "
-            f"{'series' if over_time else 'steps'}"
-        )
-    array = (TimestepsView if over_time else SamplesView).from_rows(x, n_features)
-    view = TimestepsView(array) if over_time else None
-    return Inputs((SeriesArray(array, name),), fitted.form, x.shape[1], None, view)
-
-
-def validate_matrix(x: Any, schema: InputSchema) -> tuple[np.ndarray, np.ndarray | None]:
+def _validate_matrix(x: object, schema: InputSchema) -> tuple[np.ndarray, np.ndarray | None]:
     """Check a matrix with scikit-learn; return it and the names of its columns."""
-    keeper: Any = type(
-        schema.estimator, (BaseEstimator,), {}
-    )()  # validate_data stores its results on an estimator
+    # validate_data stores its results on an estimator, whose class it names in messages
+    keeper: Any = type(schema.estimator, (BaseEstimator,), {})()
     if schema.fitted is not None:
         keeper.n_features_in_ = schema.fitted.columns
         if schema.fitted.names is not None:
             keeper.feature_names_in_ = schema.fitted.names
-    finite = "allow-nan" if schema.allow_nan else True
-    x = validate_data(
-        keeper, x, dtype=FLOATS, ensure_all_finite=finite, reset=schema.fitted is None
+    matrix = validate_data(
+        keeper,
+        x,
+        dtype=FLOATS,
+        ensure_all_finite="allow-nan" if schema.allow_nan else True,
+        reset=schema.fitted is None,
     )
-    return x, getattr(keeper, "feature_names_in_", None)
+    return matrix, getattr(keeper, "feature_names_in_", None)
 
 
-def restrict_steps(inputs: Inputs, starts: Any, lengths: Any) -> Inputs:
+def _read_flat_view(x: object, schema: InputSchema, fitted: InputLayout, name: str) -> Inputs:
+    """Read a matrix with the columns of a fitted view."""
+    matrix = check_array(
+        x,
+        dtype=FLOATS,
+        ensure_all_finite="allow-nan" if schema.allow_nan else True,
+        estimator=schema.estimator,
+        input_name="X",
+    )
+    n_columns = matrix.shape[1]
+    n_features = int(fitted.features)
+    over_time = fitted.form == "timesteps"
+    # views of samples may differ in T, views of time steps not in N
+    if n_columns % n_features or (over_time and n_columns != fitted.columns):
+        raise ValueError(
+            f"X has {n_columns} features, but {schema.estimator} is expecting {fitted.columns} "
+            f"features as input: {n_features} features at each of {fitted.columns // n_features} "
+            f"{'series' if over_time else 'steps'}"
+        )
+    array = (TimestepsView if over_time else SamplesView).from_rows(matrix, n_features)
+    return Inputs(
+        series=(SeriesArray(array, name),),
+        form=fitted.form,
+        columns=n_columns,
+        # nothing says where rows are missing, so that they count as consecutive steps
+        view=TimestepsView(array) if over_time else None,
+    )
+
+
+# -- steps of each series, and weights -----------------------------------------------------------
+
+
+def restrict_steps(inputs: Inputs, starts: object, lengths: object) -> Inputs:
     """Restrict series to the steps ``starts[n]`` to ``starts[n] + lengths[n]``.
 
     Raises
@@ -383,16 +544,9 @@ def restrict_steps(inputs: Inputs, starts: Any, lengths: Any) -> Inputs:
             "starts and lengths are for series that differ; timesteps(x) has one row per step, "
             "common to all series"
         )
-    first = np.zeros(inputs.N, int) if starts is None else _per_series("starts", starts, inputs.N)
-    if first.min() < 0 or first.max() >= inputs.T:
-        raise DataError(
-            f"starts must be from 0 to T-1={inputs.T - 1}, got {first.min()} to {first.max()}"
-        )
-    count = inputs.T - first if lengths is None else _per_series("lengths", lengths, inputs.N)
-    if count.min() < 1 or count.max() > inputs.T:
-        raise DataError(
-            f"lengths must be from 1 to T={inputs.T}, got {count.min()} to {count.max()}"
-        )
+    first = _first_steps(starts, inputs)
+    # checked after the starts: without lengths, a series runs from its start to the end
+    count = _step_counts(lengths, first, inputs)
     beyond = np.flatnonzero(first + count > inputs.T)
     if len(beyond):
         n = int(beyond[0])
@@ -403,7 +557,30 @@ def restrict_steps(inputs: Inputs, starts: Any, lengths: Any) -> Inputs:
     return replace(inputs, starts=first if first.any() else None, lengths=count)
 
 
-def _per_series(name: str, value: Any, n_series: int) -> np.ndarray:
+def _first_steps(starts: object, inputs: Inputs) -> np.ndarray:
+    if starts is None:
+        return np.zeros(inputs.N, int)
+    first = _one_per_series("starts", starts, inputs.N)
+    if first.min() < 0 or first.max() >= inputs.T:
+        raise DataError(
+            f"starts must be from 0 to T-1={inputs.T - 1}, got {first.min()} to {first.max()}"
+        )
+    return first
+
+
+def _step_counts(lengths: object, first: np.ndarray, inputs: Inputs) -> np.ndarray:
+    if lengths is None:
+        return inputs.T - first
+    count = _one_per_series("lengths", lengths, inputs.N)
+    if count.min() < 1 or count.max() > inputs.T:
+        raise DataError(
+            f"lengths must be from 1 to T={inputs.T}, got {count.min()} to {count.max()}"
+        )
+    return count
+
+
+def _one_per_series(name: str, value: object, n_series: int) -> np.ndarray:
+    # before asarray, which drops the mask
     reject_masked(value, name, fill="T" if name == "lengths" else "0")
     values = np.asarray(value)
     if values.shape != (n_series,) or values.dtype.kind not in "iu":
@@ -414,47 +591,54 @@ def _per_series(name: str, value: Any, n_series: int) -> np.ndarray:
     return values.astype(int)
 
 
-def feature_counts(arrays: tuple[SeriesArray, ...]) -> Any:
-    """Return the number of features: an int, or a tuple of them for several arrays."""
-    return arrays[0].F if len(arrays) == 1 else tuple(a.F for a in arrays)
-
-
-def read_weight(w: Any, inputs: Inputs) -> SampleWeight | None:
+def read_weight(w: object, inputs: Inputs) -> SampleWeight | None:
     """Read sample weights of rows or steps; None stays None."""
     if w is None:
         return None
-    if inputs.is_list and isinstance(w, list) and w and not all(np.ndim(a) == 0 for a in w):
+    # numbers in a list are one weight per series
+    if inputs.is_list and isinstance(w, list) and any(np.ndim(a) for a in w):
         return _read_weights_of_list(w, inputs)
     reject_masked(check_dataset(w, "sample_weight"), "sample_weight", fill="0")
-    w = to_numpy(w)
+    weights = _as_weights(to_numpy(w), inputs)
+    if inputs.form == "timesteps":
+        weights = _weights_of_rows_of_steps(weights, inputs)
+    return SampleWeight(weights, inputs.N, inputs.T)
+
+
+def _as_weights(w: Any, inputs: Inputs) -> Any:
+    """Return weights as an array, which may be in a file."""
     if isinstance(w, int | float):
-        w = np.full(inputs.N, float(w))
-    elif inputs.form == "rows" and inputs.T == 1:
+        return np.full(inputs.N, float(w))
+    if inputs.form == "rows" and inputs.T == 1:  # as scikit-learn has them, checked in its words
         w = check_array(w, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
         if not w.any():
             raise DataError("sample_weight is zero for all samples: there is nothing to learn from")
-    w = w if hasattr(w, "shape") and not hasattr(w, "iloc") else np.asarray(w)
-    if inputs.form == "timesteps":  # one row per step
-        if w.shape == (inputs.T,):
-            w = np.broadcast_to(np.asarray(w), (inputs.N, inputs.T))
-        elif w.shape == (inputs.T, inputs.N):
-            w = np.asarray(w).T
-        elif w.shape != (1, inputs.N, inputs.T):
-            raise ShapeError(
-                f"sample_weight has shape {tuple(w.shape)}; expected ({inputs.T},), ({inputs.T}, "
-                f"{inputs.N}) or (1, {inputs.N}, {inputs.T}) for {inputs.T} time steps of "
-                f"{inputs.N} series"
-            )
-    return SampleWeight(w, inputs.N, inputs.T)
+    is_array = hasattr(w, "shape") and not hasattr(w, "iloc")  # not a column of a data frame
+    return w if is_array else np.asarray(w)
+
+
+def _weights_of_rows_of_steps(w: Any, inputs: Inputs) -> Any:
+    """Return weights of the rows of ``timesteps(x)``, which are steps, as weights of steps of
+    series.
+    """
+    if w.shape == (inputs.T,):  # a step counts the same in all series
+        return np.broadcast_to(np.asarray(w), (inputs.N, inputs.T))
+    if w.shape == (inputs.T, inputs.N):
+        return np.asarray(w).T
+    if w.shape != (1, inputs.N, inputs.T):
+        raise ShapeError(
+            f"sample_weight has shape {tuple(w.shape)}; expected ({inputs.T},), ({inputs.T}, "
+            f"{inputs.N}) or (1, {inputs.N}, {inputs.T}) for {inputs.T} time steps of "
+            f"{inputs.N} series"
+        )
+    return w
 
 
 def _read_weights_of_list(w: list[Any], inputs: Inputs) -> SampleWeight:
     """Read the weights of all steps of a list of series, each of shape (T_i,) or (1, T_i)."""
     arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in w]
-    ragged = RaggedArray(
-        [np.asarray(a)[None] if len(a.shape) == 1 else a for a in arrays], "sample_weight"
-    )
-    assert inputs.lengths is not None
+    with_features = [np.asarray(a)[None] if len(a.shape) == 1 else a for a in arrays]
+    ragged = RaggedArray(with_features, "sample_weight")
     if ragged.shape[0] != 1 or len(ragged.lengths) != inputs.N:
         raise ShapeError(
             f"sample_weight is a list of {len(w)} arrays of {ragged.shape[0]} features; expected "
@@ -462,96 +646,3 @@ def _read_weights_of_list(w: list[Any], inputs: Inputs) -> SampleWeight:
         )
     check_aligned(inputs.series[0], SeriesArray(ragged, "sample_weight"))
     return SampleWeight(ragged, inputs.N, inputs.T)
-
-
-def as_series(value: Any, name: str) -> tuple[SeriesArray, ...]:
-    """The arrays of one argument: a tuple means several inputs or outputs, of equal N and T.
-
-    Raises
-    ------
-    ShapeError
-        If the arrays differ in N or T.
-    """
-    if isinstance(value, tuple):
-        if not value:
-            raise ShapeError(
-                f"{name} is an empty tuple; give at least one array of shape (F, N, T)"
-            )
-        arrays = tuple(SeriesArray(a, f"{name}[{i}]") for i, a in enumerate(value))
-    else:
-        arrays = (SeriesArray(value, name),)
-    for other in arrays[1:]:
-        check_aligned(arrays[0], other)
-    return arrays
-
-
-BATCH_FIRST = (
-    ": arrays (N, T, F) become so by a.transpose(2, 0, 1), datasets by h5mmap(path, name, "
-    "axes='NTF'); arrays (N, F, T), as aeon and sktime have them, by a.transpose(1, 0, 2)"
-)
-
-
-def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
-    """Check that two arrays hold the same series and the same time steps."""
-    first, second = (getattr(s.array, "lengths", None) for s in (a, b))
-    if (
-        first is not None
-        and second is not None
-        and len(first) == len(second)
-        and (first != second).any()
-    ):
-        i = int(np.flatnonzero(first != second)[0])
-        way_out = f"; the arrays of a list are series (F, T_i){TIME_FIRST}" if a.F == b.F else ""
-        raise ShapeError(
-            f"{a.name}[{i}] has {first[i]} time steps and {b.name}[{i}] has {second[i]}{way_out}"
-        )
-    for axis, unit, m, n in ((1, "series", a.N, b.N), (2, "time steps", a.T, b.T)):
-        if m != n:
-            raise ShapeError(
-                f"{a.name} has {m} {unit} and {b.name} has {n} (axis {axis} of shapes {a.shape} "
-                f"and {b.shape}); both must be (F, N, T) with equal N and T{_other_layouts(a, b)}"
-            )
-
-
-TRANSPOSES = {
-    "FNT": "",
-    "NFT": "transpose(1, 0, 2)",
-    "NTF": "transpose(2, 0, 1)",
-    "TNF": "transpose(2, 1, 0)",
-}
-
-
-def _other_layouts(a: SeriesArray, b: SeriesArray) -> str:
-    """Say in which other layouts two arrays have equal N and T, and how they become (F, N, T); ""
-    if in none.
-    """
-    if any(hasattr(s.array, "lengths") for s in (a, b)):  # lists have no axes to transpose
-        return ""
-    found = []
-    for first, second in itertools.product(TRANSPOSES, repeat=2):
-        sizes, others = (
-            dict(zip(first, a.shape, strict=True)),
-            dict(zip(second, b.shape, strict=True)),
-        )
-        if (sizes["N"], sizes["T"]) != (others["N"], others["T"]):
-            continue
-        to_do = [
-            f"{s.name.split()[-1]}.{TRANSPOSES[o]}"
-            for s, o in ((a, first), (b, second))
-            if TRANSPOSES[o]
-        ]
-        named = f"{a.name} is {_spelt(first)} and {b.name} {_spelt(second)}"
-        found.append(f"if {named}: {' and '.join(to_do)}")
-    if not found:
-        return ""
-    of_aeon = "; aeon and sktime have (N, F, T)" if any("(N, F, T)" in way for way in found) else ""
-    of_files = (
-        ""
-        if a.in_memory and b.in_memory
-        else "; for datasets, h5mmap(path, name, axes='NFT') and the like"
-    )
-    return f". They have {', or '.join(found)}{of_aeon}{of_files}"
-
-
-def _spelt(order: str) -> str:
-    return f"({', '.join(order)})"

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
 
-CONSTANT = (
-    10 * np.finfo(float).eps
-)  # a standard deviation below this share of the mean is rounding error
+from fluxutils_py.exporting import InitialState
+
+# a standard deviation below this share of the mean is rounding error
+CONSTANT = 10 * np.finfo(float).eps
+
+# Values (F, B, S) and their weights (B, S) or (F, B, S); None: all count the same.
+WeightedBlock = tuple[np.ndarray, np.ndarray | None]
 
 
 class Standardize:
@@ -17,18 +24,86 @@ class Standardize:
 
     keeps_features = True
 
-    def __init__(self, mean: np.ndarray, scale: np.ndarray, inverse: bool) -> None:
-        self.mean, self.scale, self.inverse = mean[:, None, None], scale[:, None, None], inverse
+    def __init__(
+        self,
+        mean: np.ndarray,
+        scale: np.ndarray,
+        inverse: bool,
+    ) -> None:
+        self.mean = mean[:, None, None]
+        self.scale = scale[:, None, None]
+        self.inverse = inverse
 
     def __call__(self, block: np.ndarray) -> np.ndarray:
         out = empty_result(block)
         # NumPy computes in float64 and rounds to float32, so a large mean costs no digits
         if self.inverse:
-            return np.add(
-                np.multiply(block, self.scale, dtype=float), self.mean, out=out, casting="same_kind"
-            )
-        np.subtract(block, self.mean, out=out, casting="same_kind")
-        return np.divide(out, self.scale, out=out, casting="same_kind")
+            scaled = np.multiply(block, self.scale, dtype=float)
+            np.add(scaled, self.mean, out=out, casting="same_kind")
+        else:
+            np.subtract(block, self.mean, out=out, casting="same_kind")
+            np.divide(out, self.scale, out=out, casting="same_kind")
+        return out
+
+    def as_module(self) -> Affine:
+        return Affine(self.mean, self.scale, self.inverse)
+
+
+class FeatureModule(nn.Module):
+    """Base of the modules that transform each feature of a step (B, F), for export.
+
+    Without a state, a module also transforms windows (S, B, F). With one, it has what
+    :class:`fluxutils_py.exporting.Graph` expects of ``steps``: ``initial`` and ``n_outputs``.
+
+    Parameters
+    ----------
+    **values : array of F numbers
+        They become buffers of shape (F,), float64.
+    """
+
+    initial: tuple[InitialState, ...] = ()
+    n_outputs = 1
+
+    def __init__(self, **values: ArrayLike) -> None:
+        super().__init__()
+        for name, value in values.items():
+            buffer = torch.tensor(np.ravel(value), dtype=torch.float64)
+            self.register_buffer(name, buffer)
+
+
+class Affine(FeatureModule):
+    """Compute ``(x - center) / scale``, or ``x * scale + center``, in float64.
+
+    The result has the type of ``x``, or ``dtype``.
+    """
+
+    center: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        center: ArrayLike,
+        scale: ArrayLike,
+        inverse: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(center=center, scale=scale)
+        self.inverse = inverse
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = x.dtype if self.dtype is None else self.dtype
+        x = x.double()
+        if self.inverse:
+            y = x * self.scale + self.center
+            return y.to(dtype)
+        # rounded after the subtraction too, as in Standardize
+        centered = (x - self.center).to(dtype)
+        y = centered.double() / self.scale
+        return y.to(dtype)
+
+    def inverted(self) -> Affine:
+        return Affine(self.center, self.scale, not self.inverse)
 
 
 def safe_scale(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
@@ -36,68 +111,92 @@ def safe_scale(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     rounding.
     """
     scale = np.sqrt(variance)
-    return np.where(scale <= CONSTANT * abs(mean), 1.0, scale)
+    is_constant = scale <= CONSTANT * abs(mean)
+    return np.where(is_constant, 1.0, scale)
+
+
+class Moments(NamedTuple):
+    """The count (or total weight), the mean, and the sum of squared deviations from it.
+
+    They are numbers, or arrays with one value per feature.
+    """
+
+    count: Any
+    mean: Any
+    squares: Any
+
+    def merge(self, other: Moments) -> Moments:
+        """Return the moments of two parts together, without cancellation.
+
+        Source: Chan, Golub & LeVeque (1983), The American Statistician 37(3).
+        """
+        count = self.count + other.count
+        divisor = np.where(count > 0, count, 1)
+        share = other.count / divisor
+        distance = other.mean - self.mean
+        between = distance * (self.count * share) * distance
+        return Moments(
+            count=count,
+            mean=self.mean + distance * share,
+            squares=self.squares + other.squares + between,
+        )
 
 
 def moments(
-    blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: int
-) -> tuple[Any, Any, Any]:
-    """Return the count (or total weight), the mean, and the sum of squared deviations of each
-    feature, (F,).
+    blocks: Iterable[WeightedBlock],
+    n_features: int,
+) -> Moments:
+    """Return the moments of each feature, (F,).
 
     Parameters
     ----------
-    blocks : iterable of (values, weights)
-        Values (F, B, S), where NaN does not count, and weights (B, S) or (F, B, S), or None.
+    blocks : iterable of WeightedBlock
+        NaN does not count.
     n_features : int
     """
     origin = np.full((n_features, 1), np.nan)  # of each feature, a value that occurs
-    totals: tuple[Any, Any, Any] = (
-        np.zeros(n_features, int),
-        np.zeros(n_features),
-        np.zeros(n_features),
+    total = Moments(
+        count=np.zeros(n_features, int),
+        mean=np.zeros(n_features),
+        squares=np.zeros(n_features),
     )
     for block, weight in blocks:
         # C order makes the sums independent of the memory order of the data
-        values = np.array(block, float, order="C").reshape(n_features, -1)
+        values = np.array(block, float, order="C")
+        values = values.reshape(n_features, -1)
         w = ~np.isnan(values)
         if weight is not None:
-            w = w * weight.reshape(-1, values.shape[1]).astype(float)
-        total = w.sum(1)
-        origin = np.where(
-            np.isnan(origin),
-            np.fmax.reduce(np.where(w > 0, values, np.nan), 1, keepdims=True),
-            origin,
-        )
+            weight = weight.reshape(-1, values.shape[1])
+            w = w * weight.astype(float)
+        counted = np.where(w > 0, values, np.nan)
+        largest = np.fmax.reduce(counted, 1, keepdims=True)
+        origin = np.where(np.isnan(origin), largest, origin)
         # differences are small, so their sums lose no digits; for a constant they are exactly 0
         distance = np.where(w > 0, values - origin, 0)
-        mean = (w * distance).sum(1) / np.where(total > 0, total, 1)
-        totals = merge_moments(*totals, total, mean, (w * (distance - mean[:, None]) ** 2).sum(1))
-    count, mean, squares = totals
-    return count, mean + np.nan_to_num(origin[:, 0]), squares
+        total = total.merge(_moments_of_block(distance, w))
+    count, distance, squares = total
+    # a feature without values has no origin; its mean is 0
+    origin = np.nan_to_num(origin[:, 0])
+    return Moments(count, distance + origin, squares)
 
 
-def merge_moments(
-    n: Any, mean: Any, squares: Any, m: Any, other_mean: Any, other_squares: Any
-) -> tuple[Any, Any, Any]:
-    """Merge the weights, means and sums of squared deviations of two parts, without cancellation.
-
-    Arguments are numbers, or arrays with one value per feature. Source: Chan, Golub & LeVeque
-    (1983), The American Statistician 37(3).
-    """
-    both = n + m
-    share = m / np.where(both > 0, both, 1)
-    distance = other_mean - mean
-    return (
-        both,
-        mean + distance * share,
-        squares + other_squares + distance * (n * share) * distance,
-    )
+def _moments_of_block(values: np.ndarray, w: np.ndarray) -> Moments:
+    """Return the moments of values (F, n) with weights of the same shape, or a mask."""
+    count = w.sum(1)
+    total = (w * values).sum(1)
+    divisor = np.where(count > 0, count, 1)
+    mean = total / divisor
+    deviation = values - mean[:, None]
+    squares = (w * deviation**2).sum(1)
+    return Moments(count, mean, squares)
 
 
 def empty_result(block: np.ndarray) -> np.ndarray:
-    """Return an uninitialised array like a block, in its memory order: float32 for short floats,
-    else float64.
-    """
-    is_short = block.dtype.kind == "f" and block.dtype.itemsize <= 4
-    return np.empty_like(block, np.float32 if is_short else np.float64, subok=False)
+    """Return an uninitialised array like a block, in its memory order, of :func:`float_type`."""
+    return np.empty_like(block, float_type(block.dtype), subok=False)
+
+
+def float_type(dtype: np.dtype) -> type[np.float32] | type[np.float64]:
+    """Return the type in which to compute: float32 for short floats, else float64."""
+    is_short = dtype.kind == "f" and dtype.itemsize <= 4
+    return np.float32 if is_short else np.float64

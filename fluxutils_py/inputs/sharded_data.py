@@ -1,12 +1,12 @@
-"""Read data of which each rank has its own series, and let the ranks agree on what they have in
-common.
-"""
+"""Read data of which each rank has its own series, and let the ranks agree on their form."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -16,21 +16,24 @@ from fluxutils_py.data.segments import SeriesShards
 from fluxutils_py.errors import DataError, RankError
 from fluxutils_py.inputs.inputs import Inputs, InputSchema, read_inputs, read_weight
 from fluxutils_py.inputs.labels import check_classes, unique_labels
-from fluxutils_py.inputs.moments import merge_moments
+from fluxutils_py.inputs.moments import Moments
 from fluxutils_py.inputs.targets import LastStepTargets, Targets, TargetSchema, read_targets
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 
+Form = TypeVar("Form", bound="_Form")
+Summand = TypeVar("Summand")
+
 
 @dataclass(frozen=True)
 class SeriesPool:
-    """The ranks whose series make up the data of a call: all that have series of their own, or this
+    """The ranks whose series make up the data of a call: all that have separate series, or this
     process alone.
 
     With ``sharded=True``, each rank reads its own series, and the ranks exchange what depends on
     all series: sizes, labels, sums. A rank without series gets stand-ins: one series of zeros, of
-    length 0, in the form that the other ranks have. For one process, every method is the plain
-    reading.
+    length 0, in the form that the other ranks have. One process is a group of one: it agrees with
+    itself, and its series are all.
 
     Attributes
     ----------
@@ -41,12 +44,12 @@ class SeriesPool:
 
     def inputs(
         self,
-        x: Any,
+        x: object,
         schema: InputSchema,
         *,
         name: str = "x",
-        starts: Any = None,
-        lengths: Any = None,
+        starts: object = None,
+        lengths: object = None,
     ) -> Inputs:
         """Read this rank's inputs, see :func:`read_inputs`, and number the series of all ranks.
 
@@ -57,45 +60,59 @@ class SeriesPool:
         RankError
             If ranks have inputs of different kinds; names the ranks.
         """
-        if self.ranks.is_single:
+        if self.ranks.is_single:  # any form will do, and no series is an error of the form
             return read_inputs(x, schema, name=name, starts=starts, lengths=lengths)
-        own = (
-            None
-            if is_empty(x)
-            else read_inputs(x, schema, name=name, starts=starts, lengths=lengths)
-        )
-        if own is not None and own.form not in ("native", "samples"):
-            raise ValueError(
-                f"sharded=True divides series over ranks: give {name} as an array (F, N, T), as a "
-                "list of series (F, T_i), or as samples(x) of one"
-            )
-        form = self._agree_on(None if own is None else _InputForm.of(own), name)
-        if own is None:
-            own = form.stand_in(schema, name)
-        rows = own.whole()
-        whole = self.ranks.allgather(rows[rows.length > 0])
-        return replace(own, shards=SeriesShards.of(whole, self.ranks.rank))
+        inputs = None
+        if not is_empty(x):
+            inputs = read_inputs(x, schema, name=name, starts=starts, lengths=lengths)
+            if inputs.form not in ("native", "samples"):
+                raise ValueError(
+                    f"sharded=True divides series over ranks: give {name} as an array (F, N, T), "
+                    "as a list of series (F, T_i), or as samples(x) of one"
+                )
+        form = self._agree_on(None if inputs is None else _InputForm.of(inputs), name)
+        if inputs is None:
+            inputs = form.stand_in(schema, name)
+        rows = inputs.whole()
+        # the series of a stand-in has no steps and is not counted
+        rows_of_ranks = self.ranks.allgather(rows[rows.length > 0])
+        return replace(inputs, shards=SeriesShards.of(rows_of_ranks, self.ranks.rank))
 
-    def weight(self, sample_weight: Any, inputs: Inputs) -> SampleWeight | None:
+    def weight(
+        self,
+        sample_weight: object,
+        inputs: Inputs,
+    ) -> SampleWeight | None:
         """Read the weights of this rank's series, see :func:`read_weight`; either all ranks have
         weights, or none.
         """
-        if self.ranks.is_single:
-            return read_weight(sample_weight, inputs)
-        empty = inputs.is_stand_in
-        weight = None if empty else read_weight(sample_weight, inputs)
-        given = self._agree_on(None if empty else _Given(weight is not None), "sample_weight")
-        return SampleWeight(np.ones(1), 1, inputs.T) if empty and given.is_given else weight
+        if inputs.is_stand_in:
+            form: _Form = self._agree_on(None, "sample_weight")
+            # its value does not matter: the series has no steps
+            return SampleWeight(np.ones(1), 1, inputs.T) if form == _WEIGHTS else None
+        weight = read_weight(sample_weight, inputs)
+        self._agree_on(_NO_WEIGHTS if weight is None else _WEIGHTS, "sample_weight")
+        return weight
 
-    def targets(self, y: Any, inputs: Inputs, schema: TargetSchema) -> Targets:
+    def targets(
+        self,
+        y: object,
+        inputs: Inputs,
+        schema: TargetSchema,
+    ) -> Targets:
         """Read the targets of this rank's series, see :func:`read_targets`."""
-        if self.ranks.is_single:
-            return read_targets(y, inputs, schema)
-        own = None if inputs.is_stand_in else read_targets(y, inputs, schema)
-        form = self._agree_on(None if own is None else _TargetForm.of(own), schema.name)
-        return form.stand_in(inputs.T, schema.name) if own is None else own
+        if inputs.is_stand_in:
+            form: _TargetForm = self._agree_on(None, schema.name)
+            return form.stand_in(inputs.T, schema.name)
+        targets = read_targets(y, inputs, schema)
+        self._agree_on(_TargetForm.of(targets), schema.name)
+        return targets
 
-    def classes(self, find: Callable[[], np.ndarray], inputs: Inputs) -> np.ndarray:
+    def classes(
+        self,
+        find: Callable[[], np.ndarray],
+        inputs: Inputs,
+    ) -> np.ndarray:
         """Return the classes of all ranks, sorted; ``find()`` returns those of this rank, of which
         there may be none.
 
@@ -104,149 +121,174 @@ class SeriesPool:
         DataError, ValueError
             If there are none, or they are no labels.
         """
-        found = self.ranks.allgather(np.empty(0) if inputs.is_stand_in else find())
-        return check_classes(
-            unique_labels(np.concatenate([c for c in found if len(c)] or found[:1]))
-        )
+        of_ranks = self.ranks.allgather(np.empty(0) if inputs.is_stand_in else find())
+        # an empty array of numbers would turn labels into texts
+        with_labels = [classes for classes in of_ranks if len(classes)] or of_ranks[:1]
+        return check_classes(unique_labels(np.concatenate(with_labels)))
 
-    # -- sums over all series --------------------------------------------------------------------------
+    def _agree_on(
+        self,
+        form: Form | None,
+        name: str,
+    ) -> Form:
+        """Return the form that the data of all ranks have; None stands for a rank without series,
+        which uses that of the others.
 
-    def total(self, values: Any) -> Any:
-        """Add up arrays or numbers of all ranks."""
-        return values if self.ranks.is_single else sum(self.ranks.allgather(values))
-
-    def add_up(self, t: Tensor) -> Tensor:
-        """Add up large tensors of all ranks, in place."""
-        if not self.ranks.is_single:
-            self.ranks.allgather()
-            self.ranks.call_comm(self.ranks.comm.allreduce_, t)
-        return t
-
-    def moments(self, counts: Any, mean: Any, squares: Any) -> tuple[Any, Any, Any]:
-        """Merge the numbers, means and squares of all ranks, see :func:`merge_moments`."""
-        first, *others = self.ranks.allgather((counts, mean, squares))
-        for other in others:
-            first = merge_moments(*first, *other)
-        return first
-
-    def _agree_on(self, own: Any, name: str) -> Any:
-        """Return what the ranks have in common; None stands for a rank without series, which takes
-        what others have.
+        Raises
+        ------
+        DataError, RankError
+            On every rank, if no rank has series, or the forms differ.
         """
-        forms = self.ranks.allgather(own)
-        first = next((form for form in forms if form is not None), None)
+        forms = self.ranks.allgather(form)
+        first: Form | None = next((f for f in forms if f is not None), None)
         if first is None:
             self.ranks.raise_on_all(
                 DataError(f"no rank has any series: {name} is None, or without series, everywhere")
             )
-        of_ranks = [first.texts() if form is None else form.texts() for form in forms]
-        for what in first.texts():
-            values = [texts[what] for texts in of_ranks]
+        # a rank without series agrees with any other
+        facts_of_ranks = [first.facts if f is None else f.facts for f in forms]
+        for fact in first.facts:
+            values = [facts[fact] for facts in facts_of_ranks]
             if len(set(values)) > 1:
                 self.ranks.raise_on_all(
                     RankError(
-                        f"ranks disagree about {what} of {name}: {describe_by_rank(values)}; with "
-                        "sharded=True, every rank has series of its own, of the same features and "
+                        f"ranks disagree about {fact} of {name}: {describe_by_rank(values)}; with "
+                        "sharded=True, every rank has separate series, of the same features and "
                         "types"
                     )
                 )
         return first
 
+    # -- sums over all series --------------------------------------------------------------------
 
-def is_empty(x: Any) -> bool:
+    def total(self, values: Summand) -> Summand:
+        """Add up arrays or numbers of all ranks."""
+        # in the order of ranks, so that all get the same bits
+        return reduce(operator.add, self.ranks.allgather(values))
+
+    def add_up(self, t: Tensor) -> Tensor:
+        """Add up large tensors of all ranks, in place."""
+        if not self.ranks.is_single:
+            self.ranks.allgather()  # errors of ranks first: the sum carries none
+            self.ranks.call_comm(self.ranks.comm.allreduce_, t)
+        return t
+
+    def moments(self, moments: Moments) -> Moments:
+        """Merge the moments of all ranks."""
+        return reduce(Moments.merge, self.ranks.allgather(moments))
+
+
+def is_empty(x: object) -> bool:
     """Whether a rank has no series: None, an array (F, 0, T), an empty list, or a tuple of them."""
     if isinstance(x, tuple):
         return len(x) > 0 and all(is_empty(a) for a in x)
+    if x is None or (isinstance(x, list) and not x):
+        return True
     shape = getattr(x, "shape", None)
-    return (
-        x is None
-        or (isinstance(x, list) and not x)
-        or (shape is not None and len(shape) == 3 and shape[1] == 0)
-    )
+    return shape is not None and len(shape) == 3 and shape[1] == 0
+
+
+class _ArrayForm(NamedTuple):
+    n_features: int
+    dtype: np.dtype
+
+    @classmethod
+    def of(cls, series: SeriesArray) -> _ArrayForm:
+        # in the byte order of the machine, which ranks need not share
+        return cls(series.F, series.dtype.newbyteorder("="))
+
+
+def _describe_arrays(arrays: Iterable[_ArrayForm]) -> dict[str, str]:
+    return {
+        "the features": ", ".join(str(a.n_features) for a in arrays),
+        "the dtype": ", ".join(str(a.dtype) for a in arrays),
+    }
 
 
 @dataclass(frozen=True)
-class _InputForm:
-    """What inputs of all ranks have in common."""
+class _Form:
+    """What data of all ranks have in common; ``facts`` names it for messages."""
 
+    facts: Mapping[str, str]
+
+
+_WEIGHTS = _Form({"the presence": "given"})
+_NO_WEIGHTS = _Form({"the presence": "not given"})
+
+
+@dataclass(frozen=True)
+class _InputForm(_Form):
     form: str
-    is_tuple: bool
     is_list: bool
-    arrays: tuple[tuple[int, np.dtype], ...]  # features and type
-    columns: Any
+    arrays: tuple[_ArrayForm, ...]
     names: tuple[str, ...] | None
 
     @classmethod
     def of(cls, inputs: Inputs) -> _InputForm:
-        arrays = tuple((s.F, s.dtype.newbyteorder("=")) for s in inputs.series)
+        arrays = tuple(map(_ArrayForm.of, inputs.series))
+        # plain texts, which any communicator can send
         names = None if inputs.names is None else tuple(map(str, inputs.names))
-        columns = (
-            None if inputs.form == "samples" else inputs.columns
-        )  # those of samples(x) grow with T
-        return cls(inputs.form, len(arrays) > 1, inputs.is_list, arrays, columns, names)
-
-    def texts(self) -> Mapping[str, str]:
-        return {
-            "the form": "a list of series"
-            if self.is_list
-            else "samples(x)"
-            if self.form == "samples"
-            else "an array",
-            "the features": ", ".join(str(n) for n, _ in self.arrays),
-            "the dtype": ", ".join(str(d) for _, d in self.arrays),
-            "the names of features": "none" if self.names is None else ", ".join(self.names),
+        form = "samples(x)" if inputs.form == "samples" else "an array"
+        facts = {
+            "the form": "a list of series" if inputs.is_list else form,
+            **_describe_arrays(arrays),
+            "the names of features": "none" if names is None else ", ".join(names),
         }
+        return cls(facts, inputs.form, inputs.is_list, arrays, names)
 
-    def stand_in(self, schema: InputSchema, name: str) -> Inputs:
-        arrays = tuple(np.zeros((n, 1, 1), dtype) for n, dtype in self.arrays)
-        x: Any = [[a[:, 0]] for a in arrays] if self.is_list else list(arrays)
+    def stand_in(
+        self,
+        schema: InputSchema,
+        name: str,
+    ) -> Inputs:
+        """Return inputs of this form of one series, of zeros and length 0."""
+        arrays = [np.zeros((a.n_features, 1, 1), a.dtype) for a in self.arrays]
+        x: list[Any] = [[a[:, 0]] for a in arrays] if self.is_list else arrays
         if self.form == "samples":
             x = [samples(a) for a in x]
-        inputs = read_inputs(
-            tuple(x) if self.is_tuple else x[0], replace(schema, fitted=None), name=name
-        )
+        # of one step: its columns are not those of a fit on a matrix or a view
+        schema = replace(schema, fitted=None)
+        inputs = read_inputs(tuple(x) if len(x) > 1 else x[0], schema, name=name)
         names = None if self.names is None else np.array(self.names, dtype=object)
         return replace(inputs, names=names, lengths=np.zeros(1, int))
 
 
 @dataclass(frozen=True)
-class _TargetForm:
-    """What targets of all ranks have in common."""
-
-    arrays: tuple[tuple[int, np.dtype], ...]
+class _TargetForm(_Form):
+    arrays: tuple[_ArrayForm, ...]
     per_series: bool
     ndim: int
 
     @classmethod
     def of(cls, targets: Targets) -> _TargetForm:
-        arrays = tuple((s.F, s.dtype.newbyteorder("=")) for s in targets.series)
-        return cls(arrays, targets.per_series, targets.ndim)
-
-    def texts(self) -> Mapping[str, str]:
-        return {
-            "the meaning": f"one target per {'series' if self.per_series else 'step'}",
-            "the features": ", ".join(str(n) for n, _ in self.arrays),
-            "the dtype": ", ".join(str(d) for _, d in self.arrays),
-            "the number of axes": str(self.ndim),
+        arrays = tuple(map(_ArrayForm.of, targets.series))
+        facts = {
+            "the meaning": f"one target per {'series' if targets.per_series else 'step'}",
+            **_describe_arrays(arrays),
+            "the number of axes": str(targets.ndim),
         }
+        return cls(facts, arrays, targets.per_series, targets.ndim)
 
-    def stand_in(self, n_steps: int, name: str) -> Targets:
-        zeros: list[Any] = [np.zeros((n, 1, n_steps), dtype) for n, dtype in self.arrays]
+    def stand_in(
+        self,
+        n_steps: int,
+        name: str,
+    ) -> Targets:
+        """Return targets of this form for one series."""
+        arrays: list[Any]
         if self.per_series:
-            ((n, dtype),) = self.arrays
-            zeros = [LastStepTargets(np.zeros((1, n), dtype), n_steps, np.zeros(1, int))]
-        return Targets(tuple(SeriesArray(a, name) for a in zeros), self.per_series, self.ndim)
+            ((n, dtype),) = self.arrays  # a matrix or a vector, so that there is just one
+            arrays = [LastStepTargets(np.zeros((1, n), dtype), n_steps, np.zeros(1, int))]
+        else:
+            arrays = [np.zeros((n, 1, n_steps), dtype) for n, dtype in self.arrays]
+        return Targets(tuple(SeriesArray(a, name) for a in arrays), self.per_series, self.ndim)
 
 
-@dataclass(frozen=True)
-class _Given:
-    is_given: bool
-
-    def texts(self) -> Mapping[str, str]:
-        return {"the presence": "given" if self.is_given else "not given"}
-
-
-def ranks_of_call(comm: Any, call: str, sharded: bool) -> RankGroup:
+def ranks_of_call(
+    comm: Any,
+    call: str,
+    sharded: bool,
+) -> RankGroup:
     """Return the ranks for a ``comm`` argument; those of a call with ``sharded=True`` reject calls
     without it.
     """

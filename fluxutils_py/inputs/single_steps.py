@@ -14,20 +14,24 @@ def check_step_shape(x: np.ndarray, shape: tuple[int, int]) -> None:
     if x.shape == shape:
         return
     n_features, n_series = shape
-    ways_out = []
+    remedies = []
     if x.shape == (n_features,) and n_series == 1:
-        ways_out.append("give x[:, None]")
+        remedies.append("give x[:, None]")
     elif x.ndim == 2 and n_features in x.shape:
+        # with as many series as features, either axis may be meant: as given is more likely
         is_transposed = x.shape[0] != n_features
-        n_found = x.shape[0] if is_transposed else x.shape[1]
-        ways_out += ["give x.T"] * is_transposed
-        ways_out += [f"make the stream with n_series={n_found}"] * (n_found != n_series)
-    hint = ": " + ", and ".join(ways_out) if ways_out else ""
-    raise ShapeError(f"a step must have the shape (F, N) = {shape}, got {x.shape}{hint}")
+        n_given = x.shape[0] if is_transposed else x.shape[1]
+        if is_transposed:
+            remedies.append("give x.T")
+        if n_given != n_series:
+            remedies.append(f"make the stream with n_series={n_given}")
+    remedy = ": " + ", and ".join(remedies) if remedies else ""
+    raise ShapeError(f"a step must have the shape (F, N) = {shape}, got {x.shape}{remedy}")
 
 
 def series_indices(series: Any, n_series: int) -> np.ndarray:
     """Return the indices of the series chosen by an index, a list, a slice, or a mask (N,)."""
+    # an index into all indices: NumPy checks it, and knows masks, slices and negative numbers
     try:
         return np.atleast_1d(np.arange(n_series)[series])
     except IndexError as error:

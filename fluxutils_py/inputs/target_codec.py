@@ -8,15 +8,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import block_slices
-from fluxutils_py.errors import DataError
-from fluxutils_py.inputs.moments import Standardize, moments, safe_scale
-
-Transform = Callable[[np.ndarray], np.ndarray]
-Merge = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
+from fluxutils_py.inputs.labels import LabelDecoder, Transform
+from fluxutils_py.inputs.moments import (
+    Affine,
+    Moments,
+    Standardize,
+    WeightedBlock,
+    moments,
+    safe_scale,
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class TargetScale:
         y: SeriesArray,
         segments: Segments,
         weight: SampleWeight | None,
-        merge: Merge = lambda *moments: moments,
+        merge: Callable[[Moments], Moments] = lambda moments: moments,
     ) -> TargetScale:
         """Compute mean and standard deviation of the targets over the live steps, in one pass over
         blocks.
@@ -53,32 +58,51 @@ class TargetScale:
             Segment ``n`` holds the existing steps of series ``n``.
         weight : SampleWeight, optional
         merge : callable, optional
-            Merges these moments with those of other series: of ranks that have series of their own.
+            Merges these moments with those of other series: of ranks that have separate series.
         """
-        count, mean, squares = merge(*moments(_live_blocks(y, segments, weight), y.F))
-        variance = np.maximum(squares, 0) / np.where(
-            count > 0, count, 1
-        )  # below 0 only for invalid weights
+        blocks = _live_blocks(y, segments, weight)
+        count, mean, squares = merge(moments(blocks, y.F))
+        # squares are below 0 only for invalid weights, which are rejected later
+        variance = np.maximum(squares, 0) / np.where(count > 0, count, 1)
         return cls(mean, safe_scale(mean, variance), y.dtype)
 
     def decode(self, outputs: np.ndarray) -> np.ndarray:
         """Convert model outputs (S, B, G) to the units of the targets."""
-        return (outputs * self.scale + self.mean).astype(np.result_type(outputs.dtype, self.dtype))
+        decoded = outputs * self.scale + self.mean
+        return decoded.astype(np.result_type(outputs.dtype, self.dtype))
+
+    def as_module(self, dtype: torch.dtype) -> Affine:
+        """Return :meth:`decode` as a module, for outputs of this type."""
+        # NumPy's rule for the type of the result, which torch does not share
+        name = str(dtype).removeprefix("torch.")
+        result = np.result_type(name, self.dtype)
+        return Affine(
+            self.mean,
+            self.scale,
+            inverse=True,
+            dtype=getattr(torch, result.name),
+        )
 
 
 def _live_blocks(
-    y: SeriesArray, segments: Segments, weight: SampleWeight | None
-) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Yield blocks of targets (G, B, S), with NaN where one is missing, and their weights (B, S)."""
+    y: SeriesArray,
+    segments: Segments,
+    weight: SampleWeight | None,
+) -> Iterator[WeightedBlock]:
+    """Yield blocks of targets (G, B, S), NaN where one is missing, and their weights (B, S)."""
     for series, steps in block_slices(y.N, y.T, y.F):
-        part, t = segments[series], np.arange(steps.start, steps.stop)
-        y.prefetch(part, steps.start, steps.stop)
+        rows = segments[series]
+        y.prefetch(rows, steps.start, steps.stop)
         block = y.stored_block(series, steps)
-        start = part.start[:, None]
-        live = (
-            (t >= start) & (t < start + part.length[:, None]) & np.isfinite(block)
-        )  # infinite: rejected later
-        yield np.where(live, block, np.nan), None if weight is None else weight.block(series, steps)
+        t = np.arange(steps.start, steps.stop)
+        start = rows.start[:, None]
+        stop = start + rows.length[:, None]
+        exists = (t >= start) & (t < stop)
+        # infinite targets do not count here: a message rejects them when they are trained on
+        yield (
+            np.where(exists & np.isfinite(block), block, np.nan),
+            None if weight is None else weight.block(series, steps),
+        )
 
 
 @dataclass(frozen=True)
@@ -108,65 +132,42 @@ class TargetCodec:
         """
         if self.scale is None:
             return y
-        return tuple(
-            s.map(Standardize(self.scale.mean, self.scale.scale, inverse=False)) for s in y
-        )
+        standardize = Standardize(self.scale.mean, self.scale.scale, inverse=False)
+        return tuple(s.map(standardize) for s in y)
 
     def decoders(self) -> dict[str, Transform]:
         """Map each prediction method to the function that decodes model outputs (S, B, G)."""
         if self.classes is not None:
             return LabelDecoder(self.classes).methods()
+        # a function with a name, not a lambda, so that it can be pickled
         return {"predict": _unchanged if self.scale is None else self.scale.decode}
 
-    def as_vector(self, result: np.ndarray, method: str) -> np.ndarray:
+    def decoding_modules(self, dtype: torch.dtype) -> list[nn.Module]:
+        """Return the modules that decode outputs (S, B, G) of this type, one after the other."""
+        modules: list[nn.Module] = []
+        if self.scale is not None:
+            modules.append(self.scale.as_module(dtype))
+        if self.classes is not None:
+            modules.append(LabelDecoder(self.classes).as_module())
+        return modules
+
+    def as_vector(
+        self,
+        result: np.ndarray,
+        method: str,
+    ) -> np.ndarray:
         """Return a one-column matrix as a vector where scikit-learn expects one; else the array
         unchanged.
         """
+        # only of matrices: one output of an array (1, N, T) keeps its axis
         if result.ndim != 2 or result.shape[1] != 1:
             return result
-        binary = self.classes is not None and len(self.classes) == 2
-        is_vector = (
-            self.ndim == 1 if method == "predict" else method == "decision_function" and binary
-        )
+        if method == "predict":
+            is_vector = self.ndim == 1
+        else:  # scikit-learn's scorers expect one decision of two classes as a vector
+            is_binary = self.classes is not None and len(self.classes) == 2
+            is_vector = method == "decision_function" and is_binary
         return result[:, 0] if is_vector else result
-
-
-@dataclass(frozen=True)
-class LabelDecoder:
-    """Turns the class scores (S, B, K) of a model into labels, probabilities and decisions."""
-
-    classes: np.ndarray
-
-    def methods(self) -> dict[str, Transform]:
-        return {
-            "predict": self.labels,
-            "predict_proba": self.probabilities,
-            "predict_log_proba": self.log_probabilities,
-            "decision_function": self.decision_function,
-        }
-
-    def labels(self, outputs: np.ndarray) -> np.ndarray:
-        return self.classes[self._check_scores(outputs).argmax(-1)][:, :, None]
-
-    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        return np.exp(self.log_probabilities(outputs))
-
-    def log_probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        return torch.log_softmax(
-            torch.from_numpy(np.ascontiguousarray(self._check_scores(outputs))), -1
-        ).numpy()
-
-    def decision_function(self, outputs: np.ndarray) -> np.ndarray:
-        scores = self._check_scores(outputs)
-        return scores[:, :, 1:] - scores[:, :, :1] if len(self.classes) == 2 else scores
-
-    def _check_scores(self, outputs: np.ndarray) -> np.ndarray:
-        if outputs.shape[-1] != len(self.classes):
-            raise DataError(
-                f"the model gives {outputs.shape[-1]} scores for {len(self.classes)} classes; a "
-                "class or function as model is told their number as n_out"
-            )
-        return outputs
 
 
 def _unchanged(outputs: np.ndarray) -> np.ndarray:

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.filling import ForwardFilled, forward_fill
 from fluxutils_py.errors import ShapeError
+from fluxutils_py.exporting import InitialState
 from fluxutils_py.inputs.inputs import Inputs
-from fluxutils_py.inputs.moments import empty_result, moments
+from fluxutils_py.inputs.moments import FeatureModule, empty_result, moments
 from fluxutils_py.inputs.sharded_data import SeriesPool
 from fluxutils_py.transformers.transformer_base import SequenceTransformer, read_numbers
 
@@ -69,12 +71,20 @@ class SequenceImputer(SequenceTransformer):
 
     statistics_: np.ndarray
 
-    def __init__(self, strategy: str = "mean", *, fill_value: Any = None) -> None:
+    def __init__(
+        self,
+        strategy: str = "mean",
+        *,
+        fill_value: ArrayLike | None = None,
+    ) -> None:
         self.strategy = strategy
         self.fill_value = fill_value
 
     def _compute_statistics(
-        self, series: SeriesArray, inputs: Inputs, pool: SeriesPool
+        self,
+        series: SeriesArray,
+        inputs: Inputs,
+        pool: SeriesPool,
     ) -> dict[str, Any]:
         if self.strategy not in ("mean", "constant", "ffill"):
             raise ValueError(
@@ -85,26 +95,32 @@ class SequenceImputer(SequenceTransformer):
                 "strategy='ffill' fills in from the step before, but the rows of a matrix are "
                 "series of one step; give an array (F, N, T), or timesteps(x) of one"
             )
-        if self.fill_value is None and self.strategy != "constant":
-            of_blocks = moments(read_numbers(series, inputs, type(self).__name__), series.F)
-            return {"statistics_": pool.moments(*of_blocks)[1]}
-        if self.strategy == "mean":
+        if self.fill_value is not None and self.strategy == "mean":
             raise ValueError(
-                "fill_value is for strategy='constant' and 'ffill'; strategy='mean' takes the mean"
+                "fill_value is for strategy='constant' and 'ffill'; strategy='mean' uses the mean"
             )
+        if self.fill_value is not None or self.strategy == "constant":
+            return {"statistics_": self._read_fill_value(series.F)}
+        # for "ffill" too: series may begin with missing values
+        blocks = read_numbers(series, inputs, type(self).__name__)
+        return {"statistics_": pool.moments(moments(blocks, series.F)).mean}
+
+    def _read_fill_value(self, n_features: int) -> np.ndarray:
         try:
             value = np.asarray(0.0 if self.fill_value is None else self.fill_value, float)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError):  # not a number, as the message below says
             value = np.array(np.nan)
-        if value.shape not in ((), (series.F,)) or not np.isfinite(value).all():
+        if value.shape not in ((), (n_features,)) or not np.isfinite(value).all():
             raise ShapeError(
-                f"fill_value must be a number, or {series.F} numbers, one per feature; got "
+                f"fill_value must be a number, or {n_features} numbers, one per feature; got "
                 f"{self.fill_value!r}"
             )
-        return {"statistics_": np.array(np.broadcast_to(value, series.F))}
+        return np.array(np.broadcast_to(value, n_features))
 
     def _block_function(self) -> FillBlock | ForwardFillBlock:
-        return (ForwardFillBlock if self.strategy == "ffill" else FillBlock)(self.statistics_)
+        if self.strategy == "ffill":
+            return ForwardFillBlock(self.statistics_)
+        return FillBlock(self.statistics_)
 
 
 class FillBlock:
@@ -120,6 +136,18 @@ class FillBlock:
         np.copyto(out, self.values[:, None, None], where=np.isnan(out), casting="same_kind")
         return out
 
+    def as_module(self) -> Fill:
+        return Fill(values=self.values)
+
+
+class Fill(FeatureModule):
+    """Put one value per feature for NaN."""
+
+    values: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x.isnan(), self.values.to(x.dtype), x)
+
 
 class ForwardFillBlock:
     """Fill in series from earlier steps; the state is the last value of each feature of each
@@ -131,26 +159,68 @@ class ForwardFillBlock:
 
     def __call__(self, block: np.ndarray) -> np.ndarray:
         out = as_floats(block)
+        # in place: a part is a view of the result
         for n in range(0, out.shape[1], SERIES):
             part = out[:, n : n + SERIES]
             forward_fill(part, np.full(part.shape[:2], np.nan), self.start)
         return out
 
     def over(self, array: Any) -> ForwardFilled:
+        # it reads back to the last value where a window begins with a missing one
         return ForwardFilled(array, self.start, as_floats)
 
-    def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
+    def empty_state(
+        self,
+        n_features: int,
+        n_series: int,
+    ) -> list[Tensor]:
         return [torch.full((n_features, n_series), torch.nan, dtype=torch.float64)]
 
-    def step(self, block: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
+    def step(
+        self,
+        block: np.ndarray,
+        state: Sequence[Tensor],
+    ) -> tuple[np.ndarray, list[Tensor]]:
         out = as_floats(block)
         last = forward_fill(out, state[0].numpy(), self.start)
+        # float64 for all types of data, so that a stored state fits any later stream
         return out, [torch.from_numpy(last.astype(float))]
 
-    def forget(self, state: Sequence[Tensor], series: Any) -> list[Tensor]:
-        kept = state[0].clone()
+    def forget(
+        self,
+        state: Sequence[Tensor],
+        series: slice | np.ndarray,
+    ) -> list[Tensor]:
+        kept = state[0].clone()  # the caller may have stored the state
         kept[:, series] = torch.nan
         return [kept]
+
+    def as_module(self) -> ForwardFill:
+        return ForwardFill(self.start)
+
+
+class ForwardFill(FeatureModule):
+    """Put the last value before it for NaN.
+
+    The state is (F, B), the last values, NaN where there is none.
+    """
+
+    start: Tensor
+
+    def __init__(self, start: np.ndarray) -> None:
+        super().__init__(start=start)
+        nothing_before = torch.full((len(start), 1), torch.nan, dtype=torch.float64)
+        self.initial = (InitialState(nothing_before, batch_axis=1),)
+
+    def forward(
+        self,
+        x: Tensor,
+        last: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        known = torch.where(x.isnan(), last.t().to(x.dtype), x)
+        filled = torch.where(known.isnan(), self.start.to(x.dtype), known)
+        # without the fill value: it is for steps before the first value only
+        return filled, known.t().double()
 
 
 def as_floats(block: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.inputs.inputs import InputLayout
-from fluxutils_py.inputs.moments import Standardize, merge_moments, moments, safe_scale
+from fluxutils_py.inputs.moments import Moments, Standardize, moments, safe_scale
 from fluxutils_py.transformers.transformer_base import (
     SequenceTransformer,
     pool_of_call,
@@ -85,12 +85,22 @@ class SequenceScaler(SequenceTransformer):
     __metadata_request__partial_fit: ClassVar = {"x": UNUSED}
     __metadata_request__inverse_transform: ClassVar = {"x": UNUSED}
 
-    def __init__(self, *, with_mean: bool = True, with_std: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        with_mean: bool = True,
+        with_std: bool = True,
+    ) -> None:
         self.with_mean = with_mean
         self.with_std = with_std
 
     def fit(
-        self, x: Any, y: Any = None, sample_weight: Any = None, *, sharded: bool = False
+        self,
+        x: object,
+        y: object = None,
+        sample_weight: object = None,
+        *,
+        sharded: bool = False,
     ) -> Self:
         """Learn means and scales.
 
@@ -103,7 +113,7 @@ class SequenceScaler(SequenceTransformer):
         sample_weight : array of shape (N,), (N, T) or (1, N, T), optional
             Weights of series (or rows) or of steps. For ``timesteps``, (T,) or (T, N).
         sharded : bool
-            Whether each of the ranks that a launcher started gives series of its own, or None; all
+            Whether each of the ranks that a launcher started gives separate series, or None; all
             learn from all, and get equal results.
 
         Returns
@@ -123,14 +133,24 @@ class SequenceScaler(SequenceTransformer):
         return self._update_statistics(x, sample_weight, None, sharded)
 
     def partial_fit(
-        self, x: Any, y: Any = None, sample_weight: Any = None, *, sharded: bool = False
+        self,
+        x: object,
+        y: object = None,
+        sample_weight: object = None,
+        *,
+        sharded: bool = False,
     ) -> Self:
         """Learn from more data of the same features; the result is that of :meth:`fit` on all data
         together.
         """
         return self._update_statistics(x, sample_weight, getattr(self, "_layout", None), sharded)
 
-    def inverse_transform(self, x: Any, *, features: Sequence[int | str] | None = None) -> Any:
+    def inverse_transform(
+        self,
+        x: object,
+        *,
+        features: Sequence[int | str] | None = None,
+    ) -> Any:
         """Multiply by the scale and add the mean.
 
         It takes and returns what :meth:`transform` does, but always an array for a matrix. Use it
@@ -152,35 +172,39 @@ class SequenceScaler(SequenceTransformer):
             If ``x`` has other features.
         """
         check_is_fitted(self)
-        layout, n_features = self._layout, self._layout.features
-        places = list(range(n_features)) if features is None else self._feature_indices(features)
-        is_native = len(getattr(x, "shape", ())) == 3
-        given = x.n_features if isinstance(x, SequenceView) else x.shape[0] if is_native else None
+        n_features = self._layout.features
+        given = _count_features(x)
         if features is None and given not in (None, n_features):
             raise ShapeError(
                 f"x has {given} features per step, but {type(self).__name__} was fitted on "
                 f"{n_features}; of some of them, say which: inverse_transform(x, "
                 f"features={list(range(given))})"
             )
-        columns = layout.columns // n_features * len(places)
+        places = list(range(n_features)) if features is None else self._feature_indices(features)
         layout = replace(
-            layout, features=len(places), columns=columns, names=None
-        )  # predictions have no names
+            self._layout,
+            features=len(places),
+            columns=self._layout.columns // n_features * len(places),
+            names=None,  # predictions have none
+        )
+        # columns of a data frame have other names than those of fit, or are only some of them
         x = x.to_numpy() if hasattr(x, "to_numpy") else x
         mean, scale = self._mean_and_scale()
-        return self._apply_to_blocks(
-            x, Standardize(mean[places], scale[places], inverse=True), layout
-        )
+        undo = Standardize(mean[places], scale[places], inverse=True)
+        return self._apply_to_blocks(x, undo, layout)
 
-    # -- inside ----------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------
 
     def _update_statistics(
-        self, x: Any, sample_weight: Any, layout: InputLayout | None, sharded: bool
+        self,
+        x: object,
+        sample_weight: object,
+        layout: InputLayout | None,
+        sharded: bool,
     ) -> Self:
         """Learn from data, from scratch or in addition to earlier data of this layout."""
-        with pool_of_call(
-            self, sharded, **{"data learnt earlier": self._describe_earlier(layout)}
-        ) as pool:
+        earlier = {"data learnt earlier": self._describe_earlier(layout)}
+        with pool_of_call(self, sharded, **earlier) as pool:
             for name in ("with_mean", "with_std"):
                 if not isinstance(getattr(self, name), bool | np.bool_):
                     raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -188,32 +212,34 @@ class SequenceScaler(SequenceTransformer):
             weight = pool.weight(sample_weight, inputs)
             if weight is not None:  # checks it: the scale of weights does not matter
                 weight.normalize(inputs.whole(), (), add_up=pool.total)
-            of_blocks = moments(read_numbers(series, inputs, type(self).__name__, weight), series.F)
-            count, mean, squares = pool.moments(*of_blocks)
+            blocks = read_numbers(series, inputs, type(self).__name__, weight)
+            total = pool.moments(moments(blocks, series.F))
+        # set after all that may fail: an error changes nothing
         if layout is None:
             self._set_fitted(inputs)
         else:
             n = self.n_samples_seen_
-            count, mean, squares = merge_moments(n, self.mean_, self.var_ * n, count, mean, squares)
-        self.n_samples_seen_, self.mean_, self.var_ = (
-            count,
-            mean,
-            squares / np.where(count > 0, count, 1),
-        )
-        self.scale_ = safe_scale(mean, self.var_) if self.with_std else None
+            total = Moments(n, self.mean_, self.var_ * n).merge(total)
+        self.n_samples_seen_ = total.count
+        self.mean_ = total.mean
+        self.var_ = total.squares / np.where(total.count > 0, total.count, 1)
+        self.scale_ = safe_scale(self.mean_, self.var_) if self.with_std else None
         return self
 
     def _describe_earlier(self, layout: InputLayout | None) -> str:
-        """Describe the data that this fit adds to, which must be the same on all ranks: their
-        results are to be.
+        """Describe the data that this fit adds to: as their results, they must be the same on all
+        ranks.
         """
         if layout is None:
             return "none"
         n = self.n_samples_seen_.max(initial=0)
-        return f"{n:g} values with the digest {digest_arrays(self.n_samples_seen_, self.mean_, self.var_)}"
+        digest = digest_arrays(self.n_samples_seen_, self.mean_, self.var_)
+        return f"{n:g} values with the digest {digest}"
 
     def _feature_indices(self, features: Sequence[int | str]) -> list[int]:
-        names, n_features = list(getattr(self, "feature_names_in_", ())), self._layout.features
+        # what is no name stays, and is checked as a position below
+        names = list(getattr(self, "feature_names_in_", ()))
+        n_features = self._layout.features
         places = [names.index(f) if f in names else f for f in features]
         if not all(isinstance(f, int | np.integer) and 0 <= f < n_features for f in places):
             raise ShapeError(
@@ -223,8 +249,18 @@ class SequenceScaler(SequenceTransformer):
         return [int(f) for f in places]
 
     def _mean_and_scale(self) -> tuple[np.ndarray, np.ndarray]:
+        # mean_ and var_ are learnt anyway: partial_fit needs both
         mean = self.mean_ if self.with_mean else np.zeros_like(self.mean_)
-        return mean, np.ones_like(mean) if self.scale_ is None else self.scale_
+        scale = np.ones_like(mean) if self.scale_ is None else self.scale_
+        return mean, scale
 
     def _block_function(self) -> Standardize:
         return Standardize(*self._mean_and_scale(), inverse=False)
+
+
+def _count_features(x: object) -> Any:
+    """Return the features of a step of a view or an array (F, N, T); None of anything else."""
+    if isinstance(x, SequenceView):
+        return x.n_features
+    shape: tuple[int, ...] = getattr(x, "shape", ())
+    return shape[0] if len(shape) == 3 else None

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self, TypeGuard
 
 import numpy as np
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
+from torch import Tensor, nn
 
 from fluxutils_py.data import LazyArray, SampleWeight, SeriesArray
-from fluxutils_py.data.arrays import in_memory
+from fluxutils_py.data.arrays import DuckArray, in_memory
 from fluxutils_py.data.ragged import MappedSeries
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.inputs.inputs import InputLayout, Inputs, InputSchema
+from fluxutils_py.inputs.moments import WeightedBlock
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
 from fluxutils_py.parallel import RankGroup
@@ -29,14 +30,14 @@ from fluxutils_py.validation import check_integer
 
 class _TransformMixin:
     """Methods that scikit-learn's ``set_output`` must not wrap, as it wraps those of the
-    transformer's own class.
+    transformer's class itself.
 
     It would turn a view into a data frame, by reading all of it.
     """
 
     _layout: InputLayout
 
-    def transform(self, x: Any) -> Any:
+    def transform(self, x: object) -> Any:
         """Transform the features of each step.
 
         Parameters
@@ -61,18 +62,23 @@ class _TransformMixin:
             If ``x`` has other features, or is a matrix with infinite values.
         """
         check_is_fitted(self)
-        found = self._apply_to_blocks(x, self._block_function(), self._layout)
-        is_matrix = isinstance(found, np.ndarray) and found.ndim == 2
-        if not is_matrix or found.shape[1] != len(self.get_feature_names_out()):  # type: ignore[attr-defined]
-            return found
-        return as_configured(found, x, self)
+        result = self._apply_to_blocks(x, self._block_function(), self._layout)
+        if not isinstance(result, np.ndarray) or result.ndim != 2:
+            return result
+        # a container names its columns: a matrix of other columns than those of fit stays as it is
+        names = self.get_feature_names_out()  # type: ignore[attr-defined]  # of the class below
+        return as_configured(result, x, self) if result.shape[1] == len(names) else result
 
-    def fit_transform(self, x: Any, y: Any = None, *args: Any, **settings: Any) -> Any:
+    def fit_transform(self, x: object, y: object = None, *args: Any, **settings: Any) -> Any:
         """Call ``fit`` with these arguments, then ``transform(x)``."""
-        return self.fit(x, y, *args, **settings).transform(x)  # type: ignore[attr-defined]  # of the classes below
+        fitted = self.fit(x, y, *args, **settings)  # type: ignore[attr-defined]  # as above
+        return fitted.transform(x)
 
     def _read_series(
-        self, x: Any, layout: InputLayout | None, pool: SeriesPool | None = None
+        self,
+        x: object,
+        layout: InputLayout | None,
+        pool: SeriesPool | None = None,
     ) -> tuple[Inputs, SeriesArray]:
         """Read an input of any form that is one array, with the fitted layout if there is one.
 
@@ -82,57 +88,92 @@ class _TransformMixin:
             As :func:`fluxutils_py.inputs.inputs.read_inputs`.
         """
         name = type(self).__name__
-        inputs = (pool or SeriesPool(RankGroup())).inputs(
-            x, InputSchema(name, allow_nan=True, fitted=layout)
-        )
+        pool = pool or SeriesPool(RankGroup())
+        inputs = pool.inputs(x, InputSchema(name, allow_nan=True, fitted=layout))
         if len(inputs.series) > 1:
             raise ShapeError(
                 f"{name} takes one array of shape (F, N, T), got a tuple of {len(inputs.series)}; "
-                "give each a transformer of its own"
+                "give each a separate transformer"
             )
         return inputs, inputs.series[0]
 
-    def _apply_to_blocks(self, x: Any, function: Any, layout: InputLayout) -> Any:
+    def _apply_to_blocks(
+        self,
+        x: object,
+        function: BlockFunction,
+        layout: InputLayout,
+    ) -> Any:
         """Apply a function of blocks to an input of any form."""
         inputs, series = self._read_series(x, layout)
         if isinstance(x, SequenceView):
             return x.replace(function.over) if depends_on_past(function) else x.map(function)
-        if inputs.is_list:
+        if inputs.is_list:  # series by series: padding is not data
             return [_of_one_series(function, a) for a in series.array.arrays]
-        if not series.in_memory and inputs.form == "native":
-            lazy = depends_on_past(function)
-            return (
-                function.over(series.array)
-                if lazy
-                else LazyArray(series.array, functions=(function,))
-            )
-        return inputs.to_rows(function(series.array))
+        # a matrix of rows is in memory in any case
+        if series.in_memory or inputs.form != "native":
+            return inputs.to_rows(function(series.array))
+        # a lazy array applies functions to windows, without the steps before them
+        if depends_on_past(function):
+            return function.over(series.array)
+        return LazyArray(series.array, functions=(function,))
 
-    def _block_function(self) -> Any:
-        """Return the function that transforms blocks of shape (F, n, t); it can be pickled.
-
-        A function that uses earlier steps gets whole series, and has these methods:
-
-        - ``over(array)`` returns the result for an array, lazily;
-        - ``step(block, state)`` returns the result for the next step (F, N, 1) and the new state, a list of Tensor;
-        - ``empty_state(F, N)`` returns the initial state, ``forget(state, series)`` a state that is initial for some
-          series.
-        """
+    def _block_function(self) -> BlockFunction:
+        """Return the function that transforms blocks of shape (F, n, t)."""
         raise NotImplementedError
 
 
-def _of_one_series(function: Any, array: Any) -> Any:
+class BlockFunction(Protocol):
+    """A function of blocks (F, n, t) for any n and t; it can be pickled.
+
+    It sees each step alone, unless it is a :class:`SeriesFunction`.
+    """
+
+    def __call__(self, block: np.ndarray) -> np.ndarray: ...
+
+    def as_module(self) -> nn.Module:
+        """Return the same function of steps (B, F) in torch, for export."""
+
+
+class SeriesFunction(BlockFunction, Protocol):
+    """A function of blocks that uses earlier steps, so that its blocks must be whole series."""
+
+    def over(self, array: Any) -> DuckArray:
+        """Return the result for an array (F, N, T), lazily."""
+
+    def empty_state(
+        self,
+        n_features: int,
+        n_series: int,
+    ) -> list[Tensor]:
+        """Return the state before the first step."""
+
+    def step(
+        self,
+        block: np.ndarray,
+        state: Sequence[Tensor],
+    ) -> tuple[np.ndarray, list[Tensor]]:
+        """Return the result for the next step (F, N, 1), and the new state."""
+
+    def forget(
+        self,
+        state: Sequence[Tensor],
+        series: slice | np.ndarray,
+    ) -> list[Tensor]:
+        """Return a state in which some series are before their first step."""
+
+
+def depends_on_past(function: BlockFunction) -> TypeGuard[SeriesFunction]:
+    """Whether a function of blocks uses earlier steps."""
+    return hasattr(function, "over")
+
+
+def _of_one_series(function: BlockFunction, array: Any) -> Any:
     """Apply a function of blocks to one (F, T_i) array; lazily, if the array is in a file and steps
     are independent.
     """
     if in_memory(array) or depends_on_past(function):
         return function(np.asarray(array)[:, None])[:, 0]
     return MappedSeries(array, function)
-
-
-def depends_on_past(function: Any) -> bool:
-    """Whether a function of blocks uses earlier steps."""
-    return hasattr(function, "over")
 
 
 class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
@@ -142,7 +183,13 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
     __metadata_request__fit: ClassVar = {"x": UNUSED}
     __metadata_request__transform: ClassVar = {"x": UNUSED}
 
-    def fit(self, x: Any, y: Any = None, *, sharded: bool = False) -> Self:
+    def fit(
+        self,
+        x: object,
+        y: object = None,
+        *,
+        sharded: bool = False,
+    ) -> Self:
         """Learn what the transformation needs from the data.
 
         Parameters
@@ -152,7 +199,7 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
         y : None
             Ignored.
         sharded : bool
-            Whether each of the ranks that a launcher started gives series of its own, or None; all
+            Whether each of the ranks that a launcher started gives separate series, or None; all
             learn from all, and get equal results.
 
         Returns
@@ -175,12 +222,19 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
         return self
 
     def _compute_statistics(
-        self, series: SeriesArray, inputs: Inputs, pool: SeriesPool
+        self,
+        series: SeriesArray,
+        inputs: Inputs,
+        pool: SeriesPool,
     ) -> dict[str, Any]:
         """Compute the attributes that a fit sets."""
         raise NotImplementedError
 
-    def stream(self, n_series: int = 1, state: Sequence[Tensor] | None = None) -> TransformerStream:
+    def stream(
+        self,
+        n_series: int = 1,
+        state: Sequence[Tensor] | None = None,
+    ) -> TransformerStream:
         """Transform step by step, as data arrive.
 
         Parameters
@@ -201,6 +255,10 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
         n_features = int(self._layout.features)
         return TransformerStream(self._block_function(), (n_features, int(n_series)), state)
 
+    def as_module(self) -> nn.Module:
+        """Return the fitted transformation as a torch module of steps (B, F), for export."""
+        return self._block_function().as_module()
+
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return the names of the output features, which are those of the input.
 
@@ -215,6 +273,8 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
             One per feature for sequences with names; one per column for a matrix, or a view without
             names.
         """
+        # n_features_in_ of a view counts columns, but names are of features: scikit-learn's method
+        # expects as many of these as of those
         names = getattr(self, "feature_names_in_", None)
         if names is not None and (input_features is None or np.array_equal(names, input_features)):
             return np.asarray(names)
@@ -223,8 +283,9 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
     def _set_fitted(self, inputs: Inputs, **statistics: Any) -> None:
         """Set the attributes of a fit."""
         self.__dict__.update(statistics)
-        self.n_features_in_, self._layout = inputs.columns, inputs.layout
-        self.__dict__.pop("feature_names_in_", None)
+        self.n_features_in_ = inputs.columns
+        self._layout = inputs.layout
+        self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
         if inputs.names is not None:
             self.feature_names_in_ = inputs.names
 
@@ -255,39 +316,45 @@ class TransformerStream:
 
     def __init__(
         self,
-        function: Any,
+        function: BlockFunction,
         shape: tuple[int, int],
         state: Sequence[Tensor] | None = None,
     ) -> None:
-        self.function, self.shape = function, shape
+        self.function = function
+        self.shape = shape
         empty = function.empty_state(*shape) if depends_on_past(function) else []
         self.state: list[Tensor] = empty if state is None else list(state)
-        given, wanted = [tuple(t.shape) for t in self.state], [tuple(t.shape) for t in empty]
-        if given != wanted:
+        shapes = [tuple(t.shape) for t in self.state]
+        expected = [tuple(t.shape) for t in empty]
+        if shapes != expected:
             raise ShapeError(
-                f"state has the shapes {given}; expected {wanted} for {shape[1]} series"
+                f"state has the shapes {shapes}; expected {expected} for {shape[1]} series"
             )
 
-    def step(self, x: Any) -> np.ndarray:
+    def step(self, x: object) -> np.ndarray:
         """Transform the next step of all series: ``(F, N)`` to a new array ``(F, N)``."""
         x = np.asarray(x)
         check_step_shape(x, self.shape)
-        if not depends_on_past(self.function):
-            return self.function(x[:, :, None])[:, :, 0]
-        found, self.state = self.function.step(x[:, :, None], self.state)
-        return found[:, :, 0]
+        block = x[:, :, None]
+        if depends_on_past(self.function):
+            result, self.state = self.function.step(block, self.state)
+        else:
+            result = self.function(block)
+        return result[:, :, 0]
 
     def reset(self, series: Any = None) -> None:
         """Restart some series (an index or a mask; None: all)."""
-        if depends_on_past(self.function):
-            self.state = self.function.forget(
-                self.state, slice(None) if series is None else series_indices(series, self.shape[1])
-            )
+        if not depends_on_past(self.function):
+            return
+        restarted = slice(None) if series is None else series_indices(series, self.shape[1])
+        self.state = self.function.forget(self.state, restarted)
 
 
 @contextlib.contextmanager
-def pool_of_call(transformer: Any, sharded: bool, **arguments: Any) -> Iterator[SeriesPool]:
-    """Enclose a fit of a transformer, on all ranks together if each has series of its own.
+def pool_of_call(
+    transformer: BaseEstimator, sharded: bool, **arguments: Any
+) -> Iterator[SeriesPool]:
+    """Enclose a fit of a transformer, on all ranks together if each has separate series.
 
     Raises
     ------
@@ -295,13 +362,13 @@ def pool_of_call(transformer: Any, sharded: bool, **arguments: Any) -> Iterator[
         On every rank, if the ranks' transformers differ in a parameter, or these further
         ``arguments`` differ.
     """
-    with ranks_of_call(
-        "auto" if sharded else None, f"{type(transformer).__name__}.fit", sharded
-    ) as ranks:
-        parameters = {**transformer.get_params(deep=False), **arguments}
-        ranks.require_equal(
-            {k: t for name, value in parameters.items() for k, t in describe(name, value).items()}
-        )
+    # not sharded, every rank fits by itself on the same data, and gets the same
+    comm = "auto" if sharded else None
+    with ranks_of_call(comm, f"{type(transformer).__name__}.fit", sharded) as ranks:
+        texts: dict[str, str] = {}
+        for name, value in {**transformer.get_params(deep=False), **arguments}.items():
+            texts |= describe(name, value)
+        ranks.require_equal(texts)
         yield SeriesPool(ranks)
 
 
@@ -313,21 +380,33 @@ def read_blocks(series: SeriesArray, inputs: Inputs) -> Iterator[tuple[slice, sl
     for n, t in block_slices(series.N, series.T, series.F):
         part = rows[n]
         series.prefetch(part, t.start, t.stop)
-        block = series.read(part, t.start, t.stop).transpose(2, 1, 0)
+        block = series.read(part, t.start, t.stop).transpose(2, 1, 0)  # from (S, B, F)
         exists = part.step_mask(t.start, t.stop)  # (S, B)
-        yield n, t, block if exists is None else np.where(exists.T, block, np.nan)
+        if exists is not None:
+            block = np.where(exists.T, block, np.nan)
+        yield n, t, block
 
 
 def read_numbers(
-    series: SeriesArray, inputs: Inputs, name: str, weight: SampleWeight | None = None
-) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Read all values in blocks (F, B, S), which must be finite or NaN, with their weights (B, S)."""
+    series: SeriesArray,
+    inputs: Inputs,
+    name: str,
+    weight: SampleWeight | None = None,
+) -> Iterator[WeightedBlock]:
+    """Read all values in blocks (F, B, S), finite or NaN, with their weights (B, S).
+
+    Raises
+    ------
+    DataError
+        If a value is infinite.
+    """
     for n, t, block in read_blocks(series, inputs):
-        odd = np.isinf(block)
-        if odd.any():
-            f, i, j = np.argwhere(odd)[0]
+        is_infinite = np.isinf(block)
+        if is_infinite.any():
+            f, i, j = np.argwhere(is_infinite)[0]
             raise DataError(
                 f"{series.name} is infinite at feature {f}, series {n.start + i}, step "
                 f"{t.start + j}; {name} takes numbers, and NaN for what is missing"
             )
-        yield block, None if weight is None else weight.block(n, t)
+        weights = None if weight is None else weight.block(n, t)
+        yield block, weights

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.inputs.inputs import Inputs
-from fluxutils_py.inputs.moments import empty_result
+from fluxutils_py.inputs.moments import FeatureModule, Moments, empty_result, float_type
 from fluxutils_py.inputs.sharded_data import SeriesPool
 from fluxutils_py.nn.winsor import winsor_statistics
 from fluxutils_py.transformers.transformer_base import SequenceTransformer, read_blocks
@@ -56,26 +58,32 @@ class WinsorScaler(SequenceTransformer):
     scale_: np.ndarray
 
     def _compute_statistics(
-        self, series: SeriesArray, inputs: Inputs, pool: SeriesPool
+        self,
+        series: SeriesArray,
+        inputs: Inputs,
+        pool: SeriesPool,
     ) -> dict[str, Any]:
-        kind = np.float32 if series.dtype.kind == "f" and series.dtype.itemsize <= 4 else np.float64
-        statistics = winsor_statistics(
-            lambda: (
-                torch.from_numpy(np.array(block, kind, order="C").reshape(series.F, -1))
-                for *_, block in read_blocks(series, inputs)
-            ),
-            pool.add_up,
-            lambda *parts: tuple(
-                torch.from_numpy(v) for v in pool.moments(*(p.numpy() for p in parts))
-            ),
-        )
-        return dict(
-            zip(
-                ("lower_", "upper_", "mean_", "scale_"),
-                (v.numpy() for v in statistics),
-                strict=True,
-            )
-        )
+        dtype = float_type(series.dtype)  # float32 needs fewer passes than float64
+
+        def read_pass() -> Iterator[Tensor]:
+            for _, _, block in read_blocks(series, inputs):
+                # a copy: torch warns of blocks that cannot be written to
+                values = np.array(block, dtype, order="C")
+                yield torch.from_numpy(values.reshape(series.F, -1))
+
+        def merge(*parts: Tensor) -> tuple[Tensor, ...]:
+            moments = Moments(*(part.numpy() for part in parts))
+            merged = pool.moments(moments)
+            return tuple(map(torch.from_numpy, merged))
+
+        # in torch, because nn.WinsorNorm, which cannot import this, learns the same
+        lower, upper, mean, scale = winsor_statistics(read_pass, pool.add_up, merge)
+        return {
+            "lower_": lower.numpy(),
+            "upper_": upper.numpy(),
+            "mean_": mean.numpy(),
+            "scale_": scale.numpy(),
+        }
 
     def _block_function(self) -> WinsorizeBlock:
         return WinsorizeBlock(self.lower_, self.upper_, self.mean_, self.scale_)
@@ -86,13 +94,40 @@ class WinsorizeBlock:
 
     keeps_features = True
 
-    def __init__(self, *statistics: np.ndarray) -> None:
-        self.statistics = tuple(s[:, None, None] for s in statistics)
+    def __init__(
+        self,
+        lower: np.ndarray,
+        upper: np.ndarray,
+        mean: np.ndarray,
+        scale: np.ndarray,
+    ) -> None:
+        self.lower = lower[:, None, None]
+        self.upper = upper[:, None, None]
+        self.mean = mean[:, None, None]
+        self.scale = scale[:, None, None]
 
     def __call__(self, block: np.ndarray) -> np.ndarray:
-        lower, upper, mean, scale = self.statistics
         out = empty_result(block)
-        np.subtract(np.clip(block, lower, upper), mean, out=out, casting="same_kind")
-        np.divide(out, scale, out=out, casting="same_kind")
-        out[np.isnan(out)] = 0
+        clamped = np.clip(block, self.lower, self.upper)
+        np.subtract(clamped, self.mean, out=out, casting="same_kind")
+        np.divide(out, self.scale, out=out, casting="same_kind")
+        out[np.isnan(out)] = 0  # NaN has passed all of the above
         return out
+
+    def as_module(self) -> Winsorize:
+        return Winsorize(lower=self.lower, upper=self.upper, mean=self.mean, scale=self.scale)
+
+
+class Winsorize(FeatureModule):
+    """Clamp to quantiles, standardise, and put 0 for NaN."""
+
+    lower: Tensor
+    upper: Tensor
+    mean: Tensor
+    scale: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        # not clamp, which runtimes have for numbers only; rounded twice, as in WinsorizeBlock
+        clamped = torch.minimum(torch.maximum(x.double(), self.lower), self.upper)
+        y = ((clamped - self.mean).to(x.dtype).double() / self.scale).to(x.dtype)
+        return torch.where(x.isnan(), torch.zeros_like(y), y)

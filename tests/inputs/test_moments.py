@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fluxutils_py.inputs.moments import Standardize, merge_moments, moments, safe_scale
+from fluxutils_py.inputs.moments import Moments, Standardize, moments, safe_scale
 
 F, N, T = 3, 7, 11
 RNG = np.random.default_rng(5)
@@ -28,7 +28,8 @@ def test_blocks_add_up_to_the_whole_with_weights_and_gaps():
 
 def test_two_parts_are_merged():
     a, b = RNG.normal(size=13), RNG.normal(3, 2, size=5)
-    n, mean, squares = merge_moments(13, a.mean(), 13 * a.var(), 5, b.mean(), 5 * b.var())
+    first = Moments(13, a.mean(), 13 * a.var())
+    n, mean, squares = first.merge(Moments(5, b.mean(), 5 * b.var()))
     both = np.concatenate([a, b])
     assert n == 18
     assert np.allclose([mean, squares / n], [both.mean(), both.var()], rtol=1e-12)

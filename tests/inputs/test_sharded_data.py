@@ -10,6 +10,7 @@ import pytest
 from fluxutils_py import samples
 from fluxutils_py.errors import DataError, RankError
 from fluxutils_py.inputs.inputs import InputSchema
+from fluxutils_py.inputs.moments import Moments
 from fluxutils_py.inputs.sharded_data import SeriesPool, is_empty
 from fluxutils_py.inputs.targets import TargetSchema
 from fluxutils_py.parallel import RankGroup
@@ -131,7 +132,7 @@ def test_sums_labels_and_moments_are_of_all_ranks():
         return (
             pool.total(first),
             classes.tolist(),
-            pool.moments(np.array([first]), np.array([1.0 * first]), 0.0),
+            pool.moments(Moments(np.array([first]), np.array([1.0 * first]), 0.0)),
         )
 
     total, classes, (count, mean, squares) = on_ranks(find, [X, None, X[:, :2]])[1]

@@ -67,7 +67,7 @@ def test_no_rank_can_read_files_of_another(ran, counts):
 def test_what_does_not_fit_is_an_error_on_every_rank(ran, counts):
     last = len(counts) - 1
     others = "rank 0" if last == 1 else "ranks 0 and 1"
-    of_x = "series of its own, of the same features and types"
+    of_x = "separate series, of the same features and types"
     expected = {
         "features": f"ranks disagree about the features of x: 3 on {others}, 2 on rank {last}; .*{of_x}",
         "dtype": f"ranks disagree about the dtype of x: float64 on {others}, float32 on rank {last}; .*{of_x}",

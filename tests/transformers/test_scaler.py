@@ -533,7 +533,7 @@ def test_several_inputs_get_several_scalers(x):
         SequenceScaler().fit((x, x[:1]))
     assert str(e.value) == (
         "SequenceScaler takes one array of shape (F, N, T), got a tuple of 2; give each a "
-        "transformer of its own"
+        "separate transformer"
     )
 
 
