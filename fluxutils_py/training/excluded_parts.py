@@ -30,19 +30,10 @@ class ExcludedParts:
     def __init__(self, patterns: Sequence[str], tracked: Mapping[str, Any]) -> None:
         self.patterns = tuple(patterns)
         self.tracked = tracked
-        modules = (
-            {name: thing for name, thing in tracked.items() if isinstance(thing, nn.Module)}
-            if patterns
-            else {}
-        )
-        known = [f"{name}.{key}" for name, module in modules.items() for key in module.state_dict()]
-        for pattern in patterns:
-            if not any(fnmatchcase(full, pattern) for full in known):
-                shown = ", ".join(known[:4]) + ", ..." * (len(known) > 4)
-                raise ValueError(
-                    f"exclude={pattern!r} fits no parameter or buffer of what is tracked: "
-                    f"{shown or 'no module'}; the name begins with that of the module in track(...)"
-                )
+        modules = {}
+        if patterns:
+            modules = {name: m for name, m in tracked.items() if isinstance(m, nn.Module)}
+        self._require_fits(modules)
         self.parameters = {
             id(p)
             for name, module in modules.items()
@@ -50,11 +41,21 @@ class ExcludedParts:
             if self.fits(name, key)
         }
 
+    def _require_fits(self, modules: Mapping[str, nn.Module]) -> None:
+        known = [f"{name}.{key}" for name, module in modules.items() for key in module.state_dict()]
+        for pattern in self.patterns:
+            if not any(fnmatchcase(full_name, pattern) for full_name in known):
+                shown = ", ".join(known[:4]) + ", ..." * (len(known) > 4)
+                raise ValueError(
+                    f"exclude={pattern!r} fits no parameter or buffer of what is tracked: "
+                    f"{shown or 'no module'}; the name begins with that of the module in track(...)"
+                )
+
     def fits(self, name: str, key: str) -> bool:
-        """Whether a part of the module that is tracked as ``name`` is left out."""
+        """Return whether a part of the module that is tracked as ``name`` is left out."""
         return any(fnmatchcase(f"{name}.{key}", pattern) for pattern in self.patterns)
 
-    def remove(self, name: str, state: Any) -> Any:
+    def remove(self, name: str, state: Mapping[str, Any]) -> Any:
         """Return the state of a tracked object without what is left out; the state itself does not
         change.
         """
@@ -65,13 +66,11 @@ class ExcludedParts:
             return {key: value for key, value in state.items() if not self.fits(name, key)}
         if isinstance(thing, torch.optim.Optimizer):
             left_out = self._keys(thing, state)
-            return {
-                **state,
-                "state": {k: v for k, v in state["state"].items() if k not in left_out},
-            }
+            kept = {key: value for key, value in state["state"].items() if key not in left_out}
+            return {**state, "state": kept}
         return state
 
-    def keep(self, name: str, state: Any, present: Any) -> Any:
+    def keep(self, name: str, state: Mapping[str, Any], present: Mapping[str, Any]) -> Any:
         """Return a stored state in which what is left out is as it is now, in the state
         ``present``.
         """
@@ -80,11 +79,11 @@ class ExcludedParts:
             return state
         stored = self.remove(name, state)
         if isinstance(thing, nn.Module):
-            return {
-                **stored,
-                **{key: value for key, value in present.items() if self.fits(name, key)},
-            }
-        now, then = _parameter_keys(present), _parameter_keys(state)
+            excluded = {key: value for key, value in present.items() if self.fits(name, key)}
+            return {**stored, **excluded}
+        # Optimizers number their parameters: the numbers may differ from those of the stored state.
+        now = _parameter_keys(present)
+        then = _parameter_keys(state)
         left_out = self._keys(thing, present)
         same = {
             then[i]: present["state"][key]
@@ -93,14 +92,13 @@ class ExcludedParts:
         }
         return {**stored, "state": {**stored["state"], **same}}
 
-    def _keys(self, optimizer: torch.optim.Optimizer, state: Any) -> set[Any]:
-        """The keys, in the state of an optimizer, of parameters that are left out."""
+    def _keys(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> set[Any]:
+        """Return the keys, in the state of an optimizer, of parameters that are left out."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        pairs = zip(
-            parameters, _parameter_keys(state), strict=False
-        )  # of unequal numbers, torch says so
+        # If the numbers differ, torch says so when it loads the state.
+        pairs = zip(parameters, _parameter_keys(state), strict=False)
         return {key for p, key in pairs if id(p) in self.parameters}
 
 
-def _parameter_keys(state: Any) -> list[Any]:
+def _parameter_keys(state: Mapping[str, Any]) -> list[Any]:
     return [key for group in state["param_groups"] for key in group["params"]]

@@ -62,28 +62,29 @@ class InMemory:
 
     def __init__(
         self,
-        inputs: Any,
-        labels: Any = (),
+        inputs: object,
+        labels: object = (),
         *,
         batchsize: int,
         shuffle: bool = False,
         replacement: bool = False,
         infinite: bool = False,
         drop_last: bool = False,
-        random_state: Any = None,
-        kind: Any = None,
+        random_state: int | np.random.Generator | None = None,
+        kind: object = None,
         name: str = "in memory",
     ) -> None:
         self.inputs = tuple(torch.as_tensor(v) for v in as_tuple(inputs))
         self.labels = tuple(torch.as_tensor(v) for v in as_tuple(labels))
         if replacement and not shuffle:
             raise ValueError("replacement=True draws examples at random: set shuffle=True too")
-        self.batchsize, self.shuffle, self.replacement = (
-            check_integer("batchsize", batchsize, 1),
-            shuffle,
-            replacement,
-        )
-        self.infinite, self.drop_last, self.kind, self.name = infinite, drop_last, kind, name
+        self.batchsize = check_integer("batchsize", batchsize, 1)
+        self.shuffle = shuffle
+        self.replacement = replacement
+        self.infinite = infinite
+        self.drop_last = drop_last
+        self.kind = kind
+        self.name = name
         self.rng = np.random.default_rng(random_state)
         sizes = [len(v) for v in (*self.inputs, *self.labels)]
         if not sizes or len(set(sizes)) > 1 or not sizes[0]:
@@ -138,6 +139,7 @@ class InMemory:
         return self.skip(0)
 
     def skip(self, n: int) -> Iterator[Minibatch]:
+        # To skip within a pass is to repeat its order: the generator goes back to its start.
         self._began = start_epoch_order(self.rng, self._began, n)
         for chosen in islice(self._batch_indices(), n, None):
             yield Minibatch(
@@ -148,12 +150,12 @@ class InMemory:
 
     def _batch_indices(self) -> Iterator[Any]:
         """Return an iterator over the examples of each batch, as indices or a slice."""
-        passes = (self._draw_order() for _ in (count() if self.infinite else range(1)))
-        cuts = [
-            slice(i * self.batchsize, (i + 1) * self.batchsize) for i in range(self._per_pass())
-        ]
+        # Lazily: each order is drawn when its pass begins, and an infinite dataset has no end.
+        orders = (self._draw_order() for _ in (count() if self.infinite else range(1)))
+        starts = range(0, self._per_pass() * self.batchsize, self.batchsize)
+        cuts = [slice(start, start + self.batchsize) for start in starts]
         return chain.from_iterable(
-            (cut if order is None else order[cut] for cut in cuts) for order in passes
+            (cut if order is None else order[cut] for cut in cuts) for order in orders
         )
 
     def _draw_order(self) -> Tensor | None:
@@ -186,7 +188,7 @@ def normalization(
     index : int
         Index of the input.
     independent_axes : sequence of int
-        Axes that have a mean of their own at each place: by default the last, of features. ``()``:
+        Axes that have a separate mean at each place: by default the last, of features. ``()``:
         one mean for all.
 
     Returns
@@ -205,8 +207,10 @@ def normalization(
     >>> normalization(InMemory(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), batchsize=1))
     (tensor([2., 5.], dtype=torch.float64), tensor([1., 1.], dtype=torch.float64))
     """
-    data, n = as_dataset(dataset), 0
-    mean, square = torch.zeros(()), torch.zeros(())
+    data = as_dataset(dataset)
+    n = 0
+    mean = torch.zeros(())
+    square = torch.zeros(())
     for batch in data:
         x = torch.as_tensor(batch.inputs[index]).double()
         kept = sorted(range(x.dim())[axis] for axis in independent_axes)
@@ -215,9 +219,8 @@ def normalization(
         n += len(x)
         delta = x.mean(0) - mean  # Chan et al. (1979) merge parts without cancellation
         mean = mean + delta * len(x) / n
-        square = (
-            square + (x - x.mean(0)).square().sum(0) + delta.square() * len(x) * (n - len(x)) / n
-        )
+        within = (x - x.mean(0)).square().sum(0)
+        square = square + within + delta.square() * len(x) * (n - len(x)) / n
     data.reset()
     if not n:
         raise DataError(f"dataset {data.name!r} has no batches: there is no mean")

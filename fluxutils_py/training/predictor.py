@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +17,8 @@ from fluxutils_py.training.tensors import to_tensor
 
 MAX_ACTIVATION_BYTES = 1 << 23  # bytes for the outputs of a model's layers, per window
 SMALL_INPUT = 128  # series times steps up to which the size of the model does not matter
-MIN_SERIES = (
-    64  # least series per window, even with fewer steps: they keep vectors and threads busy
-)
+# Least series per window, even with fewer steps: they keep vectors and threads busy.
+MIN_SERIES = 64
 MANY_SERIES_STEPS = 64  # steps per window of many series: the overhead of a call is then small
 
 
@@ -61,19 +59,23 @@ class Predictor:
         self,
         model: nn.Module,
         windows: SequenceWindows,
-        state: Any = None,
+        state: list[Tensor] | None = None,
         part: slice | None = None,
         keep_state: bool = False,
         precision: str = "float32",
     ) -> None:
-        self.windows, self.keep_state = windows, keep_state
-        self.n_series, self.n_steps = windows.x[0].N, windows.x[0].T
+        self.windows = windows
+        self.keep_state = keep_state
+        self.n_series = windows.x[0].N
+        self.n_steps = windows.x[0].T
         self.part = slice(0, self.n_series) if part is None else part
         first = next(model.parameters(), torch.empty(0))
-        self.dtype, self.device = first.dtype, first.device
+        self.dtype = first.dtype
+        self.device = first.device
         self.session = InferenceSession(model, self._sample_inputs, windows.overlap, precision)
         self.session.load(state, self.n_series)  # errors come before the first window
-        self._before, self._used = state, False
+        self._before = state
+        self._used = False
         self._batch, self._chunk = self._window_size(model)
         self._states: list[list[Tensor]] = []
         if keep_state and self.session.needs_context:
@@ -91,33 +93,30 @@ class Predictor:
         """
         if (comm is None or comm.is_single) and len(self._states) == 1:
             return self._states[0]
-        found = (RankGroup() if comm is None else comm).allgather(
-            (self._states, self.session.batch_dims)
-        )
-        groups, dims = [group for groups, _ in found for group in groups], found[0][1]
+        ranks = RankGroup() if comm is None else comm
+        answers = ranks.allgather((self._states, self.session.batch_dims))
+        groups = [group for groups, _ in answers for group in groups]
+        _, dims = answers[0]
         if self.session.needs_context:  # a group of short series has seen fewer inputs
             most = max(group[0].shape[0] for group in groups if group)
             groups = [_pad_history(group, most) for group in groups]
-        return [
-            torch.cat(parts, d) for parts, d in zip(zip(*groups, strict=True), dims, strict=True)
-        ]
+        columns = zip(*groups, strict=True)
+        return [torch.cat(parts, dim) for parts, dim in zip(columns, dims, strict=True)]
 
-    # -- one group of series -------------------------------------------------------------------------
+    # -- one group of series -----------------------------------------------------------------------
 
     def _predict_group(self, series: slice) -> Iterator[Prediction]:
         if self._used or series != slice(0, self.n_series):
             self.session.load(self._before, self.n_series, series)
         self._used = True
         rows = self.windows.segments[series]
-        ends: list[int] = []
+        ends: list[int] = []  # steps after which series end, where windows have to end too
         if self.keep_state:
-            ends = (
-                [rows.max_length]
-                if rows.min_length == rows.max_length
-                else np.unique(rows.length).tolist()
-            )
+            equal = rows.min_length == rows.max_length
+            ends = [rows.max_length] if equal else np.unique(rows.length).tolist()
         kept: list[Tensor] = []
-        start, stop = 0, self._window_end(0, ends)
+        start = 0
+        stop = self._window_end(0, ends)
         while start < self.n_steps:
             window = self.windows.cut(rows, start, stop)
             following = self._window_end(stop, ends)
@@ -132,7 +131,8 @@ class Predictor:
                 series,
                 slice(start, stop),
             )
-            start, stop = stop, following
+            start = stop
+            stop = following
         self._states.append(kept)
 
     def _window_end(self, start: int, ends: list[int]) -> int:
@@ -157,15 +157,15 @@ class Predictor:
 
     def _to_array(self, y: Tensor, gap: np.ndarray | None) -> np.ndarray:
         out = y.cpu().numpy()
-        return out if gap is None else np.where(gap[:, :, None], np.nan, out).astype(out.dtype)
+        if gap is None:
+            return out
+        return np.where(gap[:, :, None], np.nan, out).astype(out.dtype)
 
-    # -- small matters -------------------------------------------------------------------------------
+    # -- small matters -----------------------------------------------------------------------------
 
     def _sample_inputs(self) -> list[Tensor]:
-        return [
-            self._to_tensor(v)
-            for v in self.windows.cut(self.windows.segments[:4], 0, min(3, self.n_steps)).x
-        ]
+        window = self.windows.cut(self.windows.segments[:4], 0, min(3, self.n_steps))
+        return [self._to_tensor(v) for v in window.x]
 
     def _window_size(self, model: nn.Module) -> tuple[int, int]:
         """Return the numbers of series and steps of a window."""
@@ -173,14 +173,12 @@ class Predictor:
             return self.windows.batchsize, self.windows.seqsize
         if self.n_series * self.n_steps <= SMALL_INPUT:
             return self.n_series, self.n_steps
-        width = sum(x.F for x in self.windows.x) + sum(
-            p.shape[0] for p in model.parameters() if p.dim() > 1
-        )
-        cells = max(1, MAX_ACTIVATION_BYTES // (width * self.dtype.itemsize))  # series times steps
-        n_series = min(
-            self.n_series,
-            max(min(MIN_SERIES, cells), cells // min(self.n_steps, MANY_SERIES_STEPS)),
-        )
+        n_features = sum(x.F for x in self.windows.x)
+        n_units = sum(p.shape[0] for p in model.parameters() if p.dim() > 1)
+        bytes_per_cell = (n_features + n_units) * self.dtype.itemsize
+        cells = max(1, MAX_ACTIVATION_BYTES // bytes_per_cell)  # series times steps
+        enough = cells // min(self.n_steps, MANY_SERIES_STEPS)
+        n_series = min(self.n_series, max(min(MIN_SERIES, cells), enough))
         return n_series, max(1, cells // n_series)
 
     def _require_equal_history(self) -> None:
@@ -188,9 +186,8 @@ class Predictor:
         NaN.
         """
         lengths = self.windows.segments.length
-        if any(x.kind == "int" for x in self.windows.x) and lengths.min() < min(
-            self.windows.overlap, lengths.max()
-        ):
+        has_integers = any(x.kind == "int" for x in self.windows.x)
+        if has_integers and lengths.min() < min(self.windows.overlap, lengths.max()):
             raise ShapeError(
                 "return_state with integer inputs and a model without recurrent state needs "
                 f"series of equal length, or of at least overlap={self.windows.overlap} steps; the "

@@ -42,19 +42,22 @@ def shard(batch: Any, rank: int, size: int, axis: int = 0) -> Any:
     if not n:
         raise ShapeError(
             f"the batch, a {type(batch).__name__}, holds no arrays that {size} ranks could divide: "
-            "give each rank batches of its own (batches='per_rank'), or train each process by "
+            "give each rank separate batches (batches='per_rank'), or train each process by "
             "itself (comm=None)"
         )
     share = array_split_slice(n, size, rank)
     if share.start == share.stop:
         return None
     index = (slice(None),) * axis + (share,)
-    return tree_map(
-        lambda v: v[index] if _is_array(v) and v.ndim > axis and v.shape[axis] == n else v, batch
-    )
+
+    def part(leaf: Any) -> Any:
+        divided = _is_array(leaf) and leaf.ndim > axis and leaf.shape[axis] == n
+        return leaf[index] if divided else leaf
+
+    return tree_map(part, batch)
 
 
-def n_observations(batch: Any, axis: int = 0) -> int:
+def n_observations(batch: object, axis: int = 0) -> int:
     """Return the number of observations of a batch's arrays along an axis; 0 if there are no
     arrays.
 
@@ -75,7 +78,7 @@ def n_observations(batch: Any, axis: int = 0) -> int:
     return n
 
 
-def digest(batch: Any) -> int:
+def digest(batch: object) -> int:
     """Return a 24-bit hash of a batch; of a large array it reads only some evenly spaced values.
 
     >>> (
@@ -98,5 +101,5 @@ def digest(batch: Any) -> int:
     return crc & 0xFFFFFF
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     return isinstance(leaf, np.ndarray | Tensor)

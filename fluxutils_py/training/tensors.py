@@ -31,7 +31,7 @@ def to_tensor(
     dtype : torch.dtype
     device : torch.device
     background : bool
-        Whether this runs beside training: then it uses one core instead of all.
+        Whether this runs during training: then it uses one core instead of all.
     """
     if values.dtype.kind in "iu":
         dtype = torch.int64
@@ -67,33 +67,33 @@ def copy_window(out: np.ndarray, values: np.ndarray, threads: int | None = None)
     bool
         True if it copied; if False, ``out`` is unchanged.
     """
-    codes, size, loaded = (
-        (_FLOATS.get(out.dtype), _FLOATS.get(values.dtype)),
-        values.itemsize,
-        library(),
-    )
-    if loaded is None or None in codes or values.ndim != 3 or not values.size:
+    out_code = _FLOATS.get(out.dtype)
+    code = _FLOATS.get(values.dtype)
+    size = values.itemsize
+    loaded = library()
+    if loaded is None or out_code is None or code is None:
+        return False
+    if values.ndim != 3 or not values.size:
         return False
     if not values.flags.aligned or any(stride % size for stride in values.strides):
         return False
     strides = (stride // size for stride in values.strides)
     threads = n_threads() if threads is None else threads
-    return not loaded.copy_window(
-        out.ctypes.data, codes[0], values.ctypes.data, codes[1], *values.shape, *strides, threads
+    status = loaded.copy_window(
+        out.ctypes.data, out_code, values.ctypes.data, code, *values.shape, *strides, threads
     )
+    return not status
 
 
 def _copy_values(out: Tensor, values: np.ndarray, background: bool) -> None:
     half = values.dtype == np.float16
     if half and not _torch_takes(values):
         values = np.array(values)
-    scattered = (
-        half or values.strides[-1] != values.itemsize
-    )  # torch transposes, and converts halves, faster than NumPy
+    # Torch transposes, and converts halves, faster than NumPy, but on all cores.
+    scattered = half or values.strides[-1] != values.itemsize
     if (scattered or not background) and _torch_takes(values):
-        out.copy_(
-            torch.from_numpy(values if values.flags.writeable else np.asarray(_Writable(values)))
-        )
+        writable = values if values.flags.writeable else np.asarray(_Writable(values))
+        out.copy_(torch.from_numpy(writable))
     else:
         np.copyto(out.numpy(), values, casting="unsafe")
 
@@ -106,14 +106,14 @@ def gathered(values: np.ndarray) -> np.ndarray:
     the cache, and is up to five times as fast as from a plain copy in memory order
     (benchmarks/bench_windows.py).
     """
-    extents = (
-        (n - 1) * abs(stride) for n, stride in zip(values.shape, values.strides, strict=True)
-    )
-    if values.ndim != 3 or sum(extents) + values.itemsize == values.nbytes:  # in one piece already
+    jumps = zip(values.shape, values.strides, strict=True)
+    extent = sum((n - 1) * abs(stride) for n, stride in jumps) + values.itemsize
+    if values.ndim != 3 or extent == values.nbytes:  # in one piece already
         return values
     along_steps = abs(values.strides[0]) <= abs(values.strides[1])
-    order, inverse = ((1, 2, 0), (2, 0, 1)) if along_steps else ((0, 2, 1), (0, 2, 1))
-    return np.ascontiguousarray(values.transpose(order)).transpose(inverse)
+    if along_steps:
+        return np.ascontiguousarray(values.transpose(1, 2, 0)).transpose(2, 0, 1)
+    return np.ascontiguousarray(values.transpose(0, 2, 1)).transpose(0, 2, 1)
 
 
 def _torch_takes(values: np.ndarray) -> bool:
