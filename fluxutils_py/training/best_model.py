@@ -39,12 +39,12 @@ class BestModel:
         """Keep the current parameters if ``value`` is the best so far, and return whether it is."""
         if (
             value is None
-            or value != value
+            or value != value  # NaN
             or (self.value is not None and not self.is_better(value, self.value))
         ):
             return False
         self._store_best(value)
-        self.value = value
+        self.value = value  # last: an error while copying leaves the earlier best
         return True
 
     def _store_best(self, value: Any) -> None:

@@ -16,6 +16,7 @@ from fluxutils_py.reporting.tables import format_metric, text_table
 from fluxutils_py.training.checkpointer import FORMAT, KIND, checkpoint_paths, checkpoint_step
 from fluxutils_py.training.plain_files import read_file
 
+Shape = tuple[int, ...]
 SHOWN = 10  # most parameters that a table names as differing
 
 
@@ -41,7 +42,7 @@ class ListedCheckpoint:
     step: int
     size: int
     metrics: dict[str, Any] = field(default_factory=dict)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: dict[str, Shape] = field(default_factory=dict)
     damage: str | None = None
 
     @classmethod
@@ -57,12 +58,12 @@ class ListedCheckpoint:
         try:
             content = read_file(path, KIND, format=FORMAT)
             for name in content["trainable"]:
-                tensors = content["state"][name].items()
-                listed.shapes |= {
-                    f"{name}.{key}": tuple(v.shape) for key, v in tensors if isinstance(v, Tensor)
-                }
+                for key, value in content["state"][name].items():
+                    if isinstance(value, Tensor):
+                        listed.shapes[f"{name}.{key}"] = tuple(value.shape)
         except (LoadError, OSError) as error:
             listed.damage = str(error)
+        # The file is well-formed, but not what a checkpointer writes.
         except (LookupError, TypeError, AttributeError) as error:
             listed.damage = f"{path} is damaged ({type(error).__name__}: {error})"
         return listed
@@ -104,7 +105,12 @@ def _table_of_run(folder: str, checkpoints: Sequence[ListedCheckpoint]) -> str:
     rows = [["checkpoint", "step", "size", "parameters", *names]]
     for one in checkpoints:
         count = "damaged" if one.damage is not None else str(_count(one))
-        row = [one.path.name, str(one.step), _megabytes(one.size), count]
+        row = [
+            one.path.name,
+            str(one.step),
+            _megabytes(one.size),
+            count,
+        ]
         rows.append(row + _metrics(one, names))
     damages = [one.damage for one in checkpoints if one.damage is not None]
     return "\n".join([f"{folder}:", text_table(rows), *damages])
@@ -120,41 +126,56 @@ def _compare_runs(runs: Mapping[str, Sequence[ListedCheckpoint]]) -> str:
         row = [folder, str(len(checkpoints))]
         last = newest[folder]
         if last is None:
-            row += ["none", size, "", *([""] * len(names))]
+            row += ["none", size, ""]
+            row += [""] * len(names)
         else:
-            row += [str(last.step), size, str(_count(last)), *_metrics(last, names)]
+            row += [str(last.step), size, str(_count(last))]
+            row += _metrics(last, names)
         rows.append(row)
-    return "\n".join([text_table(rows), *_differing_parameters([one.shapes for one in readable])])
+    differing = _differing_parameters([one.shapes for one in readable])
+    return "\n".join([text_table(rows), *differing])
 
 
 def _newest_readable(checkpoints: Sequence[ListedCheckpoint]) -> ListedCheckpoint | None:
-    return next((one for one in reversed(checkpoints) if one.damage is None), None)
+    for one in reversed(checkpoints):
+        if one.damage is None:
+            return one
+    return None
 
 
-def _differing_parameters(shapes: Sequence[Mapping[str, tuple[int, ...]]]) -> list[str]:
+def _differing_parameters(shapes: Sequence[Mapping[str, Shape]]) -> list[str]:
     """Return lines that name the parameters whose shapes are not those of every run."""
     lines = []
     for name in dict.fromkeys(name for run in shapes for name in run):
         of_runs = [run.get(name) for run in shapes]
-        if len(set(of_runs)) > 1:
-            texts = ["none" if shape is None else str(shape) for shape in of_runs]
-            lines.append(f"{name}: {', '.join(texts)}")
+        if len(set(of_runs)) == 1:
+            continue
+        texts = ["none" if shape is None else str(shape) for shape in of_runs]
+        lines.append(f"{name}: {', '.join(texts)}")
     if not lines:
         return []
-    more = [f"... {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    n_more = len(lines) - SHOWN
+    more = [f"... {n_more} more"] if n_more > 0 else []
     return ["parameters that differ:", *lines[:SHOWN], *more]
 
 
 def _metric_names(checkpoints: Sequence[ListedCheckpoint]) -> list[str]:
-    return list(dict.fromkeys(name for one in checkpoints for name in one.metrics))
+    names: dict[str, None] = {}  # in the order of their first checkpoint
+    for one in checkpoints:
+        names |= dict.fromkeys(one.metrics)
+    return list(names)
 
 
 def _metrics(one: ListedCheckpoint, names: Sequence[str]) -> list[str]:
-    values = [one.metrics.get(name) for name in names]
-    return ["" if value is None else format_metric(value) for value in values]
+    texts = []
+    for name in names:
+        value = one.metrics.get(name)
+        texts.append("" if value is None else format_metric(value))
+    return texts
 
 
 def _count(one: ListedCheckpoint) -> int:
+    """Return the number of parameters, each value counted."""
     return sum(math.prod(shape) for shape in one.shapes.values())
 
 

@@ -209,14 +209,14 @@ class Map(_DerivedDataset):
                 f"dataset {self.name!r} yields batches as they become ready: which {n} were seen "
                 "before is unknown; set ordered=True to resume a pass"
             )
-        return self._mapped(n)
+        return self._mapped(n)  # not a generator itself: the error comes at the call
 
     def _mapped(self, n: int) -> Iterator[Minibatch]:
         rest = iterate_from(self.source, n)
         if not self.workers:
             yield from map(self._apply_fn, rest)
             return
-        n_ahead = 2 * self.workers
+        n_ahead = 2 * self.workers  # a slow batch then does not leave the others idle
         with BackgroundDataLoader.map(
             self._apply_fn, rest, n=n_ahead, workers=self.workers, ordered=self.ordered
         ) as ahead:
@@ -272,10 +272,12 @@ class Batch(_DerivedDataset):
 
     def __len__(self) -> int:
         n = super().__len__()
-        return n // self.batchsize if self.drop_last else -(-n // self.batchsize)
+        if self.drop_last:
+            return n // self.batchsize
+        return -(-n // self.batchsize)  # rounded up
 
     def skip(self, n: int) -> Iterator[Minibatch]:
-        rest = iterate_from(self.source, n * self.batchsize)
+        rest = iterate_from(self.source, n * self.batchsize)  # the source counts examples
         while items := list(islice(rest, self.batchsize)):
             if len(items) == self.batchsize or not self.drop_last:
                 yield self._joined(items)
@@ -314,6 +316,7 @@ class ReadAhead(_DerivedDataset):
 
     def skip(self, n: int) -> Iterator[Minibatch]:
         rest = iterate_from(self.source, n)
+        # One worker: an iterator cannot be shared, and the order stays.
         with BackgroundDataLoader(lambda: self._moved(next(rest)), self.n, workers=1) as ahead:
             yield from ahead
 

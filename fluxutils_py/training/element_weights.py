@@ -91,7 +91,7 @@ def require_weighable(metrics: Iterable[Any], weight: Tensor | None) -> None:
     if weight is None or not weights_differ(weight):
         return
     for metric in metrics:
-        if _weight_argument(metric) is None:
+        if _weight_argument(metric) is None:  # it would count what has no weight
             name = getattr(metric, "name", None) or type(metric).__name__
             raise DataError(
                 f"the batch has weights, but update(prediction, target) of metric {name!r} takes "

@@ -51,7 +51,7 @@ class FunctionStep(GradientStep):
         self._function_again = compute_again
         self._place_of = describe
         if isinstance(compute, ThreadedLoss):
-            settings["defer"] = False
+            settings["defer"] = False  # its losses are numbers already
         super().__init__(optimizer, model, params, **settings)
 
     def compute_loss(self, batch: Any) -> BatchLoss | None:
@@ -60,6 +60,7 @@ class FunctionStep(GradientStep):
         return self._function(batch)
 
     def compute_again(self, batch: Any) -> None:
+        # In this thread: the hooks that look for the first module are not made for several.
         if self._function_again is not None:
             self._function_again(batch)
         elif isinstance(self._function, ThreadedLoss):

@@ -155,7 +155,9 @@ class GradientStep:
         check_precision(precision)
         self.optimizer = optimizer
         self.model = model
-        self.params: list[Any] = list(_trained_by(optimizer) if params is None else params)
+        if params is None:
+            params = _trained_by(optimizer)
+        self.params: list[Any] = list(params)
         self.ranks = RankGroup.from_comm(comm, "training")
         self.shares_batches = batches == "same"  # whether all ranks need the same batches
         self.clip = clip
@@ -344,7 +346,8 @@ class GradientStep:
         """Compare settings and copy parameters, once."""
         if not self._settings_compared:  # what differs may make ranks wait for different sums
             self._settings_compared = True
-            self.ranks.require_equal({**self._settings, **_describe_optimizer(self.optimizer)})
+            of_optimizer = _describe_optimizer(self.optimizer)
+            self.ranks.require_equal({**self._settings, **of_optimizer})
         if not self._synchronized:
             self._synchronize_parameters()
 
@@ -449,8 +452,10 @@ class GradientStep:
                 p.grad.mul_(factor)
 
     def _step_unless_failed(self, optimizer: Any) -> None:
-        """Step a fused optimizer, which does nothing if ``found_inf`` is set, as GradScaler does."""
-        skip = self._failed if self._scale is None else self._failed | self._scale.skip
+        """Step a fused optimizer as GradScaler does: it does nothing if ``found_inf`` is set."""
+        skip = self._failed
+        if self._scale is not None:
+            skip = skip | self._scale.skip
         optimizer.found_inf = skip.float()
         try:
             optimizer.step()
@@ -499,12 +504,15 @@ class GradientStep:
         if name == "loss" or self.ranks.is_single:
             place = "" if batch is None else self.describe(batch)
             raise not_finite(name, number, place + self._find_source(name, batch))
-        is_bad = not all(g.isfinite().all() for g in dense_gradients(self.params))
+        gradients = dense_gradients(self.params)
+        is_bad = not all(g.isfinite().all() for g in gradients)
         source = self._find_source(name, None) if is_bad else ""
-        bad_by_rank, sources = zip(*self.ranks.allgather((is_bad, source)), strict=True)
+        answers = self.ranks.allgather((is_bad, source))
+        bad_by_rank, sources = zip(*answers, strict=True)
         where = "no rank by itself"  # finite gradients may still have an infinite sum
         if any(bad_by_rank):
-            where = describe_by_rank(list(bad_by_rank)).partition("True on ")[2].partition(",")[0]
+            text = describe_by_rank(list(bad_by_rank))  # "False on ..., True on rank 1, ..."
+            where = text.partition("True on ")[2].partition(",")[0]
         source = next((text for text in sources if text), "")
         self.ranks.raise_on_all(not_finite(f"{name} on {where}", number, source))
 
@@ -520,7 +528,9 @@ class GradientStep:
                 self.compute_again(batch)
 
         # A loss that is read one step late meets the states of the next step: start from zero.
-        states = [None] * len(self._layers) if self._begun_with is None else self._begun_with
+        states = self._begun_with
+        if states is None:
+            states = [None] * len(self._layers)
         source = "" if batch is None else find_nonfinite(self.model, batch, run, states)
         if source or name == "loss" or self.defer:  # gradients are by then those of the next step
             return source
@@ -533,7 +543,8 @@ class GradientStep:
         self._synchronized = True
         named = {f"parameter {i}": p for i, p in enumerate(self.params)}
         if self.model is not None:
-            named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+            named = dict(self.model.named_parameters())
+            named |= dict(self.model.named_buffers())
             if self.shares_batches:
                 self.ranks.guard(require_no_batch_norm, self.model, "ranks", OWN_BATCHES)
         self.ranks.broadcast_parameters({name: t.detach() for name, t in named.items()})
@@ -687,8 +698,8 @@ class WaitingGradients:
         if rank:
             return n, n_live, torch.zeros_like(first_sum), [0] * len(first_layouts)
         _, _, sums, layouts = zip(*states, strict=True)
-        layouts_of_params = zip(*layouts, strict=True)
-        return n, n_live, sum(sums[1:], first_sum), [max(each) for each in layouts_of_params]
+        total = sum(sums[1:], first_sum)
+        return n, n_live, total, [max(each) for each in zip(*layouts, strict=True)]
 
 
 # -- losses in float16 -----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from fluxutils_py.parallel.threads import Threads
 S = TypeVar("S")
 T = TypeVar("T")
 Gradients = tuple[Tensor | None, ...]
+WithGradient = tuple[float, Gradients]  # a loss and its gradient
 OWN_BATCHES = "set batches='per_rank', or use nn.LayerNorm"  # the remedy for ranks
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -42,7 +43,9 @@ def tree_reduce(items: Sequence[T], op: Callable[[T, T], T]) -> T:
     if len(items) == 1:
         return items[0]
     half = len(items) // 2
-    return op(tree_reduce(items[:half], op), tree_reduce(items[half:], op))
+    first = tree_reduce(items[:half], op)
+    second = tree_reduce(items[half:], op)
+    return op(first, second)
 
 
 def addgrad(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Gradients:
@@ -100,6 +103,7 @@ def value_and_gradient(
     value = as_float32(as_scalar(loss))
     require_gradient(value)
     differentiated = value if scaled is None else scaled(value)
+    # Frozen parameters keep their place, as None: optimizers go by position.
     trained = [p for p in params if p.requires_grad]
     with without_autocast(value.device):
         gradients = iter(torch.autograd.grad(differentiated, trained, allow_unused=True))
@@ -114,18 +118,29 @@ def laid_out_like(p: Tensor, gradient: Tensor | None) -> Tensor | None:
 
     Fused optimizers go through the memory of both side by side, whatever their strides.
     """
-    if gradient is None or gradient.layout != torch.strided or gradient.stride() == p.stride():
+    if gradient is None or gradient.layout != torch.strided:
+        return gradient
+    if gradient.stride() == p.stride():
         return gradient
     return torch.empty_like(p, dtype=gradient.dtype).copy_(gradient)
 
 
-def sum_gradients(parts: Sequence[tuple[float, Gradients]]) -> tuple[float, Gradients]:
+def sum_gradients(parts: Sequence[WithGradient]) -> WithGradient:
     """Return the sum of losses and the sum of gradients, by :func:`tree_reduce`."""
-    return tree_reduce(parts, lambda a, b: (a[0] + b[0], addgrad(a[1], b[1])))
+
+    def add(a: WithGradient, b: WithGradient) -> WithGradient:
+        value_a, gradients_a = a
+        value_b, gradients_b = b
+        return value_a + value_b, addgrad(gradients_a, gradients_b)
+
+    return tree_reduce(parts, add)
 
 
 def map_in_threads(
-    compute: Callable[[S], T], items: Sequence[S], model: object, threads: Threads
+    compute: Callable[[S], T],
+    items: Sequence[S],
+    model: object,
+    threads: Threads,
 ) -> list[T]:
     """Compute the parts of a batch in threads that share a model, which must not change meanwhile.
 
@@ -139,6 +154,7 @@ def map_in_threads(
         return threads.map(compute, items, idempotent=True)
     require_thread_safe(model)
 
+    # A loss may call other modules than those of the model, which is often not even known.
     def watched(item: S) -> T:
         watch()
         return compute(item)
@@ -174,6 +190,7 @@ def require_thread_safe(
 def require_no_batch_norm(model: nn.Module, workers: str, remedy: str) -> None:
     """Raise ValueError if a model in training mode normalises over a batch that workers divide."""
     for name, module in model.named_modules():
+        # In evaluation mode it uses stored statistics, and changes nothing.
         if isinstance(module, BATCH_NORMS) and module.training:
             raise ValueError(
                 f"{name!r} ({type(module).__name__}) normalises over the whole minibatch, which is "
@@ -204,7 +221,10 @@ def watching_modules(check: Callable[[nn.Module], None]) -> Iterator[Callable[[]
 
 
 def call_without_batch_norm(
-    compute: Callable[[Any], T], batch: Any, workers: str, remedy: str
+    compute: Callable[[Any], T],
+    batch: object,
+    workers: str,
+    remedy: str,
 ) -> T:
     """Return ``compute(batch)``; raise ValueError before a module runs that normalises over a
     divided batch.

@@ -35,7 +35,7 @@ class _Entry:
     """An action and its trigger."""
 
     priority: float
-    order: int
+    order: int  # of registration, which decides between equal priorities
     name: str = field(compare=False)
     action: Action = field(compare=False)
     trigger: Trigger | None = field(compare=False)
@@ -45,7 +45,7 @@ class _Entry:
 
     def is_due(self, event: str, loop: Any) -> bool:
         assert self.trigger is not None
-        if event == "end":
+        if event == "end":  # for triggers with at_end, unless the action ran in this very step
             return loop.step > loop.start_step and self.last_step != loop.step
         return self.trigger.fires(loop)
 
@@ -285,6 +285,7 @@ class Hooks:
     # -- state -------------------------------------------------------------------------------------
 
     def _register_state(self, name: str, thing: Stateful) -> None:
+        # Two hooks of one class have the same name: number them in the order of registration.
         key = next(key for key in numbered(name) if key not in self._stateful)
         self._stateful[key] = thing
         if key in self._pending_states:

@@ -114,7 +114,7 @@ class InMemory:
         """
         data = as_dataset(dataset)
         batches = list(data)
-        data.reset()
+        data.reset()  # the pass is over, for whoever reads it next
         if not batches or any(b.kind != batches[0].kind or b.weight is not None for b in batches):
             raise DataError(
                 f"dataset {data.name!r} must have batches of one kind, without weights, to be kept "
@@ -128,10 +128,12 @@ class InMemory:
         return cls(inputs, labels, **{"kind": batches[0].kind, "name": data.name, **settings})
 
     def _per_pass(self) -> int:
-        return self.n // self.batchsize if self.drop_last else -(-self.n // self.batchsize)
+        if self.drop_last:
+            return self.n // self.batchsize
+        return -(-self.n // self.batchsize)  # rounded up
 
     def __len__(self) -> int:
-        if self.infinite:
+        if self.infinite:  # the error of len() for what has no length, which a loop expects
             raise TypeError(f"dataset {self.name!r} is infinite: it has no length")
         return self._per_pass()
 
@@ -151,7 +153,8 @@ class InMemory:
     def _batch_indices(self) -> Iterator[Any]:
         """Return an iterator over the examples of each batch, as indices or a slice."""
         # Lazily: each order is drawn when its pass begins, and an infinite dataset has no end.
-        orders = (self._draw_order() for _ in (count() if self.infinite else range(1)))
+        passes = count() if self.infinite else range(1)
+        orders = (self._draw_order() for _ in passes)
         starts = range(0, self._per_pass() * self.batchsize, self.batchsize)
         cuts = [slice(start, start + self.batchsize) for start in starts]
         return chain.from_iterable(
@@ -162,8 +165,10 @@ class InMemory:
         if not self.shuffle:
             return None
         if self.replacement:
-            return torch.from_numpy(self.rng.integers(self.n, size=self.n))
-        return torch.from_numpy(self.rng.permutation(self.n))
+            order = self.rng.integers(self.n, size=self.n)
+        else:
+            order = self.rng.permutation(self.n)
+        return torch.from_numpy(order)
 
     def reset(self) -> None:
         """Do nothing: each pass starts at the first batch."""
@@ -215,12 +220,15 @@ def normalization(
         x = torch.as_tensor(batch.inputs[index]).double()
         kept = sorted(range(x.dim())[axis] for axis in independent_axes)
         sizes = [x.shape[axis] for axis in kept]
-        x = x.movedim(kept, list(range(-len(kept), 0))).reshape(-1, *sizes)
+        last = list(range(-len(kept), 0))
+        x = x.movedim(kept, last).reshape(-1, *sizes)
         n += len(x)
-        delta = x.mean(0) - mean  # Chan et al. (1979) merge parts without cancellation
+        # Chan et al. (1979) merge the moments of parts without cancellation.
+        delta = x.mean(0) - mean
         mean = mean + delta * len(x) / n
         within = (x - x.mean(0)).square().sum(0)
-        square = square + within + delta.square() * len(x) * (n - len(x)) / n
+        between = delta.square() * len(x) * (n - len(x)) / n
+        square = square + within + between
     data.reset()
     if not n:
         raise DataError(f"dataset {data.name!r} has no batches: there is no mean")

@@ -123,7 +123,7 @@ class Loop:
         self.rank = self.ranks.rank
         self.hooks = Hooks()
         self.step_fn = getattr(step, "train_step", step)
-        if self.step_fn is not step:
+        if self.step_fn is not step:  # an object: its hooks come before those of users
             self.hooks.attach(step)
         self.model: nn.Module | None = getattr(step, "model", None)
         self.optimizer: Any = getattr(step, "optimizer", None)
@@ -142,7 +142,7 @@ class Loop:
         self.history: list[dict[str, Any]] = []
         self.n_epochs: int | None = None
         self.steps_per_epoch: int | None = None
-        self.train_step_durations = array("d")
+        self.train_step_durations = array("d")  # 8 bytes per step of a long run
         self.shared_data: dict[str, Any] = {}
         self.batches: Iterable[Any] | None = None
         self._progress = EpochProgress()
@@ -185,7 +185,7 @@ class Loop:
     @property
     def step_info(self) -> StepInfo:
         """The :class:`StepInfo` of the last step."""
-        if isinstance(self._info.batch_loss, PendingLoss):
+        if isinstance(self._info.batch_loss, PendingLoss):  # read it once, and only if wanted
             self._info = replace(self._info, batch_loss=float(self._info.batch_loss))
         return self._info
 
@@ -354,7 +354,7 @@ class Loop:
                 self.end_step = self.step
                 self._call_hooks("end")
             except BaseException:
-                self._progress.close()
+                self._progress.close()  # the source may hold threads that read ahead
                 raise
             finally:
                 self._running = False
@@ -363,7 +363,7 @@ class Loop:
 
     def _call_hooks(self, event: str) -> None:
         self.hooks.run(event, self)
-        self.ranks.allgather()
+        self.ranks.allgather()  # an error or a wish to stop on one rank is then known on all
 
     def _run_epoch(self, batches: Iterable[Any]) -> None:
         self._take_steps(batches)

@@ -60,10 +60,12 @@ class Minibatch:
 
     def to(self, device: str | torch.device) -> Minibatch:
         """Return the batch with its tensors and modules on a device."""
-        inputs, labels = (
-            tuple(_move_to(v, device) for v in values) for values in (self.inputs, self.labels)
+        return replace(
+            self,
+            inputs=tuple(_move_to(v, device) for v in self.inputs),
+            labels=tuple(_move_to(v, device) for v in self.labels),
+            weight=_move_to(self.weight, device),
         )
-        return replace(self, inputs=inputs, labels=labels, weight=_move_to(self.weight, device))
 
     def shard(self, rank: int, size: int, axis: int = 0) -> Minibatch | None:
         """Return a rank's share of the examples or series, None if empty; see :func:`shard`."""
@@ -80,8 +82,16 @@ class Minibatch:
             weight = self.weight * n_observations(part, axis) / n_whole
         index = self.index
         if index is not None:  # the place of this rank's series
-            index = replace(index, segments=index.segments[array_split_slice(n_whole, size, rank)])
-        return replace(self, inputs=inputs, labels=labels, weight=weight, index=index, n_live=0)
+            rows = array_split_slice(n_whole, size, rank)
+            index = replace(index, segments=index.segments[rows])
+        return replace(
+            self,
+            inputs=inputs,
+            labels=labels,
+            weight=weight,
+            index=index,
+            n_live=0,  # not known of a part
+        )
 
 
 def as_minibatch(item: object, kind: object = None) -> Minibatch:
@@ -111,7 +121,8 @@ def as_minibatch(item: object, kind: object = None) -> Minibatch:
             "entries; give several inputs or labels as a tuple"
         )
     labels = as_tuple(item[1]) if len(item) > 1 else ()
-    return Minibatch(as_tuple(item[0]), labels, kind, item[2] if len(item) > 2 else None)
+    weight = item[2] if len(item) > 2 else None
+    return Minibatch(as_tuple(item[0]), labels, kind, weight)
 
 
 def begins_series(batch: object, stateful: bool = False) -> bool:
@@ -140,7 +151,11 @@ def require_parts(batch: Minibatch) -> None:
         )
 
 
-def require_same_arity(batch: Minibatch, sizes: tuple[int, int], earlier: tuple[int, int]) -> None:
+def require_same_arity(
+    batch: Minibatch,
+    sizes: tuple[int, int],
+    earlier: tuple[int, int],
+) -> None:
     """Raise ValueError if a batch has other numbers of inputs and labels than earlier batches of
     its kind.
     """

@@ -84,8 +84,10 @@ class Predictor:
     def __iter__(self) -> Iterator[Prediction]:
         """Yield predictions, one group of series after the other, forward in time."""
         self._states = []
-        for begin in range(self.part.start, self.part.stop, self._batch):
-            yield from self._predict_group(slice(begin, min(begin + self._batch, self.part.stop)))
+        stop = self.part.stop
+        for begin in range(self.part.start, stop, self._batch):
+            end = min(begin + self._batch, stop)
+            yield from self._predict_group(slice(begin, end))
 
     def state(self, comm: RankGroup | None = None) -> list[Tensor]:
         """Return the state of each series after its last step in the last iteration, on all ranks
@@ -122,15 +124,14 @@ class Predictor:
             following = self._window_end(stop, ends)
             if following > stop:
                 self.windows.prefetch(rows, stop, following)
+            inputs = tuple(self._to_tensor(v) for v in window.x)
             with torch.no_grad():
-                outs = self.session.run(tuple(self._to_tensor(v) for v in window.x))
+                outs = self.session.run(inputs)
             if stop in ends:
                 kept = self._merge_states(kept, rows.length < stop)
-            yield Prediction(
-                tuple(self._to_array(o, window.missing_steps) for o in outs),
-                series,
-                slice(start, stop),
-            )
+            gap = window.missing_steps
+            y = tuple(self._to_array(out, gap) for out in outs)
+            yield Prediction(y, series, slice(start, stop))
             start = stop
             stop = following
         self._states.append(kept)
@@ -139,32 +140,36 @@ class Predictor:
         """Return the end of the window that begins at ``start``: no later than the next of
         ``ends``.
         """
-        return min([start + self._chunk, self.n_steps, *(end for end in ends if end > start)])
+        stop = min(start + self._chunk, self.n_steps)
+        return min([stop, *(end for end in ends if end > start)])
 
     def _merge_states(self, kept: list[Tensor], over: np.ndarray) -> list[Tensor]:
         """Return the current states, but the kept states for series that ended before."""
         now = self.session.state
         if not kept:
             return now
-        which = torch.from_numpy(over).nonzero()[:, 0].to(self.device)
+        (indices,) = np.nonzero(over)
+        which = torch.from_numpy(indices).to(self.device)
         if self.session.needs_context:
             kept = _pad_history(kept, now[0].shape[0])
-        dims = self.session.batch_dims
-        return [
-            n.index_copy(d, which, k.index_select(d, which))
-            for n, k, d in zip(now, kept, dims, strict=True)
-        ]
+        merged = []
+        for new, old, dim in zip(now, kept, self.session.batch_dims, strict=True):
+            rows = old.index_select(dim, which)
+            merged.append(new.index_copy(dim, which, rows))
+        return merged
 
     def _to_array(self, y: Tensor, gap: np.ndarray | None) -> np.ndarray:
         out = y.cpu().numpy()
         if gap is None:
             return out
-        return np.where(gap[:, :, None], np.nan, out).astype(out.dtype)
+        with_gaps = np.where(gap[:, :, None], np.nan, out)
+        return with_gaps.astype(out.dtype)
 
     # -- small matters -----------------------------------------------------------------------------
 
     def _sample_inputs(self) -> list[Tensor]:
-        window = self.windows.cut(self.windows.segments[:4], 0, min(3, self.n_steps))
+        rows = self.windows.segments[:4]
+        window = self.windows.cut(rows, 0, min(3, self.n_steps))
         return [self._to_tensor(v) for v in window.x]
 
     def _window_size(self, model: nn.Module) -> tuple[int, int]:
@@ -174,7 +179,8 @@ class Predictor:
         if self.n_series * self.n_steps <= SMALL_INPUT:
             return self.n_series, self.n_steps
         n_features = sum(x.F for x in self.windows.x)
-        n_units = sum(p.shape[0] for p in model.parameters() if p.dim() > 1)
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        n_units = sum(p.shape[0] for p in matrices)
         bytes_per_cell = (n_features + n_units) * self.dtype.itemsize
         cells = max(1, MAX_ACTIVATION_BYTES // bytes_per_cell)  # series times steps
         enough = cells // min(self.n_steps, MANY_SERIES_STEPS)
@@ -187,7 +193,8 @@ class Predictor:
         """
         lengths = self.windows.segments.length
         has_integers = any(x.kind == "int" for x in self.windows.x)
-        if has_integers and lengths.min() < min(self.windows.overlap, lengths.max()):
+        needed = min(self.windows.overlap, lengths.max())
+        if has_integers and lengths.min() < needed:
             raise ShapeError(
                 "return_state with integer inputs and a model without recurrent state needs "
                 f"series of equal length, or of at least overlap={self.windows.overlap} steps; the "
@@ -200,7 +207,11 @@ class Predictor:
 
 def _pad_history(inputs: list[Tensor], n: int) -> list[Tensor]:
     """Return the last ``n`` inputs (n, B, F) of some series, NaN where they have fewer."""
-    return [
-        torch.cat([x.new_full((n - x.shape[0], *x.shape[1:]), torch.nan), x]) if len(x) < n else x
-        for x in inputs
-    ]
+    padded = []
+    for x in inputs:
+        n_missing = n - len(x)
+        if n_missing > 0:
+            missing = x.new_full((n_missing, *x.shape[1:]), torch.nan)
+            x = torch.cat([missing, x])
+        padded.append(x)
+    return padded

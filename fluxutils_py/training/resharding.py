@@ -14,7 +14,12 @@ from fluxutils_py.nn.recurrent import Recur, State, map_state
 from fluxutils_py.nn.states import recurrent_layers
 
 
-def reshard(thing: object, states: Sequence[Any], rank: int, size: int) -> Any:
+def reshard(
+    thing: object,
+    states: Sequence[Any],
+    rank: int,
+    size: int,
+) -> Any:
     """Return the state of ``thing`` for one of ``size`` ranks, from its states on the ranks that
     saved it.
 
@@ -46,7 +51,10 @@ def require_shared_batches(batches: str | None, n_saved: int, size: int) -> None
 
 
 def reshard_rows(
-    model: nn.Module, states: Sequence[Sequence[State | None]], rank: int, size: int
+    model: nn.Module,
+    states: Sequence[Sequence[State | None]],
+    rank: int,
+    size: int,
 ) -> list[State | None]:
     """Return this rank's rows of recurrent states, from the states that each rank saved for its own
     rows.
@@ -69,7 +77,12 @@ def reshard_rows(
     ]
 
 
-def _state_rows(layer: Recur, states: list[State | None], rank: int, size: int) -> State | None:
+def _state_rows(
+    layer: Recur,
+    states: list[State | None],
+    rank: int,
+    size: int,
+) -> State | None:
     parts = [s for s in states if s is not None]
     whole = layer.joined(parts) if parts else None
     if whole is None:
@@ -89,15 +102,21 @@ def mean_of_buffers(
     rank 0.
     """
     shares = torch.tensor(weights, dtype=torch.float64)
-    # Without data on any rank, all count alike.
-    shares = shares / shares.sum() if shares.sum() else torch.full_like(shares, 1 / len(shares))
-    names = buffers[0]
-    return {name: _mean_of_buffer([b[name] for b in buffers], shares) for name in names}
+    if not shares.sum():  # no rank has data: all count alike
+        shares = torch.ones_like(shares)
+    shares = shares / shares.sum()
+    means = {}
+    for name in buffers[0]:
+        values = [of_rank[name] for of_rank in buffers]
+        means[name] = _mean_of_buffer(values, shares)
+    return means
 
 
 def _mean_of_buffer(values: list[Tensor], shares: Tensor) -> Tensor:
     first = values[0]
-    if not first.is_floating_point() or all(torch.equal(first, value) for value in values):
+    if not first.is_floating_point():
+        return first
+    if all(torch.equal(first, value) for value in values):
         return first  # to the last bit, which a mean may lose
     total = first.new_zeros(())
     for value, share in zip(values, shares, strict=True):

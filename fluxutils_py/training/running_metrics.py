@@ -100,17 +100,18 @@ class MeanMetric:
 
     def without_extras(self, values: Any, weight: float | Tensor) -> tuple[Any, float | Tensor]:
         """Move weights and mask from the labels to the weight, for measures that take one label."""
-        if not isinstance(values[0], Tensor) or not isinstance(values[1], tuple | list):
+        prediction, labels = values
+        if not isinstance(prediction, Tensor) or not isinstance(labels, tuple | list):
             return values, weight
         if not (takes_weights(self.measure) or needs_equal_shapes(self.measure)):
             return values, weight
-        target, among_labels = target_and_weight(values[1])
+        target, among_labels = target_and_weight(labels)
         if among_labels is None:
-            return (values[0], target), weight
+            return (prediction, target), weight
         weights = among_labels.double()
         if isinstance(weight, Tensor):
             weights = weights * weight
-        return (values[0], target), weights
+        return (prediction, target), weights
 
     @torch.no_grad()
     def _weighted_mean(self, values: Sequence[Any], weight: Tensor) -> tuple[float, float]:
@@ -118,7 +119,7 @@ class MeanMetric:
         if not total:
             return 0.0, 0.0
         if self.measure is None or not weights_differ(weight):
-            return self.measured(*values), total
+            return self.measured(*values), total  # equal weights: the plain mean, of any measure
         if takes_weights(self.measure):
             return _as_number(self.measure(*values, weights=weight)), total
         require_equal_shapes(self.measure, *values[:2])
@@ -233,7 +234,9 @@ class EMAMetric(MeanMetric):
 
 
 def _as_number(value: Tensor | float) -> float:
-    return float(value.detach().double().mean()) if isinstance(value, Tensor) else float(value)
+    if isinstance(value, Tensor):
+        value = value.detach().double().mean()
+    return float(value)
 
 
 # -- several metrics, and means over a batch -------------------------------------------------------
@@ -250,7 +253,9 @@ def compute_all(metrics: Iterable[Any]) -> dict[str, Any]:
 
 
 def _without_tensor(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    return value
 
 
 def n_elements(prediction: object, weight: float | Tensor | None) -> float:
@@ -281,14 +286,20 @@ def weighted_mean(loss: object, weight: float | Tensor | None) -> Tensor:
             'not reduced, such as nn.MSELoss(reduction="none")'
         )
     weight = weight.to(loss.dtype).expand_as(loss)
-    return torch.where(weight != 0, loss * weight, 0).sum() / (weight != 0).sum().clamp(min=1)
+    counts = weight != 0
+    # Elements of weight 0 may be NaN; without any other element the loss is 0.
+    total = torch.where(counts, loss * weight, 0).sum()
+    return total / counts.sum().clamp(min=1)
 
 
 # -- measures --------------------------------------------------------------------------------------
 
 
 def binary_accuracy(
-    prediction: Tensor, target: Tensor, weights: Tensor | None = None, mask: Tensor | None = None
+    prediction: Tensor,
+    target: Tensor,
+    weights: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Share of probabilities on the side of their label, 0 or 1. Exactly 0.5 is a miss, as in
     gomlx.
@@ -302,7 +313,10 @@ def binary_accuracy(
 
 
 def binary_logits_accuracy(
-    prediction: Tensor, target: Tensor, weights: Tensor | None = None, mask: Tensor | None = None
+    prediction: Tensor,
+    target: Tensor,
+    weights: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Accuracy of logits, see :func:`binary_accuracy`; a logit of exactly 0 is a miss."""
     if prediction.squeeze().shape != target.squeeze().shape:
@@ -311,11 +325,15 @@ def binary_logits_accuracy(
             "shape"
         )
     target = target.reshape(prediction.shape)  # (B,) with (B, 1), as gomlx
-    return _share_of(torch.where(target > 0.5, prediction > 0, prediction < 0), weights, mask)
+    right = torch.where(target > 0.5, prediction > 0, prediction < 0)
+    return _share_of(right, weights, mask)
 
 
 def sparse_categorical_accuracy(
-    prediction: Tensor, target: Tensor, weights: Tensor | None = None, mask: Tensor | None = None
+    prediction: Tensor,
+    target: Tensor,
+    weights: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Share of labels that have the largest score. A label that ties with another class is a miss.
 
@@ -328,11 +346,12 @@ def sparse_categorical_accuracy(
     mask : Tensor of bool, optional
         Labels where it is False do not count.
     """
-    target = target.reshape(prediction.shape[:-1])
+    target = target.reshape(prediction.shape[:-1])  # (..., 1) too
     if target.is_floating_point():  # labels that do not count may be NaN
         target = target.nan_to_num(0.0)
     score = prediction.gather(-1, target.long().unsqueeze(-1))
-    return _share_of((prediction >= score).sum(-1) == 1, weights, mask)
+    n_as_large = (prediction >= score).sum(-1)  # the label itself included
+    return _share_of(n_as_large == 1, weights, mask)
 
 
 def _share_of(right: Tensor, weights: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -340,8 +359,10 @@ def _share_of(right: Tensor, weights: Tensor | None, mask: Tensor | None) -> Ten
     counts = torch.ones(right.shape, dtype=torch.float64, device=right.device)
     for factor in (weights, mask):
         if factor is not None:
-            same = factor.numel() == right.numel()
-            counts = counts * (factor.reshape(right.shape) if same else factor.expand_as(right))
+            if factor.numel() == right.numel():
+                counts = counts * factor.reshape(right.shape)
+            else:
+                counts = counts * factor.expand_as(right)
     return (right * counts).sum() / counts.sum()
 
 

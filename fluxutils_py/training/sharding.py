@@ -70,7 +70,7 @@ def n_observations(batch: object, axis: int = 0) -> int:
         leaf.shape[axis] for _, leaf in named_leaves(batch) if _is_array(leaf) and leaf.ndim > axis
     }
     n = max(lengths, default=0)
-    if lengths - {1, n}:
+    if lengths - {1, n}:  # what has one observation belongs to all, such as a scalar weight
         raise ShapeError(
             f"the arrays of the batch have {', '.join(map(str, sorted(lengths)))} observations "
             f"along axis {axis}: give them equally many, or set axis"
@@ -93,9 +93,11 @@ def digest(batch: object) -> int:
             crc = zlib.crc32(f"{path} {type(leaf).__name__}".encode(), crc)
             continue
         crc = zlib.crc32(f"{path} {tuple(leaf.shape)} {leaf.dtype}".encode(), crc)
+        # Equal strides along all axes, for about SAMPLE values spread over the whole array.
         stride = math.ceil((max(1, math.prod(leaf.shape)) / SAMPLE) ** (1 / max(1, leaf.ndim)))
         some = leaf[(slice(None, None, stride),) * leaf.ndim]
         if isinstance(some, Tensor):
+            # As bytes: NumPy has no bfloat16.
             some = some.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()
         crc = zlib.crc32(np.ascontiguousarray(some).tobytes(), crc)
     return crc & 0xFFFFFF

@@ -79,10 +79,11 @@ class TensorBatches:
         indices: Iterator[WindowIndex] = islice(self.windows.indices(), n, None)
         if self.size > 1:
             indices = self._parts(indices)
-        indices = self._prefetch_ahead(indices)
+        indices = self._prefetch_ahead(indices)  # last, so that it fetches this rank's rows only
         if self.device.type == "cpu" and not self.windows.blocking:
             yield from map(self._load, indices)
             return
+        # Asked for here: the thread that loads ahead has another current stream.
         stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
 
         def load_ahead(index: WindowIndex) -> Minibatch:

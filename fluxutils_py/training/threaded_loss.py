@@ -105,21 +105,26 @@ class ThreadedLoss:
             loss = self.compute(parts[i], model, i)
             if loss is None:
                 return None
+            # Weighted here, in the thread, so that parts only have to be added up.
             weight = 1.0 if self.reduction == "sum" else loss.weight_in_mean
             value, gradients = value_and_gradient(loss.loss, params, scaled)
             weighted = tuple(None if g is None else g * weight for g in gradients)
             return PartLoss(loss, (value * weight, weighted))
 
+        n_parts = len(parts)
         if self._replicas is not None:
-            losses = self._replicas.map(compute_part, self._series_of_parts(len(parts)))
+            series = self._series_of_parts(n_parts)
+            losses = self._replicas.map(compute_part, series)
         else:
             in_thread = partial(compute_part, model=self.model)
-            losses = map_in_threads(in_thread, range(len(parts)), self.model, self.threads)
+            losses = map_in_threads(in_thread, range(n_parts), self.model, self.threads)
         return self._merge_losses([loss for loss in losses if loss is not None])
 
     def run_again(self, batch: object) -> None:
         """Compute the loss of a batch in this thread, with the model itself."""
-        parts = [batch] if self._replicas is not None else self.divide(batch, self.threads.n)
+        parts: Sequence[Any] = [batch]
+        if self._replicas is None:
+            parts = self.divide(batch, self.threads.n)
         for i, part in enumerate(parts):
             self.compute(part, self.model, i)
 
@@ -134,8 +139,10 @@ class ThreadedLoss:
 
     def _series_of_parts(self, n_parts: int) -> list[slice]:
         """Return the series of each part, whose rows of the recurrent states it needs."""
-        n_series = next((n for n in map(_n_series, self._layers) if n is not None), 0)
-        return [array_split_slice(n_series, self.threads.n, i) for i in range(n_parts)]
+        numbers = map(_n_series, self._layers)
+        n_series = next((n for n in numbers if n is not None), 0)
+        n = self.threads.n
+        return [array_split_slice(n_series, n, i) for i in range(n_parts)]
 
     def _merge_losses(self, parts: Sequence[PartLoss]) -> BatchLoss | None:
         """Return the loss of the batch from those of its parts, None if no part has any."""
@@ -146,20 +153,24 @@ class ThreadedLoss:
         weight = sum(loss.weight_in_mean for loss in losses)
         divisor = 1.0 if self.reduction == "sum" else weight or 1.0
         value, gradients = sum_gradients([part.weighted for part in parts])
+        by_data = all(loss.weight is None for loss in losses)
         return BatchLoss(
-            value / divisor,
-            n_live,
-            None if all(loss.weight is None for loss in losses) else weight,
-            tuple(None if g is None else g / divisor for g in gradients),
-            _mean_numbers(losses, n_live),
+            loss=value / divisor,
+            n_live=n_live,
+            weight=None if by_data else weight,
+            gradients=tuple(None if g is None else g / divisor for g in gradients),
+            numbers=_mean_numbers(losses, n_live),
         )
 
 
 def _mean_numbers(losses: Sequence[BatchLoss], n_live: float) -> list[float]:
     """Return the mean of each further number over the data of all parts."""
     shares = [loss.n_live / (n_live or 1.0) for loss in losses]
-    columns = zip(*(loss.numbers for loss in losses), strict=True)
-    return [sum(s * number for s, number in zip(shares, column, strict=True)) for column in columns]
+    means = []
+    for column in zip(*(loss.numbers for loss in losses), strict=True):
+        parts = zip(shares, column, strict=True)
+        means.append(sum(share * number for share, number in parts))
+    return means
 
 
 def _n_series(layer: Recur) -> int | None:
@@ -171,11 +182,18 @@ def _n_series(layer: Recur) -> int | None:
     return first.shape[layer.batch_dim]
 
 
-def shares(shard: Callable[[Any, int, int], Any]) -> Callable[[Any, int], list[Any]]:
+def shares(
+    shard: Callable[[Any, int, int], Any],
+) -> Callable[[Any, int], list[Any]]:
     """Return a function that divides a batch by ``shard(batch, i, n)``, which returns None for an
     empty part.
     """
-    return lambda batch, n: [part for i in range(n) if (part := shard(batch, i, n)) is not None]
+
+    def divide(batch: Any, n: int) -> list[Any]:
+        parts = [shard(batch, i, n) for i in range(n)]
+        return [part for part in parts if part is not None]
+
+    return divide
 
 
 def join_parts(parts: Sequence[Any], axis: int) -> Any:
@@ -183,13 +201,20 @@ def join_parts(parts: Sequence[Any], axis: int) -> Any:
     if len(parts) == 1:
         return parts[0]
     if isinstance(parts[0], tuple | list):
-        return tuple(join_parts(v, axis) for v in zip(*parts, strict=True))
-    return torch.cat(list(parts), axis) if isinstance(parts[0], Tensor) else parts[0]
+        columns = zip(*parts, strict=True)
+        return tuple(join_parts(column, axis) for column in columns)
+    if isinstance(parts[0], Tensor):
+        return torch.cat(list(parts), axis)
+    return parts[0]  # no tensor: all parts have the same
 
 
 def detached(prediction: Any) -> Any:
     """Return a prediction, a tree, without its graph."""
-    return tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, prediction)
+
+    def detach(leaf: Any) -> Any:
+        return leaf.detach() if isinstance(leaf, Tensor) else leaf
+
+    return tree_map(detach, prediction)
 
 
 # -- windows ---------------------------------------------------------------------------------------
@@ -238,7 +263,7 @@ class WindowReplicas:
         """
         if not self._form_is_known and isinstance(self.loss, SeqLoss):
             takes_windows(self.model, batch.inputs)  # otherwise all threads would try it at once
-        self._form_is_known = True
+        self._form_is_known = True  # the model remembers it
         parts = self._divide(batch, ws)
         divisors = self._divisors(batch.y, ws)
         n_overlap = 0 if batch.index is None else batch.index.n_overlap
@@ -253,7 +278,8 @@ class WindowReplicas:
             loss = window_loss(self.loss, model, part.x, part.y, w, n_overlap, factors)
             return value_and_gradient(loss, self._params, scaled)
 
-        return sum_gradients(self._replicas.map(compute, [part.series for part in parts]))
+        series = [part.series for part in parts]
+        return sum_gradients(self._replicas.map(compute, series))
 
     def _divide(self, batch: Minibatch, ws: Tensor | None) -> list[WindowPart]:
         n_inputs = len(batch.inputs)
@@ -261,7 +287,8 @@ class WindowReplicas:
         weights = () if ws is None else (ws,)
         parts: list[WindowPart] = []
         start = 0
-        for arrays in dividebatch(self._threads.n, *batch.inputs, *batch.labels, *weights, axis=1):
+        arrays_of_batch = (*batch.inputs, *batch.labels, *weights)
+        for arrays in dividebatch(self._threads.n, *arrays_of_batch, axis=1):
             stop = start + arrays[0].shape[1]
             part = Minibatch(arrays[:n_inputs], arrays[n_inputs:n_arrays])
             w = None if ws is None else arrays[-1]
@@ -315,13 +342,23 @@ def window_loss(
     return call_loss(loss, model, xs, ys, ws) * factors[0]
 
 
-def call_loss(loss: Loss, model: nn.Module, xs: Any, ys: Any, ws: Tensor | None) -> Tensor:
+def call_loss(
+    loss: Loss,
+    model: nn.Module,
+    xs: Any,
+    ys: Any,
+    ws: Tensor | None,
+) -> Tensor:
     """Return the loss over a window, after checking that it is a scalar tensor."""
-    return as_scalar(loss(model, xs, ys) if ws is None else loss(model, xs, ys, ws))
+    if ws is None:
+        return as_scalar(loss(model, xs, ys))
+    return as_scalar(loss(model, xs, ys, ws))
 
 
 def _slice_steps(xs: Any, which: slice) -> Any:
-    return xs[which] if isinstance(xs, Tensor) else tuple(x[which] for x in xs)
+    if isinstance(xs, Tensor):
+        return xs[which]
+    return tuple(x[which] for x in xs)
 
 
 # -- replicas of a model ---------------------------------------------------------------------------
@@ -365,6 +402,7 @@ class Replicas:
             self._make_replicas()
         self._copy_settings()
         buffers = list(self._buffers())
+        # Of the model itself, before its own thread changes them.
         memories = [layer.memory() for layer in self._layers[0]]
 
         def compute_part(i: int) -> T:
@@ -376,17 +414,22 @@ class Replicas:
             results = self.threads.map(compute_part, range(len(parts)), idempotent=True)
             for buffer in buffers:
                 buffer.require_unchanged()
-            for layers in zip(*self._layers[: len(parts)], strict=True):
-                layers[0].join_series([layer.memory() for layer in layers])
+            # With fewer parts than threads, the last replicas have not run.
+            used = self._layers[: len(parts)]
+            for layers in zip(*used, strict=True):
+                parts_of_memory = [layer.memory() for layer in layers]
+                layers[0].join_series(parts_of_memory)
         finally:
             for model in self._models[1:]:
                 reset(model)  # and release the graph
         return results
 
     def _make_replicas(self) -> None:
-        self._models = [self.model, *(replica(self.model) for _ in range(1, self.threads.n))]
+        copies = [replica(self.model) for _ in range(1, self.threads.n)]
+        self._models = [self.model, *copies]
         self._layers = [recurrent_layers(model) for model in self._models]
-        self._modules = list(zip(*(model.modules() for model in self._models), strict=True))
+        modules = [model.modules() for model in self._models]
+        self._modules = list(zip(*modules, strict=True))
 
     def _copy_settings(self) -> None:
         """Copy the model's settings to the replicas: a hook may have changed a dropout rate, or
@@ -396,7 +439,8 @@ class Replicas:
             self.model, "threads", "train with n_jobs=1, or use nn.LayerNorm or nn.GroupNorm"
         )
         for original, *copies in self._modules:
-            simple = {k: v for k, v in vars(original).items() if type(v) in SIMPLE_TYPES}
+            attributes = vars(original).items()
+            simple = {name: v for name, v in attributes if type(v) in SIMPLE_TYPES}
             for copy in copies:
                 vars(copy).update(simple)
                 # setattr would go through the checks of nn.Module, for every buffer of every step.

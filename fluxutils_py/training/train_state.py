@@ -73,7 +73,7 @@ class TrainState:
         The model's parameters, buffers and recurrent state stay unchanged. Gradients flow to
         ``model_vars``.
         """
-        kept = snapshot(self.model)
+        kept = snapshot(self.model)  # functional_call replaces tensors, but not recurrent states
         try:
             return functional_call(self.model, dict(model_vars), args, kwargs)
         finally:

@@ -172,7 +172,9 @@ class AtSteps(Trigger):
     """Fire after the given steps: ``AtSteps(10)``, ``AtSteps(10, 20)`` or ``AtSteps((10, 20))``."""
 
     def __init__(self, *steps: int | Iterable[int]) -> None:
-        flat = [n for given in steps for n in (given if isinstance(given, Iterable) else [given])]
+        flat: list[int] = []
+        for argument in steps:
+            flat += argument if isinstance(argument, Iterable) else [argument]
         self.steps = frozenset(check_integer("a step", n, 0) for n in flat)
 
     def _due(self, loop: SomeLoop) -> bool:
@@ -233,7 +235,8 @@ class NTimes(Trigger):
         n_steps = end_step - loop.start_step
         before = self.count
         # The last of the n times is kept for the end, which an estimate may put too early.
-        reached = min((loop.step - loop.start_step) * self.n // n_steps, self.n - 1)
+        n_taken = loop.step - loop.start_step
+        reached = min(n_taken * self.n // n_steps, self.n - 1)
         self.count = max(before, reached)
         return self.count > before
 
@@ -347,10 +350,12 @@ class EveryNSeconds(Trigger):
         self._since = self.clock()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"elapsed": None if self._since is None else self.clock() - self._since}
+        elapsed = None if self._since is None else self.clock() - self._since
+        return {"elapsed": elapsed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._since = None if state["elapsed"] is None else self.clock() - state["elapsed"]
+        elapsed = state["elapsed"]
+        self._since = None if elapsed is None else self.clock() - elapsed
 
 
 class ForEachTSeconds(EveryNSeconds):
