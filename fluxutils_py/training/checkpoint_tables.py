@@ -98,7 +98,10 @@ def checkpoint_report(folders: Sequence[Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _table_of_run(folder: str, checkpoints: Sequence[ListedCheckpoint]) -> str:
+def _table_of_run(
+    folder: str,
+    checkpoints: Sequence[ListedCheckpoint],
+) -> str:
     if not checkpoints:
         return f"{folder}: no checkpoints"
     names = _metric_names(checkpoints)
@@ -136,8 +139,10 @@ def _compare_runs(runs: Mapping[str, Sequence[ListedCheckpoint]]) -> str:
     return "\n".join([text_table(rows), *differing])
 
 
-def _newest_readable(checkpoints: Sequence[ListedCheckpoint]) -> ListedCheckpoint | None:
-    for one in reversed(checkpoints):
+def _newest_readable(
+    checkpoints: Sequence[ListedCheckpoint],
+) -> ListedCheckpoint | None:
+    for one in reversed(checkpoints):  # which are sorted, oldest first
         if one.damage is None:
             return one
     return None
@@ -166,7 +171,10 @@ def _metric_names(checkpoints: Sequence[ListedCheckpoint]) -> list[str]:
     return list(names)
 
 
-def _metrics(one: ListedCheckpoint, names: Sequence[str]) -> list[str]:
+def _metrics(
+    one: ListedCheckpoint,
+    names: Sequence[str],
+) -> list[str]:
     texts = []
     for name in names:
         value = one.metrics.get(name)

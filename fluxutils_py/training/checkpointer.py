@@ -256,7 +256,7 @@ class Checkpointer:
             tracked = self.tracked.values()
             comm = next((thing.ranks for thing in tracked if hasattr(thing, "ranks")), "auto")
         ranks = RankGroup.from_comm(comm, "Checkpointer.restore")
-        # Rank 0 alone looks into the folder: a checkpoint may appear while ranks look.
+        # What rank 0 sees decides: a checkpoint may appear while ranks look.
         paths = ranks.allgather(ranks.guard(self._paths_to_read))[0]
         self._last_number = save_number(paths[-1]) if paths else 0
         if not paths:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from fluxutils_py.data import BackgroundDataLoader
 from fluxutils_py.errors import DataError
@@ -55,6 +56,15 @@ def as_dataset(data: object, name: str | None = None, kind: object = None) -> Da
     if isinstance(data, Dataset):
         return data
     return _IterableDataset(data, name or type(data).__name__, kind)
+
+
+def join_tensors(
+    items: Sequence[tuple[Any, ...]],
+    join: Callable[[list[Tensor]], Tensor],
+) -> tuple[Tensor, ...]:
+    """Join the tensors that several batches have at the same place."""
+    columns = zip(*items, strict=True)
+    return tuple(join([torch.as_tensor(v) for v in column]) for column in columns)
 
 
 class _DerivedDataset:
@@ -290,10 +300,8 @@ class Batch(_DerivedDataset):
                 "batch"
             )
         join = torch.stack if self.stack else torch.cat
-        inputs, labels = (
-            tuple(join([torch.as_tensor(v) for v in values]) for values in zip(*parts, strict=True))
-            for parts in ([item.inputs for item in items], [item.labels for item in items])
-        )
+        inputs = join_tensors([item.inputs for item in items], join)
+        labels = join_tensors([item.labels for item in items], join)
         return replace(first, inputs=inputs, labels=labels)
 
 

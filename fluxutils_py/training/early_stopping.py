@@ -161,6 +161,7 @@ class EarlyStopping:
                 loop.stop()
 
     def on_end(self, loop: Loop) -> None:
+        # Only at the end: training goes back to the final weights if the run continues.
         if self.best.parameters is not None:
             self._last = copy_state(self.model)
             self.best.restore()

@@ -324,6 +324,7 @@ class GradientStep:
         if local is None:  # this rank takes part without data
             local = LocalLoss()
         part = local.part
+        # One collective for everything: its latency dominates in small models.
         totals = self.vector.reduce(
             part.weight_in_mean,
             float(local.value),
@@ -421,7 +422,10 @@ class GradientStep:
         return self._read_number("gradient norm", norm, batch)
 
     def _apply(
-        self, optimizer: torch.optim.Optimizer, norm: Number, layouts: Sequence[int] | None
+        self,
+        optimizer: torch.optim.Optimizer,
+        norm: Number,
+        layouts: Sequence[int] | None,
     ) -> None:
         """Clip the gradient and step the optimizer."""
         if layouts is not None:

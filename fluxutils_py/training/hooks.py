@@ -84,7 +84,7 @@ class Hooks:
 
     def __init__(self) -> None:
         self._entries: dict[str, list[_Entry]] = {event: [] for event in EVENTS}
-        self._n = 0
+        self._n = 0  # number of entries so far
         self._stateful: dict[str, Stateful] = {}
         self._pending_states: dict[str, Any] = {}  # loaded states of hooks not added yet
 
@@ -136,6 +136,7 @@ class Hooks:
             if trigger.at_end:
                 self._insert_entry("end", entry)
         self._insert_entry(event, entry)
+        # An action that needs resources opens and closes them with the run.
         for other in ("start", "close"):
             if hasattr(action, f"on_{other}"):
                 self.add(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.training.dataset import as_dataset
+from fluxutils_py.training.dataset import as_dataset, join_tensors
 from fluxutils_py.training.generator_state import (
     get_generator_state,
     set_generator_state,
@@ -115,17 +115,18 @@ class InMemory:
         data = as_dataset(dataset)
         batches = list(data)
         data.reset()  # the pass is over, for whoever reads it next
-        if not batches or any(b.kind != batches[0].kind or b.weight is not None for b in batches):
+        kinds_differ = any(batch.kind != batches[0].kind for batch in batches)
+        if not batches or kinds_differ or any(batch.weight is not None for batch in batches):
             raise DataError(
                 f"dataset {data.name!r} must have batches of one kind, without weights, to be kept "
                 f"in memory; it has {len(batches)} batches"
             )
         join = torch.cat if batched else torch.stack
-        inputs, labels = (
-            tuple(join([torch.as_tensor(v) for v in values]) for values in zip(*parts, strict=True))
-            for parts in ([b.inputs for b in batches], [b.labels for b in batches])
-        )
-        return cls(inputs, labels, **{"kind": batches[0].kind, "name": data.name, **settings})
+        inputs = join_tensors([batch.inputs for batch in batches], join)
+        labels = join_tensors([batch.labels for batch in batches], join)
+        settings.setdefault("kind", batches[0].kind)
+        settings.setdefault("name", data.name)
+        return cls(inputs, labels, **settings)
 
     def _per_pass(self) -> int:
         if self.drop_last:

@@ -68,7 +68,9 @@ class Predictor:
         self.keep_state = keep_state
         self.n_series = windows.x[0].N
         self.n_steps = windows.x[0].T
-        self.part = slice(0, self.n_series) if part is None else part
+        if part is None:
+            part = slice(0, self.n_series)
+        self.part = part
         first = next(model.parameters(), torch.empty(0))
         self.dtype = first.dtype
         self.device = first.device
@@ -93,9 +95,9 @@ class Predictor:
         """Return the state of each series after its last step in the last iteration, on all ranks
         of ``comm``.
         """
-        if (comm is None or comm.is_single) and len(self._states) == 1:
-            return self._states[0]
         ranks = RankGroup() if comm is None else comm
+        if ranks.is_single and len(self._states) == 1:
+            return self._states[0]  # one group: nothing to join
         answers = ranks.allgather((self._states, self.session.batch_dims))
         groups = [group for groups, _ in answers for group in groups]
         _, dims = answers[0]
@@ -136,14 +138,22 @@ class Predictor:
             stop = following
         self._states.append(kept)
 
-    def _window_end(self, start: int, ends: list[int]) -> int:
+    def _window_end(
+        self,
+        start: int,
+        ends: list[int],
+    ) -> int:
         """Return the end of the window that begins at ``start``: no later than the next of
         ``ends``.
         """
         stop = min(start + self._chunk, self.n_steps)
         return min([stop, *(end for end in ends if end > start)])
 
-    def _merge_states(self, kept: list[Tensor], over: np.ndarray) -> list[Tensor]:
+    def _merge_states(
+        self,
+        kept: list[Tensor],
+        over: np.ndarray,
+    ) -> list[Tensor]:
         """Return the current states, but the kept states for series that ended before."""
         now = self.session.state
         if not kept:
@@ -158,7 +168,11 @@ class Predictor:
             merged.append(new.index_copy(dim, which, rows))
         return merged
 
-    def _to_array(self, y: Tensor, gap: np.ndarray | None) -> np.ndarray:
+    def _to_array(
+        self,
+        y: Tensor,
+        gap: np.ndarray | None,
+    ) -> np.ndarray:
         out = y.cpu().numpy()
         if gap is None:
             return out
@@ -205,7 +219,10 @@ class Predictor:
         return to_tensor(values, self.dtype, self.device)
 
 
-def _pad_history(inputs: list[Tensor], n: int) -> list[Tensor]:
+def _pad_history(
+    inputs: list[Tensor],
+    n: int,
+) -> list[Tensor]:
     """Return the last ``n`` inputs (n, B, F) of some series, NaN where they have fewer."""
     padded = []
     for x in inputs:

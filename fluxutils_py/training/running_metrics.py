@@ -90,7 +90,7 @@ class MeanMetric:
 
     def weighed(self, *values: Any, weight: float | Tensor = 1.0) -> tuple[float, float]:
         """Return the value of the measure and the weight of the step, without adding it."""
-        if len(values) == 2:
+        if len(values) == 2:  # a prediction and labels; else the arguments are the measure's own
             values, weight = self.without_extras(values, weight)
         if isinstance(weight, Tensor):
             return self._weighted_mean(values, weight)

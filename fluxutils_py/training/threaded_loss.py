@@ -83,10 +83,15 @@ class ThreadedLoss:
         self.divide = divide
         self.reduction = reduction
         self._layers = [] if model is None else recurrent_layers(model)
-        self._replicas = Replicas(model, threads) if replicate and model is not None else None
+        self._replicas: Replicas | None = None
+        if replicate and model is not None:
+            self._replicas = Replicas(model, threads)
 
     def __call__(
-        self, batch: object, params: Sequence[Tensor], scaled: Scaled | None = None
+        self,
+        batch: object,
+        params: Sequence[Tensor],
+        scaled: Scaled | None = None,
     ) -> BatchLoss | None:
         """Return the loss of a batch, and its gradient with respect to ``params``.
 
@@ -101,7 +106,10 @@ class ThreadedLoss:
         """
         parts = self._parts_of(batch)
 
-        def compute_part(i: int, model: nn.Module | None) -> PartLoss | None:
+        def compute_part(
+            i: int,
+            model: nn.Module | None,
+        ) -> PartLoss | None:
             loss = self.compute(parts[i], model, i)
             if loss is None:
                 return None
@@ -163,7 +171,10 @@ class ThreadedLoss:
         )
 
 
-def _mean_numbers(losses: Sequence[BatchLoss], n_live: float) -> list[float]:
+def _mean_numbers(
+    losses: Sequence[BatchLoss],
+    n_live: float,
+) -> list[float]:
     """Return the mean of each further number over the data of all parts."""
     shares = [loss.n_live / (n_live or 1.0) for loss in losses]
     means = []
@@ -189,14 +200,20 @@ def shares(
     empty part.
     """
 
-    def divide(batch: Any, n: int) -> list[Any]:
+    def divide(
+        batch: Any,
+        n: int,
+    ) -> list[Any]:
         parts = [shard(batch, i, n) for i in range(n)]
         return [part for part in parts if part is not None]
 
     return divide
 
 
-def join_parts(parts: Sequence[Any], axis: int) -> Any:
+def join_parts(
+    parts: Sequence[Any],
+    axis: int,
+) -> Any:
     """Return the parts of a batch's predictions or labels as one."""
     if len(parts) == 1:
         return parts[0]
@@ -244,7 +261,12 @@ class WindowReplicas:
     threads : Threads
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, threads: Threads) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        threads: Threads,
+    ) -> None:
         self.model = model
         self.loss = loss
         self._threads = threads
@@ -253,7 +275,10 @@ class WindowReplicas:
         self._form_is_known = False
 
     def gradient(
-        self, batch: Minibatch, ws: Tensor | None, scaled: Scaled | None = None
+        self,
+        batch: Minibatch,
+        ws: Tensor | None,
+        scaled: Scaled | None = None,
     ) -> tuple[float, Gradients]:
         """Return the loss over a window and its gradient by parameter; advance the model's state,
         detached.
@@ -268,7 +293,10 @@ class WindowReplicas:
         divisors = self._divisors(batch.y, ws)
         n_overlap = 0 if batch.index is None else batch.index.n_overlap
 
-        def compute(i: int, model: nn.Module) -> tuple[float, Gradients]:
+        def compute(
+            i: int,
+            model: nn.Module,
+        ) -> tuple[float, Gradients]:
             part, w, _ = parts[i]
             factors = None if divisors is None else self._factors(parts[i], divisors)
             if factors is not None and not any(factors):  # advance the state without training
@@ -281,7 +309,11 @@ class WindowReplicas:
         series = [part.series for part in parts]
         return sum_gradients(self._replicas.map(compute, series))
 
-    def _divide(self, batch: Minibatch, ws: Tensor | None) -> list[WindowPart]:
+    def _divide(
+        self,
+        batch: Minibatch,
+        ws: Tensor | None,
+    ) -> list[WindowPart]:
         n_inputs = len(batch.inputs)
         n_arrays = n_inputs + len(batch.labels)
         weights = () if ws is None else (ws,)
@@ -296,13 +328,21 @@ class WindowReplicas:
             start = stop
         return parts
 
-    def _divisors(self, ys: Any, ws: Tensor | None) -> list[float] | None:
+    def _divisors(
+        self,
+        ys: Any,
+        ws: Tensor | None,
+    ) -> list[float] | None:
         """Return what each output's loss is divided by, None if nothing, as in a sum."""
         if isinstance(self.loss, SeqLoss):
             return self.loss.divisors(ys, ws)
         return [live_steps(ys, ws)]
 
-    def _factors(self, part: WindowPart, divisors: list[float]) -> list[float]:
+    def _factors(
+        self,
+        part: WindowPart,
+        divisors: list[float],
+    ) -> list[float]:
         """Return a part's share of the divisors of the whole window."""
         of_part = self._divisors(part.batch.y, part.weights)
         assert of_part is not None
@@ -355,7 +395,10 @@ def call_loss(
     return as_scalar(loss(model, xs, ys, ws))
 
 
-def _slice_steps(xs: Any, which: slice) -> Any:
+def _slice_steps(
+    xs: Any,
+    which: slice,
+) -> Any:
     if isinstance(xs, Tensor):
         return xs[which]
     return tuple(x[which] for x in xs)
@@ -382,14 +425,22 @@ class Replicas:
         Must be running when you call :meth:`map`.
     """
 
-    def __init__(self, model: nn.Module, threads: Threads) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        threads: Threads,
+    ) -> None:
         self.model = model
         self.threads = threads
         self._models: list[nn.Module] = []  # made for the first batch
         self._layers: list[list[Recur]] = []  # of each model
         self._modules: list[tuple[nn.Module, ...]] = []  # of each place in the model
 
-    def map(self, compute: Callable[[int, nn.Module], T], parts: Sequence[slice]) -> list[T]:
+    def map(
+        self,
+        compute: Callable[[int, nn.Module], T],
+        parts: Sequence[slice],
+    ) -> list[T]:
         """Return ``compute(i, replica)`` for each part i, which has these series; the state moves
         on, detached.
 

@@ -110,6 +110,7 @@ class AnyOf(Trigger):
         self.by_clock = any(t.by_clock for t in triggers)
 
     def fires(self, loop: SomeLoop) -> bool:
+        # All of them, not up to the first that fires: each counts its own steps.
         self._firing = [t for t in self.triggers if t.fires(loop)]
         return bool(self._firing)
 

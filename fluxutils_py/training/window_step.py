@@ -365,6 +365,7 @@ def differentiate_windows(
     gradients of the model stay unchanged.
     """
     step = WindowStep(model, loss, None, comm=comm, precision=precision)
+    # A user may be accumulating gradients: steps clear them.
     gradients = [p.grad for p in model.parameters()]
     weighted = 0.0
     n_live = 0.0
