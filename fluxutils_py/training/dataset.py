@@ -92,7 +92,7 @@ class _DerivedDataset:
         return self.source.state_dict() if hasattr(self.source, "state_dict") else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if hasattr(self.source, "load_state_dict"):
+        if hasattr(self.source, "load_state_dict"):  # a list, for example, has no state
             self.source.load_state_dict(state)
 
 

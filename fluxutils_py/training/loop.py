@@ -179,7 +179,7 @@ class Loop:
         """End the run on all ranks after the step in progress, as if it were the last. Any rank may
         call it.
         """
-        self._stop_requested = True
+        self._stop_requested = True  # a checkpoint keeps the wish, as the run has not ended yet
         self.ranks.stop()
 
     @property

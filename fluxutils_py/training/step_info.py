@@ -96,7 +96,7 @@ class PendingLoss:
             self._copied = torch.cuda.Event()
             self._copied.record()
         else:
-            self._host = values
+            self._host = values  # in main memory already: reading does not wait
 
     def __float__(self) -> float:
         if self._check is not None:

@@ -94,5 +94,6 @@ class TrainState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
         self.model.load_state_dict(state["model"])
+        # After the model: the optimizer's state goes to the devices of the parameters.
         load_optimizer_state(self.opt, state["opt"])
         self.step = state["step"]
