@@ -15,9 +15,9 @@ from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import restore, snapshot
 from fluxutils_py.parallel import RankGroup, Threads
 from fluxutils_py.parallel.threads import n_threads
-from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
+from fluxutils_py.training.function_step import FunctionStep
 from fluxutils_py.training.resharding import require_shared_batches, reshard_rows
-from fluxutils_py.training.step_info import StepInfo
+from fluxutils_py.training.step_info import BatchLoss, StepInfo
 from fluxutils_py.training.threaded_loss import ThreadedLoss, detached, shares
 from fluxutils_py.training.train_state import TrainState
 
@@ -86,19 +86,16 @@ class TaskStep:
         compute: Any = self._compute_loss
         if self._threads.n > 1:
             divide = shares(self.task.shard_batch)
-            compute = ThreadedLoss(self._compute_part_loss, state.model, [], self._threads, divide)
-            self._settings["defer"] = False
-        self._step = GradientStep(
+            compute = ThreadedLoss(self._compute_part_loss, state.model, self._threads, divide)
+        self._step = FunctionStep(
             compute,
             state.opt,
             state.model,
             comm=self.ranks,
             shard=self.task.shard_batch,
-            run_again=self._run_again,
+            compute_again=self._run_again,
             **self._settings,
         )
-        if self._threads.n > 1:
-            compute.scaled, compute.params = self._step.scaled, self._step.params
 
     @property
     def model(self) -> nn.Module:

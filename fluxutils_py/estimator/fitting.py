@@ -56,7 +56,7 @@ from fluxutils_py.training.early_stopping import Schedule, Validation
 from fluxutils_py.training.make_optimizer import with_python_numbers
 from fluxutils_py.training.tensor_batches import TensorBatches
 from fluxutils_py.training.tensors import to_tensor
-from fluxutils_py.training.window_step import WindowStep, evaluate_windows
+from fluxutils_py.training.window_step import WindowStep, differentiate_windows, evaluate_windows
 
 FLOATS = {
     "float16": torch.float32,
@@ -160,15 +160,8 @@ def run_evaluate(
         with torch.backends.cudnn.flags(
             enabled=not gradient
         ):  # cuDNN has no gradients in evaluation mode
-            loss, mean_gradient = evaluate_windows(
-                model,
-                prepared.loss,
-                batches,
-                ranks,
-                gradient=gradient,
-                precision=prepared.spec.precision,
-            )
-        return loss if mean_gradient is None else (loss, mean_gradient)
+            compute = differentiate_windows if gradient else evaluate_windows
+            return compute(model, prepared.loss, batches, ranks, prepared.spec.precision)
 
 
 # -- assemble ----------------------------------------------------------------------------------------------

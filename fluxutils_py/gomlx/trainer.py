@@ -28,7 +28,7 @@ from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.training.added_losses import collected_losses, get_losses
 from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.element_weights import require_weighable, update_metric
-from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
+from fluxutils_py.training.function_step import FunctionStep
 from fluxutils_py.training.make_optimizer import begin_schedule, make_optimizer, make_scheduler
 from fluxutils_py.training.minibatch import (
     Minibatch,
@@ -47,7 +47,7 @@ from fluxutils_py.training.running_metrics import (
     require_different_names,
     weighted_mean,
 )
-from fluxutils_py.training.step_info import StepInfo
+from fluxutils_py.training.step_info import BatchLoss, StepInfo
 from fluxutils_py.training.threaded_loss import ThreadedLoss, detached, join_parts, shares
 from fluxutils_py.tree import tree_map
 
@@ -205,9 +205,9 @@ class Trainer:
                 )
             self._replicated: dict[nn.Module, Executors] = {}
             compute = ThreadedLoss(
-                self._compute_loss, model, trainable, self._threads, shares(shard), reduction
+                self._compute_loss, model, self._threads, shares(shard), reduction
             )
-        self._step = GradientStep(
+        self._step = FunctionStep(
             compute,
             self.optimizer,
             model,
@@ -220,12 +220,10 @@ class Trainer:
             reduction=reduction,
             n_numbers=2 * len(self._means) + (loss_fn is not None),
             stateful=stateful,
-            run_again=self._run_again,
+            compute_again=self._run_again,
             defer=False,  # metrics need the loss
         )
         self.ranks = self._step.ranks
-        if self._threads.n > 1:
-            compute.scaled, compute.params = self._step.scaled, self._step.params
 
     def on_exec_creation(self, handler: Callable[[Executor, Mode], Any]) -> Trainer:
         """Call ``handler(executor, mode)`` when a kind first occurs in a mode. Returns self."""

@@ -16,11 +16,12 @@ from fluxutils_py.praytools.and_mask import igradient
 from fluxutils_py.praytools.callbacks import cb as as_cb
 from fluxutils_py.praytools.callbacks import cby as as_cby
 from fluxutils_py.praytools.threaded_gradients import parallelization_stats
-from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
+from fluxutils_py.training.function_step import FunctionStep
 from fluxutils_py.training.gradients import as_params
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import make_optimizer
 from fluxutils_py.training.sharding import n_observations, shard
+from fluxutils_py.training.step_info import BatchLoss
 from fluxutils_py.training.threaded_loss import ThreadedLoss
 
 __all__ = ["autotrain", "itrain", "ptrain", "train", "ttrain"]
@@ -157,9 +158,7 @@ def ptrain(
     divide = share_samples if bs is None else partial(shard, axis=axis)
     prepare = preparesamples if bs is None else lambda: as_sample(preparesamples())
     with Threads(n) as threads:
-        in_threads = ThreadedLoss(
-            compute, as_module(params), as_params(params), threads, parts, replicate=False
-        )
+        in_threads = ThreadedLoss(compute, as_module(params), threads, parts, replicate=False)
         told = {
             "axis": axis,
             "whether bs is None": bs is None,
@@ -208,9 +207,7 @@ def ttrain(
         return samples
 
     with Threads(torch.get_num_threads() if n is None else n) as threads:
-        in_threads = ThreadedLoss(
-            compute, as_module(params), as_params(params), threads, parts, replicate=False
-        )
+        in_threads = ThreadedLoss(compute, as_module(params), threads, parts, replicate=False)
         _train(in_threads, share_samples, params, prepare, opt, iterations, **settings, defer=False)
 
 
@@ -261,7 +258,11 @@ def itrain(
             loss(*sample)
 
     with Threads(torch.get_num_threads()) as threads:
-        together: dict[str, Any] = {"told": {"tau": tau}, "run_again": run_again, "defer": False}
+        together: dict[str, Any] = {
+            "told": {"tau": tau},
+            "compute_again": run_again,
+            "defer": False,
+        }
         _train(
             compute,
             lambda samples, rank, size: samples,
@@ -351,7 +352,7 @@ def share_samples(samples: Sequence[Sample], rank: int, size: int) -> Sequence[S
 
 
 def _train(
-    compute: Callable[[Any], BatchLoss | None],
+    compute: Callable[[Any], BatchLoss | None] | ThreadedLoss,
     divide: Callable[[Any, int, int], Any],
     params: Params,
     prepare: Callable[[], Any],
@@ -369,9 +370,7 @@ def _train(
     told = dict(told or {})
     model, tensors = as_module(params), as_params(params)
     optimizer = make_optimizer(opt, [p for p in tensors if p.requires_grad])
-    if isinstance(compute, ThreadedLoss):
-        settings["run_again"] = compute.run_again
-    step = GradientStep(
+    step = FunctionStep(
         compute,
         optimizer,
         model,
@@ -380,8 +379,6 @@ def _train(
         describe=lambda sample: f" at iteration {loop.step + 1}",
         **settings,
     )
-    if isinstance(compute, ThreadedLoss):
-        compute.scaled = step.scaled
     told["batches"] = settings.get("batches", "same")
     if step.shares_batches:  # a rank with batches of its own may have fewer
         told["iterations"] = iterations

@@ -15,10 +15,9 @@ from fluxutils_py.parallel.threads import Threads
 from fluxutils_py.training.gradients import (
     Gradients,
     as_params,
-    require_thread_safe,
+    map_in_threads,
     sum_gradients,
     value_and_gradient,
-    watching_modules,
 )
 
 __all__ = ["paralelization_stats", "parallelization_stats", "pgradient", "tgradient"]
@@ -76,7 +75,8 @@ def pgradient(
     >>> [tuple(g.shape) for g in grads]
     [(1, 2), (1,)]
     """
-    samples, params_or_model, params = list(samples), params, as_params(params)
+    samples = list(samples)
+    tensors = as_params(params)
     if not samples:
         raise ValueError("there are no samples to compute a gradient of")
     shares = [1.0] * len(samples) if weights is None else [float(w) for w in weights]
@@ -86,19 +86,14 @@ def pgradient(
     if not total > 0:
         raise ValueError(f"the weights of the samples must have a positive sum, it is {total}")
 
-    def leaf(part: tuple[tuple[Any, ...], float]) -> tuple[float, Gradients]:
+    def compute(part: tuple[tuple[Any, ...], float]) -> tuple[float, Gradients]:
         sample, share = part
-        watch()
         value = loss(*sample)
-        return value_and_gradient(value if share == total else value * (share / total), params)
+        return value_and_gradient(value if share == total else value * (share / total), tensors)
 
-    if len(samples) > 1:
-        require_thread_safe(params_or_model)
-    check = require_thread_safe if len(samples) > 1 else _accept
-    with watching_modules(check) as watch, threads or Threads(len(samples)) as at_work:
-        return sum_gradients(
-            at_work.map(leaf, list(zip(samples, shares, strict=True)), idempotent=True)
-        )
+    parts = list(zip(samples, shares, strict=True))
+    with threads or Threads(len(samples)) as running:
+        return sum_gradients(map_in_threads(compute, parts, params, running))
 
 
 def tgradient(
@@ -122,10 +117,6 @@ def tgradient(
         return pgradient(
             loss, params, at_work.map(lambda _: preparesamples(), range(n)), threads=at_work
         )
-
-
-def _accept(module: nn.Module) -> None:
-    """Accept any module: one thread runs it."""
 
 
 def parallelization_stats(

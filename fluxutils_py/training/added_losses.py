@@ -1,4 +1,4 @@
-"""Losses that a model adds while it computes, such as penalties on its parameters or activations."""
+"""Losses that a model adds as it computes, such as penalties on parameters or activations."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 __all__ = ["add_loss", "get_losses"]
 
+# Of a context, not of the process: the threads that divide a batch each have their own list.
 _losses: ContextVar[list[Tensor] | None] = ContextVar("losses added in this step", default=None)
 
 
@@ -50,14 +51,14 @@ def add_loss(loss: Tensor) -> None:
 
 
 def get_losses() -> Tensor | None:
-    """Return the sum of the losses added by :func:`add_loss` in the current step; None without any."""
+    """Return the sum of the losses that :func:`add_loss` added in this step; None without any."""
     added = _losses.get()
     return sum(added[1:], added[0]) if added else None
 
 
 @contextmanager
 def collected_losses() -> Iterator[None]:
-    """Begin a step in which :func:`add_loss` and :func:`get_losses` work, apart from other steps."""
+    """Begin a step in which :func:`add_loss` and :func:`get_losses` work, separate from others."""
     token = _losses.set([])
     try:
         yield

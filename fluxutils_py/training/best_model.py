@@ -28,9 +28,10 @@ class BestModel:
     """
 
     def __init__(
-        self, model: Any = None, is_better: Callable[[Any, Any], bool] = operator.lt
+        self, model: nn.Module | None = None, is_better: Callable[[Any, Any], bool] = operator.lt
     ) -> None:
-        self.model, self.is_better = model, is_better
+        self.model: Any = model
+        self.is_better = is_better
         self.value: Any = None
         self.parameters: dict[str, Any] | None = None
 
@@ -38,12 +39,12 @@ class BestModel:
         """Keep the current parameters if ``value`` is the best so far, and return whether it is."""
         if (
             value is None
-            or value != value
+            or value != value  # NaN
             or (self.value is not None and not self.is_better(value, self.value))
         ):
             return False
         self._store_best(value)
-        self.value = value
+        self.value = value  # last: an error while copying leaves the earlier best
         return True
 
     def _store_best(self, value: Any) -> None:
@@ -63,7 +64,8 @@ class BestModel:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self.value, self.parameters = state["value"], state["parameters"]
+        self.value = state["value"]
+        self.parameters = state["parameters"]
 
 
 def copy_state(model: nn.Module) -> dict[str, Any]:

@@ -16,12 +16,13 @@ from fluxutils_py.reporting.tables import format_metric, text_table
 from fluxutils_py.training.checkpointer import FORMAT, KIND, checkpoint_paths, checkpoint_step
 from fluxutils_py.training.plain_files import read_file
 
-SHOWN = 10  # parameters that differ
+Shape = tuple[int, ...]
+SHOWN = 10  # most parameters that a table names as differing
 
 
 @dataclass
 class ListedCheckpoint:
-    """What is shown of a checkpoint.
+    """The part of a checkpoint that tables show.
 
     Attributes
     ----------
@@ -30,7 +31,7 @@ class ListedCheckpoint:
     size : int
         Bytes on the disk.
     metrics : dict
-        Of the step, such as ``batch_loss``; from the ``.json`` beside it.
+        Of the step, such as ``batch_loss``; from its ``.json``.
     shapes : dict of tuple of int
         Of the parameters and buffers, by name.
     damage : str or None
@@ -41,7 +42,7 @@ class ListedCheckpoint:
     step: int
     size: int
     metrics: dict[str, Any] = field(default_factory=dict)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: dict[str, Shape] = field(default_factory=dict)
     damage: str | None = None
 
     @classmethod
@@ -51,17 +52,18 @@ class ListedCheckpoint:
         try:
             about = json.loads(path.with_suffix(".json").read_text("utf-8"))
             listed.metrics = dict(about["metrics"])
+        # A broken description costs the metrics only: the checkpoint itself may be sound.
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             listed.metrics = {}
         try:
             content = read_file(path, KIND, format=FORMAT)
             for name in content["trainable"]:
-                tensors = content["state"][name].items()
-                listed.shapes |= {
-                    f"{name}.{key}": tuple(v.shape) for key, v in tensors if isinstance(v, Tensor)
-                }
+                for key, value in content["state"][name].items():
+                    if isinstance(value, Tensor):
+                        listed.shapes[f"{name}.{key}"] = tuple(value.shape)
         except (LoadError, OSError) as error:
             listed.damage = str(error)
+        # The file is well-formed, but not what a checkpointer writes.
         except (LookupError, TypeError, AttributeError) as error:
             listed.damage = f"{path} is damaged ({type(error).__name__}: {error})"
         return listed
@@ -90,69 +92,98 @@ def checkpoint_report(folders: Sequence[Any]) -> str:
         If there is no such folder.
     """
     runs = {str(folder): list_checkpoints(folder) for folder in folders}
-    parts = [_table_of_run(folder, found) for folder, found in runs.items()]
+    parts = [_table_of_run(folder, checkpoints) for folder, checkpoints in runs.items()]
     if len(runs) > 1:
         parts.append(_compare_runs(runs))
     return "\n\n".join(parts)
 
 
-def _table_of_run(folder: str, found: Sequence[ListedCheckpoint]) -> str:
-    if not found:
+def _table_of_run(
+    folder: str,
+    checkpoints: Sequence[ListedCheckpoint],
+) -> str:
+    if not checkpoints:
         return f"{folder}: no checkpoints"
-    names = _metric_names(found)
+    names = _metric_names(checkpoints)
     rows = [["checkpoint", "step", "size", "parameters", *names]]
-    for one in found:
-        numbers = ["damaged"] if one.damage is not None else [str(_count(one))]
-        rows.append(
-            [one.path.name, str(one.step), _megabytes(one.size), *numbers, *_metrics(one, names)]
-        )
-    damages = [one.damage for one in found if one.damage is not None]
+    for one in checkpoints:
+        count = "damaged" if one.damage is not None else str(_count(one))
+        row = [
+            one.path.name,
+            str(one.step),
+            _megabytes(one.size),
+            count,
+        ]
+        rows.append(row + _metrics(one, names))
+    damages = [one.damage for one in checkpoints if one.damage is not None]
     return "\n".join([f"{folder}:", text_table(rows), *damages])
 
 
 def _compare_runs(runs: Mapping[str, Sequence[ListedCheckpoint]]) -> str:
-    newest = {
-        folder: [one for one in found if one.damage is None][-1:] for folder, found in runs.items()
-    }
-    names = _metric_names([one for found in newest.values() for one in found])
+    newest = {folder: _newest_readable(checkpoints) for folder, checkpoints in runs.items()}
+    readable = [one for one in newest.values() if one is not None]
+    names = _metric_names(readable)
     rows = [["run", "checkpoints", "step", "size", "parameters", *names]]
-    for folder, found in runs.items():
-        size = _megabytes(sum(one.size for one in found))
-        last = [
-            [str(one.step), size, str(_count(one)), *_metrics(one, names)] for one in newest[folder]
-        ]
-        rows.append(
-            [folder, str(len(found)), *(last or [["none", size, "", *([""] * len(names))]])[0]]
-        )
-    shapes = {folder: found[0].shapes for folder, found in newest.items() if found}
-    return "\n".join([text_table(rows), *_differing_parameters(shapes)])
+    for folder, checkpoints in runs.items():
+        size = _megabytes(sum(one.size for one in checkpoints))
+        row = [folder, str(len(checkpoints))]
+        last = newest[folder]
+        if last is None:
+            row += ["none", size, ""]
+            row += [""] * len(names)
+        else:
+            row += [str(last.step), size, str(_count(last))]
+            row += _metrics(last, names)
+        rows.append(row)
+    differing = _differing_parameters([one.shapes for one in readable])
+    return "\n".join([text_table(rows), *differing])
 
 
-def _differing_parameters(shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> list[str]:
-    """Lines that name the parameters whose shapes are not those of every run."""
-    names = dict.fromkeys(name for run in shapes.values() for name in run)
+def _newest_readable(
+    checkpoints: Sequence[ListedCheckpoint],
+) -> ListedCheckpoint | None:
+    for one in reversed(checkpoints):  # which are sorted, oldest first
+        if one.damage is None:
+            return one
+    return None
+
+
+def _differing_parameters(shapes: Sequence[Mapping[str, Shape]]) -> list[str]:
+    """Return lines that name the parameters whose shapes are not those of every run."""
     lines = []
+    for name in dict.fromkeys(name for run in shapes for name in run):
+        of_runs = [run.get(name) for run in shapes]
+        if len(set(of_runs)) == 1:
+            continue
+        texts = ["none" if shape is None else str(shape) for shape in of_runs]
+        lines.append(f"{name}: {', '.join(texts)}")
+    if not lines:
+        return []
+    n_more = len(lines) - SHOWN
+    more = [f"... {n_more} more"] if n_more > 0 else []
+    return ["parameters that differ:", *lines[:SHOWN], *more]
+
+
+def _metric_names(checkpoints: Sequence[ListedCheckpoint]) -> list[str]:
+    names: dict[str, None] = {}  # in the order of their first checkpoint
+    for one in checkpoints:
+        names |= dict.fromkeys(one.metrics)
+    return list(names)
+
+
+def _metrics(
+    one: ListedCheckpoint,
+    names: Sequence[str],
+) -> list[str]:
+    texts = []
     for name in names:
-        found = [run.get(name) for run in shapes.values()]
-        if len(set(found)) > 1:
-            lines.append(
-                f"{name}: {', '.join('none' if shape is None else str(shape) for shape in found)}"
-            )
-    more = [f"... {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    return ["parameters that differ:", *lines[:SHOWN], *more] if lines else []
-
-
-def _metric_names(found: Sequence[ListedCheckpoint]) -> list[str]:
-    return list(dict.fromkeys(name for one in found for name in one.metrics))
-
-
-def _metrics(one: ListedCheckpoint, names: Sequence[str]) -> list[str]:
-    return [
-        "" if one.metrics.get(name) is None else format_metric(one.metrics[name]) for name in names
-    ]
+        value = one.metrics.get(name)
+        texts.append("" if value is None else format_metric(value))
+    return texts
 
 
 def _count(one: ListedCheckpoint) -> int:
+    """Return the number of parameters, each value counted."""
     return sum(math.prod(shape) for shape in one.shapes.values())
 
 

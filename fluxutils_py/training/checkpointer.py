@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +26,7 @@ from fluxutils_py.files import atomic_write
 from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.parallel import RankGroup, get_communicator, is_main_process
 from fluxutils_py.training.excluded_parts import ExcludedParts
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.plain_files import read_file, to_plain_data
 from fluxutils_py.training.plain_state import as_tracked
 from fluxutils_py.training.resharding import reshard, state_of_rank
@@ -33,172 +34,12 @@ from fluxutils_py.training.triggers import Trigger
 from fluxutils_py.validation import check_integer
 from fluxutils_py.versions import installed_version
 
+KIND = "fluxutils_py checkpoint"
+FORMAT = 1
 NAME = re.compile(r"checkpoint-n(\d{7,})-step-(\d{8,})\.pt")
-
-
-def checkpoint_paths(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, sorted by save number, oldest first."""
-    if not folder.is_dir():
-        return []
-    return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), key=save_number)
-
-
-def save_number(path: Path) -> int:
-    """Return the save number of a checkpoint."""
-    return int(path.name.split("-")[1].removeprefix("n"))
-
-
-def checkpoint_step(path: Path) -> int:
-    """Return the step of a checkpoint."""
-    return int(path.stem.rpartition("-")[2])
-
-
-def require_sole_run(folder: Path, last: int | None) -> int:
-    """Return the number of the newest checkpoint, 0 if there is none.
-
-    Raises
-    ------
-    FileExistsError
-        If it is newer than ``last``, the number that this run restored or saved last; None is not
-        known.
-    """
-    newest = next(reversed(checkpoint_paths(folder)), None)
-    number = 0 if newest is None else save_number(newest)
-    if newest is not None and last is not None and number > last:
-        process = ""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            about = json.loads(newest.with_suffix(".json").read_text("utf-8"))
-            process = f" by process {about['process']} on {about['host']}"
-        known = f"number {last}" if last else "none"
-        raise FileExistsError(
-            f"{newest.name} was saved{process}, and this run knew of {known}: {_way_out(folder)}"
-        )
-    return number
-
-
-@contextlib.contextmanager
-def explain_lost_files(folder: Path) -> Iterator[None]:
-    """Explain why a file is gone: another run took it for a leftover, or had newer ones."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        lost = error.filename or "a checkpoint"
-        raise FileExistsError(
-            f"{lost} was removed while this run used it: {_way_out(folder)}"
-        ) from error
-
-
-def _way_out(folder: Path) -> str:
-    return (
-        f"another run saves to {folder} too. End that run, or give this one another folder; when "
-        "started again, this one goes on from the newest checkpoint"
-    )
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove the files that a process killed during a save left behind."""
-    complete = {path.stem for path in checkpoint_paths(folder)}
-    for path in folder.iterdir():
-        temporary = path.name.startswith(".checkpoint-n") and path.name.endswith(".part")
-        orphan = (
-            path.suffix == ".json"
-            and NAME.fullmatch(f"{path.stem}.pt")
-            and path.stem not in complete
-        )
-        if temporary or orphan:
-            path.unlink(missing_ok=True)
-
-
+PACKAGES = ("fluxutils_py", "torch", "numpy")  # whose versions a checkpoint tells
+Device = str | torch.device
 LOG = logging.getLogger("fluxutils_py")
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
-LOOK_EVERY = 0.2  # seconds between the steps at which ranks exchange whether one got a signal
-
-
-class Preemption:
-    """Hook that on SIGTERM or SIGUSR1 saves a checkpoint after the step in progress, and then ends
-    the program.
-
-    Each :class:`Checkpointer` adds one to its loop. If any rank gets one of the signals, all ranks
-    save together and raise ``SystemExit(128 + signal)``: 143 for SIGTERM, 138 for SIGUSR1 (on
-    Linux). The next start of the program continues from that step.
-
-    It takes over signals with their default action only, in the main thread, while the loop runs. A
-    signal that comes after the last step finds the run complete: SIGTERM is passed on then, SIGUSR1
-    is not.
-
-    Parameters
-    ----------
-    checkpointer : Checkpointer
-
-    Notes
-    -----
-    Several ranks exchange their signals about every fifth of a second, not after every step.
-
-    Sources: ``#SBATCH --signal`` of SLURM, ``terminationGracePeriodSeconds`` of Kubernetes, and
-    ``reached_preemption`` of Orbax.
-    """
-
-    name, priority, collective = (
-        "preemption",
-        math.inf,
-        True,
-    )  # after everything else has seen the step
-
-    def __init__(self, checkpointer: Any) -> None:
-        self.checkpointer = checkpointer
-        self._signal = 0
-        self._handlers: dict[int, Any] = {}
-
-    def on_start(self, loop: Any) -> None:
-        self._signal, self._step, self._began, self._next = (
-            0,
-            loop.step,
-            time.monotonic(),
-            loop.step + 1,
-        )
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in SIGNALS:
-            handler = signal.getsignal(number)
-            if handler is signal.SIG_DFL or getattr(handler, "__self__", None) is loop.ranks:
-                self._handlers[number] = signal.signal(number, self._on_signal)
-
-    def on_step(self, loop: Any) -> None:
-        found = self._signal
-        if not loop.ranks.is_single:
-            if loop.step < self._next:
-                return
-            rate = (loop.step - self._step) / max(time.monotonic() - self._began, 1e-9)
-            answers = loop.ranks.allgather((self._signal, rate))
-            found = max(number for number, _ in answers)
-            self._step, self._began = loop.step, time.monotonic()
-            self._next = loop.step + max(1, int(LOOK_EVERY * answers[0][1]))
-        if not found:
-            return
-        self._signal = 0
-        path = self.checkpointer.save(loop)
-        if loop.rank == 0:
-            name = signal.Signals(found).name
-            LOG.warning(
-                "%s: saved %s; the program ends with status %d, to be started again",
-                name,
-                path,
-                128 + found,
-            )
-        raise SystemExit(128 + found)
-
-    def on_close(self, loop: Any) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers.clear()
-        if self._signal == signal.SIGTERM:
-            os.kill(os.getpid(), self._signal)
-
-    def _on_signal(self, number: int, frame: Any) -> None:
-        self._signal = self._signal or number
-
-
-KIND, FORMAT = "fluxutils_py checkpoint", 1
 
 
 class Checkpointer:
@@ -278,45 +119,36 @@ class Checkpointer:
     >>> folder.cleanup()
     """
 
-    name, priority, collective = "checkpoint", math.inf, True
+    name = "checkpoint"
+    priority = math.inf
+    collective = True
 
     def __init__(
         self,
-        dir: Any,
+        dir: str | os.PathLike[str],
         keep: int = 1,
         take_mean: int = 1,
         *,
         trigger: Trigger | None = None,
         exclude: Sequence[str] = (),
     ) -> None:
-        if not isinstance(dir, str | os.PathLike) or not os.fspath(dir):
-            raise TypeError(f"dir must be the path of a folder, got {dir!r}")
-        if Path(dir).exists() and not Path(dir).is_dir():
-            raise NotADirectoryError(
-                f"dir={str(dir)!r} is a file; give a folder, which the first save makes"
-            )
-        given: Any = trigger
-        if given is not None and not isinstance(given, Trigger):
-            raise TypeError(
-                "trigger must be a Trigger, such as EveryNSteps(100) or EveryNSeconds(60), or "
-                f"None; got {given!r}"
-            )
-        self.keep, self.take_mean = count_or_all("keep", keep), count_or_all("take_mean", take_mean)
+        _require_folder(dir)
+        _require_trigger(trigger)
+        self.keep = count_or_all("keep", keep)
+        self.take_mean = count_or_all("take_mean", take_mean)
         if -1 != self.keep < self.take_mean:
             raise ValueError(
                 f"take_mean={take_mean} needs as many checkpoints, and keep={keep}; raise keep"
             )
-        if isinstance(exclude, str) or not all(isinstance(pattern, str) for pattern in exclude):
-            raise TypeError(
-                f"exclude must be a list of patterns, such as ['model.head.*'], got {exclude!r}"
-            )
-        self.dir, self.trigger, self.exclude = Path(dir), trigger, tuple(exclude)
+        _require_patterns(exclude)
+        self.dir = Path(dir)
+        self.trigger = trigger
+        self.exclude = tuple(exclude)
         self.tracked: dict[str, Any] = {}
-        self._last_number: int | None = (
-            None  # of the checkpoint that this run restored or saved last; 0 is none
-        )
+        # Number of the checkpoint that this run restored or saved last: 0 is none, None not known.
+        self._last_number: int | None = None
 
-    # -- save and restore ----------------------------------------------------------------------------
+    # -- save and restore --------------------------------------------------------------------------
 
     def with_tracked(self, **things: Any) -> Self:
         """Return a copy for the same folder that tracks these objects too; this checkpointer does
@@ -344,7 +176,7 @@ class Checkpointer:
         self.tracked.update({name: as_tracked(name, thing) for name, thing in things.items()})
         return self
 
-    def save(self, loop: Any, metrics: Any = None, **unused: Any) -> Path | None:
+    def save(self, loop: Any, metrics: object = None, **unused: object) -> Path | None:
         """Save all tracked objects and return the path. Also an action for hooks (``collective`` on
         several ranks).
 
@@ -364,30 +196,34 @@ class Checkpointer:
             return None
         ranks = shared or RankGroup()
         ranks.allgather()  # from here on all ranks know an error or stop request of any rank
-        own = ranks.guard(self._local_states, not ranks.is_single and ranks.rank > 0)
-        _, *others = [own] if ranks.is_single else ranks.allgather(None if ranks.rank == 0 else own)
+        state = ranks.guard(self._local_states, ranks)
+        others: list[dict[str, Any]] = []
         if shared is None:  # rank 0 saves for all
             others = [{}] * (get_communicator("auto").size - 1)
-        path = ranks.guard(self._write_checkpoint, loop, own, others) if ranks.rank == 0 else None
+        elif not ranks.is_single:
+            others = ranks.allgather(None if ranks.rank == 0 else state)[1:]
+        path = None
+        if ranks.rank == 0:
+            path = ranks.guard(self._write_checkpoint, loop, state, others)
         return ranks.allgather(path)[0]
 
-    def _local_states(self, by_rank: bool) -> dict[str, Any]:
+    def _local_states(self, ranks: RankGroup) -> dict[str, Any]:
+        """Return the states of the tracked objects that differ on this rank; on rank 0, of all."""
         excluded = ExcludedParts(self.exclude, self.tracked)
+        things = self.tracked
+        if not ranks.is_single and ranks.rank > 0:  # these are equal on all ranks
+            equal = nn.Module | torch.optim.Optimizer
+            things = {name: v for name, v in things.items() if not isinstance(v, equal)}
         return {
             name: to_plain_data(excluded.remove(name, thing.state_dict()), name)
-            for name, thing in self.tracked.items()
-            if not (by_rank and isinstance(thing, nn.Module | torch.optim.Optimizer))
+            for name, thing in things.items()
         }
 
     def _write_checkpoint(
         self, loop: Any, state: dict[str, Any], others: list[dict[str, Any]]
     ) -> Path:
         trainable = {
-            name: [
-                k
-                for k, p in thing.named_parameters(remove_duplicate=False)
-                if p.requires_grad and k in state[name]
-            ]
+            name: _trainable_names(thing, state[name])
             for name, thing in self.tracked.items()
             if isinstance(thing, nn.Module)
         }
@@ -396,14 +232,14 @@ class Checkpointer:
         metrics = {k: v for k, v in numbers.items() if v is None or isinstance(v, int | float)}
         return self.write(state, loop.step, metrics=metrics, trainable=trainable, others=others)
 
-    def load(self, comm: Any = "auto") -> None:
+    def load(self, comm: object = "auto") -> None:
         """Do what :meth:`restore` does, and raise FileNotFoundError if there is no checkpoint."""
         if not self.restore(comm):
             raise FileNotFoundError(
                 f"there is no checkpoint in {self.dir}; restore() starts afresh then"
             )
 
-    def restore(self, comm: Any = "auto") -> bool:
+    def restore(self, comm: object = "auto") -> bool:
         """Restore the newest checkpoint (on several ranks, the newest that rank 0 sees). Return
         False if there is none.
 
@@ -417,10 +253,10 @@ class Checkpointer:
             keep their state, on all ranks.
         """
         if comm == "auto":
-            comm = next(
-                (thing.ranks for thing in self.tracked.values() if hasattr(thing, "ranks")), "auto"
-            )
+            tracked = self.tracked.values()
+            comm = next((thing.ranks for thing in tracked if hasattr(thing, "ranks")), "auto")
         ranks = RankGroup.from_comm(comm, "Checkpointer.restore")
+        # What rank 0 sees decides: a checkpoint may appear while ranks look.
         paths = ranks.allgather(ranks.guard(self._paths_to_read))[0]
         self._last_number = save_number(paths[-1]) if paths else 0
         if not paths:
@@ -428,16 +264,16 @@ class Checkpointer:
         before: dict[str, Any] = {}
         try:
             with explain_lost_files(self.dir):
-                ranks.guard(self._load_files, paths, before, ranks.rank, ranks.size)
-                ranks.allgather()
+                ranks.guard(self._load_files, paths, before, ranks)
+                ranks.allgather()  # an error on any rank is one on all, which then undo
         except BaseException:
             for name, state in before.items():
                 _load_state(self.tracked[name], state)
             raise
         return True
 
-    def _load_files(self, paths: list[Path], before: dict[str, Any], rank: int, size: int) -> None:
-        """Load the checkpoints into the tracked objects; store their previous states in ``before``."""
+    def _load_files(self, paths: list[Path], before: dict[str, Any], ranks: RankGroup) -> None:
+        """Load the checkpoints into the tracked objects; keep their old states in ``before``."""
         excluded = ExcludedParts(self.exclude, self.tracked)
         state, others = self._read_files(paths)
         if set(state) != set(self.tracked):
@@ -448,28 +284,32 @@ class Checkpointer:
             before[name] = copy.deepcopy(thing.state_dict())
             parts = [part[name] for part in (state, *others) if name in part]
             try:
-                same = len(others) + 1 == size
-                own = state_of_rank(parts, rank) if same else reshard(thing, parts, rank, size)
-                _load_state(thing, excluded.keep(name, own, before[name]))
+                if len(others) + 1 == ranks.size:
+                    of_rank = state_of_rank(parts, ranks.rank)
+                else:
+                    of_rank = reshard(thing, parts, ranks.rank, ranks.size)
+                _load_state(thing, excluded.keep(name, of_rank, before[name]))
             except Exception as error:
                 raise LoadError(f"{paths[-1]} does not fit, its {name}: {error}") from error
+
+    # -- as a hook of a loop -----------------------------------------------------------------------
 
     @property
     def companions(self) -> tuple[Preemption]:
         return (Preemption(self),)
 
-    def on_step(self, loop: Any) -> None:
+    def on_step(self, loop: Loop) -> None:
         if self.trigger is not None:  # which has fired
             self.save(loop)
 
-    def on_epoch(self, loop: Any) -> None:
+    def on_epoch(self, loop: Loop) -> None:
         if self.trigger is None:
             self.save(loop)
 
-    def on_end(self, loop: Any) -> None:
+    def on_end(self, loop: Loop) -> None:
         self.save(loop)
 
-    # -- files ---------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------------------
 
     def paths(self) -> list[Path]:
         """Return the checkpoints in the folder, sorted by save number, oldest first."""
@@ -526,28 +366,37 @@ class Checkpointer:
             "state": {name: to_plain_data(part, name) for name, part in state.items()},
             "others": list(others),
         }
-        versions = {name: installed_version(name) for name in ("fluxutils_py", "torch", "numpy")}
-        writer = {"process": os.getpid(), "host": socket.gethostname()}
-        about = {"step": step, "metrics": dict(metrics or {}), "versions": versions, **writer}
+        about = {
+            "step": step,
+            "metrics": dict(metrics or {}),
+            "versions": {name: installed_version(name) for name in PACKAGES},
+            "process": os.getpid(),
+            "host": socket.gethostname(),
+        }
         self.dir.mkdir(parents=True, exist_ok=True)
         number = require_sole_run(self.dir, self._last_number) + 1
         remove_leftovers(self.dir)
         path = self.dir / f"checkpoint-n{number:07d}-step-{step:08d}.pt"
         with explain_lost_files(self.dir):
-            with atomic_write(
-                path.with_suffix(".json")
-            ) as f:  # first, so that every checkpoint has one
+            # First the description, so that every checkpoint has one.
+            with atomic_write(path.with_suffix(".json")) as f:
                 f.write(json.dumps(about, indent=1, default=str).encode())
             with atomic_write(path) as f:
                 torch.save(content, f)
         self._last_number = number
-        if self.keep != -1:
-            for old in self.paths()[: -self.keep]:
-                old.unlink(missing_ok=True)
-                old.with_suffix(".json").unlink(missing_ok=True)
+        self._remove_old_files()
         return path
 
-    def read(self, path: Any = None, device: Any = "cpu") -> dict[str, Any] | None:
+    def _remove_old_files(self) -> None:
+        if self.keep == -1:
+            return
+        for path in self.paths()[: -self.keep]:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)
+
+    def read(
+        self, path: str | os.PathLike[str] | None = None, device: Device = "cpu"
+    ) -> dict[str, Any] | None:
         """Return the state in a checkpoint, or None if there is none. Without ``path``, the newest
         (see ``take_mean``).
 
@@ -561,29 +410,66 @@ class Checkpointer:
         return self._read_files(paths, device)[0] if paths else None
 
     def _read_files(
-        self, paths: list[Path], device: Any = "cpu"
+        self, paths: list[Path], device: Device = "cpu"
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the state of rank 0, averaged over the files, and the parts that differ on the
         other ranks.
         """
-        contents = [self._read_file(p, device) for p in reversed(paths)]
-        newest = contents[0]["state"]
-        for name, keys in contents[0]["trainable"].items() if len(contents) > 1 else ():
-            for key in keys:
-                left_out = any(fnmatchcase(f"{name}.{key}", pattern) for pattern in self.exclude)
-                if not left_out and newest[name][key].is_floating_point():
-                    newest[name][key] = mean(
-                        [c["state"].get(name, {}).get(key) for c in contents], f"{name}.{key}"
-                    )
-        return newest, contents[0].get("others", [])
+        contents = [self._read_file(path, device) for path in reversed(paths)]
+        newest = contents[0]
+        if len(contents) > 1:
+            self._average(newest, [content["state"] for content in contents])
+        return newest["state"], newest.get("others", [])
 
-    def _read_file(self, path: Path, device: Any) -> dict[str, Any]:
+    def _average(self, newest: dict[str, Any], states: list[dict[str, Any]]) -> None:
+        """Replace the trainable parameters of the newest checkpoint by their means over all."""
+        for part, names in newest["trainable"].items():
+            tensors = newest["state"][part]
+            for name in names:
+                full_name = f"{part}.{name}"
+                left_out = any(fnmatchcase(full_name, pattern) for pattern in self.exclude)
+                if not left_out and tensors[name].is_floating_point():
+                    saved = [state.get(part, {}).get(name) for state in states]
+                    tensors[name] = mean(saved, full_name)
+
+    def _read_file(self, path: Path, device: Device) -> dict[str, Any]:
         try:
             return read_file(path, KIND, device, format=FORMAT)
         except LoadError as error:
             raise LoadError(
                 f"{error}. Delete it to continue from the previous checkpoint, if there is one"
             ) from None
+
+
+def _require_folder(dir: object) -> None:
+    if not isinstance(dir, str | os.PathLike) or not os.fspath(dir):
+        raise TypeError(f"dir must be the path of a folder, got {dir!r}")
+    if Path(dir).exists() and not Path(dir).is_dir():
+        raise NotADirectoryError(
+            f"dir={str(dir)!r} is a file; give a folder, which the first save makes"
+        )
+
+
+def _require_trigger(trigger: object) -> None:
+    if trigger is not None and not isinstance(trigger, Trigger):
+        raise TypeError(
+            "trigger must be a Trigger, such as EveryNSteps(100) or EveryNSeconds(60), or None; "
+            f"got {trigger!r}"
+        )
+
+
+def _require_patterns(exclude: Iterable[object]) -> None:
+    if isinstance(exclude, str) or not all(isinstance(pattern, str) for pattern in exclude):
+        raise TypeError(
+            f"exclude must be a list of patterns, such as ['model.head.*'], got {exclude!r}"
+        )
+
+
+def _trainable_names(module: nn.Module, state: Mapping[str, Any]) -> list[str]:
+    """Return the names of the trained parameters that are in a state."""
+    # A parameter that two modules share is saved under both names.
+    named = module.named_parameters(remove_duplicate=False)
+    return [name for name, p in named if p.requires_grad and name in state]
 
 
 def _load_state(thing: Any, state: Any) -> None:
@@ -593,7 +479,7 @@ def _load_state(thing: Any, state: Any) -> None:
         thing.load_state_dict(state)
 
 
-def count_or_all(name: str, value: Any) -> int:
+def count_or_all(name: str, value: object) -> int:
     """Check a positive integer, or -1 for all, and return it."""
     return -1 if check_integer(name, value) == -1 else check_integer(name, value, 1)
 
@@ -609,3 +495,173 @@ def mean(tensors: list[Tensor | None], name: str) -> Tensor:
         )
     present = [t for t in tensors if t is not None]
     return torch.stack([t.double() for t in present]).mean(0).to(present[0].dtype)
+
+
+# -- the folder ------------------------------------------------------------------------------------
+
+
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, sorted by save number, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), key=save_number)
+
+
+def save_number(path: Path) -> int:
+    """Return the save number of a checkpoint."""
+    return int(path.name.split("-")[1].removeprefix("n"))
+
+
+def checkpoint_step(path: Path) -> int:
+    """Return the step of a checkpoint."""
+    return int(path.stem.rpartition("-")[2])
+
+
+def require_sole_run(folder: Path, last: int | None) -> int:
+    """Return the number of the newest checkpoint, 0 if there is none.
+
+    Raises
+    ------
+    FileExistsError
+        If it is newer than ``last``, the number that this run restored or saved last; None is not
+        known.
+    """
+    newest = next(reversed(checkpoint_paths(folder)), None)
+    if newest is None:
+        return 0
+    number = save_number(newest)
+    if last is None or number <= last:
+        return number
+    process = ""
+    with contextlib.suppress(OSError, ValueError, KeyError):  # the name of a file is enough
+        about = json.loads(newest.with_suffix(".json").read_text("utf-8"))
+        process = f" by process {about['process']} on {about['host']}"
+    known = f"number {last}" if last else "none"
+    raise FileExistsError(
+        f"{newest.name} was saved{process}, and this run knew of {known}: {_remedy(folder)}"
+    )
+
+
+@contextlib.contextmanager
+def explain_lost_files(folder: Path) -> Iterator[None]:
+    """Explain why a file is gone: another run took it for a leftover, or had newer ones."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        lost = error.filename or "a checkpoint"
+        raise FileExistsError(
+            f"{lost} was removed while this run used it: {_remedy(folder)}"
+        ) from error
+
+
+def _remedy(folder: Path) -> str:
+    return (
+        f"another run saves to {folder} too. End that run, or give this one another folder; when "
+        "started again, this one continues from the newest checkpoint"
+    )
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the files that a process killed during a save left behind."""
+    complete = {path.stem for path in checkpoint_paths(folder)}
+    for path in folder.iterdir():
+        is_temporary = path.name.startswith(".checkpoint-n") and path.name.endswith(".part")
+        if is_temporary or _is_orphan(path, complete):
+            path.unlink(missing_ok=True)
+
+
+def _is_orphan(path: Path, complete: set[str]) -> bool:
+    """Return whether a file describes a checkpoint that was never written."""
+    if path.suffix != ".json" or path.stem in complete:
+        return False
+    return NAME.fullmatch(f"{path.stem}.pt") is not None
+
+
+# -- the end of a job, announced by a signal -------------------------------------------------------
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+LOOK_EVERY = 0.2  # seconds between the steps at which ranks exchange whether one got a signal
+
+
+class Preemption:
+    """Hook that on SIGTERM or SIGUSR1 saves a checkpoint after the step in progress, and then ends
+    the program.
+
+    Each :class:`Checkpointer` adds one to its loop. If any rank gets one of the signals, all ranks
+    save together and raise ``SystemExit(128 + signal)``: 143 for SIGTERM, 138 for SIGUSR1 (on
+    Linux). The next start of the program continues from that step.
+
+    It takes over signals with their default action only, in the main thread, while the loop runs. A
+    signal that comes after the last step finds the run complete: SIGTERM is passed on then, SIGUSR1
+    is not.
+
+    Parameters
+    ----------
+    checkpointer : Checkpointer
+
+    Notes
+    -----
+    Several ranks exchange their signals about every fifth of a second, not after every step.
+
+    Sources: ``#SBATCH --signal`` of SLURM, ``terminationGracePeriodSeconds`` of Kubernetes, and
+    ``reached_preemption`` of Orbax.
+    """
+
+    name = "preemption"
+    priority = math.inf  # after everything else has seen the step
+    collective = True
+
+    def __init__(self, checkpointer: Checkpointer) -> None:
+        self.checkpointer = checkpointer
+        self._signal = 0
+        self._handlers: dict[int, Any] = {}
+
+    def on_start(self, loop: Loop) -> None:
+        self._signal = 0
+        self._step = loop.step  # of the last exchange between ranks
+        self._began = time.monotonic()
+        self._next = loop.step + 1  # when ranks exchange next
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in SIGNALS:
+            handler = signal.getsignal(number)
+            # A user's handler stays; that of the ranks would end the program without saving.
+            if handler is signal.SIG_DFL or getattr(handler, "__self__", None) is loop.ranks:
+                self._handlers[number] = signal.signal(number, self._on_signal)
+
+    def on_step(self, loop: Loop) -> None:
+        number = self._signal if loop.ranks.is_single else self._signal_of_any_rank(loop)
+        if not number:
+            return
+        self._signal = 0
+        path = self.checkpointer.save(loop)
+        if loop.rank == 0:
+            LOG.warning(
+                "%s: saved %s; the program ends with status %d, to be started again",
+                signal.Signals(number).name,
+                path,
+                128 + number,
+            )
+        raise SystemExit(128 + number)
+
+    def _signal_of_any_rank(self, loop: Loop) -> int:
+        """Return the signal that a rank got, 0 if none; ranks exchange theirs only now and then."""
+        if loop.step < self._next:
+            return 0
+        rate = (loop.step - self._step) / max(time.monotonic() - self._began, 1e-9)
+        signals, rates = zip(*loop.ranks.allgather((self._signal, rate)), strict=True)
+        self._step = loop.step
+        self._began = time.monotonic()
+        # All ranks go by the speed of rank 0: they must exchange at the same steps.
+        self._next = loop.step + max(1, int(LOOK_EVERY * rates[0]))
+        return max(signals)
+
+    def on_close(self, loop: Loop) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
+        if self._signal == signal.SIGTERM:  # after the last step: end as without this hook
+            os.kill(os.getpid(), self._signal)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._signal = self._signal or number

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from fluxutils_py.data import BackgroundDataLoader
 from fluxutils_py.errors import DataError
@@ -39,7 +40,7 @@ class Dataset(Protocol):
         """Start again at the first batch. The loop calls this after every epoch."""
 
 
-def as_dataset(data: Any, name: str | None = None, kind: Any = None) -> Dataset:
+def as_dataset(data: object, name: str | None = None, kind: object = None) -> Dataset:
     """Return ``data`` as a :class:`Dataset`, unchanged if it is one.
 
     Parameters
@@ -52,19 +53,27 @@ def as_dataset(data: Any, name: str | None = None, kind: Any = None) -> Dataset:
     kind : hashable, optional
         Kind of the batches that have none.
     """
-    return (
-        data
-        if isinstance(data, Dataset)
-        else _IterableDataset(data, name or type(data).__name__, kind)
-    )
+    if isinstance(data, Dataset):
+        return data
+    return _IterableDataset(data, name or type(data).__name__, kind)
+
+
+def join_tensors(
+    items: Sequence[tuple[Any, ...]],
+    join: Callable[[list[Tensor]], Tensor],
+) -> tuple[Tensor, ...]:
+    """Join the tensors that several batches have at the same place."""
+    columns = zip(*items, strict=True)
+    return tuple(join([torch.as_tensor(v) for v in column]) for column in columns)
 
 
 class _DerivedDataset:
     """Base class of datasets that wrap another dataset."""
 
-    def __init__(self, source: Any, name: str | None = None) -> None:
+    def __init__(self, source: object, name: str | None = None) -> None:
         self.source = as_dataset(source)
-        self.name, self.kind = name or self.source.name, self.source.kind
+        self.name = name or self.source.name
+        self.kind = self.source.kind
 
     def __len__(self) -> int:
         return len(self.source)  # type: ignore[arg-type]  # a TypeError, if it has none, is right
@@ -83,7 +92,7 @@ class _DerivedDataset:
         return self.source.state_dict() if hasattr(self.source, "state_dict") else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if hasattr(self.source, "load_state_dict"):
+        if hasattr(self.source, "load_state_dict"):  # a list, for example, has no state
             self.source.load_state_dict(state)
 
 
@@ -92,12 +101,13 @@ class _IterableDataset:
     ``data.generator``.
     """
 
-    def __init__(self, data: Any, name: str, kind: Any) -> None:
+    def __init__(self, data: object, name: str, kind: object) -> None:
         if not isinstance(data, Iterable):
             raise TypeError(f"a dataset must be iterable, got {type(data).__name__}")
         self.data: Any = data
-        self.name, self.kind = name, kind
-        self._spent = False
+        self.name = name
+        self.kind = kind
+        self._spent = False  # whether an iterator, which has only one pass, was used
         self._began: dict[str, Any] | None = None  # generator states at the start of the last pass
 
     def __len__(self) -> int:
@@ -113,17 +123,16 @@ class _IterableDataset:
                 "over only once; give a list, or an object that can be iterated over again"
             )
         self._spent = isinstance(self.data, Iterator)
-        own = getattr(self.data, "generator", None)
-        with torch.random.fork_rng(
-            devices=[], enabled=n > 0
-        ):  # when skipping, do not disturb the default one
+        generator = getattr(self.data, "generator", None)
+        # When skipping, the default generator is set back to the pass's start, but only here.
+        with torch.random.fork_rng(devices=[], enabled=n > 0):
             if n and self._began is not None:
                 set_generator_state(torch.default_generator, self._began["default"])
-                if own is not None:
-                    set_generator_state(own, self._began["own"])
+                if generator is not None:
+                    set_generator_state(generator, self._began["own"])
             began = {"default": get_generator_state(torch.default_generator)}
-            if own is not None:
-                began["own"] = get_generator_state(own)
+            if generator is not None:
+                began["own"] = get_generator_state(generator)
             self._began = began
             rest = iterate_from(self.data, n)
         return self._minibatches(rest)
@@ -131,20 +140,19 @@ class _IterableDataset:
     def _minibatches(self, rest: Iterator[Any]) -> Iterator[Minibatch]:
         for item in rest:
             batch = as_minibatch(item)
-            yield (
-                batch
-                if batch.kind is not None or self.kind is None
-                else replace(batch, kind=self.kind)
-            )
+            if batch.kind is None and self.kind is not None:
+                batch = replace(batch, kind=self.kind)
+            yield batch
 
     def reset(self) -> None:
         """Do nothing: each pass starts at the first batch."""
 
     def state_dict(self) -> dict[str, Any]:
-        own, inner = getattr(self.data, "generator", None), getattr(self.data, "state_dict", None)
+        generator = getattr(self.data, "generator", None)
+        inner = getattr(self.data, "state_dict", None)
         return {
             "began": self._began,
-            "own": None if own is None else get_generator_state(own),
+            "own": None if generator is None else get_generator_state(generator),
             "data": None if inner is None else inner(),
         }
 
@@ -165,7 +173,7 @@ class Take(_DerivedDataset):
     [(0,), (1,), (2,)]
     """
 
-    def __init__(self, source: Any, n: int, name: str | None = None) -> None:
+    def __init__(self, source: object, n: int, name: str | None = None) -> None:
         super().__init__(source, name)
         self.n = check_integer("n", n, 0)
 
@@ -193,7 +201,7 @@ class Map(_DerivedDataset):
 
     def __init__(
         self,
-        source: Any,
+        source: object,
         fn: Callable[[Minibatch], Any],
         *,
         workers: int = 0,
@@ -201,7 +209,9 @@ class Map(_DerivedDataset):
         name: str | None = None,
     ) -> None:
         super().__init__(source, name)
-        self.fn, self.workers, self.ordered = fn, check_integer("workers", workers, 0), ordered
+        self.fn = fn
+        self.workers = check_integer("workers", workers, 0)
+        self.ordered = ordered
 
     def skip(self, n: int) -> Iterator[Minibatch]:
         if n and self.workers and not self.ordered:
@@ -209,14 +219,14 @@ class Map(_DerivedDataset):
                 f"dataset {self.name!r} yields batches as they become ready: which {n} were seen "
                 "before is unknown; set ordered=True to resume a pass"
             )
-        return self._mapped(n)
+        return self._mapped(n)  # not a generator itself: the error comes at the call
 
     def _mapped(self, n: int) -> Iterator[Minibatch]:
         rest = iterate_from(self.source, n)
         if not self.workers:
             yield from map(self._apply_fn, rest)
             return
-        n_ahead = 2 * self.workers
+        n_ahead = 2 * self.workers  # a slow batch then does not leave the others idle
         with BackgroundDataLoader.map(
             self._apply_fn, rest, n=n_ahead, workers=self.workers, ordered=self.ordered
         ) as ahead:
@@ -258,7 +268,7 @@ class Batch(_DerivedDataset):
 
     def __init__(
         self,
-        source: Any,
+        source: object,
         batchsize: int,
         *,
         stack: bool = True,
@@ -266,18 +276,18 @@ class Batch(_DerivedDataset):
         name: str | None = None,
     ) -> None:
         super().__init__(source, name)
-        self.batchsize, self.stack, self.drop_last = (
-            check_integer("batchsize", batchsize, 1),
-            stack,
-            drop_last,
-        )
+        self.batchsize = check_integer("batchsize", batchsize, 1)
+        self.stack = stack
+        self.drop_last = drop_last
 
     def __len__(self) -> int:
         n = super().__len__()
-        return n // self.batchsize if self.drop_last else -(-n // self.batchsize)
+        if self.drop_last:
+            return n // self.batchsize
+        return -(-n // self.batchsize)  # rounded up
 
     def skip(self, n: int) -> Iterator[Minibatch]:
-        rest = iterate_from(self.source, n * self.batchsize)
+        rest = iterate_from(self.source, n * self.batchsize)  # the source counts examples
         while items := list(islice(rest, self.batchsize)):
             if len(items) == self.batchsize or not self.drop_last:
                 yield self._joined(items)
@@ -290,10 +300,8 @@ class Batch(_DerivedDataset):
                 "batch"
             )
         join = torch.stack if self.stack else torch.cat
-        inputs, labels = (
-            tuple(join([torch.as_tensor(v) for v in values]) for values in zip(*parts, strict=True))
-            for parts in ([item.inputs for item in items], [item.labels for item in items])
-        )
+        inputs = join_tensors([item.inputs for item in items], join)
+        labels = join_tensors([item.labels for item in items], join)
         return replace(first, inputs=inputs, labels=labels)
 
 
@@ -303,13 +311,20 @@ class ReadAhead(_DerivedDataset):
     """
 
     def __init__(
-        self, source: Any, n: int = 1, name: str | None = None, *, device: Any = None
+        self,
+        source: object,
+        n: int = 1,
+        name: str | None = None,
+        *,
+        device: str | torch.device | None = None,
     ) -> None:
         super().__init__(source, name)
-        self.n, self.device = check_integer("n", n, 1), device
+        self.n = check_integer("n", n, 1)
+        self.device = device
 
     def skip(self, n: int) -> Iterator[Minibatch]:
         rest = iterate_from(self.source, n)
+        # One worker: an iterator cannot be shared, and the order stays.
         with BackgroundDataLoader(lambda: self._moved(next(rest)), self.n, workers=1) as ahead:
             yield from ahead
 

@@ -12,6 +12,7 @@ from torch import nn
 from fluxutils_py.nn.losses import Loss
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.best_model import BestModel, copy_state
+from fluxutils_py.training.gradient_step import note_optimizer_call
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import begin_schedule
 from fluxutils_py.training.minibatch import Minibatch
@@ -29,7 +30,10 @@ class Validation:
     mode.
     """
 
-    name, priority, collective = "validation", -30, True
+    # Before the hooks that read the loss: schedule, then early stopping.
+    name = "validation"
+    priority = -30
+    collective = True
 
     def __init__(
         self,
@@ -39,19 +43,16 @@ class Validation:
         comm: RankGroup | None = None,
         precision: str = "float32",
     ) -> None:
-        self.model, self.loss, self.batches, self.ranks, self.precision = (
-            model,
-            loss,
-            batches,
-            comm,
-            precision,
-        )
+        self.model = model
+        self.loss = loss
+        self.batches = batches
+        self.ranks = comm
+        self.precision = precision
 
     def on_epoch(self, loop: Loop) -> None:
-        value, _ = evaluate_windows(
-            self.model, self.loss, self.batches, self.ranks, precision=self.precision
+        loop.record["validation_loss"] = evaluate_windows(
+            self.model, self.loss, self.batches, self.ranks, self.precision
         )
-        loop.record["validation_loss"] = value
 
 
 class Schedule:
@@ -69,22 +70,21 @@ class Schedule:
         Minibatches of an optimizer step.
     """
 
-    name, priority = "learning-rate schedule", -20
+    name = "learning-rate schedule"
+    priority = -20
 
     def __init__(
         self,
-        scheduler: Any,
+        scheduler: torch.optim.lr_scheduler.LRScheduler,
         every: str = "epoch",
         updates: Callable[[], int] | None = None,
         accumulate: int = 1,
     ) -> None:
-        self.scheduler, self.every, self.updates, self.accumulate = (
-            scheduler,
-            every,
-            updates,
-            accumulate,
-        )
-        self._followed = 0
+        self.scheduler = scheduler
+        self.every = every
+        self.updates = updates
+        self.accumulate = accumulate
+        self._followed = 0  # number of updates at the scheduler's last step
 
     def on_start(self, loop: Loop) -> None:
         """Tell a schedule that depends on it the length of the run."""
@@ -96,10 +96,10 @@ class Schedule:
         begin_schedule(self.scheduler, n_left)
 
     def on_step(self, loop: Loop) -> None:
-        made = loop.step if self.updates is None else self.updates()
-        if self.every == "step" and self._followed < made:
+        n_updates = loop.step if self.updates is None else self.updates()
+        if self.every == "step" and self._followed < n_updates:
             self.scheduler.step()
-            self._followed = made
+            self._followed = n_updates
 
     def on_epoch(self, loop: Loop) -> None:
         loop.record["lr"] = self.scheduler.optimizer.param_groups[0]["lr"]
@@ -112,16 +112,14 @@ class Schedule:
                 self.scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step count and the scheduler's state. The optimizer saves its learning rates."""
+        """Return the count of steps and the scheduler's state; the optimizer saves its rates."""
         return {"followed": self._followed, "scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, for a scheduler of the same class."""
         self._followed = state["followed"]
         self.scheduler.load_state_dict(state["scheduler"])
-        self.scheduler.optimizer._opt_called = (
-            True  # else torch warns in a new process that it stepped first
-        )
+        note_optimizer_call(self.scheduler.optimizer)  # in a new process it was not called yet
 
 
 class EarlyStopping:
@@ -136,14 +134,16 @@ class EarlyStopping:
     best_epoch : int
     """
 
-    name, priority = "early stopping", -10
+    name = "early stopping"
+    priority = -10
 
     def __init__(self, model: nn.Module, patience: int) -> None:
-        self.model, self.patience = model, patience
-        self.best, self.best_epoch = BestModel(model), 0
-        self._last: dict[str, Any] | None = (
-            None  # the final weights of the run, before restoring the best
-        )
+        self.model = model
+        self.patience = patience
+        self.best = BestModel(model)
+        self.best_epoch = 0
+        # The final weights of the run, before restoring the best.
+        self._last: dict[str, Any] | None = None
         self._n_worse = 0
 
     def on_start(self, loop: Loop) -> None:
@@ -153,13 +153,15 @@ class EarlyStopping:
 
     def on_epoch(self, loop: Loop) -> None:
         if self.best.update(monitored_loss(loop.record)):
-            self.best_epoch, self._n_worse = loop.record["epoch"], 0
+            self.best_epoch = loop.record["epoch"]
+            self._n_worse = 0
         else:
             self._n_worse += 1
             if self._n_worse >= self.patience:
                 loop.stop()
 
     def on_end(self, loop: Loop) -> None:
+        # Only at the end: training goes back to the final weights if the run continues.
         if self.best.parameters is not None:
             self._last = copy_state(self.model)
             self.best.restore()
@@ -168,9 +170,8 @@ class EarlyStopping:
         """Return the best model so far, the number of epochs since then, and the final weights of
         the last run.
         """
-        best = self.best.state_dict()
         return {
-            "best": best,
+            "best": self.best.state_dict(),
             "epoch": self.best_epoch,
             "n_worse": self._n_worse,
             "last": self._last,
@@ -179,4 +180,6 @@ class EarlyStopping:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.best.load_state_dict(state["best"])
-        self.best_epoch, self._n_worse, self._last = state["epoch"], state["n_worse"], state["last"]
+        self.best_epoch = state["epoch"]
+        self._n_worse = state["n_worse"]
+        self._last = state["last"]

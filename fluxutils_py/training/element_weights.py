@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from fluxutils_py.errors import DataError, ShapeError
 
 
-def target_and_weight(labels: Any) -> tuple[Any, Tensor | None]:
+def target_and_weight(labels: object) -> tuple[Any, Tensor | None]:
     """Return the target among the labels, and the weights times the mask that follow it, if there
     are any.
     """
@@ -22,53 +22,60 @@ def target_and_weight(labels: Any) -> tuple[Any, Tensor | None]:
 
 def _weights_times_mask(extras: list[Any]) -> Tensor | None:
     """Return weight times mask, from the labels after the first."""
-    found: dict[str, Tensor] = {}
+    factors: dict[str, Tensor] = {}
     for extra in extras:
-        dtype = getattr(extra, "dtype", None)
-        kind = (
-            "mask"
-            if dtype is torch.bool
-            else "weights"
-            if dtype is not None and dtype.is_floating_point
-            else None
-        )
-        if kind is None or kind in found:
-            came = f"a second {kind}" if kind else str(dtype or type(extra).__name__)
+        name = _factor_name(extra)
+        if name is None or name in factors:
+            given = f"a second {name}" if name else _type_name(extra)
             raise DataError(
                 "labels after the first must be a mask (a tensor of bool) or weights (a tensor of "
-                f"floats), at most one of each; got {came}"
+                f"floats), at most one of each; got {given}"
             )
-        found[kind] = extra
-    shapes = {tuple(t.shape) for t in found.values()}
-    if len(shapes) > 1:
-        mask, weights = tuple(found["mask"].shape), tuple(found["weights"].shape)
+        factors[name] = extra
+    weights = factors.get("weights")
+    mask = factors.get("mask")
+    if weights is None or mask is None:
+        return mask if weights is None else weights
+    if weights.shape != mask.shape:
         raise ShapeError(
-            f"the mask has shape {mask}, the weights have {weights}; give both the shape of the "
-            "loss"
+            f"the mask has shape {tuple(mask.shape)}, the weights have {tuple(weights.shape)}; "
+            "give both the shape of the loss"
         )
-    if "weights" not in found:
-        return found.get("mask")
-    return torch.where(found["mask"], found["weights"], 0) if "mask" in found else found["weights"]
+    return torch.where(mask, weights, 0)  # not a product: a weight that is masked may be NaN
 
 
-def weights_differ(weight: Any) -> bool:
+def _factor_name(extra: object) -> str | None:
+    """Return what a label after the first is, None if it is neither a mask nor weights."""
+    dtype = getattr(extra, "dtype", None)
+    if dtype is torch.bool:
+        return "mask"
+    if dtype is not None and dtype.is_floating_point:
+        return "weights"
+    return None
+
+
+def _type_name(value: object) -> str:
+    return str(getattr(value, "dtype", None) or type(value).__name__)
+
+
+def weights_differ(weight: object) -> bool:
     """Return whether a tensor of weights has different values."""
-    return (
-        isinstance(weight, Tensor)
-        and weight.numel() > 1
-        and bool((weight != weight.reshape(-1)[0]).any())
-    )
+    if not isinstance(weight, Tensor) or weight.numel() < 2:
+        return False
+    return bool((weight != weight.reshape(-1)[0]).any())
 
 
-def takes_weights(measure: Any) -> bool:
+def takes_weights(measure: Callable[..., Any] | None) -> bool:
     """Return whether a measure has an argument ``weights``."""
+    if measure is None:
+        return False
     try:
         return "weights" in inspect.signature(measure).parameters
     except (TypeError, ValueError):  # built-in
         return False
 
 
-def update_metric(metric: Any, prediction: Any, target: Any, weight: Tensor | None) -> None:
+def update_metric(metric: Any, prediction: object, target: object, weight: Tensor | None) -> None:
     """Add a batch to a metric of any kind, with the weights of its elements if it takes them."""
     name = _weight_argument(metric)
     if weight is None or name is None:
@@ -84,7 +91,7 @@ def require_weighable(metrics: Iterable[Any], weight: Tensor | None) -> None:
     if weight is None or not weights_differ(weight):
         return
     for metric in metrics:
-        if _weight_argument(metric) is None:
+        if _weight_argument(metric) is None:  # it would count what has no weight
             name = getattr(metric, "name", None) or type(metric).__name__
             raise DataError(
                 f"the batch has weights, but update(prediction, target) of metric {name!r} takes "
@@ -98,6 +105,5 @@ def _weight_argument(metric: Any) -> str | None:
         parameters = inspect.signature(metric.update).parameters
     except (TypeError, ValueError):  # built-in
         return None
-    return next(
-        (name for name in ("weight", "weights", "sample_weight") if name in parameters), None
-    )
+    names = ("weight", "weights", "sample_weight")
+    return next((name for name in names if name in parameters), None)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import RankError
 from fluxutils_py.nn.precision import as_float32, autocast, check_precision, require_float32
+from fluxutils_py.nn.recurrent import State
 from fluxutils_py.nn.states import recurrent_layers
 from fluxutils_py.nn.vectors import dense_gradients
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
-from fluxutils_py.parallel.gradient_vector import GradientVector
+from fluxutils_py.parallel.gradient_vector import GradientVector, Totals
 from fluxutils_py.training.added_losses import collected_losses
 from fluxutils_py.training.gradients import (
     OWN_BATCHES,
@@ -32,147 +33,33 @@ from fluxutils_py.training.step_info import BatchLoss, PendingLoss, StepInfo, su
 
 __all__ = ["BatchLoss", "GradientStep"]
 
+# A loss or a norm: a number that was read, or a tensor on the device if reading is deferred.
+Number = float | Tensor
 
-class WaitingGradients:
-    """The sum of the gradients since the last update, which ranks sum once per update and not in
-    every batch.
 
-    Parameters
-    ----------
-    vector : GradientVector
-        Holds the gradient of a batch before :meth:`add`, and the mean of all of them after
-        :meth:`take_mean`.
+class LocalLoss(NamedTuple):
+    """What this rank computed of a batch.
 
     Attributes
     ----------
-    n : int
-        Number of batches that wait; the same on all ranks.
+    value : Number
+        The loss, checked to be finite.
+    part : BatchLoss
+        Has no data if this rank has nothing to learn from.
+    digest : int
+        Digest of the whole batch, if all ranks must have the same one.
     """
 
-    def __init__(self, vector: GradientVector) -> None:
-        self.n, self._n_live = 0, 0.0
-        self._vector = vector
-        self._sum = torch.zeros_like(vector.values)  # of this rank
-        self._layouts = [0] * len(vector.params)
-
-    def add(self, n_live: float, factor: float | None) -> None:
-        """Add this rank's gradient times a factor, None if it has no gradient; ``n_live`` is the
-        data of all ranks.
-        """
-        if not self.n:
-            self._sum.zero_()
-            self._layouts = [0] * len(self._layouts)
-        if factor is not None:
-            self._sum.add_(self._vector.values, alpha=factor)
-            self._layouts = list(map(max, self._layouts, self._vector.own_layouts()))
-        self.n += 1
-        self._n_live += n_live
-
-    def take_mean(self) -> Sequence[int]:
-        """Write the mean over batches and ranks into the vector, and forget the sum; return the
-        layouts.
-        """
-        torch.div(self._sum, self._n_live, out=self._vector.values)
-        self.clear()
-        if self._vector.ranks.is_single:
-            return self._layouts
-        self._vector.sum_up(self._layouts)
-        return self._vector.layouts()
-
-    def clear(self) -> None:
-        """Forget the sum."""
-        self.n, self._n_live = 0, 0.0
-
-    def state_dict(self) -> Any:
-        """Return this rank's sum as plain data; None if nothing waits."""
-        return (self.n, self._n_live, self._sum, self._layouts) if self.n else None
-
-    def load_state_dict(self, state: Any) -> None:
-        """Restore the state that :meth:`state_dict` returned."""
-        self.clear()
-        if state is not None:
-            self.n, self._n_live, total, layouts = state
-            self._sum.copy_(total)
-            self._layouts = list(layouts)
-
-    @staticmethod
-    def reshard(states: Sequence[Any], rank: int) -> Any:
-        """Return the state for a rank among another number of ranks, from those of all ranks: rank
-        0 gets the sum.
-        """
-        if states[0] is None:
-            return None
-        n, n_live, first, _ = states[0]
-        if rank:
-            return n, n_live, torch.zeros_like(first), [0] * len(states[0][3])
-        layouts = [max(of_one) for of_one in zip(*(layouts for *_, layouts in states), strict=True)]
-        return n, n_live, sum((total for _, _, total, _ in states[1:]), first), layouts
+    value: Number = 0.0
+    part: BatchLoss = BatchLoss(None, 0)
+    digest: int = 0
 
 
-START, GROWTH_INTERVAL, MOST_SKIPPED = 2.0**16, 2000, 40
+class WholeLoss(NamedTuple):
+    """Loss of the whole batch, and the amount of data that it covers."""
 
-
-class LossScale:
-    """Factor for losses in float16, which adapts to the gradients.
-
-    It follows torch's ``GradScaler``, but uses the gradient vector that all ranks share: an update
-    with an infinite or NaN gradient halves the scale, 2000 others in a row double it. No value is
-    read back from the GPU. Source: Micikevicius et al. (2018), Mixed precision training,
-    arXiv:1710.03740.
-
-    Attributes
-    ----------
-    value : Tensor
-        The scale, a scalar.
-    skip : Tensor
-        Whether the last gradient was not finite.
-    n_skipped : Tensor
-        Number of updates in a row whose gradient was not finite.
-    """
-
-    def __init__(self, device: torch.device, earlier: LossScale | None = None) -> None:
-        self.value = torch.tensor(START, device=device)
-        self.skip = torch.zeros((), dtype=torch.bool, device=device)
-        self.n_skipped, self._n_grown = (
-            torch.zeros((), dtype=torch.int64, device=device) for _ in range(2)
-        )
-        if earlier is not None:
-            self.load_state_dict(earlier.state_dict())
-
-    def unscale_(self, gradient: Tensor) -> None:
-        """Divide the gradient of an update by the scale, or set it to zero if it is not finite;
-        adapt the scale.
-        """
-        gradient.div_(self.value)
-        self.skip = ~torch.linalg.vector_norm(gradient).isfinite()
-        gradient.masked_fill_(self.skip, 0)
-        self.n_skipped = torch.where(self.skip, self.n_skipped + 1, 0)
-        self._n_grown = torch.where(self.skip, 0, self._n_grown + 1)
-        grown = self._n_grown == GROWTH_INTERVAL
-        self._n_grown.masked_fill_(grown, 0)
-        self.value = torch.where(
-            self.skip, self.value / 2, torch.where(grown, self.value * 2, self.value)
-        )
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return scale and counts."""
-        return {"value": self.value, "n_skipped": self.n_skipped, "n_grown": self._n_grown}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        device = self.value.device
-        self.value, self.n_skipped = state["value"].to(device), state["n_skipped"].to(device)
-        self._n_grown = state["n_grown"].to(device, copy=True)
-
-
-def require_progress(n_skipped: float) -> None:
-    """Raise FloatingPointError if too many updates in a row were skipped."""
-    if n_skipped >= MOST_SKIPPED:
-        raise FloatingPointError(
-            f"the gradient in float16 was infinite or NaN in {int(n_skipped)} updates in a row, "
-            "however small the scale of the loss: train with precision='bfloat16', which has the "
-            "range of float32"
-        )
+    value: Number | None
+    n_live: float
 
 
 class GradientStep:
@@ -180,14 +67,14 @@ class GradientStep:
 
     The order within a step: forward, check that the loss is finite, backward, sum over ranks, check
     that the gradient is finite, clip, optimizer. With ``accumulate > 1`` the optimizer steps after
-    every ``accumulate`` batches and at
-    :meth:`flush`, on the mean of their gradients weighted by ``n_live``.
+    every ``accumulate`` batches and at :meth:`flush`, on the mean of their gradients weighted by
+    ``n_live``.
+
+    A subclass gives :meth:`compute_loss`, and where it knows more than the defaults
+    :meth:`compute_again`, :meth:`shard`, :meth:`describe` and :meth:`observe`.
 
     Parameters
     ----------
-    compute : callable
-        ``compute(batch)`` returns a :class:`BatchLoss`, or None if there is nothing to learn from
-        the batch.
     optimizer : torch.optim.Optimizer or None
         None: compute and observe gradients without updating.
     model : nn.Module, optional
@@ -199,21 +86,18 @@ class GradientStep:
         Ranks that train together. ``"auto"``: all ranks of the launcher (``mpirun``, ``srun``,
         ``torchrun``).
     batches : {"same", "per_rank"}
-        Batches of several ranks. ``"same"``: all get the same batches, and each takes its part of
-        the observations. ``"per_rank"``: each has separate batches, possibly of unequal number,
-        which together form the batch of a step.
-    shard : callable, optional
-        ``shard(batch, rank, size)`` returns a rank's share of a batch, None if it is empty. By
-        default it cuts all arrays of the batch along their first axis.
+        Batches of several ranks. ``"same"``: all get the same batches, and each computes its
+        :meth:`shard` of the observations. ``"per_rank"``: each has separate batches, possibly of
+        unequal number, which together form the batch of a step.
     clip : float, optional
         Largest norm of the gradient of all parameters together; larger gradients are scaled down to
         it.
     accumulate : int
         Number of batches per optimizer step.
     precision : {"float32", "bfloat16", "float16"}
-        Type of the products in ``compute``, by torch's autocast; parameters, gradients and losses
-        stay float32. Float16 losses are scaled, see ``LossScale``; an update that overflows is
-        skipped, and 40 in a row are an error.
+        Type of the products in :meth:`compute_loss`, by torch's autocast; parameters, gradients and
+        losses stay float32. Float16 losses are scaled, see ``LossScale``; an update that overflows
+        is skipped, and 40 in a row are an error.
     reduction : {"mean", "sum"}
         How to combine the losses of ranks: mean by their weights, or sum.
     n_numbers : int
@@ -226,15 +110,6 @@ class GradientStep:
         Whether to read losses one step late, so that a GPU need not wait for Python. What is not
         finite then raises one step later; the optimizer, a fused one of torch, changes nothing.
         None: on a GPU, in a single process.
-    describe : callable, optional
-        ``describe(batch)`` returns the place of a batch in the data for error messages, such as ``"
-        at step 3"``.
-    run_again : callable, optional
-        ``run_again(batch)`` calls the model as ``compute`` does, in this thread; by default
-        ``compute`` itself. A step that fails calls it once, without gradients, to name the module
-        that first gave a number that is not finite.
-    observe : callable, optional
-        Called with the gradient vector of each update, before clipping.
 
     Attributes
     ----------
@@ -261,14 +136,12 @@ class GradientStep:
 
     def __init__(
         self,
-        compute: Callable[[Any], BatchLoss | None],
         optimizer: torch.optim.Optimizer | None,
         model: nn.Module | None = None,
         params: Iterable[Tensor] | None = None,
         *,
-        comm: Any = "auto",
+        comm: object = "auto",
         batches: str = "same",
-        shard: Callable[[Any, int, int], Any] = shard,
         clip: float | None = None,
         accumulate: int = 1,
         precision: str = "float32",
@@ -276,36 +149,24 @@ class GradientStep:
         n_numbers: int = 0,
         stateful: bool = False,
         defer: bool | None = None,
-        describe: Callable[[Any], str] | None = None,
-        run_again: Callable[[Any], Any] | None = None,
-        observe: Callable[[Tensor], Any] | None = None,
     ) -> None:
         if batches not in ("same", "per_rank"):
             raise ValueError(f"batches must be 'same' or 'per_rank', got {batches!r}")
         check_precision(precision)
+        self.optimizer = optimizer
+        self.model = model
         if params is None:
-            params = (
-                [p for group in optimizer.param_groups for p in group["params"]]
-                if optimizer
-                else []
-            )
-        self.optimizer, self.model = optimizer, model
+            params = _trained_by(optimizer)
         self.params: list[Any] = list(params)
         self.ranks = RankGroup.from_comm(comm, "training")
-        self.clip, self.accumulate, self.reduction, self.stateful = (
-            clip,
-            accumulate,
-            reduction,
-            stateful,
-        )
-        self.n_updates, self.numbers = 0, [0.0] * n_numbers
-        self._in_float32, self._describe, self._observe = compute, describe, observe
-        self._run_again = compute if run_again is None else run_again
-        self._begun_with: list[Any] | None = (
-            None  # states of the recurrent layers at the start of the step
-        )
-        self._shard = shard if batches == "same" else None
-        self._are_compared = False  # the settings, between ranks
+        self.shares_batches = batches == "same"  # whether all ranks need the same batches
+        self.clip = clip
+        self.accumulate = accumulate
+        self.precision = precision
+        self.reduction = reduction
+        self.stateful = stateful
+        self.n_updates = 0
+        self.numbers = [0.0] * n_numbers
         self._settings = {
             "batches": batches,
             "clip": clip,
@@ -314,8 +175,10 @@ class GradientStep:
             "reduction": reduction,
             "stateful": stateful,
         }
+        self._settings_compared = False  # between ranks
         self._layers = [] if model is None else recurrent_layers(model)
-        self._defer, self.precision = defer, precision
+        self._begun_with: list[State | None] | None = None  # the layers' states before the step
+        self._defer = defer
         self._scale: LossScale | None = None
         require_float32(self.params, precision)
         self.bind()
@@ -325,26 +188,47 @@ class GradientStep:
         device.
         """
         self.vector = GradientVector(self.params, self.ranks, len(self.numbers))
-        values, self._synchronized = self.vector.values, self.ranks.is_single
+        values = self.vector.values
+        self._synchronized = self.ranks.is_single
         defer = values.is_cuda if self._defer is None else self._defer
         self.defer = defer and self.ranks.is_single and supports_found_inf(self.optimizer)
-        self._failed = torch.zeros(
-            (), dtype=torch.bool, device=values.device
-        )  # deferred: whether a step has failed
+        # Deferred: whether a step has failed whose loss nobody has read yet.
+        self._failed = torch.zeros((), dtype=torch.bool, device=values.device)
         self.autocast = autocast(self.precision, values.device)
-        self._compute = (
-            self._in_float32 if self.precision == "float32" else self.autocast(self._in_float32)
-        )
-        scaled = self.precision == "float16" and self.optimizer is not None
-        self._scale = LossScale(values.device, self._scale) if scaled else None
+        in_float32 = self.precision == "float32"
+        self._compute = self.compute_loss if in_float32 else self.autocast(self.compute_loss)
+        is_scaled = self.precision == "float16" and self.optimizer is not None
+        self._scale = LossScale(values.device, self._scale) if is_scaled else None
         self._waiting = WaitingGradients(self.vector) if self.accumulate > 1 else None
 
-    @property
-    def shares_batches(self) -> bool:
-        """Whether all ranks need the same batches, and so equally many."""
-        return self._shard is not None
+    # -- what a subclass gives ---------------------------------------------------------------------
 
-    # -- one batch -----------------------------------------------------------------------------------
+    def compute_loss(self, batch: Any) -> BatchLoss | None:
+        """Return the loss of a batch, or None if there is nothing to learn from it."""
+        raise NotImplementedError
+
+    def compute_again(self, batch: Any) -> None:
+        """Call the model as :meth:`compute_loss` does, in this thread.
+
+        A step that fails calls it once, without gradients, to name the module that first gave a
+        number that is not finite.
+        """
+        self.compute_loss(batch)
+
+    def shard(self, batch: Any, rank: int, size: int) -> Any:
+        """Return a rank's share of a batch, None if it is empty; by default a slice along the first
+        axis of all arrays.
+        """
+        return shard(batch, rank, size)
+
+    def describe(self, batch: Any) -> str:
+        """Return the place of a batch in the data for error messages, such as ``" at step 3"``."""
+        return ""
+
+    def observe(self, gradient: Tensor) -> None:
+        """Look at the gradient vector of an update, before clipping."""
+
+    # -- one batch ---------------------------------------------------------------------------------
 
     def __call__(self, batch: Any) -> StepInfo | None:
         """Train on one batch; pass None on a rank that has no more batches.
@@ -360,9 +244,9 @@ class GradientStep:
         self._begun_with = [layer.state for layer in self._layers]
         try:
             if self.ranks.is_single:
-                return self._accumulate_or_update(batch, self._local_gradient(batch))
+                return self._accumulate_or_update(batch, self._loss_of_single_process(batch))
             with self.ranks.step(lambda: self(None)):
-                return self._accumulate_or_update(batch, self._gradient_over_ranks(batch))
+                return self._accumulate_or_update(batch, self._loss_over_ranks(batch))
         finally:
             self._begun_with = None
             self._clear_gradients()
@@ -377,9 +261,10 @@ class GradientStep:
             return
         self.ranks.allgather()  # the sum of waiting gradients over ranks is outside of a step
         if self._waiting.n:
-            before, norm = self.n_updates, self._update_parameters(None)
-            if self.defer:
-                float(self._pending_loss(torch.zeros_like(norm), norm, None, before))
+            n_updates = self.n_updates
+            norm = self._update_parameters(None)
+            if isinstance(norm, Tensor):  # deferred
+                float(self._pending_loss(torch.zeros_like(norm), norm, None, n_updates))
             self._clear_gradients()
 
     def finish_epoch(self) -> None:
@@ -397,177 +282,197 @@ class GradientStep:
         self._failed.zero_()
         self._clear_gradients()
 
-    def _accumulate_or_update(
-        self, batch: Any, result: tuple[Any, float] | None
-    ) -> StepInfo | None:
-        """Accumulate the gradient of the whole batch, and update the parameters when it is time to."""
-        if result is None:
+    def _accumulate_or_update(self, batch: object, whole: WholeLoss | None) -> StepInfo | None:
+        """Accumulate the gradient of the whole batch; update the parameters when it is time to."""
+        if whole is None:
             return None
-        loss, n_live = result
-        if not n_live:
+        loss = whole.value
+        if loss is None or not whole.n_live:
             return StepInfo(None, 0)
-        before: int = self.n_updates
-        norm: Any = loss
+        n_updates = self.n_updates
+        norm = loss
+        # Several ranks have added theirs already: they need the sums that came with the loss.
         if self._waiting is not None and self.ranks.is_single:
-            norm = self._gradient_norm(batch) if self._scale is None else loss
-            self._waiting.add(n_live, n_live)
+            if self._scale is None:
+                norm = self._gradient_norm(batch)
+            self._waiting.add(whole.n_live, whole.n_live)
         if self._waiting is None or self._waiting.n == self.accumulate:
             norm = self._update_parameters(batch)
-        return StepInfo(
-            self._pending_loss(loss, norm, batch, before) if self.defer else loss, n_live
-        )
+        if isinstance(loss, Tensor) and isinstance(norm, Tensor):
+            return StepInfo(self._pending_loss(loss, norm, batch, n_updates), whole.n_live)
+        return StepInfo(loss, whole.n_live)
 
-    def _local_gradient(self, batch: Any) -> tuple[Any, float] | None:
-        """Return the loss and the amount of data; write the gradient into the vector."""
+    def _loss_of_single_process(self, batch: object) -> WholeLoss | None:
+        """Return the loss of a batch; write the gradient into the vector."""
         if batch is None:
             return None
-        loss, part = self._run_backward(batch)
-        if part is None:
-            return None, 0
+        local = self._run_backward(batch)
+        if local is None:
+            return WholeLoss(None, 0)
         self.vector.pack()
-        self.numbers = list(part.numbers)
-        return loss, part.n_live
+        self.numbers = list(local.part.numbers)
+        return WholeLoss(local.value, local.part.n_live)
 
-    def _gradient_over_ranks(self, batch: Any) -> tuple[Any, float] | None:
-        """Do what ``_local_gradient`` does over all ranks. Every rank calls it, even if it failed
-        or has no batch.
+    def _loss_over_ranks(self, batch: object) -> WholeLoss | None:
+        """Return the loss of a batch over all ranks; add up their gradients.
+
+        Every rank calls it, even if it failed or has no batch.
         """
-        ranks, vector = self.ranks, self.vector
-        if not self._are_compared:  # what differs may make ranks wait for different sums
-            self._are_compared = True
-            ranks.require_equal({**self._settings, **_describe_optimizer(self.optimizer)})
-        if not self._synchronized:
-            self._synchronize_parameters()
-        code, loss, part = (
-            None if ranks.is_leaving else ranks.guard(self._loss_of_own_part, batch)
-        ) or (0, 0.0, None)
-        part = part or BatchLoss(None, 0)
-        weight = part.n_live if part.weight is None else part.weight
-        at_once = self._waiting is None
-        totals = vector.reduce(
-            weight,
-            loss,
+        ranks = self.ranks
+        self._agree_with_ranks()
+        local = None if ranks.is_leaving else ranks.guard(self._loss_of_own_part, batch)
+        if local is None:  # this rank takes part without data
+            local = LocalLoss()
+        part = local.part
+        # One collective for everything: its latency dominates in small models.
+        totals = self.vector.reduce(
+            part.weight_in_mean,
+            float(local.value),
             part.n_live,
             part.numbers,
             has_batch=batch is not None,
-            digest=code,
-            with_vector=at_once,
+            digest=local.digest,
+            with_vector=self._waiting is None,
         )
         if ranks.stopped or not totals.n_batches:
             return None
-        if self._shard is not None and not totals.same_batches:
-            ranks.raise_on_all(
-                RankError(
-                    "ranks were given different batches, or unequally many: give every rank the "
-                    "same ones (seed alike what draws or shuffles them), of which each takes its "
-                    "share; or set batches='per_rank', if each rank has batches of its own"
-                )
-            )
+        if self.shares_batches and not totals.same_batches:
+            ranks.raise_on_all(_different_batches())
         divisor = 1.0 if self.reduction == "sum" else totals.weight or 1.0
+        self._keep_sum_of_ranks(batch, part, totals, divisor)
+        self.numbers = [number / (totals.n_live or 1.0) for number in totals.numbers]
+        return WholeLoss(totals.loss / divisor, totals.n_live)
+
+    def _agree_with_ranks(self) -> None:
+        """Compare settings and copy parameters, once."""
+        if not self._settings_compared:  # what differs may make ranks wait for different sums
+            self._settings_compared = True
+            of_optimizer = _describe_optimizer(self.optimizer)
+            self.ranks.require_equal({**self._settings, **of_optimizer})
+        if not self._synchronized:
+            self._synchronize_parameters()
+
+    def _keep_sum_of_ranks(
+        self, batch: object, part: BatchLoss, totals: Totals, divisor: float
+    ) -> None:
+        """Turn the summed gradient into a mean, or let this rank's part of it wait."""
         if self._waiting is None:
-            vector.values.div_(divisor)
+            self.vector.values.div_(divisor)
         elif totals.bad_norm and self._scale is None:
             self._raise_not_finite("gradient norm", totals.bad_norm, batch)
         elif totals.n_live:
-            self._waiting.add(
-                totals.n_live, totals.n_live * weight / divisor if part.n_live else None
-            )
-        self.numbers = [number / (totals.n_live or 1.0) for number in totals.numbers]
-        return totals.loss / divisor, totals.n_live
+            factor = totals.n_live * part.weight_in_mean / divisor if part.n_live else None
+            self._waiting.add(totals.n_live, factor)
 
-    def _loss_of_own_part(self, batch: Any) -> tuple[int, float, BatchLoss | None]:
-        """Return the digest of the batch, and the result of :meth:`_run_backward` for this rank's
-        part of it.
-        """
-        if batch is None or self._shard is None:
-            return 0, *((0.0, None) if batch is None else self._run_backward(batch))
-        part = self._shard(batch, self.ranks.rank, self.ranks.size)
-        return digest(batch), *((0.0, None) if part is None else self._run_backward(part))
+    def _loss_of_own_part(self, batch: object) -> LocalLoss | None:
+        """Return the loss of this rank's part of a batch, with the digest of the batch."""
+        if batch is None:
+            return None
+        if not self.shares_batches:
+            return self._run_backward(batch)
+        part = self.shard(batch, self.ranks.rank, self.ranks.size)
+        code = digest(batch)  # before the loss runs, which may change the batch in place
+        local = None if part is None else self._run_backward(part)
+        if local is None:
+            return LocalLoss(digest=code)
+        return LocalLoss(local.value, local.part, code)
 
-    def _run_backward(self, batch: Any) -> tuple[Any, BatchLoss | None]:
-        """Compute the parameters' gradients; return the loss, as :meth:`_read_number` does, and the
-        BatchLoss.
-        """
-        if self.ranks.is_single or self.model is not None or self._shard is None:
+    def _run_backward(self, batch: object) -> LocalLoss | None:
+        """Compute the parameters' gradients; return the loss, None if there is nothing to learn."""
+        if self.ranks.is_single or self.model is not None or not self.shares_batches:
             part = self._compute(batch)
         else:
             part = call_without_batch_norm(self._compute, batch, "ranks", OWN_BATCHES)
         if part is None:
-            return 0.0, None
+            return None
         if part.gradients is not None:
-            loss = self._read_number("loss", part.loss, batch)
+            value = self._read_number("loss", part.loss, batch)
             for p, g in zip(self.params, part.gradients, strict=True):
                 p.grad = laid_out_like(p, g)
-            return loss, part
+            return LocalLoss(value, part)
         loss = as_float32(as_scalar(part.loss))
         value = self._read_number("loss", loss.detach(), batch)
         require_gradient(loss)
         self.scaled(loss).backward()
-        return value, part
+        return LocalLoss(value, part)
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Return a loss as it is to be differentiated: in float16 times the ``LossScale``."""
         return loss if self._scale is None else loss * self._scale.value
 
-    # -- the update ----------------------------------------------------------------------------------
+    # -- the update --------------------------------------------------------------------------------
 
-    def _update_parameters(self, batch: Any) -> Any:
+    def _update_parameters(self, batch: object) -> Number:
         """Update with the gradient in the vector, or the mean of waiting gradients; return its
         norm.
         """
-        layouts = (
-            self._waiting.take_mean() if self._waiting is not None and self._waiting.n else None
-        )
+        layouts = None
+        if self._waiting is not None and self._waiting.n:
+            layouts = self._waiting.take_mean()
         if self._scale is not None:
             self._scale.unscale_(self.vector.values)
         norm = self._gradient_norm(batch)
-        if self._observe is not None:
-            self._observe(self.vector.values)
+        self.observe(self.vector.values)
         if self.optimizer is not None:
-            self.ranks.guard(self._apply, norm, layouts)
+            self.ranks.guard(self._apply, self.optimizer, norm, layouts)
         return norm
 
-    def _gradient_norm(self, batch: Any) -> Any:
-        return self._read_number(
-            "gradient norm", torch.linalg.vector_norm(self.vector.values), batch
-        )
+    def _gradient_norm(self, batch: object) -> Number:
+        norm = torch.linalg.vector_norm(self.vector.values)
+        return self._read_number("gradient norm", norm, batch)
 
-    def _apply(self, norm: Any, layouts: Sequence[int] | None) -> None:
-        optimizer: Any = self.optimizer
+    def _apply(
+        self,
+        optimizer: torch.optim.Optimizer,
+        norm: Number,
+        layouts: Sequence[int] | None,
+    ) -> None:
+        """Clip the gradient and step the optimizer."""
         if layouts is not None:
             self.vector.assign(layouts)
         elif self._scale is not None or not self.ranks.is_single:
+            # Else the parameters still hold the gradients that the vector was filled from.
             self.vector.assign(self.vector.layouts())
-        if self.clip is not None and (self.defer or norm > self.clip):
-            factor = (
-                (self.clip / (norm.double() + 1e-6)).clamp(max=1)
-                if self.defer
-                else self.clip / (norm + 1e-6)
-            )
-            for p in self.params:
-                if p.grad is not None:
-                    p.grad.mul_(factor)
-        if self.defer:  # as torch's GradScaler does: a fused optimizer then changes nothing
-            skip = self._failed if self._scale is None else self._failed | self._scale.skip
-            optimizer.found_inf = skip.float()
-            try:
-                optimizer.step()
-            finally:
-                del optimizer.found_inf
+        if self.clip is not None:
+            self._clip_gradients(self.clip, norm)
+        if self.defer:
+            self._step_unless_failed(optimizer)
         elif self._scale is None or not self._scale.skip:
             optimizer.step()
         else:
             require_progress(float(self._scale.n_skipped))
-            optimizer._opt_called = True  # else schedulers of torch warn that they came first
+            note_optimizer_call(optimizer)
         self.n_updates += 1
+
+    def _clip_gradients(self, clip: float, norm: Number) -> None:
+        if isinstance(norm, Tensor):  # deferred: whether it is too large is not known here
+            factor: Number = (clip / (norm.double() + 1e-6)).clamp(max=1)
+        elif norm > clip:
+            factor = clip / (norm + 1e-6)
+        else:
+            return
+        for p in self.params:
+            if p.grad is not None:
+                p.grad.mul_(factor)
+
+    def _step_unless_failed(self, optimizer: Any) -> None:
+        """Step a fused optimizer as GradScaler does: it does nothing if ``found_inf`` is set."""
+        skip = self._failed
+        if self._scale is not None:
+            skip = skip | self._scale.skip
+        optimizer.found_inf = skip.float()
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.found_inf
 
     def _clear_gradients(self) -> None:
         for p in self.params:  # ten times faster than optimizer.zero_grad()
             p.grad = None
 
-    # -- reading numbers -----------------------------------------------------------------------------
+    # -- reading numbers ---------------------------------------------------------------------------
 
-    def _read_number(self, what: str, value: Any, batch: Any) -> Any:
+    def _read_number(self, name: str, value: Any, batch: object) -> Number:
         """Return a loss or norm as a number, which must be finite; deferred, as the tensor, and
         note whether it is.
         """
@@ -576,69 +481,75 @@ class GradientStep:
             return value
         number = float(value)
         if not math.isfinite(number):
-            self._raise_not_finite(what, number, batch)
+            self._raise_not_finite(name, number, batch)
         return number
 
-    def _pending_loss(self, loss: Tensor, norm: Tensor, batch: Any, n_updates: int) -> PendingLoss:
+    def _pending_loss(
+        self, loss: Tensor, norm: Tensor, batch: object, n_updates: int
+    ) -> PendingLoss:
         """Return the loss of a step that began after ``n_updates``, which raises when it is read if
         the step failed.
         """
 
         def check(loss: float, norm: float, n_skipped: float = 0.0) -> None:
             require_progress(n_skipped)
-            for what, number in (("loss", loss), ("gradient norm", norm)):
+            for name, number in (("loss", loss), ("gradient norm", norm)):
                 if not math.isfinite(number):
                     self.n_updates = n_updates  # later steps changed nothing either
-                    self._raise_not_finite(what, number, batch)
+                    self._raise_not_finite(name, number, batch)
 
-        return PendingLoss(
-            (loss, norm) if self._scale is None else (loss, norm, self._scale.n_skipped), check
-        )
+        if self._scale is None:
+            return PendingLoss((loss, norm), check)
+        return PendingLoss((loss, norm, self._scale.n_skipped), check)
 
-    # -- errors --------------------------------------------------------------------------------------
+    # -- errors ------------------------------------------------------------------------------------
 
-    def _raise_not_finite(self, what: str, number: float, batch: Any) -> NoReturn:
-        if what == "loss" or self.ranks.is_single:
-            place = "" if batch is None or self._describe is None else self._describe(batch)
-            raise not_finite(what, number, place + self._find_source(what, batch))
-        is_bad = not all(g.isfinite().all() for g in dense_gradients(self.params))
-        answers = self.ranks.allgather((is_bad, self._find_source(what, None) if is_bad else ""))
-        bad = [of_rank for of_rank, _ in answers]
-        where = (
-            describe_by_rank(bad).partition("True on ")[2].partition(",")[0]
-            if any(bad)
-            else "no rank by itself"
-        )
-        source = next((text for _, text in answers if text), "")
-        self.ranks.raise_on_all(not_finite(f"{what} on {where}", number, source))
+    def _raise_not_finite(self, name: str, number: float, batch: object) -> NoReturn:
+        if name == "loss" or self.ranks.is_single:
+            place = "" if batch is None else self.describe(batch)
+            raise not_finite(name, number, place + self._find_source(name, batch))
+        gradients = dense_gradients(self.params)
+        is_bad = not all(g.isfinite().all() for g in gradients)
+        source = self._find_source(name, None) if is_bad else ""
+        answers = self.ranks.allgather((is_bad, source))
+        bad_by_rank, sources = zip(*answers, strict=True)
+        where = "no rank by itself"  # finite gradients may still have an infinite sum
+        if any(bad_by_rank):
+            text = describe_by_rank(list(bad_by_rank))  # "False on ..., True on rank 1, ..."
+            where = text.partition("True on ")[2].partition(",")[0]
+        source = next((text for text in sources if text), "")
+        self.ranks.raise_on_all(not_finite(f"{name} on {where}", number, source))
 
-    def _find_source(self, what: str, batch: Any) -> str:
+    def _find_source(self, name: str, batch: object) -> str:
         """Return the module or the parameter where a number first was not finite, as the end of a
         clause.
         """
         if self.model is None:
             return ""
 
-        def run(batch: Any) -> None:
+        def run(batch: object) -> None:
             with collected_losses(), self.autocast:
-                self._run_again(batch)
+                self.compute_again(batch)
 
-        # what is read one step late meets the states of the next step
-        states = [None] * len(self._layers) if self._begun_with is None else self._begun_with
-        found = "" if batch is None else find_nonfinite(self.model, batch, run, states)
-        if found or what == "loss" or self.defer:  # gradients are by then those of the next step
-            return found
+        # A loss that is read one step late meets the states of the next step: start from zero.
+        states = self._begun_with
+        if states is None:
+            states = [None] * len(self._layers)
+        source = "" if batch is None else find_nonfinite(self.model, batch, run, states)
+        if source or name == "loss" or self.defer:  # gradients are by then those of the next step
+            return source
         return find_nonfinite_gradient(self.model)
 
-    # -- ranks, and resuming in another process ------------------------------------------------------
+    # -- ranks, and resuming in another process ----------------------------------------------------
 
     def _synchronize_parameters(self) -> None:
         """Copy the parameters and buffers of rank 0 to all ranks."""
         self._synchronized = True
         named = {f"parameter {i}": p for i, p in enumerate(self.params)}
         if self.model is not None:
-            named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-            if self._shard is not None:
+            named = dict(self.model.named_parameters())
+            named |= dict(self.model.named_buffers())
+            if self.shares_batches:
                 self.ranks.guard(require_no_batch_norm, self.model, "ranks", OWN_BATCHES)
         self.ranks.broadcast_parameters({name: t.detach() for name, t in named.items()})
 
@@ -648,16 +559,15 @@ class GradientStep:
         return {
             "n_updates": self.n_updates,
             "waiting": waiting,
-            "scale": self._scale and self._scale.state_dict(),
+            "scale": None if self._scale is None else self._scale.state_dict(),
         }
 
     def reshard_state_dict(
         self, states: Sequence[Mapping[str, Any]], rank: int, size: int
     ) -> Mapping[str, Any]:
-        return {
-            **states[0],
-            "waiting": WaitingGradients.reshard([state["waiting"] for state in states], rank),
-        }
+        """Return the state for one of ``size`` ranks, from those of the ranks that saved them."""
+        waiting = WaitingGradients.reshard([state["waiting"] for state in states], rank)
+        return {**states[0], "waiting": waiting}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
@@ -669,6 +579,13 @@ class GradientStep:
             self._waiting.load_state_dict(state["waiting"])
 
 
+def _trained_by(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
+    """Return the parameters of an optimizer."""
+    if optimizer is None:
+        return []
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def _describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """Describe what makes the updates of ranks, which would drift apart if it differed."""
     if optimizer is None:
@@ -677,9 +594,184 @@ def _describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, An
     return {"the optimizer": type(optimizer).__name__, "the learning rates": rates}
 
 
-def not_finite(what: str, value: float, where: str = "") -> FloatingPointError:
+def not_finite(name: str, value: float, where: str = "") -> FloatingPointError:
     """Return the error for a loss or gradient that is NaN or infinite."""
     return FloatingPointError(
-        f"{what} is {value}{where}; the parameters are as before this step. Lower the learning "
+        f"{name} is {value}{where}; the parameters are as before this step. Lower the learning "
         "rate, set clip, or look for extreme values in the data"
     )
+
+
+def _different_batches() -> RankError:
+    return RankError(
+        "ranks were given different batches, or unequally many: give every rank the same ones "
+        "(seed alike what draws or shuffles them), of which each computes its share; or set "
+        "batches='per_rank', if each rank has separate batches"
+    )
+
+
+def note_optimizer_call(optimizer: Any) -> None:
+    """Mark an optimizer as called, although it was not: its step was skipped, or restored.
+
+    Else the schedulers of torch warn that they were called first. Torch has no public way to tell
+    them.
+    """
+    optimizer._opt_called = True
+
+
+# -- gradients that wait for more batches ----------------------------------------------------------
+
+
+class WaitingGradients:
+    """The sum of the gradients since the last update, which ranks sum once per update and not in
+    every batch.
+
+    Parameters
+    ----------
+    vector : GradientVector
+        Holds the gradient of a batch before :meth:`add`, and the mean of all of them after
+        :meth:`take_mean`.
+
+    Attributes
+    ----------
+    n : int
+        Number of batches that wait; the same on all ranks.
+    """
+
+    def __init__(self, vector: GradientVector) -> None:
+        self.n = 0
+        self._n_live = 0.0
+        self._vector = vector
+        # The sum of this rank only: ranks sum theirs once per update, in take_mean.
+        self._sum = torch.zeros_like(vector.values)
+        self._layouts = [0] * len(vector.params)
+
+    def add(self, n_live: float, factor: float | None) -> None:
+        """Add this rank's gradient times a factor, None if it has no gradient; ``n_live`` is the
+        amount of data of all ranks.
+        """
+        if not self.n:
+            self._sum.zero_()
+            self._layouts = [0] * len(self._layouts)
+        if factor is not None:
+            self._sum.add_(self._vector.values, alpha=factor)
+            # A parameter with a gradient in any batch takes part in the update.
+            self._layouts = list(map(max, self._layouts, self._vector.own_layouts()))
+        self.n += 1
+        self._n_live += n_live
+
+    def take_mean(self) -> Sequence[int]:
+        """Write the mean over batches and ranks into the vector, and forget the sum; return the
+        layouts.
+        """
+        torch.div(self._sum, self._n_live, out=self._vector.values)
+        self.clear()
+        if self._vector.ranks.is_single:
+            return self._layouts
+        self._vector.sum_up(self._layouts)
+        return self._vector.layouts()
+
+    def clear(self) -> None:
+        """Forget the sum."""
+        self.n = 0
+        self._n_live = 0.0
+
+    def state_dict(self) -> Any:
+        """Return this rank's sum as plain data; None if nothing waits."""
+        if not self.n:
+            return None
+        return self.n, self._n_live, self._sum, self._layouts
+
+    def load_state_dict(self, state: Any) -> None:
+        """Restore the state that :meth:`state_dict` returned."""
+        self.clear()
+        if state is not None:
+            self.n, self._n_live, gradient_sum, layouts = state
+            self._sum.copy_(gradient_sum)
+            self._layouts = list(layouts)
+
+    @staticmethod
+    def reshard(states: Sequence[Any], rank: int) -> Any:
+        """Return the state for a rank among another number of ranks, from those of all ranks: rank
+        0 gets the sum.
+        """
+        if states[0] is None:
+            return None
+        # All ranks wait for the same number of batches, with the same amount of data.
+        n, n_live, first_sum, first_layouts = states[0]
+        if rank:
+            return n, n_live, torch.zeros_like(first_sum), [0] * len(first_layouts)
+        _, _, sums, layouts = zip(*states, strict=True)
+        total = sum(sums[1:], first_sum)
+        return n, n_live, total, [max(each) for each in zip(*layouts, strict=True)]
+
+
+# -- losses in float16 -----------------------------------------------------------------------------
+
+
+START = 2.0**16
+GROWTH_INTERVAL = 2000  # updates in a row with finite gradients that double the scale
+MOST_SKIPPED = 40  # so many halvings of 2**16 leave 2**-24, the smallest number in float16
+
+
+class LossScale:
+    """Factor for losses in float16, which adapts to the gradients.
+
+    It follows torch's ``GradScaler``, but uses the gradient vector that all ranks share: an update
+    with an infinite or NaN gradient halves the scale, 2000 others in a row double it. No value is
+    read back from the GPU. Source: Micikevicius et al. (2018), Mixed precision training,
+    arXiv:1710.03740.
+
+    Attributes
+    ----------
+    value : Tensor
+        The scale, a scalar.
+    skip : Tensor
+        Whether the last gradient was not finite.
+    n_skipped : Tensor
+        Number of updates in a row whose gradient was not finite.
+    """
+
+    def __init__(self, device: torch.device, earlier: LossScale | None = None) -> None:
+        self.value = torch.tensor(START, device=device)
+        self.skip = torch.zeros((), dtype=torch.bool, device=device)
+        self.n_skipped = torch.zeros((), dtype=torch.int64, device=device)
+        self._n_grown = torch.zeros((), dtype=torch.int64, device=device)
+        if earlier is not None:
+            self.load_state_dict(earlier.state_dict())
+
+    def unscale_(self, gradient: Tensor) -> None:
+        """Divide the gradient of an update by the scale, or set it to zero if it is not finite;
+        adapt the scale.
+        """
+        gradient.div_(self.value)
+        self.skip = ~torch.linalg.vector_norm(gradient).isfinite()
+        gradient.masked_fill_(self.skip, 0)
+        self.n_skipped = torch.where(self.skip, self.n_skipped + 1, 0)
+        self._n_grown = torch.where(self.skip, 0, self._n_grown + 1)
+        grown = self._n_grown == GROWTH_INTERVAL
+        self._n_grown.masked_fill_(grown, 0)
+        if_finite = torch.where(grown, self.value * 2, self.value)
+        self.value = torch.where(self.skip, self.value / 2, if_finite)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return scale and counts."""
+        return {"value": self.value, "n_skipped": self.n_skipped, "n_grown": self._n_grown}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        device = self.value.device
+        self.value = state["value"].to(device)
+        self.n_skipped = state["n_skipped"].to(device)
+        # A copy: this count is changed in place, which must not reach the saved state.
+        self._n_grown = state["n_grown"].to(device, copy=True)
+
+
+def require_progress(n_skipped: float) -> None:
+    """Raise FloatingPointError if too many updates in a row were skipped."""
+    if n_skipped >= MOST_SKIPPED:
+        raise FloatingPointError(
+            f"the gradient in float16 was infinite or NaN in {int(n_skipped)} updates in a row, "
+            "however small the scale of the loss: train with precision='bfloat16', which has the "
+            "range of float32"
+        )

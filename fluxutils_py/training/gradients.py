@@ -12,10 +12,13 @@ from torch import Tensor, nn
 
 from fluxutils_py.nn.precision import as_float32, without_autocast
 from fluxutils_py.nn.recurrent import Recur
+from fluxutils_py.parallel.threads import Threads
 
+S = TypeVar("S")
 T = TypeVar("T")
 Gradients = tuple[Tensor | None, ...]
-OWN_BATCHES = "set batches='per_rank', or take nn.LayerNorm"  # the way out for ranks
+WithGradient = tuple[float, Gradients]  # a loss and its gradient
+OWN_BATCHES = "set batches='per_rank', or use nn.LayerNorm"  # the remedy for ranks
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -37,8 +40,12 @@ def tree_reduce(items: Sequence[T], op: Callable[[T, T], T]) -> T:
     """
     if len(items) == 0:
         raise ValueError("there is nothing to reduce: tree_reduce needs at least one item")
+    if len(items) == 1:
+        return items[0]
     half = len(items) // 2
-    return op(tree_reduce(items[:half], op), tree_reduce(items[half:], op)) if half else items[0]
+    first = tree_reduce(items[:half], op)
+    second = tree_reduce(items[half:], op)
+    return op(first, second)
 
 
 def addgrad(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Gradients:
@@ -46,10 +53,16 @@ def addgrad(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Gradients
 
     Source: ``addgrad!`` of PrayTools.jl, which changes its first argument.
     """
-    return tuple(g if h is None else h if g is None else g + h for g, h in zip(a, b, strict=True))
+    return tuple(_add(g, h) for g, h in zip(a, b, strict=True))
 
 
-def as_scalar(loss: Any) -> Tensor:
+def _add(g: Tensor | None, h: Tensor | None) -> Tensor | None:
+    if g is None or h is None:
+        return h if g is None else g
+    return g + h
+
+
+def as_scalar(loss: object) -> Tensor:
     """Return a loss as a tensor without axes.
 
     Raises
@@ -77,7 +90,7 @@ def require_gradient(loss: Tensor) -> None:
 
 
 def value_and_gradient(
-    loss: Any, params: Sequence[Tensor], scaled: Callable[[Tensor], Tensor] | None = None
+    loss: object, params: Sequence[Tensor], scaled: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[float, Gradients]:
     """Return a loss as a number, and its gradient with one entry per parameter, None if there is
     none.
@@ -90,11 +103,10 @@ def value_and_gradient(
     value = as_float32(as_scalar(loss))
     require_gradient(value)
     differentiated = value if scaled is None else scaled(value)
+    # Frozen parameters keep their place, as None: optimizers go by position.
+    trained = [p for p in params if p.requires_grad]
     with without_autocast(value.device):
-        found = torch.autograd.grad(
-            differentiated, [p for p in params if p.requires_grad], allow_unused=True
-        )
-    gradients = iter(found)
+        gradients = iter(torch.autograd.grad(differentiated, trained, allow_unused=True))
     return value.item(), tuple(
         laid_out_like(p, next(gradients)) if p.requires_grad else None for p in params
     )
@@ -106,27 +118,62 @@ def laid_out_like(p: Tensor, gradient: Tensor | None) -> Tensor | None:
 
     Fused optimizers go through the memory of both side by side, whatever their strides.
     """
-    if gradient is None or gradient.layout != torch.strided or gradient.stride() == p.stride():
+    if gradient is None or gradient.layout != torch.strided:
+        return gradient
+    if gradient.stride() == p.stride():
         return gradient
     return torch.empty_like(p, dtype=gradient.dtype).copy_(gradient)
 
 
-def sum_gradients(parts: Sequence[tuple[float, Gradients]]) -> tuple[float, Gradients]:
+def sum_gradients(parts: Sequence[WithGradient]) -> WithGradient:
     """Return the sum of losses and the sum of gradients, by :func:`tree_reduce`."""
-    return tree_reduce(parts, lambda a, b: (a[0] + b[0], addgrad(a[1], b[1])))
+
+    def add(a: WithGradient, b: WithGradient) -> WithGradient:
+        value_a, gradients_a = a
+        value_b, gradients_b = b
+        return value_a + value_b, addgrad(gradients_a, gradients_b)
+
+    return tree_reduce(parts, add)
+
+
+def map_in_threads(
+    compute: Callable[[S], T],
+    items: Sequence[S],
+    model: object,
+    threads: Threads,
+) -> list[T]:
+    """Compute the parts of a batch in threads that share a model, which must not change meanwhile.
+
+    Raises
+    ------
+    ValueError
+        Before a module runs that several threads would change at once, of ``model`` or any other
+        that ``compute`` calls.
+    """
+    if len(items) < 2:
+        return threads.map(compute, items, idempotent=True)
+    require_thread_safe(model)
+
+    # A loss may call other modules than those of the model, which is often not even known.
+    def watched(item: S) -> T:
+        watch()
+        return compute(item)
+
+    with watching_modules(require_thread_safe) as watch:
+        return threads.map(watched, items, idempotent=True)
 
 
 def require_thread_safe(
-    model: Any, way_out: str = "use one thread, or Estimator(n_jobs=...)"
+    model: object, remedy: str = "use one thread, or Estimator(n_jobs=...)"
 ) -> None:
     """Raise ValueError if a module changes its state as it runs, which is not safe in several
     threads.
 
     Parameters
     ----------
-    model : Any
+    model : object
         Not checked if it is not a module.
-    way_out : str
+    remedy : str
         Advice for the error message.
     """
     if not isinstance(model, nn.Module):
@@ -135,18 +182,19 @@ def require_thread_safe(
         if isinstance(module, Recur):
             raise ValueError(
                 f"{name!r} ({type(module).__name__}) carries a state, which threads cannot share: "
-                f"{way_out}"
+                f"{remedy}"
             )
-    require_no_batch_norm(model, "threads", f"{way_out}; or take nn.LayerNorm or nn.GroupNorm")
+    require_no_batch_norm(model, "threads", f"{remedy}; or use nn.LayerNorm or nn.GroupNorm")
 
 
-def require_no_batch_norm(model: nn.Module, workers: str, way_out: str) -> None:
+def require_no_batch_norm(model: nn.Module, workers: str, remedy: str) -> None:
     """Raise ValueError if a model in training mode normalises over a batch that workers divide."""
     for name, module in model.named_modules():
+        # In evaluation mode it uses stored statistics, and changes nothing.
         if isinstance(module, BATCH_NORMS) and module.training:
             raise ValueError(
                 f"{name!r} ({type(module).__name__}) normalises over the whole minibatch, which is "
-                f"divided over {workers}: {way_out}"
+                f"divided over {workers}: {remedy}"
             )
 
 
@@ -160,7 +208,8 @@ def watching_modules(check: Callable[[nn.Module], None]) -> Iterator[Callable[[]
     """
     watched: set[int] = set()
 
-    def before(module: nn.Module, inputs: Any) -> None:
+    # The hook is global, for modules of every thread; only threads that have asked are watched.
+    def before(module: nn.Module, inputs: object) -> None:
         if threading.get_ident() in watched:
             check(module)
 
@@ -172,14 +221,17 @@ def watching_modules(check: Callable[[nn.Module], None]) -> Iterator[Callable[[]
 
 
 def call_without_batch_norm(
-    compute: Callable[[Any], T], batch: Any, workers: str, way_out: str
+    compute: Callable[[Any], T],
+    batch: object,
+    workers: str,
+    remedy: str,
 ) -> T:
     """Return ``compute(batch)``; raise ValueError before a module runs that normalises over a
     divided batch.
     """
 
     def check(module: nn.Module) -> None:
-        require_no_batch_norm(module, workers, way_out)
+        require_no_batch_norm(module, workers, remedy)
 
     with watching_modules(check) as watch:
         watch()

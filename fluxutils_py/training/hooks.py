@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from fluxutils_py.errors import LoadError
+from fluxutils_py.parallel.rank_group import RankGroup
 from fluxutils_py.training.resharding import reshard
 from fluxutils_py.training.triggers import AnyOf, Trigger
 
@@ -17,8 +18,16 @@ EVENTS = ("start", "step", "epoch", "end", "close")
 Action = Callable[..., Any]
 
 
+class Stateful(Protocol):
+    """A hook or a trigger whose state a checkpoint holds."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any) -> object: ...
+
+
 class StopTraining(Exception):  # a request, not an error; named as in PrayTools and Flux
-    """Raise this in a hook to end training cleanly after this step; the model keeps its parameters."""
+    """Raise this in a hook to end training cleanly after this step, with the parameters so far."""
 
 
 @dataclass(order=True)
@@ -26,7 +35,7 @@ class _Entry:
     """An action and its trigger."""
 
     priority: float
-    order: int
+    order: int  # of registration, which decides between equal priorities
     name: str = field(compare=False)
     action: Action = field(compare=False)
     trigger: Trigger | None = field(compare=False)
@@ -36,7 +45,7 @@ class _Entry:
 
     def is_due(self, event: str, loop: Any) -> bool:
         assert self.trigger is not None
-        if event == "end":
+        if event == "end":  # for triggers with at_end, unless the action ran in this very step
             return loop.step > loop.start_step and self.last_step != loop.step
         return self.trigger.fires(loop)
 
@@ -69,14 +78,14 @@ class Hooks:
     All ranks call a collective action together, such as saving a checkpoint. A rank on which
     another action failed still takes part: the ranks exchange the error first.
 
-    :meth:`state_dict` holds the counters of the triggers, and the state of every hook with ``state_dict`` and
-    ``load_state_dict``, by hook name.
+    :meth:`state_dict` holds the counters of the triggers, and the state of every hook with
+    ``state_dict`` and ``load_state_dict``, by hook name.
     """
 
     def __init__(self) -> None:
         self._entries: dict[str, list[_Entry]] = {event: [] for event in EVENTS}
-        self._n = 0
-        self._stateful: dict[str, Any] = {}
+        self._n = 0  # number of entries so far
+        self._stateful: dict[str, Stateful] = {}
         self._pending_states: dict[str, Any] = {}  # loaded states of hooks not added yet
 
     def add(
@@ -109,10 +118,11 @@ class Hooks:
             Store the action's return value in it, under ``name``.
         """
         name = name or getattr(action, "__name__", None) or type(action).__name__
-        priority = _action_attribute(action, "priority", 0) if priority is None else priority
-        collective = (
-            _action_attribute(action, "collective", False) if collective is None else collective
-        )
+        if priority is None:
+            priority = _action_attribute(action, "priority", 0)
+        if collective is None:
+            collective = _action_attribute(action, "collective", False)
+        # A copy counts separately: a user may give one trigger to several hooks.
         trigger = None if trigger is None else trigger.copy()
         entry = _Entry(priority, self._n, name, action, trigger, collective, results)
         if trigger is not None:
@@ -126,6 +136,7 @@ class Hooks:
             if trigger.at_end:
                 self._insert_entry("end", entry)
         self._insert_entry(event, entry)
+        # An action that needs resources opens and closes them with the run.
         for other in ("start", "close"):
             if hasattr(action, f"on_{other}"):
                 self.add(
@@ -145,11 +156,10 @@ class Hooks:
         """Add a user's callback.
 
         The loop calls a function ``f(loop)`` after every step. An object with ``add_to(hooks)``,
-        such as
-        :class:`CronTab`, adds its parts itself. Any other object may have methods ``on_start``, ``on_step``,
-        ``on_epoch``, ``on_end`` and ``on_close``, which take the loop; attributes ``name``,
-        ``priority`` and ``collective``; a ``trigger``, which decides when ``on_step`` is called;
-        and ``companions``, further callbacks.
+        such as :class:`CronTab`, adds its parts itself. Any other object may have methods
+        ``on_start``, ``on_step``, ``on_epoch``, ``on_end`` and ``on_close``, which take the loop;
+        attributes ``name``, ``priority`` and ``collective``; a ``trigger``, which decides when
+        ``on_step`` is called; and ``companions``, further callbacks.
 
         Raises
         ------
@@ -163,21 +173,16 @@ class Hooks:
         if hasattr(hook, "add_to"):
             hook.add_to(self)
             return
-        methods = {e: getattr(hook, f"on_{e}") for e in EVENTS if hasattr(hook, f"on_{e}")}
-        name = getattr(hook, "name", None) or getattr(hook, "__name__", None) or type(hook).__name__
-        if not methods and callable(hook):
-            methods = {"step": hook}
-        if not methods:
-            raise TypeError(
-                "a callback is a function of the loop, or has on_start, on_step, on_epoch, on_end "
-                f"or on_close; got {hook!r}"
-            )
-        priority, collective = getattr(hook, "priority", 0), getattr(hook, "collective", False)
-        for event, action in methods.items():
+        name = _hook_name(hook)
+        for event, action in _event_methods(hook).items():
             _require_one_argument(name if action is hook else f"{name}.on_{event}", action)
-            trigger = getattr(hook, "trigger", None) if event == "step" else None
             self.add(
-                event, action, name=name, priority=priority, trigger=trigger, collective=collective
+                event,
+                action,
+                name=name,
+                priority=getattr(hook, "priority", 0),
+                trigger=getattr(hook, "trigger", None) if event == "step" else None,
+                collective=getattr(hook, "collective", False),
             )
         if hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict"):
             self._register_state(name, hook)
@@ -190,36 +195,49 @@ class Hooks:
         An error ends the event and names the hook that raised it; ``close`` still calls all its
         hooks. On several ranks the error is raised at the next collective.
         """
-        ranks: Any = getattr(loop, "ranks", None)
-        is_single, failed = ranks is None or ranks.is_single, None
+        ranks: RankGroup | None = getattr(loop, "ranks", None)
+        if ranks is not None and ranks.is_single:
+            ranks = None
+        first_error = None
         for entry in self._entries[event]:
-            if entry.trigger is not None and not self._is_due(entry, event, loop, is_single):
+            if entry.trigger is not None and not self._is_due(entry, event, loop, ranks):
                 continue
             try:
-                if is_single:
+                if ranks is None:
                     self._call_entry(entry, event, loop, args, kwargs)
-                    continue
-                collective = entry.collective and event not in ("start", "close")
-                if collective or ranks.error is None or event == "close":
-                    ranks.guard(
-                        self._call_entry, entry, event, loop, args, kwargs, collective=collective
-                    )
+                else:
+                    self._call_on_ranks(ranks, entry, event, loop, args, kwargs)
             except Exception as error:
                 if event != "close":
                     raise
-                failed = failed or error
-        if failed is not None:
-            raise failed
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
 
-    def _is_due(self, entry: _Entry, event: str, loop: Any, is_single: bool) -> bool:
+    def _call_on_ranks(
+        self,
+        ranks: RankGroup,
+        entry: _Entry,
+        event: str,
+        loop: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Call an action, unless this rank has failed and the others do not wait for it."""
+        # Start and close hooks must not wait for other ranks, which may have failed.
+        collective = entry.collective and event not in ("start", "close")
+        if collective or ranks.error is None or event == "close":
+            ranks.guard(self._call_entry, entry, event, loop, args, kwargs, collective=collective)
+
+    def _is_due(self, entry: _Entry, event: str, loop: Any, ranks: RankGroup | None) -> bool:
         """Return whether an action is due; of ranks that act together by the clock, rank 0's clock
         decides.
         """
         due = entry.is_due(event, loop)
         by_clock = entry.trigger is not None and entry.trigger.by_clock
-        if is_single or not by_clock or not entry.collective or event != "step":
+        if ranks is None or not by_clock or not entry.collective or event != "step":
             return due
-        return bool(loop.ranks.allgather(due)[0])
+        return bool(ranks.allgather(due)[0])
 
     def _call_entry(
         self, entry: _Entry, event: str, loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -236,7 +254,7 @@ class Hooks:
             error.add_note(f"raised by the on_{event} hook {entry.name!r}")
             raise
 
-    def agree(self, ranks: Any) -> dict[str, Any]:
+    def agree(self, ranks: RankGroup) -> dict[str, Any]:
         """Let rank 0's clock decide for the actions by time that all ranks have; return what ranks
         must have alike.
 
@@ -260,17 +278,15 @@ class Hooks:
         for event in EVENTS:
             for entry in self._entries[event]:
                 if entry.collective:
-                    name = next(
-                        n
-                        for n in numbered(f"the callback {entry.name!r} on_{event}")
-                        if n not in texts
-                    )
+                    names = numbered(f"the callback {entry.name!r} on_{event}")
+                    name = next(name for name in names if name not in texts)
                     texts[name] = _describe_trigger(entry.trigger)
         return texts
 
-    # -- state ---------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
-    def _register_state(self, name: str, thing: Any) -> None:
+    def _register_state(self, name: str, thing: Stateful) -> None:
+        # Two hooks of one class have the same name: number them in the order of registration.
         key = next(key for key in numbered(name) if key not in self._stateful)
         self._stateful[key] = thing
         if key in self._pending_states:
@@ -295,11 +311,10 @@ class Hooks:
         """Return the states of hooks for one of ``size`` ranks, from those of the ranks that saved
         a checkpoint.
         """
-        names = (
-            states[rank]
-            if rank < len(states)
-            else [name for name in states[0] if name in self._stateful]
-        )
+        if rank < len(states):
+            names = list(states[rank])
+        else:  # a new rank may have other hooks than rank 0
+            names = [name for name in states[0] if name in self._stateful]
         parts = {name: [state[name] for state in states if name in state] for name in names}
         return {
             name: reshard(self._stateful.get(name), part, rank, size)
@@ -326,7 +341,24 @@ def numbered(name: str) -> Iterator[str]:
         n += 1
 
 
-def _action_attribute(action: Any, name: str, default: Any) -> Any:
+def _hook_name(hook: object) -> str:
+    return getattr(hook, "name", None) or getattr(hook, "__name__", None) or type(hook).__name__
+
+
+def _event_methods(hook: object) -> dict[str, Action]:
+    """Return the actions of a callback by event; a function acts after each step."""
+    methods = {e: getattr(hook, f"on_{e}") for e in EVENTS if hasattr(hook, f"on_{e}")}
+    if methods:
+        return methods
+    if callable(hook):
+        return {"step": hook}
+    raise TypeError(
+        "a callback is a function of the loop, or has on_start, on_step, on_epoch, on_end or "
+        f"on_close; got {hook!r}"
+    )
+
+
+def _action_attribute(action: object, name: str, default: Any) -> Any:
     """Return an attribute of an action, or of the object whose method it is."""
     return getattr(action, name, getattr(getattr(action, "__self__", None), name, default))
 
@@ -345,7 +377,7 @@ def _describe_trigger(trigger: Trigger | None) -> str:
     return f"{type(trigger).__name__} {plain}"
 
 
-def _require_one_argument(name: str, action: Any) -> None:
+def _require_one_argument(name: str, action: Action) -> None:
     """Raise TypeError unless the action can be called with one argument, the loop."""
     try:
         signature = inspect.signature(action)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.training.dataset import as_dataset
+from fluxutils_py.training.dataset import as_dataset, join_tensors
 from fluxutils_py.training.generator_state import (
     get_generator_state,
     set_generator_state,
@@ -62,28 +62,29 @@ class InMemory:
 
     def __init__(
         self,
-        inputs: Any,
-        labels: Any = (),
+        inputs: object,
+        labels: object = (),
         *,
         batchsize: int,
         shuffle: bool = False,
         replacement: bool = False,
         infinite: bool = False,
         drop_last: bool = False,
-        random_state: Any = None,
-        kind: Any = None,
+        random_state: int | np.random.Generator | None = None,
+        kind: object = None,
         name: str = "in memory",
     ) -> None:
         self.inputs = tuple(torch.as_tensor(v) for v in as_tuple(inputs))
         self.labels = tuple(torch.as_tensor(v) for v in as_tuple(labels))
         if replacement and not shuffle:
             raise ValueError("replacement=True draws examples at random: set shuffle=True too")
-        self.batchsize, self.shuffle, self.replacement = (
-            check_integer("batchsize", batchsize, 1),
-            shuffle,
-            replacement,
-        )
-        self.infinite, self.drop_last, self.kind, self.name = infinite, drop_last, kind, name
+        self.batchsize = check_integer("batchsize", batchsize, 1)
+        self.shuffle = shuffle
+        self.replacement = replacement
+        self.infinite = infinite
+        self.drop_last = drop_last
+        self.kind = kind
+        self.name = name
         self.rng = np.random.default_rng(random_state)
         sizes = [len(v) for v in (*self.inputs, *self.labels)]
         if not sizes or len(set(sizes)) > 1 or not sizes[0]:
@@ -113,24 +114,27 @@ class InMemory:
         """
         data = as_dataset(dataset)
         batches = list(data)
-        data.reset()
-        if not batches or any(b.kind != batches[0].kind or b.weight is not None for b in batches):
+        data.reset()  # the pass is over, for whoever reads it next
+        kinds_differ = any(batch.kind != batches[0].kind for batch in batches)
+        if not batches or kinds_differ or any(batch.weight is not None for batch in batches):
             raise DataError(
                 f"dataset {data.name!r} must have batches of one kind, without weights, to be kept "
                 f"in memory; it has {len(batches)} batches"
             )
         join = torch.cat if batched else torch.stack
-        inputs, labels = (
-            tuple(join([torch.as_tensor(v) for v in values]) for values in zip(*parts, strict=True))
-            for parts in ([b.inputs for b in batches], [b.labels for b in batches])
-        )
-        return cls(inputs, labels, **{"kind": batches[0].kind, "name": data.name, **settings})
+        inputs = join_tensors([batch.inputs for batch in batches], join)
+        labels = join_tensors([batch.labels for batch in batches], join)
+        settings.setdefault("kind", batches[0].kind)
+        settings.setdefault("name", data.name)
+        return cls(inputs, labels, **settings)
 
     def _per_pass(self) -> int:
-        return self.n // self.batchsize if self.drop_last else -(-self.n // self.batchsize)
+        if self.drop_last:
+            return self.n // self.batchsize
+        return -(-self.n // self.batchsize)  # rounded up
 
     def __len__(self) -> int:
-        if self.infinite:
+        if self.infinite:  # the error of len() for what has no length, which a loop expects
             raise TypeError(f"dataset {self.name!r} is infinite: it has no length")
         return self._per_pass()
 
@@ -138,6 +142,7 @@ class InMemory:
         return self.skip(0)
 
     def skip(self, n: int) -> Iterator[Minibatch]:
+        # To skip within a pass is to repeat its order: the generator goes back to its start.
         self._began = start_epoch_order(self.rng, self._began, n)
         for chosen in islice(self._batch_indices(), n, None):
             yield Minibatch(
@@ -148,20 +153,23 @@ class InMemory:
 
     def _batch_indices(self) -> Iterator[Any]:
         """Return an iterator over the examples of each batch, as indices or a slice."""
-        passes = (self._draw_order() for _ in (count() if self.infinite else range(1)))
-        cuts = [
-            slice(i * self.batchsize, (i + 1) * self.batchsize) for i in range(self._per_pass())
-        ]
+        # Lazily: each order is drawn when its pass begins, and an infinite dataset has no end.
+        passes = count() if self.infinite else range(1)
+        orders = (self._draw_order() for _ in passes)
+        starts = range(0, self._per_pass() * self.batchsize, self.batchsize)
+        cuts = [slice(start, start + self.batchsize) for start in starts]
         return chain.from_iterable(
-            (cut if order is None else order[cut] for cut in cuts) for order in passes
+            (cut if order is None else order[cut] for cut in cuts) for order in orders
         )
 
     def _draw_order(self) -> Tensor | None:
         if not self.shuffle:
             return None
         if self.replacement:
-            return torch.from_numpy(self.rng.integers(self.n, size=self.n))
-        return torch.from_numpy(self.rng.permutation(self.n))
+            order = self.rng.integers(self.n, size=self.n)
+        else:
+            order = self.rng.permutation(self.n)
+        return torch.from_numpy(order)
 
     def reset(self) -> None:
         """Do nothing: each pass starts at the first batch."""
@@ -186,7 +194,7 @@ def normalization(
     index : int
         Index of the input.
     independent_axes : sequence of int
-        Axes that have a mean of their own at each place: by default the last, of features. ``()``:
+        Axes that have a separate mean at each place: by default the last, of features. ``()``:
         one mean for all.
 
     Returns
@@ -205,19 +213,23 @@ def normalization(
     >>> normalization(InMemory(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), batchsize=1))
     (tensor([2., 5.], dtype=torch.float64), tensor([1., 1.], dtype=torch.float64))
     """
-    data, n = as_dataset(dataset), 0
-    mean, square = torch.zeros(()), torch.zeros(())
+    data = as_dataset(dataset)
+    n = 0
+    mean = torch.zeros(())
+    square = torch.zeros(())
     for batch in data:
         x = torch.as_tensor(batch.inputs[index]).double()
         kept = sorted(range(x.dim())[axis] for axis in independent_axes)
         sizes = [x.shape[axis] for axis in kept]
-        x = x.movedim(kept, list(range(-len(kept), 0))).reshape(-1, *sizes)
+        last = list(range(-len(kept), 0))
+        x = x.movedim(kept, last).reshape(-1, *sizes)
         n += len(x)
-        delta = x.mean(0) - mean  # Chan et al. (1979) merge parts without cancellation
+        # Chan et al. (1979) merge the moments of parts without cancellation.
+        delta = x.mean(0) - mean
         mean = mean + delta * len(x) / n
-        square = (
-            square + (x - x.mean(0)).square().sum(0) + delta.square() * len(x) * (n - len(x)) / n
-        )
+        within = (x - x.mean(0)).square().sum(0)
+        between = delta.square() * len(x) * (n - len(x)) / n
+        square = square + within + between
     data.reset()
     if not n:
         raise DataError(f"dataset {data.name!r} has no batches: there is no mean")

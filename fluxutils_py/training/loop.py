@@ -7,7 +7,7 @@ import statistics
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -24,134 +24,7 @@ from fluxutils_py.training.step_info import PendingLoss, StepInfo
 from fluxutils_py.training.train_state import TrainState
 from fluxutils_py.training.triggers import Trigger
 
-SUMS = ("n_losses", "n_live", "total", "weighted")
-
-
-class EpochProgress:
-    """Position of an epoch in its batches, and the sums behind the means in its record.
-
-    Attributes
-    ----------
-    step : int
-        Number of steps completed in the epoch.
-    batches : iterable or None
-        The batches of the epoch.
-    """
-
-    def __init__(self) -> None:
-        self.batches: Any = None
-        self._source: Iterator[Any] | None = None  # the rest of the epoch
-        self._pending: deque[StepInfo] = deque()  # steps with unread losses, oldest first
-        self._reset_sums()
-
-    def _reset_sums(self) -> None:
-        self.step = self.n_losses = 0
-        self.n_live = self.total = self.weighted = self._seconds = 0.0
-        self._started: float | None = None
-        self._pending.clear()
-
-    def is_over(self, batches: Iterable[Any]) -> bool:
-        """Return whether an epoch over these batches has begun."""
-        return self.step > 0 if self._source is None else self.batches is batches
-
-    def open(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Return the rest of the epoch, or a new epoch if the batches are others."""
-        if not self.is_over(batches):
-            self.close()
-        if self._source is None:
-            self.batches, self._source = batches, iterate_from(batches, self.step)
-        return self._source
-
-    def close(self) -> None:
-        """Forget the epoch, complete or not."""
-        source, batches, self._source, self.batches = self._source, self.batches, None, None
-        self._reset_sums()
-        close = getattr(source, "close", None)
-        if (
-            close is not None and source is not batches
-        ):  # it may be reading ahead; the caller closes batches
-            close()
-
-    def add(self, info: StepInfo) -> None:
-        """Count a step."""
-        self.step += 1
-        if isinstance(info.batch_loss, PendingLoss):
-            self._pending.append(info)
-            self.read_pending(keep=1)
-        elif info.batch_loss is not None:
-            self._add_loss(info.batch_loss, info.n_live)
-
-    def read_pending(self, keep: int = 0) -> None:
-        """Read the losses computed on a GPU, except the ``keep`` newest, which it may still be
-        computing.
-        """
-        while len(self._pending) > keep:
-            info = self._pending.popleft()
-            self._add_loss(float(info.batch_loss), info.n_live)
-
-    def _add_loss(self, batch_loss: float, n_live: float) -> None:
-        self.n_losses += 1
-        self.n_live += n_live
-        self.total += batch_loss
-        self.weighted += batch_loss * n_live
-
-    def start_clock(self) -> None:
-        self._started = time.perf_counter()
-
-    def stop_clock(self) -> None:
-        self._seconds, self._started = self.seconds, None
-
-    @property
-    def seconds(self) -> float:
-        return self._seconds + (
-            0.0 if self._started is None else time.perf_counter() - self._started
-        )
-
-    def record(self) -> dict[str, float | None]:
-        """Return the means over the steps so far, and the seconds."""
-        return {
-            "loss": self.weighted / self.n_live if self.n_live else None,
-            "mean_batch_loss": self.total / self.n_losses if self.n_losses else None,
-            "seconds": self.seconds,
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        self.read_pending()
-        return {
-            "step": self.step,
-            "seconds": self.seconds,
-            **{name: getattr(self, name) for name in SUMS},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.close()
-        self.step, self._seconds = state["step"], state["seconds"]
-        for name in SUMS:
-            setattr(self, name, state[name])
-
-
-def known_length(batches: Any) -> int | None:
-    """Return the number of batches in a pass, or None if it is unknown."""
-    try:
-        return len(batches)
-    except TypeError:
-        return None
-
-
-def iterate_from(batches: Iterable[Any], done: int) -> Iterator[Any]:
-    """Return a pass without its first ``done`` batches: call ``batches.skip``, or else read and
-    drop them.
-    """
-    if not done:
-        return iter(batches)
-    if hasattr(batches, "skip"):
-        return iter(batches.skip(done))
-    rest = iter(batches)
-    deque(islice(rest, done), maxlen=0)
-    return rest
-
-
-NO_MORE = object()
+NO_MORE = object()  # what a rank without further batches gets in place of one
 
 
 class Loop:
@@ -239,7 +112,7 @@ class Loop:
     [3.0, 3.0]
     """
 
-    def __init__(self, step: Callable[[Any], StepInfo | None] | Any, comm: Any = "auto") -> None:
+    def __init__(self, step: Any, comm: object = "auto") -> None:
         ranks = getattr(step, "ranks", None)
         if ranks is not None and isinstance(comm, RankGroup) and comm.size != ranks.size:
             raise ValueError(
@@ -250,7 +123,7 @@ class Loop:
         self.rank = self.ranks.rank
         self.hooks = Hooks()
         self.step_fn = getattr(step, "train_step", step)
-        if self.step_fn is not step:
+        if self.step_fn is not step:  # an object: its hooks come before those of users
             self.hooks.attach(step)
         self.model: nn.Module | None = getattr(step, "model", None)
         self.optimizer: Any = getattr(step, "optimizer", None)
@@ -258,25 +131,27 @@ class Loop:
         self._ends_together = getattr(step, "ends_together", False)
         self._shares_batches = getattr(step, "shares_batches", None)
         completed = getattr(step, "step", 0)
-        self.step = self.loop_step = self.start_step = (
-            completed if isinstance(completed, int) else 0
-        )
-        self.epoch = self.start_epoch = 0
+        self.step = completed if isinstance(completed, int) else 0
+        self.loop_step = self.step
+        self.start_step = self.step
+        self.epoch = 0
+        self.start_epoch = 0
         self.end_step: int | None = None
         self._info = StepInfo(None, 0)
         self.record: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
         self.n_epochs: int | None = None
         self.steps_per_epoch: int | None = None
-        self.train_step_durations = array("d")
+        self.train_step_durations = array("d")  # 8 bytes per step of a long run
         self.shared_data: dict[str, Any] = {}
-        self.batches: Any = None
+        self.batches: Iterable[Any] | None = None
         self._progress = EpochProgress()
-        self._running = self._in_epoch_hooks = False
+        self._running = False
+        self._in_epoch_hooks = False  # the epoch's record is complete, but not yet in the history
         self._resuming = False  # whether the next run continues an interrupted one
         self._stop_requested = False
 
-    # -- hooks ---------------------------------------------------------------------------------------
+    # -- hooks -------------------------------------------------------------------------------------
 
     def on_start(self, name: str, action: Action, priority: float | None = None) -> None:
         """Call ``action(loop)`` before the first step of each run; lowest priority first."""
@@ -304,13 +179,13 @@ class Loop:
         """End the run on all ranks after the step in progress, as if it were the last. Any rank may
         call it.
         """
-        self._stop_requested = True
+        self._stop_requested = True  # a checkpoint keeps the wish, as the run has not ended yet
         self.ranks.stop()
 
     @property
     def step_info(self) -> StepInfo:
         """The :class:`StepInfo` of the last step."""
-        if isinstance(self._info.batch_loss, PendingLoss):
+        if isinstance(self._info.batch_loss, PendingLoss):  # read it once, and only if wanted
             self._info = replace(self._info, batch_loss=float(self._info.batch_loss))
         return self._info
 
@@ -325,7 +200,9 @@ class Loop:
     @property
     def state(self) -> TrainState:
         state = getattr(self._stepper, "state", None)
-        return TrainState(self.step, self.model, self.optimizer) if state is None else state  # type: ignore[arg-type]
+        if state is not None:
+            return state
+        return TrainState(self.step, self.model, self.optimizer)  # type: ignore[arg-type]  # None
 
     @property
     def epoch_step(self) -> int:
@@ -342,7 +219,7 @@ class Loop:
         """
         return statistics.median(self.train_step_durations) if self.train_step_durations else 1e-3
 
-    # -- runs ----------------------------------------------------------------------------------------
+    # -- runs --------------------------------------------------------------------------------------
 
     def run_epochs(self, batches: Iterable[Any], epochs: int) -> Mapping[str, Any]:
         """Train for ``epochs`` passes over ``batches``; return the metrics of the last step.
@@ -365,25 +242,34 @@ class Loop:
                 "over again"
             )
         self._begin_run(batches, resume=True)
-        self.n_epochs, self.steps_per_epoch = epochs, known_length(batches)
+        self.n_epochs = epochs
+        self.steps_per_epoch = known_length(batches)
         end_epoch = self.start_epoch + epochs
         if self.steps_per_epoch is not None:
-            done = self.epoch_step if self._progress.is_over(batches) else 0
-            self.end_step = self.step - done + (end_epoch - self.epoch) * self.steps_per_epoch
-        told: dict[str, Any] = {"epochs": epochs}
-        if self._shares_batches is not None:
-            told["batches"] = "same" if self._shares_batches else "per_rank"
-        if self._shares_batches:
-            told["batches of an epoch"] = self.steps_per_epoch
-        with self._run_hooks(**told):
+            completed = self.epoch_step if self._progress.is_over(batches) else 0
+            n_epochs_left = end_epoch - self.epoch
+            self.end_step = self.step - completed + n_epochs_left * self.steps_per_epoch
+        with self._run_hooks(**self._settings_of_run(epochs)):
             while self.epoch < end_epoch and not (self.stopped and self.epoch_step == 0):
                 if self.steps_per_epoch is None and self.epoch > self.start_epoch:
-                    mean = (self.step - self.epoch_step - self.start_step) / (
-                        self.epoch - self.start_epoch
-                    )
-                    self.end_step = self.start_step + round(mean * epochs)
+                    self.end_step = self._estimated_end(epochs)
                 self._run_epoch(batches)
         return self.metrics
+
+    def _settings_of_run(self, epochs: int) -> dict[str, Any]:
+        """Return what all ranks must have alike, or some would wait for others forever."""
+        settings: dict[str, Any] = {"epochs": epochs}
+        if self._shares_batches is not None:
+            settings["batches"] = "same" if self._shares_batches else "per_rank"
+        if self._shares_batches:
+            settings["batches of an epoch"] = self.steps_per_epoch
+        return settings
+
+    def _estimated_end(self, epochs: int) -> int:
+        """Return the step at the end of the run, from the mean length of the completed epochs."""
+        n_steps = self.step - self.epoch_step - self.start_step
+        n_epochs = self.epoch - self.start_epoch
+        return self.start_step + round(n_steps / n_epochs * epochs)
 
     def run_steps(self, batches: Iterable[Any], n: int) -> Mapping[str, Any]:
         """Take ``n`` more steps, counted from now even after a restore; return the metrics. No
@@ -399,7 +285,9 @@ class Loop:
             batch.
         """
         self._require_equal_steps(n)
-        return self._run_until(batches, self.step + n, resume=False) if n else {}
+        if not n:
+            return {}
+        return self._run_until(batches, self.step + n, resume=False)
 
     def run_to_step(self, batches: Iterable[Any], step: int) -> Mapping[str, Any]:
         """Take steps until ``loop.step`` is ``step``, as :meth:`run_steps` does. Continue a
@@ -421,7 +309,8 @@ class Loop:
     def _run_until(self, batches: Iterable[Any], step: int, resume: bool) -> Mapping[str, Any]:
         self._begin_run(batches, resume)
         self.n_epochs = self.steps_per_epoch = None
-        self.end_step, first = step, self.step
+        self.end_step = step
+        first = self.step
         with self._run_hooks():
             self._take_steps(batches, max(step - first, 0))
             if self.step < step and not self.stopped:
@@ -434,36 +323,38 @@ class Loop:
                 )
         return self.metrics
 
-    def _begin_run(self, batches: Any, resume: bool) -> None:
+    def _begin_run(self, batches: Iterable[Any], resume: bool) -> None:
         self.batches = batches
         self.ranks.clear_stop()
         if self._resuming and resume:
             if self._stop_requested:
                 self.ranks.stop()
         else:
-            self.start_step, self.start_epoch = self.step, self.epoch
+            self.start_step = self.step
+            self.start_epoch = self.epoch
             self._stop_requested = False
         self._resuming = False
         self.end_step = None
         self.train_step_durations = array("d")
 
     @contextmanager
-    def _run_hooks(self, **of_run: Any) -> Iterator[None]:
-        """Call the start hooks, then the end hooks; always the close hooks. Ranks compare
-        ``of_run``.
+    def _run_hooks(self, **settings: Any) -> Iterator[None]:
+        """Call the start hooks, then the end hooks; always the close hooks. Ranks compare the
+        settings.
         """
-        ranks, self._running = self.ranks, True
+        ranks = self.ranks
+        self._running = True
         with ranks:
             try:
                 ranks.guard(self.hooks.check_restored)
                 if not ranks.is_single:
-                    ranks.require_equal({**self.hooks.agree(ranks), **of_run})
+                    ranks.require_equal({**self.hooks.agree(ranks), **settings})
                 self._call_hooks("start")
                 yield
                 self.end_step = self.step
                 self._call_hooks("end")
             except BaseException:
-                self._progress.close()
+                self._progress.close()  # the source may hold threads that read ahead
                 raise
             finally:
                 self._running = False
@@ -472,7 +363,7 @@ class Loop:
 
     def _call_hooks(self, event: str) -> None:
         self.hooks.run(event, self)
-        self.ranks.allgather()
+        self.ranks.allgather()  # an error or a wish to stop on one rank is then known on all
 
     def _run_epoch(self, batches: Iterable[Any]) -> None:
         self._take_steps(batches)
@@ -489,20 +380,24 @@ class Loop:
 
     def _take_steps(self, batches: Iterable[Any], n: int | None = None) -> None:
         """Take a step for each remaining batch of the epoch, or for the next ``n``."""
-        ranks, progress, clock = self.ranks, self._progress, time.perf_counter
+        ranks = self.ranks
+        progress = self._progress
+        clock = time.perf_counter
+        # Without batches to open, this rank still takes part: the next collective tells the others.
         source = ranks.guard(progress.open, batches)
         end = None if n is None else self.step + n
         progress.start_clock()
         while self.step != end and not ranks.stopped:
             batch = ranks.guard(next, source, NO_MORE)
             if batch is NO_MORE and ranks.is_single:
-                break
+                break  # on several ranks, others may still have batches
             self.loop_step = self.step
             began = clock()
             info = self._checked_step(batch) if ranks.is_single else self._step_with_others(batch)
             if info is None:
                 break
             self.train_step_durations.append(clock() - began)
+            # Counted before the hooks, which read the record and may save it.
             progress.add(info)
             self._info = info
             self.step += 1
@@ -512,24 +407,25 @@ class Loop:
         self.loop_step = self.step
         ranks.allgather()
 
-    def _checked_step(self, batch: Any) -> StepInfo | None:
+    def _checked_step(self, batch: object) -> StepInfo | None:
         info = self.step_fn(batch)
         loss = None if info is None else info.batch_loss
+        # A pending loss checks itself when it is read.
         if not (loss is None or isinstance(loss, PendingLoss) or math.isfinite(loss)):
             raise FloatingPointError(f"the loss of step {self.step + 1} is {loss}")
         return info
 
-    def _step_with_others(self, batch: Any) -> StepInfo | None:
-        """Take one step on several ranks. A rank without batches takes part until no rank has any."""
+    def _step_with_others(self, batch: object) -> StepInfo | None:
+        """Take one step on several ranks; a rank without batches takes part until none has any."""
         if self._ends_together:
             return self.step_fn(None if batch is NO_MORE else batch)
         if not any(self.ranks.allgather(batch is not NO_MORE)):
             return None
-        return (
-            StepInfo(None, 0) if batch is NO_MORE else self.ranks.guard(self._checked_step, batch)
-        )
+        if batch is NO_MORE:
+            return StepInfo(None, 0)
+        return self.ranks.guard(self._checked_step, batch)
 
-    # -- state ---------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the loop as plain data: counters, means, history, hooks, torch's
@@ -539,16 +435,15 @@ class Loop:
         loads it and runs with the same arguments over the same batches then continues and ends
         exactly as this loop.
         """
-        in_hooks = self._in_epoch_hooks
+        # In epoch hooks the epoch is over, although the counters say so only after the last hook.
+        finished = [self.record] if self._in_epoch_hooks else []
         return {
             "step": self.step,
-            "epoch": self.epoch + in_hooks,
+            "epoch": self.epoch + len(finished),
             "progress": self._progress.state_dict(),
             "run": (self.start_step, self.start_epoch) if self._running else None,
             "stop": self._running and (self._stop_requested or self.stopped),
-            "history": [
-                dict(record) for record in [*self.history, *([self.record] if in_hooks else [])]
-            ],
+            "history": [dict(record) for record in [*self.history, *finished]],
             "hooks": self.hooks.state_dict(),
             "random": self._random_generators().state_dict(),
         }
@@ -564,7 +459,8 @@ class Loop:
         """
         self.hooks.load_state_dict(state["hooks"])
         self._progress.load_state_dict(state["progress"])
-        self.step = self.loop_step = state["step"]
+        self.step = state["step"]
+        self.loop_step = self.step
         self.epoch = state["epoch"]
         self._resuming = state["run"] is not None
         self.start_step, self.start_epoch = state["run"] or (self.start_step, self.start_epoch)
@@ -579,16 +475,150 @@ class Loop:
         checkpoint.
         """
         parts = {"hooks": self.hooks, "random": self._random_generators()}
-        own = {
+        divided = {
             name: reshard(part, [state[name] for state in states], rank, size)
             for name, part in parts.items()
         }
-        return {**state_of_rank(states, rank), **own}
+        return {**state_of_rank(states, rank), **divided}
 
     def _random_generators(self) -> RandomGenerators:
-        device = (
-            next((p.device for p in self.model.parameters()), None)
-            if self.model is not None
-            else None
-        )
-        return RandomGenerators(device)
+        params = iter(()) if self.model is None else self.model.parameters()
+        return RandomGenerators(next((p.device for p in params), None))
+
+
+# -- one epoch -------------------------------------------------------------------------------------
+
+SUMS = ("n_losses", "n_live", "total", "weighted")  # of EpochProgress, which a checkpoint holds
+
+
+class EpochProgress:
+    """Position of an epoch in its batches, and the sums behind the means in its record.
+
+    Attributes
+    ----------
+    step : int
+        Number of steps completed in the epoch.
+    batches : iterable or None
+        The batches of the epoch.
+    """
+
+    def __init__(self) -> None:
+        self.batches: Iterable[Any] | None = None
+        self._source: Iterator[Any] | None = None  # the rest of the epoch
+        self._pending: deque[StepInfo] = deque()  # steps with unread losses, oldest first
+        self._reset_sums()
+
+    def _reset_sums(self) -> None:
+        self.step = 0
+        self.n_losses = 0
+        self.n_live = 0.0
+        self.total = 0.0
+        self.weighted = 0.0  # losses times their data
+        self._seconds = 0.0
+        self._started: float | None = None
+        self._pending.clear()
+
+    def is_over(self, batches: Iterable[Any]) -> bool:
+        """Return whether an epoch over these batches has begun."""
+        return self.step > 0 if self._source is None else self.batches is batches
+
+    def open(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Return the rest of the epoch, or a new epoch if the batches are others."""
+        if not self.is_over(batches):
+            self.close()
+        if self._source is None:
+            self._source = iterate_from(batches, self.step)
+            self.batches = batches
+        return self._source
+
+    def close(self) -> None:
+        """Forget the epoch, complete or not."""
+        source = self._source
+        batches = self.batches
+        self._source = None
+        self.batches = None
+        self._reset_sums()
+        close = getattr(source, "close", None)
+        # The iterator may be reading ahead. Batches that are their own iterator the caller closes.
+        if close is not None and source is not batches:
+            close()
+
+    def add(self, info: StepInfo) -> None:
+        """Count a step."""
+        self.step += 1
+        if isinstance(info.batch_loss, PendingLoss):
+            self._pending.append(info)
+            self.read_pending(keep=1)
+        elif info.batch_loss is not None:
+            self._add_loss(info.batch_loss, info.n_live)
+
+    def read_pending(self, keep: int = 0) -> None:
+        """Read the losses computed on a GPU, except the ``keep`` newest, which it may still be
+        computing.
+        """
+        while len(self._pending) > keep:
+            info = self._pending.popleft()
+            self._add_loss(float(info.batch_loss), info.n_live)
+
+    def _add_loss(self, batch_loss: float, n_live: float) -> None:
+        self.n_losses += 1
+        self.n_live += n_live
+        self.total += batch_loss
+        self.weighted += batch_loss * n_live
+
+    def start_clock(self) -> None:
+        self._started = time.perf_counter()
+
+    def stop_clock(self) -> None:
+        self._seconds = self.seconds
+        self._started = None
+
+    @property
+    def seconds(self) -> float:
+        if self._started is None:
+            return self._seconds
+        return self._seconds + (time.perf_counter() - self._started)
+
+    def record(self) -> dict[str, float | None]:
+        """Return the means over the steps so far, and the seconds."""
+        return {
+            "loss": self.weighted / self.n_live if self.n_live else None,
+            "mean_batch_loss": self.total / self.n_losses if self.n_losses else None,
+            "seconds": self.seconds,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        self.read_pending()
+        return {
+            "step": self.step,
+            "seconds": self.seconds,
+            **{name: getattr(self, name) for name in SUMS},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.close()
+        self.step = state["step"]
+        self._seconds = state["seconds"]
+        for name in SUMS:
+            setattr(self, name, state[name])
+
+
+def known_length(batches: object) -> int | None:
+    """Return the number of batches in a pass, or None if it is unknown."""
+    try:
+        return len(batches)  # type: ignore[arg-type]  # what has no length raises TypeError
+    except TypeError:
+        return None
+
+
+def iterate_from(batches: Iterable[Any], done: int) -> Iterator[Any]:
+    """Return a pass without its first ``done`` batches: call ``batches.skip``, or else read and
+    drop them.
+    """
+    if not done:
+        return iter(batches)
+    if hasattr(batches, "skip"):
+        return iter(batches.skip(done))
+    rest = iter(batches)
+    deque(islice(rest, done), maxlen=0)
+    return rest

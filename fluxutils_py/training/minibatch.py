@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fluxutils_py.data.parts import array_split_slice
@@ -57,16 +58,19 @@ class Minibatch:
         """Labels as a loss over windows takes them: one tensor, or a tuple of several."""
         return self.labels[0] if len(self.labels) == 1 else self.labels
 
-    def to(self, device: Any) -> Minibatch:
+    def to(self, device: str | torch.device) -> Minibatch:
         """Return the batch with its tensors and modules on a device."""
-        inputs, labels = (
-            tuple(_move_to(v, device) for v in values) for values in (self.inputs, self.labels)
+        return replace(
+            self,
+            inputs=tuple(_move_to(v, device) for v in self.inputs),
+            labels=tuple(_move_to(v, device) for v in self.labels),
+            weight=_move_to(self.weight, device),
         )
-        return replace(self, inputs=inputs, labels=labels, weight=_move_to(self.weight, device))
 
     def shard(self, rank: int, size: int, axis: int = 0) -> Minibatch | None:
-        """Return a rank's share of the examples or series, see :func:`shard`; None if it is empty."""
-        axis = axis if self.index is None else 1
+        """Return a rank's share of the examples or series, None if empty; see :func:`shard`."""
+        if self.index is not None:
+            axis = 1  # windows are (S, B, F)
         weight = self.weight if isinstance(self.weight, Tensor) else None
         whole = self.inputs, self.labels, weight
         part = shard(whole, rank, size, axis)
@@ -74,15 +78,23 @@ class Minibatch:
             return None
         inputs, labels, weight = part
         n_whole = n_observations(whole, axis)
-        if self.weight is not None and weight is None:
+        if self.weight is not None and weight is None:  # a number, of the whole batch
             weight = self.weight * n_observations(part, axis) / n_whole
         index = self.index
-        if index is not None:
-            index = replace(index, segments=index.segments[array_split_slice(n_whole, size, rank)])
-        return replace(self, inputs=inputs, labels=labels, weight=weight, index=index, n_live=0)
+        if index is not None:  # the place of this rank's series
+            rows = array_split_slice(n_whole, size, rank)
+            index = replace(index, segments=index.segments[rows])
+        return replace(
+            self,
+            inputs=inputs,
+            labels=labels,
+            weight=weight,
+            index=index,
+            n_live=0,  # not known of a part
+        )
 
 
-def as_minibatch(item: Any, kind: Any = None) -> Minibatch:
+def as_minibatch(item: object, kind: object = None) -> Minibatch:
     """Convert an item of a dataset to a :class:`Minibatch`.
 
     Parameters
@@ -109,10 +121,11 @@ def as_minibatch(item: Any, kind: Any = None) -> Minibatch:
             "entries; give several inputs or labels as a tuple"
         )
     labels = as_tuple(item[1]) if len(item) > 1 else ()
-    return Minibatch(as_tuple(item[0]), labels, kind, item[2] if len(item) > 2 else None)
+    weight = item[2] if len(item) > 2 else None
+    return Minibatch(as_tuple(item[0]), labels, kind, weight)
 
 
-def begins_series(batch: Any, stateful: bool = False) -> bool:
+def begins_series(batch: object, stateful: bool = False) -> bool:
     """Return whether recurrent layers forget their state before a batch: its ``first``, else ``not
     stateful``.
     """
@@ -138,7 +151,11 @@ def require_parts(batch: Minibatch) -> None:
         )
 
 
-def require_same_arity(batch: Minibatch, sizes: tuple[int, int], earlier: tuple[int, int]) -> None:
+def require_same_arity(
+    batch: Minibatch,
+    sizes: tuple[int, int],
+    earlier: tuple[int, int],
+) -> None:
     """Raise ValueError if a batch has other numbers of inputs and labels than earlier batches of
     its kind.
     """
@@ -149,10 +166,10 @@ def require_same_arity(batch: Minibatch, sizes: tuple[int, int], earlier: tuple[
         )
 
 
-def as_tuple(value: Any) -> tuple[Any, ...]:
+def as_tuple(value: object) -> tuple[Any, ...]:
     """Return a tuple or list as a tuple, anything else as a tuple of one."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
-def _move_to(value: Any, device: Any) -> Any:
+def _move_to(value: Any, device: str | torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor | nn.Module) else value

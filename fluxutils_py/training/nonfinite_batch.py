@@ -18,15 +18,15 @@ from fluxutils_py.nn.states import restore, snapshot
 
 def find_nonfinite(
     model: nn.Module,
-    batch: Any,
+    batch: object,
     run: Callable[[Any], Any],
     states: Sequence[State | None] | None = None,
 ) -> str:
     """Call ``run(batch)``, and return where a number first was not finite, as the end of a clause.
 
     It is empty if the model gives finite numbers, or if the batch has others already. Recurrent
-    layers begin with ``states``, by default with their own. States, buffers and random generators
-    are as before afterwards.
+    layers begin with ``states``, by default with their present ones. States, buffers and random
+    generators are as before afterwards.
     """
     if not is_finite(getattr(batch, "inputs", batch)):
         return ""
@@ -34,10 +34,8 @@ def find_nonfinite(
     try:
         if states is not None:
             restore(model, states)
-        with (
-            _kept_generators(),
-            torch.compiler.set_stance("force_eager"),
-        ):  # compiled code calls no hooks
+        # Compiled code calls no hooks, by which the first module is found.
+        with _kept_generators(), torch.compiler.set_stance("force_eager"):
             return first_nonfinite(model, lambda: run(batch))
     finally:
         restore(model, before)
@@ -48,9 +46,10 @@ def find_nonfinite_gradient(model: nn.Module) -> str:
     in such words.
     """
     for name, p in reversed(list(model.named_parameters())):
-        if p.grad is not None and not is_finite(
-            p.grad.coalesce().values() if p.grad.is_sparse else p.grad
-        ):
+        if p.grad is None:
+            continue
+        values = p.grad.coalesce().values() if p.grad.is_sparse else p.grad
+        if not is_finite(values):
             return f", in the gradient of parameter {name!r}"
     return ""
 

@@ -45,23 +45,22 @@ class OptunaPruning:
     3
     """
 
-    name, priority, collective = (
-        "Optuna's pruning",
-        10.0,
-        True,
-    )  # after the record of the epoch is complete
+    name = "Optuna's pruning"
+    priority = 10.0  # after the record of the epoch is complete
+    collective = True
 
     def __init__(self, trial: Any) -> None:
         self.trial = trial
 
     def on_epoch(self, loop: Loop) -> None:
-        value, epoch = monitored_loss(loop.record), loop.record["epoch"]
+        value = monitored_loss(loop.record)
+        epoch = loop.record["epoch"]
         is_pruned = False
         if loop.ranks.rank == 0 and value is not None:
+            # A study that maximizes prunes low values: a loss has to be turned around.
             direction = getattr(getattr(self.trial, "study", None), "direction", None)
-            self.trial.report(
-                -value if getattr(direction, "name", "") == "MAXIMIZE" else value, epoch
-            )
+            is_maximized = getattr(direction, "name", "") == "MAXIMIZE"
+            self.trial.report(-value if is_maximized else value, epoch)
             is_pruned = bool(self.trial.should_prune())
         if loop.ranks.allgather(is_pruned)[0]:
             from optuna import TrialPruned

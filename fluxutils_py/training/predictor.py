@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +17,8 @@ from fluxutils_py.training.tensors import to_tensor
 
 MAX_ACTIVATION_BYTES = 1 << 23  # bytes for the outputs of a model's layers, per window
 SMALL_INPUT = 128  # series times steps up to which the size of the model does not matter
-MIN_SERIES = (
-    64  # least series per window, even with fewer steps: they keep vectors and threads busy
-)
+# Least series per window, even with fewer steps: they keep vectors and threads busy.
+MIN_SERIES = 64
 MANY_SERIES_STEPS = 64  # steps per window of many series: the overhead of a call is then small
 
 
@@ -61,19 +59,25 @@ class Predictor:
         self,
         model: nn.Module,
         windows: SequenceWindows,
-        state: Any = None,
+        state: list[Tensor] | None = None,
         part: slice | None = None,
         keep_state: bool = False,
         precision: str = "float32",
     ) -> None:
-        self.windows, self.keep_state = windows, keep_state
-        self.n_series, self.n_steps = windows.x[0].N, windows.x[0].T
-        self.part = slice(0, self.n_series) if part is None else part
+        self.windows = windows
+        self.keep_state = keep_state
+        self.n_series = windows.x[0].N
+        self.n_steps = windows.x[0].T
+        if part is None:
+            part = slice(0, self.n_series)
+        self.part = part
         first = next(model.parameters(), torch.empty(0))
-        self.dtype, self.device = first.dtype, first.device
+        self.dtype = first.dtype
+        self.device = first.device
         self.session = InferenceSession(model, self._sample_inputs, windows.overlap, precision)
         self.session.load(state, self.n_series)  # errors come before the first window
-        self._before, self._used = state, False
+        self._before = state
+        self._used = False
         self._batch, self._chunk = self._window_size(model)
         self._states: list[list[Tensor]] = []
         if keep_state and self.session.needs_context:
@@ -82,90 +86,105 @@ class Predictor:
     def __iter__(self) -> Iterator[Prediction]:
         """Yield predictions, one group of series after the other, forward in time."""
         self._states = []
-        for begin in range(self.part.start, self.part.stop, self._batch):
-            yield from self._predict_group(slice(begin, min(begin + self._batch, self.part.stop)))
+        stop = self.part.stop
+        for begin in range(self.part.start, stop, self._batch):
+            end = min(begin + self._batch, stop)
+            yield from self._predict_group(slice(begin, end))
 
     def state(self, comm: RankGroup | None = None) -> list[Tensor]:
         """Return the state of each series after its last step in the last iteration, on all ranks
         of ``comm``.
         """
-        if (comm is None or comm.is_single) and len(self._states) == 1:
-            return self._states[0]
-        found = (RankGroup() if comm is None else comm).allgather(
-            (self._states, self.session.batch_dims)
-        )
-        groups, dims = [group for groups, _ in found for group in groups], found[0][1]
+        ranks = RankGroup() if comm is None else comm
+        if ranks.is_single and len(self._states) == 1:
+            return self._states[0]  # one group: nothing to join
+        answers = ranks.allgather((self._states, self.session.batch_dims))
+        groups = [group for groups, _ in answers for group in groups]
+        _, dims = answers[0]
         if self.session.needs_context:  # a group of short series has seen fewer inputs
             most = max(group[0].shape[0] for group in groups if group)
             groups = [_pad_history(group, most) for group in groups]
-        return [
-            torch.cat(parts, d) for parts, d in zip(zip(*groups, strict=True), dims, strict=True)
-        ]
+        columns = zip(*groups, strict=True)
+        return [torch.cat(parts, dim) for parts, dim in zip(columns, dims, strict=True)]
 
-    # -- one group of series -------------------------------------------------------------------------
+    # -- one group of series -----------------------------------------------------------------------
 
     def _predict_group(self, series: slice) -> Iterator[Prediction]:
         if self._used or series != slice(0, self.n_series):
             self.session.load(self._before, self.n_series, series)
         self._used = True
         rows = self.windows.segments[series]
-        ends: list[int] = []
+        ends: list[int] = []  # steps after which series end, where windows have to end too
         if self.keep_state:
-            ends = (
-                [rows.max_length]
-                if rows.min_length == rows.max_length
-                else np.unique(rows.length).tolist()
-            )
+            equal = rows.min_length == rows.max_length
+            ends = [rows.max_length] if equal else np.unique(rows.length).tolist()
         kept: list[Tensor] = []
-        start, stop = 0, self._window_end(0, ends)
+        start = 0
+        stop = self._window_end(0, ends)
         while start < self.n_steps:
             window = self.windows.cut(rows, start, stop)
             following = self._window_end(stop, ends)
             if following > stop:
                 self.windows.prefetch(rows, stop, following)
+            inputs = tuple(self._to_tensor(v) for v in window.x)
             with torch.no_grad():
-                outs = self.session.run(tuple(self._to_tensor(v) for v in window.x))
+                outs = self.session.run(inputs)
             if stop in ends:
                 kept = self._merge_states(kept, rows.length < stop)
-            yield Prediction(
-                tuple(self._to_array(o, window.missing_steps) for o in outs),
-                series,
-                slice(start, stop),
-            )
-            start, stop = stop, following
+            gap = window.missing_steps
+            y = tuple(self._to_array(out, gap) for out in outs)
+            yield Prediction(y, series, slice(start, stop))
+            start = stop
+            stop = following
         self._states.append(kept)
 
-    def _window_end(self, start: int, ends: list[int]) -> int:
+    def _window_end(
+        self,
+        start: int,
+        ends: list[int],
+    ) -> int:
         """Return the end of the window that begins at ``start``: no later than the next of
         ``ends``.
         """
-        return min([start + self._chunk, self.n_steps, *(end for end in ends if end > start)])
+        stop = min(start + self._chunk, self.n_steps)
+        return min([stop, *(end for end in ends if end > start)])
 
-    def _merge_states(self, kept: list[Tensor], over: np.ndarray) -> list[Tensor]:
+    def _merge_states(
+        self,
+        kept: list[Tensor],
+        over: np.ndarray,
+    ) -> list[Tensor]:
         """Return the current states, but the kept states for series that ended before."""
         now = self.session.state
         if not kept:
             return now
-        which = torch.from_numpy(over).nonzero()[:, 0].to(self.device)
+        (indices,) = np.nonzero(over)
+        which = torch.from_numpy(indices).to(self.device)
         if self.session.needs_context:
             kept = _pad_history(kept, now[0].shape[0])
-        dims = self.session.batch_dims
-        return [
-            n.index_copy(d, which, k.index_select(d, which))
-            for n, k, d in zip(now, kept, dims, strict=True)
-        ]
+        merged = []
+        for new, old, dim in zip(now, kept, self.session.batch_dims, strict=True):
+            rows = old.index_select(dim, which)
+            merged.append(new.index_copy(dim, which, rows))
+        return merged
 
-    def _to_array(self, y: Tensor, gap: np.ndarray | None) -> np.ndarray:
+    def _to_array(
+        self,
+        y: Tensor,
+        gap: np.ndarray | None,
+    ) -> np.ndarray:
         out = y.cpu().numpy()
-        return out if gap is None else np.where(gap[:, :, None], np.nan, out).astype(out.dtype)
+        if gap is None:
+            return out
+        with_gaps = np.where(gap[:, :, None], np.nan, out)
+        return with_gaps.astype(out.dtype)
 
-    # -- small matters -------------------------------------------------------------------------------
+    # -- small matters -----------------------------------------------------------------------------
 
     def _sample_inputs(self) -> list[Tensor]:
-        return [
-            self._to_tensor(v)
-            for v in self.windows.cut(self.windows.segments[:4], 0, min(3, self.n_steps)).x
-        ]
+        rows = self.windows.segments[:4]
+        window = self.windows.cut(rows, 0, min(3, self.n_steps))
+        return [self._to_tensor(v) for v in window.x]
 
     def _window_size(self, model: nn.Module) -> tuple[int, int]:
         """Return the numbers of series and steps of a window."""
@@ -173,14 +192,13 @@ class Predictor:
             return self.windows.batchsize, self.windows.seqsize
         if self.n_series * self.n_steps <= SMALL_INPUT:
             return self.n_series, self.n_steps
-        width = sum(x.F for x in self.windows.x) + sum(
-            p.shape[0] for p in model.parameters() if p.dim() > 1
-        )
-        cells = max(1, MAX_ACTIVATION_BYTES // (width * self.dtype.itemsize))  # series times steps
-        n_series = min(
-            self.n_series,
-            max(min(MIN_SERIES, cells), cells // min(self.n_steps, MANY_SERIES_STEPS)),
-        )
+        n_features = sum(x.F for x in self.windows.x)
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        n_units = sum(p.shape[0] for p in matrices)
+        bytes_per_cell = (n_features + n_units) * self.dtype.itemsize
+        cells = max(1, MAX_ACTIVATION_BYTES // bytes_per_cell)  # series times steps
+        enough = cells // min(self.n_steps, MANY_SERIES_STEPS)
+        n_series = min(self.n_series, max(min(MIN_SERIES, cells), enough))
         return n_series, max(1, cells // n_series)
 
     def _require_equal_history(self) -> None:
@@ -188,9 +206,9 @@ class Predictor:
         NaN.
         """
         lengths = self.windows.segments.length
-        if any(x.kind == "int" for x in self.windows.x) and lengths.min() < min(
-            self.windows.overlap, lengths.max()
-        ):
+        has_integers = any(x.kind == "int" for x in self.windows.x)
+        needed = min(self.windows.overlap, lengths.max())
+        if has_integers and lengths.min() < needed:
             raise ShapeError(
                 "return_state with integer inputs and a model without recurrent state needs "
                 f"series of equal length, or of at least overlap={self.windows.overlap} steps; the "
@@ -201,9 +219,16 @@ class Predictor:
         return to_tensor(values, self.dtype, self.device)
 
 
-def _pad_history(inputs: list[Tensor], n: int) -> list[Tensor]:
+def _pad_history(
+    inputs: list[Tensor],
+    n: int,
+) -> list[Tensor]:
     """Return the last ``n`` inputs (n, B, F) of some series, NaN where they have fewer."""
-    return [
-        torch.cat([x.new_full((n - x.shape[0], *x.shape[1:]), torch.nan), x]) if len(x) < n else x
-        for x in inputs
-    ]
+    padded = []
+    for x in inputs:
+        n_missing = n - len(x)
+        if n_missing > 0:
+            missing = x.new_full((n_missing, *x.shape[1:]), torch.nan)
+            x = torch.cat([missing, x])
+        padded.append(x)
+    return padded

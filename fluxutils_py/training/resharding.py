@@ -14,7 +14,12 @@ from fluxutils_py.nn.recurrent import Recur, State, map_state
 from fluxutils_py.nn.states import recurrent_layers
 
 
-def reshard(thing: Any, states: Sequence[Any], rank: int, size: int) -> Any:
+def reshard(
+    thing: object,
+    states: Sequence[Any],
+    rank: int,
+    size: int,
+) -> Any:
     """Return the state of ``thing`` for one of ``size`` ranks, from its states on the ranks that
     saved it.
 
@@ -40,13 +45,16 @@ def require_shared_batches(batches: str | None, n_saved: int, size: int) -> None
     """
     if batches == "per_rank":
         raise LoadError(
-            f"the checkpoint is of {n_saved} rank{'s' * (n_saved > 1)} with batches of their own "
+            f"the checkpoint is of {n_saved} rank{'s' * (n_saved > 1)} with separate batches "
             f"(batches='per_rank'), and here {size} {'are' if size > 1 else 'is'}: start as many"
         )
 
 
 def reshard_rows(
-    model: nn.Module, states: Sequence[Sequence[State | None]], rank: int, size: int
+    model: nn.Module,
+    states: Sequence[Sequence[State | None]],
+    rank: int,
+    size: int,
 ) -> list[State | None]:
     """Return this rank's rows of recurrent states, from the states that each rank saved for its own
     rows.
@@ -61,7 +69,7 @@ def reshard_rows(
     rank, size : int
         The rank gets rows as in ``numpy.array_split``; None if it gets none.
     """
-    known = [part for part in states if part]
+    known = [part for part in states if part]  # ranks without rows saved nothing
     layers = recurrent_layers(model) if known else []
     return [
         _state_rows(layer, [part[i] for part in known], rank, size)
@@ -69,15 +77,22 @@ def reshard_rows(
     ]
 
 
-def _state_rows(layer: Recur, states: list[State | None], rank: int, size: int) -> State | None:
+def _state_rows(
+    layer: Recur,
+    states: list[State | None],
+    rank: int,
+    size: int,
+) -> State | None:
     parts = [s for s in states if s is not None]
     whole = layer.joined(parts) if parts else None
     if whole is None:
         return None
-    n = (whole if isinstance(whole, Tensor) else whole[0]).shape[layer.batch_dim]
-    share = array_split_slice(n, size, rank)
+    first = whole if isinstance(whole, Tensor) else whole[0]
+    share = array_split_slice(first.shape[layer.batch_dim], size, rank)
+    if share.start == share.stop:
+        return None
     where = (slice(None),) * layer.batch_dim + (share,)
-    return map_state(lambda t: t[where], whole) if share.start < share.stop else None
+    return map_state(lambda t: t[where], whole)
 
 
 def mean_of_buffers(
@@ -87,14 +102,24 @@ def mean_of_buffers(
     rank 0.
     """
     shares = torch.tensor(weights, dtype=torch.float64)
-    shares = shares / shares.sum() if shares.sum() else torch.full_like(shares, 1 / len(shares))
+    if not shares.sum():  # no rank has data: all count alike
+        shares = torch.ones_like(shares)
+    shares = shares / shares.sum()
+    means = {}
+    for name in buffers[0]:
+        values = [of_rank[name] for of_rank in buffers]
+        means[name] = _mean_of_buffer(values, shares)
+    return means
 
-    def mean(name: str, first: Tensor) -> Tensor:
-        parts = [b[name] for b in buffers]
-        if not first.is_floating_point() or all(torch.equal(first, p) for p in parts):
-            return first
-        return sum(
-            (p.double() * s for p, s in zip(parts, shares, strict=True) if s), first.new_zeros(())
-        ).to(first.dtype)
 
-    return {name: mean(name, first) for name, first in buffers[0].items()}
+def _mean_of_buffer(values: list[Tensor], shares: Tensor) -> Tensor:
+    first = values[0]
+    if not first.is_floating_point():
+        return first
+    if all(torch.equal(first, value) for value in values):
+        return first  # to the last bit, which a mean may lose
+    total = first.new_zeros(())
+    for value, share in zip(values, shares, strict=True):
+        if share:  # the buffer of a rank without data may be anything
+            total = total + value.double() * share
+    return total.to(first.dtype)

@@ -20,9 +20,8 @@ __all__ = [
     "sparse_categorical_accuracy",
 ]
 
-Measure = Callable[
-    ..., Any
-]  # takes a prediction and a target, or the arguments of update(); returns a number
+# Called with a prediction and a target, or with the arguments of update(); returns a number.
+Measure = Callable[..., Any]
 
 
 class MeanMetric:
@@ -63,7 +62,8 @@ class MeanMetric:
         *,
         metric_type: str = "metric",
     ) -> None:
-        self.measure, self.metric_type = measure, metric_type
+        self.measure = measure
+        self.metric_type = metric_type
         self.name = name or getattr(measure, "__name__", None) or type(self).__name__
         self.short_name = short_name or self.name
         self.reset()
@@ -90,23 +90,28 @@ class MeanMetric:
 
     def weighed(self, *values: Any, weight: float | Tensor = 1.0) -> tuple[float, float]:
         """Return the value of the measure and the weight of the step, without adding it."""
-        if len(values) == 2:
+        if len(values) == 2:  # a prediction and labels; else the arguments are the measure's own
             values, weight = self.without_extras(values, weight)
         if isinstance(weight, Tensor):
             return self._weighted_mean(values, weight)
-        return (self.measured(*values), float(weight)) if weight else (0.0, 0.0)
+        if not weight:  # do not measure: the value may be NaN
+            return 0.0, 0.0
+        return self.measured(*values), float(weight)
 
     def without_extras(self, values: Any, weight: float | Tensor) -> tuple[Any, float | Tensor]:
         """Move weights and mask from the labels to the weight, for measures that take one label."""
-        if not isinstance(values[0], Tensor) or not isinstance(values[1], tuple | list):
+        prediction, labels = values
+        if not isinstance(prediction, Tensor) or not isinstance(labels, tuple | list):
             return values, weight
         if not (takes_weights(self.measure) or needs_equal_shapes(self.measure)):
             return values, weight
-        target, among_labels = target_and_weight(values[1])
+        target, among_labels = target_and_weight(labels)
         if among_labels is None:
-            return (values[0], target), weight
-        each = among_labels.double()
-        return (values[0], target), each * weight if isinstance(weight, Tensor) else each
+            return (prediction, target), weight
+        weights = among_labels.double()
+        if isinstance(weight, Tensor):
+            weights = weights * weight
+        return (prediction, target), weights
 
     @torch.no_grad()
     def _weighted_mean(self, values: Sequence[Any], weight: Tensor) -> tuple[float, float]:
@@ -114,7 +119,7 @@ class MeanMetric:
         if not total:
             return 0.0, 0.0
         if self.measure is None or not weights_differ(weight):
-            return self.measured(*values), total
+            return self.measured(*values), total  # equal weights: the plain mean, of any measure
         if takes_weights(self.measure):
             return _as_number(self.measure(*values, weights=weight)), total
         require_equal_shapes(self.measure, *values[:2])
@@ -122,12 +127,14 @@ class MeanMetric:
         if not isinstance(each, Tensor) or each.ndim == 0:
             raise DataError(
                 f"the batch has weights, but metric {self.name!r} is a mean already: give it a "
-                "measure that is not "
-                'reduced, such as nn.MSELoss(reduction="none"), or one with an argument weights'
+                'measure that is not reduced, such as nn.MSELoss(reduction="none"), or one with an '
+                "argument weights"
             )
         weight = weight.double().expand_as(each)
         total = float(weight.sum())
-        return float(torch.where(weight != 0, each.double() * weight, 0).sum()) / total, total
+        # Not a product alone: elements of weight 0 may be NaN.
+        weighted = torch.where(weight != 0, each.double() * weight, 0)
+        return float(weighted.sum()) / total, total
 
     @torch.no_grad()
     def measured(self, *values: Any) -> float:
@@ -155,7 +162,8 @@ class MeanMetric:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
-        self.sum, self.weight = state["sum"], state["weight"]
+        self.sum = state["sum"]
+        self.weight = state["weight"]
 
 
 class EMAMetric(MeanMetric):
@@ -203,11 +211,12 @@ class EMAMetric(MeanMetric):
 
     def reset(self) -> None:
         """Forget all steps."""
-        self.value, self.count = 0.0, 0
+        self.value = 0.0
+        self.count = 0
 
     def add(self, value: float, weight: float) -> None:
         self.count += 1
-        new = max(self.new_example_weight, 1 / self.count)
+        new = max(self.new_example_weight, 1 / self.count)  # at first the plain mean
         self.value = (1 - new) * self.value + new * value
 
     def compute(self) -> float | None:
@@ -220,31 +229,36 @@ class EMAMetric(MeanMetric):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
-        self.value, self.count = state["value"], state["count"]
+        self.value = state["value"]
+        self.count = state["count"]
 
 
-def _as_number(value: Any) -> float:
-    return float(value.detach().double().mean()) if isinstance(value, Tensor) else float(value)
+def _as_number(value: Tensor | float) -> float:
+    if isinstance(value, Tensor):
+        value = value.detach().double().mean()
+    return float(value)
 
 
-# -- several metrics, and means over a batch -----------------------------------------------------------
+# -- several metrics, and means over a batch -------------------------------------------------------
 
 
-def metric_name(metric: Any) -> str:
+def metric_name(metric: object) -> str:
     """Return the ``name`` of a metric, or the name of its class."""
     return getattr(metric, "name", None) or type(metric).__name__
 
 
 def compute_all(metrics: Iterable[Any]) -> dict[str, Any]:
     """Return the values of metrics by name; scalars as numbers."""
-    values = {metric_name(metric): metric.compute() for metric in metrics}
-    return {
-        name: v.item() if isinstance(v, Tensor) and v.numel() == 1 else v
-        for name, v in values.items()
-    }
+    return {metric_name(metric): _without_tensor(metric.compute()) for metric in metrics}
 
 
-def n_elements(prediction: Any, weight: float | Tensor | None) -> float:
+def _without_tensor(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    return value
+
+
+def n_elements(prediction: object, weight: float | Tensor | None) -> float:
     """Return the amount of data in a batch: by its weight, else the prediction's size over all axes
     but the last.
     """
@@ -255,10 +269,12 @@ def n_elements(prediction: Any, weight: float | Tensor | None) -> float:
     first = prediction[0] if isinstance(prediction, tuple | list) else prediction
     if not isinstance(first, Tensor):
         return 1
-    return first.numel() // first.shape[-1] if first.ndim > 1 and first.shape[-1] else first.numel()
+    if first.ndim < 2 or not first.shape[-1]:
+        return first.numel()
+    return first.numel() // first.shape[-1]
 
 
-def weighted_mean(loss: Any, weight: float | Tensor | None) -> Tensor:
+def weighted_mean(loss: object, weight: float | Tensor | None) -> Tensor:
     """Return the mean of a loss as a scalar, weighted if there is a weight."""
     if not isinstance(loss, Tensor):
         raise TypeError(f"the loss must be a tensor, got {type(loss).__name__}")
@@ -267,18 +283,23 @@ def weighted_mean(loss: Any, weight: float | Tensor | None) -> Tensor:
     if loss.ndim == 0:
         raise ValueError(
             "the batch has weights, but the loss is a mean already: give the Trainer one that is "
-            "not reduced, such as "
-            'nn.MSELoss(reduction="none")'
+            'not reduced, such as nn.MSELoss(reduction="none")'
         )
     weight = weight.to(loss.dtype).expand_as(loss)
-    return torch.where(weight != 0, loss * weight, 0).sum() / (weight != 0).sum().clamp(min=1)
+    counts = weight != 0
+    # Elements of weight 0 may be NaN; without any other element the loss is 0.
+    total = torch.where(counts, loss * weight, 0).sum()
+    return total / counts.sum().clamp(min=1)
 
 
-# -- measures ------------------------------------------------------------------------------------------
+# -- measures --------------------------------------------------------------------------------------
 
 
 def binary_accuracy(
-    prediction: Tensor, target: Tensor, weights: Tensor | None = None, mask: Tensor | None = None
+    prediction: Tensor,
+    target: Tensor,
+    weights: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Share of probabilities on the side of their label, 0 or 1. Exactly 0.5 is a miss, as in
     gomlx.
@@ -292,7 +313,10 @@ def binary_accuracy(
 
 
 def binary_logits_accuracy(
-    prediction: Tensor, target: Tensor, weights: Tensor | None = None, mask: Tensor | None = None
+    prediction: Tensor,
+    target: Tensor,
+    weights: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Accuracy of logits, see :func:`binary_accuracy`; a logit of exactly 0 is a miss."""
     if prediction.squeeze().shape != target.squeeze().shape:
@@ -301,11 +325,15 @@ def binary_logits_accuracy(
             "shape"
         )
     target = target.reshape(prediction.shape)  # (B,) with (B, 1), as gomlx
-    return _share_of(torch.where(target > 0.5, prediction > 0, prediction < 0), weights, mask)
+    right = torch.where(target > 0.5, prediction > 0, prediction < 0)
+    return _share_of(right, weights, mask)
 
 
 def sparse_categorical_accuracy(
-    prediction: Tensor, target: Tensor, weights: Tensor | None = None, mask: Tensor | None = None
+    prediction: Tensor,
+    target: Tensor,
+    weights: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Share of labels that have the largest score. A label that ties with another class is a miss.
 
@@ -318,11 +346,12 @@ def sparse_categorical_accuracy(
     mask : Tensor of bool, optional
         Labels where it is False do not count.
     """
-    target = target.reshape(prediction.shape[:-1])
+    target = target.reshape(prediction.shape[:-1])  # (..., 1) too
     if target.is_floating_point():  # labels that do not count may be NaN
         target = target.nan_to_num(0.0)
     score = prediction.gather(-1, target.long().unsqueeze(-1))
-    return _share_of((prediction >= score).sum(-1) == 1, weights, mask)
+    n_as_large = (prediction >= score).sum(-1)  # the label itself included
+    return _share_of(n_as_large == 1, weights, mask)
 
 
 def _share_of(right: Tensor, weights: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -330,8 +359,10 @@ def _share_of(right: Tensor, weights: Tensor | None, mask: Tensor | None) -> Ten
     counts = torch.ones(right.shape, dtype=torch.float64, device=right.device)
     for factor in (weights, mask):
         if factor is not None:
-            same = factor.numel() == right.numel()
-            counts = counts * (factor.reshape(right.shape) if same else factor.expand_as(right))
+            if factor.numel() == right.numel():
+                counts = counts * factor.reshape(right.shape)
+            else:
+                counts = counts * factor.expand_as(right)
     return (right * counts).sum() / counts.sum()
 
 

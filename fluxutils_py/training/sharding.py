@@ -42,19 +42,22 @@ def shard(batch: Any, rank: int, size: int, axis: int = 0) -> Any:
     if not n:
         raise ShapeError(
             f"the batch, a {type(batch).__name__}, holds no arrays that {size} ranks could divide: "
-            "give each rank batches of its own (batches='per_rank'), or train each process by "
+            "give each rank separate batches (batches='per_rank'), or train each process by "
             "itself (comm=None)"
         )
     share = array_split_slice(n, size, rank)
     if share.start == share.stop:
         return None
     index = (slice(None),) * axis + (share,)
-    return tree_map(
-        lambda v: v[index] if _is_array(v) and v.ndim > axis and v.shape[axis] == n else v, batch
-    )
+
+    def part(leaf: Any) -> Any:
+        divided = _is_array(leaf) and leaf.ndim > axis and leaf.shape[axis] == n
+        return leaf[index] if divided else leaf
+
+    return tree_map(part, batch)
 
 
-def n_observations(batch: Any, axis: int = 0) -> int:
+def n_observations(batch: object, axis: int = 0) -> int:
     """Return the number of observations of a batch's arrays along an axis; 0 if there are no
     arrays.
 
@@ -67,7 +70,7 @@ def n_observations(batch: Any, axis: int = 0) -> int:
         leaf.shape[axis] for _, leaf in named_leaves(batch) if _is_array(leaf) and leaf.ndim > axis
     }
     n = max(lengths, default=0)
-    if lengths - {1, n}:
+    if lengths - {1, n}:  # what has one observation belongs to all, such as a scalar weight
         raise ShapeError(
             f"the arrays of the batch have {', '.join(map(str, sorted(lengths)))} observations "
             f"along axis {axis}: give them equally many, or set axis"
@@ -75,7 +78,7 @@ def n_observations(batch: Any, axis: int = 0) -> int:
     return n
 
 
-def digest(batch: Any) -> int:
+def digest(batch: object) -> int:
     """Return a 24-bit hash of a batch; of a large array it reads only some evenly spaced values.
 
     >>> (
@@ -90,13 +93,15 @@ def digest(batch: Any) -> int:
             crc = zlib.crc32(f"{path} {type(leaf).__name__}".encode(), crc)
             continue
         crc = zlib.crc32(f"{path} {tuple(leaf.shape)} {leaf.dtype}".encode(), crc)
+        # Equal strides along all axes, for about SAMPLE values spread over the whole array.
         stride = math.ceil((max(1, math.prod(leaf.shape)) / SAMPLE) ** (1 / max(1, leaf.ndim)))
         some = leaf[(slice(None, None, stride),) * leaf.ndim]
         if isinstance(some, Tensor):
+            # As bytes: NumPy has no bfloat16.
             some = some.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()
         crc = zlib.crc32(np.ascontiguousarray(some).tobytes(), crc)
     return crc & 0xFFFFFF
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     return isinstance(leaf, np.ndarray | Tensor)

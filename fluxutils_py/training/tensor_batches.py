@@ -39,9 +39,9 @@ class TensorBatches:
     rng : numpy.random.Generator, optional
         Shuffles the rows for each pass. None: no shuffling.
     rank, size : int
-        Which of ``size`` equal parts of every window to take: consecutive rows, or this rank's own,
-        if each rank has its own series. Batches of a part without rows hold only their index. All
-        ranks have equally many batches.
+        Which of ``size`` equal parts of every window to read: consecutive rows, or the series of
+        this rank if each rank has separate ones. Batches of a part without rows hold only their
+        index. All ranks have equally many batches.
     """
 
     def __init__(
@@ -53,8 +53,12 @@ class TensorBatches:
         rank: int = 0,
         size: int = 1,
     ) -> None:
-        self.windows, self.dtype, self.device, self.rng = windows, dtype, device, rng
-        self.rank, self.size = rank, size
+        self.windows = windows
+        self.dtype = dtype
+        self.device = device
+        self.rng = rng
+        self.rank = rank
+        self.size = size
         self._began: dict[str, Any] | None = None  # generator state at the start of the last pass
 
     def __len__(self) -> int:
@@ -75,21 +79,20 @@ class TensorBatches:
         indices: Iterator[WindowIndex] = islice(self.windows.indices(), n, None)
         if self.size > 1:
             indices = self._parts(indices)
-        indices = self._prefetch_ahead(indices)
+        indices = self._prefetch_ahead(indices)  # last, so that it fetches this rank's rows only
         if self.device.type == "cpu" and not self.windows.blocking:
             yield from map(self._load, indices)
             return
+        # Asked for here: the thread that loads ahead has another current stream.
         stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
 
         def load_ahead(index: WindowIndex) -> Minibatch:
-            with torch.cuda.stream(
-                stream
-            ):  # the training stream, so copies and kernels run in order
+            # The training stream, so that copies and kernels run in order.
+            with torch.cuda.stream(stream):
                 return self._load(index, background=True)
 
-        with BackgroundDataLoader.map(
-            load_ahead, indices, n=1
-        ) as ahead:  # reads the next during training on one
+        # Reads the next window while the training runs on this one.
+        with BackgroundDataLoader.map(load_ahead, indices, n=1) as ahead:
             yield from ahead
 
     def state_dict(self) -> dict[str, Any]:
@@ -117,7 +120,8 @@ class TensorBatches:
         group = part = None
         for index in indices:
             if part is None or index.segments is not group:
-                group, part = index.segments, self._own_rows(index.segments)
+                group = index.segments
+                part = self._own_rows(index.segments)
             yield replace(index, segments=part)
 
     def _own_rows(self, rows: Segments) -> Segments:

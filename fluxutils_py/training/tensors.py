@@ -11,11 +11,19 @@ from torch import Tensor
 from fluxutils_py.nn.kernels import library, n_threads
 
 SMALL_COPY = 4096  # values up to which plain NumPy copies are fastest
-_FLOATS = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}  # as csrc/kernels.h numbers them
+# As csrc/kernels.h numbers them.
+_FLOATS = {
+    np.dtype(np.float32): 0,
+    np.dtype(np.float64): 1,
+}
 
 
 def to_tensor(
-    values: np.ndarray, dtype: torch.dtype, device: torch.device, *, background: bool = False
+    values: np.ndarray,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    background: bool = False,
 ) -> Tensor:
     """Copy a window ``(S, B, F)`` of any memory order to a contiguous tensor.
 
@@ -31,7 +39,7 @@ def to_tensor(
     dtype : torch.dtype
     device : torch.device
     background : bool
-        Whether this runs beside training: then it uses one core instead of all.
+        Whether this runs during training: then it uses one core instead of all.
     """
     if values.dtype.kind in "iu":
         dtype = torch.int64
@@ -39,14 +47,23 @@ def to_tensor(
         values = values.astype(values.dtype.newbyteorder("="))
     on_gpu = device.type == "cuda"
     out = torch.empty(values.shape, dtype=dtype, pin_memory=on_gpu)
+    _fill(out, values, background)
+    if device.type == "cpu":
+        return out
+    # A copy from pinned memory to a GPU does not block; torch keeps the memory until it is done.
+    return out.to(device, non_blocking=on_gpu)
+
+
+def _fill(out: Tensor, values: np.ndarray, background: bool) -> None:
     if values.size <= SMALL_COPY:
         np.copyto(out.numpy(), values, casting="unsafe")
-        return out if device.type == "cpu" else out.to(device, non_blocking=on_gpu)
-    scattered = values.strides[-1] != values.itemsize
-    if not (scattered and copy_window(out.numpy(), values, threads=1 if background else None)):
-        _copy_values(out, gathered(values) if scattered else values, background)
-    # a copy from pinned memory to a GPU does not block; torch keeps the memory until it is done
-    return out if device.type == "cpu" else out.to(device, non_blocking=on_gpu)
+        return
+    if values.strides[-1] == values.itemsize:
+        _copy_values(out, values, background)
+        return
+    threads = 1 if background else None
+    if not copy_window(out.numpy(), values, threads):
+        _copy_values(out, gathered(values), background)
 
 
 def copy_window(out: np.ndarray, values: np.ndarray, threads: int | None = None) -> bool:
@@ -67,33 +84,42 @@ def copy_window(out: np.ndarray, values: np.ndarray, threads: int | None = None)
     bool
         True if it copied; if False, ``out`` is unchanged.
     """
-    codes, size, loaded = (
-        (_FLOATS.get(out.dtype), _FLOATS.get(values.dtype)),
-        values.itemsize,
-        library(),
-    )
-    if loaded is None or None in codes or values.ndim != 3 or not values.size:
+    out_code = _FLOATS.get(out.dtype)
+    code = _FLOATS.get(values.dtype)
+    size = values.itemsize
+    loaded = library()
+    if loaded is None or out_code is None or code is None:
         return False
-    if not values.flags.aligned or any(stride % size for stride in values.strides):
+    if values.ndim != 3 or not values.size:
+        return False
+    # The kernels count strides in values, not in bytes.
+    if not values.flags.aligned:
+        return False
+    if any(stride % size for stride in values.strides):
         return False
     strides = (stride // size for stride in values.strides)
     threads = n_threads() if threads is None else threads
-    return not loaded.copy_window(
-        out.ctypes.data, codes[0], values.ctypes.data, codes[1], *values.shape, *strides, threads
+    status = loaded.copy_window(
+        out.ctypes.data,
+        out_code,
+        values.ctypes.data,
+        code,
+        *values.shape,
+        *strides,
+        threads,
     )
+    return not status
 
 
 def _copy_values(out: Tensor, values: np.ndarray, background: bool) -> None:
     half = values.dtype == np.float16
     if half and not _torch_takes(values):
         values = np.array(values)
-    scattered = (
-        half or values.strides[-1] != values.itemsize
-    )  # torch transposes, and converts halves, faster than NumPy
+    # Torch transposes, and converts halves, faster than NumPy, but on all cores.
+    scattered = half or values.strides[-1] != values.itemsize
     if (scattered or not background) and _torch_takes(values):
-        out.copy_(
-            torch.from_numpy(values if values.flags.writeable else np.asarray(_Writable(values)))
-        )
+        writable = values if values.flags.writeable else np.asarray(_Writable(values))
+        out.copy_(torch.from_numpy(writable))
     else:
         np.copyto(out.numpy(), values, casting="unsafe")
 
@@ -106,20 +132,24 @@ def gathered(values: np.ndarray) -> np.ndarray:
     the cache, and is up to five times as fast as from a plain copy in memory order
     (benchmarks/bench_windows.py).
     """
-    extents = (
-        (n - 1) * abs(stride) for n, stride in zip(values.shape, values.strides, strict=True)
-    )
-    if values.ndim != 3 or sum(extents) + values.itemsize == values.nbytes:  # in one piece already
+    jumps = zip(values.shape, values.strides, strict=True)
+    extent = sum((n - 1) * abs(stride) for n, stride in jumps) + values.itemsize
+    if values.ndim != 3 or extent == values.nbytes:  # in one piece already
         return values
     along_steps = abs(values.strides[0]) <= abs(values.strides[1])
-    order, inverse = ((1, 2, 0), (2, 0, 1)) if along_steps else ((0, 2, 1), (0, 2, 1))
-    return np.ascontiguousarray(values.transpose(order)).transpose(inverse)
+    if along_steps:
+        in_memory_order = values.transpose(1, 2, 0)
+        return np.ascontiguousarray(in_memory_order).transpose(2, 0, 1)
+    in_memory_order = values.transpose(0, 2, 1)
+    return np.ascontiguousarray(in_memory_order).transpose(0, 2, 1)
 
 
 def _torch_takes(values: np.ndarray) -> bool:
     """Return whether torch can view this memory: no stride is negative or a fraction of a value."""
     size = values.itemsize
-    return size <= 8 and all(s >= 0 and s % size == 0 for s in values.strides)
+    if size > 8:
+        return False
+    return all(stride >= 0 and stride % size == 0 for stride in values.strides)
 
 
 class _Writable:
@@ -129,5 +159,7 @@ class _Writable:
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values  # keeps the memory alive
-        interface = values.__array_interface__
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+        interface = dict(values.__array_interface__)
+        address, _ = interface["data"]
+        interface["data"] = (address, False)
+        self.__array_interface__ = interface

@@ -73,7 +73,7 @@ class TrainState:
         The model's parameters, buffers and recurrent state stay unchanged. Gradients flow to
         ``model_vars``.
         """
-        kept = snapshot(self.model)
+        kept = snapshot(self.model)  # functional_call replaces tensors, but not recurrent states
         try:
             return functional_call(self.model, dict(model_vars), args, kwargs)
         finally:
@@ -94,5 +94,6 @@ class TrainState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
         self.model.load_state_dict(state["model"])
+        # After the model: the optimizer's state goes to the devices of the parameters.
         load_optimizer_state(self.opt, state["opt"])
         self.step = state["step"]

@@ -7,11 +7,19 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from fluxutils_py.validation import check_integer
 
 Clock = Callable[[], float]
+
+
+class SomeLoop(Protocol):
+    """What triggers read of a :class:`Loop`; most need only ``step``."""
+
+    step: int
+    start_step: int
+    record: dict[str, Any]
 
 
 class Trigger:
@@ -35,9 +43,9 @@ class Trigger:
     Notes
     -----
     A subclass defines ``_due(loop)`` and lists in ``_memory`` the attributes that a checkpoint must
-    hold. ``loop`` is a
-    :class:`Loop`; triggers that do not need the length of a run take any object with ``step``, the number of completed
-    steps. The loop calls :meth:`fires` exactly once after each step.
+    hold. ``loop`` is a :class:`Loop`; triggers that do not need the length of a run work with any
+    object with ``step``, the number of completed steps. The loop calls :meth:`fires` exactly once
+    after each step.
     """
 
     event = "step"
@@ -46,15 +54,15 @@ class Trigger:
     counters: frozenset[str] = frozenset(("count", "start_step", "seen", "origin"))  # no settings
     _memory: Sequence[str] = ()
 
-    def fires(self, loop: Any) -> bool:
+    def fires(self, loop: SomeLoop) -> bool:
         """Return whether the hook acts now. Call it exactly once after each step."""
         return self._due(loop)
 
-    def check(self, loop: Any) -> bool:
+    def check(self, loop: SomeLoop) -> bool:
         """Alias of :meth:`fires`, as in bobbin."""
         return self.fires(loop)
 
-    def acted(self, loop: Any) -> None:
+    def acted(self, loop: SomeLoop) -> None:
         """Note that the action has finished; the loop calls this after the action, even if it
         failed.
         """
@@ -63,7 +71,7 @@ class Trigger:
         """Return a copy that counts independently."""
         return copy.copy(self)
 
-    def _due(self, loop: Any) -> bool:
+    def _due(self, loop: SomeLoop) -> bool:
         raise NotImplementedError(f"{type(self).__name__} does not define _due(loop)")
 
     def __or__(self, other: Trigger) -> Trigger:
@@ -101,11 +109,12 @@ class AnyOf(Trigger):
         self.at_end = any(t.at_end for t in triggers)
         self.by_clock = any(t.by_clock for t in triggers)
 
-    def fires(self, loop: Any) -> bool:
+    def fires(self, loop: SomeLoop) -> bool:
+        # All of them, not up to the first that fires: each counts its own steps.
         self._firing = [t for t in self.triggers if t.fires(loop)]
         return bool(self._firing)
 
-    def acted(self, loop: Any) -> None:
+    def acted(self, loop: SomeLoop) -> None:
         for t in self._firing:
             t.acted(loop)
 
@@ -120,7 +129,7 @@ class AnyOf(Trigger):
             t.load_state_dict(s)
 
 
-# -- by steps and epochs -------------------------------------------------------------------------------
+# -- by steps and epochs ---------------------------------------------------------------------------
 
 
 class EveryNSteps(Trigger):
@@ -138,10 +147,11 @@ class EveryNSteps(Trigger):
     _memory = ("origin",)
 
     def __init__(self, n: int, *, relative: bool = False) -> None:
-        self.n, self.relative = check_integer("n", n, 1), relative
+        self.n = check_integer("n", n, 1)
+        self.relative = relative
         self.origin: int | None = None if relative else 0
 
-    def _due(self, loop: Any) -> bool:
+    def _due(self, loop: SomeLoop) -> bool:
         if self.origin is None:
             self.origin = loop.step - 1
         return (loop.step - self.origin) % self.n == 0
@@ -155,18 +165,20 @@ class EveryNEpochs(Trigger):
     def __init__(self, n: int) -> None:
         self.n = check_integer("n", n, 1)
 
-    def _due(self, loop: Any) -> bool:
+    def _due(self, loop: SomeLoop) -> bool:
         return loop.record["epoch"] % self.n == 0
 
 
 class AtSteps(Trigger):
-    """Fire after the given steps: ``AtSteps(10)``, ``AtSteps(10, 100)`` or ``AtSteps((10, 100))``."""
+    """Fire after the given steps: ``AtSteps(10)``, ``AtSteps(10, 20)`` or ``AtSteps((10, 20))``."""
 
     def __init__(self, *steps: int | Iterable[int]) -> None:
-        flat = [n for given in steps for n in (given if isinstance(given, Iterable) else [given])]
+        flat: list[int] = []
+        for argument in steps:
+            flat += argument if isinstance(argument, Iterable) else [argument]
         self.steps = frozenset(check_integer("a step", n, 0) for n in flat)
 
-    def _due(self, loop: Any) -> bool:
+    def _due(self, loop: SomeLoop) -> bool:
         return loop.step in self.steps
 
 
@@ -182,9 +194,11 @@ class AtFirstNSteps(Trigger):
     """
 
     def __init__(self, n: int, of_process: bool = False) -> None:
-        self.n, self.of_process, self.seen = check_integer("n", n, 0), of_process, 0
+        self.n = check_integer("n", n, 0)
+        self.of_process = of_process
+        self.seen = 0
 
-    def _due(self, loop: Any) -> bool:
+    def _due(self, loop: SomeLoop) -> bool:
         self.seen += 1
         return (self.seen if self.of_process else loop.step) <= self.n
 
@@ -206,27 +220,32 @@ class NTimes(Trigger):
     _memory = ("count", "start_step")
 
     def __init__(self, n: int) -> None:
-        self.n, self.count, self.start_step = check_integer("n", n, 1), 0, -1
+        self.n = check_integer("n", n, 1)
+        self.count = 0
+        self.start_step = -1
 
-    def _due(self, loop: Any) -> bool:
+    def _due(self, loop: SomeLoop) -> bool:
         end_step = getattr(loop, "end_step", None)
         if end_step is None or end_step <= loop.start_step:
             return False
         if self.start_step != loop.start_step:  # another run
-            self.start_step, self.count = loop.start_step, 0
+            self.start_step = loop.start_step
+            self.count = 0
         if loop.step == end_step and not self._is_estimate(loop):
             return True  # as a step, so that loop_step is that of the last step
-        n_steps, before = end_step - loop.start_step, self.count
-        self.count = max(before, min((loop.step - loop.start_step) * self.n // n_steps, self.n - 1))
+        n_steps = end_step - loop.start_step
+        before = self.count
+        # The last of the n times is kept for the end, which an estimate may put too early.
+        n_taken = loop.step - loop.start_step
+        reached = min(n_taken * self.n // n_steps, self.n - 1)
+        self.count = max(before, reached)
         return self.count > before
 
     @staticmethod
-    def _is_estimate(loop: Any) -> bool:
+    def _is_estimate(loop: object) -> bool:
         """Return whether the end of the run is known from earlier epochs only."""
-        return (
-            getattr(loop, "n_epochs", None) is not None
-            and getattr(loop, "steps_per_epoch", None) is None
-        )
+        n_epochs = getattr(loop, "n_epochs", None)
+        return n_epochs is not None and getattr(loop, "steps_per_epoch", None) is None
 
 
 class Exponential(Trigger):
@@ -257,27 +276,24 @@ class Exponential(Trigger):
     """
 
     def __init__(self, start: int, factor: float, at_end: bool = False) -> None:
-        self.start, self.factor, self.at_end = (
-            check_integer("start", start, 1),
-            float(factor),
-            at_end,
-        )
+        self.start = check_integer("start", start, 1)
+        self.factor = float(factor)
+        self.at_end = at_end
         if not 1 <= self.factor < math.inf:
             raise ValueError(f"factor must be at least 1, got {factor!r}")
         self._next = self._distance = self.start
 
-    def _due(self, loop: Any) -> bool:
+    def _due(self, loop: SomeLoop) -> bool:
         if loop.step - 1 < self._next - self._distance:  # the loop restored an earlier step
             self._next = self._distance = self.start
         while self._next < loop.step - 1:
-            self._distance = math.floor(
-                self._distance * self.factor + 0.5
-            )  # round() rounds halves to even
+            # round() would round halves to even.
+            self._distance = math.floor(self._distance * self.factor + 0.5)
             self._next += self._distance
         return loop.step - 1 == self._next
 
 
-# -- by time -------------------------------------------------------------------------------------------
+# -- by time ---------------------------------------------------------------------------------------
 
 
 class EveryNSeconds(Trigger):
@@ -302,6 +318,7 @@ class EveryNSeconds(Trigger):
     """
 
     by_clock = True
+    # Exactly ``seconds`` is enough here, and not for bobbin's trigger below.
     _reached = staticmethod(operator.ge)
 
     def __init__(
@@ -312,35 +329,34 @@ class EveryNSeconds(Trigger):
         *,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.seconds, self.at_end, self.fire_at_zero, self.clock = (
-            float(seconds),
-            at_end,
-            fire_at_zero,
-            clock,
-        )
+        self.seconds = float(seconds)
+        self.at_end = at_end
+        self.fire_at_zero = fire_at_zero
+        self.clock = clock
         if not self.seconds >= 0:
             raise ValueError(f"the time must be a number of seconds, 0 or more, got {seconds!r}")
         self._since: float | None = None
 
-    def _due(self, loop: Any) -> bool:
+    def _due(self, loop: SomeLoop) -> bool:
         now = self.clock()
-        due = (
-            self.fire_at_zero
-            if self._since is None
-            else self._reached(now - self._since, self.seconds)
-        )
-        if due or self._since is None:
+        if self._since is None:  # the first step
+            self._since = now
+            return self.fire_at_zero
+        due = self._reached(now - self._since, self.seconds)
+        if due:
             self._since = now
         return due
 
-    def acted(self, loop: Any) -> None:
+    def acted(self, loop: SomeLoop) -> None:
         self._since = self.clock()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"elapsed": None if self._since is None else self.clock() - self._since}
+        elapsed = None if self._since is None else self.clock() - self._since
+        return {"elapsed": elapsed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._since = None if state["elapsed"] is None else self.clock() - state["elapsed"]
+        elapsed = state["elapsed"]
+        self._since = None if elapsed is None else self.clock() - elapsed
 
 
 class ForEachTSeconds(EveryNSeconds):
@@ -355,7 +371,7 @@ class ForEachTSeconds(EveryNSeconds):
     ) -> None:
         super().__init__(seconds, fire_at_zero=fire_at_zero, clock=clock)
 
-    def acted(self, loop: Any) -> None:
+    def acted(self, loop: SomeLoop) -> None:
         pass
 
 

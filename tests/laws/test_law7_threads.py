@@ -348,7 +348,7 @@ def test_batch_normalisation_is_refused_before_anything_is_learnt(task):
         fit(task, 2, model=Norm(nn.BatchNorm1d(7)))
     assert str(error.value) == (
         "'norm' (BatchNorm1d) normalises over the whole minibatch, which is divided over threads: "
-        "train with n_jobs=1, or take nn.LayerNorm or nn.GroupNorm"
+        "train with n_jobs=1, or use nn.LayerNorm or nn.GroupNorm"
     )
     frozen = Norm(Frozen(7))
     assert_alike(*(fit(task, n, model=frozen) for n in (1, 2)), 1e-12)

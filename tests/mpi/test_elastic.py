@@ -37,7 +37,7 @@ def test_fits_that_go_on_with_every_other_number_of_ranks_end_as_one_process(fou
 def test_batches_of_each_ranks_own_need_as_many_ranks(ran):
     said = json.loads((ran("elastic", 4) / "said.json").read_text())["per_rank"]
     assert said.endswith(
-        "does not fit, its loop: the checkpoint is of 2 ranks with batches of their own "
+        "does not fit, its loop: the checkpoint is of 2 ranks with separate batches "
         "(batches='per_rank'), and here 1 is: start as many"
     )
 

@@ -7,8 +7,8 @@ import pytest
 FIRE = "OSError: disk on fire"
 DIFFERENT = (
     "RankError: ranks were given different batches, or unequally many: give every rank the same "
-    "ones (seed alike what draws or shuffles them), of which each takes its share; or set "
-    "batches='per_rank', if each rank has batches of its own"
+    "ones (seed alike what draws or shuffles them), of which each computes its share; or set "
+    "batches='per_rank', if each rank has separate batches"
 )
 REFUSED = (
     "RuntimeError: training is for all ranks, but called in a hook or function that each rank runs "

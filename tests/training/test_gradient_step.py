@@ -13,6 +13,7 @@ from fluxutils_py.gomlx import Trainer, WeightedLoss
 from fluxutils_py.nn import LSTM
 from fluxutils_py.praytools.functional import ptrain, train, ttrain
 from fluxutils_py.training import Loop, TrainState
+from fluxutils_py.training.function_step import FunctionStep
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
 from fluxutils_py.training.running_metrics import MeanMetric
 
@@ -111,7 +112,7 @@ def test_every_way_tells_of_what_is_not_finite_in_the_same_words(way):
 def test_an_infinite_gradient_is_an_error_in_its_own_step_while_others_wait():
     p = nn.Parameter(torch.ones(2))
     losses = {1: lambda: p.sum(), 2: lambda: (p - p.detach()).abs().sqrt().sum()}
-    step = GradientStep(lambda k: BatchLoss(losses[k]()), sgd([p]), accumulate=5)
+    step = FunctionStep(lambda k: BatchLoss(losses[k]()), sgd([p]), accumulate=5)
     step(1)
     with pytest.raises(
         FloatingPointError, match=r"^gradient norm is nan; the parameters are as before"
@@ -122,12 +123,15 @@ def test_an_infinite_gradient_is_an_error_in_its_own_step_while_others_wait():
 
 def test_without_an_optimizer_gradients_are_observed_and_nothing_changes():
     p, seen = nn.Parameter(torch.tensor([1.0, 2.0])), []
-    step = GradientStep(
-        lambda b: BatchLoss((p * b).sum()),
-        None,
-        params=[p],
-        observe=lambda g: seen.append(g.clone()),
-    )
+
+    class Observed(GradientStep):
+        def compute_loss(self, batch):
+            return BatchLoss((p * batch).sum())
+
+        def observe(self, gradient):
+            seen.append(gradient.clone())
+
+    step = Observed(None, params=[p])
     info = step(torch.tensor([3.0, 4.0]))
     assert (info.batch_loss, step.n_updates) == (11, 0)
     assert torch.equal(seen[0], torch.tensor([3.0, 4.0]))

@@ -16,7 +16,7 @@ from fluxutils_py.praytools.threaded_gradients import (
     pgradient,
     tgradient,
 )
-from fluxutils_py.training.gradients import tree_reduce
+from fluxutils_py.training.gradients import map_in_threads, tree_reduce
 
 
 @pytest.fixture
@@ -195,3 +195,14 @@ def test_gradients_have_the_memory_order_of_their_parameters():
     model(x).square().mean().backward()
     assert gradient.stride() == model.weight.stride()
     torch.testing.assert_close(gradient, model.weight.grad)
+
+
+def test_parts_run_in_threads_that_may_not_change_a_model():
+    norm = nn.BatchNorm1d(2)
+    with Threads(2) as threads:
+        assert map_in_threads(lambda k: k + 1, [1, 2, 3], None, threads) == [2, 3, 4]
+        one = map_in_threads(norm, [torch.zeros(3, 2)], norm, threads)
+        assert one[0].shape == (3, 2)
+        for known in (norm, None):  # found as it runs, if only its parameters are known
+            with pytest.raises(ValueError, match="normalises over the whole minibatch"):
+                map_in_threads(norm, [torch.zeros(3, 2)] * 2, known, threads)

@@ -12,7 +12,8 @@ from fluxutils_py.bobbin import TaskStep, TrainTask
 from fluxutils_py.gomlx import Trainer
 from fluxutils_py.praytools.functional import ptrain, train
 from fluxutils_py.training import Loop, TrainState
-from fluxutils_py.training.gradient_step import MOST_SKIPPED, BatchLoss, GradientStep, LossScale
+from fluxutils_py.training.function_step import FunctionStep
+from fluxutils_py.training.gradient_step import MOST_SKIPPED, BatchLoss, LossScale
 
 LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -59,7 +60,7 @@ def test_a_step_is_that_of_torch_and_skips_what_overflows(precision, defer, clip
     model, expected, data = net(), net(), batches(12)
     mean_square = lambda batch: BatchLoss((model(batch[0]).float() - batch[1]).square().mean(), 7.0)  # noqa: E731
     opt = adamw(model.parameters())
-    step = GradientStep(
+    step = FunctionStep(
         mean_square, opt, model, clip=clip, accumulate=accumulate, precision=precision, defer=defer
     )
     losses, scales = [], []
@@ -149,7 +150,7 @@ def test_every_way_to_train_has_it(way, precision):
 
 def test_a_loss_that_is_infinite_and_too_many_gradients_are_errors():
     p = nn.Parameter(torch.ones(2))
-    step = GradientStep(
+    step = FunctionStep(
         lambda k: BatchLoss((p * k).sum()), adamw([p]), params=[p], precision="float16"
     )
     step(torch.tensor(1.0))
@@ -157,7 +158,7 @@ def test_a_loss_that_is_infinite_and_too_many_gradients_are_errors():
     with pytest.raises(FloatingPointError, match=r"^loss is inf"):
         step(torch.tensor(torch.inf))
     step.discard()
-    infinite = GradientStep(
+    infinite = FunctionStep(
         lambda k: BatchLoss((p - p.detach()).abs().sqrt().sum()), adamw([p]), precision="float16"
     )
     for _ in range(MOST_SKIPPED - 1):
@@ -166,7 +167,7 @@ def test_a_loss_that_is_infinite_and_too_many_gradients_are_errors():
         FloatingPointError, match=rf"infinite or NaN in {MOST_SKIPPED} updates in a row.*bfloat16"
     ):
         infinite(1)
-    late = GradientStep(
+    late = FunctionStep(
         lambda k: BatchLoss((p - p.detach()).abs().sqrt().sum()),
         adamw([p]),
         precision="float16",

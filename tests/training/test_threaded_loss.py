@@ -146,11 +146,11 @@ def test_parts_without_anything_to_learn_count_nothing():
 
     cut = shares(lambda batch, i, n: batch[i::2] if i < 2 else None)
     with Threads(3) as threads:
-        loss = ThreadedLoss(compute, None, [p], threads, cut)
-        found = loss(torch.tensor([0.0, 1.0, 0.0, 3.0]))
+        loss = ThreadedLoss(compute, None, threads, cut)
+        found = loss(torch.tensor([0.0, 1.0, 0.0, 3.0]), [p])
         assert (found.loss, found.n_live, found.numbers) == (4.0, 2, [1.0])
         assert found.gradients[0] == 2
-        assert loss(torch.zeros(4)) is None
+        assert loss(torch.zeros(4), [p]) is None
 
 
 def test_parts_of_predictions_are_joined():
