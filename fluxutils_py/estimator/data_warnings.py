@@ -367,6 +367,11 @@ def _looks_like_time(frame: Any) -> str | None:
     return None
 
 
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn, at the line outside this package that led here."""
+    warnings.warn(message, category, stacklevel=levels_to_caller())
+
+
 def levels_to_caller() -> int:
     """Return the ``stacklevel`` of the line outside this package that led here."""
     level, frame = 1, sys._getframe(1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from os import PathLike
 from typing import Any, Self
 
 import numpy as np
@@ -13,6 +15,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fluxutils_py.estimator.estimator_settings import Settings
+from fluxutils_py.estimator.fit_data import FitRequest
+from fluxutils_py.estimator.fitted_parts import FittedParts
 from fluxutils_py.estimator.fitting import run_evaluate, run_fit
 from fluxutils_py.estimator.model_export import export
 from fluxutils_py.estimator.nested_parameters import HtmlReprMixin
@@ -21,8 +25,6 @@ from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.scoring import run_score
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.estimator.streaming import EstimatorStream
-from fluxutils_py.inputs.inputs import InputLayout, InputSchema
-from fluxutils_py.inputs.target_codec import TargetCodec
 from fluxutils_py.parallel import get_communicator
 
 
@@ -173,23 +175,39 @@ class Estimator(HtmlReprMixin, BaseEstimator):
     __metadata_request__fit = {"x": UNUSED}  # noqa: RUF012  the protocol wants a dict
     __metadata_request__partial_fit = {"x": UNUSED}  # noqa: RUF012
     __metadata_request__predict = {"x": UNUSED}  # noqa: RUF012
+    __metadata_request__score = {"x": UNUSED}  # noqa: RUF012
+
+    # set by fit; see the docstring for the public ones
+    model_: Any  # the user's class of nn.Module, with attributes that only the user knows
+    optimizer_: Optimizer
+    loss_: float
+    grad_: Tensor
+    loss_curve_: list[float]
+    validation_loss_curve_: list[float]
+    history_: list[dict[str, Any]]
+    n_iter_: int
+    n_features_in_: int | tuple[int, ...]
+    n_outputs_: int | tuple[int, ...]
+    feature_names_in_: np.ndarray
+    classes_: np.ndarray
+    fitted_parts_: FittedParts
 
     def __init__(
         self,
-        model: Any = None,
-        loss: Any = None,
-        opt: Any = None,
-        spec: Any = None,
+        model: object = None,
+        loss: object = None,
+        opt: object = None,
+        spec: object = None,
         *,
-        comm: Any = "auto",
+        comm: object = "auto",
         scaling: str = "weak",
         n_jobs: int | None = None,
-        device: Any = None,
-        compile: Any = False,
-        callbacks: Any = None,
+        device: object = None,
+        compile: object = False,
+        callbacks: object = None,
         warm_start: bool = False,
-        random_state: Any = None,
-        verbose: Any = "auto",
+        random_state: object = None,
+        verbose: object = "auto",
         target: str = "auto",
     ) -> None:
         self.model = model
@@ -209,14 +227,14 @@ class Estimator(HtmlReprMixin, BaseEstimator):
 
     def fit(
         self,
-        x: Any,
-        y: Any,
-        sample_weight: Any = None,
+        x: object,
+        y: object,
+        sample_weight: object = None,
         *,
-        validation_data: Any = None,
+        validation_data: object = None,
         epochs: int | None = None,
-        lengths: Any = None,
-        starts: Any = None,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
     ) -> Self:
         """Train on series.
@@ -287,25 +305,30 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         ``partial_fit``), the estimator keeps what it has learnt, as after ``KeyboardInterrupt``. An
         error before the first update changes nothing.
         """
-        how = {
-            "lengths": lengths,
-            "starts": starts,
-            "epochs": epochs,
-            "resume": self.warm_start,
-            "sharded": sharded,
-        }
-        how["expects_to_learn"] = not self.warm_start
-        run_fit(self, x, y, sample_weight, validation_data, can_hold_out=True, **how)
+        request = FitRequest(
+            x,
+            y,
+            sample_weight,
+            validation_data,
+            lengths=lengths,
+            starts=starts,
+            epochs=epochs,
+            sharded=sharded,
+            resume=self.warm_start,
+            can_hold_out=True,
+            expects_to_learn=not self.warm_start,
+        )
+        run_fit(self, request)
         return self
 
     def partial_fit(
         self,
-        x: Any,
-        y: Any,
-        sample_weight: Any = None,
+        x: object,
+        y: object,
+        sample_weight: object = None,
         *,
-        lengths: Any = None,
-        starts: Any = None,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
     ) -> Self:
         """Train for one more epoch, on these series, from where the last ``fit`` or ``partial_fit``
@@ -314,19 +337,28 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         Model, optimizer, learning-rate schedule, random generator and history continue; the state
         starts from zero. The first call builds them. Parameters are those of :meth:`fit`.
         """
-        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
-        run_fit(self, x, y, sample_weight, epochs=1, resume=True, **how)
+        request = FitRequest(
+            x,
+            y,
+            sample_weight,
+            lengths=lengths,
+            starts=starts,
+            epochs=1,
+            sharded=sharded,
+            resume=True,
+        )
+        run_fit(self, request)
         return self
 
     def predict(
         self,
-        x: Any,
-        out: Any = None,
+        x: object,
+        out: object = None,
         *,
         state: list[Tensor] | None = None,
         return_state: bool = False,
-        lengths: Any = None,
-        starts: Any = None,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
     ) -> np.ndarray | Any:  # Any: what it is beside an array, the arguments and the model decide
         """Return the model's outputs for series.
@@ -378,13 +410,17 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             If ``x``, ``out`` or ``state`` do not fit the model, or ``x`` has single NaNs or
             infinities.
         """
-        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
-        return run_predict(self, x, out, "predict", state=state, return_state=return_state, **how)
-
-    _layout: InputLayout  # of the inputs of the first fit
-    _codec: TargetCodec
-
-    __metadata_request__score = {"x": UNUSED}  # noqa: RUF012  the protocol wants a dict
+        return run_predict(
+            self,
+            x,
+            out,
+            "predict",
+            state=state,
+            return_state=return_state,
+            lengths=lengths,
+            starts=starts,
+            sharded=sharded,
+        )
 
     def stream(
         self, n_series: int = 1, state: list[Tensor] | None = None, *, method: str = "predict"
@@ -421,12 +457,12 @@ class Estimator(HtmlReprMixin, BaseEstimator):
 
     def score(
         self,
-        x: Any,
-        y: Any,
-        sample_weight: Any = None,
+        x: object,
+        y: object,
+        sample_weight: object = None,
         *,
-        lengths: Any = None,
-        starts: Any = None,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
     ) -> float:
         """Return a score of the predictions, pooled over all live steps of all series; higher is
@@ -436,17 +472,17 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         feature's mean); for classifiers, or with a cross-entropy loss and integer targets, the
         accuracy. Steps without a target do not count. For the parameters see :meth:`fit`.
         """
-        return run_score(self, x, y, sample_weight, lengths, starts, sharded)
+        return run_score(self, x, y, sample_weight, lengths=lengths, starts=starts, sharded=sharded)
 
     def evaluate(
         self,
-        x: Any,
-        y: Any,
-        sample_weight: Any = None,
+        x: object,
+        y: object,
+        sample_weight: object = None,
         *,
         gradient: bool = False,
-        lengths: Any = None,
-        starts: Any = None,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
     ) -> Any:
         """Return the loss on data, and optionally its gradient, without training.
@@ -471,10 +507,10 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         Source: ``fit!`` of FluxUtils.jl with ``runopt=false``, or, without the gradient, with
         ``runback=false``.
         """
-        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
-        return run_evaluate(self, x, y, sample_weight, gradient=gradient, **how)
+        request = FitRequest(x, y, sample_weight, lengths=lengths, starts=starts, sharded=sharded)
+        return run_evaluate(self, request, gradient=gradient)
 
-    def save(self, path: Any) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write the fitted estimator to one file, which is never half-written; see :meth:`load`.
 
         The file holds parameters, optimizer, history, settings, and the structure of models built
@@ -488,11 +524,16 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             Before ``fit``.
         """
         check_is_fitted(self, "model_")
-        if get_communicator(self._resolved_params().comm).rank == 0:
+        if get_communicator(self.resolved_params().comm).rank == 0:
             save_estimator(self, path)
 
     def export(
-        self, path: Any, format: str = "onnx", *, input_names: Any = None, output_names: Any = None
+        self,
+        path: str | PathLike[str],
+        format: str = "onnx",
+        *,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
     ) -> None:
         """Write the fitted estimator to a file that runs without this package; see
         :func:`fluxutils_py.export`.
@@ -502,7 +543,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         export(self, path, format, input_names=input_names, output_names=output_names)
 
     @classmethod
-    def load(cls, path: Any, **arguments: Any) -> Self:
+    def load(cls, path: str | PathLike[str], **arguments: Any) -> Self:
         """Read an estimator that :meth:`save` wrote. It runs no code from the file, so files from
         strangers are safe.
 
@@ -525,17 +566,12 @@ class Estimator(HtmlReprMixin, BaseEstimator):
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _resolved_params(self) -> Settings:
-        """Return the constructor's arguments, with defaults in place of None."""
-        return Settings.from_estimator(self)
+    def resolved_params(self) -> Settings:
+        """Return the constructor's arguments, with defaults in place of None.
 
-    def _input_schema(self, fitted: bool = True) -> InputSchema:
-        """Return the requirements on inputs; after a fit, also its layout."""
-        return InputSchema(
-            type(self).__name__,
-            getattr(self, "n_timesteps", None),
-            fitted=self._layout if fitted else None,
-        )
+        Internal, as is ``fitted_parts_``: both may change without notice.
+        """
+        return Settings.from_estimator(self)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -545,9 +581,8 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         return tags
 
     def __sklearn_clone__(self) -> Self:
-        made = super().__sklearn_clone__()
-        if isinstance(
-            getattr(self, "opt", None), Optimizer
-        ):  # one copy: it stays bound to the model
-            made.model, made.opt = copy.deepcopy((self.model, self.opt))
-        return made
+        cloned = super().__sklearn_clone__()
+        if isinstance(getattr(self, "opt", None), Optimizer):
+            # copied together, so that the optimizer stays bound to the parameters of the model
+            cloned.model, cloned.opt = copy.deepcopy((self.model, self.opt))
+        return cloned

@@ -317,7 +317,7 @@ def export(
         return model.export(path, format)
     transformers, est, of_targets = _parts(model)
     graph, context = _graph(est, transformers, of_targets)
-    classes = est._codec.classes
+    classes = est.fitted_parts_.codec.classes
     names_in = _names("input", input_names, len(graph.inputs), "x")
     default_out = ["label", "probabilities"] if classes is not None else None
     names_out = _names("output", output_names, len(graph.outputs), "y", default_out)
@@ -328,7 +328,7 @@ def export(
         )
     as_texts = classes is not None and classes.dtype.kind not in "iufb"
     texts = {names_out[0]: [str(c) for c in classes]} if as_texts else None
-    if get_communicator(est._resolved_params().comm).rank == 0:
+    if get_communicator(est.resolved_params().comm).rank == 0:
         write_graph(
             path,
             graph,
@@ -388,7 +388,7 @@ def check_export(path: Any, model: Any, x: Any, *, tolerance: float | None = Non
     n_series, n_steps = xs[0].shape[1:]
     want, state, probabilities = _streamed(model, xs)
     if tolerance is None:
-        low = read_spec(_parts(model)[1]._resolved_params().spec).precision != "float32"
+        low = read_spec(_parts(model)[1].resolved_params().spec).precision != "float32"
         tolerance = 0.05 if low else 1e-5
     windows = [a.transpose(2, 1, 0) for a in xs]
     largest = 0.0
@@ -425,7 +425,9 @@ def _streamed(
     """Return outputs (T, N, G) and final states of a stream, and the probabilities of a classifier."""
     n_series, n_steps = xs[0].shape[1:]
     methods = (
-        ["predict", "predict_proba"] if _parts(model)[1]._codec.classes is not None else ["predict"]
+        ["predict", "predict_proba"]
+        if _parts(model)[1].fitted_parts_.codec.classes is not None
+        else ["predict"]
     )
     outputs: list[np.ndarray] = []
     for method in methods:
@@ -460,7 +462,7 @@ def _parts(model: Any) -> tuple[list[tuple[str, Any]], Any, list[Any]]:
     if hasattr(model, "estimator") and hasattr(model, "refit"):
         check_is_fitted(model)
         raise TypeError(f"{name} has no best estimator to export: fit it with refit=True")
-    if not hasattr(model, "_layout") and not hasattr(model, "stream"):
+    if not hasattr(model, "fitted_parts_") and not hasattr(model, "stream"):
         raise TypeError(
             f"{name} cannot be exported; export takes estimators of this package, pipelines of "
             "scalers and imputers and one of them, TransformedTargetRegressor around these, and "
@@ -531,7 +533,7 @@ def _graph(
     est: Any, transformers: list[tuple[str, Any]], of_targets: list[Any]
 ) -> tuple[Graph, int]:
     """Return the graph, and how many inputs it keeps as context."""
-    layout, codec = est._layout, est._codec
+    layout, codec = est.fitted_parts_.layout, est.fitted_parts_.codec
     features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
     dtype = next(iter(est.model_.parameters()), torch.empty(0)).dtype
     generator = torch.Generator().manual_seed(0)
@@ -558,7 +560,7 @@ def _graph(
                 f"{type(est.model_).__name__} takes whole windows and cannot follow an imputer "
                 "that looks back; take SequenceImputer() of another strategy"
             )
-        overlap = int(read_spec(est._resolved_params().spec).overlap)
+        overlap = int(read_spec(est.resolved_params().spec).overlap)
         window = ContextWindow(est.model_, samples, overlap)
         return Graph(inputs, before, after=after, window=window, gaps=True), overlap
     step = ModelStep(est.model_, samples)
@@ -600,10 +602,10 @@ def _names(
 
 
 def _metadata(model: Any, est: Any) -> dict[str, Any]:
-    codec = est._codec
+    codec = est.fitted_parts_.codec
     names = getattr(model, "feature_names_in_", getattr(est, "feature_names_in_", None))
     if (
-        names is not None and len(names) != est._layout.features
+        names is not None and len(names) != est.fitted_parts_.layout.features
     ):  # of all columns of rows that hold whole series
         names = None
     scale = codec.scale

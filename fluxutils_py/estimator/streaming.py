@@ -120,7 +120,7 @@ class EstimatorStream:
         check_integer("n_series", n_series, 1, error=SpecError)
         self.n_series = int(n_series)
         self.transforms: list[Transform] = [_find_decoder(est, method)]
-        layout = est._layout
+        layout = est.fitted_parts_.layout
         features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
         self._shapes = [(int(n), self.n_series) for n in features]
         first = next(est.model_.parameters(), torch.empty(0))
@@ -134,7 +134,7 @@ class EstimatorStream:
                 for n, d in pairs
             ]
 
-        spec = read_spec(est._resolved_params().spec)
+        spec = read_spec(est.resolved_params().spec)
         self._session = InferenceSession(est.model_, sample, int(spec.overlap), spec.precision)
         self._session.load(state, self.n_series)
 
@@ -350,7 +350,7 @@ def _transformer_stream(transformer: Any, name: str, n_series: int) -> Any:
 
 
 def _find_decoder(est: Any, method: str) -> Transform:
-    decoders: dict[str, Transform] = est._codec.decoders()
+    decoders: dict[str, Transform] = est.fitted_parts_.codec.decoders()
     if method not in decoders:
         raise ValueError(
             f"method must be {' or '.join(map(repr, decoders))} for {type(est).__name__}, got "

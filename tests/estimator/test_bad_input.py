@@ -148,7 +148,7 @@ def test_the_picture_sees_what_it_should():
         lambda: est.model_.rnn(torch.zeros(1, 2)),
         lambda: est.optimizer_.param_groups[0].update(lr=0.5),
         lambda: next(iter(est.optimizer_.state.values()))["exp_avg"].mul_(2),
-        lambda: est._rng.random(),
+        lambda: est.fitted_parts_.rng.random(),
         lambda: est.history_.append({}),
         lambda: vars(est).update(extra=1),
         lambda: torch.rand(1),
