@@ -45,9 +45,10 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         ``loss(model, xs, ys)`` or ``loss(model, xs, ys, ws)`` over a window, returning a scalar; or
         a torch criterion, which goes through :func:`fluxutils_py.seqloss`. None: mean squared
         error.
-    opt : optimizer class, functools.partial, callable of the parameters, optimizer of ``model``'s parameters, or None
-        None: ``torch.optim.AdamW``, fused where torch offers it; with ``model=None``, its learning
-        rate is 0.01.
+    opt : optimizer class, functools.partial, callable, optimizer, or None
+        A callable gets the parameters; an optimizer must be one of those of ``model``. None:
+        ``torch.optim.AdamW``, fused where torch offers it; with ``model=None``, its learning rate
+        is 0.01.
     spec : Spec, dict, namedtuple, dataclass, object, or None
         ``epochs``, ``batchsize``, ``seqsize`` and the other fields of :class:`fluxutils_py.Spec`,
         with its defaults for missing ones. None: all defaults, but 100 epochs.
@@ -73,22 +74,22 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         The device to train on. None: that of the model.
     compile : bool or dict
         Whether to train, and validate, with ``torch.compile``; a dict has arguments for it. For
-        models with code of their own: compiled are the largest parts without recurrent layers, and
-        your own modules inside ``Recur``; recurrent layers run as native kernels anyway. It takes
-        tens of seconds before the first update. Results are the same to rounding, but dropout draws
-        other numbers. Without a C++ compiler, there is a warning, and training goes on uncompiled.
+        models with custom code: it compiles the largest parts without recurrent layers, and your
+        modules inside ``Recur``; recurrent layers run as native kernels anyway. It takes tens of
+        seconds before the first update. Results are the same to rounding, but dropout draws other
+        numbers. Without a C++ compiler, there is a warning, and training continues uncompiled.
         ``predict`` and ``model_`` are never compiled. Needs ``n_jobs=None``.
     callbacks : callable, object, or list of such
         A function is called with the :class:`fluxutils_py.training.Loop` after every step; an
         object may have ``on_start``, ``on_step``, ``on_epoch``, ``on_end``, ``on_close``. Raise
-        :class:`fluxutils_py.training.StopTraining`, or call ``loop.stop()``, to end training. With a
-        :class:`fluxutils_py.training.Checkpointer`, calling ``fit`` again with the same arguments and folder, even in
-        another process, continues from the last checkpoint, in the middle of an epoch, and ends
-        with the bits of an uninterrupted fit; on another number of ranks, with its values to
-        rounding, and with minibatches of the same size. With more ``epochs``, it continues for
-        those. A checkpoint of a different fit raises ``LoadError``, see the notes. A fitted
-        estimator that continues by ``warm_start`` or ``partial_fit`` saves, but continues from
-        itself: give each such call its own folder.
+        :class:`fluxutils_py.training.StopTraining`, or call ``loop.stop()``, to end training. With
+        a :class:`fluxutils_py.training.Checkpointer`, calling ``fit`` again with the same arguments
+        and folder, even in another process, continues from the last checkpoint, in the middle of an
+        epoch, and ends with the bits of an uninterrupted fit; on another number of ranks, with its
+        values to rounding, and with minibatches of the same size. With more ``epochs``, it
+        continues for those. A checkpoint of a different fit raises ``LoadError``, see the notes. A
+        fitted estimator that continues by ``warm_start`` or ``partial_fit`` saves, but continues
+        from itself: give each such call its own folder.
     warm_start : bool
         Whether ``fit`` continues from the last fit.
     random_state : int, numpy.random.Generator, numpy.random.RandomState, or None
@@ -263,8 +264,9 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             Weights of series or steps, scaled to mean 1 over the steps that count. Steps of weight
             0 do not count. For ``timesteps``, (T,) or (T, N); for a list of series, a list of
             (T_i,).
-        validation_data : (x, y), (x, y, sample_weight), ... or (x, y, sample_weight, lengths, starts), optional
-            Series for the validation loss after each epoch, which never disturbs training.
+        validation_data : tuple of 2 to 5 arguments, optional
+            ``x, y, sample_weight, lengths, starts``, or the first ones of these: series for the
+            validation loss after each epoch, which never disturbs training.
         epochs : int, optional
             Used for this call instead of the spec's.
         lengths, starts : array of int, shape (N,), optional
@@ -273,8 +275,8 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             counts from there. The series of a minibatch are walked through side by side, each from
             its own start.
         sharded : bool
-            On several ranks, whether each rank gets only series of its own, in all arguments, as
-            for data that no node holds whole. Ranks may have any number of series, of any lengths;
+            On several ranks, whether each rank gets only its own series, in all arguments, as for
+            data that no node holds whole. Ranks may have any number of series, of any lengths;
             one without series gives None for ``x`` and ``y``. The ranks train as one process that
             has all series, those of each rank spread evenly over the order, also with ``shuffle``.
             A :class:`~fluxutils_py.training.Checkpointer` continues with the same series on the
@@ -360,7 +362,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         lengths: object = None,
         starts: object = None,
         sharded: bool = False,
-    ) -> np.ndarray | Any:  # Any: what it is beside an array, the arguments and the model decide
+    ) -> np.ndarray | Any:  # Any: arguments and model decide whether it is one array
         """Return the model's outputs for series.
 
         Each series is walked through from its start, with a separate state. The result does not
@@ -379,9 +381,8 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             same file, each writes its own series.
         state : list of Tensor, optional
             The state to continue from: the result of an earlier call with ``return_state=True`` or
-            of
-            :func:`fluxutils_py.states`, for the same series in the same order. Copies and NumPy arrays work too. None:
-            the zero state.
+            of :func:`fluxutils_py.states`, for the same series in the same order. Copies and NumPy
+            arrays work too. None: the zero state.
         return_state : bool
             Whether to return the state too: a plain list of tensors, equal to
             :func:`fluxutils_py.states` of the model after each series' last step. Chunks of time,
@@ -391,7 +392,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         lengths, starts : array of int, shape (N,), optional
             As in :meth:`fit`; predictions outside a series are NaN.
         sharded : bool
-            Whether each rank gives series of its own, as in :meth:`fit`, and gets the result for
+            Whether each rank gives its own series, as in :meth:`fit`, and gets the result for
             these; None on a rank without series.
 
         Returns
@@ -433,8 +434,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             N, the number of series at each step.
         state : list of Tensor, optional
             State to continue from: the ``state`` of an earlier stream, also from ``torch.save``, or
-            one that
-            :meth:`predict` or :func:`fluxutils_py.states` returned. None: the zero state.
+            one that :meth:`predict` or :func:`fluxutils_py.states` returned. None: the zero state.
         method : str
             Output of each step: "predict"; for classifiers also "predict_proba",
             "predict_log_proba" and "decision_function".
@@ -564,7 +564,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         estimator: Self = load_estimator(cls, path, arguments)
         return estimator
 
-    # -- inside ----------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------
 
     def resolved_params(self) -> Settings:
         """Return the constructor's arguments, with defaults in place of None.

@@ -176,7 +176,7 @@ def run_evaluate(
         return loss if mean_gradient is None else (loss, mean_gradient)
 
 
-# -- assemble ----------------------------------------------------------------------------------------------
+# -- assemble ----------------------------------------------------------------------------------
 
 
 def assemble(
@@ -400,7 +400,7 @@ def _adapt_windows(data: FitData, model: nn.Module) -> bool:
     return stateless
 
 
-# -- run ---------------------------------------------------------------------------------------------------
+# -- run ---------------------------------------------------------------------------------------
 
 
 def run(est: SeriesEstimator, training: Training) -> None:
@@ -475,7 +475,11 @@ class EstimatorBefore:
         return "model_" in self.attributes
 
     def restore(self) -> None:
-        """Put back attributes, buffers and parameter groups; parameters need an update to change."""
+        """Put back attributes, buffers and parameter groups.
+
+        Parameters need no copy: without an update they are as before, and the model of a fit that
+        replaces another is a new one.
+        """
         vars(self.est).clear()
         vars(self.est).update(self.attributes)
         for buffer, value in zip(self.model.buffers(), self.buffers, strict=True):
@@ -531,7 +535,7 @@ class FittedAttributes:
         self.publish([], 0)
 
     def has_begun(self) -> bool:
-        """Return whether the estimator has the attributes of this fit, which no error has undone."""
+        """Return whether the estimator has the attributes of this fit, not undone by an error."""
         parts = vars(self.est).get("fitted_parts_")
         return isinstance(parts, FittedParts) and parts.rng is self.training.rng
 

@@ -171,8 +171,10 @@ class _R2Sums:
     """
 
     def __init__(self, n_features: int) -> None:
-        self.residual = 0.0
-        self.moments = (np.zeros(n_features), np.zeros(n_features), np.zeros(n_features))
+        self.residual, self.moments = (
+            0.0,
+            (np.zeros(n_features), np.zeros(n_features), np.zeros(n_features)),
+        )
 
     def add(self, y: np.ndarray, out: np.ndarray, w: np.ndarray) -> None:
         """Add a block of shape (S, B, G); values with weight 0 do not count."""
