@@ -178,7 +178,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
     __metadata_request__predict = {"x": UNUSED}  # noqa: RUF012
     __metadata_request__score = {"x": UNUSED}  # noqa: RUF012
 
-    # set by fit; see the docstring for the public ones
+    # Set by fit: declared for type checkers, so that ``hasattr`` tells whether there was a fit.
     model_: Any  # the user's class of nn.Module, with attributes that only the user knows
     optimizer_: Optimizer
     loss_: float
@@ -225,6 +225,8 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
         self.target = target
+
+    # scikit-learn's metadata routing reads signatures, so that each method lists its arguments.
 
     def fit(
         self,
@@ -523,7 +525,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         sklearn.exceptions.NotFittedError
             Before ``fit``.
         """
-        check_is_fitted(self, "model_")
+        check_is_fitted(self, "model_")  # on all ranks, not only the one that writes
         if get_communicator(self.resolved_params().comm).rank == 0:
             save_estimator(self, path)
 
@@ -574,6 +576,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         return Settings.from_estimator(self)
 
     def __sklearn_tags__(self) -> Any:
+        # what scikit-learn's tools and checks may give an estimator
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
         tags.target_tags.required = True

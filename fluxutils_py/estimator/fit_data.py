@@ -124,6 +124,7 @@ def prepare(
     spec = _checked_spec(settings, request.epochs)
     loss = as_loss(settings.loss)
     reader = _DataReader(settings, schema, request, codec, pool)
+    # before anything is read: each reading below is a collective call of ranks that share the data
     reader.require_same_request()
 
     inputs = reader.inputs()
@@ -132,6 +133,7 @@ def prepare(
     targets = reader.targets(inputs, classes)
     split = reader.split(inputs, targets, classes, split_seed)
     training = None if split is None else split.training
+    # after the split, as the scale of targets is that of the training part
     codec = reader.codec(inputs, targets, classes, weight, training)
 
     maker = WindowMaker(settings, spec, loss, codec, batchsize or int(spec.batchsize), pool)
@@ -189,7 +191,7 @@ class _DataReader:
         )
 
     def weight(self, inputs: Inputs) -> SampleWeight | None:
-        """Return the weights as given, not yet normalized."""
+        """Return the weights as given; cutting windows normalizes them in place."""
         return self.pool.weight(self.request.sample_weight, inputs)
 
     def classes(self, inputs: Inputs, weight: SampleWeight | None) -> np.ndarray | None:
@@ -234,6 +236,7 @@ class _DataReader:
         is_given = self.request.validation_data is not None
         if seed is None or is_given or not self.settings.early_stopping:
             return None
+        # only labels can be split in proportion
         labels = None if classes is None else _labels_of_series(inputs, targets, self.pool)
         return hold_out(inputs, targets, self.settings.validation_fraction, seed, labels)
 
@@ -273,6 +276,7 @@ def _count_outputs(
     targets: Targets, codec: TargetCodec, loss: Loss, pool: SeriesPool
 ) -> int | tuple[int, ...]:
     (y, *others) = targets.series
+    # a model gives one score for each class, whatever the shape of y
     if codec.classes is not None:
         return len(codec.classes)
     if not others and isinstance(loss, SeqLoss) and loss.classes and y.kind == "int":
@@ -338,17 +342,21 @@ class WindowMaker:
     ) -> SequenceWindows:
         """Cut the data into windows, or only their part within the bounds of each series."""
         can_weigh = takes_weights(self.loss)
+        # before class weights, for which all labels are read
         if not can_weigh:
             self._require_no_weights(inputs, targets, weight)
         self._mark_missing_labels(targets)
 
         weight = self._with_class_weights(inputs, targets, weight)
         segments = self._segments(inputs, weight, bounds)
+        # Folds of a series with one target, at its last step, would have nothing to learn from.
+        # Validation walks whole series, as predict does.
         if training and self.spec.rebatch and not targets.per_series:
             segments = self._fold_segments(segments)
         burn_in = self._burn_in_within(segments)
         mask_per_output = self._masks_outputs(targets)
         if weight is not None:
+            # over the steps that count: after all cuts, without burn-in and missing targets
             weight.normalize(
                 inputs.own(segments),
                 targets.series,
@@ -363,6 +371,7 @@ class WindowMaker:
             weight,
             batchsize=self.batchsize,
             seqsize=int(self.spec.seqsize or segments.max_length),
+            # overlap is for gradients to reach further back, of which validation has none
             overlap=int(self.spec.overlap) if training else 0,
             burn_in=burn_in,
             segments=segments,
@@ -388,6 +397,7 @@ class WindowMaker:
         given = ValidationData(*data)
         inputs = self.pool.inputs(
             given.x,
+            # compared with the training data below, whose error tells more
             dataclasses.replace(schema, fitted=None),
             name="validation x",
             starts=given.starts,
@@ -422,6 +432,7 @@ class WindowMaker:
         if class_weight is None or classes is None:
             return weight
         (codes,) = targets.series
+        # counts held-out steps too, so that both parts weigh a label alike
         rows = inputs.own(inputs.segments())
         weights = ClassWeightArray(
             class_weight, classes, codes.array, weight, rows, self.pool.total
@@ -556,6 +567,7 @@ def hold_out(
     in_time = inputs.form == "timesteps" or len(whole) == 1
     n = whole.max_length if in_time else len(whole)
     n_held = math.ceil(n * float(fraction))  # type: ignore[arg-type]
+    # rounded up, so that there is always something to validate on; training needs the rest
     if n_held >= n:
         raise ValueError(
             f"early_stopping holds out {n_held} of "

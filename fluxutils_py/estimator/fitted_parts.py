@@ -39,11 +39,9 @@ class FittedParts:
     n_steps: int
 
 
+# ``Estimator`` imports the functions behind its methods, so these cannot import it.
 class SeriesEstimator(Protocol):
-    """An estimator of this package, as the functions behind its methods see it.
-
-    The class itself imports these functions, so they cannot import it.
-    """
+    """An estimator of this package, as the functions behind its methods see it."""
 
     model_: nn.Module
     optimizer_: Optimizer
@@ -55,7 +53,7 @@ class SeriesEstimator(Protocol):
     history_: list[dict[str, Any]]
     n_iter_: int
     n_features_in_: int | tuple[int, ...]
-    n_outputs_: int | tuple[int, ...]
+    n_outputs_: Any  # int, or tuple of int for several outputs
     feature_names_in_: np.ndarray
     classes_: np.ndarray
 

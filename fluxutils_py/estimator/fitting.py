@@ -79,6 +79,7 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
         ranks.require_equal(course_of_fit(settings, earlier is not None, request.epochs))
         require_gradients("fit")
         warn_repeated_search(ranks)
+        # before data are read, as both decide how they are cut
         randomness = _shared_randomness(settings, earlier, ranks)
         saved = None
         if earlier is None:
@@ -95,6 +96,7 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
             pool=SeriesPool(ranks if request.sharded else RankGroup()),
         )
         training = assemble(data, ranks, randomness.rng, size, earlier)
+        # now, when a model exists that tells what it sees, and before any time is spent
         _warn_about(training, est, request)
         require_same_fit(training)
         run(est, training)
@@ -128,9 +130,10 @@ def _warn_about(training: Training, est: SeriesEstimator, request: FitRequest) -
     data = training.data
     model = training.step.model
     warn_single_steps(request.x, data.inputs, model)
+    # what follows reads data, and one rank is enough to say it
     if training.loop.ranks.rank > 0:
         return
-    if not training.resume:
+    if not training.resume:  # the first fit has said it
         warn_unscaled(data.windows, model, request.y, getattr(est, "scale_target", None))
     if request.validation_data is not None:
         warn_unlike_training(data.windows, data.validation)
@@ -291,6 +294,7 @@ def _new_model(
 ) -> tuple[nn.Module, Optimizer]:
     settings = data.settings
     x = data.inputs.series
+    # initial weights come from random_state: the global generators do not move
     with seeded(int(rng.integers(2**63))):
         model = build_model(
             settings.model,
@@ -322,7 +326,7 @@ def float_dtype(arrays: tuple[SeriesArray, ...], precision: str = "float32") -> 
     None if all are integers: the model then keeps its type.
     """
     if precision != "float32":
-        return torch.float32
+        return torch.float32  # lower precisions are of computations; parameters stay float32
     dtypes = {
         FLOATS.get(a.dtype.newbyteorder("=").name, torch.float64)
         for a in arrays
@@ -387,6 +391,7 @@ def _adapt_windows(data: FitData, model: nn.Module) -> bool:
     gradients.
     """
     validation = data.validation
+    # set by takes_windows, which has tried the model out
     stateless = cached_window_mode(model) == "windows" and not recurrent_layers(model)
     if stateless:
         data.windows.overlap_into_burn_in = True
@@ -395,6 +400,7 @@ def _adapt_windows(data: FitData, model: nn.Module) -> bool:
             validation.overlap = int(data.spec.overlap)
     elif validation is not None and isinstance(data.loss, SeqLoss) and data.loss.is_mean:
         together = min(len(validation.segments), validation.batchsize)
+        # a model that says so itself may want windows of the length that it was trained on
         if not hasattr(model, "takes_windows"):
             validation.seqsize = max(validation.seqsize, VALIDATION_STEPS // together)
     return stateless
@@ -416,18 +422,20 @@ def run(est: SeriesEstimator, training: Training) -> None:
     callbacks = with_checkpoints(training.callbacks, training, est)
     for callback in callbacks:
         training.loop.hooks.attach(callback)
+    # nothing of the estimator has changed so far
     attributes.begin()
     try:
         _train(training, callbacks, attributes)
     except BaseException as error:
         step.discard()
-        # ranks may have stopped at different steps: all take the parameters of one of them
+        # an error may have left one rank half updated
         step.n_updates = ranks.resynchronize(step.model, training.optimizer, step.n_updates)
         replaces = before.was_fitted and not training.resume
         if step.n_updates == 0 or (replaces and not ranks.is_interrupt(error)):
             before.restore()
         raise
     finally:
+        # also after an interrupt, so that predict begins with the zero state
         reset(step.model)
         step.model.eval()
         if attributes.has_begun() and not training.resume:
@@ -501,6 +509,7 @@ class FittedAttributes:
             "model": training.step.model,
             "optimizer": training.optimizer,
         }
+        # first of all hooks: the others may look at the record of the epoch
         loop.hooks.add(
             "epoch", self._finish_epoch, name="bookkeeping", priority=-math.inf, collective=True
         )
@@ -554,7 +563,7 @@ class FittedAttributes:
 
     def _finish_epoch(self, loop: Loop) -> None:
         step = self.training.step
-        step.flush()
+        step.flush()  # with accumulate, an update may still wait for minibatches
         if step.n_updates == 0 and not loop.stopped:
             raise DataError("nothing to train on: every step of y that carries weight is NaN")
         loop.record["folds"] = self.training.data.windows.segments.folds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,12 @@ def gather_rows(values: np.ndarray | None, ranks: RankGroup) -> np.ndarray:
 
     A rank without rows may pass None; it then takes shape and dtype from rank 0.
     """
-    shape, dtype = ranks.allgather(None if values is None else (values.shape, values.dtype))[0]
-    values = np.zeros(shape, dtype) if values is None else values
+    form = None if values is None else (values.shape, values.dtype)
+    of_ranks = ranks.allgather(form)
+    if values is None:
+        # rank 0 has rows whenever any rank has: parts are dealt from the first rank on
+        shape, dtype = of_ranks[0]
+        values = np.zeros(shape, dtype)
     gather_parts(values, 0, ranks)
     return values
 
@@ -32,35 +36,53 @@ def gather_parts(target: Any, axis: int, ranks: RankGroup) -> None:
     """
     if ranks.is_single:
         return
+    *leading, n_last = target.shape
+    n_axis = target.shape[axis]
     for root in range(ranks.size):
-        part = array_split_slice(target.shape[axis], ranks.size, root)
+        part = array_split_slice(n_axis, ranks.size, root)
+        n_part = part.stop - part.start
         # the last axis is cut, so that a message holds at most CHUNK values
-        n_values = math.prod(target.shape[:-1]) * (part.stop - part.start)
-        step = max(1, CHUNK // max(1, n_values // max(1, target.shape[axis])))
-        for start in range(0, target.shape[-1], step):
-            place = [slice(None)] * len(target.shape)
+        n_values = math.prod(leading) * n_part // max(1, n_axis)
+        step = max(1, CHUNK // max(1, n_values))
+        for start in range(0, n_last, step):
+            place = [slice(None)] * len(leading)
             place[axis] = part
-            place[-1] = slice(start, start + step)
-            _copy_from(root, target, tuple(place), ranks)
+            steps = slice(start, start + step)
+            _copy_from(root, target, (*place, steps), ranks)
 
 
 def _copy_from(root: int, target: Any, place: tuple[slice, ...], ranks: RankGroup) -> None:
     """Copy a block of the array from one rank to all others."""
     block = np.ascontiguousarray(target[place])
+    is_root = ranks.rank == root
     if block.dtype.kind == "O":
-        block = ranks.comm.allgather(block if ranks.rank == root else None)[root]
+        sent = block if is_root else None
+        block = ranks.comm.allgather(sent)[root]
     elif block.size:
         # as bytes: torch lacks types that NumPy has, such as texts and dates
-        ranks.comm.broadcast_(torch.from_numpy(block.reshape(-1).view(np.uint8)), root)
-    if ranks.rank != root:
+        raw = block.reshape(-1).view(np.uint8)
+        ranks.comm.broadcast_(torch.from_numpy(raw), root)
+    if not is_root:
         target[place] = block
 
 
-def memmap_location(target: object) -> tuple[Any, ...] | None:
+class FileLocation(NamedTuple):
+    """The part of a file that an array maps."""
+
+    path: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def memmap_location(target: object) -> FileLocation | None:
     """Return the file and position that an array maps; None for any other array.
 
     Ranks whose arrays have one location write to the same file.
     """
-    if not isinstance(target, np.memmap) or target.filename is None or target.mode == "c":
+    if not isinstance(target, np.memmap):
         return None
-    return os.path.realpath(target.filename), target.offset, target.shape, target.strides
+    if target.filename is None or target.mode == "c":  # in memory, or a private copy
+        return None
+    path = os.path.realpath(target.filename)
+    return FileLocation(path, target.offset, target.shape, target.strides)

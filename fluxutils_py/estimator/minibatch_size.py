@@ -49,6 +49,7 @@ class MinibatchSize:
         batchsize = int(read_spec(settings.spec).batchsize)
         whole = whole_batchsize(batchsize, settings.scaling, n_ranks)
         size = cls(settings.scaling, batchsize, n_ranks, whole)
+        # with strong scaling, a minibatch has the same size on any number of ranks
         if saved is None or saved["whole"] == whole or settings.scaling == "strong":
             return size
         if (saved["scaling"], saved["batchsize"]) != (settings.scaling, batchsize):
@@ -64,7 +65,7 @@ class MinibatchSize:
         ``rows`` are those of an epoch: there may be fewer than a minibatch has. With ``sharded``,
         each rank has its own.
         """
-        whole = min(self.whole, len(rows))
+        whole = min(self.whole, len(rows))  # a small data set makes one minibatch
         least, remainder = divmod(whole, self.n_ranks)
         each = f"{least} on each rank"
         if sharded:

@@ -324,9 +324,11 @@ def export(
             f"{', '.join(map(repr, both))} names both an input and an output; give them different "
             "names"
         )
+    # labels that are texts: a file of ONNX gives them, a program of torch their places
     texts = None
     if classes is not None and classes.dtype.kind not in "iufb":
         texts = {names_out[0]: [str(c) for c in classes]}
+    # ranks have the same model: one of them writes
     if get_communicator(est.resolved_params().comm).rank == 0:
         metadata = _metadata(model, est) | {"context": context}
         write_graph(path, graph, format, names_in, names_out, metadata, texts)
@@ -378,6 +380,7 @@ def check_export(
         raise ShapeError(f"{path} takes {len(file.metadata['inputs'])} inputs, x has {len(xs)}")
     start = file.state
     largest = 0.0
+    # also in windows of many lengths, between which the state has to be passed on
     for lengths in ([1] * n_steps, _fibonacci(n_steps)):
         file.state = start
         outputs = _run_windows(file, xs, lengths)
@@ -474,7 +477,8 @@ def _exported_parts(model: Any) -> ModelParts:
     parts = unwrap(model)
     est = parts.estimator
     name = type(est).__name__
-    if hasattr(est, "estimator") and hasattr(est, "refit"):  # a search without a best estimator
+    # unwrap stops at a search that has no best estimator
+    if hasattr(est, "estimator") and hasattr(est, "refit"):
         check_is_fitted(est)
         raise TypeError(f"{name} has no best estimator to export: fit it with refit=True")
     if not hasattr(est, "fitted_parts_") and not hasattr(est, "stream"):
@@ -510,6 +514,7 @@ def _compare(
         return 0.0
     got = got.astype(float)
     want = want.astype(float)
+    # small outputs are compared by their absolute difference: they may be 0
     scale = max(1.0, float(np.nanmax(np.abs(want), initial=0)))
     differences = np.where(np.isnan(got) & np.isnan(want), 0, np.abs(got - want)) / scale
     differences = np.nan_to_num(differences, nan=np.inf)  # NaN on one side only
@@ -533,6 +538,7 @@ def _compare_labels(
     margin: float,
 ) -> None:
     """Raise ExportError if labels differ where one class is the most probable by the margin."""
+    # of two classes that are about as probable, rounding may choose either
     is_clear = np.full(want.shape, True)
     if probabilities.shape[-1] > 1:
         ordered = np.sort(probabilities, -1)
@@ -650,11 +656,12 @@ def _metadata(model: object, est: SeriesEstimator) -> dict[str, Any]:
     names = getattr(model, "feature_names_in_", getattr(est, "feature_names_in_", None))
     if names is not None and len(names) != parts.layout.features:
         names = None  # of all columns of rows that hold whole series
+    described_scale = None
     if scale is not None:
-        scale = {"mean": scale.mean.tolist(), "scale": scale.scale.tolist()}
+        described_scale = {"mean": scale.mean.tolist(), "scale": scale.scale.tolist()}
     return {
         "feature_names": None if names is None else [str(n) for n in names],
-        "scale": scale,
+        "scale": described_scale,
         "classes": None if classes is None else classes.tolist(),
         "per_series": bool(parts.codec.per_series),
         "estimator": type(est).__name__,

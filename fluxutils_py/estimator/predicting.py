@@ -47,7 +47,7 @@ def run_predict(
     """
     settings = est.resolved_params()
     with ranks_of_call(settings.comm, "predict", sharded) as ranks:
-        check_is_fitted(est, "model_")
+        check_is_fitted(est, "model_")  # inside, so that an error on one rank reaches all
         if sharded and not ranks.is_single:
             result: Any = (None, None) if return_state else None
             if not is_empty(x):
@@ -80,6 +80,7 @@ def run_predict(
             result = _predict_last_steps(blocks, out)
         else:
             result = _predict_steps(blocks, out)
+        # an ``out`` keeps its shape, and tuples and lists have no form of rows
         if out is None and isinstance(result, np.ndarray):
             result = parts.codec.as_vector(inputs.to_rows(result), method)
         return (result, blocks.state()) if return_state else result
@@ -146,6 +147,7 @@ class BlockPredictor:
         self.transform = transform
         self.keep_state = keep_state
         self.ranks = RankGroup() if comm is None else comm
+        # before windows are cut, which each rank does for its part alone
         require_same_inputs(self.ranks, inputs)
         self._runs = inputs.contiguous_runs()
         if state is not None and len(self._runs) > 1:
@@ -175,6 +177,7 @@ class BlockPredictor:
             (y,) = _single_output(p.y)
             if outputs is None:
                 outputs = np.empty((self.inputs.N, y.shape[2]), y.dtype)
+            # blocks are of the same steps for all series, which end at different ones
             at = last[p.series] - p.steps.start
             ending = np.flatnonzero((at >= 0) & (at < len(y)))
             outputs[p.series.start + ending] = y[at[ending], ending]
@@ -186,16 +189,21 @@ class BlockPredictor:
             # the state is that before the run: steps of context would move it
             arrays = tuple(select(a, None, range(n_context, a.shape[2])) for a in arrays)
             n_context = 0
-        x = tuple(SeriesArray(a, s.name) for a, s in zip(arrays, self.inputs.series, strict=True))
+        names = [s.name for s in self.inputs.series]
+        x = tuple(SeriesArray(a, name) for a, name in zip(arrays, names, strict=True))
+        n_series = x[0].N
+        n_steps = x[0].T
         windows = SequenceWindows(
             x,
             batchsize=int(self.spec.batchsize),
-            seqsize=int(self.spec.seqsize or x[0].T),
+            seqsize=int(self.spec.seqsize or n_steps),
             overlap=int(self.spec.overlap),
-            segments=Segments.from_lengths(x[0].N, x[0].T, self.inputs.lengths, self.inputs.starts),
+            segments=Segments.from_lengths(
+                n_series, n_steps, self.inputs.lengths, self.inputs.starts
+            ),
         )
         windows.check()
-        part = array_split_slice(x[0].N, self.ranks.size, self.ranks.rank)
+        part = array_split_slice(n_series, self.ranks.size, self.ranks.rank)
         predictor = Predictor(
             self.model, windows, state, part, self.keep_state, self.spec.precision
         )
@@ -207,7 +215,7 @@ class BlockPredictor:
         skip = max(0, n_context - p.steps.start)
         y = tuple(v[skip:] for v in p.y)
         if len(y[0]) == 0:
-            return
+            return  # all of the block is context
         if self.transform is not None:
             y = tuple(self.transform(v) for v in y)
         start = run.start + p.steps.start + skip - n_context
@@ -268,12 +276,13 @@ class PredictionWriter:
         self.lengths = lengths
         self._targets: tuple[Any, ...] | None = None
         if out is not None:
+            # at once: a wrong array would otherwise be found after minutes of predicting
             for name, target in self._named_outputs():
                 self._check_out(name, target)
 
     def write(self, p: Prediction) -> None:
         """Write one block."""
-        if self._targets is None:
+        if self._targets is None:  # only a prediction tells the number and type of outputs
             self._targets = self._open_targets(p)
         for target, y in zip(self._targets, p.y, strict=True):
             block = y.transpose(2, 1, 0)  # (S, B, G) -> (G, B, S)
@@ -291,8 +300,9 @@ class PredictionWriter:
         for i, start in enumerate(self.starts[p.series]):
             first = start + p.steps.start
             stop = min(start + p.steps.stop, self.n_steps)
+            n_left = max(stop - first, 0)  # 0 where all of the block is after the last step
             n = p.series.start + i
-            target[:, n : n + 1, first:stop] = block[:, i : i + 1, : max(stop - first, 0)]
+            target[:, n : n + 1, first:stop] = block[:, i : i + 1, :n_left]
 
     def complete(self, ranks: RankGroup) -> None:
         """Copy the predictions of all ranks, each for its part of the series, into the arrays of
@@ -311,6 +321,7 @@ class PredictionWriter:
             files = [memmap_location(target) for _, target in self._named_outputs()]
         answers = ranks.allgather(_RankOutputs(files, outputs))
         outputs = _common_outputs(answers, ranks)
+        # one file for all ranks: each has written its part, and gathering would write it again
         if None not in files and all(answer.files == files for answer in answers):
             for _, target in self._named_outputs():
                 target.flush()
@@ -360,9 +371,11 @@ class PredictionWriter:
             raise ShapeError(
                 f"{name} must be a list of arrays (G, T_i), with the T_i of the series of x"
             )
+        # a list of series is read as one array of several
         for a in getattr(target, "arrays", (target,)):
             if isinstance(a, np.ndarray) and not a.flags.writeable:
                 raise DataError(f"{name} is read-only; open it with mode 'r+'")
+        # an h5py dataset knows the file that it belongs to
         if getattr(getattr(target, "file", None), "mode", "r+") == "r":
             raise DataError(
                 f"{name} belongs to a file that is open for reading only; open it with mode 'r+'"

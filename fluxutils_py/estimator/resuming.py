@@ -118,6 +118,7 @@ class _Fit:
         self.est.grad_ = state["grad"].to(self.device)
 
     def _require_same_fit(self, state: Mapping[str, Any]) -> None:
+        # digests last: sizes are among the settings, and explain a change better
         changed = changed_settings(state["of"], self.identity)
         changed = changed or changed_data(state["data"], self.data)
         if series_moved := [text for text in changed if text.startswith(SERIES_OF_RANKS)]:

@@ -34,6 +34,7 @@ def require_same_fit(training: Training) -> None:
         return
     model = training.step.model
     identity = shared_identity(training)
+    # data first: its sizes are part of the identity too, and their error names sharded=True
     _require_same_data(training, identity)
     ranks.require_equal(
         {
@@ -59,6 +60,7 @@ def require_same_fit(training: Training) -> None:
 def _require_same_data(training: Training, identity: dict[str, str]) -> None:
     """Raise on every rank unless all have the same data; the error tells of ``sharded=True``."""
     ranks = training.loop.ranks
+    # a sample only: ranks may map a file that is larger than memory
     sizes = {name: text for name, text in identity.items() if name.startswith(OF_DATA)}
     try:
         ranks.require_equal(sizes | sample_digests(training.data))
@@ -73,6 +75,7 @@ def _require_same_data(training: Training, identity: dict[str, str]) -> None:
 
 def course_of_fit(settings: Settings, resume: bool, epochs: int | None) -> dict[str, Any]:
     """Return what decides which collective calls a fit makes before :func:`require_same_fit`."""
+    # the hooks of the fit itself do not exist yet
     hooks = Hooks()
     for callback in as_callbacks(settings.callbacks):
         hooks.attach(callback)

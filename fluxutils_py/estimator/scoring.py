@@ -93,11 +93,14 @@ def pooled_r2(
                     "weight"
                 )
             of_output.add(target, out, w)
-    first, *others = (RankGroup() if comm is None else comm).allgather(sums)
+    ranks = RankGroup() if comm is None else comm
+    # in the order of ranks, so that every rank gets the same bits
+    first, *others = ranks.allgather(sums)
     for other in others:
         for of_output, part in zip(first, other, strict=True):
             of_output.join(part)
-    return float(np.mean([of_output.r2() for of_output in first]))
+    scores = [of_output.r2() for of_output in first]
+    return float(np.mean(scores))
 
 
 def pooled_accuracy(
@@ -117,12 +120,15 @@ def pooled_accuracy(
         _require_sizes([t.shape[2] for t in targets], [1] * len(p.y))
         for target, out in zip(targets, p.y, strict=True):
             label = target[:, :, 0]
-            w = np.where((label == ignore_index) | np.isnan(out).any(-1), 0, weights)
-            right += float(((out.argmax(-1) == label) * w).sum())
+            is_missing = (label == ignore_index) | np.isnan(out).any(-1)
+            w = np.where(is_missing, 0, weights)
+            is_right = out.argmax(-1) == label
+            right += float((is_right * w).sum())
             total += float(w.sum())
-    sums = (RankGroup() if comm is None else comm).allgather((right, total))
-    right = sum(of_rank[0] for of_rank in sums)
-    total = sum(of_rank[1] for of_rank in sums)
+    ranks = RankGroup() if comm is None else comm
+    of_ranks = ranks.allgather((right, total))
+    right = sum(part for part, _ in of_ranks)
+    total = sum(part for _, part in of_ranks)
     return right / total if total else math.nan
 
 
@@ -142,14 +148,17 @@ def _live_targets(
 ) -> Iterator[_LiveBlock]:
     for p in predictions:
         part = rows[p.series]
+        start = p.steps.start
+        stop = p.steps.stop
+        # announced before any is read: several maps are then fetched from the disk together
         for s in y:
-            s.prefetch(part, p.steps.start, p.steps.stop)
-        targets = [s.read(part, p.steps.start, p.steps.stop) for s in y]
+            s.prefetch(part, start, stop)
+        targets = [s.read(part, start, stop) for s in y]
         if weight is None:
             weights = np.ones(targets[0].shape[:2])
         else:
-            weights = weight.read(part, p.steps.start, p.steps.stop)
-        exists = part.step_mask(p.steps.start, p.steps.stop)
+            weights = weight.read(part, start, stop)
+        exists = part.step_mask(start, stop)
         if exists is not None:
             weights = np.where(exists, weights, 0)
         yield _LiveBlock(p, targets, weights)
@@ -179,7 +188,8 @@ class _R2Sums:
     def add(self, y: np.ndarray, out: np.ndarray, w: np.ndarray) -> None:
         """Add a block of shape (S, B, G); values with weight 0 do not count."""
         # C order makes the sums independent of the memory order of the data
-        y, out = (np.where(w > 0, v, 0).astype(float, order="C") for v in (y, out))
+        y = np.where(w > 0, y, 0).astype(float, order="C")
+        out = np.where(w > 0, out, 0).astype(float, order="C")
         block = _R2Sums(y.shape[2])
         block.residual = float((w * (y - out) ** 2).sum())
         block.moments = moments([(y.transpose(2, 1, 0), w.transpose(2, 1, 0))], y.shape[2])

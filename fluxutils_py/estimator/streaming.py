@@ -178,6 +178,7 @@ class EstimatorStream:
             ]
 
         spec = read_spec(est.resolved_params().spec)
+        # copies the model: a later fit of the estimator does not change a running stream
         self._session = InferenceSession(est.model_, sample, int(spec.overlap), spec.precision)
         self._session.load(state, self.n_series)
 
@@ -211,6 +212,7 @@ class EstimatorStream:
         if not all(map(_has_finite_sum, arrays)):
             arrays, gap = _without_gaps(arrays)
         xs = tuple(to_tensor(a.T[None], self._dtype, self._device) for a in arrays)  # (1, N, F)
+        # faster than no_grad, and outputs are never part of a graph
         with torch.inference_mode():
             outs = self._session.run(xs)
         outputs = tuple(self._decode_outputs(o, gap) for o in outs)
@@ -262,7 +264,7 @@ class PipelineStream:
         self._steps: list[Any] = []
         for name, transformer in pipeline_transformers(steps):
             live = _transformer_stream(transformer, name, n_series)
-            n_tensors = len(live.state)
+            n_tensors = len(live.state)  # those of this transformer come first in the given state
             if unread is not None and n_tensors:
                 live = transformer.stream(n_series, unread[:n_tensors])
                 unread = unread[n_tensors:]
@@ -283,7 +285,8 @@ class PipelineStream:
         """Copy of the state that the next outputs depend on: of the transformers, then of the
         estimator.
         """
-        return [t.clone() for each in self._steps for t in each.state] + self._last.state
+        of_transformers = [t.clone() for each in self._steps for t in each.state]
+        return of_transformers + self._last.state
 
     def reset(self, series: object = None) -> None:
         """Start all series anew, or some: an index, a list or slice of them, or a mask (N,)."""
@@ -310,7 +313,7 @@ class _RowsStream:
             raise ShapeError(
                 f"the step {self.name!r} of the pipeline, {type(self.transformer).__name__}, was "
                 f"fitted on rows of {wanted} columns and cannot transform a step of shape "
-                f"{np.shape(x)}: use SequenceScaler or SequenceImputer, which know features, "
+                f"{rows.T.shape}: use SequenceScaler or SequenceImputer, which know features, "
                 "series and time"
             )
         return np.asarray(self.transformer.transform(rows)).T
@@ -346,7 +349,9 @@ def read_step(x: object, shape: tuple[int, int]) -> np.ndarray:
     if type(x) is not np.ndarray:
         if isinstance(x, np.ma.MaskedArray):
             raise DataError("x is a masked array, whose mask would be lost; use x.filled(np.nan)")
-        x = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+        if isinstance(x, Tensor):
+            x = x.detach().cpu()
+        x = np.asarray(x)
     check_step_shape(x, shape)
     if x.dtype.kind not in "fiub":
         raise DataError(f"a step must hold real numbers, got dtype {x.dtype}")
@@ -361,10 +366,10 @@ def _has_finite_sum(array: np.ndarray) -> bool:
 
 def _without_gaps(arrays: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
     """Return a step with zeros for series without input, and a mask of these series (N,)."""
-    not_finite = [
-        ~np.isfinite(a) if a.dtype.kind == "f" else np.zeros(a.shape, bool) for a in arrays
-    ]
-    gap = np.logical_or.reduce([np.isnan(a).all(0) for a in arrays if a.dtype.kind == "f"])
+    floats = [a for a in arrays if a.dtype.kind == "f"]
+    not_finite = [~np.isfinite(a) for a in arrays]  # integers are all finite
+    # integers cannot be NaN: of several inputs, one without any number makes the gap
+    gap = np.logical_or.reduce([np.isnan(a).all(0) for a in floats])
     for a, where in zip(arrays, not_finite, strict=True):
         bad = np.argwhere(where & ~gap)
         if len(bad):
