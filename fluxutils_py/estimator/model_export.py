@@ -395,8 +395,10 @@ def _arrays_to_try(x: object) -> tuple[np.ndarray, ...]:
             f"x must be arrays (F, N, T), got a list of {len(x)} arrays: check one series at a "
             "time, as x[0][:, None]"
         )
-    xs = tuple(np.asarray(a) for a in (x if isinstance(x, tuple) else (x,)))
-    if any(a.ndim != 3 or a.shape[1:] != xs[0].shape[1:] or a.shape[2] < 1 for a in xs):
+    given = x if isinstance(x, tuple) else (x,)
+    xs = tuple(np.asarray(a) for a in given)
+    sizes = {a.shape[1:] for a in xs}
+    if any(a.ndim != 3 or a.shape[2] < 1 for a in xs) or len(sizes) > 1:
         raise ShapeError(
             f"x must be arrays (F, N, T) of equal N and T, got {[a.shape for a in xs]}"
         )
@@ -426,9 +428,11 @@ def _stream_all(model: Any, xs: tuple[np.ndarray, ...]) -> _Streamed:
         live = stream(model, n_series, method=method)
         steps = []
         for t in range(n_steps):
-            y = live.step(tuple(a[:, :, t] for a in xs) if len(xs) > 1 else xs[0][:, :, t])
+            step = tuple(a[:, :, t] for a in xs)
+            y = live.step(step if len(step) > 1 else step[0])
             steps.append(y if isinstance(y, tuple) else (y,))
-        outputs += [np.stack(each).transpose(0, 2, 1) for each in zip(*steps, strict=True)]
+        for of_steps in zip(*steps, strict=True):
+            outputs.append(np.stack(of_steps).transpose(0, 2, 1))
     state = [t.cpu().numpy() for t in live.state]
     return _Streamed(outputs, state, outputs[-1] if is_classifier else None)
 
@@ -437,13 +441,14 @@ def _run_windows(
     file: ExportedModel, xs: tuple[np.ndarray, ...], lengths: list[int]
 ) -> list[np.ndarray]:
     """Return the outputs (T, N, G) of a file for windows of these lengths."""
-    parts = []
+    in_time = [a.transpose(2, 1, 0) for a in xs]  # (T, N, F)
+    outputs = []
     start = 0
     for n in lengths:
-        # (F, N, T) -> (S, B, F)
-        parts.append(file.run(*(a[:, :, start : start + n].transpose(2, 1, 0) for a in xs)))
-        start += n
-    return [np.concatenate(each) for each in zip(*parts, strict=True)]
+        stop = start + n
+        outputs.append(file.run(*(a[start:stop] for a in in_time)))
+        start = stop
+    return [np.concatenate(parts) for parts in zip(*outputs, strict=True)]
 
 
 def _compare_run(
@@ -516,7 +521,8 @@ def _compare(
     want = want.astype(float)
     # small outputs are compared by their absolute difference: they may be 0
     scale = max(1.0, float(np.nanmax(np.abs(want), initial=0)))
-    differences = np.where(np.isnan(got) & np.isnan(want), 0, np.abs(got - want)) / scale
+    both_nan = np.isnan(got) & np.isnan(want)
+    differences = np.where(both_nan, 0, np.abs(got - want)) / scale
     differences = np.nan_to_num(differences, nan=np.inf)  # NaN on one side only
     worst = float(differences.max())
     if worst > tolerance:
@@ -542,7 +548,8 @@ def _compare_labels(
     is_clear = np.full(want.shape, True)
     if probabilities.shape[-1] > 1:
         ordered = np.sort(probabilities, -1)
-        is_clear = (ordered[..., -1] - ordered[..., -2] > margin)[..., None]
+        lead = ordered[..., -1:] - ordered[..., -2:-1]
+        is_clear = lead > margin
     is_wrong = is_clear & (got.astype(want.dtype) != want)
     if is_wrong.any():
         at = tuple(int(i) for i in np.argwhere(is_wrong)[0])
@@ -579,7 +586,8 @@ def _graph(
             )
         overlap = int(read_spec(est.resolved_params().spec).overlap)
         window = ContextWindow(est.model_, samples, overlap)
-        return _ContextGraph(Graph(inputs, before, after=after, window=window, gaps=True), overlap)
+        graph = Graph(inputs, before, after=after, window=window, gaps=True)
+        return _ContextGraph(graph, overlap)
     # modules without a state run on a whole window at once, those from the first state on by steps
     split = with_state[0] if with_state else len(before)
     steps = [*before[split:], ModelStep(est.model_, samples)]

@@ -47,7 +47,8 @@ def run_score(
         inputs = pool.inputs(x, schema, starts=starts, lengths=lengths)
         # with shards, each rank predicts all of its own series
         together = None if sharded else ranks
-        predictions = BlockPredictor(est.model_, inputs, read_spec(settings.spec), comm=together)
+        spec = read_spec(settings.spec)
+        predictions = BlockPredictor(est.model_, inputs, spec, comm=together)
         schema_of_targets = target_schema(
             settings,
             schema.estimator,
@@ -61,7 +62,8 @@ def run_score(
         if weight is not None:
             weight.normalize(segments, targets, mask_per_output=True, add_up=pool.total)
         loss = as_loss(settings.loss)
-        if isinstance(loss, SeqLoss) and loss.classes and targets[0].kind == "int":
+        is_cross_entropy = isinstance(loss, SeqLoss) and loss.classes
+        if is_cross_entropy and targets[0].kind == "int":
             return pooled_accuracy(predictions, targets, segments, weight, loss.ignore_index, ranks)
         predictions.transform = parts.codec.decoders()["predict"]
         return pooled_r2(predictions, targets, segments, weight, ranks)
@@ -83,7 +85,7 @@ def pooled_r2(
     """
     sums = [_R2Sums(s.F) for s in y]
     for p, targets, weights in _live_targets(predictions, y, rows, weight):
-        _require_sizes([t.shape[2] for t in targets], [out.shape[2] for out in p.y])
+        _require_features(targets, [out.shape[2] for out in p.y])
         for s, of_output, target, out in zip(y, sums, targets, p.y, strict=True):
             is_missing = np.isnan(target.astype(float)) | np.isnan(out.astype(float))
             w = np.where(is_missing, 0, weights[:, :, None])
@@ -117,7 +119,7 @@ def pooled_accuracy(
     right = 0.0
     total = 0.0
     for p, targets, weights in _live_targets(predictions, y, rows, weight):
-        _require_sizes([t.shape[2] for t in targets], [1] * len(p.y))
+        _require_features(targets, [1 for _ in p.y])  # one label, whatever number of scores
         for target, out in zip(targets, p.y, strict=True):
             label = target[:, :, 0]
             is_missing = (label == ignore_index) | np.isnan(out).any(-1)
@@ -164,14 +166,17 @@ def _live_targets(
         yield _LiveBlock(p, targets, weights)
 
 
-def _require_sizes(given: list[int], wanted: list[int]) -> None:
-    """Raise ShapeError unless targets and predictions have equal numbers of features."""
-    # NumPy would broadcast them silently
-    if given != wanted:
-        raise ShapeError(
-            f"y has {', '.join(map(str, given))} features (axis 0 of (G, N, T)) where score needs "
-            f"{', '.join(map(str, wanted))}, as the model gives them"
-        )
+def _require_features(targets: list[np.ndarray], wanted: list[int]) -> None:
+    """Raise ShapeError unless targets (S, B, G) have the features that the model gives."""
+    given = [t.shape[2] for t in targets]
+    if given == wanted:
+        return  # NumPy would broadcast others silently
+    given_text = ", ".join(map(str, given))
+    wanted_text = ", ".join(map(str, wanted))
+    raise ShapeError(
+        f"y has {given_text} features (axis 0 of (G, N, T)) where score needs {wanted_text}, as "
+        "the model gives them"
+    )
 
 
 class _R2Sums:
@@ -192,7 +197,9 @@ class _R2Sums:
         out = np.where(w > 0, out, 0).astype(float, order="C")
         block = _R2Sums(y.shape[2])
         block.residual = float((w * (y - out) ** 2).sum())
-        block.moments = moments([(y.transpose(2, 1, 0), w.transpose(2, 1, 0))], y.shape[2])
+        y = y.transpose(2, 1, 0)  # (G, B, S)
+        w = w.transpose(2, 1, 0)
+        block.moments = moments([(y, w)], len(y))
         self.join(block)
 
     def join(self, other: _R2Sums) -> None:

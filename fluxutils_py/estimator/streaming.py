@@ -24,7 +24,11 @@ from fluxutils_py.validation import check_integer
 
 
 def stream(
-    model: Any, n_series: int = 1, state: Sequence[Tensor] | None = None, *, method: str = "predict"
+    model: Any,
+    n_series: int = 1,
+    state: Sequence[Tensor] | None = None,
+    *,
+    method: str = "predict",
 ) -> Any:
     """Run a fitted estimator or pipeline step by step, as data arrive.
 
