@@ -372,6 +372,7 @@ def check_export(
         return float(model._check_export(path, x, 1e-5 if tolerance is None else tolerance))
     xs = _arrays_to_try(x)
     n_series, n_steps = xs[0].shape[1:]
+    # first, since it checks what the model takes
     expected = _stream_all(model, xs)
     if tolerance is None:
         tolerance = _default_tolerance(_exported_parts(model).estimator)
@@ -424,6 +425,7 @@ def _stream_all(model: Any, xs: tuple[np.ndarray, ...]) -> _Streamed:
     n_series, n_steps = xs[0].shape[1:]
     is_classifier = _exported_parts(model).estimator.fitted_parts_.codec.classes is not None
     outputs: list[np.ndarray] = []
+    # a stream gives one of the two outputs that the file of a classifier has
     for method in ["predict", "predict_proba"] if is_classifier else ["predict"]:
         live = stream(model, n_series, method=method)
         steps = []
@@ -498,6 +500,7 @@ def _exported_parts(model: Any) -> ModelParts:
 
 def _fibonacci(total: int) -> list[int]:
     """Return awkward lengths of windows that add up."""
+    # 1, 2, 3, 5, 8, ...: unlike each other, and few for many steps
     lengths: list[int] = []
     length, following = 1, 2
     while total > 0:
@@ -516,7 +519,7 @@ def _compare(
             f"{path}: {name} has shape {got.shape}, that of the model has {want.shape}"
         )
     if not got.size:
-        return 0.0
+        return 0.0  # a context of no steps
     got = got.astype(float)
     want = want.astype(float)
     # small outputs are compared by their absolute difference: they may be 0
@@ -615,6 +618,7 @@ def _modules_after(
 ) -> list[nn.Module]:
     """Return what turns outputs of the model into predictions in the units of the targets."""
     codec = est.fitted_parts_.codec
+    # in this order: a classifier has no scale, and transformers of targets come outside of it
     modules: list[nn.Module] = []
     if codec.scale is not None:
         modules.append(unscale(codec.scale, dtype))

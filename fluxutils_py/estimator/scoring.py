@@ -62,8 +62,7 @@ def run_score(
         if weight is not None:
             weight.normalize(segments, targets, mask_per_output=True, add_up=pool.total)
         loss = as_loss(settings.loss)
-        is_cross_entropy = isinstance(loss, SeqLoss) and loss.classes
-        if is_cross_entropy and targets[0].kind == "int":
+        if isinstance(loss, SeqLoss) and loss.classes and targets[0].kind == "int":
             return pooled_accuracy(predictions, targets, segments, weight, loss.ignore_index, ranks)
         predictions.transform = parts.codec.decoders()["predict"]
         return pooled_r2(predictions, targets, segments, weight, ranks)
