@@ -172,9 +172,9 @@ def _say_time(x: Any, matrix: np.ndarray, model: nn.Module) -> str | None:
         )
     if reason is None:
         return None
-    form, values, apart = "a matrix", "x", "shuffle them, or ignore this warning"
-    if is_frame:
-        form, values, apart = "a data frame", "x.to_numpy()", "fit on x.to_numpy()"
+    form = "a data frame" if is_frame else "a matrix"
+    values = "x.to_numpy()" if is_frame else "x"
+    apart = f"fit on {values}" if is_frame else "shuffle them, or ignore this warning"
     return (
         f"x is {form} that {reason}, but each of its rows is taken for a series of one step: the "
         "model carries nothing from row to row. If the rows are the steps of one series, fit on "

@@ -274,7 +274,8 @@ class PipelineStream:
                 unread = unread[n_tensors:]
             self._steps.append(live)
         self._last = stream(last, n_series, unread, method=method)
-        self.n_series, self.transforms = self._last.n_series, self._last.transforms
+        self.n_series = self._last.n_series
+        self.transforms = self._last.transforms
 
     def step(self, x: object) -> Any:
         """Transform the next step (F, N) of all series, and return the estimator's outputs, as its
