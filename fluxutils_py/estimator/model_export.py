@@ -599,7 +599,7 @@ def _graph(
     return _ContextGraph(graph, 0)
 
 
-def _sample_windows(est: SeriesEstimator, dtype: torch.dtype) -> list[Tensor]:
+def _sample_windows(est: SeriesEstimator, dtype: torch.dtype) -> list[torch.Tensor]:
     """Return windows (4, 2, F) to trace the model with."""
     layout = est.fitted_parts_.layout
     features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
