@@ -1,4 +1,4 @@
-"""Warn of data from which a model probably learns something else than was meant."""
+"""Warn about data that a model is likely to learn the wrong thing from."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
 
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.data.sequence_windows import SequenceWindows
+from fluxutils_py.data.sequence_windows import SequenceWindows, Window
 from fluxutils_py.data.views import SequenceView, flattened_steps
 from fluxutils_py.errors import DataError, SingleStepWarning
 from fluxutils_py.inputs.inputs import Inputs, is_native
@@ -22,61 +23,19 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.joblib_mpi import is_active
 from fluxutils_py.parallel.launcher import is_alone, launched
 
-_is_said = False
-
-
-def warn_repeated_search(ranks: RankGroup) -> None:
-    """Warn on rank 0, once, if a fit for scikit-learn's model selection runs by itself on each of
-    several ranks.
-
-    This is so with ``comm=None``, and in the processes and threads of ``n_jobs``. With
-    ``comm="auto"`` and without ``n_jobs``, nothing is repeated: all ranks train each candidate
-    together.
-    """
-    global _is_said
-    _, rank, size = launched()
-    if (
-        _is_said
-        or not ranks.is_single
-        or size == 1
-        or rank
-        or is_alone()
-        or is_active()
-        or not _in_model_selection()
-    ):
-        return
-    _is_said = True
-    warnings.warn(
-        f"each of {size} ranks repeats this search by itself: it fits the same candidates on the "
-        "same folds. To share "
-        'them out, search inside a block: with joblib.parallel_config("mpi"): search.fit(x, y). If each rank '
-        "searches in data of its own, this warning does not matter",
-        stacklevel=2,
-    )
-
-
-def _in_model_selection() -> bool:
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        if frame.f_globals.get("__name__", "").startswith("sklearn.model_selection."):
-            return True
-        frame = frame.f_back
-    return False
-
-
+# the scale of features and targets
 LARGE = 1000  # root mean square of a feature, from which it should have been scaled
-# standard deviation, below which defaults hardly learn: R2 of 0.9 at 1 is 0.3-0.8 there, 0.1 at
-# 0.01
-SMALL = 0.03
-RARE = (
-    10 * SMALL
-)  # distance from the mean, from which a value is an event, and no sign of a small scale
-# factor between standard deviations of training and validation inputs that are not scaled alike
-UNLIKE = 100
+SMALL = 0.03  # standard deviation: at 1, R2 of 0.9; here, defaults reach 0.3 to 0.8; at 0.01, 0.1
+RARE = 10 * SMALL  # distance from the mean that makes a value an event, no sign of a small scale
+UNLIKE = 100  # factor between standard deviations of training and validation inputs
 FAR = 30  # standard deviations between means of those
 FEW = 5  # values, of which fewer may be alike by chance
 CONSTANT = 1e-6  # share of the size of a feature, up to which it varies by rounding only
-AS_INPUT = "scale it, as with make_pipeline(SequenceScaler(), estimator)"
+N_SERIES = 4  # looked at
+N_STEPS = 1000  # looked at
+
+# rows of a matrix that follow each other in time
+MANY = 1000  # rows of a data frame; a larger one probably holds steps in time
 FEW_ROWS = 60  # below which rows are alike by chance
 MANY_COLUMNS = 64  # of which those before tell enough
 DISTINCT = 10  # values of a column that can tell whether rows follow each other
@@ -84,9 +43,6 @@ FURTHER = (4, 5, 6, 7)  # rows further, with which neighbours are compared
 # squared distance of neighbours over that of rows further apart; 1 for independent rows, 0.2 for a
 # walk
 ALIKE = 0.5
-LOOKED_AT = 4, 1000  # series and steps
-NORMALIZE = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Embedding, nn.modules.batchnorm._NormBase)
-MANY = 1000  # rows; a larger frame probably holds steps in time
 TIMES = (
     "date",
     "datetime",
@@ -102,10 +58,81 @@ TIMES = (
     "year",
 )
 
+NORMALIZE = (
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GroupNorm,
+    nn.Embedding,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
 
-def warn_single_steps(x: Any, inputs: Inputs, model: nn.Module) -> None:
-    """Warn if a model of sequences is fitted on a matrix whose rows look like something else than
-    single steps.
+_is_said = False
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn, at the line outside this package that led here."""
+    warnings.warn(message, category, stacklevel=levels_to_caller())
+
+
+def levels_to_caller() -> int:
+    """Return the ``stacklevel`` of the line outside this package that led here."""
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _module_of(frame).startswith("fluxutils_py."):
+        level += 1
+        frame = frame.f_back
+    return level
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+# -- searches that ranks repeat ----------------------------------------------------------------
+
+
+def warn_repeated_search(ranks: RankGroup) -> None:
+    """Warn on rank 0, once, if a fit for scikit-learn's model selection runs by itself on each of
+    several ranks.
+
+    This is so with ``comm=None``, and in the processes and threads of ``n_jobs``. With
+    ``comm="auto"`` and without ``n_jobs``, nothing is repeated: all ranks train each candidate
+    together.
+    """
+    global _is_said
+    _, rank, size = launched()
+    runs_on_many_ranks = size > 1 and ranks.is_single and not is_alone() and not is_active()
+    if _is_said or rank or not runs_on_many_ranks or not _in_model_selection():
+        return
+    _is_said = True
+    warn(
+        f"each of {size} ranks repeats this search by itself: it fits the same candidates on the "
+        "same folds. To share them out, search inside a block: "
+        'with joblib.parallel_config("mpi"): search.fit(x, y). If each rank searches in its own '
+        "data, this warning does not matter"
+    )
+
+
+def _in_model_selection() -> bool:
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        if _module_of(frame).startswith("sklearn.model_selection."):
+            return True
+        frame = frame.f_back
+    return False
+
+
+# -- matrices whose rows are steps or whole series ---------------------------------------------
+
+
+def warn_single_steps(x: object, inputs: Inputs, model: nn.Module) -> None:
+    """Warn if a model of sequences is fitted on a matrix whose rows do not look like single steps.
 
     They may be series that another tool flattened, or follow each other in time: in a data frame
     (pandas or polars) with an index of dates, or one named like time (``TIMES``), or of at least
@@ -118,7 +145,7 @@ def warn_single_steps(x: Any, inputs: Inputs, model: nn.Module) -> None:
     matrix = np.asarray(inputs.series[0].array)[:, :, 0].T
     message = _say_flattened(matrix) or _say_time(x, matrix, model)
     if message is not None:
-        warnings.warn(message, SingleStepWarning, stacklevel=levels_to_caller())
+        warn(message, SingleStepWarning)
 
 
 def _say_flattened(matrix: np.ndarray) -> str | None:
@@ -128,8 +155,8 @@ def _say_flattened(matrix: np.ndarray) -> str | None:
     n_columns = matrix.shape[1]
     return (
         f"the {n_columns} columns of this matrix are those of samples(x), {n_columns // n_steps} "
-        f"features at {n_steps} steps, that another tool made a matrix of; each row is taken for a "
-        f"series of one step. Set n_timesteps={n_steps}, as with "
+        f"features at {n_steps} steps, which another tool turned into a matrix; each row is taken "
+        f"for a series of one step. Set n_timesteps={n_steps}, as with "
         f"SequenceRegressor(n_timesteps={n_steps}), so that it is cut into steps again"
     )
 
@@ -138,36 +165,50 @@ def _say_time(x: Any, matrix: np.ndarray, model: nn.Module) -> str | None:
     if not any(isinstance(m, Recur) for m in model.modules()):
         return None
     is_frame = hasattr(x, "columns")
-    why = _looks_like_time(x) if is_frame else None
-    if why is None and is_frame and len(x) >= MANY:
-        why = f"has {len(x)} rows"
-    if why is None and follow_each_other(matrix):
-        why = f"has {len(matrix)} rows with values that change little from row to row, as in time"
-    if why is None:
+    reason = _looks_like_time(x) if is_frame else None
+    if reason is None and follow_each_other(matrix):
+        reason = (
+            f"has {len(matrix)} rows with values that change little from row to row, as in time"
+        )
+    if reason is None:
         return None
-    what, values = ("a data frame", "x.to_numpy()") if is_frame else ("a matrix", "x")
+    form = "a data frame" if is_frame else "a matrix"
+    values = "x.to_numpy()" if is_frame else "x"
     apart = f"fit on {values}" if is_frame else "shuffle them, or ignore this warning"
     return (
-        f"x is {what} that {why}, but each of its rows is taken for a series of one step: the "
+        f"x is {form} that {reason}, but each of its rows is taken for a series of one step: the "
         "model carries nothing from row to row. If the rows are the steps of one series, fit on "
         f"timesteps({values}.T[:, None]) and y; if of several, make an array (F, N, T) of them, "
         f"and fit on that, on samples(x) or on timesteps(x); if they are independent, {apart}"
     )
 
 
+def _looks_like_time(frame: Any) -> str | None:
+    """Return in which way a data frame looks like steps in time, by its index or its length."""
+    index = getattr(frame, "index", None)
+    for level in getattr(index, "levels", None) or [index]:
+        if type(level).__name__ in ("DatetimeIndex", "PeriodIndex", "TimedeltaIndex"):
+            return f"has a {type(level).__name__}"
+        name = getattr(level, "name", None)
+        if isinstance(name, str) and name.lower() in TIMES:
+            return f"has an index named {name!r}"
+    return f"has {len(frame)} rows" if len(frame) >= MANY else None
+
+
 def follow_each_other(matrix: np.ndarray) -> bool:
-    """Whether the rows look like steps in time: in at least half of the columns, values next to
-    each other are alike.
+    """Return whether the rows look like steps in time: whether in at least half of the columns,
+    values next to each other are alike.
 
     Neighbours are compared with values a few rows further, not with all: rows sorted by class are
     alike over long distances, but no more to their neighbours than to the others of their class.
     Columns that only rise or only fall do not count: tables are often sorted by one. Ranks stand
     for values, so that outliers have no say.
     """
-    matrix = matrix[: LOOKED_AT[1]]
+    matrix = matrix[:N_STEPS]
     if len(matrix) < FEW_ROWS:
         return False
-    n_columns = n_alike = 0
+    n_columns = 0
+    n_alike = 0
     for column in matrix.T[:MANY_COLUMNS]:
         values, ranks = np.unique(column, return_inverse=True)
         change = np.diff(ranks)
@@ -188,34 +229,37 @@ def _usual_square(changes: np.ndarray) -> float:
     return float(squares[: len(squares) * 3 // 4].mean())
 
 
+# -- windows that cut what a model sees --------------------------------------------------------
+
+
 def warn_cut(model: nn.Module, steps: Sequence[Tensor], overlap: int, seqsize: int) -> None:
     """Warn if the outputs of a model without state depend on where windows cut the series.
     ``steps`` are inputs.
     """
-    found = cut_dependence(model, steps, overlap)
-    if found is None:
+    side = cut_dependence(model, steps, overlap)
+    if side is None:
         return
-    depends, way = {
-        "later": (
-            "change with later steps",
-            "make it causal: pad on the left alone, mask attention, or take "
-            "fluxutils_py.nn.CausalConv1d",
-        ),
-        "earlier": (
-            f"change with steps more than overlap={overlap} before them",
-            "set spec.overlap to the number of earlier steps that an output needs",
-        ),
-    }[found]
-    warnings.warn(
-        f"the outputs of {type(model).__name__} {depends}, and windows of seqsize={seqsize} cut "
-        f"the series: what it predicts depends on where they are cut. {way[0].upper()}{way[1:]}; "
-        "or let windows be whole series with spec.seqsize=None, and predict whole series",
-        stacklevel=levels_to_caller(),
+    if side == "later":
+        dependence = "change with later steps"
+        remedy = (
+            "Make it causal: pad on the left alone, mask attention, or use "
+            "fluxutils_py.nn.CausalConv1d"
+        )
+    else:
+        dependence = f"change with steps more than overlap={overlap} before them"
+        remedy = "Set spec.overlap to the number of earlier steps that an output needs"
+    warn(
+        f"the outputs of {type(model).__name__} {dependence}, and windows of seqsize={seqsize} cut "
+        f"the series: what it predicts depends on where they are cut. {remedy}; or let windows be "
+        "whole series with spec.seqsize=None, and predict whole series"
     )
 
 
+# -- scales of features and targets ------------------------------------------------------------
+
+
 def warn_unscaled(
-    windows: SequenceWindows, model: nn.Module, y: Any, scales_target: bool | None
+    windows: SequenceWindows, model: nn.Module, y: object, scales_target: bool | None
 ) -> None:
     """Warn if the first values of a feature are too large to learn from, or vary too little
     (:class:`Scale`).
@@ -225,45 +269,48 @@ def warn_unscaled(
     as they were given. ``scales_target`` is None for an estimator that cannot standardise its
     targets.
     """
-    scales = first_scales(windows) if isinstance(model, nn.Sequential) else {}
+    if not isinstance(model, nn.Sequential):
+        return
+    scales = first_scales(windows)
     normalizes = any(isinstance(m, NORMALIZE) for m in model.modules())
-    for name, scale in scales.items():
-        is_input = name.startswith("x")
-        if (found := scale.describe_unusual()) is not None and not (is_input and normalizes):
-            way_out = AS_INPUT if is_input else _way_to_scale(y, scales_target)
-            warnings.warn(
-                f"feature {found[0]} of {name} {found[1]}, from which networks learn badly or not "
-                f"at all; {way_out}",
-                stacklevel=levels_to_caller(),
+    remedies = {s.name: _remedy_for_targets(y, scales_target) for s in windows.y}
+    if not normalizes:
+        as_input = "scale it, as with make_pipeline(SequenceScaler(), estimator)"
+        remedies |= {s.name: as_input for s in windows.x}
+    for name, remedy in remedies.items():
+        unusual = scales[name].describe_unusual() if name in scales else None
+        if unusual is not None:
+            warn(
+                f"feature {unusual.feature} of {name} {unusual.problem}: networks train poorly on "
+                f"such values, or not at all; {remedy}"
             )
 
 
 def warn_unlike_training(windows: SequenceWindows, validation: SequenceWindows | None) -> None:
     """Warn if the first validation inputs have a scale ``UNLIKE`` that of the training inputs, or
-    lie ``FAR`` off.
+    are ``FAR`` off.
     """
     if validation is None:
         return
-    of_training, of_validation = first_scales(windows), first_scales(validation)
+    of_training = first_scales(windows)
+    of_validation = first_scales(validation)
     for s, v in zip(windows.x, validation.x, strict=True):
-        a, b = of_training.get(s.name), of_validation.get(v.name)
-        if a is None or b is None:
+        # integers have no scale, nor do data that cannot be read
+        if s.name not in of_training or v.name not in of_validation:
             continue
-        larger, smaller = np.maximum(a.spread, b.spread), np.minimum(a.spread, b.spread)
-        can_tell = a.varies & b.varies & (a.count >= FEW) & (b.count >= FEW)
-        unlike = can_tell & ((larger > UNLIKE * smaller) | (abs(a.mean - b.mean) > FAR * larger))
+        a = of_training[s.name]
+        b = of_validation[v.name]
+        unlike = a.is_unlike(b)
         if unlike.any():
             f = int(unlike.argmax())
-            described = (f"{scale.mean[f]:.2g} +- {scale.spread[f]:.1g}" for scale in (b, a))
-            warnings.warn(
-                f"feature {f} of {v.name} is about {next(described)}, that of {s.name} "
-                f"{next(described)}: a Pipeline does not transform validation_data; set "
-                "early_stopping=True, or transform them yourself",
-                stacklevel=levels_to_caller(),
+            warn(
+                f"feature {f} of {v.name} is about {b.describe(f)}, that of {s.name} "
+                f"{a.describe(f)}: a Pipeline does not transform validation_data; set "
+                "early_stopping=True, or transform them yourself"
             )
 
 
-def _way_to_scale(y: Any, scales_target: bool | None) -> str:
+def _remedy_for_targets(y: object, scales_target: bool | None) -> str:
     """Return lines that scale targets of this form; the tests run them."""
     if scales_target is False:
         return "set scale_target=True"
@@ -273,6 +320,13 @@ def _way_to_scale(y: Any, scales_target: bool | None) -> str:
             "scaler.inverse_transform(estimator.predict(x))"
         )
     return "scale it: TransformedTargetRegressor(estimator, transformer=StandardScaler()).fit(x, y)"
+
+
+class Unusual(NamedTuple):
+    """A feature whose scale is unusual, and in which way."""
+
+    feature: int
+    problem: str
 
 
 @dataclass(frozen=True)
@@ -294,42 +348,56 @@ class Scale:
 
     @classmethod
     def of(cls, values: np.ndarray, live: np.ndarray) -> Scale:
-        """Of values (S, B, F), where ``live``, of a shape that broadcasts to theirs, is true."""
+        """Return the scale of those values (S, B, F) for which ``live`` is true; it broadcasts."""
         values = np.where(live, values, 0).astype(np.float64)
         n = np.broadcast_to(live, values.shape).sum((0, 1))
         count = np.maximum(n, 1)
         with np.errstate(over="ignore"):
             mean = values.sum((0, 1)) / count
             distance = np.where(live, values - mean, 0)
-            size, spread = (np.sqrt(np.square(v).sum((0, 1)) / count) for v in (values, distance))
+            size = np.sqrt(np.square(values).sum((0, 1)) / count)
+            spread = np.sqrt(np.square(distance).sum((0, 1)) / count)
         return cls(n, mean, size, spread, abs(distance).max((0, 1)))
 
     @property
     def varies(self) -> np.ndarray:
-        """Which features are not constant, as far as float32 can tell."""
+        """A mask of the features that are not constant, as far as float32 can tell."""
         return self.spread > CONSTANT * self.size
 
-    def describe_unusual(self) -> tuple[int, str] | None:
-        """Return the position of a feature that is too large or varies too little, and in which
-        way; None: all fine.
-        """
-        if self.size.max() >= LARGE:
-            return int(self.size.argmax()), f"has values of about {self.size.max():.0g}"
+    def is_unlike(self, other: Scale) -> np.ndarray:
+        """Return which features differ from another scale more than data of one kind do."""
+        larger = np.maximum(self.spread, other.spread)
+        smaller = np.minimum(self.spread, other.spread)
+        can_tell = self.varies & other.varies & (self.count >= FEW) & (other.count >= FEW)
+        is_far = abs(self.mean - other.mean) > FAR * larger
+        unlike: np.ndarray = can_tell & ((larger > UNLIKE * smaller) | is_far)
+        return unlike
+
+    def describe(self, feature: int) -> str:
+        return f"{self.mean[feature]:.2g} +- {self.spread[feature]:.1g}"
+
+    def describe_unusual(self) -> Unusual | None:
+        """Return the feature that is most too large, or else varies least; None: all are fine."""
+        is_large = self.size >= LARGE
         is_small = self.varies & (self.count >= FEW) & (self.spread < SMALL)
-        is_small &= self.reach < RARE  # rare events lie far from the mean
-        if not is_small.any():
-            return None
-        i = int(np.where(is_small, self.spread, np.inf).argmin())
-        return i, f"varies by no more than about {self.spread[i]:.0g}"
+        is_small &= self.reach < RARE  # rare events are far from the mean
+        for mask, statistic, sign, problem in (
+            (is_large, self.size, -1, "has values of about {:.0g}"),
+            (is_small, self.spread, 1, "varies by no more than about {:.0g}"),
+        ):
+            if mask.any():
+                feature = int(np.where(mask, sign * statistic, np.inf).argmin())
+                return Unusual(feature, problem.format(statistic[feature]))
+        return None
 
 
 def first_scales(windows: SequenceWindows) -> dict[str, Scale]:
     """Return the scale of the first values of each array of numbers, by its name; of none if they
     cannot be read.
     """
-    n_steps = min(LOOKED_AT[1], windows.seqsize, windows.segments.max_length)
+    n_steps = min(N_STEPS, windows.seqsize, windows.segments.max_length)
     rows = windows.own(windows.segments)[: windows.batchsize]
-    first = rows[: LOOKED_AT[0] * LOOKED_AT[1] // n_steps]  # more of short series
+    first = rows[: N_SERIES * N_STEPS // n_steps]  # more of short series
     if not len(rows):
         return {}
     try:
@@ -340,38 +408,26 @@ def first_scales(windows: SequenceWindows) -> dict[str, Scale]:
             with_targets = windows.cut(last, 0, 1)
     except DataError:  # training says so when it comes there
         return {}
-    scales: dict[str, Scale] = {}
-    column, w, every = 0, with_targets.w, np.ones((1, 1, 1), bool)
-    for s, v in zip(windows.y, with_targets.y, strict=True):
-        live = (
-            every if w is None else w[:, :, column : column + s.F] > 0 if w.shape[2] > 1 else w > 0
-        )
-        column += s.F
-        if v.dtype.kind == "f" and live.any():
-            scales[s.name] = Scale.of(v, live)
     exists = first.step_mask(0, n_steps)
-    for s, v in zip(windows.x, window.x, strict=True):
-        if v.dtype.kind == "f":
-            scales[s.name] = Scale.of(v, every if exists is None else exists[:, :, None])
+    live = np.ones((1, 1, 1), bool) if exists is None else exists[:, :, None]
+    of_inputs = {
+        s.name: Scale.of(values, live)
+        for s, values in zip(windows.x, window.x, strict=True)
+        if values.dtype.kind == "f"
+    }
+    return _scales_of_targets(windows, with_targets) | of_inputs
+
+
+def _scales_of_targets(windows: SequenceWindows, window: Window) -> dict[str, Scale]:
+    scales: dict[str, Scale] = {}
+    column = 0
+    for s, values in zip(windows.y, window.y, strict=True):
+        live = np.ones((1, 1, 1), bool)
+        if window.w is not None:
+            # one weight for each output, or one for all outputs of a step
+            per_output = window.w.shape[2] > 1
+            live = (window.w[:, :, column : column + s.F] if per_output else window.w) > 0
+        column += s.F
+        if values.dtype.kind == "f" and live.any():
+            scales[s.name] = Scale.of(values, live)
     return scales
-
-
-def _looks_like_time(frame: Any) -> str | None:
-    index = getattr(frame, "index", None)
-    for level in getattr(index, "levels", None) or [index]:
-        if type(level).__name__ in ("DatetimeIndex", "PeriodIndex", "TimedeltaIndex"):
-            return f"has a {type(level).__name__}"
-        name = getattr(level, "name", None)
-        if isinstance(name, str) and name.lower() in TIMES:
-            return f"has an index named {name!r}"
-    return None
-
-
-def levels_to_caller() -> int:
-    """Return the ``stacklevel`` of the line outside this package that led here."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
-        "fluxutils_py."
-    ):
-        level, frame = level + 1, frame.f_back
-    return level

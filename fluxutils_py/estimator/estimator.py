@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from os import PathLike
 from typing import Any, Self
 
 import numpy as np
@@ -13,6 +15,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fluxutils_py.estimator.estimator_settings import Settings
+from fluxutils_py.estimator.fit_data import FitRequest
+from fluxutils_py.estimator.fitted_parts import FittedParts
 from fluxutils_py.estimator.fitting import run_evaluate, run_fit
 from fluxutils_py.estimator.model_export import export
 from fluxutils_py.estimator.nested_parameters import HtmlReprMixin
@@ -21,8 +25,6 @@ from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.scoring import run_score
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.estimator.streaming import EstimatorStream
-from fluxutils_py.inputs.inputs import InputLayout, InputSchema
-from fluxutils_py.inputs.target_codec import TargetCodec
 from fluxutils_py.parallel import get_communicator
 
 
@@ -43,9 +45,10 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         ``loss(model, xs, ys)`` or ``loss(model, xs, ys, ws)`` over a window, returning a scalar; or
         a torch criterion, which goes through :func:`fluxutils_py.seqloss`. None: mean squared
         error.
-    opt : optimizer class, functools.partial, callable of the parameters, optimizer of ``model``'s parameters, or None
-        None: ``torch.optim.AdamW``, fused where torch offers it; with ``model=None``, its learning
-        rate is 0.01.
+    opt : optimizer class, functools.partial, callable, optimizer, or None
+        A callable gets the parameters; an optimizer must be one of those of ``model``. None:
+        ``torch.optim.AdamW``, fused where torch offers it; with ``model=None``, its learning rate
+        is 0.01.
     spec : Spec, dict, namedtuple, dataclass, object, or None
         ``epochs``, ``batchsize``, ``seqsize`` and the other fields of :class:`fluxutils_py.Spec`,
         with its defaults for missing ones. None: all defaults, but 100 epochs.
@@ -71,22 +74,22 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         The device to train on. None: that of the model.
     compile : bool or dict
         Whether to train, and validate, with ``torch.compile``; a dict has arguments for it. For
-        models with code of their own: compiled are the largest parts without recurrent layers, and
-        your own modules inside ``Recur``; recurrent layers run as native kernels anyway. It takes
-        tens of seconds before the first update. Results are the same to rounding, but dropout draws
-        other numbers. Without a C++ compiler, there is a warning, and training goes on uncompiled.
+        models with custom code: it compiles the largest parts without recurrent layers, and your
+        modules inside ``Recur``; recurrent layers run as native kernels anyway. It takes tens of
+        seconds before the first update. Results are the same to rounding, but dropout draws other
+        numbers. Without a C++ compiler, there is a warning, and training continues uncompiled.
         ``predict`` and ``model_`` are never compiled. Needs ``n_jobs=None``.
     callbacks : callable, object, or list of such
         A function is called with the :class:`fluxutils_py.training.Loop` after every step; an
         object may have ``on_start``, ``on_step``, ``on_epoch``, ``on_end``, ``on_close``. Raise
-        :class:`fluxutils_py.training.StopTraining`, or call ``loop.stop()``, to end training. With a
-        :class:`fluxutils_py.training.Checkpointer`, calling ``fit`` again with the same arguments and folder, even in
-        another process, continues from the last checkpoint, in the middle of an epoch, and ends
-        with the bits of an uninterrupted fit; on another number of ranks, with its values to
-        rounding, and with minibatches of the same size. With more ``epochs``, it continues for
-        those. A checkpoint of a different fit raises ``LoadError``, see the notes. A fitted
-        estimator that continues by ``warm_start`` or ``partial_fit`` saves, but continues from
-        itself: give each such call its own folder.
+        :class:`fluxutils_py.training.StopTraining`, or call ``loop.stop()``, to end training. With
+        a :class:`fluxutils_py.training.Checkpointer`, calling ``fit`` again with the same arguments
+        and folder, even in another process, continues from the last checkpoint, in the middle of an
+        epoch, and ends with the bits of an uninterrupted fit; on another number of ranks, with its
+        values to rounding, and with minibatches of the same size. With more ``epochs``, it
+        continues for those. A checkpoint of a different fit raises ``LoadError``, see the notes. A
+        fitted estimator that continues by ``warm_start`` or ``partial_fit`` saves, but continues
+        from itself: give each such call its own folder.
     warm_start : bool
         Whether ``fit`` continues from the last fit.
     random_state : int, numpy.random.Generator, numpy.random.RandomState, or None
@@ -173,23 +176,39 @@ class Estimator(HtmlReprMixin, BaseEstimator):
     __metadata_request__fit = {"x": UNUSED}  # noqa: RUF012  the protocol wants a dict
     __metadata_request__partial_fit = {"x": UNUSED}  # noqa: RUF012
     __metadata_request__predict = {"x": UNUSED}  # noqa: RUF012
+    __metadata_request__score = {"x": UNUSED}  # noqa: RUF012
+
+    # Set by fit: declared for type checkers, so that ``hasattr`` tells whether there was a fit.
+    model_: Any  # the user's class of nn.Module, with attributes that only the user knows
+    optimizer_: Optimizer
+    loss_: float
+    grad_: Tensor
+    loss_curve_: list[float]
+    validation_loss_curve_: list[float]
+    history_: list[dict[str, Any]]
+    n_iter_: int
+    n_features_in_: int | tuple[int, ...]
+    n_outputs_: int | tuple[int, ...]
+    feature_names_in_: np.ndarray
+    classes_: np.ndarray
+    fitted_parts_: FittedParts
 
     def __init__(
         self,
-        model: Any = None,
-        loss: Any = None,
-        opt: Any = None,
-        spec: Any = None,
+        model: object = None,
+        loss: object = None,
+        opt: object = None,
+        spec: object = None,
         *,
-        comm: Any = "auto",
+        comm: object = "auto",
         scaling: str = "weak",
         n_jobs: int | None = None,
-        device: Any = None,
-        compile: Any = False,
-        callbacks: Any = None,
+        device: object = None,
+        compile: object = False,
+        callbacks: object = None,
         warm_start: bool = False,
-        random_state: Any = None,
-        verbose: Any = "auto",
+        random_state: object = None,
+        verbose: object = "auto",
         target: str = "auto",
     ) -> None:
         self.model = model
@@ -207,16 +226,18 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         self.verbose = verbose
         self.target = target
 
+    # scikit-learn's metadata routing reads signatures, so that each method lists its arguments.
+
     def fit(
         self,
-        x: Any,
-        y: Any,
-        sample_weight: Any = None,
+        x: object,
+        y: object,
+        sample_weight: object = None,
         *,
-        validation_data: Any = None,
+        validation_data: object = None,
         epochs: int | None = None,
-        lengths: Any = None,
-        starts: Any = None,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
     ) -> Self:
         """Train on series.
@@ -245,8 +266,9 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             Weights of series or steps, scaled to mean 1 over the steps that count. Steps of weight
             0 do not count. For ``timesteps``, (T,) or (T, N); for a list of series, a list of
             (T_i,).
-        validation_data : (x, y), (x, y, sample_weight), ... or (x, y, sample_weight, lengths, starts), optional
-            Series for the validation loss after each epoch, which never disturbs training.
+        validation_data : tuple of 2 to 5 arguments, optional
+            ``x, y, sample_weight, lengths, starts``, or the first ones of these: series for the
+            validation loss after each epoch, which never disturbs training.
         epochs : int, optional
             Used for this call instead of the spec's.
         lengths, starts : array of int, shape (N,), optional
@@ -255,8 +277,8 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             counts from there. The series of a minibatch are walked through side by side, each from
             its own start.
         sharded : bool
-            On several ranks, whether each rank gets only series of its own, in all arguments, as
-            for data that no node holds whole. Ranks may have any number of series, of any lengths;
+            On several ranks, whether each rank gets only its own series, in all arguments, as for
+            data that no node holds whole. Ranks may have any number of series, of any lengths;
             one without series gives None for ``x`` and ``y``. The ranks train as one process that
             has all series, those of each rank spread evenly over the order, also with ``shuffle``.
             A :class:`~fluxutils_py.training.Checkpointer` continues with the same series on the
@@ -287,25 +309,30 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         ``partial_fit``), the estimator keeps what it has learnt, as after ``KeyboardInterrupt``. An
         error before the first update changes nothing.
         """
-        how = {
-            "lengths": lengths,
-            "starts": starts,
-            "epochs": epochs,
-            "resume": self.warm_start,
-            "sharded": sharded,
-        }
-        how["expects_to_learn"] = not self.warm_start
-        run_fit(self, x, y, sample_weight, validation_data, can_hold_out=True, **how)
+        request = FitRequest(
+            x,
+            y,
+            sample_weight,
+            validation_data,
+            lengths=lengths,
+            starts=starts,
+            epochs=epochs,
+            sharded=sharded,
+            resume=self.warm_start,
+            can_hold_out=True,
+            expects_to_learn=not self.warm_start,
+        )
+        run_fit(self, request)
         return self
 
     def partial_fit(
         self,
-        x: Any,
-        y: Any,
-        sample_weight: Any = None,
+        x: object,
+        y: object,
+        sample_weight: object = None,
         *,
-        lengths: Any = None,
-        starts: Any = None,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
     ) -> Self:
         """Train for one more epoch, on these series, from where the last ``fit`` or ``partial_fit``
@@ -314,21 +341,30 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         Model, optimizer, learning-rate schedule, random generator and history continue; the state
         starts from zero. The first call builds them. Parameters are those of :meth:`fit`.
         """
-        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
-        run_fit(self, x, y, sample_weight, epochs=1, resume=True, **how)
+        request = FitRequest(
+            x,
+            y,
+            sample_weight,
+            lengths=lengths,
+            starts=starts,
+            epochs=1,
+            sharded=sharded,
+            resume=True,
+        )
+        run_fit(self, request)
         return self
 
     def predict(
         self,
-        x: Any,
-        out: Any = None,
+        x: object,
+        out: object = None,
         *,
         state: list[Tensor] | None = None,
         return_state: bool = False,
-        lengths: Any = None,
-        starts: Any = None,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
-    ) -> np.ndarray | Any:  # Any: what it is beside an array, the arguments and the model decide
+    ) -> np.ndarray | Any:  # Any: arguments and model decide whether it is one array
         """Return the model's outputs for series.
 
         Each series is walked through from its start, with a separate state. The result does not
@@ -347,9 +383,8 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             same file, each writes its own series.
         state : list of Tensor, optional
             The state to continue from: the result of an earlier call with ``return_state=True`` or
-            of
-            :func:`fluxutils_py.states`, for the same series in the same order. Copies and NumPy arrays work too. None:
-            the zero state.
+            of :func:`fluxutils_py.states`, for the same series in the same order. Copies and NumPy
+            arrays work too. None: the zero state.
         return_state : bool
             Whether to return the state too: a plain list of tensors, equal to
             :func:`fluxutils_py.states` of the model after each series' last step. Chunks of time,
@@ -359,7 +394,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         lengths, starts : array of int, shape (N,), optional
             As in :meth:`fit`; predictions outside a series are NaN.
         sharded : bool
-            Whether each rank gives series of its own, as in :meth:`fit`, and gets the result for
+            Whether each rank gives its own series, as in :meth:`fit`, and gets the result for
             these; None on a rank without series.
 
         Returns
@@ -378,13 +413,17 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             If ``x``, ``out`` or ``state`` do not fit the model, or ``x`` has single NaNs or
             infinities.
         """
-        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
-        return run_predict(self, x, out, "predict", state=state, return_state=return_state, **how)
-
-    _layout: InputLayout  # of the inputs of the first fit
-    _codec: TargetCodec
-
-    __metadata_request__score = {"x": UNUSED}  # noqa: RUF012  the protocol wants a dict
+        return run_predict(
+            self,
+            x,
+            out,
+            "predict",
+            state=state,
+            return_state=return_state,
+            lengths=lengths,
+            starts=starts,
+            sharded=sharded,
+        )
 
     def stream(
         self, n_series: int = 1, state: list[Tensor] | None = None, *, method: str = "predict"
@@ -397,8 +436,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             N, the number of series at each step.
         state : list of Tensor, optional
             State to continue from: the ``state`` of an earlier stream, also from ``torch.save``, or
-            one that
-            :meth:`predict` or :func:`fluxutils_py.states` returned. None: the zero state.
+            one that :meth:`predict` or :func:`fluxutils_py.states` returned. None: the zero state.
         method : str
             Output of each step: "predict"; for classifiers also "predict_proba",
             "predict_log_proba" and "decision_function".
@@ -421,12 +459,12 @@ class Estimator(HtmlReprMixin, BaseEstimator):
 
     def score(
         self,
-        x: Any,
-        y: Any,
-        sample_weight: Any = None,
+        x: object,
+        y: object,
+        sample_weight: object = None,
         *,
-        lengths: Any = None,
-        starts: Any = None,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
     ) -> float:
         """Return a score of the predictions, pooled over all live steps of all series; higher is
@@ -436,17 +474,17 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         feature's mean); for classifiers, or with a cross-entropy loss and integer targets, the
         accuracy. Steps without a target do not count. For the parameters see :meth:`fit`.
         """
-        return run_score(self, x, y, sample_weight, lengths, starts, sharded)
+        return run_score(self, x, y, sample_weight, lengths=lengths, starts=starts, sharded=sharded)
 
     def evaluate(
         self,
-        x: Any,
-        y: Any,
-        sample_weight: Any = None,
+        x: object,
+        y: object,
+        sample_weight: object = None,
         *,
         gradient: bool = False,
-        lengths: Any = None,
-        starts: Any = None,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
     ) -> Any:
         """Return the loss on data, and optionally its gradient, without training.
@@ -471,10 +509,10 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         Source: ``fit!`` of FluxUtils.jl with ``runopt=false``, or, without the gradient, with
         ``runback=false``.
         """
-        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
-        return run_evaluate(self, x, y, sample_weight, gradient=gradient, **how)
+        request = FitRequest(x, y, sample_weight, lengths=lengths, starts=starts, sharded=sharded)
+        return run_evaluate(self, request, gradient=gradient)
 
-    def save(self, path: Any) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write the fitted estimator to one file, which is never half-written; see :meth:`load`.
 
         The file holds parameters, optimizer, history, settings, and the structure of models built
@@ -487,12 +525,17 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         sklearn.exceptions.NotFittedError
             Before ``fit``.
         """
-        check_is_fitted(self, "model_")
-        if get_communicator(self._resolved_params().comm).rank == 0:
+        check_is_fitted(self, "model_")  # on all ranks, not only the one that writes
+        if get_communicator(self.resolved_params().comm).rank == 0:
             save_estimator(self, path)
 
     def export(
-        self, path: Any, format: str = "onnx", *, input_names: Any = None, output_names: Any = None
+        self,
+        path: str | PathLike[str],
+        format: str = "onnx",
+        *,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
     ) -> None:
         """Write the fitted estimator to a file that runs without this package; see
         :func:`fluxutils_py.export`.
@@ -502,7 +545,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         export(self, path, format, input_names=input_names, output_names=output_names)
 
     @classmethod
-    def load(cls, path: Any, **arguments: Any) -> Self:
+    def load(cls, path: str | PathLike[str], **arguments: Any) -> Self:
         """Read an estimator that :meth:`save` wrote. It runs no code from the file, so files from
         strangers are safe.
 
@@ -523,21 +566,17 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         estimator: Self = load_estimator(cls, path, arguments)
         return estimator
 
-    # -- inside ----------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------
 
-    def _resolved_params(self) -> Settings:
-        """Return the constructor's arguments, with defaults in place of None."""
+    def resolved_params(self) -> Settings:
+        """Return the constructor's arguments, with defaults in place of None.
+
+        Internal, as is ``fitted_parts_``: both may change without notice.
+        """
         return Settings.from_estimator(self)
 
-    def _input_schema(self, fitted: bool = True) -> InputSchema:
-        """Return the requirements on inputs; after a fit, also its layout."""
-        return InputSchema(
-            type(self).__name__,
-            getattr(self, "n_timesteps", None),
-            fitted=self._layout if fitted else None,
-        )
-
     def __sklearn_tags__(self) -> Any:
+        # what scikit-learn's tools and checks may give an estimator
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
         tags.target_tags.required = True
@@ -545,9 +584,8 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         return tags
 
     def __sklearn_clone__(self) -> Self:
-        made = super().__sklearn_clone__()
-        if isinstance(
-            getattr(self, "opt", None), Optimizer
-        ):  # one copy: it stays bound to the model
-            made.model, made.opt = copy.deepcopy((self.model, self.opt))
-        return made
+        cloned = super().__sklearn_clone__()
+        if isinstance(getattr(self, "opt", None), Optimizer):
+            # copied together, so that the optimizer stays bound to the parameters of the model
+            cloned.model, cloned.opt = copy.deepcopy((self.model, self.opt))
+        return cloned

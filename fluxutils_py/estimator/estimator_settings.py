@@ -54,28 +54,29 @@ class Settings:
     validation_fraction: Any = None
 
     @classmethod
-    def from_estimator(cls, est: Any, **own: Any) -> Settings:
-        """Return the settings of an estimator; ``own`` replaces its arguments of these names."""
-        arguments = {
-            f.name: getattr(est, f.name) for f in fields(cls) if hasattr(est, f.name)
-        } | own
+    def from_estimator(cls, est: object, **replacements: Any) -> Settings:
+        """Return the settings of an estimator, with some of its arguments replaced."""
+        names = [f.name for f in fields(cls)]
+        arguments = {name: getattr(est, name) for name in names if hasattr(est, name)}
+        arguments |= replacements
         if arguments.get("spec") is None:
             arguments["spec"] = Spec()
         model = arguments.get("model")
-        if arguments.get("opt") is None and (
-            model is None or getattr(model, "func", None) is default_model
-        ):
+        is_default = model is None or getattr(model, "func", None) is default_model
+        if is_default and arguments.get("opt") is None:
             arguments["opt"] = partial(adamw, lr=0.01)
-        if is_active():  # the refit of a search, whose candidates were each fitted by one process
+        if is_active():
+            # The candidates of a search were each fitted by one process, and its refit trains them
+            # together: minibatches of the same size give the model that was chosen.
             arguments["scaling"] = "strong"
         return cls(**arguments)
 
 
-def as_callbacks(callbacks: Any) -> list[Any]:
+def as_callbacks(callbacks: object) -> list[Any]:
     """Return the ``callbacks`` argument of an estimator as a list, after checking each callback."""
     if callbacks is None:
         return []
     as_list = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
     for callback in as_list:
-        Hooks().attach(callback)
+        Hooks().attach(callback)  # raises the errors of what cannot be a hook
     return as_list

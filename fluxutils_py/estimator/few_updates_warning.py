@@ -1,11 +1,9 @@
-"""Warn of a fit that is too short to learn."""
+"""Warn about a fit that is too short to learn."""
 
 from __future__ import annotations
 
-import warnings
-
 from fluxutils_py.data.sequence_windows import SequenceWindows
-from fluxutils_py.estimator.data_warnings import levels_to_caller
+from fluxutils_py.estimator.data_warnings import warn
 
 ENOUGH = 50  # updates; from fewer, a network seldom learns
 
@@ -22,9 +20,8 @@ def warn_few_updates(windows: SequenceWindows, epochs: int, accumulate: int) -> 
         return
     plural = "s" if n_updates > 1 else ""
     over = "" if accumulate == 1 else f", accumulate={accumulate}"
-    warnings.warn(
+    warn(
         f"this fit makes {n_updates} update{plural} in all (epochs={epochs}, minibatches per "
         f"epoch: {n_windows}{over}); fewer than {ENOUGH} are seldom enough to learn from: set "
-        "more epochs, or a smaller batchsize or seqsize",
-        stacklevel=levels_to_caller(),
+        "more epochs, or a smaller batchsize or seqsize"
     )

@@ -1,6 +1,4 @@
-"""Check the arguments of a fit and cut the data into windows, without training or changing
-anything.
-"""
+"""Check the arguments of a fit and cut its data into windows, without changing anything."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import dataclasses
 import math
 import numbers
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +26,41 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.validation import check_integer
 
 MIN_WINDOWS_PER_FOLD = 8  # with fewer windows in a fold, its state would be useless
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """The arguments of one call that trains or evaluates.
+
+    Attributes
+    ----------
+    x, y, sample_weight, validation_data, lengths, starts, epochs
+        See ``Estimator.fit``.
+    classes : array-like, optional
+        All labels, where ``y`` may lack some; see ``EstimatorClassifier.partial_fit``.
+    sharded : bool
+        Whether each rank has its own series.
+    resume : bool
+        Whether to continue with the estimator's model and optimizer, if it has any.
+    can_hold_out : bool
+        Whether to hold out validation data, if the settings ask for it and none are given.
+    expects_to_learn : bool
+        Whether this call is all of the training, and the user set its length: a warning then says
+        if it makes only few updates.
+    """
+
+    x: object
+    y: object
+    sample_weight: object = None
+    validation_data: object = None
+    lengths: object = None
+    starts: object = None
+    epochs: int | None = None
+    classes: Any = None
+    sharded: bool = False
+    resume: bool = False
+    can_hold_out: bool = False
+    expects_to_learn: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,36 +91,26 @@ class FitData:
     codec: TargetCodec
     windows: SequenceWindows
     validation: SequenceWindows | None
-    n_outputs: Any
+    n_outputs: int | tuple[int, ...]
 
 
 def prepare(
     settings: Settings,
     schema: InputSchema,
-    x: Any,
-    y: Any,
-    sample_weight: Any = None,
-    validation_data: Any = None,
+    request: FitRequest,
     *,
-    lengths: Any = None,
-    starts: Any = None,
-    epochs: int | None = None,
-    classes: Any = None,
     codec: TargetCodec | None = None,
     split_seed: int | None = None,
     batchsize: int | None = None,
     pool: SeriesPool | None = None,
 ) -> FitData:
-    """Check the arguments of ``fit``, read the data and cut them into windows.
+    """Check a request, read its data and cut them into windows.
 
     Parameters
     ----------
     settings, schema
         Settings and input schema of the estimator.
-    x, y, sample_weight, validation_data, lengths, starts, epochs
-        See ``Estimator.fit``.
-    classes : array-like, optional
-        All labels, where ``y`` may lack some; see ``EstimatorClassifier.partial_fit``.
+    request : FitRequest
     codec : TargetCodec, optional
         The codec of the fit that this one continues.
     split_seed : int, optional
@@ -95,111 +118,206 @@ def prepare(
     batchsize : int, optional
         Series of a minibatch over all ranks, see :class:`MinibatchSize`; by default as in the spec.
     pool : SeriesPool, optional
-        The ranks that have series of their own.
+        The ranks that each have their own series.
     """
     pool = pool or SeriesPool(RankGroup())
-    require_stored(spec=settings.spec, loss=settings.loss)
-    if settings.target not in ("auto", "step", "series"):
-        raise ValueError(f"target must be 'auto', 'step' or 'series', got {settings.target!r}")
-    spec = read_spec(settings.spec)
-    if epochs is not None:
-        check_integer("epochs", epochs, 1, error=SpecError)
-        spec = dataclasses.replace(spec, epochs=int(epochs))
+    spec = _checked_spec(settings, request.epochs)
     loss = as_loss(settings.loss)
-    pool.ranks.require_equal(
-        {
-            "whether validation_data are given": validation_data is not None,
-            "early_stopping": (settings.early_stopping, settings.validation_fraction),
-            "scale_target": settings.scale_target,
-            "class_weight": settings.class_weight,
-            "classes": classes,
-            "the fit to continue": codec is not None,
-        }
-    )
-    inputs = pool.inputs(x, schema, starts=starts, lengths=lengths)
-    weight = pool.weight(sample_weight, inputs)
-    labels = None
-    if settings.is_classifier and (y is not None or inputs.shards is not None):
-        labels = _find_labels(y, inputs, weight, classes, codec, pool)
-    # labels outside the classes occur only at steps without weight
-    unknown = MISSING_LABEL if labels is not None and codec is None and classes is None else None
-    per_series = None if codec is None else codec.per_series
-    how = target_schema(settings, schema.estimator, labels, per_series=per_series, unknown=unknown)
-    targets = pool.targets(y, inputs, how)
-    training = held_out = None
-    if split_seed is not None and validation_data is None and settings.early_stopping:
-        strata = _labels_of_series(inputs, targets, pool) if labels is not None else None
-        training, held_out = hold_out(
-            inputs, targets, settings.validation_fraction, split_seed, strata
-        )
-    if codec is None:
-        scale = None
-        if settings.scale_target and len(targets.series) == 1:
-            rows = inputs.own(training or inputs.all_series())
-            scale = TargetScale.of(targets.series[0], rows, weight, pool.moments)
-        codec = TargetCodec(labels, scale, targets.per_series, targets.ndim)
-    else:
-        codec = dataclasses.replace(codec, per_series=targets.per_series, ndim=targets.ndim)
+    reader = _DataReader(settings, schema, request, codec, pool)
+    # before anything is read: each reading below is a collective call of ranks that share the data
+    reader.require_same_request()
+
+    inputs = reader.inputs()
+    weight = reader.weight(inputs)
+    classes = reader.classes(inputs, weight)
+    targets = reader.targets(inputs, classes)
+    split = reader.split(inputs, targets, classes, split_seed)
+    training = None if split is None else split.training
+    # after the split, as the scale of targets is that of the training part
+    codec = reader.codec(inputs, targets, classes, weight, training)
+
     maker = WindowMaker(settings, spec, loss, codec, batchsize or int(spec.batchsize), pool)
     windows = maker.windows(inputs, targets, weight, training)
     validation = None
-    if held_out is not None:
-        weight = pool.weight(sample_weight, inputs)  # normalized separately
-        validation = maker.windows(inputs, targets, weight, held_out, training=False)
-    elif validation_data is not None:
-        validation = maker.validation_windows(validation_data, inputs, targets, schema)
+    if split is not None:
+        # Cutting windows has scaled the weight to the training part, so it is read again.
+        weight = reader.weight(inputs)
+        validation = maker.windows(inputs, targets, weight, split.validation, training=False)
+    elif request.validation_data is not None:
+        validation = maker.validation_windows(request.validation_data, inputs, targets, schema)
     n_outputs = _count_outputs(targets, codec, loss, pool)
     return FitData(settings, spec, loss, inputs, targets, codec, windows, validation, n_outputs)
 
 
-def _count_outputs(targets: Targets, codec: TargetCodec, loss: Loss, pool: SeriesPool) -> Any:
+def _checked_spec(settings: Settings, epochs: int | None) -> Spec:
+    """Return the spec with the epochs of this call, after checking the settings of the data."""
+    require_stored(spec=settings.spec, loss=settings.loss)
+    if settings.target not in ("auto", "step", "series"):
+        raise ValueError(f"target must be 'auto', 'step' or 'series', got {settings.target!r}")
+    spec = read_spec(settings.spec)
+    if epochs is None:
+        return spec
+    check_integer("epochs", epochs, 1, error=SpecError)
+    return dataclasses.replace(spec, epochs=int(epochs))
+
+
+@dataclass(frozen=True)
+class _DataReader:
+    """Reads the data of a request, for all ranks of the pool together."""
+
+    settings: Settings
+    schema: InputSchema
+    request: FitRequest
+    earlier: TargetCodec | None  # of the fit that this one continues
+    pool: SeriesPool
+
+    def require_same_request(self) -> None:
+        """Raise on every rank unless all make the same collective calls below."""
+        self.pool.ranks.require_equal(
+            {
+                "whether validation_data are given": self.request.validation_data is not None,
+                "early_stopping": (self.settings.early_stopping, self.settings.validation_fraction),
+                "scale_target": self.settings.scale_target,
+                "class_weight": self.settings.class_weight,
+                "classes": self.request.classes,
+                "the fit to continue": self.earlier is not None,
+            }
+        )
+
+    def inputs(self) -> Inputs:
+        request = self.request
+        return self.pool.inputs(
+            request.x, self.schema, starts=request.starts, lengths=request.lengths
+        )
+
+    def weight(self, inputs: Inputs) -> SampleWeight | None:
+        """Return the weights as given; cutting windows normalizes them in place."""
+        return self.pool.weight(self.request.sample_weight, inputs)
+
+    def classes(self, inputs: Inputs, weight: SampleWeight | None) -> np.ndarray | None:
+        """Return the classes of the first fit, else the declared ones, else the labels that occur.
+
+        None if targets are no labels.
+        """
+        # A rank without series has no y, but takes part in collecting the labels.
+        has_targets = self.request.y is not None or inputs.shards is not None
+        if not (self.settings.is_classifier and has_targets):
+            return None
+        declared = self.request.classes
+        if self.earlier is not None and self.earlier.classes is not None:
+            _require_same_classes(declared, self.earlier.classes)
+            return self.earlier.classes
+        if declared is not None:
+            return np.unique(declared)
+
+        def find_own_classes() -> np.ndarray:
+            labels, w = read_labels(self.request.y, inputs, weight)
+            is_per_step = labels.shape[1:] == (inputs.N, inputs.T)
+            return find_classes(labels, w, inputs.whole() if is_per_step else None)
+
+        return self.pool.classes(find_own_classes, inputs)
+
+    def targets(self, inputs: Inputs, classes: np.ndarray | None) -> Targets:
+        # Classes found in the data lack only labels of steps without weight: these are no error.
+        are_found = classes is not None and self.earlier is None and self.request.classes is None
+        schema = target_schema(
+            self.settings,
+            self.schema.estimator,
+            classes,
+            per_series=None if self.earlier is None else self.earlier.per_series,
+            unknown=MISSING_LABEL if are_found else None,
+        )
+        return self.pool.targets(self.request.y, inputs, schema)
+
+    def split(
+        self, inputs: Inputs, targets: Targets, classes: np.ndarray | None, seed: int | None
+    ) -> Split | None:
+        """Hold out validation data if the settings ask for it and none are given."""
+        is_given = self.request.validation_data is not None
+        if seed is None or is_given or not self.settings.early_stopping:
+            return None
+        # only labels can be split in proportion
+        labels = None if classes is None else _labels_of_series(inputs, targets, self.pool)
+        return hold_out(inputs, targets, self.settings.validation_fraction, seed, labels)
+
+    def codec(
+        self,
+        inputs: Inputs,
+        targets: Targets,
+        classes: np.ndarray | None,
+        weight: SampleWeight | None,
+        training: Segments | None,
+    ) -> TargetCodec:
+        """Return the codec, which keeps classes and scale of an earlier fit.
+
+        A new scale is that of the ``training`` part: held-out data have no say in it.
+        """
+        if self.earlier is not None:
+            return dataclasses.replace(
+                self.earlier, per_series=targets.per_series, ndim=targets.ndim
+            )
+        scale = None
+        if self.settings.scale_target and len(targets.series) == 1:
+            rows = inputs.own(training or inputs.all_series())
+            scale = TargetScale.of(targets.series[0], rows, weight, self.pool.moments)
+        return TargetCodec(classes, scale, targets.per_series, targets.ndim)
+
+
+def _require_same_classes(declared: Any, classes: np.ndarray) -> None:
+    """Raise ValueError if a later call declares other classes than the first fit had."""
+    if declared is not None and not np.array_equal(np.unique(declared), classes):
+        raise ValueError(
+            f"classes={np.unique(declared).tolist()}, but the first call had {classes.tolist()}; "
+            "they cannot change"
+        )
+
+
+def _count_outputs(
+    targets: Targets, codec: TargetCodec, loss: Loss, pool: SeriesPool
+) -> int | tuple[int, ...]:
     (y, *others) = targets.series
+    # a model gives one score for each class, whatever the shape of y
     if codec.classes is not None:
         return len(codec.classes)
     if not others and isinstance(loss, SeqLoss) and loss.classes and y.kind == "int":
+        # The largest label may occur on one rank only.
         return 1 + max(pool.ranks.allgather(find_largest(y.array)))
-    return feature_counts(targets.series)
+    counts: int | tuple[int, ...] = feature_counts(targets.series)
+    return counts
 
 
 def target_schema(
-    settings: Settings, estimator: str, classes: np.ndarray | None, **details: Any
+    settings: Settings,
+    estimator: str,
+    classes: np.ndarray | None,
+    *,
+    per_series: bool | None,
+    unknown: int | None = None,
+    name: str = "y",
 ) -> TargetSchema:
-    """Return requirements on targets; ``details``: ``per_series``, ``name``, ``unknown``
-    (:class:`LabelEncoder`).
+    """Return requirements on targets; ``unknown`` is the code of labels outside the classes, see
+    :class:`LabelEncoder`.
     """
-    loss, unknown = as_loss(settings.loss), details.pop("unknown", None)
-    kind = "integers" if isinstance(loss, SeqLoss) and loss.classes else "numbers"
-    encode = None if classes is None else LabelEncoder(classes, unknown, details.get("name", "y"))
-    kind = "labels" if settings.is_classifier else kind
-    return TargetSchema(estimator, kind, settings.target, encode=encode, **details)
+    loss = as_loss(settings.loss)
+    kind = "numbers"
+    if settings.is_classifier:
+        kind = "labels"
+    elif isinstance(loss, SeqLoss) and loss.classes:
+        kind = "integers"
+    encode = None if classes is None else LabelEncoder(classes, unknown, name)
+    return TargetSchema(
+        estimator, kind, settings.target, per_series=per_series, encode=encode, name=name
+    )
 
 
-def _find_labels(
-    y: Any,
-    inputs: Inputs,
-    weight: SampleWeight | None,
-    declared: Any,
-    codec: TargetCodec | None,
-    pool: SeriesPool,
-) -> np.ndarray:
-    """Return the classes of the first fit, else the declared ones, else the labels that occur."""
-    if codec is not None and codec.classes is not None:
-        if declared is not None and not np.array_equal(np.unique(declared), codec.classes):
-            raise ValueError(
-                f"classes={np.unique(declared).tolist()}, but the first call had "
-                f"{codec.classes.tolist()}; they cannot change"
-            )
-        return codec.classes
-    if declared is not None:
-        return np.unique(declared)
+class ValidationData(NamedTuple):
+    """The parts of the ``validation_data`` argument, in its order."""
 
-    def find_labels() -> np.ndarray:
-        labels, w = read_labels(y, inputs, weight)
-        return find_classes(
-            labels, w, inputs.whole() if labels.shape[1:] == (inputs.N, inputs.T) else None
-        )
-
-    return pool.classes(find_labels, inputs)
+    x: object
+    y: object
+    sample_weight: object = None
+    lengths: object = None
+    starts: object = None
 
 
 @dataclass(frozen=True)
@@ -223,50 +341,37 @@ class WindowMaker:
         training: bool = True,
     ) -> SequenceWindows:
         """Cut the data into windows, or only their part within the bounds of each series."""
-        segments = inputs.segments()  # of all ranks
         can_weigh = takes_weights(self.loss)
+        # before class weights, for which all labels are read
         if not can_weigh:
             self._require_no_weights(inputs, targets, weight)
         self._mark_missing_labels(targets)
-        if self.settings.class_weight is not None and self.codec.classes is not None:
-            (codes,) = targets.series
-            how, rows = self.settings.class_weight, inputs.own(segments)
-            weights = ClassWeightArray(
-                how, self.codec.classes, codes.array, weight, rows, self.pool.total
-            )
-            weight = SampleWeight(weights, codes.N, codes.T)
-        if bounds is not None:
-            segments = intersect(segments, bounds)
-            segments = segments[segments.length > 0]
-        if (
-            weight is not None and inputs.form == "rows"
-        ):  # rows of weight 0 do not count in minibatches either
-            segments = weight.drop_zero_weight(segments) or segments
+
+        weight = self._with_class_weights(inputs, targets, weight)
+        segments = self._segments(inputs, weight, bounds)
+        # Folds of a series with one target, at its last step, would have nothing to learn from.
+        # Validation walks whole series, as predict does.
         if training and self.spec.rebatch and not targets.per_series:
             segments = self._fold_segments(segments)
-        burn_in = int(self.spec.burn_in)
-        if burn_in >= segments.max_length:
-            where = " after folding (rebatch=True)" if segments.folds > 1 else ""
-            raise ValueError(
-                f"burn_in of {burn_in} leaves nothing of series of {segments.max_length} "
-                f"steps{where}"
-            )
+        burn_in = self._burn_in_within(segments)
         mask_per_output = self._masks_outputs(targets)
         if weight is not None:
-            rows, add_up = inputs.own(segments), self.pool.total
+            # over the steps that count: after all cuts, without burn-in and missing targets
             weight.normalize(
-                rows,
+                inputs.own(segments),
                 targets.series,
                 burn_in=burn_in,
                 mask_per_output=mask_per_output,
-                add_up=add_up,
+                add_up=self.pool.total,
             )
+
         windows = SequenceWindows(
             inputs.series,
             self.codec.encode(targets.series),
             weight,
             batchsize=self.batchsize,
             seqsize=int(self.spec.seqsize or segments.max_length),
+            # overlap is for gradients to reach further back, of which validation has none
             overlap=int(self.spec.overlap) if training else 0,
             burn_in=burn_in,
             segments=segments,
@@ -281,20 +386,31 @@ class WindowMaker:
         return windows
 
     def validation_windows(
-        self, data: Any, trained: Inputs, targets: Targets, schema: InputSchema
+        self, data: object, trained: Inputs, targets: Targets, schema: InputSchema
     ) -> SequenceWindows:
-        """Cut ``validation_data``, which must have the features of the training data, into windows."""
+        """Cut ``validation_data``, which must have the features of the training data."""
         if not isinstance(data, tuple | list) or len(data) not in (2, 3, 4, 5):
             raise ValueError(
                 "validation_data must be (x, y), (x, y, sample_weight), (x, y, sample_weight, "
                 "lengths) or (x, y, sample_weight, lengths, starts)"
             )
-        x, y, sample_weight, lengths, starts = (*data, None, None, None)[:5]
-        schema = dataclasses.replace(schema, fitted=None)
-        inputs = self.pool.inputs(x, schema, name="validation x", starts=starts, lengths=lengths)
-        details = {"per_series": targets.per_series, "name": "validation y"}
-        how = target_schema(self.settings, schema.estimator, self.codec.classes, **details)
-        held_out = self.pool.targets(y, inputs, how)
+        given = ValidationData(*data)
+        inputs = self.pool.inputs(
+            given.x,
+            # compared with the training data below, whose error tells more
+            dataclasses.replace(schema, fitted=None),
+            name="validation x",
+            starts=given.starts,
+            lengths=given.lengths,
+        )
+        schema_of_targets = target_schema(
+            self.settings,
+            schema.estimator,
+            self.codec.classes,
+            per_series=targets.per_series,
+            name="validation y",
+        )
+        held_out = self.pool.targets(given.y, inputs, schema_of_targets)
         for of_training, of_validation in (
             (trained.series, inputs.series),
             (targets.series, held_out.series),
@@ -304,9 +420,38 @@ class WindowMaker:
                     f"{of_validation[0].name} has {feature_counts(of_validation)} features, the "
                     f"training data have {feature_counts(of_training)}"
                 )
-        return self.windows(
-            inputs, held_out, self.pool.weight(sample_weight, inputs), training=False
+        weight = self.pool.weight(given.sample_weight, inputs)
+        return self.windows(inputs, held_out, weight, training=False)
+
+    def _with_class_weights(
+        self, inputs: Inputs, targets: Targets, weight: SampleWeight | None
+    ) -> SampleWeight | None:
+        """Multiply the weights of steps by those of their classes, if the settings have any."""
+        class_weight = self.settings.class_weight
+        classes = self.codec.classes
+        if class_weight is None or classes is None:
+            return weight
+        (codes,) = targets.series
+        # counts held-out steps too, so that both parts weigh a label alike
+        rows = inputs.own(inputs.segments())
+        weights = ClassWeightArray(
+            class_weight, classes, codes.array, weight, rows, self.pool.total
         )
+        return SampleWeight(weights, codes.N, codes.T)
+
+    def _segments(
+        self, inputs: Inputs, weight: SampleWeight | None, bounds: Segments | None
+    ) -> Segments:
+        """Return the segments of all ranks that lie within the bounds and count."""
+        segments = inputs.segments()
+        if bounds is not None:
+            segments = intersect(segments, bounds)
+            segments = segments[segments.length > 0]
+        if weight is not None and inputs.form == "rows":
+            # Rows of weight 0 take no place in minibatches. If all have weight 0, normalizing the
+            # weights raises the error.
+            segments = weight.drop_zero_weight(segments) or segments
+        return segments
 
     def _fold_segments(self, segments: Segments) -> Segments:
         """Fold the segments according to ``spec.rebatch``."""
@@ -317,46 +462,60 @@ class WindowMaker:
         least = max(MIN_WINDOWS_PER_FOLD * int(self.spec.seqsize), int(self.spec.burn_in) + 1)
         return segments.fold(self.batchsize, least)
 
+    def _burn_in_within(self, segments: Segments) -> int:
+        """Return the burn-in; raise ValueError if it leaves nothing of the longest segment."""
+        burn_in = int(self.spec.burn_in)
+        if burn_in >= segments.max_length:
+            where = " after folding (rebatch=True)" if segments.folds > 1 else ""
+            raise ValueError(
+                f"burn_in of {burn_in} leaves nothing of series of {segments.max_length} "
+                f"steps{where}"
+            )
+        return burn_in
+
     def _masks_outputs(self, targets: Targets) -> bool:
-        """Whether the loss can ignore single outputs of a step; a loss of class probabilities needs
-        all.
-        """
+        """Return whether the loss can ignore single outputs of a step."""
         if not isinstance(self.loss, SeqLoss):
             return takes_weights(self.loss)
-        return all(s.F == 1 for s in targets.series) if self.loss.classes else self.loss.elementwise
+        if self.loss.classes:
+            # Probabilities of classes are computed from all outputs of a step together.
+            return all(s.F == 1 for s in targets.series)
+        return self.loss.elementwise
 
     def _mark_missing_labels(self, targets: Targets) -> None:
         """Set the integer that marks missing labels, where targets are labels."""
-        marked = (
-            self.codec.classes is not None or targets.per_series
-        )  # missing labels are MISSING_LABEL
-        ignored = (
-            self.loss.ignore_index if isinstance(self.loss, SeqLoss) and self.loss.classes else None
-        )
-        if marked and ignored not in (None, MISSING_LABEL):
+        uses_missing_label = self.codec.classes is not None or targets.per_series
+        ignored = None
+        if isinstance(self.loss, SeqLoss) and self.loss.classes:
+            ignored = self.loss.ignore_index
+        if uses_missing_label and ignored not in (None, MISSING_LABEL):
             raise ValueError(
                 f"ignore_index={ignored} of the loss: steps without a label are marked by "
                 f"{MISSING_LABEL} here; leave it out"
             )
         for s in targets.series:
             if s.kind == "int":
-                s.missing_label = MISSING_LABEL if marked else ignored
+                s.missing_label = MISSING_LABEL if uses_missing_label else ignored
 
     def _require_no_weights(
         self, inputs: Inputs, targets: Targets, weight: SampleWeight | None
     ) -> None:
         """Raise ValueError if the data need weights, for a loss without them."""
-        for needs, what in (
+        lengths = inputs.all_series().length
+        for needs_weights, reason in (
             (weight is not None, "sample_weight is given"),
-            (len(np.unique(inputs.all_series().length)) > 1, "the series differ in length"),
+            (len(np.unique(lengths)) > 1, "the series differ in length"),
             (targets.per_series, "y has one target per series, at its last step"),
         ):
-            if needs:
-                raise ValueError(f"{what}, but {self._why_no_weights()}")
+            if needs_weights:
+                raise ValueError(f"{reason}, but {self._why_no_weights()}")
 
     def _why_no_weights(self) -> str:
         name = getattr(self.loss, "__name__", repr(self.loss))
-        return f"the loss {name} takes no weights: give it a fourth argument, loss(model, xs, ys, ws), or use seqloss"
+        return (
+            f"the loss {name} takes no weights: give it a fourth argument, "
+            "loss(model, xs, ys, ws), or use seqloss"
+        )
 
 
 def intersect(segments: Segments, bounds: Segments) -> Segments:
@@ -371,11 +530,20 @@ def intersect(segments: Segments, bounds: Segments) -> Segments:
     return Segments(segments.series, start, np.maximum(stop - start, 0))
 
 
+class Split(NamedTuple):
+    """Two parts of the data, with one segment per series each.
+
+    A segment has length 0 if its series has no steps in that part.
+    """
+
+    training: Segments
+    validation: Segments
+
+
 def hold_out(
-    inputs: Inputs, targets: Targets, fraction: Any, seed: int, labels: np.ndarray | None
-) -> tuple[Segments, Segments]:
-    """Hold out random series for validation, or the last steps of a single series and of
-    ``timesteps``.
+    inputs: Inputs, targets: Targets, fraction: object, seed: int, labels: np.ndarray | None
+) -> Split:
+    """Hold out random series, or the last steps of a single series and of ``timesteps``.
 
     Parameters
     ----------
@@ -387,26 +555,19 @@ def hold_out(
     labels : ndarray of shape (N,), optional
         The label of each series, to be split in proportion if possible.
 
-    Returns
-    -------
-    training, validation : Segments
-        One segment per series, of length 0 if the series has no steps in that part.
-
     Raises
     ------
     ValueError
         If the fraction is not between 0 and 1, or leaves nothing to train on.
     """
-    if (
-        isinstance(fraction, bool)
-        or not isinstance(fraction, numbers.Real)
-        or not 0 < float(fraction) < 1
-    ):
+    is_number = isinstance(fraction, numbers.Real) and not isinstance(fraction, bool)
+    if not is_number or not 0 < float(fraction) < 1:  # type: ignore[arg-type]
         raise ValueError(f"validation_fraction must be a number between 0 and 1, got {fraction!r}")
     whole = inputs.all_series()
     in_time = inputs.form == "timesteps" or len(whole) == 1
     n = whole.max_length if in_time else len(whole)
-    n_held = math.ceil(n * float(fraction))
+    n_held = math.ceil(n * float(fraction))  # type: ignore[arg-type]
+    # rounded up, so that there is always something to validate on; training needs the rest
     if n_held >= n:
         raise ValueError(
             f"early_stopping holds out {n_held} of "
@@ -414,43 +575,47 @@ def hold_out(
             "give more data, or early_stopping=False"
         )
     if not in_time:
-        strata = labels if labels is not None and _can_stratify(labels, n_held) else None
-        from sklearn.model_selection import train_test_split  # deferred: importing it takes 40 ms
-
-        _, out = train_test_split(
-            np.arange(n), test_size=n_held, random_state=seed, stratify=strata
-        )
-        is_out = np.isin(whole.series, out)
-        n_training, n_validation = (
-            np.where(is_out, 0, whole.length),
-            np.where(is_out, whole.length, 0),
-        )
-        return Segments(whole.series, whole.start, n_training), Segments(
-            whole.series, whole.start, n_validation
-        )
+        return _hold_out_series(whole, n_held, seed, labels)
     if targets.per_series:
         raise ValueError(
             "early_stopping of one series holds out its last steps, but y has one target, at the "
             "last step; give more series, or early_stopping=False"
         )
-    # the cut counts from the start of each series
+    # The cut counts from the start of each series.
     n_before = np.minimum(n - n_held, whole.length)
-    return (
+    n_after = whole.length - n_before
+    return Split(
         Segments(whole.series, whole.start, n_before),
-        Segments(whole.series, whole.start + n_before, whole.length - n_before),
+        Segments(whole.series, whole.start + n_before, n_after),
+    )
+
+
+def _hold_out_series(whole: Segments, n_held: int, seed: int, labels: np.ndarray | None) -> Split:
+    from sklearn.model_selection import train_test_split  # deferred: importing it takes 40 ms
+
+    strata = labels if labels is not None and _can_stratify(labels, n_held) else None
+    _, held_out = train_test_split(
+        np.arange(len(whole)), test_size=n_held, random_state=seed, stratify=strata
+    )
+    is_held_out = np.isin(whole.series, held_out)
+    return Split(
+        Segments(whole.series, whole.start, np.where(is_held_out, 0, whole.length)),
+        Segments(whole.series, whole.start, np.where(is_held_out, whole.length, 0)),
     )
 
 
 def _labels_of_series(inputs: Inputs, targets: Targets, pool: SeriesPool) -> np.ndarray | None:
     """Return the label of each series of all ranks; None if labels belong to steps."""
-    array, shards = targets.series[0].array, inputs.shards
-    if not targets.per_series and (inputs.T if shards is None else shards.n_steps) > 1:
+    array = targets.series[0].array
+    shards = inputs.shards
+    n_steps = inputs.T if shards is None else shards.n_steps
+    if not targets.per_series and n_steps > 1:
         return None
     labels = array.values[:, 0] if targets.per_series else np.asarray(array[0, :, 0])
     return labels if shards is None else shards.in_common_order(pool.ranks.allgather(labels))
 
 
 def _can_stratify(labels: np.ndarray, n_held: int) -> bool:
-    """Whether both parts can contain each label."""
+    """Return whether both parts can contain each label."""
     counts = np.unique(labels, return_counts=True)[1]
     return bool(counts.min() > 1) and len(counts) <= min(n_held, len(labels) - n_held)

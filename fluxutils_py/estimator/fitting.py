@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError
+from fluxutils_py.estimator.assembled_fit import Training
 from fluxutils_py.estimator.building import (
     build_model,
     build_optimizer,
     make_generator,
     require_gradients,
 )
-from fluxutils_py.estimator.collectives import (
-    MinibatchSize,
-    course_of_fit,
-    device_of_rank,
-    require_same_fit,
-    require_same_inputs,
-)
 from fluxutils_py.estimator.data_warnings import (
+    warn,
     warn_cut,
     warn_repeated_search,
     warn_single_steps,
@@ -38,8 +34,11 @@ from fluxutils_py.estimator.data_warnings import (
 )
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.few_updates_warning import warn_few_updates
-from fluxutils_py.estimator.fit_data import FitData, prepare
+from fluxutils_py.estimator.fit_data import FitData, FitRequest, prepare
+from fluxutils_py.estimator.fitted_parts import FittedParts, SeriesEstimator, input_schema
+from fluxutils_py.estimator.minibatch_size import MinibatchSize
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
+from fluxutils_py.estimator.same_fit import course_of_fit, require_same_fit, require_same_inputs
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.inputs.inputs import feature_counts
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
@@ -49,8 +48,9 @@ from fluxutils_py.nn.model_windows import cached_window_mode, takes_windows
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import recurrent_layers, reset
 from fluxutils_py.parallel import RankGroup, Threads
+from fluxutils_py.parallel.launcher import local_rank
 from fluxutils_py.parallel.threads import n_threads
-from fluxutils_py.reporting.progress import progress_hook
+from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook
 from fluxutils_py.training import EarlyStopping, Loop
 from fluxutils_py.training.early_stopping import Schedule, Validation
 from fluxutils_py.training.make_optimizer import with_python_numbers
@@ -67,144 +67,112 @@ FLOATS = {
 VALIDATION_STEPS = 1 << 14  # series times steps of a validation window
 
 
-def run_fit(
-    est: Any,
-    *data: Any,
-    sharded: bool = False,
-    resume: bool = False,
-    can_hold_out: bool = False,
-    expects_to_learn: bool = False,
-    **arguments: Any,
-) -> None:
+def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
     """Fit an estimator, alone or together with the ranks of its ``comm``.
 
-    Parameters
-    ----------
-    est : Estimator
-        Does not change before training begins. A later error restores it if no update was made, or,
-        unless it is an interrupt, if this fit replaces an earlier one.
-    *data, **arguments
-        ``x, y, sample_weight, validation_data`` and ``lengths, starts, epochs, classes``; see
-        :func:`prepare`.
-    sharded : bool
-        Whether each rank has its own series.
-    resume : bool
-        Continue with the estimator's model and optimizer, if it has any.
-    can_hold_out : bool
-        Whether to hold out validation data, if the settings request it and none are given.
-    expects_to_learn : bool
-        Whether this call is all of the training, and the user set its length: few updates are then
-        warned of.
+    The estimator does not change before training begins. A later error restores it if no update was
+    made, or, unless it is an interrupt, if this fit replaces an earlier one.
     """
-    settings, resume = est._resolved_params(), resume and hasattr(est, "model_")
-    with ranks_of_call(settings.comm, "fit", sharded) as ranks:
-        ranks.require_equal(course_of_fit(settings, resume, arguments.get("epochs")))
+    settings = est.resolved_params()
+    earlier = est if request.resume and hasattr(est, "model_") else None
+    with ranks_of_call(settings.comm, "fit", request.sharded) as ranks:
+        ranks.require_equal(course_of_fit(settings, earlier is not None, request.epochs))
         require_gradients("fit")
         warn_repeated_search(ranks)
-        # copy the user's generators, so that they advance only once training has begun
-        rng = (
-            copy.deepcopy(est._rng)
-            if resume
-            else make_generator(copy.deepcopy(settings.random_state))
-        )
-        seed = int(make_generator(copy.deepcopy(settings.random_state)).integers(2**31))
-        rng, seed = ranks.allgather((rng, seed))[0]
-        if resume:
-            arguments["codec"] = est._codec
-        if can_hold_out:
-            arguments["split_seed"] = seed
-        saved = None if resume else saved_minibatch_size(as_callbacks(settings.callbacks), ranks)
+        # before data are read, as both decide how they are cut
+        randomness = _shared_randomness(settings, earlier, ranks)
+        saved = None
+        if earlier is None:
+            saved = saved_minibatch_size(as_callbacks(settings.callbacks), ranks)
         size = MinibatchSize.of(settings, ranks.size, saved)
-        pool = SeriesPool(ranks if sharded else RankGroup())
-        schema = est._input_schema(fitted=resume)
-        prepared = prepare(settings, schema, *data, batchsize=size.whole, pool=pool, **arguments)
-        training = assemble(prepared, ranks, rng, size, est if resume else None)
-        warn_single_steps(data[0], prepared.inputs, training.step.model)
-        if not resume and not ranks.rank:
-            warn_unscaled(
-                prepared.windows, training.step.model, data[1], getattr(est, "scale_target", None)
-            )
-        if len(data) > 3 and data[3] is not None and not ranks.rank:  # validation_data
-            warn_unlike_training(prepared.windows, prepared.validation)
-        if expects_to_learn and not ranks.rank:
-            warn_few_updates(
-                prepared.windows, int(prepared.spec.epochs), int(prepared.spec.accumulate)
-            )
+        parts = None if earlier is None else earlier.fitted_parts_
+        data = prepare(
+            settings,
+            input_schema(est, settings, None if parts is None else parts.layout),
+            request,
+            codec=None if parts is None else parts.codec,
+            split_seed=randomness.split_seed if request.can_hold_out else None,
+            batchsize=size.whole,
+            pool=SeriesPool(ranks if request.sharded else RankGroup()),
+        )
+        training = assemble(data, ranks, randomness.rng, size, earlier)
+        # now, when a model exists that tells what it sees, and before any time is spent
+        _warn_about(training, est, request)
         require_same_fit(training)
         run(est, training)
 
 
+class Randomness(NamedTuple):
+    """The sources of randomness of a fit, equal on all ranks."""
+
+    rng: np.random.Generator
+    split_seed: int  # of held-out validation data
+
+
+def _shared_randomness(
+    settings: Settings, earlier: SeriesEstimator | None, ranks: RankGroup
+) -> Randomness:
+    """Return the randomness of rank 0 on every rank.
+
+    Generators are copied, so that the user's advance only once training has begun.
+    """
+    if earlier is None:
+        rng = make_generator(copy.deepcopy(settings.random_state))
+    else:
+        rng = copy.deepcopy(earlier.fitted_parts_.rng)
+    seed = int(make_generator(copy.deepcopy(settings.random_state)).integers(2**31))
+    shared: Randomness = ranks.allgather(Randomness(rng, seed))[0]
+    return shared
+
+
+def _warn_about(training: Training, est: SeriesEstimator, request: FitRequest) -> None:
+    """Warn about data that the model is likely to learn the wrong thing from."""
+    data = training.data
+    model = training.step.model
+    warn_single_steps(request.x, data.inputs, model)
+    # what follows reads data, and one rank is enough to say it
+    if training.loop.ranks.rank > 0:
+        return
+    if not training.resume:  # the first fit has said it
+        warn_unscaled(data.windows, model, request.y, getattr(est, "scale_target", None))
+    if request.validation_data is not None:
+        warn_unlike_training(data.windows, data.validation)
+    if request.expects_to_learn:
+        warn_few_updates(data.windows, int(data.spec.epochs), int(data.spec.accumulate))
+
+
 def run_evaluate(
-    est: Any, *data: Any, gradient: bool, sharded: bool = False, **arguments: Any
+    est: SeriesEstimator, request: FitRequest, *, gradient: bool
 ) -> float | tuple[float, Tensor]:
-    """Run an epoch without updates; for the arguments see :func:`run_fit`."""
-    settings = est._resolved_params()
-    with ranks_of_call(settings.comm, "evaluate", sharded) as ranks:
-        weights = "given" if data[2] is not None else "none"
-        told = (
-            {} if sharded else {"sample_weight": weights}
-        )  # with shards, the pool of series compares them
-        ranks.require_equal({"gradient": bool(gradient), **told})
+    """Run an epoch without updates; return its loss, and its mean gradient if asked for."""
+    settings = est.resolved_params()
+    with ranks_of_call(settings.comm, "evaluate", request.sharded) as ranks:
+        told: dict[str, object] = {"gradient": bool(gradient)}
+        if not request.sharded:  # with shards, the pool of series compares the weights
+            told["sample_weight"] = "none" if request.sample_weight is None else "given"
+        ranks.require_equal(told)
         if gradient:
             require_gradients("evaluate(gradient=True)")
         check_is_fitted(est, "model_")
-        model, schema = est.model_, est._input_schema()
-        pool = SeriesPool(ranks if sharded else RankGroup())
-        size = MinibatchSize.of(settings, ranks.size)
-        prepared = prepare(
-            settings, schema, *data, codec=est._codec, batchsize=size.whole, pool=pool, **arguments
+        parts = est.fitted_parts_
+        data = prepare(
+            settings,
+            input_schema(est, settings, parts.layout),
+            request,
+            codec=parts.codec,
+            batchsize=MinibatchSize.of(settings, ranks.size).whole,
+            pool=SeriesPool(ranks if request.sharded else RankGroup()),
         )
-        if not sharded:
-            require_same_inputs(ranks, prepared.inputs)
-        batches = tensor_batches(prepared, model, ranks)
-        with torch.backends.cudnn.flags(
-            enabled=not gradient
-        ):  # cuDNN has no gradients in evaluation mode
-            compute = differentiate_windows if gradient else evaluate_windows
-            return compute(model, prepared.loss, batches, ranks, prepared.spec.precision)
+        if not request.sharded:
+            require_same_inputs(ranks, data.inputs)
+        batches = tensor_batches(data, est.model_, ranks)
+        compute = differentiate_windows if gradient else evaluate_windows
+        # cuDNN computes no gradients in evaluation mode
+        with torch.backends.cudnn.flags(enabled=not gradient):
+            return compute(est.model_, data.loss, batches, ranks, data.spec.precision)
 
 
-# -- assemble ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Training:
-    """Components of a fit that is ready to run.
-
-    Attributes
-    ----------
-    data : FitData
-    size : MinibatchSize
-    rng : numpy.random.Generator
-        Source of all randomness, equal on all ranks.
-    resume : bool
-        Whether model and optimizer come from an earlier fit.
-    optimizer : torch.optim.Optimizer
-    groups : list of dict
-        Parameter groups of the optimizer before a new scheduler changes them.
-    scheduler : learning-rate scheduler of torch, or None
-    batches : TensorBatches
-        This rank's part of the windows.
-    threads : Threads
-    step : WindowStep
-        Holds the ``model``.
-    loop : Loop
-        Holds ``ranks`` and all hooks except the callbacks.
-    callbacks : list
-    """
-
-    data: FitData
-    size: MinibatchSize
-    rng: np.random.Generator
-    resume: bool
-    optimizer: torch.optim.Optimizer
-    groups: list[dict[str, Any]]
-    scheduler: Any
-    batches: TensorBatches
-    threads: Threads
-    step: WindowStep
-    loop: Loop
-    callbacks: list[Any]
+# -- assemble ----------------------------------------------------------------------------------
 
 
 def assemble(
@@ -212,26 +180,32 @@ def assemble(
     ranks: RankGroup,
     rng: np.random.Generator,
     size: MinibatchSize,
-    earlier: Any = None,
+    earlier: SeriesEstimator | None = None,
 ) -> Training:
     """Build model, optimizer, step and loop.
 
     ``earlier`` is the fitted estimator that this fit continues; its attributes are only read.
     """
-    settings, spec = data.settings, data.spec
+    settings = data.settings
+    spec = data.spec
     threads = Threads(n_threads(settings.n_jobs))
     if compile_arguments(settings.compile) is not None and threads.n > 1:
         raise SpecError(
             f"compile={settings.compile!r} trains in one thread, with torch's own threads inside; "
             "leave n_jobs at None"
         )
-    callbacks, progress = as_callbacks(settings.callbacks), progress_hook(settings.verbose)
-    model, optimizer = (
-        _new_model(data, ranks, rng) if earlier is None else _earlier_model(earlier, settings)
-    )
+    callbacks = as_callbacks(settings.callbacks)
+    progress = progress_hook(settings.verbose)
+    if earlier is None:
+        model, optimizer = _new_model(data, ranks, rng)
+    else:
+        model, optimizer = _earlier_model(earlier, settings)
     batches = tensor_batches(data, model, ranks, rng if spec.shuffle else None)
+    # copied before a scheduler is made, which changes them: a failed fit puts them back
     groups = [dict(group) for group in optimizer.param_groups]
-    scheduler = getattr(earlier, "_scheduler", None) or _new_scheduler(spec, optimizer)
+    scheduler = None if earlier is None else earlier.fitted_parts_.scheduler
+    if scheduler is None:
+        scheduler = _new_scheduler(spec, optimizer)
     step = WindowStep(
         model,
         data.loss,
@@ -242,82 +216,121 @@ def assemble(
         threads=threads,
         comm=ranks,
     )
+    training = Training(
+        data=data,
+        size=size,
+        rng=rng,
+        resume=earlier is not None,
+        optimizer=optimizer,
+        groups=groups,
+        scheduler=scheduler,
+        batches=batches,
+        threads=threads,
+        step=step,
+        loop=_loop_after(earlier, step, ranks),
+        callbacks=callbacks,
+    )
+    _attach_epoch_hooks(training)
+    if progress is not None and ranks.rank == 0:
+        _attach_progress(training, progress)
+    return training
+
+
+def _loop_after(earlier: SeriesEstimator | None, step: WindowStep, ranks: RankGroup) -> Loop:
+    """Return a loop that counts epochs and steps on from an earlier fit."""
     loop = Loop(step, ranks)
-    if hasattr(earlier, "history_"):
-        loop.epoch, loop.history, loop.step = (
-            earlier.n_iter_,
-            list(earlier.history_),
-            earlier._n_steps,
-        )
+    if earlier is not None and hasattr(earlier, "history_"):
+        loop.epoch = earlier.n_iter_
+        loop.history = list(earlier.history_)
+        loop.step = earlier.fitted_parts_.n_steps
+    return loop
+
+
+def _attach_epoch_hooks(training: Training) -> None:
+    """Attach validation, learning-rate schedule and early stopping, where the spec has them."""
+    data = training.data
+    spec = data.spec
+    batches = training.batches
+    model = training.step.model
+    hooks = training.loop.hooks
+    ranks = training.loop.ranks
     if data.validation is not None:
         held_out = TensorBatches(
             data.validation, batches.dtype, batches.device, rank=ranks.rank, size=ranks.size
         )
-        loop.hooks.attach(Validation(model, data.loss, held_out, ranks, spec.precision))
-    if scheduler is not None:
-        loop.hooks.attach(
-            Schedule(scheduler, spec.schedule_every, lambda: step.n_updates, spec.accumulate)
+        hooks.attach(Validation(model, data.loss, held_out, ranks, spec.precision))
+    if training.scheduler is not None:
+        hooks.attach(
+            Schedule(
+                training.scheduler,
+                spec.schedule_every,
+                lambda: training.step.n_updates,
+                spec.accumulate,
+            )
         )
     if spec.patience is not None:
-        loop.hooks.attach(EarlyStopping(model, int(spec.patience)))
-    if progress is not None and ranks.rank == 0:
-        loop.hooks.attach(progress)
-        if size.resumed or not ranks.is_single:
-            line = size.describe(data.windows.segments, sharded=data.windows.shards is not None)
-            loop.hooks.add("start", lambda loop: progress.say_once(line), name="minibatch size")
-    return Training(
-        data,
-        size,
-        rng,
-        earlier is not None,
-        optimizer,
-        groups,
-        scheduler,
-        batches,
-        threads,
-        step,
-        loop,
-        callbacks,
-    )
+        hooks.attach(EarlyStopping(model, int(spec.patience)))
+
+
+def _attach_progress(training: Training, progress: ProgressBar | EpochLog) -> None:
+    """Attach the report of progress, which first says how large the minibatches are."""
+    windows = training.data.windows
+    hooks = training.loop.hooks
+    hooks.attach(progress)
+    if training.size.resumed or not training.loop.ranks.is_single:
+        line = training.size.describe(windows.segments, sharded=windows.shards is not None)
+        hooks.add("start", lambda loop: progress.say_once(line), name="minibatch size")
 
 
 def _new_model(
     data: FitData, ranks: RankGroup, rng: np.random.Generator
-) -> tuple[nn.Module, torch.optim.Optimizer]:
-    settings, x = data.settings, data.inputs.series
+) -> tuple[nn.Module, Optimizer]:
+    settings = data.settings
+    x = data.inputs.series
+    # initial weights come from random_state: the global generators do not move
     with seeded(int(rng.integers(2**63))):
-        device = device_of_rank(settings.device, ranks)
         model = build_model(
             settings.model,
             feature_counts(x),
             data.n_outputs,
             float_dtype(x, data.spec.precision),
-            device,
+            device_of_rank(settings.device, ranks),
         )
         return model, build_optimizer(settings.opt, settings.model, model)
 
 
-def _earlier_model(est: Any, settings: Settings) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _earlier_model(est: SeriesEstimator, settings: Settings) -> tuple[nn.Module, Optimizer]:
+    # an estimator loaded with another ``opt``, or without code for it, has no optimizer
     if hasattr(est, "optimizer_"):
         return est.model_, est.optimizer_
     return est.model_, build_optimizer(settings.opt, settings.model, est.model_)
 
 
+def device_of_rank(device: object, ranks: RankGroup) -> object:
+    """Return the device of this rank; ``device="cuda"`` spreads ranks over the machine's GPUs."""
+    if ranks.is_single or device is None or str(device) != "cuda" or torch.cuda.device_count() < 2:
+        return device
+    return f"cuda:{local_rank() % torch.cuda.device_count()}"
+
+
 def float_dtype(arrays: tuple[SeriesArray, ...], precision: str = "float32") -> torch.dtype | None:
-    """Return the floating type of a model for these data; None (leave it unchanged) if all are
-    integers.
+    """Return the floating type of a model for these data.
+
+    None if all are integers: the model then keeps its type.
     """
     if precision != "float32":
-        return torch.float32
-    dtypes = [
+        return torch.float32  # lower precisions are of computations; parameters stay float32
+    dtypes = {
         FLOATS.get(a.dtype.newbyteorder("=").name, torch.float64)
         for a in arrays
         if a.kind == "float"
-    ]
-    return None if not dtypes else torch.float64 if torch.float64 in dtypes else torch.float32
+    }
+    if not dtypes:
+        return None
+    return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
-def _new_scheduler(spec: Spec, optimizer: torch.optim.Optimizer) -> Any:
+def _new_scheduler(spec: Spec, optimizer: Optimizer) -> Any:
     if spec.scheduler is None:
         return None
     scheduler = with_python_numbers(spec.scheduler)(optimizer)
@@ -325,10 +338,7 @@ def _new_scheduler(spec: Spec, optimizer: torch.optim.Optimizer) -> Any:
         raise TypeError(
             f"spec.scheduler must make a torch learning-rate scheduler, it made {scheduler!r}"
         )
-    if (
-        isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        and spec.schedule_every == "step"
-    ):
+    if isinstance(scheduler, ReduceLROnPlateau) and spec.schedule_every == "step":
         raise SpecError(
             "ReduceLROnPlateau goes by the loss of whole epochs; set spec.schedule_every to 'epoch'"
         )
@@ -344,22 +354,25 @@ def tensor_batches(
     runs at all. A custom loss may call the model differently; then a failure is only a warning that
     ``predict`` will fail.
     """
-    windows, first = data.windows, next(model.parameters())
-    some = windows.own(windows.segments)[:4]
-    rows = some if len(some) else Segments.from_lengths(1, windows.x[0].T)
+    windows = data.windows
+    parameter = next(model.parameters())
+    # a rank without series tries the model on its stand-in
+    rows = windows.own(windows.segments)[:4] or Segments.from_lengths(1, windows.x[0].T)
     values = windows.cut(rows, 0, min(3, windows.segments.max_length)).x
-    steps = [to_tensor(v, first.dtype, first.device) for v in values]
+    steps = [to_tensor(v, parameter.dtype, parameter.device) for v in values]
     try:
         with seeded(0):  # restores the generators; the lock keeps other fits out
             takes_windows(model, steps)
     except ShapeError as error:
         if isinstance(data.loss, SeqLoss):
             raise
-        warnings.warn(f"predict will fail: {error}", stacklevel=5)
+        warn(f"predict will fail: {error}")
     if _adapt_windows(data, model) and windows.seqsize < windows.segments.max_length:
         with seeded(0):
             warn_cut(model, steps, int(data.spec.overlap), windows.seqsize)
-    return TensorBatches(windows, first.dtype, first.device, rng, rank=ranks.rank, size=ranks.size)
+    return TensorBatches(
+        windows, parameter.dtype, parameter.device, rng, rank=ranks.rank, size=ranks.size
+    )
 
 
 def _adapt_windows(data: FitData, model: nn.Module) -> bool:
@@ -371,128 +384,181 @@ def _adapt_windows(data: FitData, model: nn.Module) -> bool:
     gradients.
     """
     validation = data.validation
+    # set by takes_windows, which has tried the model out
     stateless = cached_window_mode(model) == "windows" and not recurrent_layers(model)
     if stateless:
         data.windows.overlap_into_burn_in = True
         if validation is not None:
-            validation.overlap_into_burn_in, validation.overlap = True, int(data.spec.overlap)
+            validation.overlap_into_burn_in = True
+            validation.overlap = int(data.spec.overlap)
     elif validation is not None and isinstance(data.loss, SeqLoss) and data.loss.is_mean:
         together = min(len(validation.segments), validation.batchsize)
+        # a model that says so itself may want windows of the length that it was trained on
         if not hasattr(model, "takes_windows"):
             validation.seqsize = max(validation.seqsize, VALIDATION_STEPS // together)
     return stateless
 
 
-# -- run ---------------------------------------------------------------------------------------------------
+# -- run ---------------------------------------------------------------------------------------
 
 
-def run(est: Any, training: Training) -> None:
+def run(est: SeriesEstimator, training: Training) -> None:
     """Train, and keep the attributes of the estimator up to date.
 
     An error restores the estimator if there was no update, or, unless it is an interrupt, if this
     fit replaces another.
     """
-    step, loop, data = training.step, training.loop, training.data
-    model, ranks = step.model, loop.ranks
-    before, buffers = dict(vars(est)), [b.clone() for b in model.buffers()]
+    step = training.step
+    ranks = training.loop.ranks
+    before = EstimatorBefore(est, training)
     attributes = FittedAttributes(est, training)
-    callbacks = with_checkpoints(training.callbacks, training, attributes)
+    callbacks = with_checkpoints(training.callbacks, training, est)
     for callback in callbacks:
-        loop.hooks.attach(callback)
+        training.loop.hooks.attach(callback)
+    # nothing of the estimator has changed so far
     attributes.begin()
-    seed = (int(training.rng.integers(2**63)) + ranks.rank) % 2**63
-    device = training.batches.device
     try:
-        with seeded(seed, [device] if device.type == "cuda" else []), training.threads:
-            reset(model.train())
-            if not training.resume and restore_newest(callbacks, ranks):
-                attributes.publish(loop.history, loop.step - loop.epoch_step)
-                if (done := loop.epoch - loop.start_epoch) > data.spec.epochs:
-                    warnings.warn(
-                        f"the checkpoint is of {done} epochs, more than "
-                        f"epochs={data.spec.epochs}: this is the model after all of them; give "
-                        "the Checkpointer another folder to train a shorter time",
-                        stacklevel=5,
-                    )
-            with compiled(model, compile_arguments(data.settings.compile)):
-                loop.run_epochs(training.batches, data.spec.epochs)
+        _train(training, callbacks, attributes)
     except BaseException as error:
         step.discard()
-        step.n_updates = ranks.resynchronize(model, training.optimizer, step.n_updates)
-        replaces = not training.resume and "model_" in before
-        if step.n_updates == 0 or (replaces and not ranks.is_interrupt(error)):  # undo the fit
-            vars(est).clear()
-            vars(est).update(before)
-            for buffer, value in zip(model.buffers(), buffers, strict=True):
-                buffer.copy_(value)
-            for group, values in zip(training.optimizer.param_groups, training.groups, strict=True):
-                group.clear()
-                group.update(values)
+        # an error may have left one rank half updated
+        step.n_updates = ranks.resynchronize(step.model, training.optimizer, step.n_updates)
+        replaces = before.was_fitted and not training.resume
+        if step.n_updates == 0 or (replaces and not ranks.is_interrupt(error)):
+            before.restore()
         raise
     finally:
-        reset(model)
-        model.eval()
-        if vars(est).get("_rng") is training.rng and not training.resume:
-            make_generator(data.settings.random_state)  # advance the user's generator like its copy
+        # also after an interrupt, so that predict begins with the zero state
+        reset(step.model)
+        step.model.eval()
+        if attributes.has_begun() and not training.resume:
+            # training used a copy: the user's own generator advances like it
+            make_generator(training.data.settings.random_state)
+
+
+def _train(training: Training, callbacks: list[Any], attributes: FittedAttributes) -> None:
+    """Run the epochs that are left, after those of a checkpoint."""
+    loop = training.loop
+    model = training.step.model
+    settings = training.data.settings
+    epochs = training.data.spec.epochs
+    device = training.batches.device
+    # each rank draws other numbers for dropout, from the same generator
+    seed = (int(training.rng.integers(2**63)) + loop.ranks.rank) % 2**63
+    with seeded(seed, [device] if device.type == "cuda" else []), training.threads:
+        reset(model.train())
+        if not training.resume and restore_newest(callbacks, loop.ranks):
+            attributes.publish(loop.history, loop.step - loop.epoch_step)
+            n_done = loop.epoch - loop.start_epoch
+            if n_done > epochs:
+                warn(
+                    f"the checkpoint is of {n_done} epochs, more than epochs={epochs}: this is the "
+                    "model after all of them; give the Checkpointer another folder to train a "
+                    "shorter time"
+                )
+        with compiled(model, compile_arguments(settings.compile)):
+            loop.run_epochs(training.batches, epochs)
+
+
+class EstimatorBefore:
+    """What a fit changes of an estimator, its model and optimizer, to put back after an error."""
+
+    def __init__(self, est: SeriesEstimator, training: Training) -> None:
+        self.est = est
+        self.attributes = dict(vars(est))
+        self.model = training.step.model
+        self.buffers = [b.clone() for b in self.model.buffers()]
+        self.optimizer = training.optimizer
+        self.groups = training.groups
+
+    @property
+    def was_fitted(self) -> bool:
+        return "model_" in self.attributes
+
+    def restore(self) -> None:
+        """Put back attributes, buffers and parameter groups.
+
+        Parameters need no copy: without an update they are as before, and the model of a fit that
+        replaces another is a new one.
+        """
+        vars(self.est).clear()
+        vars(self.est).update(self.attributes)
+        for buffer, value in zip(self.model.buffers(), self.buffers, strict=True):
+            buffer.copy_(value)
+        for group, values in zip(self.optimizer.param_groups, self.groups, strict=True):
+            group.clear()
+            group.update(values)
 
 
 class FittedAttributes:
     """Sets the fitted attributes of an estimator when training begins and after each epoch."""
 
-    def __init__(self, est: Any, training: Training) -> None:
-        self.est, self.training = est, training
-        loop, hooks = training.loop, training.loop.hooks
+    def __init__(self, est: SeriesEstimator, training: Training) -> None:
+        self.est = est
+        self.training = training
+        loop = training.loop
         loop.shared_data = {
             "estimator": est,
             "model": training.step.model,
             "optimizer": training.optimizer,
         }
-        hooks.add(
+        # first of all hooks: the others may look at the record of the epoch
+        loop.hooks.add(
             "epoch", self._finish_epoch, name="bookkeeping", priority=-math.inf, collective=True
         )
-        hooks.add("epoch", self._publish_epoch, name="fitted attributes", priority=-5)
+        loop.hooks.add("epoch", self._publish_epoch, name="fitted attributes", priority=-5)
 
     def begin(self) -> None:
         """Set the model, and the attributes that depend on the data."""
-        est, training, data = self.est, self.training, self.training.data
-        est.model_, est.optimizer_ = training.step.model, training.optimizer
-        est._rng, est._scheduler, est._codec = training.rng, training.scheduler, data.codec
+        est = self.est
+        training = self.training
+        inputs = training.data.inputs
+        codec = training.data.codec
+        est.model_ = training.step.model
+        est.optimizer_ = training.optimizer
+        est.fitted_parts_ = FittedParts(
+            layout=est.fitted_parts_.layout if training.resume else inputs.layout,
+            codec=codec,
+            rng=training.rng,
+            scheduler=training.scheduler,
+            n_steps=est.fitted_parts_.n_steps if training.resume else 0,
+        )
         if training.resume:
             return
-        est._layout, est.n_features_in_, est.n_outputs_ = (
-            data.inputs.layout,
-            data.inputs.columns,
-            data.n_outputs,
-        )
-        vars(est).pop("feature_names_in_", None)
-        if data.inputs.names is not None:
-            est.feature_names_in_ = data.inputs.names
-        if data.codec.classes is not None:
-            est.classes_ = data.codec.classes
-        est.grad_ = torch.zeros(
-            sum(p.numel() for p in est.model_.parameters()), dtype=training.batches.dtype
-        )
+        est.n_features_in_ = inputs.columns
+        est.n_outputs_ = training.data.n_outputs
+        vars(est).pop("feature_names_in_", None)  # of an earlier fit, on named features
+        if inputs.names is not None:
+            est.feature_names_in_ = inputs.names
+        if codec.classes is not None:
+            est.classes_ = codec.classes
+        n_parameters = sum(p.numel() for p in est.model_.parameters())
+        est.grad_ = torch.zeros(n_parameters, dtype=training.batches.dtype)
         self.publish([], 0)
+
+    def has_begun(self) -> bool:
+        """Return whether the estimator has the attributes of this fit, not undone by an error."""
+        parts = vars(self.est).get("fitted_parts_")
+        return isinstance(parts, FittedParts) and parts.rng is self.training.rng
 
     def publish(self, history: list[dict[str, Any]], n_steps: int) -> None:
         """Set the losses, history and counts after these epochs."""
-        est, last = self.est, history[-1] if history else {"mean_batch_loss": None}
-        est.loss_ = math.nan if last["mean_batch_loss"] is None else last["mean_batch_loss"]
+        est = self.est
+        loss = history[-1]["mean_batch_loss"] if history else None
+        est.loss_ = math.nan if loss is None else loss
         est.loss_curve_ = [record["loss"] for record in history]
         est.validation_loss_curve_ = [
-            r["validation_loss"] for r in history if "validation_loss" in r
+            record["validation_loss"] for record in history if "validation_loss" in record
         ]
         est.history_ = list(history)
-        est.n_iter_, est._n_steps = len(history), n_steps
+        est.n_iter_ = len(history)
+        est.fitted_parts_ = replace(est.fitted_parts_, n_steps=n_steps)
 
     def _finish_epoch(self, loop: Loop) -> None:
         step = self.training.step
-        step.flush()
+        step.flush()  # with accumulate, an update may still wait for minibatches
         if step.n_updates == 0 and not loop.stopped:
-            raise DataError(
-                "there is nothing to learn from: no step of y that counts has a target (all are "
-                "NaN)"
-            )
+            raise DataError("nothing to train on: every step of y that carries weight is NaN")
         loop.record["folds"] = self.training.data.windows.segments.folds
         self._gradient = step.mean_gradient()
         step.start_epoch()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from os import PathLike
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fluxutils_py.errors import ExportError, ShapeError
+from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
-from fluxutils_py.estimator.streaming import pipeline_transformers, stream
+from fluxutils_py.estimator.streaming import ModelParts, stream, unwrap
 from fluxutils_py.exporting import (
     ContextWindow,
     ExportedModel,
@@ -146,7 +148,7 @@ def _torch_counterpart(function: Callable[..., Any] | None) -> nn.Module | None:
 
 def export(
     model: Any,
-    path: Any,
+    path: str | PathLike[str],
     format: str = "onnx",
     *,
     input_names: Sequence[str] | None = None,
@@ -158,18 +160,14 @@ def export(
     The file is a graph of one step or a window and the recurrent state, so that a consumer
     continues where it stopped:
 
-    ====================
-    ===================================================================================== inputs
-    ``x`` (S, B, F), then ``state.0``, ``state.1``, ... outputs               ``y`` (S, B, G); of
-    classifiers ``label`` (S, B, 1) and ``probabilities`` (S, B, K);
-                          then ``next_state.0``, ``next_state.1``, ..., of the shapes of the states
-    ====================
-    =====================================================================================
+    - inputs: ``x`` (S, B, F), then ``state.0``, ``state.1``, ...
+    - outputs: ``y`` (S, B, G); of classifiers ``label`` (S, B, 1) and ``probabilities`` (S, B, K);
+      then ``next_state.0``, ``next_state.1``, ..., of the shapes of the states
 
     S steps and B series may be any numbers, 1 too, at every call. The states are those of
-    :func:`fluxutils_py.states`, in its order, after those of imputers that look back. Outputs are in the units of the
-    targets. A series whose features are all NaN at a step has NaN as output there, as in
-    ``predict``.
+    :func:`fluxutils_py.states`, in its order, after those of imputers that look back. Outputs are
+    in the units of the targets. A series whose features are all NaN at a step has NaN as output
+    there, as in ``predict``.
 
     Parameters
     ----------
@@ -189,8 +187,8 @@ def export(
     sklearn.exceptions.NotFittedError
         Before ``fit``.
     ExportError
-        If a module cannot be exported, for it looks into the future or uses an operation without
-        counterpart; the message names the module.
+        If a module looks into the future or uses an operation that the format lacks; the message
+        names the module.
     ImportError
         If the packages for ONNX are not installed.
 
@@ -220,35 +218,32 @@ def export(
     check_format(format)
     if hasattr(model, "_check_export"):  # a forecaster
         return model.export(path, format)
-    transformers, est, of_targets = _parts(model)
-    graph, context = _graph(est, transformers, of_targets)
-    classes = est._codec.classes
-    names_in = _names("input", input_names, len(graph.inputs), "x")
-    default_out = ["label", "probabilities"] if classes is not None else None
-    names_out = _names("output", output_names, len(graph.outputs), "y", default_out)
+    parts = _exported_parts(model)
+    est = parts.estimator
+    graph, context = _graph(est, parts.transformers, parts.of_targets)
+    classes = est.fitted_parts_.codec.classes
+    names_in = _input_names(input_names, len(graph.inputs))
+    names_out = _output_names(output_names, len(graph.outputs), classes is not None)
     if both := sorted(set(names_in) & set(names_out)):
         raise ExportError(
             f"{', '.join(map(repr, both))} names both an input and an output; give them different "
             "names"
         )
-    as_texts = classes is not None and classes.dtype.kind not in "iufb"
-    texts = {names_out[0]: [str(c) for c in classes]} if as_texts else None
-    if get_communicator(est._resolved_params().comm).rank == 0:
-        write_graph(
-            path,
-            graph,
-            format,
-            names_in,
-            names_out,
-            _metadata(model, est) | {"context": context},
-            texts,
-        )
+    # labels that are texts: a file of ONNX gives them, a program of torch their places
+    texts = None
+    if classes is not None and classes.dtype.kind not in "iufb":
+        texts = {names_out[0]: [str(c) for c in classes]}
+    # ranks have the same model: one of them writes
+    if get_communicator(est.resolved_params().comm).rank == 0:
+        metadata = _metadata(model, est) | {"context": context}
+        write_graph(path, graph, format, names_in, names_out, metadata, texts)
     return None
 
 
-def check_export(path: Any, model: Any, x: Any, *, tolerance: float | None = None) -> float:
-    """Compare an exported file with the estimator or pipeline that it came from, step by step and
-    in windows.
+def check_export(
+    path: str | PathLike[str], model: Any, x: object, *, tolerance: float | None = None
+) -> float:
+    """Compare an exported file with the estimator or pipeline that it came from.
 
     Streams all steps through the model (``stream``) and the file, the latter in single steps and
     again in windows of 1, 2, 3, 5, 8, ... steps, and compares the outputs at each step and the
@@ -280,113 +275,148 @@ def check_export(path: Any, model: Any, x: Any, *, tolerance: float | None = Non
     """
     if hasattr(model, "_check_export"):  # a forecaster
         return float(model._check_export(path, x, 1e-5 if tolerance is None else tolerance))
+    xs = _arrays_to_try(x)
+    n_series, n_steps = xs[0].shape[1:]
+    # first, since it checks what the model takes
+    expected = _stream_all(model, xs)
+    if tolerance is None:
+        tolerance = _default_tolerance(_exported_parts(model).estimator)
+    file = ExportedModel(path, n_series)
+    if len(file.metadata["inputs"]) != len(xs):
+        raise ShapeError(f"{path} takes {len(file.metadata['inputs'])} inputs, x has {len(xs)}")
+    start = file.state
+    largest = 0.0
+    # also in windows of many lengths, between which the state has to be passed on
+    for lengths in ([1] * n_steps, _fibonacci(n_steps)):
+        file.state = start
+        outputs = _run_windows(file, xs, lengths)
+        largest = max(largest, _compare_run(path, file, outputs, expected, tolerance))
+    return largest
+
+
+def _arrays_to_try(x: object) -> tuple[np.ndarray, ...]:
+    """Return the inputs of ``check_export`` as arrays (F, N, T); raise ShapeError for others."""
     if isinstance(x, list) and any(hasattr(a, "shape") for a in x):
         raise ShapeError(
             f"x must be arrays (F, N, T), got a list of {len(x)} arrays: check one series at a "
             "time, as x[0][:, None]"
         )
-    xs = tuple(np.asarray(a) for a in (x if isinstance(x, tuple) else (x,)))
-    if any(a.ndim != 3 or a.shape[1:] != xs[0].shape[1:] or a.shape[2] < 1 for a in xs):
+    given = x if isinstance(x, tuple) else (x,)
+    xs = tuple(np.asarray(a) for a in given)
+    sizes = {a.shape[1:] for a in xs}
+    if any(a.ndim != 3 or a.shape[2] < 1 for a in xs) or len(sizes) > 1:
         raise ShapeError(
             f"x must be arrays (F, N, T) of equal N and T, got {[a.shape for a in xs]}"
         )
+    return xs
+
+
+def _default_tolerance(est: SeriesEstimator) -> float:
+    """Return the largest difference that rounding explains: a file computes in float32."""
+    precision = read_spec(est.resolved_params().spec).precision
+    return 1e-5 if precision == "float32" else 0.05
+
+
+class _Streamed(NamedTuple):
+    """What a model gives for all steps of some series."""
+
+    outputs: list[np.ndarray]  # (T, N, G) each
+    state: list[np.ndarray]  # after the last step
+    probabilities: np.ndarray | None  # of a classifier: its last output
+
+
+def _stream_all(model: Any, xs: tuple[np.ndarray, ...]) -> _Streamed:
+    """Run a model step by step; a classifier once for labels and once for probabilities."""
     n_series, n_steps = xs[0].shape[1:]
-    want, state, probabilities = _streamed(model, xs)
-    if tolerance is None:
-        low = read_spec(_parts(model)[1]._resolved_params().spec).precision != "float32"
-        tolerance = 0.05 if low else 1e-5
-    windows = [a.transpose(2, 1, 0) for a in xs]
+    is_classifier = _exported_parts(model).estimator.fitted_parts_.codec.classes is not None
+    outputs: list[np.ndarray] = []
+    # a stream gives one of the two outputs that the file of a classifier has
+    for method in ["predict", "predict_proba"] if is_classifier else ["predict"]:
+        live = stream(model, n_series, method=method)
+        steps = []
+        for t in range(n_steps):
+            step = tuple(a[:, :, t] for a in xs)
+            y = live.step(step if len(step) > 1 else step[0])
+            steps.append(y if isinstance(y, tuple) else (y,))
+        for of_steps in zip(*steps, strict=True):
+            outputs.append(np.stack(of_steps).transpose(0, 2, 1))
+    state = [t.cpu().numpy() for t in live.state]
+    return _Streamed(outputs, state, outputs[-1] if is_classifier else None)
+
+
+def _run_windows(
+    file: ExportedModel, xs: tuple[np.ndarray, ...], lengths: list[int]
+) -> list[np.ndarray]:
+    """Return the outputs (T, N, G) of a file for windows of these lengths."""
+    in_time = [a.transpose(2, 1, 0) for a in xs]  # (T, N, F)
+    outputs = []
+    start = 0
+    for n in lengths:
+        stop = start + n
+        outputs.append(file.run(*(a[start:stop] for a in in_time)))
+        start = stop
+    return [np.concatenate(parts) for parts in zip(*outputs, strict=True)]
+
+
+def _compare_run(
+    path: object,
+    file: ExportedModel,
+    outputs: list[np.ndarray],
+    expected: _Streamed,
+    tolerance: float,
+) -> float:
+    """Return the largest difference of outputs and final states, if all are within tolerance."""
+    names = [entry["name"] for entry in file.metadata["outputs"]]
+    pairs = list(zip(names, outputs, expected.outputs, strict=True))
+    if expected.probabilities is not None:
+        name, labels, wanted_labels = pairs.pop(0)
+        if labels.dtype.kind in "iu" and wanted_labels.dtype.kind not in "iuf":
+            # a program of torch gives the places of labels that are texts
+            labels = np.asarray(file.metadata["classes"])[labels]
+        margin = 10 * tolerance
+        _compare_labels(path, name, labels, wanted_labels, expected.probabilities, margin)
     largest = 0.0
-    file = ExportedModel(path, n_series)
-    if len(file.metadata["inputs"]) != len(xs):
-        raise ShapeError(f"{path} takes {len(file.metadata['inputs'])} inputs, x has {len(xs)}")
-    start = file.state
-    for lengths in ([1] * n_steps, _fibonacci(n_steps)):
-        file.state, parts, at = start, [], 0
-        for n in lengths:
-            parts.append(file.run(*(w[at : at + n] for w in windows)))
-            at += n
-        got = [np.concatenate(p) for p in zip(*parts, strict=True)]
-        names = [entry["name"] for part in ("outputs", "states") for entry in file.metadata[part]]
-        if (
-            probabilities is not None
-            and got[0].dtype.kind in "iu"
-            and want[0].dtype.kind not in "iuf"
-        ):
-            got[0] = np.asarray(file.metadata["classes"])[got[0]]  # a program of torch gives places
-        for k, (name, a, b) in enumerate(
-            zip(names, [*got, *file.state], [*want, *state], strict=True)
-        ):
-            if k == 0 and probabilities is not None:
-                _compare_labels(path, name, a, b, probabilities, 10 * tolerance)
-                continue
-            largest = max(largest, _compare(path, name, a, b, tolerance, in_time=k < len(got)))
+    for name, got, want in pairs:
+        largest = max(largest, _compare(path, name, got, want, tolerance, in_time=True))
+    names = [entry["name"] for entry in file.metadata["states"]]
+    for name, got, want in zip(names, file.state, expected.state, strict=True):
+        largest = max(largest, _compare(path, name, got, want, tolerance, in_time=False))
     return largest
 
 
-def _streamed(
-    model: Any, xs: tuple[np.ndarray, ...]
-) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray | None]:
-    """Return outputs (T, N, G) and final states of a stream, and the probabilities of a classifier."""
-    n_series, n_steps = xs[0].shape[1:]
-    methods = (
-        ["predict", "predict_proba"] if _parts(model)[1]._codec.classes is not None else ["predict"]
-    )
-    outputs: list[np.ndarray] = []
-    for method in methods:
-        live = stream(model, n_series, method=method)
-        steps = [
-            live.step(tuple(a[:, :, t] for a in xs) if len(xs) > 1 else xs[0][:, :, t])
-            for t in range(n_steps)
-        ]
-        each = zip(*(s if isinstance(s, tuple) else (s,) for s in steps), strict=True)
-        outputs += [np.stack(parts).transpose(0, 2, 1) for parts in each]
-    state = [t.cpu().numpy() for t in live.state]
-    return outputs, state, outputs[-1] if len(methods) > 1 else None
-
-
-def _parts(model: Any) -> tuple[list[tuple[str, Any]], Any, list[Any]]:
-    """Return the transformers before the estimator, the estimator, and those of targets, the first
-    to undo first.
-    """
-    if hasattr(model, "best_estimator_"):
-        return _parts(model.best_estimator_)
-    if hasattr(model, "steps"):
-        check_is_fitted(model)
-        before, est, of_targets = _parts(model.steps[-1][1])
-        return [*pipeline_transformers(model.steps[:-1]), *before], est, of_targets
-    if hasattr(model, "regressor") and hasattr(
-        model, "check_inverse"
-    ):  # TransformedTargetRegressor
-        check_is_fitted(model)
-        before, est, of_targets = _parts(model.regressor_)
-        return before, est, [*of_targets, model.transformer_]
-    name = type(model).__name__
-    if hasattr(model, "estimator") and hasattr(model, "refit"):
-        check_is_fitted(model)
+def _exported_parts(model: Any) -> ModelParts:
+    """Take a model apart, and check that its estimator is fitted and of this package."""
+    parts = unwrap(model)
+    est = parts.estimator
+    name = type(est).__name__
+    # unwrap stops at a search that has no best estimator
+    if hasattr(est, "estimator") and hasattr(est, "refit"):
+        check_is_fitted(est)
         raise TypeError(f"{name} has no best estimator to export: fit it with refit=True")
-    if not hasattr(model, "_layout") and not hasattr(model, "stream"):
+    if not hasattr(est, "fitted_parts_") and not hasattr(est, "stream"):
         raise TypeError(
             f"{name} cannot be exported; export takes estimators of this package, pipelines of "
             "scalers and imputers and one of them, TransformedTargetRegressor around these, and "
             "searches for these"
         )
-    check_is_fitted(model, "model_")
-    return [], model, []
+    check_is_fitted(est, "model_")
+    return parts
 
 
 def _fibonacci(total: int) -> list[int]:
     """Return awkward lengths of windows that add up."""
+    # 1, 2, 3, 5, 8, ...: unlike each other, and few for many steps
     lengths: list[int] = []
-    a, b = 1, 2
-    while sum(lengths) < total:
-        lengths.append(min(a, total - sum(lengths)))
-        a, b = b, a + b
+    length, following = 1, 2
+    while total > 0:
+        lengths.append(min(length, total))
+        total -= lengths[-1]
+        length, following = following, length + following
     return lengths
 
 
 def _compare(
-    path: Any, name: str, got: np.ndarray, want: np.ndarray, tolerance: float, in_time: bool
+    path: object, name: str, got: np.ndarray, want: np.ndarray, tolerance: float, *, in_time: bool
 ) -> float:
     """Return the largest relative difference, if it is within tolerance."""
     if got.shape != want.shape:
@@ -394,127 +424,158 @@ def _compare(
             f"{path}: {name} has shape {got.shape}, that of the model has {want.shape}"
         )
     if not got.size:
-        return 0.0
-    a, b = got.astype(float), want.astype(float)
-    scale = max(1.0, float(np.nanmax(np.abs(b), initial=0)))
-    away = np.where(np.isnan(a) & np.isnan(b), 0, np.abs(a - b)) / scale
-    worst = float(np.nan_to_num(away, nan=np.inf).max())
+        return 0.0  # a context of no steps
+    got = got.astype(float)
+    want = want.astype(float)
+    # small outputs are compared by their absolute difference: they may be 0
+    scale = max(1.0, float(np.nanmax(np.abs(want), initial=0)))
+    both_nan = np.isnan(got) & np.isnan(want)
+    differences = np.where(both_nan, 0, np.abs(got - want)) / scale
+    differences = np.nan_to_num(differences, nan=np.inf)  # NaN on one side only
+    worst = float(differences.max())
     if worst > tolerance:
-        at = np.unravel_index(np.nan_to_num(away, nan=np.inf).argmax(), away.shape)
+        at = np.unravel_index(differences.argmax(), differences.shape)
         where = f"at step {at[0]}, series {at[1]}" if in_time else f"at {tuple(int(i) for i in at)}"
         raise ExportError(
-            f"{path}: {name} is {a[at]:.7g} {where}, that of the model is {b[at]:.7g}: a relative "
-            f"difference of {worst:.1e}, above {tolerance:.1e}"
+            f"{path}: {name} is {got[at]:.7g} {where}, that of the model is {want[at]:.7g}: a "
+            f"relative difference of {worst:.1e}, above {tolerance:.1e}"
         )
     return worst
 
 
 def _compare_labels(
-    path: Any,
+    path: object,
     name: str,
     got: np.ndarray,
     want: np.ndarray,
     probabilities: np.ndarray,
     margin: float,
 ) -> None:
-    top = np.sort(probabilities, -1)
-    clear = (
-        (top[..., -1] - top[..., -2] > margin)[..., None]
-        if top.shape[-1] > 1
-        else np.full(want.shape, True)
-    )
-    wrong = clear & (got.astype(want.dtype) != want)
-    if wrong.any():
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    """Raise ExportError if labels differ where one class is the most probable by the margin."""
+    # of two classes that are about as probable, rounding may choose either
+    is_clear = np.full(want.shape, True)
+    if probabilities.shape[-1] > 1:
+        ordered = np.sort(probabilities, -1)
+        lead = ordered[..., -1:] - ordered[..., -2:-1]
+        is_clear = lead > margin
+    is_wrong = is_clear & (got.astype(want.dtype) != want)
+    if is_wrong.any():
+        at = tuple(int(i) for i in np.argwhere(is_wrong)[0])
         raise ExportError(
             f"{path}: {name} is {got[at]!r} at step {at[0]}, series {at[1]}, that of the model is "
             f"{want[at]!r}"
         )
 
 
+class _ContextGraph(NamedTuple):
+    """A graph, and how many earlier inputs a model without recurrent layers keeps as its state."""
+
+    graph: Graph
+    n_context: int
+
+
 def _graph(
-    est: Any, transformers: list[tuple[str, Any]], of_targets: list[Any]
-) -> tuple[Graph, int]:
-    """Return the graph, and how many inputs it keeps as context."""
-    layout, codec = est._layout, est._codec
-    features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
+    est: SeriesEstimator, transformers: list[tuple[str, Any]], of_targets: list[Any]
+) -> _ContextGraph:
     dtype = next(iter(est.model_.parameters()), torch.empty(0)).dtype
-    generator = torch.Generator().manual_seed(0)
-    samples = [
-        torch.zeros(4, 2, n, dtype=torch.int64)
-        if kind == "int"
-        else torch.randn(4, 2, n, generator=generator).to(dtype)
-        for n, kind in zip(features, layout.kinds, strict=True)
-    ]
-    before = [transformer_module(t, name, features[0]) for name, t in transformers]
-    after = codec.decoding_modules(dtype)
-    after += [inverse_target_module(t, est.n_outputs_) for t in of_targets]
+    samples = _sample_windows(est, dtype)
+    n_features = samples[0].shape[-1]
+    before = [transformer_module(t, name, n_features) for name, t in transformers]
+    after = _modules_after(est, of_targets, dtype)
     inputs = [x[0, 0] for x in samples]
     if transformers and not inputs[0].is_floating_point():
-        inputs = [inputs[0].to(dtype)]
-    first = next((i for i, m in enumerate(before) if getattr(m, "initial", ())), None)
+        inputs = [inputs[0].to(dtype)]  # transformers give floats
+    with_state = [i for i, module in enumerate(before) if getattr(module, "initial", ())]
     if needs_context(est.model_, samples):
-        if first is not None:
+        if with_state:
             raise ExportError(
                 f"{type(est.model_).__name__} takes whole windows and cannot follow an imputer "
-                "that looks back; take SequenceImputer() of another strategy"
+                "that looks back; use SequenceImputer() with another strategy"
             )
-        overlap = int(read_spec(est._resolved_params().spec).overlap)
+        overlap = int(read_spec(est.resolved_params().spec).overlap)
         window = ContextWindow(est.model_, samples, overlap)
-        return Graph(inputs, before, after=after, window=window, gaps=True), overlap
-    step = ModelStep(est.model_, samples)
-    split = len(before) if first is None else first
-    return Graph(inputs, before[:split], [*before[split:], step], after, gaps=first is None), 0
+        graph = Graph(inputs, before, after=after, window=window, gaps=True)
+        return _ContextGraph(graph, overlap)
+    # modules without a state run on a whole window at once, those from the first state on by steps
+    split = with_state[0] if with_state else len(before)
+    steps = [*before[split:], ModelStep(est.model_, samples)]
+    # an imputer that looks back fills steps without input, so that no output is NaN for them
+    graph = Graph(inputs, before[:split], steps, after, gaps=not with_state)
+    return _ContextGraph(graph, 0)
 
 
-def _names(
-    kind: str,
-    given: Sequence[str] | None,
-    n: int,
-    single: str,
-    default: Sequence[str] | None = None,
-) -> list[str]:
-    """Return the names of inputs or outputs, checked."""
-    if given is None:
-        if default is not None:
-            return list(default)
-        if n == 1:
-            return [single]
-        if kind == "output":
-            raise ExportError(
-                f"the model has {n} outputs, which need names: export(..., "
-                f"output_names=[{', '.join(['...'] * n)}])"
-            )
-        return [f"{single}.{i}" for i in range(n)]
-    names = [given] if isinstance(given, str) else list(given)
-    reserved = [
-        s
-        for s in names
-        if not isinstance(s, str) or not s or s.startswith(("state.", "next_state."))
-    ]
-    if len(names) != n or len(set(names)) != n or reserved:
+def _sample_windows(est: SeriesEstimator, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return windows (4, 2, F) to trace the model with."""
+    layout = est.fitted_parts_.layout
+    features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
+    generator = torch.Generator().manual_seed(0)  # the global one does not move
+    samples = []
+    for n, kind in zip(features, layout.kinds, strict=True):
+        if kind == "int":
+            samples.append(torch.zeros(4, 2, n, dtype=torch.int64))
+        else:
+            samples.append(torch.randn(4, 2, n, generator=generator).to(dtype))
+    return samples
+
+
+def _modules_after(
+    est: SeriesEstimator, of_targets: list[Any], dtype: torch.dtype
+) -> list[nn.Module]:
+    """Return what turns outputs of the model into predictions in the units of the targets."""
+    # in this order: transformers of targets come outside of the estimator's own decoding
+    modules: list[nn.Module] = est.fitted_parts_.codec.decoding_modules(dtype)
+    return modules + [inverse_target_module(t, est.n_outputs_) for t in of_targets]
+
+
+def _input_names(given: Sequence[str] | None, n: int) -> list[str]:
+    if given is not None:
+        return _checked_names("input", given, n)
+    return ["x"] if n == 1 else [f"x.{i}" for i in range(n)]
+
+
+def _output_names(given: Sequence[str] | None, n: int, is_classifier: bool) -> list[str]:
+    if given is not None:
+        return _checked_names("output", given, n)
+    if is_classifier:
+        return ["label", "probabilities"]
+    if n > 1:
         raise ExportError(
-            f"{kind}_names must be {n} different names, none of which begins with 'state.' or "
+            f"the model has {n} outputs, which need names: export(..., "
+            f"output_names=[{', '.join(['...'] * n)}])"
+        )
+    return ["y"]
+
+
+def _checked_names(side: str, given: Sequence[str], n: int) -> list[str]:
+    """Return names given for inputs or outputs; raise ExportError if they cannot be used."""
+    names = [given] if isinstance(given, str) else list(given)
+    if len(names) != n or len(set(names)) != n or not all(map(_is_free_name, names)):
+        raise ExportError(
+            f"{side}_names must be {n} different names, none of which begins with 'state.' or "
             f"'next_state.'; got {names}"
         )
     return names
 
 
-def _metadata(model: Any, est: Any) -> dict[str, Any]:
-    codec = est._codec
+def _is_free_name(name: object) -> bool:
+    return isinstance(name, str) and bool(name) and not name.startswith(("state.", "next_state."))
+
+
+def _metadata(model: object, est: SeriesEstimator) -> dict[str, Any]:
+    parts = est.fitted_parts_
+    scale = parts.codec.scale
+    classes = parts.codec.classes
     names = getattr(model, "feature_names_in_", getattr(est, "feature_names_in_", None))
-    if (
-        names is not None and len(names) != est._layout.features
-    ):  # of all columns of rows that hold whole series
-        names = None
-    scale = codec.scale
+    if names is not None and len(names) != parts.layout.features:
+        names = None  # of all columns of rows that hold whole series
+    described_scale = None
+    if scale is not None:
+        described_scale = {"mean": scale.mean.tolist(), "scale": scale.scale.tolist()}
     return {
         "feature_names": None if names is None else [str(n) for n in names],
-        "scale": None
-        if scale is None
-        else {"mean": scale.mean.tolist(), "scale": scale.scale.tolist()},
-        "classes": None if codec.classes is None else codec.classes.tolist(),
-        "per_series": bool(codec.per_series),
+        "scale": described_scale,
+        "classes": None if classes is None else classes.tolist(),
+        "per_series": bool(parts.codec.per_series),
         "estimator": type(est).__name__,
         "fluxutils_py": installed_version("fluxutils_py"),
         "torch": torch.__version__,

@@ -130,7 +130,7 @@ class NestedParamsMixin:
         """
         value = getattr(self, argument)
         if value is None:
-            value = getattr(self._resolved_params(), argument)  # type: ignore[attr-defined]  # Estimator's
+            value = getattr(self.resolved_params(), argument)  # type: ignore[attr-defined]  # Estimator's
         if argument == "opt":
             if value is None or getattr(value, "func", None) is adamw:
                 # take the class: its arguments can be listed, and a file can store it

@@ -13,6 +13,7 @@ import torch
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.bounded_building import build_bounded, compare_parameters
 from fluxutils_py.estimator.building import NotStored, build_model, check_device, require_stored
+from fluxutils_py.estimator.fitted_parts import FittedParts
 from fluxutils_py.estimator.nested_parameters import parameter_names
 from fluxutils_py.estimator.serialization import (
     LOSSES,
@@ -50,7 +51,7 @@ NO_SETTINGS = (
 CODE = ("cell",)  # settings that may be classes, stored by name
 FITTED = (
     *("loss_", "loss_curve_", "validation_loss_curve_", "n_iter_", "history_"),
-    *("n_features_in_", "n_outputs_", "_n_steps"),
+    *("n_features_in_", "n_outputs_"),
 )
 
 
@@ -62,6 +63,7 @@ def save_estimator(est: Any, path: Any) -> None:
 def estimator_content(est: Any) -> dict[str, Any]:
     """Return what a file holds of a fitted estimator, as plain data and tensors."""
     optimizer, arguments = getattr(est, "optimizer_", None), est.get_params(deep=False)
+    parts = est.fitted_parts_
     own = arguments.get("model")  # None: built from the settings
     content = {
         "kind": KIND,
@@ -76,12 +78,12 @@ def estimator_content(est: Any) -> dict[str, Any]:
         "parameters": {k: v.detach() for k, v in est.model_.state_dict().items()},
         "dtype": str(next(est.model_.parameters()).dtype).removeprefix("torch."),
         "optimizer": None if optimizer is None else serialize_optimizer(optimizer, est.model_),
-        "scheduler": None if est._scheduler is None else est._scheduler.state_dict(),
-        "fitted": {k: getattr(est, k) for k in FITTED},
-        "layout": to_plain(est._layout),
-        "codec": to_plain(est._codec),
+        "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
+        "fitted": {**{k: getattr(est, k) for k in FITTED}, "_n_steps": parts.n_steps},
+        "layout": to_plain(parts.layout),
+        "codec": to_plain(parts.codec),
         "grad": est.grad_,
-        "generator": est._rng.bit_generator.state,
+        "generator": parts.rng.bit_generator.state,
     }
     plain: dict[str, Any] = plain_value(content)
     return plain
@@ -119,11 +121,12 @@ def estimator_of(cls: Any, c: dict[str, Any], path: Any, arguments: dict[str, An
     with load_errors(path), seeded(0):
         stored = _stored_arguments(c, path)
         fitted = {k: c["fitted"][k] for k in FITTED}
+        n_steps = c["fitted"]["_n_steps"]
         layout, codec = from_plain(InputLayout, c["layout"]), from_plain(TargetCodec, c["codec"])
         generator, dtype = _restore_generator(c["generator"]), read_dtype(c["dtype"], path)
     est = cls(**{**{k: v for k, v in stored.items() if k in known}, **arguments})
     with contextlib.nullcontext() if arguments else load_errors(path):
-        settings = est._resolved_params()
+        settings = est.resolved_params()
     if isinstance(settings.model, NotStored):
         raise LoadError(
             f"{path} holds the parameters of a model of its author's own, {settings.model.what}, "
@@ -139,13 +142,13 @@ def estimator_of(cls: Any, c: dict[str, Any], path: Any, arguments: dict[str, An
         model.load_state_dict(c["parameters"])
         est.model_ = model.eval()
         vars(est).update(fitted)
-        est._layout, est._codec, est._rng = layout, codec, generator
         if layout.names is not None:
             est.feature_names_in_ = layout.names
         if codec.classes is not None:
             est.classes_ = codec.classes
         est.grad_ = c["grad"].to(next(model.parameters()).device)
-        _restore_optimizer(est, c, "opt" in arguments)
+        scheduler = _restore_optimizer(est, c, "opt" in arguments)
+        est.fitted_parts_ = FittedParts(layout, codec, generator, scheduler, n_steps)
     return est
 
 
@@ -219,22 +222,23 @@ def load_errors(path: Any) -> Iterator[None]:
         raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
 
 
-def _restore_optimizer(est: Any, c: dict[str, Any], new_opt: bool) -> None:
-    """Restore the optimizer with its moments and schedule, unless the user gives another or the
-    file has none.
+def _restore_optimizer(est: Any, c: dict[str, Any], new_opt: bool) -> Any:
+    """Restore the optimizer with its moments, unless the user gives another or the file has none;
+    return its schedule.
     """
-    est._scheduler = None
     if new_opt or c["optimizer"] is None:
-        return
+        return None
     est.optimizer_ = deserialize_optimizer(c["optimizer"], est.model_)
-    spec = est._resolved_params().spec
+    spec = est.resolved_params().spec
+    scheduler = None
     factory = spec.get("scheduler") if isinstance(spec, dict) else getattr(spec, "scheduler", None)
     if c["scheduler"] is not None and factory is not None and not isinstance(factory, NotStored):
-        est._scheduler = factory(est.optimizer_)
-        est._scheduler.load_state_dict(c["scheduler"])
+        scheduler = factory(est.optimizer_)
+        scheduler.load_state_dict(c["scheduler"])
     load_optimizer_state(
         est.optimizer_, c["optimizer"]["state"]
     )  # last: a new scheduler changes learning rates
+    return scheduler
 
 
 def to_plain(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
@@ -15,12 +15,9 @@ from fluxutils_py.data.parts import array_split_slice
 from fluxutils_py.data.ragged import RaggedArray, as_ragged
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, RankError, ShapeError
-from fluxutils_py.estimator.collectives import (
-    gather_parts,
-    gather_rows,
-    memmap_location,
-    require_same_inputs,
-)
+from fluxutils_py.estimator.fitted_parts import SeriesEstimator, input_schema
+from fluxutils_py.estimator.gathering import gather_parts, gather_rows, memmap_location
+from fluxutils_py.estimator.same_fit import require_same_inputs
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.inputs.inputs import Inputs, read_inputs
 from fluxutils_py.inputs.sharded_data import is_empty, ranks_of_call
@@ -30,19 +27,15 @@ from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.training.predictor import Prediction, Predictor
 
 
-def _given(argument: Any) -> str:
-    return "none" if argument is None else "given"
-
-
 def run_predict(
-    est: Any,
-    x: Any,
-    out: Any,
+    est: SeriesEstimator,
+    x: object,
+    out: object,
     method: str,
     *,
-    state: Any = None,
-    lengths: Any = None,
-    starts: Any = None,
+    state: list[Tensor] | None = None,
+    lengths: object = None,
+    starts: object = None,
     return_state: bool = False,
     sharded: bool = False,
 ) -> Any:
@@ -52,46 +45,63 @@ def run_predict(
     ``method`` is "predict" or, for classifiers, "predict_proba", ...; for other arguments see
     ``Estimator.predict``.
     """
-    settings = est._resolved_params()
+    settings = est.resolved_params()
     with ranks_of_call(settings.comm, "predict", sharded) as ranks:
-        check_is_fitted(est, "model_")
-        if sharded and not ranks.is_single:  # each rank predicts alone, but errors reach all
-            alone = {
-                "state": state,
-                "lengths": lengths,
-                "starts": starts,
-                "return_state": return_state,
-            }
-            nothing = (None, None) if return_state else None
-            own = nothing if is_empty(x) else run_predict(est, x, out, method, **alone)
-            ranks.allgather()
-            return own
-        ranks.require_equal(
-            {"the method": method, "return_state": bool(return_state), "state": _given(state)}
-        )
-        inputs, codec = (
-            read_inputs(x, est._input_schema(), starts=starts, lengths=lengths),
-            est._codec,
-        )
-        spec, decode = read_spec(settings.spec), codec.decoders()[method]
-        predictor = BlockPredictor(est.model_, inputs, spec, state, decode, ranks, return_state)
-        if codec.per_series and inputs.form != "timesteps":
-            if out is not None:
-                raise ValueError(
-                    "out is for predictions of every step, but this estimator predicts one per "
-                    "series"
+        check_is_fitted(est, "model_")  # inside, so that an error on one rank reaches all
+        if sharded and not ranks.is_single:
+            result: Any = (None, None) if return_state else None
+            if not is_empty(x):
+                result = run_predict(
+                    est,
+                    x,
+                    out,
+                    method,
+                    state=state,
+                    lengths=lengths,
+                    starts=starts,
+                    return_state=return_state,
                 )
-            result: Any = predictor.last_steps()
+            ranks.allgather()  # each rank predicts alone, but an error on one reaches all
+            return result
+        ranks.require_equal(
+            {
+                "the method": method,
+                "return_state": bool(return_state),
+                "state": "none" if state is None else "given",
+            }
+        )
+        parts = est.fitted_parts_
+        schema = input_schema(est, settings, parts.layout)
+        inputs = read_inputs(x, schema, starts=starts, lengths=lengths)
+        spec = read_spec(settings.spec)
+        decode = parts.codec.decoders()[method]
+        blocks = BlockPredictor(est.model_, inputs, spec, state, decode, ranks, return_state)
+        if parts.codec.per_series and inputs.form != "timesteps":
+            result = _predict_last_steps(blocks, out)
         else:
-            lengths = inputs.lengths if inputs.is_list else None
-            writer = PredictionWriter(out, inputs.N, inputs.T, inputs.starts, lengths)
-            for prediction in predictor:
-                writer.write(prediction)
-            writer.complete(ranks)
-            result = writer.result()
+            result = _predict_steps(blocks, out)
+        # an ``out`` keeps its shape, and tuples and lists have no form of rows
         if out is None and isinstance(result, np.ndarray):
-            result = codec.as_vector(inputs.to_rows(result), method)
-        return (result, predictor.state()) if return_state else result
+            result = parts.codec.as_vector(inputs.to_rows(result), method)
+        return (result, blocks.state()) if return_state else result
+
+
+def _predict_last_steps(blocks: BlockPredictor, out: object) -> np.ndarray:
+    if out is not None:
+        raise ValueError(
+            "out is for predictions of every step, but this estimator predicts one per series"
+        )
+    return blocks.last_steps()
+
+
+def _predict_steps(blocks: BlockPredictor, out: object) -> Any:
+    inputs = blocks.inputs
+    lengths = inputs.lengths if inputs.is_list else None
+    writer = PredictionWriter(out, inputs.N, inputs.T, inputs.starts, lengths)
+    for prediction in blocks:
+        writer.write(prediction)
+    writer.complete(blocks.ranks)
+    return writer.result()
 
 
 class BlockPredictor:
@@ -126,14 +136,18 @@ class BlockPredictor:
         model: nn.Module,
         inputs: Inputs,
         spec: Spec,
-        state: Any = None,
+        state: list[Tensor] | None = None,
         transform: Transform | None = None,
         comm: RankGroup | None = None,
         keep_state: bool = False,
     ) -> None:
-        self.model, self.inputs, self.spec, self.transform = model, inputs, spec, transform
+        self.model = model
+        self.inputs = inputs
+        self.spec = spec
+        self.transform = transform
         self.keep_state = keep_state
         self.ranks = RankGroup() if comm is None else comm
+        # before windows are cut, which each rank does for its part alone
         require_same_inputs(self.ranks, inputs)
         self._runs = inputs.contiguous_runs()
         if state is not None and len(self._runs) > 1:
@@ -141,68 +155,78 @@ class BlockPredictor:
                 f"state continues one run of steps, but the steps of x have {len(self._runs) - 1} "
                 "gaps; predict each run separately"
             )
-        self._last, self._n_context = self._make_predictor(
-            self._runs[0], state
-        )  # errors come before the first block
+        # made here rather than in __iter__, so that errors come before the first block
+        self._current = self._predictor_of(self._runs[0], state)
 
     def __iter__(self) -> Iterator[Prediction]:
         for i, run in enumerate(self._runs):
             if i > 0:
-                self._last, self._n_context = self._make_predictor(run, None)
-            for p in self._last:
+                self._current = self._predictor_of(run, None)
+            for p in self._current.predictor:
                 yield from self._place_in_inputs(p, run)
 
     def state(self) -> list[Tensor]:
         """Return the state at the end of the last run."""
-        return self._last.state(self.ranks)
+        return self._current.predictor.state(self.ranks)
 
     def last_steps(self) -> np.ndarray:
         """Return the outputs at the last step of each series, (N, G)."""
-        n = self.inputs.N
         last = self.inputs.whole().length - 1  # counted from the start of each series
         outputs: np.ndarray | None = None
         for p in self:
             (y,) = _single_output(p.y)
             if outputs is None:
-                outputs = np.empty((n, y.shape[2]), y.dtype)
+                outputs = np.empty((self.inputs.N, y.shape[2]), y.dtype)
+            # blocks are of the same steps for all series, which end at different ones
             at = last[p.series] - p.steps.start
-            here = np.flatnonzero((at >= 0) & (at < len(y)))
-            outputs[p.series.start + here] = y[at[here], here]
+            ending = np.flatnonzero((at >= 0) & (at < len(y)))
+            outputs[p.series.start + ending] = y[at[ending], ending]
         return gather_rows(outputs, self.ranks)
 
-    def _make_predictor(self, run: slice, state: Any) -> tuple[Predictor, int]:
-        """Return a predictor for a run of steps, and its number of context steps: 0 where a state
-        is given.
-        """
+    def _predictor_of(self, run: slice, state: list[Tensor] | None) -> _RunPredictor:
         arrays, n_context = self.inputs.with_context(run)
         if state is not None and n_context:
-            arrays, n_context = (
-                tuple(select(a, None, range(n_context, a.shape[2])) for a in arrays),
-                0,
-            )
-        x = tuple(SeriesArray(a, s.name) for a, s in zip(arrays, self.inputs.series, strict=True))
-        rows = Segments.from_lengths(x[0].N, x[0].T, self.inputs.lengths, self.inputs.starts)
-        seqsize = int(self.spec.seqsize or x[0].T)
-        overlap = int(self.spec.overlap)
+            # the state is that before the run: steps of context would move it
+            arrays = tuple(select(a, None, range(n_context, a.shape[2])) for a in arrays)
+            n_context = 0
+        names = [s.name for s in self.inputs.series]
+        x = tuple(SeriesArray(a, name) for a, name in zip(arrays, names, strict=True))
+        n_series = x[0].N
+        n_steps = x[0].T
         windows = SequenceWindows(
-            x, batchsize=int(self.spec.batchsize), seqsize=seqsize, overlap=overlap, segments=rows
+            x,
+            batchsize=int(self.spec.batchsize),
+            seqsize=int(self.spec.seqsize or n_steps),
+            overlap=int(self.spec.overlap),
+            segments=Segments.from_lengths(
+                n_series, n_steps, self.inputs.lengths, self.inputs.starts
+            ),
         )
         windows.check()
-        part = array_split_slice(x[0].N, self.ranks.size, self.ranks.rank)
-        return Predictor(
+        part = array_split_slice(n_series, self.ranks.size, self.ranks.rank)
+        predictor = Predictor(
             self.model, windows, state, part, self.keep_state, self.spec.precision
-        ), n_context
+        )
+        return _RunPredictor(predictor, n_context)
 
     def _place_in_inputs(self, p: Prediction, run: slice) -> Iterator[Prediction]:
         """Yield the part of a block after the context, with its steps in the inputs."""
-        skip = max(0, self._n_context - p.steps.start)
+        n_context = self._current.n_context
+        skip = max(0, n_context - p.steps.start)
         y = tuple(v[skip:] for v in p.y)
         if len(y[0]) == 0:
-            return
+            return  # all of the block is context
         if self.transform is not None:
             y = tuple(self.transform(v) for v in y)
-        start = run.start + p.steps.start + skip - self._n_context
+        start = run.start + p.steps.start + skip - n_context
         yield Prediction(y, p.series, slice(start, start + len(y[0])))
+
+
+class _RunPredictor(NamedTuple):
+    """The predictor of a run of steps, and how many steps before the run only warm up its state."""
+
+    predictor: Predictor
+    n_context: int
 
 
 def _single_output(outputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
@@ -238,24 +262,27 @@ class PredictionWriter:
 
     def __init__(
         self,
-        out: Any,
+        out: object,
         n_series: int,
         n_steps: int,
         starts: np.ndarray | None = None,
         lengths: np.ndarray | None = None,
     ) -> None:
-        self._given, self.lengths = out, lengths
+        self._given = out  # returned as it came, also where it is read as a ragged array
         self.out = out if lengths is None else as_ragged(out, "out")
-        self.n_series, self.n_steps, self.starts = n_series, n_steps, starts
-        self._several: bool | None = None
+        self.n_series = n_series
+        self.n_steps = n_steps
+        self.starts = starts
+        self.lengths = lengths
         self._targets: tuple[Any, ...] | None = None
         if out is not None:
+            # at once: a wrong array would otherwise be found after minutes of predicting
             for name, target in self._named_outputs():
                 self._check_out(name, target)
 
     def write(self, p: Prediction) -> None:
         """Write one block."""
-        if self._targets is None:
+        if self._targets is None:  # only a prediction tells the number and type of outputs
             self._targets = self._open_targets(p)
         for target, y in zip(self._targets, p.y, strict=True):
             block = y.transpose(2, 1, 0)  # (S, B, G) -> (G, B, S)
@@ -263,13 +290,19 @@ class PredictionWriter:
                 target[:, p.series, p.steps] = block
                 continue
             if p.steps.start == 0:
+                # blocks have steps that exist only: the others are set here, once per series
                 target[:, p.series, :] = np.nan if y.dtype.kind == "f" else y.dtype.type()
-            for i, start in enumerate(self.starts[p.series]):
-                steps = slice(start + p.steps.start, min(start + p.steps.stop, self.n_steps))
-                n = p.series.start + i
-                target[:, n : n + 1, steps] = block[
-                    :, i : i + 1, : max(steps.stop - steps.start, 0)
-                ]
+            self._write_from_starts(target, block, p)
+
+    def _write_from_starts(self, target: Any, block: np.ndarray, p: Prediction) -> None:
+        """Write a block (G, B, S) whose steps count from the start of each series."""
+        assert self.starts is not None
+        for i, start in enumerate(self.starts[p.series]):
+            first = start + p.steps.start
+            stop = min(start + p.steps.stop, self.n_steps)
+            n_left = max(stop - first, 0)  # 0 where all of the block is after the last step
+            n = p.series.start + i
+            target[:, n : n + 1, first:stop] = block[:, i : i + 1, :n_left]
 
     def complete(self, ranks: RankGroup) -> None:
         """Copy the predictions of all ranks, each for its part of the series, into the arrays of
@@ -280,37 +313,22 @@ class PredictionWriter:
         """
         if ranks.is_single:
             return
-        files = (
-            [None]
-            if self.out is None
-            else [memmap_location(target) for _, target in self._named_outputs()]
-        )
-        answers = ranks.allgather(
-            (
-                files,
-                None if self._targets is None else [(t.shape[0], t.dtype) for t in self._targets],
-            )
-        )
-        kinds = [kind for _, kind in answers if kind is not None]
-        if any(kind != kinds[0] for kind in kinds):
-            ranks.raise_on_all(
-                RankError(
-                    f"out differs: {describe_by_rank([str(k) for _, k in answers])}; give all "
-                    "ranks one of a kind"
-                )
-            )
-        if None not in files and all(f == files for f, _ in answers):
+        outputs = None
+        if self._targets is not None:
+            outputs = [_Output(t.shape[0], t.dtype) for t in self._targets]
+        files: list[Any] = [None]
+        if self.out is not None:
+            files = [memmap_location(target) for _, target in self._named_outputs()]
+        answers = ranks.allgather(_RankOutputs(files, outputs))
+        outputs = _common_outputs(answers, ranks)
+        # one file for all ranks: each has written its part, and gathering would write it again
+        if None not in files and all(answer.files == files for answer in answers):
             for _, target in self._named_outputs():
                 target.flush()
             ranks.allgather()
             return
         if self._targets is None:  # there are fewer series than ranks
-            self._targets = (
-                self._new_arrays(kinds[0])
-                if self.out is None
-                else tuple(_as_writable(t) for _, t in self._named_outputs())
-            )
-            self._several = len(self._targets) > 1
+            self._targets = self._without_predictions(outputs)
         for target in self._targets:
             gather_parts(target, 1, ranks)
 
@@ -319,10 +337,16 @@ class PredictionWriter:
         if self.out is not None:
             return self._given
         assert self._targets is not None
-        arrays = (
-            self._targets if self.lengths is None else tuple(list(t.arrays) for t in self._targets)
-        )
-        return arrays if self._several else arrays[0]
+        arrays: tuple[Any, ...] = self._targets
+        if self.lengths is not None:
+            arrays = tuple(list(t.arrays) for t in arrays)
+        return arrays if len(arrays) > 1 else arrays[0]
+
+    def _without_predictions(self, outputs: list[_Output]) -> tuple[Any, ...]:
+        """Return the arrays of a rank that has predicted nothing, for what others have."""
+        if self.out is None:
+            return self._new_arrays(outputs)
+        return tuple(_as_writable(target) for _, target in self._named_outputs())
 
     def _named_outputs(self) -> list[tuple[str, Any]]:
         if isinstance(self.out, tuple | list):
@@ -347,18 +371,20 @@ class PredictionWriter:
             raise ShapeError(
                 f"{name} must be a list of arrays (G, T_i), with the T_i of the series of x"
             )
+        # a list of series is read as one array of several
         for a in getattr(target, "arrays", (target,)):
             if isinstance(a, np.ndarray) and not a.flags.writeable:
                 raise DataError(f"{name} is read-only; open it with mode 'r+'")
+        # an h5py dataset knows the file that it belongs to
         if getattr(getattr(target, "file", None), "mode", "r+") == "r":
             raise DataError(
                 f"{name} belongs to a file that is open for reading only; open it with mode 'r+'"
             )
 
     def _open_targets(self, p: Prediction) -> tuple[Any, ...]:
-        self._several = len(p.y) > 1
+        """Return the arrays to write to, after checking those of the user."""
         if self.out is None:
-            return self._new_arrays([(y.shape[2], y.dtype) for y in p.y])
+            return self._new_arrays([_Output(y.shape[2], y.dtype) for y in p.y])
         named = self._named_outputs()
         if len(named) != len(p.y):
             raise ShapeError(f"out has {len(named)} arrays, the model gives {len(p.y)} outputs")
@@ -369,33 +395,68 @@ class PredictionWriter:
                     f"{self.n_series}, {self.n_steps})"
                 )
             dtype = getattr(_as_writable(target), "dtype", None)
-            numbers = (
-                y.dtype.kind == "f"
-            )  # labels must stay whole: NumPy would cut strings and wrap integers around
-            # nor text or bytes, into which NumPy would write only as many digits as fit
-            if isinstance(dtype, np.dtype) and not (
-                np.can_cast(y.dtype, dtype, "same_kind") and dtype.kind in "fcO"
-                if numbers
-                else np.can_cast(y.dtype, dtype, "safe")
-            ):
-                way_out = "floating-point" if numbers else str(y.dtype)
+            if isinstance(dtype, np.dtype) and not _can_hold(dtype, y.dtype):
+                remedy = "floating-point" if y.dtype.kind == "f" else str(y.dtype)
                 raise DataError(
-                    f"{name} has dtype {dtype}, which cannot hold {y.dtype}; make it {way_out}"
+                    f"{name} has dtype {dtype}, which cannot hold {y.dtype}; make it {remedy}"
                 )
         return tuple(_as_writable(target) for _, target in named)
 
-    def _new_arrays(self, kinds: list[tuple[int, Any]]) -> tuple[Any, ...]:
-        """Allocate arrays in time-major memory for each number of features and type."""
-        if self.lengths is not None:
+    def _new_arrays(self, outputs: list[_Output]) -> tuple[Any, ...]:
+        """Allocate arrays in time-major memory."""
+        if self.lengths is None:
             return tuple(
-                RaggedArray([np.empty((t, n), d).T for t in self.lengths], "out") for n, d in kinds
+                np.empty((self.n_steps, self.n_series, n), dtype).transpose(2, 1, 0)
+                for n, dtype in outputs
             )
         return tuple(
-            np.empty((self.n_steps, self.n_series, n), dtype).transpose(2, 1, 0)
-            for n, dtype in kinds
+            RaggedArray([np.empty((t, n), dtype).T for t in self.lengths], "out")
+            for n, dtype in outputs
         )
+
+
+class _Output(NamedTuple):
+    """Number of features and type of an output."""
+
+    n_features: int
+    dtype: np.dtype
+
+
+class _RankOutputs(NamedTuple):
+    """What a rank has: the places in files that its ``out`` maps, and outputs if it has series."""
+
+    files: list[Any]
+    outputs: list[_Output] | None
+
+
+def _common_outputs(answers: list[_RankOutputs], ranks: RankGroup) -> list[_Output]:
+    """Return the outputs of the first rank that has series; raise on all ranks if others differ."""
+    with_series = [answer.outputs for answer in answers if answer.outputs is not None]
+    first = with_series[0] if with_series else []
+    if any(outputs != first for outputs in with_series):
+        of_ranks = [_describe_outputs(answer.outputs) for answer in answers]
+        ranks.raise_on_all(
+            RankError(
+                f"out differs: {describe_by_rank(of_ranks)}; give all ranks arrays of one shape "
+                "and type"
+            )
+        )
+    return first
+
+
+def _describe_outputs(outputs: list[_Output] | None) -> str:
+    return "None" if outputs is None else str([(n, dtype) for n, dtype in outputs])
+
+
+def _can_hold(dtype: np.dtype, of_predictions: np.dtype) -> bool:
+    """Return whether an array of a type can hold predictions without damage."""
+    if of_predictions.kind != "f":
+        # labels must stay whole: NumPy would cut texts and wrap integers around
+        return np.can_cast(of_predictions, dtype, "safe")
+    # NumPy writes numbers into texts and bytes too, with only as many digits as fit
+    return np.can_cast(of_predictions, dtype, "same_kind") and dtype.kind in "fcO"
 
 
 def _as_writable(target: Any) -> Any:
     """Return a NumPy view of a torch tensor; anything else unchanged."""
-    return target.detach().numpy() if type(target).__module__.split(".")[0] == "torch" else target
+    return target.detach().numpy() if isinstance(target, Tensor) else target

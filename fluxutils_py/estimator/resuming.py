@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fluxutils_py.errors import LoadError
+from fluxutils_py.estimator.assembled_fit import Training
 from fluxutils_py.estimator.fingerprint import (
     SHARDS,
     changed_data,
@@ -14,24 +15,24 @@ from fluxutils_py.estimator.fingerprint import (
     join_differences,
     requested_identity,
 )
+from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Checkpointer
 from fluxutils_py.training.checkpointer import explain_lost_files
 from fluxutils_py.training.generator_state import RandomGenerators
 
-SERIES_OF_RANKS = SHARDS.format(""), SHARDS.format("validation ")
+SERIES_OF_RANKS = (SHARDS.format(""), SHARDS.format("validation "))
 
 
-def with_checkpoints(callbacks: list[Any], training: Any, attributes: Any) -> list[Any]:
+def with_checkpoints(callbacks: list[Any], training: Training, est: SeriesEstimator) -> list[Any]:
     """Return the callbacks, with each :class:`Checkpointer` replaced by one that tracks the whole
     fit.
     """
-    if not any(isinstance(c, Checkpointer) for c in callbacks):
+    if not _checkpointers(callbacks):
         return callbacks
-    things = {
-        "fit": _Fit(
-            training, attributes
-        ),  # first: rejects checkpoints of another fit before anything is read
+    tracked = {
+        # first: it rejects a checkpoint of a different fit before anything else is restored
+        "fit": _Fit(training, est),
         "model": training.step.model,
         "optimizer": training.optimizer,
         "loop": training.loop,
@@ -39,14 +40,15 @@ def with_checkpoints(callbacks: list[Any], training: Any, attributes: Any) -> li
         "step": training.step,
         "random": RandomGenerators(training.batches.device, rng=training.rng),
     }
-    return [c.with_tracked(**things) if isinstance(c, Checkpointer) else c for c in callbacks]
+    return [c.with_tracked(**tracked) if isinstance(c, Checkpointer) else c for c in callbacks]
 
 
 def restore_newest(callbacks: list[Any], ranks: RankGroup) -> bool:
     """Restore the newest checkpoint of the callbacks, and return whether there was one."""
-    checkpointers = [c for c in callbacks if isinstance(c, Checkpointer)]
+    checkpointers = _checkpointers(callbacks)
     if not checkpointers:
         return False
+    # rank 0 decides: another rank may see a folder that is a moment older
     steps = ranks.allgather(ranks.guard(lambda: [c.latest_step() for c in checkpointers]))[0]
     return checkpointers[steps.index(max(steps))].restore(ranks)
 
@@ -57,20 +59,23 @@ def saved_minibatch_size(callbacks: list[Any], ranks: RankGroup) -> Mapping[str,
 
     None if there is no checkpoint, or none of a fit.
     """
-    checkpointers = [c for c in callbacks if isinstance(c, Checkpointer)]
+    checkpointers = _checkpointers(callbacks)
+    if not checkpointers:
+        return None
 
     def read() -> Any:
-        newest = max(
-            checkpointers, key=Checkpointer.latest_step
-        )  # the first of several, as restore_newest takes it
+        # of several newest ones the first, as in restore_newest
+        newest = max(checkpointers, key=Checkpointer.latest_step)
         with explain_lost_files(newest.dir):
             path = newest.latest()
             state = None if path is None else newest.read(path)
         return (state or {}).get("fit", {}).get("size")
 
-    if not checkpointers:
-        return None
     return ranks.allgather(ranks.guard(read) if ranks.rank == 0 else None)[0]
+
+
+def _checkpointers(callbacks: list[Any]) -> list[Checkpointer]:
+    return [c for c in callbacks if isinstance(c, Checkpointer)]
 
 
 class _Fit:
@@ -78,9 +83,12 @@ class _Fit:
     epoch.
     """
 
-    def __init__(self, training: Any, attributes: Any) -> None:
-        self.est, self.loop, self.device = attributes.est, training.loop, training.batches.device
-        self.identity, self.data = requested_identity(training), data_digests(training.data)
+    def __init__(self, training: Training, est: SeriesEstimator) -> None:
+        self.est = est
+        self.loop = training.loop
+        self.device = training.batches.device
+        self.identity = requested_identity(training)
+        self.data = data_digests(training.data)
         self.size = training.size
 
     def state_dict(self) -> dict[str, Any]:
@@ -95,30 +103,40 @@ class _Fit:
     def reshard_state_dict(
         self, states: Sequence[Mapping[str, Any]], rank: int, size: int
     ) -> Mapping[str, Any]:
-        return (
-            states[rank] if rank < len(states) else {**states[0], "hooks": []}
-        )  # rank 0 may have hooks of its own
+        if rank < len(states):
+            return states[rank]
+        # a rank that is new needs none of the hooks that rank 0 alone may have, such as a report
+        return {**states[0], "hooks": []}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        changed = changed_settings(state["of"], self.identity) or changed_data(
-            state["data"], self.data
-        )
-        if dealt := [text for text in changed if text.startswith(SERIES_OF_RANKS)]:
+        self._require_same_fit(state)
+        self._require_same_hooks(state["hooks"])
+        for name, (whole, _) in state["data"].items():
+            own, sample = self.data[name]
+            # keeps a digest of all values for later checkpoints, where this fit read a sample only
+            self.data[name] = (own or whole, sample)
+        self.est.grad_ = state["grad"].to(self.device)
+
+    def _require_same_fit(self, state: Mapping[str, Any]) -> None:
+        # digests last: sizes are among the settings, and explain a change better
+        changed = changed_settings(state["of"], self.identity)
+        changed = changed or changed_data(state["data"], self.data)
+        if series_moved := [text for text in changed if text.startswith(SERIES_OF_RANKS)]:
             raise LoadError(
-                f"{dealt[0]}; the order of the series and their states belong to the ranks that "
-                "have them, so go on with as many ranks, each with the series that it had "
+                f"{series_moved[0]}; the order of the series and their states belong to the ranks "
+                "that have them, so continue with as many ranks, each with the series that it had "
                 "(several ranks may run on one machine), or give the Checkpointer another folder"
             )
         if changed:
             raise LoadError(
-                f"{join_differences(changed)}; call fit with the same data and settings to go on "
-                "with it, or give the Checkpointer another folder"
+                f"{join_differences(changed)}; call fit with the same data and settings to "
+                "continue it, or give the Checkpointer another folder"
             )
-        for name, (whole, _) in state["data"].items():
-            self.data[name] = self.data[name][0] or whole, self.data[name][1]
-        missing = [name for name in state["hooks"] if name not in self.loop.hooks.state_dict()]
-        if missing:
+
+    def _require_same_hooks(self, names: Sequence[str]) -> None:
+        hooks = self.loop.hooks.state_dict()
+        if missing := [name for name in names if name not in hooks]:
             raise LoadError(
-                f"it had the hooks {', '.join(map(repr, missing))}, which this fit lacks; add them"
+                f"the checkpoint was written with the hooks {', '.join(map(repr, missing))}, "
+                "which are missing here; add them"
             )
-        self.est.grad_ = state["grad"].to(self.device)

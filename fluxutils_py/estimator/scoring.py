@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
@@ -13,6 +13,7 @@ from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.estimator.fit_data import target_schema
+from fluxutils_py.estimator.fitted_parts import SeriesEstimator, input_schema
 from fluxutils_py.estimator.predicting import BlockPredictor
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.inputs.moments import Moments, moments
@@ -23,25 +24,39 @@ from fluxutils_py.training.predictor import Prediction
 
 
 def run_score(
-    est: Any, x: Any, y: Any, sample_weight: Any, lengths: Any, starts: Any, sharded: bool
+    est: SeriesEstimator,
+    x: object,
+    y: object,
+    sample_weight: object = None,
+    *,
+    lengths: object = None,
+    starts: object = None,
+    sharded: bool = False,
 ) -> float:
     """Score the predictions of an estimator on all ranks; for the arguments see
     ``Estimator.score``.
     """
-    settings = est._resolved_params()
+    settings = est.resolved_params()
     with ranks_of_call(settings.comm, "score", sharded) as ranks:
         if not sharded:
             ranks.require_equal({"sample_weight": "none" if sample_weight is None else "given"})
         check_is_fitted(est, "model_")
-        schema, codec = est._input_schema(), est._codec
+        parts = est.fitted_parts_
+        schema = input_schema(est, settings, parts.layout)
         pool = SeriesPool(ranks if sharded else RankGroup())
         inputs = pool.inputs(x, schema, starts=starts, lengths=lengths)
+        # with shards, each rank predicts all of its own series
         together = None if sharded else ranks
-        predictions = BlockPredictor(est.model_, inputs, read_spec(settings.spec), comm=together)
-        how = target_schema(
-            settings, schema.estimator, codec.classes, per_series=codec.per_series, unknown=-1
+        spec = read_spec(settings.spec)
+        predictions = BlockPredictor(est.model_, inputs, spec, comm=together)
+        schema_of_targets = target_schema(
+            settings,
+            schema.estimator,
+            parts.codec.classes,
+            per_series=parts.codec.per_series,
+            unknown=-1,  # a label that training never had counts as predicted wrong
         )
-        targets = pool.targets(y, inputs, how).series
+        targets = pool.targets(y, inputs, schema_of_targets).series
         segments = inputs.whole()
         weight = pool.weight(sample_weight, inputs)
         if weight is not None:
@@ -49,7 +64,7 @@ def run_score(
         loss = as_loss(settings.loss)
         if isinstance(loss, SeqLoss) and loss.classes and targets[0].kind == "int":
             return pooled_accuracy(predictions, targets, segments, weight, loss.ignore_index, ranks)
-        predictions.transform = codec.decoders()["predict"]
+        predictions.transform = parts.codec.decoders()["predict"]
         return pooled_r2(predictions, targets, segments, weight, ranks)
 
 
@@ -68,22 +83,25 @@ def pooled_r2(
     counts; as in scikit-learn, 1 or 0 if ``y`` is constant.
     """
     sums = [_R2Sums(s.F) for s in y]
-    for p, targets, w in _live_targets(predictions, y, rows, weight):
-        _require_sizes([t.shape[2] for t in targets], [out.shape[2] for out in p.y])
+    for p, targets, weights in _live_targets(predictions, y, rows, weight):
+        _require_features(targets, [out.shape[2] for out in p.y])
         for s, of_output, target, out in zip(y, sums, targets, p.y, strict=True):
-            missing = np.isnan(target.astype(float)) | np.isnan(out.astype(float))
-            each = np.where(missing, 0, w[:, :, None])
-            if (np.isinf(target) & (each > 0)).any():
+            is_missing = np.isnan(target.astype(float)) | np.isnan(out.astype(float))
+            w = np.where(is_missing, 0, weights[:, :, None])
+            if (np.isinf(target) & (w > 0)).any():
                 raise DataError(
                     f"{s.name} is infinite at a step that counts; give it no target (NaN) or no "
                     "weight"
                 )
-            of_output.add(target, out, each)
-    of_ranks = (RankGroup() if comm is None else comm).allgather(sums)
-    for other in of_ranks[1:]:
-        for of_output, part in zip(of_ranks[0], other, strict=True):
+            of_output.add(target, out, w)
+    ranks = RankGroup() if comm is None else comm
+    # in the order of ranks, so that every rank gets the same bits
+    first, *others = ranks.allgather(sums)
+    for other in others:
+        for of_output, part in zip(first, other, strict=True):
             of_output.join(part)
-    return float(np.mean([of_output.r2() for of_output in of_ranks[0]]))
+    scores = [of_output.r2() for of_output in first]
+    return float(np.mean(scores))
 
 
 def pooled_accuracy(
@@ -97,20 +115,30 @@ def pooled_accuracy(
     """Return the share of live steps with the largest score at the target; ``ignore_index`` marks
     missing labels.
     """
-    right = total = 0.0
-    for p, targets, w in _live_targets(predictions, y, rows, weight):
-        _require_sizes([t.shape[2] for t in targets], [1] * len(p.y))
+    right = 0.0
+    total = 0.0
+    for p, targets, weights in _live_targets(predictions, y, rows, weight):
+        _require_features(targets, [1 for _ in p.y])  # one label, whatever number of scores
         for target, out in zip(targets, p.y, strict=True):
-            ww = np.where((target[:, :, 0] == ignore_index) | np.isnan(out).any(-1), 0, w)
-            right += float(((out.argmax(-1) == target[:, :, 0]) * ww).sum())
-            total += float(ww.sum())
-    right, total = (
-        sum(parts)
-        for parts in zip(
-            *(RankGroup() if comm is None else comm).allgather((right, total)), strict=True
-        )
-    )
+            label = target[:, :, 0]
+            is_missing = (label == ignore_index) | np.isnan(out).any(-1)
+            w = np.where(is_missing, 0, weights)
+            is_right = out.argmax(-1) == label
+            right += float((is_right * w).sum())
+            total += float(w.sum())
+    ranks = RankGroup() if comm is None else comm
+    of_ranks = ranks.allgather((right, total))
+    right = sum(part for part, _ in of_ranks)
+    total = sum(part for _, part in of_ranks)
     return right / total if total else math.nan
+
+
+class _LiveBlock(NamedTuple):
+    """Predictions, and for each step its targets and weight, 0 for steps outside a series."""
+
+    prediction: Prediction
+    targets: list[np.ndarray]  # (S, B, G)
+    weights: np.ndarray  # (S, B)
 
 
 def _live_targets(
@@ -118,30 +146,36 @@ def _live_targets(
     y: tuple[SeriesArray, ...],
     rows: Segments,
     weight: SampleWeight | None,
-) -> Iterator[tuple[Prediction, list[np.ndarray], np.ndarray]]:
-    """Yield each prediction with its targets (S, B, G) and weights (S, B), 0 for steps outside a
-    series.
-    """
+) -> Iterator[_LiveBlock]:
     for p in predictions:
         part = rows[p.series]
+        start = p.steps.start
+        stop = p.steps.stop
+        # announced before any is read: several maps are then fetched from the disk together
         for s in y:
-            s.prefetch(part, p.steps.start, p.steps.stop)
-        targets = [s.read(part, p.steps.start, p.steps.stop) for s in y]
-        shape = targets[0].shape[:2]
-        w = np.ones(shape) if weight is None else weight.read(part, p.steps.start, p.steps.stop)
-        exists = part.step_mask(p.steps.start, p.steps.stop)
-        yield p, targets, w if exists is None else np.where(exists, w, 0)
+            s.prefetch(part, start, stop)
+        targets = [s.read(part, start, stop) for s in y]
+        if weight is None:
+            weights = np.ones(targets[0].shape[:2])
+        else:
+            weights = weight.read(part, start, stop)
+        exists = part.step_mask(start, stop)
+        if exists is not None:
+            weights = np.where(exists, weights, 0)
+        yield _LiveBlock(p, targets, weights)
 
 
-def _require_sizes(given: list[int], wanted: list[int]) -> None:
-    """Raise ShapeError unless targets and predictions have equal sizes, as NumPy would broadcast
-    them silently.
-    """
-    if given != wanted:
-        raise ShapeError(
-            f"y has {', '.join(map(str, given))} features (axis 0 of (G, N, T)) where score needs "
-            f"{', '.join(map(str, wanted))}, as the model gives them"
-        )
+def _require_features(targets: list[np.ndarray], wanted: list[int]) -> None:
+    """Raise ShapeError unless targets (S, B, G) have the features that the model gives."""
+    given = [t.shape[2] for t in targets]
+    if given == wanted:
+        return  # NumPy would broadcast others silently
+    given_text = ", ".join(map(str, given))
+    wanted_text = ", ".join(map(str, wanted))
+    raise ShapeError(
+        f"y has {given_text} features (axis 0 of (G, N, T)) where score needs {wanted_text}, as "
+        "the model gives them"
+    )
 
 
 class _R2Sums:
@@ -156,10 +190,13 @@ class _R2Sums:
     def add(self, y: np.ndarray, out: np.ndarray, w: np.ndarray) -> None:
         """Add a block of shape (S, B, G); values with weight 0 do not count."""
         # C order makes the sums independent of the memory order of the data
-        y, out = (np.where(w > 0, v, 0).astype(float, order="C") for v in (y, out))
+        y = np.where(w > 0, y, 0).astype(float, order="C")
+        out = np.where(w > 0, out, 0).astype(float, order="C")
         block = _R2Sums(y.shape[2])
         block.residual = float((w * (y - out) ** 2).sum())
-        block.moments = moments([(y.transpose(2, 1, 0), w.transpose(2, 1, 0))], y.shape[2])
+        y = y.transpose(2, 1, 0)  # (G, B, S)
+        w = w.transpose(2, 1, 0)
+        block.moments = moments([(y, w)], len(y))
         self.join(block)
 
     def join(self, other: _R2Sums) -> None:
@@ -168,9 +205,9 @@ class _R2Sums:
 
     def r2(self) -> float:
         weight, _, squares = self.moments
-        spread = float(squares.sum())
         if not weight.any():
             return math.nan
-        if spread == 0:
+        spread = float(squares.sum())
+        if spread == 0:  # constant targets, which scikit-learn scores so too
             return 1.0 if self.residual == 0 else 0.0
         return 1 - self.residual / spread

@@ -19,10 +19,12 @@ from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import require_single_input_and_output
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.estimator_settings import Settings
+from fluxutils_py.estimator.fit_data import FitRequest
+from fluxutils_py.estimator.fitted_parts import FittedParts
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.spec import Spec, explains_arguments, read_spec
-from fluxutils_py.inputs.target_codec import TargetCodec, TargetScale
+from fluxutils_py.inputs.target_codec import TargetScale
 from fluxutils_py.nn import (
     FLSTM,
     GRU,
@@ -131,8 +133,18 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         ``classes`` are all labels that may ever occur; the first call needs them if ``y`` does not
         hold all of them.
         """
-        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
-        run_fit(self, x, y, sample_weight, classes=classes, epochs=1, resume=True, **how)
+        request = FitRequest(
+            x,
+            y,
+            sample_weight,
+            lengths=lengths,
+            starts=starts,
+            epochs=1,
+            classes=classes,
+            sharded=sharded,
+            resume=True,
+        )
+        run_fit(self, request)
         return self
 
     predict_proba = _output_method(
@@ -157,7 +169,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         tags.target_tags.multi_output = False
         return tags
 
-    def _resolved_params(self) -> Settings:
+    def resolved_params(self) -> Settings:
         loss = F.cross_entropy if self.loss is None else self.loss
         return Settings.from_estimator(self, loss=loss, is_classifier=True)
 
@@ -283,7 +295,7 @@ class _SequenceEstimator(Estimator):
     random_state: Any = None
     verbose: Any = "auto"
 
-    def _resolved_params(self) -> Settings:
+    def resolved_params(self) -> Settings:
         name = CLASSES.get(self.cell, self.cell) if isinstance(self.cell, type) else self.cell
         cell = CELLS.get(name) if isinstance(name, str) else name
         if not callable(cell):
@@ -379,12 +391,12 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
         return self._fitted_scale().scale
 
     def _fitted_scale(self) -> TargetScale:
-        codec: TargetCodec | None = getattr(self, "_codec", None)
-        if codec is None or codec.scale is None:
+        parts: FittedParts | None = getattr(self, "fitted_parts_", None)
+        if parts is None or parts.codec.scale is None:
             raise AttributeError(
                 "there is no mean and scale of targets before fit, and with scale_target=False"
             )
-        return codec.scale
+        return parts.codec.scale
 
 
 @explains_arguments

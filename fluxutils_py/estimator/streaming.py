@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from fluxutils_py.errors import DataError, ShapeError, SpecError
+from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
 from fluxutils_py.inputs.target_codec import Transform
@@ -22,17 +24,20 @@ from fluxutils_py.validation import check_integer
 
 
 def stream(
-    model: Any, n_series: int = 1, state: Sequence[Tensor] | None = None, *, method: str = "predict"
+    model: Any,
+    n_series: int = 1,
+    state: Sequence[Tensor] | None = None,
+    *,
+    method: str = "predict",
 ) -> Any:
     """Run a fitted estimator or pipeline step by step, as data arrive.
 
     Parameters
     ----------
     model : estimator, Pipeline, TransformedTargetRegressor, or fitted search
-        The transformers of a pipeline run at each step: those of this package
-        (:class:`SequenceScaler`,
-        :class:`SequenceImputer`) on the step, those of scikit-learn on its N rows of F features, if they were fitted on
-        rows of F features. A search runs its best estimator.
+        The transformers of a pipeline run at each step: those of this package, such as
+        :class:`SequenceScaler`, on the step; those of scikit-learn on its N rows of F features, if
+        they were fitted on rows of F features. A search runs its best estimator.
     n_series : int
         N, the number of series at each step.
     state : list of Tensor, optional
@@ -51,7 +56,7 @@ def stream(
     sklearn.exceptions.NotFittedError
         Before ``fit``.
     TypeError, ValueError
-        If something cannot run step by step; the message names the way out.
+        If something cannot run step by step; the message names the remedy.
 
     Examples
     --------
@@ -67,24 +72,61 @@ def stream(
     >>> y.shape, np.allclose(y, pipe.predict(x)[:, :, -1], atol=1e-5)
     ((1, 30), True)
     """
+    parts = unwrap(model)
+    if not hasattr(parts.estimator, "predict") or not hasattr(parts.estimator, "stream"):
+        raise TypeError(
+            f"{type(parts.estimator).__name__} cannot run step by step; stream takes estimators of "
+            "this package, pipelines of transformers and one of them, and searches for these"
+        )
+    live: Any
+    if parts.transformers:
+        live = PipelineStream(parts.transformers, parts.estimator, n_series, state, method)
+    else:
+        live = parts.estimator.stream(n_series, state, method=method)
+    live.transforms.extend(_InverseTarget(t) for t in parts.of_targets)
+    return live
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """What searches, pipelines and ``TransformedTargetRegressor`` around an estimator consist of.
+
+    Attributes
+    ----------
+    transformers : list of (name, transformer)
+        Those of inputs, in the order in which they are applied.
+    estimator : estimator, or whatever else is innermost
+    of_targets : list of transformer
+        Those of targets, the first to undo first.
+    """
+
+    transformers: list[tuple[str, Any]]
+    estimator: Any
+    of_targets: list[Any]
+
+
+def unwrap(model: Any) -> ModelParts:
+    """Take a fitted model apart.
+
+    Raises
+    ------
+    sklearn.exceptions.NotFittedError
+        If a pipeline or a ``TransformedTargetRegressor`` is not fitted.
+    """
     if hasattr(model, "best_estimator_"):
-        return stream(model.best_estimator_, n_series, state, method=method)
+        return unwrap(model.best_estimator_)
     if hasattr(model, "steps"):
         check_is_fitted(model)
-        return PipelineStream(model.steps[:-1], model.steps[-1][1], n_series, state, method)
-    if hasattr(model, "regressor") and hasattr(
-        model, "check_inverse"
-    ):  # TransformedTargetRegressor
+        inner = unwrap(model.steps[-1][1])
+        before = pipeline_transformers(model.steps[:-1])
+        return ModelParts([*before, *inner.transformers], inner.estimator, inner.of_targets)
+    # a TransformedTargetRegressor
+    if hasattr(model, "regressor") and hasattr(model, "check_inverse"):
         check_is_fitted(model)
-        live = stream(model.regressor_, n_series, state, method=method)
-        live.transforms.append(_InverseTarget(model.transformer_))
-        return live
-    if not hasattr(model, "predict") or not hasattr(model, "stream"):
-        raise TypeError(
-            f"{type(model).__name__} cannot run step by step; stream takes estimators of this "
-            "package, pipelines of transformers and one of them, and searches for these"
-        )
-    return model.stream(n_series, state, method=method)
+        inner = unwrap(model.regressor_)
+        of_targets = [*inner.of_targets, model.transformer_]
+        return ModelParts(inner.transformers, inner.estimator, of_targets)
+    return ModelParts([], model, [])
 
 
 class EstimatorStream:
@@ -114,31 +156,37 @@ class EstimatorStream:
     """
 
     def __init__(
-        self, est: Any, n_series: int = 1, state: Any = None, method: str = "predict"
+        self,
+        est: SeriesEstimator,
+        n_series: int = 1,
+        state: Sequence[Tensor] | None = None,
+        method: str = "predict",
     ) -> None:
         check_is_fitted(est, "model_")
         check_integer("n_series", n_series, 1, error=SpecError)
         self.n_series = int(n_series)
         self.transforms: list[Transform] = [_find_decoder(est, method)]
-        layout = est._layout
+        layout = est.fitted_parts_.layout
         features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
         self._shapes = [(int(n), self.n_series) for n in features]
-        first = next(est.model_.parameters(), torch.empty(0))
-        self._dtype, self._device = first.dtype, first.device
+        parameter = next(est.model_.parameters(), torch.empty(0))
+        self._dtype = parameter.dtype
+        self._device = parameter.device
 
         def sample() -> list[Tensor]:
+            size = min(4, self.n_series)
             dtypes = [torch.int64 if kind == "int" else self._dtype for kind in layout.kinds]
-            pairs = zip(features, dtypes, strict=True)
             return [
-                torch.zeros(3, min(4, self.n_series), n, dtype=d, device=self._device)
-                for n, d in pairs
+                torch.zeros(3, size, n, dtype=dtype, device=self._device)
+                for n, dtype in zip(features, dtypes, strict=True)
             ]
 
-        spec = read_spec(est._resolved_params().spec)
+        spec = read_spec(est.resolved_params().spec)
+        # copies the model: a later fit of the estimator does not change a running stream
         self._session = InferenceSession(est.model_, sample, int(spec.overlap), spec.precision)
         self._session.load(state, self.n_series)
 
-    def step(self, x: Any) -> Any:
+    def step(self, x: object) -> Any:
         """Return the outputs for the next step of all series, and move the state on.
 
         Parameters
@@ -165,11 +213,10 @@ class EstimatorStream:
             )
         arrays = [read_step(a, shape) for a, shape in zip(given, self._shapes, strict=True)]
         gap = None
-        if not all(
-            a.dtype.kind != "f" or math.isfinite(np.add.reduce(a, axis=None)) for a in arrays
-        ):
+        if not all(map(_has_finite_sum, arrays)):
             arrays, gap = _without_gaps(arrays)
         xs = tuple(to_tensor(a.T[None], self._dtype, self._device) for a in arrays)  # (1, N, F)
+        # faster than no_grad, and outputs are never part of a graph
         with torch.inference_mode():
             outs = self._session.run(xs)
         outputs = tuple(self._decode_outputs(o, gap) for o in outs)
@@ -181,15 +228,15 @@ class EstimatorStream:
             y = np.where(gap[None, :, None], np.nan, y).astype(y.dtype)
         for transform in self.transforms:
             y = transform(y)
-        return np.array(y[0].T)  # a copy: an output may share memory with the state
+        return np.array(y[0].T)  # a copy, since an output may share memory with the state
 
     @property
     def state(self) -> list[Tensor]:
         """Copy of the state that the next outputs depend on, as of :func:`fluxutils_py.states`."""
         return self._session.state
 
-    def reset(self, series: Any = None) -> None:
-        """Start anew, or let some series do so: an index, a list or slice of them, or a mask (N,)."""
+    def reset(self, series: object = None) -> None:
+        """Start all series anew, or some: an index, a list or slice of them, or a mask (N,)."""
         if series is None:
             self._session.load(None, self.n_series)
         else:
@@ -211,25 +258,26 @@ class PipelineStream:
 
     def __init__(
         self,
-        steps: Sequence[Any],
-        last: Any,
+        steps: Sequence[tuple[str, Any]],
+        last: object,
         n_series: int,
-        state: Any = None,
+        state: Sequence[Tensor] | None = None,
         method: str = "predict",
     ) -> None:
-        given = None if state is None else list(state)
+        unread = None if state is None else list(state)
         self._steps: list[Any] = []
         for name, transformer in pipeline_transformers(steps):
-            made = _transformer_stream(transformer, name, n_series)
-            n_tensors = len(made.state)
-            if given is not None and n_tensors:
-                made = transformer.stream(n_series, given[:n_tensors])
-                given = given[n_tensors:]
-            self._steps.append(made)
-        self._last = stream(last, n_series, given, method=method)
-        self.n_series, self.transforms = self._last.n_series, self._last.transforms
+            live = _transformer_stream(transformer, name, n_series)
+            n_tensors = len(live.state)  # those of this transformer come first in the given state
+            if unread is not None and n_tensors:
+                live = transformer.stream(n_series, unread[:n_tensors])
+                unread = unread[n_tensors:]
+            self._steps.append(live)
+        self._last = stream(last, n_series, unread, method=method)
+        self.n_series = self._last.n_series
+        self.transforms = self._last.transforms
 
-    def step(self, x: Any) -> Any:
+    def step(self, x: object) -> Any:
         """Transform the next step (F, N) of all series, and return the estimator's outputs, as its
         stream does.
         """
@@ -242,10 +290,11 @@ class PipelineStream:
         """Copy of the state that the next outputs depend on: of the transformers, then of the
         estimator.
         """
-        return [t.clone() for each in self._steps for t in each.state] + self._last.state
+        of_transformers = [t.clone() for each in self._steps for t in each.state]
+        return of_transformers + self._last.state
 
-    def reset(self, series: Any = None) -> None:
-        """Start anew, or let some series do so: an index, a list or slice of them, or a mask (N,)."""
+    def reset(self, series: object = None) -> None:
+        """Start all series anew, or some: an index, a list or slice of them, or a mask (N,)."""
         self._last.reset(series)
         for each in self._steps:
             each.reset(series)
@@ -258,22 +307,23 @@ class _RowsStream:
 
     def __init__(self, transformer: Any, name: str) -> None:
         check_is_fitted(transformer)
-        self.transformer, self.name = copy.copy(transformer), name
+        self.transformer = copy.copy(transformer)
+        self.name = name
         vars(self.transformer).pop("feature_names_in_", None)  # rows of a step have no names
 
-    def step(self, x: Any) -> np.ndarray:
+    def step(self, x: object) -> np.ndarray:
         rows = np.asarray(x).T
         wanted = getattr(self.transformer, "n_features_in_", rows.shape[-1])
         if rows.ndim != 2 or rows.shape[1] != wanted:
             raise ShapeError(
                 f"the step {self.name!r} of the pipeline, {type(self.transformer).__name__}, was "
                 f"fitted on rows of {wanted} columns and cannot transform a step of shape "
-                f"{np.shape(x)}: take SequenceScaler or SequenceImputer, which know features, "
+                f"{rows.T.shape}: use SequenceScaler or SequenceImputer, which know features, "
                 "series and time"
             )
         return np.asarray(self.transformer.transform(rows)).T
 
-    def reset(self, series: Any = None) -> None:
+    def reset(self, series: object = None) -> None:
         pass
 
 
@@ -282,40 +332,49 @@ class _InverseTarget:
 
     def __init__(self, transformer: Any) -> None:
         self.transformer = copy.copy(transformer)
-        vars(self.transformer).pop("feature_names_in_", None)
+        vars(self.transformer).pop("feature_names_in_", None)  # outputs of a step have no names
 
     def __call__(self, y: np.ndarray) -> np.ndarray:
+        # of a FunctionTransformer, whose method would want as many columns as y had in fit
         function = getattr(self.transformer, "inverse_func", None)
         wanted = getattr(self.transformer, "n_features_in_", y.shape[2])
         if function is None and wanted != y.shape[2]:
             raise DataError(
                 f"the target's transformer, {type(self.transformer).__name__}, was fitted on rows "
                 f"of {wanted} columns and cannot be undone for the {y.shape[2]} outputs of one "
-                "step: scale targets by SequenceRegressor's own scale_target, or by a function "
+                "step: scale targets by scale_target=True of SequenceRegressor, or by a function "
                 "and its inverse"
             )
         inverse = self.transformer.inverse_transform if function is None else function
         return np.asarray(inverse(y[0])).reshape(y.shape)
 
 
-def read_step(x: Any, shape: tuple[int, int]) -> np.ndarray:
+def read_step(x: object, shape: tuple[int, int]) -> np.ndarray:
     """Return one step of all series, checked to be numbers of shape (F, N)."""
     if type(x) is not np.ndarray:
         if isinstance(x, np.ma.MaskedArray):
             raise DataError("x is a masked array, whose mask would be lost; use x.filled(np.nan)")
-        x = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+        if isinstance(x, Tensor):
+            x = x.detach().cpu()
+        x = np.asarray(x)
     check_step_shape(x, shape)
     if x.dtype.kind not in "fiub":
         raise DataError(f"a step must hold real numbers, got dtype {x.dtype}")
     return x
 
 
+def _has_finite_sum(array: np.ndarray) -> bool:
+    # one sum is much faster than a mask, and steps without gaps are the rule; where large numbers
+    # overflow it, the mask finds no gap
+    return array.dtype.kind != "f" or math.isfinite(np.add.reduce(array, axis=None))
+
+
 def _without_gaps(arrays: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
     """Return a step with zeros for series without input, and a mask of these series (N,)."""
-    not_finite = [
-        ~np.isfinite(a) if a.dtype.kind == "f" else np.zeros(a.shape, bool) for a in arrays
-    ]
-    gap = np.logical_or.reduce([np.isnan(a).all(0) for a in arrays if a.dtype.kind == "f"])
+    floats = [a for a in arrays if a.dtype.kind == "f"]
+    not_finite = [~np.isfinite(a) for a in arrays]  # integers are all finite
+    # integers cannot be NaN: of several inputs, one without any number makes the gap
+    gap = np.logical_or.reduce([np.isnan(a).all(0) for a in floats])
     for a, where in zip(arrays, not_finite, strict=True):
         bad = np.argwhere(where & ~gap)
         if len(bad):
@@ -324,17 +383,18 @@ def _without_gaps(arrays: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarra
                 f"x is {a[f, n]} at feature {f}, series {n}; a step without input is NaN in all "
                 "features; fill in single ones"
             )
-    return [
+    filled = [
         np.where(where.any(0), a.dtype.type(0), a)
         for a, where in zip(arrays, not_finite, strict=True)
-    ], gap
+    ]
+    return filled, gap
 
 
-def pipeline_transformers(steps: Sequence[Any]) -> list[tuple[str, Any]]:
+def pipeline_transformers(steps: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Return the transformers of a pipeline and of pipelines inside it, without passthroughs."""
     flat: list[tuple[str, Any]] = []
     for name, transformer in steps:
-        if hasattr(transformer, "steps"):
+        if hasattr(transformer, "steps"):  # a pipeline
             flat += pipeline_transformers(transformer.steps)
         elif transformer is not None and transformer != "passthrough":
             flat.append((name, transformer))
@@ -342,15 +402,13 @@ def pipeline_transformers(steps: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 def _transformer_stream(transformer: Any, name: str, n_series: int) -> Any:
-    return (
-        transformer.stream(n_series)
-        if hasattr(transformer, "stream")
-        else _RowsStream(transformer, name)
-    )
+    if hasattr(transformer, "stream"):
+        return transformer.stream(n_series)
+    return _RowsStream(transformer, name)
 
 
-def _find_decoder(est: Any, method: str) -> Transform:
-    decoders: dict[str, Transform] = est._codec.decoders()
+def _find_decoder(est: SeriesEstimator, method: str) -> Transform:
+    decoders = est.fitted_parts_.codec.decoders()
     if method not in decoders:
         raise ValueError(
             f"method must be {' or '.join(map(repr, decoders))} for {type(est).__name__}, got "

@@ -15,8 +15,9 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, RankError, SpecError
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
-from fluxutils_py.estimator.collectives import whole_batchsize
+from fluxutils_py.estimator.fit_data import FitRequest
 from fluxutils_py.estimator.fitting import run_fit
+from fluxutils_py.estimator.minibatch_size import whole_batchsize
 from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.forecasting.direct_model import (
     DirectModel,
@@ -185,7 +186,8 @@ def fit_models(forecaster: Any, windows: PanelWindows, loss: Any, ranks: RankGro
     )
     x, y = WindowArray(windows, "inputs"), WindowArray(windows, "targets", warmup_of(windows))
     # not est.fit, which warns of few updates: their number is chosen here
-    run_fit(est, x, y, lengths=None if (lengths == lengths[0]).all() else lengths)
+    same_length = (lengths == lengths[0]).all()
+    run_fit(est, FitRequest(x, y, lengths=None if same_length else lengths))
     for member in est.model_.members:
         member.forget_steps(int(lengths.max()) - 1)
     return est

@@ -148,7 +148,7 @@ def test_the_picture_sees_what_it_should():
         lambda: est.model_.rnn(torch.zeros(1, 2)),
         lambda: est.optimizer_.param_groups[0].update(lr=0.5),
         lambda: next(iter(est.optimizer_.state.values()))["exp_avg"].mul_(2),
-        lambda: est._rng.random(),
+        lambda: est.fitted_parts_.rng.random(),
         lambda: est.history_.append({}),
         lambda: vars(est).update(extra=1),
         lambda: torch.rand(1),
@@ -820,7 +820,10 @@ def test_nothing_to_learn_from(y, stage, tmp_path):
         est = Estimator(Net(), spec={**PLAIN, "burn_in": 4}, random_state=0, warm_start=True)
         if stage == "fitted":
             est.fit(X, Y)
-        with nothing_changes(est, y), pytest.raises(DataError, match="nothing to learn from"):
+        with (
+            nothing_changes(est, y),
+            pytest.raises(DataError, match="every step of y that carries weight is NaN"),
+        ):
             est.fit(X, targets)
 
 

@@ -289,7 +289,8 @@ def test_an_interrupted_estimator_can_be_used(error, step, accumulate):
 
 def test_interrupted_while_going_on():
     est = make().fit(X, Y)
-    before, history, generator = net2vec(est), copy.deepcopy(est.history_), copy.deepcopy(est._rng)
+    before, history = net2vec(est), copy.deepcopy(est.history_)
+    generator = copy.deepcopy(est.fitted_parts_.rng)
 
     def interrupt(loop):
         if loop.step == 3 * STEPS + 3:
@@ -300,7 +301,7 @@ def test_interrupted_while_going_on():
     assert est.history_ == history
     assert est.n_iter_ == 3
     assert not torch.equal(net2vec(est), before)
-    assert est._rng.bit_generator.state != generator.bit_generator.state
+    assert est.fitted_parts_.rng.bit_generator.state != generator.bit_generator.state
     assert est.set_params(callbacks=None).fit(X, Y).n_iter_ == 6
 
 

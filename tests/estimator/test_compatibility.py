@@ -112,9 +112,9 @@ def watch(monkeypatch):
         monkeypatch.setattr(kind, "__array__", found.counting(kind.__array__))
     prepare = fitting.prepare
 
-    def noting(settings, schema, x, *args, **kwargs):
-        found.fitted.append(type(x).__name__)
-        return prepare(settings, schema, x, *args, **kwargs)
+    def noting(settings, schema, request, **kwargs):
+        found.fitted.append(type(request.x).__name__)
+        return prepare(settings, schema, request, **kwargs)
 
     monkeypatch.setattr(fitting, "prepare", noting)
     return found

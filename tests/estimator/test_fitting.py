@@ -55,8 +55,10 @@ def picture(est):
     values = {
         k: (id(v), copy.deepcopy(v))
         for k, v in vars(est).items()
-        if k not in ("model_", "optimizer_", "_rng")
+        if k not in ("model_", "optimizer_", "fitted_parts_")
     }
+    parts = est.fitted_parts_
+    values["parts"] = (id(parts), copy.deepcopy((parts.layout, parts.codec, parts.n_steps)))
     tensors = [
         *est.model_.state_dict().values(),
         *(v for s in est.optimizer_.state.values() for v in s.values()),
@@ -66,7 +68,7 @@ def picture(est):
         [t.clone() for t in tensors],
         id(est.model_),
         id(est.optimizer_),
-        est._rng.bit_generator.state,
+        est.fitted_parts_.rng.bit_generator.state,
     )
 
 

@@ -7,13 +7,13 @@ import pytest
 from fluxutils_py import Estimator, EstimatorClassifier, SequenceRegressor
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import SpecError
-from fluxutils_py.estimator.collectives import MinibatchSize, whole_batchsize
+from fluxutils_py.estimator.minibatch_size import MinibatchSize, whole_batchsize
 
 
 def size(scaling="weak", batchsize=8, n_ranks=1, saved=None):
     settings = Estimator(
         spec={"epochs": 1, "batchsize": batchsize, "seqsize": 5}, scaling=scaling
-    )._resolved_params()
+    ).resolved_params()
     return MinibatchSize.of(settings, n_ranks, saved)
 
 
@@ -25,7 +25,7 @@ def test_weak_counts_the_series_of_a_rank_and_strong_those_of_all():
     assert [whole_batchsize(8, scaling, 3) for scaling in ("weak", "strong")] == [24, 8]
     for kind in (Estimator, EstimatorClassifier, SequenceRegressor):
         assert kind().scaling == "weak"
-        assert kind(scaling="strong")._resolved_params().scaling == "strong"
+        assert kind(scaling="strong").resolved_params().scaling == "strong"
 
 
 @pytest.mark.parametrize("scaling", ["Weak", None, 2])
@@ -66,11 +66,11 @@ def test_the_line_for_the_user():
     )
     assert size(n_ranks=3, saved=saved(n_ranks=2)).describe(many) == (
         "3 ranks train on minibatches of 16 series, 5 or 6 on each rank (batchsize=8, "
-        "scaling='weak', which goes on with the 16 of its checkpoint)"
+        "scaling='weak', which continues with the 16 of its checkpoint)"
     )
     assert size(saved=saved(n_ranks=2)).describe(many) == (
-        "this process trains on minibatches of 16 series (batchsize=8, scaling='weak', which goes "
-        "on with the 16 of its checkpoint)"
+        "this process trains on minibatches of 16 series (batchsize=8, scaling='weak', which "
+        "continues with the 16 of its checkpoint)"
     )
     few = Segments.from_lengths(2, 9)
     assert size("strong", n_ranks=3).describe(few) == (

@@ -1000,7 +1000,8 @@ def test_labels_that_no_file_holds_are_refused_at_save(tmp_path):
     y = np.array([Fraction(1, 3), Fraction(2, 3)] * 3, object)
     est = SequenceClassifier(hidden_size=3, epochs=1)
     est.fit(samples(X), np.array(["a", "b"] * 3, object))
-    est._codec = replace(est._codec, classes=np.unique(y))
+    codec = replace(est.fitted_parts_.codec, classes=np.unique(y))
+    est.fitted_parts_ = replace(est.fitted_parts_, codec=codec)
     with pytest.raises(TypeError, match=r"Fraction\(1, 3\)"):
         est.save(tmp_path / "est")
     assert os.listdir(tmp_path) == []

@@ -380,7 +380,7 @@ def test_a_scaler_of_flat_series_cannot_stream():
     pipe.steps[1] = ("last", SequenceRegressor(5, epochs=1).fit(x, y))
     message = (
         r"^the step 'standardscaler' of the pipeline, StandardScaler, was fitted on rows of 69 columns and cannot "
-        r"transform a step of shape \(3, 37\): take SequenceScaler or SequenceImputer"
+        r"transform a step of shape \(3, 37\): use SequenceScaler or SequenceImputer"
     )
     with pytest.raises(ShapeError, match=message):
         stream(pipe, N).step(x[:, :, 0])

@@ -113,15 +113,16 @@ def make(
 def outcome(est):
     """All that a fit leaves behind."""
     history = [{k: v for k, v in record.items() if k != "seconds"} for record in est.history_]
-    curves = (est.loss_curve_, est.validation_loss_curve_, est.loss_, est.n_iter_, est._n_steps)
+    parts = est.fitted_parts_
+    curves = (est.loss_curve_, est.validation_loss_curve_, est.loss_, est.n_iter_, parts.n_steps)
     tensors = (
         net2vec(est.model_),
         est.grad_,
         dict(est.model_.named_buffers()),
         est.optimizer_.state_dict(),
     )
-    scheduler = None if est._scheduler is None else est._scheduler.state_dict()
-    return history, curves, tensors, scheduler, est._rng.bit_generator.state
+    scheduler = None if parts.scheduler is None else parts.scheduler.state_dict()
+    return history, curves, tensors, scheduler, parts.rng.bit_generator.state
 
 
 def same(a, b):
@@ -260,7 +261,7 @@ def test_what_is_shown_of_an_unfinished_fit_is_of_its_complete_epochs(tmp_path):
     with pytest.raises(Boom):
         est.fit(X, Y)
     first = make(epochs=1).fit(X, Y)
-    assert (est.n_iter_, est._n_steps, est.loss_curve_, est.loss_) == (
+    assert (est.n_iter_, est.fitted_parts_.n_steps, est.loss_curve_, est.loss_) == (
         1,
         6,
         first.loss_curve_,
@@ -345,7 +346,7 @@ def test_a_warm_fit_that_was_killed_goes_on_in_another_process(tmp_path):
     assert same(outcome(est), outcome(warm))
 
 
-SAME = "; call fit with the same data and settings to go on with it, or give the Checkpointer another folder"
+SAME = "; call fit with the same data and settings to continue it, or give the Checkpointer another folder"
 OTHERS = {
     "spec": ({"clip": 2.0}, {}, "spec.clip: None -> 2" + SAME),
     "learning rate": (
@@ -406,7 +407,7 @@ def test_a_hook_that_remembers_something_goes_on_too_and_is_missed(tmp_path):
     assert counts.n == 9
     est = make(tmp_path)
     with pytest.raises(
-        LoadError, match=r"its fit: it had the hooks 'counter', which this fit lacks; add them$"
+        LoadError, match=r"its fit: .*the hooks 'counter', which are missing here; add them$"
     ):
         est.fit(X, Y)
     assert not hasattr(est, "model_")
@@ -422,7 +423,7 @@ def test_a_run_that_was_stopped_stays_stopped(tmp_path):
 
     est = make(tmp_path, stop).fit(X, Y)
     assert same(outcome(make(tmp_path).fit(X, Y)), outcome(est))
-    assert est._n_steps == 4
+    assert est.fitted_parts_.n_steps == 4
 
 
 # -- killed --------------------------------------------------------------------------------------------

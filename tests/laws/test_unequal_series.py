@@ -256,8 +256,8 @@ def test_early_stopping_holds_out_the_last_steps_of_one_series_that_begins_late(
     est = SequenceRegressor(
         epochs=1, rebatch=False, early_stopping=True, validation_fraction=0.25, scale_target=False
     )
-    settings = replace(est._resolved_params(), loss=loss, model=lambda: model())
-    est._resolved_params = lambda: settings
+    settings = replace(est.resolved_params(), loss=loss, model=lambda: model())
+    est.resolved_params = lambda: settings
     y = np.where((np.arange(T) >= 5) & (np.arange(T) < 35), task.y, np.nan)
     est.fit(np.where(np.isnan(y[:1]), np.nan, task.x), y, starts=[5], lengths=[30])
     assert [tuple(v.shape) for v in seen] == [

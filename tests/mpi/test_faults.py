@@ -7,7 +7,7 @@ import pytest
 
 WAY_OUT = "the parameters are as before this step. Lower the learning rate, set clip, or look for extreme values in the data"
 SAME = "every rank must be given the same arguments and run the same versions"
-SHARDED = ". If each rank is to train on series of its own, call fit(..., sharded=True)"
+SHARDED = ". If each rank is to train on its own series, call fit(..., sharded=True)"
 BOOM, FIRE = "Boom: here", "OSError: disk on fire"
 NAN_LOSS = f"loss is nan at steps 10 to 20 of series 8 to 9; {WAY_OUT}"
 NAN_GRADIENT = f"FloatingPointError: gradient norm on rank 1 is nan, in the gradient of parameter '1.bias'; {WAY_OUT}"

@@ -107,4 +107,4 @@ def test_a_fit_goes_on_with_the_same_series_only(ran, counts):
             f"{change}; the order of the series and their states belong to the ranks"
             in of_rank["refused"]
         )
-        assert "go on with as many ranks, each with the series that it had" in of_rank["refused"]
+        assert "continue with as many ranks, each with the series that it had" in of_rank["refused"]

@@ -84,7 +84,7 @@ def outcome(est):
         "grad": est.grad_,
         "losses": [est.loss_, *est.loss_curve_, *est.validation_loss_curve_],
         "history": [{k: v for k, v in record.items() if k != "seconds"} for record in est.history_],
-        "steps": est._n_steps,
+        "steps": est.fitted_parts_.n_steps,
     }
 
 
@@ -228,7 +228,8 @@ def fails(rank, comm, case):
         fit(est)
     except Exception as e:
         error = f"{type(e).__name__}: {e}"
-    return [error, getattr(est, "_n_steps", None), [int(path.stem[-8:]) for path in saves.paths()]]
+    n_steps = est.fitted_parts_.n_steps if hasattr(est, "fitted_parts_") else None
+    return [error, n_steps, [int(path.stem[-8:]) for path in saves.paths()]]
 
 
 def report(rank, comm, case):

@@ -91,7 +91,7 @@ def into_one_file_each_rank_writes_its_own_series():
         ValueError, lambda: good.predict(x, out=np.empty((1, 7, 40), ["f8", "f4"][rank]))
     )
     kinds = "[(1, dtype('float64'))] on rank 0, [(1, dtype('float32'))] on rank 1"
-    assert message == f"out differs: {kinds}; give all ranks one of a kind"
+    assert message.startswith(f"out differs: {kinds}; ")
 
 
 def labels_of_any_type_are_passed_on():

@@ -158,7 +158,8 @@ def estimator(
 
 def outcome(est):
     """Numbers that a fit leaves behind."""
-    losses = [est.loss_, *est.loss_curve_, *est.validation_loss_curve_, est.n_iter_, est._n_steps]
+    counts = [est.n_iter_, est.fitted_parts_.n_steps]
+    losses = [est.loss_, *est.loss_curve_, *est.validation_loss_curve_, *counts]
     moments = [v for s in est.optimizer_.state_dict()["state"].values() for v in s.values()]
     tensors = [net2vec(est), est.grad_, *est.model_.buffers(), *moments]
     return np.concatenate(
@@ -191,7 +192,7 @@ def chain(folder, comms, case, ranks=SHORT, **settings):
             try:
                 est = CASES[case](make)
                 assert stop == 10**9, f"{case}: ended before step {stop}"
-                assert counts.n == est._n_steps
+                assert counts.n == est.fitted_parts_.n_steps
             except Boom:
                 assert stop != 10**9
         barrier()

@@ -129,10 +129,11 @@ def kills(
     checkpoint at each kill.
     """
     whole, est = fit(comm=None, dtype=dtype)
+    n_steps = est.fitted_parts_.n_steps
     rng, reached, step = np.random.default_rng(seed), [], 0
     ranks = int(rng.choice(numbers))
     for i in range(n_kills):
-        until = step + 1 + int(rng.integers(0, (est._n_steps - 20 - step) // (n_kills - i)))
+        until = step + 1 + int(rng.integers(0, (n_steps - 20 - step) // (n_kills - i)))
         step = kill(folder, ranks, start(folder, ranks, mpirun, dtype, python), rng, until)
         reached.append((ranks, step))
         ranks = int(rng.choice([n for n in numbers if n != ranks]))
@@ -140,7 +141,7 @@ def kills(
     assert status == 0, (folder / "log").read_text()[-3000:]
     found = np.load(folder / "found.npy")
     apart = float(np.max(np.abs(found - whole) / np.maximum(1, np.abs(whole))))
-    return {"reached": [*reached, (ranks, est._n_steps)], "apart": apart, "steps": est._n_steps}
+    return {"reached": [*reached, (ranks, n_steps)], "apart": apart, "steps": n_steps}
 
 
 if __name__ == "__main__":

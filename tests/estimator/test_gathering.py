@@ -1,13 +1,9 @@
-"""What estimators do on several ranks, on one; tests/mpi has the rest."""
+"""Gathering on one rank, and places in files; tests/mpi gathers from several."""
 
 import numpy as np
 
-from fluxutils_py.estimator.collectives import (
-    device_of_rank,
-    gather_parts,
-    gather_rows,
-    memmap_location,
-)
+from fluxutils_py.estimator.fitting import device_of_rank
+from fluxutils_py.estimator.gathering import gather_parts, gather_rows, memmap_location
 from fluxutils_py.parallel import RankGroup
 
 

@@ -1,0 +1,69 @@
+"""What a fit leaves in an estimator, and what functions of this package need of an estimator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fluxutils_py.estimator.estimator_settings import Settings
+from fluxutils_py.inputs.inputs import InputLayout, InputSchema
+from fluxutils_py.inputs.target_codec import TargetCodec
+
+
+@dataclass(frozen=True, eq=False)
+class FittedParts:
+    """What a fit leaves for later calls, besides the public attributes of an estimator.
+
+    It is frozen, and replaced whole after each epoch: an estimator whose fit fails gets back the
+    parts that it had.
+
+    Attributes
+    ----------
+    layout : InputLayout
+        Layout of the inputs of the first fit.
+    codec : TargetCodec
+    rng : numpy.random.Generator
+    scheduler : learning-rate scheduler of torch, or None
+    n_steps : int
+        Number of training steps so far.
+    """
+
+    layout: InputLayout
+    codec: TargetCodec
+    rng: np.random.Generator
+    scheduler: Any
+    n_steps: int
+
+
+# ``Estimator`` imports the functions behind its methods, so these cannot import it.
+class SeriesEstimator(Protocol):
+    """An estimator of this package, as the functions behind its methods see it."""
+
+    model_: nn.Module
+    optimizer_: Optimizer
+    fitted_parts_: FittedParts
+    loss_: float
+    grad_: Tensor
+    loss_curve_: list[float]
+    validation_loss_curve_: list[float]
+    history_: list[dict[str, Any]]
+    n_iter_: int
+    n_features_in_: int | tuple[int, ...]
+    n_outputs_: Any  # int, or tuple of int for several outputs
+    feature_names_in_: np.ndarray
+    classes_: np.ndarray
+
+    def resolved_params(self) -> Settings:
+        """Return the constructor's arguments, with defaults in place of None."""
+        ...
+
+
+def input_schema(
+    est: SeriesEstimator, settings: Settings, layout: InputLayout | None = None
+) -> InputSchema:
+    """Return the requirements on inputs; ``layout`` is that of the fit that they follow."""
+    return InputSchema(type(est).__name__, settings.n_timesteps, fitted=layout)

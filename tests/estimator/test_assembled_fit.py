@@ -1,0 +1,24 @@
+"""A fit that is ready to run."""
+
+import numpy as np
+
+from fluxutils_py import SequenceRegressor
+from fluxutils_py.estimator import fitting
+from fluxutils_py.estimator.assembled_fit import Training
+
+X = np.random.default_rng(0).normal(size=(2, 6, 9))
+
+
+def test_assembling_changes_nothing_of_the_estimator(monkeypatch):
+    assembled = []
+    monkeypatch.setattr(fitting, "run", lambda est, training: assembled.append(training))
+    est = SequenceRegressor(2, epochs=1, batchsize=2, verbose=False, random_state=0)
+    before = dict(vars(est))
+    est.fit(X, X[:1])
+    assert vars(est) == before
+    (training,) = assembled
+    assert isinstance(training, Training)
+    assert not training.resume
+    assert training.size.whole == 2
+    assert training.optimizer.param_groups[0]["params"] == list(training.step.model.parameters())
+    assert [group["lr"] for group in training.groups] == [0.01]

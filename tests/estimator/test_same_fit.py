@@ -1,0 +1,24 @@
+"""What ranks compare before a fit, as far as one rank tells; tests/mpi compares several."""
+
+import numpy as np
+
+from fluxutils_py import SequenceRegressor
+from fluxutils_py.estimator.same_fit import course_of_fit, require_same_inputs
+from fluxutils_py.inputs.inputs import InputSchema, read_inputs
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.training import Checkpointer
+
+
+def test_the_course_of_a_fit_depends_on_its_epochs_and_hooks(tmp_path):
+    est = SequenceRegressor(epochs=7, early_stopping=True, n_iter_no_change=3)
+    course = course_of_fit(est.resolved_params(), False, None)
+    assert course["epochs"] == 7
+    assert course["patience"] == 3
+    assert course_of_fit(est.resolved_params(), False, 2)["epochs"] == 2
+    est.set_params(callbacks=Checkpointer(tmp_path))
+    assert course_of_fit(est.resolved_params(), False, None) != course
+
+
+def test_one_rank_has_the_inputs_of_all():
+    inputs = read_inputs(np.zeros((2, 3, 4)), InputSchema("Estimator"), lengths=[4, 2, 3])
+    require_same_inputs(RankGroup(), inputs)
