@@ -32,14 +32,15 @@ class NotStored:
     ``Estimator.load``.
     """
 
-    def __init__(self, argument: str, what: str) -> None:
-        self.argument, self.what = argument, what
+    def __init__(self, argument: str, code_name: str) -> None:
+        self.argument = argument
+        self.code_name = code_name
 
     def __call__(self, *_: Any) -> Any:
         require_stored(**{self.argument: self})
 
     def __repr__(self) -> str:
-        return f"<{self.argument} {self.what!r}, not stored>"
+        return f"<{self.argument} {self.code_name!r}, not stored>"
 
 
 def require_stored(**arguments: Any) -> None:
@@ -49,8 +50,8 @@ def require_stored(**arguments: Any) -> None:
             argument = name.partition(".")[0]  # spec.scheduler is given as spec
             raise ValueError(
                 f"this estimator was loaded from a file that does not hold its {name} "
-                f"({value.what}), which is code of its author's; give it: Estimator.load(path, "
-                f"{argument}=...) or est.set_params({argument}=...)"
+                f"({value.code_name}), which is code of its author's; give it: "
+                f"Estimator.load(path, {argument}=...) or est.set_params({argument}=...)"
             )
 
 
