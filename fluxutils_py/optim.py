@@ -91,7 +91,10 @@ class WeightDecay(Transform):
     learning rate. Before it, this is the gradient of a penalty on squares. Source: ``WeightDecay``
     of Flux.jl 0.9.
 
-    >>> WeightDecay(0.1)(delta := torch.zeros(2), torch.tensor([3.0, -4.0])), delta
+    >>> (
+    ...     WeightDecay(0.1)(delta := torch.zeros(2), torch.tensor([3.0, -4.0])),
+    ...     delta,
+    ... )
     (None, tensor([ 0.3000, -0.4000]))
     """
 
@@ -397,16 +400,18 @@ def _settings(link: Any) -> list[inspect.Parameter]:
     arguments of its class, partial or function, without the model's parameters.
     """
     if isinstance(link, Transform):
-        if not dataclasses.is_dataclass(link):
-            return []
-        return [
-            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(link, f.name))
-            for f in dataclasses.fields(link)
-        ]
+        fields: tuple[dataclasses.Field[Any], ...] = ()
+        if dataclasses.is_dataclass(link):
+            fields = dataclasses.fields(link)
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        return [inspect.Parameter(f.name, keyword, default=getattr(link, f.name)) for f in fields]
     if isinstance(link, Optimizer):
         return []
     parameters = list(inspect.signature(link).parameters.values())[1:]
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    by_name = (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
     return [p for p in parameters if p.kind in by_name and p.default is not p.empty]
 
 

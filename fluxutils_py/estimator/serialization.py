@@ -28,7 +28,10 @@ from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.optim import ChainedOptimizer, ChainFactory
 from fluxutils_py.training.plain_files import SETTING_TYPES, plain_or_none
 
-MACHINE = ("device", "dtype")  # arguments that no config has: they are the estimator's
+MACHINE = (
+    "device",
+    "dtype",
+)  # arguments that no config has: they are the estimator's
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 # -- modules ---------------------------------------------------------------------------------
@@ -72,7 +75,13 @@ def deserialize_module(config: Any) -> nn.Module:
         for name in config["frozen"]:
             module.get_parameter(name).requires_grad_(False)
         return module
-    except (LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+    except (
+        LookupError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:
         raise LoadError(f"the file describes a model that cannot be built: {error}") from error
 
 
@@ -222,13 +231,19 @@ def serialize(value: Any) -> Any:
     if isinstance(value, torch.optim.Optimizer):
         if len(value.param_groups) > 1:
             raise LoadError("the parameter groups belong to the parameters of one model")
-        return {"name": _name_of(type(value)), "keywords": _check_plain(optimizer_arguments(value))}
+        return {
+            "name": _name_of(type(value)),
+            "keywords": _check_plain(optimizer_arguments(value)),
+        }
     if isinstance(value, own_optim.Transform):
         name = _name_of(type(value))  # first: it refuses transforms that are no dataclasses
         fields = dataclasses.asdict(value)  # type: ignore[call-overload]
         return {"name": name, "made_with": fields}
     if isinstance(value, nn.Module):
-        return {"name": _name_of(type(value)), "made_with": _check_plain(_loss_arguments(value))}
+        return {
+            "name": _name_of(type(value)),
+            "made_with": _check_plain(_loss_arguments(value)),
+        }
     return {"name": _name_of(value)}
 
 
@@ -321,7 +336,9 @@ def deserialize_spec(config: Any) -> Any:
     fields = dict(config["fields"])
     if config["scheduler"] is not None:
         fields["scheduler"] = restore_argument(
-            config["scheduler"], "spec.scheduler", lambda c: deserialize(c, SCHEDULERS)
+            config["scheduler"],
+            "spec.scheduler",
+            lambda c: deserialize(c, SCHEDULERS),
         )
     return Spec(**fields) if config["is_spec"] else fields
 
