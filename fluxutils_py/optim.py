@@ -91,10 +91,7 @@ class WeightDecay(Transform):
     learning rate. Before it, this is the gradient of a penalty on squares. Source: ``WeightDecay``
     of Flux.jl 0.9.
 
-    >>> (
-    ...     WeightDecay(0.1)(delta := torch.zeros(2), torch.tensor([3.0, -4.0])),
-    ...     delta,
-    ... )
+    >>> WeightDecay(0.1)(delta := torch.zeros(2), torch.tensor([3.0, -4.0])), delta
     (None, tensor([ 0.3000, -0.4000]))
     """
 
@@ -399,20 +396,21 @@ def _settings(link: Any) -> list[inspect.Parameter]:
     Those of a transform are its fields; those of an optimizer that is still to be made are the
     arguments of its class, partial or function, without the model's parameters.
     """
+    keyword = inspect.Parameter.KEYWORD_ONLY
     if isinstance(link, Transform):
-        fields: tuple[dataclasses.Field[Any], ...] = ()
-        if dataclasses.is_dataclass(link):
-            fields = dataclasses.fields(link)
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        return [inspect.Parameter(f.name, keyword, default=getattr(link, f.name)) for f in fields]
+        names = _field_names(link)
+        return [inspect.Parameter(name, keyword, default=getattr(link, name)) for name in names]
     if isinstance(link, Optimizer):
         return []
     parameters = list(inspect.signature(link).parameters.values())[1:]
-    by_name = (
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.KEYWORD_ONLY,
-    )
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, keyword)
     return [p for p in parameters if p.kind in by_name and p.default is not p.empty]
+
+
+def _field_names(transform: Any) -> list[str]:
+    if not dataclasses.is_dataclass(transform):  # one of the user's, without settings
+        return []
+    return [f.name for f in dataclasses.fields(transform)]
 
 
 def _repr_of(link: Any) -> str:

@@ -284,45 +284,60 @@ class _SequenceEstimator(Estimator):
     verbose: Any = "auto"
 
     def _resolved_params(self) -> Settings:
+        cell = self._layer()
+        self._check_network()
+        is_classifier = isinstance(self, EstimatorClassifier)
+        model = partial(
+            network,
+            cell=cell,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            dropout=self.dropout,
+        )
+        return Settings.from_estimator(
+            self,
+            spec=self._spec(),
+            model=model,
+            loss=F.cross_entropy if is_classifier else None,
+            opt=partial(adamw, lr=self.lr, weight_decay=self.weight_decay),
+            is_classifier=is_classifier,
+        )
+
+    def _layer(self) -> Callable[..., nn.Module]:
+        """Return the function or class that ``cell`` names."""
         name = CLASSES.get(self.cell, self.cell) if isinstance(self.cell, type) else self.cell
         cell = CELLS.get(name) if isinstance(name, str) else name
         if not callable(cell):
             raise ValueError(
                 f"cell must be one of {', '.join(map(repr, CELLS))}, or a class, got {self.cell!r}"
             )
+        return cell
+
+    def _check_network(self) -> None:
+        """Raise SpecError unless all arguments that are no fields of a spec can be."""
         for name in ("hidden_size", "num_layers", "n_iter_no_change"):
             check_integer(name, getattr(self, name), 1, error=SpecError)
         check_integer("n_timesteps", self.n_timesteps, 1, optional=True, error=SpecError)
         check_positive("lr", self.lr, error=SpecError)
         for name, most in (("dropout", 1), ("weight_decay", math.inf)):
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, numbers.Real)
-                or not 0 <= float(value) <= most
-            ):
+            # bool is a number for Python, and NaN is in no range
+            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if not is_number or not 0 <= float(value) <= most:
                 raise SpecError(f"{name} must be a number from 0 to {most}, got {value!r}")
         for name in ("early_stopping", "scale_target"):
             value = getattr(self, name, False)
             if not isinstance(value, bool | np.bool_):
                 raise SpecError(f"{name} must be True or False, got {value!r}")
+
+    def _spec(self) -> Spec:
         # without early stopping, validation data only give a loss to watch
         patience = int(self.n_iter_no_change) if self.early_stopping else None
         in_spec = {f.name: getattr(self, f.name) for f in fields(Spec) if hasattr(self, f.name)}
         try:
-            spec = read_spec(Spec(**in_spec, patience=patience))
+            return read_spec(Spec(**in_spec, patience=patience))
         except SpecError as error:  # the fields are arguments of the estimator
             raise SpecError(str(error).removeprefix("spec.")) from None
-        own = {name: getattr(self, name) for name in ("hidden_size", "num_layers", "dropout")}
-        is_classifier = isinstance(self, EstimatorClassifier)
-        return Settings.from_estimator(
-            self,
-            model=partial(network, cell=cell, **own),
-            loss=F.cross_entropy if is_classifier else None,
-            opt=partial(adamw, lr=self.lr, weight_decay=self.weight_decay),
-            spec=spec,
-            is_classifier=is_classifier,
-        )
 
 
 @explains_arguments
