@@ -174,7 +174,8 @@ class LossCurveDisplay:
     @property
     def _has_several(self) -> bool:
         """Whether there is a list of curves rather than one curve."""
-        return bool(self.loss_curve) and isinstance(self.loss_curve[0], Sequence | np.ndarray)
+        # len(), since an array of several numbers has no truth value
+        return len(self.loss_curve) > 0 and isinstance(self.loss_curve[0], Sequence | np.ndarray)
 
     def _curves(self, name: Any, curve_kwargs: Any) -> list[_Curve]:
         """Return the curves to draw, also for a display of one fit."""

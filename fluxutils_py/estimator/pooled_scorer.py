@@ -20,7 +20,6 @@ from fluxutils_py.inputs.labels import is_label
 from fluxutils_py.sklearn_private import Scorer
 from fluxutils_py.training.predictor import Prediction
 
-
 # What to do where predictions do not match the targets.
 SCORES_REMEDY = (
     "scikit-learn hands on one column of the probabilities of two classes: use a metric of predict "

@@ -57,10 +57,13 @@ def _output_method(name: str, doc: str) -> Callable[..., Any]:
         starts: Any = None,
         sharded: bool = False,
     ) -> Any:
-        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
-        return run_predict(self, x, out, name, state=state, return_state=return_state, **how)
+        series = {"lengths": lengths, "starts": starts, "sharded": sharded}
+        return run_predict(self, x, out, name, state=state, return_state=return_state, **series)
 
-    method.__name__, method.__qualname__, method.__doc__ = name, f"EstimatorClassifier.{name}", doc
+    # for help(), and for pickle, which looks functions up by these names
+    method.__name__ = name
+    method.__qualname__ = f"EstimatorClassifier.{name}"
+    method.__doc__ = doc
     return method
 
 
@@ -91,16 +94,16 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
 
     Parameters, attributes and methods are those of :class:`EstimatorRegressor`, and:
 
-    - The model returns one score (logit) per class; ``n_out`` is the number of classes. ``loss=None`` is cross-entropy;
-      a loss of your own gets the indices of the labels in ``classes_``.
-    - ``y`` holds labels: one per step, as (1, N, T), ``samples(y)``, ``timesteps(y)`` or a matrix (N, T) (for
-      ``timesteps``, (T, N)), or one per series, as (N,). NaN, and None among strings, marks a step
-      without a label; in a vector it is an error.
-    - ``predict`` returns labels in the same form. ``predict_proba`` returns probabilities: (K, N, T) for ``(F, N, T)``;
-      one row of K columns per series or sample; rows of K * T or K * N columns for views with a
-      label per step.
-    - ``score`` is the accuracy, pooled over series and time. For metrics and displays of scikit-learn,
-      :func:`fluxutils_py.flatten_steps` makes vectors of labels per step.
+    - The model returns one score (logit) per class; ``n_out`` is the number of classes.
+      ``loss=None`` is cross-entropy; your own loss gets the indices of the labels in ``classes_``.
+    - ``y`` holds labels: one per step, as (1, N, T), ``samples(y)``, ``timesteps(y)`` or a matrix
+      (N, T) (for ``timesteps``, (T, N)), or one per series, as (N,). NaN, and None among strings,
+      marks a step without a label; in a vector it is an error.
+    - ``predict`` returns labels in the same form. ``predict_proba`` returns probabilities:
+      (K, N, T) for ``(F, N, T)``; one row of K columns per series or sample; rows of K * T or
+      K * N columns for views with a label per step.
+    - ``score`` is the accuracy, pooled over series and time. For metrics and displays of
+      scikit-learn, :func:`fluxutils_py.flatten_steps` makes vectors of labels per step.
 
     Steps without any input, or outside a series, have NaN as probabilities; their labels mean
     nothing.
@@ -131,8 +134,8 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         ``classes`` are all labels that may ever occur; the first call needs them if ``y`` does not
         hold all of them.
         """
-        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
-        run_fit(self, x, y, sample_weight, classes=classes, epochs=1, resume=True, **how)
+        series = {"lengths": lengths, "starts": starts, "sharded": sharded}
+        run_fit(self, x, y, sample_weight, classes=classes, epochs=1, resume=True, **series)
         return self
 
     predict_proba = _output_method(
@@ -147,10 +150,13 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
     )
     decision_function = _output_method(
         "decision_function",
-        """Scores of the classes before the softmax; of two classes, the second's score minus the first's.""",
+        """Scores of the classes before the softmax.
+
+        Of two classes, the second's score minus the first's.
+        """,
     )
 
-    # -- inside ----------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -172,7 +178,7 @@ def tcn(n_in: int, n_out: int, num_layers: int, dropout: float) -> TCN:
     return TCN(n_in, n_out, num_layers + 5, dropout=dropout)
 
 
-Kind = TypeVar("Kind")
+Class = TypeVar("Class")
 
 CELLS: dict[str, Callable[..., nn.Module]] = {
     **{layer.__name__.lower(): layer for layer in (LSTM, GRU, RNN, FLSTM, SGRU, MGU, SMGU, HFGRU)},
@@ -190,7 +196,7 @@ CLASSES = {
 }
 
 
-def documented(cls: type[Kind]) -> type[Kind]:
+def documented(cls: type[Class]) -> type[Class]:
     """Insert the shared parameters and the names of the cells into the docstring of a class."""
     shared = str(_SequenceEstimator.__doc__).partition("----------\n")[2].strip()
     cells = ", ".join(f'"{name}"' for name in CELLS)

@@ -73,6 +73,6 @@ def as_tracked(name: str, thing: Any) -> Any:
         return PlainState(thing)
     raise TypeError(
         f"{name} cannot be tracked: a {type(thing).__name__} has no state_dict and "
-        "load_state_dict, and is no dict or list of plain data; put a number or a text into a dict, "
-        f"{name}={{...}}, which can be restored in place"
+        "load_state_dict, and is no dict or list of plain data; put a number or a text into a "
+        f"dict, {name}={{...}}, which can be restored in place"
     )
