@@ -182,7 +182,10 @@ def by_name(name: str, **settings: Any) -> Callable[..., Optimizer]:
         for n, c in vars(torch.optim).items()
         if isinstance(c, type) and issubclass(c, Optimizer) and c is not Optimizer
     }
-    ours: dict[str, Callable[..., Any]] = {"adam32": ADAM32, "adamw32": ADAMW32}
+    ours: dict[str, Callable[..., Any]] = {
+        "adam32": ADAM32,
+        "adamw32": ADAMW32,
+    }
     key = str(name).lower()
     known = sorted({*makers, *ours})
     if key not in known:
@@ -348,7 +351,11 @@ class ChainedOptimizer(Optimizer):
         self._share_with_inner()  # torch makes new objects
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"inner": self.inner, "before": self.before, "after": self.after}
+        return {
+            "inner": self.inner,
+            "before": self.before,
+            "after": self.after,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         type(self).__init__(self, **state)  # torch's own restores groups and state only

@@ -10,14 +10,29 @@ from typing import Any
 import torch
 
 from fluxutils_py.data import SequenceWindows, SeriesArray
-from fluxutils_py.data.digest import digest_arrays, digest_sample, digest_series, digest_weight
+from fluxutils_py.data.digest import (
+    digest_arrays,
+    digest_sample,
+    digest_series,
+    digest_weight,
+)
 from fluxutils_py.estimator.building import build_optimizer
 from fluxutils_py.estimator.fit_data import FitData
 from fluxutils_py.optim import ChainedOptimizer
-from fluxutils_py.training.descriptions import describe, describe_modules, text
+from fluxutils_py.training.descriptions import (
+    describe,
+    describe_modules,
+    text,
+)
 
 # These depend on the device or the schedule.
-NOT_COMPARED = ("params", "initial_lr", "fused", "foreach", "capturable")
+NOT_COMPARED = (
+    "params",
+    "initial_lr",
+    "fused",
+    "foreach",
+    "capturable",
+)
 DETAILS = ("loss.", "model", "the code of")
 SHARDS = "the {}series of each rank (sharded=True)"
 LISTED = 5  # number of differences in a message
@@ -67,12 +82,18 @@ def requested_identity(training: Any) -> dict[str, str]:
     """
     settings = training.data.settings
     model = training.step.model
-    texts = {**identity(training), "random_state": _describe_seed(settings.random_state)}
+    texts = {
+        **identity(training),
+        "random_state": _describe_seed(settings.random_state),
+    }
     texts["spec.batchsize"] = text(training.size.whole)
     if training.resume:
         try:
             requested = build_optimizer(settings.opt, settings.model, model)
-        except (TypeError, ValueError):  # loaded from a file without the user code of opt or model
+        except (
+            TypeError,
+            ValueError,
+        ):  # loaded from a file without the user code of opt or model
             return texts
         for name in _describe_optimizer(training.optimizer, training.groups, model):
             del texts[name]
@@ -103,7 +124,10 @@ def data_digests(data: FitData) -> dict[str, tuple[str | None, str]]:
     }
     for what, windows in _named_windows(data):
         weight = digest_weight(windows.weight, windows.own(windows.segments))
-        texts[f"the values of {what}sample_weight"] = weight, weight or "none"
+        texts[f"the values of {what}sample_weight"] = (
+            weight,
+            weight or "none",
+        )
     scale = (
         None
         if data.codec.scale is None
@@ -144,7 +168,10 @@ def join_differences(changed: list[str]) -> str:
 def _describe_optimizer(optimizer: Any, groups: list[dict[str, Any]], model: Any) -> dict[str, str]:
     texts: dict[str, str] = {}
     if isinstance(optimizer, ChainedOptimizer):
-        for what, links in (("before", optimizer.before), ("after", optimizer.after)):
+        for what, links in (
+            ("before", optimizer.before),
+            ("after", optimizer.after),
+        ):
             texts.update(describe(f"what is chained {what} the optimizer", links))
         optimizer = optimizer.inner
     texts["the optimizer"] = type(optimizer).__name__
@@ -185,11 +212,17 @@ def _named_windows(data: FitData) -> list[tuple[str, SequenceWindows]]:
     ]
 
 
-def _named_arrays(data: FitData) -> Iterator[tuple[str, SeriesArray, SequenceWindows]]:
+def _named_arrays(
+    data: FitData,
+) -> Iterator[tuple[str, SeriesArray, SequenceWindows]]:
     for what, windows in _named_windows(data):
         for kind, arrays in (("x", windows.x), ("y", windows.y)):
             for i, s in enumerate(arrays):
-                yield f"{what}{kind}" + (f"[{i}]" if len(arrays) > 1 else ""), s, windows
+                yield (
+                    f"{what}{kind}" + (f"[{i}]" if len(arrays) > 1 else ""),
+                    s,
+                    windows,
+                )
 
 
 def _describe_sizes(data: FitData) -> dict[str, str]:
@@ -202,7 +235,9 @@ def _describe_sizes(data: FitData) -> dict[str, str]:
         if windows.shards is not None:
             texts[SHARDS.format(what)] = ", ".join(map(str, windows.shards.counts))
         texts[f"the starts and lengths of {what}series"] = digest_arrays(
-            windows.segments.series, windows.segments.start, windows.segments.length
+            windows.segments.series,
+            windows.segments.start,
+            windows.segments.length,
         )
         texts[f"the {what}weights"] = (
             "none" if windows.weight is None else text(windows.weight.scale)

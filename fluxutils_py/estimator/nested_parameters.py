@@ -154,7 +154,11 @@ class NestedParamsMixin:
         return view(default_model if value is None else value)
 
     def _check_name(
-        self, key: str, params: dict[str, Any], names: list[str], known: list[str]
+        self,
+        key: str,
+        params: dict[str, Any],
+        names: list[str],
+        known: list[str],
     ) -> None:
         """Raise unless scikit-learn can set the parameter."""
         argument, inside, _ = key.partition("__")
@@ -211,7 +215,12 @@ def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
         return _view_optimizer(value)
     if hasattr(value, "get_params"):
         values = value.get_params(deep=False)
-        return View(value, values, lambda new: clone(value).set_params(**new), values)
+        return View(
+            value,
+            values,
+            lambda new: clone(value).set_params(**new),
+            values,
+        )
     if isinstance(value, Mapping):
         return _view_mapping(value, optional)
     if hasattr(value, "_asdict"):  # a namedtuple

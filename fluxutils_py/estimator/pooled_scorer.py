@@ -102,14 +102,19 @@ def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
         )
     score_func, greater_is_better, response_method, defaults = Scorer.of(get_scorer(name))
     metric = _PooledMetric(
-        name, _pooled_r2 if name == "r2" else score_func, response_method != "predict"
+        name,
+        _pooled_r2 if name == "r2" else score_func,
+        response_method != "predict",
     )
     unknown = [k for k in kwargs if k not in metric.__signature__.parameters]
     if unknown:
         raise TypeError(f"the metric {name!r} takes no argument {unknown[0]!r}")
     settings = {**defaults, **kwargs}
     return make_scorer(
-        metric, greater_is_better=greater_is_better, response_method=response_method, **settings
+        metric,
+        greater_is_better=greater_is_better,
+        response_method=response_method,
+        **settings,
     )
 
 
@@ -178,7 +183,13 @@ class _PooledMetric:
         )  # scikit-learn looks for sample_weight and pos_label in it
         self.function, self.of_scores = function, of_scores
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None, **kwargs: Any) -> float:
+    def __call__(
+        self,
+        y_true: Any,
+        y_pred: Any,
+        sample_weight: Any = None,
+        **kwargs: Any,
+    ) -> float:
         true, pred, form = _align_predictions(y_true, y_pred, self.of_scores)
         _, n_series, n_steps = true.shape
         live = _live_mask(true, pred)
@@ -209,11 +220,17 @@ def _reshape_predictions(y_pred: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _pooled_r2(
-    y_true: np.ndarray, y_pred: np.ndarray, sample_weight: SampleWeight | None = None
+    y_true: np.ndarray,
+    y_pred: np.ndarray,
+    sample_weight: SampleWeight | None = None,
 ) -> float:
     """Return the pooled R2 of arrays (G, N, T)."""
     _, n_series, n_steps = y_true.shape
-    whole = Prediction((y_pred.transpose(2, 1, 0),), slice(0, n_series), slice(0, n_steps))
+    whole = Prediction(
+        (y_pred.transpose(2, 1, 0),),
+        slice(0, n_series),
+        slice(0, n_steps),
+    )
     return pooled_r2(
         [whole],
         (SeriesArray(y_true, "y"),),

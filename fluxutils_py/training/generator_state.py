@@ -81,7 +81,11 @@ class RandomGenerators:
         Further generators, ``numpy.random.Generator`` or ``torch.Generator``.
     """
 
-    def __init__(self, device: torch.device | None = None, **generators: Generator) -> None:
+    def __init__(
+        self,
+        device: torch.device | None = None,
+        **generators: Generator,
+    ) -> None:
         self.device = device
         self.generators = generators
 
