@@ -244,7 +244,8 @@ def _estimator_with_curve(estimator: Any) -> Any:
 
 def _loss_curves(estimator: Any) -> tuple[list[float], list[float] | None]:
     """Return training and validation loss per epoch."""
-    training, validation = estimator.loss_curve_, getattr(estimator, "validation_loss_curve_", None)
+    training = estimator.loss_curve_
+    validation = getattr(estimator, "validation_loss_curve_", None)
     if validation and len(validation) < len(training):  # some fits had validation data, some not
         validation = [record.get("validation_loss", math.nan) for record in estimator.history_]
     return training, validation or None
