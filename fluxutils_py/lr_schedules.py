@@ -1,6 +1,4 @@
-"""Schedules of the learning rate: a cosine that may know the length of the run, and the inverse
-square root.
-"""
+"""Schedules of the learning rate: a cosine, which may span the run, and the inverse square root."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def cosine(
         In place of ``period``: number of periods in the run, whose length the trainer or estimator
         tells the schedule.
     warm_up : int
-        Steps before the first period, in which rates rise from ``min_lr`` in a line.
+        Steps before the first period, in which rates rise linearly from ``min_lr``.
 
     Raises
     ------
@@ -69,6 +67,7 @@ def cosine(
     if cycles is None:
         period = check_integer("period", period, 1)
         if not warm_up:
+            # torch's own class does the same, and the file of an estimator can name it
             return functools.partial(
                 torch.optim.lr_scheduler.CosineAnnealingWarmRestarts,
                 T_0=period,
@@ -97,12 +96,15 @@ class CosineSchedule(torch.optim.lr_scheduler.LRScheduler):
         min_lr: float = 0.0,
         warm_up: int = 0,
     ) -> None:
-        self.period, self.cycles, self.min_lr, self.warm_up = period, cycles, min_lr, warm_up
-        self.end: int | None = None
-        super().__init__(optimizer)
+        self.period = period
+        self.cycles = cycles
+        self.min_lr = min_lr
+        self.warm_up = warm_up
+        self.end: int | None = None  # the last step of the run, once begin_run has told it
+        super().__init__(optimizer)  # last: it computes the first rates
 
     def begin_run(self, n_left: int | None) -> None:
-        """Note the steps that are left in the run, from which ``cycles`` give the period."""
+        """Set the number of steps left in the run, from which ``cycles`` gives the period."""
         if self.cycles is None:
             return
         if n_left is None:
@@ -111,6 +113,7 @@ class CosineSchedule(torch.optim.lr_scheduler.LRScheduler):
                 "length do not tell: give cosine a period, or run a number of steps"
             )
         self.end = self.last_epoch + n_left
+        # the rates of the first step were set before the length was known
         for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
             group["lr"] = lr
         self._last_lr = self.get_lr()
@@ -121,13 +124,13 @@ class CosineSchedule(torch.optim.lr_scheduler.LRScheduler):
         return [self.min_lr + share * (lr - self.min_lr) for lr in self.base_lrs]
 
     def _share_of_rise(self) -> float:
-        """Return how much of the way from the lowest to the highest rate the next step has."""
+        """Return the next rate as a fraction of the way from ``min_lr`` to the highest one."""
         step = self.last_epoch - self.warm_up
         if step < 0:
             return self.last_epoch / self.warm_up
         period: float | None = self.period
         if self.cycles is not None:
-            if self.end is None:
+            if self.end is None:  # begin_run comes after the optimizer and its schedule are made
                 return 1.0
             if self.last_epoch >= self.end:
                 return 0.0

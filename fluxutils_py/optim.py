@@ -1,5 +1,4 @@
-"""Optimizers of FluxUtils.jl for torch: clipping per parameter, and decay that no learning rate
-scales.
+"""Optimizers of FluxUtils.jl for torch: clipping per parameter, and decay without learning rate.
 
 >>> model = torch.nn.Linear(3, 2)
 >>> optimizer = ADAMW32(lr=1e-2)(model.parameters())
@@ -80,6 +79,7 @@ class ClipNorm(Transform):
     thresh: float
 
     def __call__(self, delta: Tensor, x: Tensor) -> None:
+        # clamped, since a gradient of zero has the factor infinity, and a small one must not grow
         delta.mul_((self.thresh / torch.linalg.vector_norm(delta)).clamp_max(1))
 
 
@@ -148,8 +148,9 @@ def ADAMW32(
 
 
 def by_name(name: str, **settings: Any) -> Callable[..., Optimizer]:
-    """Return a function that builds the optimizer of that name, for ``opt`` of an estimator or a
-    trainer.
+    """Return a function that builds the optimizer of this name.
+
+    Pass it as ``opt`` of an estimator or a trainer.
 
     Parameters
     ----------
@@ -181,21 +182,27 @@ def by_name(name: str, **settings: Any) -> Callable[..., Optimizer]:
         for n, c in vars(torch.optim).items()
         if isinstance(c, type) and issubclass(c, Optimizer) and c is not Optimizer
     }
-    ours: dict[str, Callable[..., Any]] = {"adam32": ADAM32, "adamw32": ADAMW32}
-    key, known = str(name).lower(), sorted({*makers, *ours})
+    ours: dict[str, Callable[..., Any]] = {
+        "adam32": ADAM32,
+        "adamw32": ADAMW32,
+    }
+    key = str(name).lower()
+    known = sorted({*makers, *ours})
     if key not in known:
         near = difflib.get_close_matches(key, known, 1)
         meant = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(f"there is no optimizer {name!r}{meant} Known are {', '.join(known)}")
     if key in ours:
         return ours[key](**settings)
+    # raises TypeError here for an unknown argument; a partial would only when it is called
     inspect.signature(makers[key]).bind(None, **settings)
     return functools.partial(makers[key], **settings)
 
 
 def Chain(*links: Any) -> Any:
-    """Chain transforms and one optimizer: each link changes the result of the one before it,
-    starting from gradients.
+    """Chain transforms and one optimizer.
+
+    Each link changes the result of the one before it, starting from gradients.
 
     Parameters
     ----------
@@ -249,34 +256,28 @@ class ChainFactory:
     """
 
     def __init__(self, *links: Any) -> None:
-        at = [k for k, link in enumerate(links) if not isinstance(link, Transform)]
-        if len(at) != 1 or (not callable(links[at[0]]) and not isinstance(links[at[0]], Optimizer)):
-            raise TypeError(
-                "a chain has one optimizer (a class of torch.optim, a functools.partial of one, a "
-                "function of the parameters, or an instance) among transforms such as Clip(0.5); "
-                f"got {links!r}"
-            )
-        self.links, self._index = links, at[0]
-        self.optimizer = links[at[0]]
-        self.before, self.after = links[: at[0]], links[at[0] + 1 :]
-        self._owners: dict[str, int] = {}
-        found = [
-            p.replace(kind=p.KEYWORD_ONLY)
-            for k, link in enumerate(links)
-            for p in (_fields(link) if k != at[0] else _arguments(link))
-            if self._owners.setdefault(p.name, k) == k
-        ]
-        twice = {
-            p.name
-            for k, t in enumerate(links)
-            if k != at[0]
-            for p in _fields(t)
-            if self._owners[p.name] != k
-        }
-        for name in twice:
+        self.links = links
+        self._index = _index_of_optimizer(links)
+        self.optimizer = links[self._index]
+        self.before = links[: self._index]
+        self.after = links[self._index + 1 :]
+        parameters: list[inspect.Parameter] = []
+        self._owners: dict[str, int] = {}  # which link has the setting of this name
+        ambiguous: set[str] = set()
+        for k, link in enumerate(links):
+            for p in _settings(link):
+                if self._owners.setdefault(p.name, k) == k:
+                    parameters.append(p.replace(kind=p.KEYWORD_ONLY))
+                elif k != self._index:
+                    # a transform after the optimizer, or after another with a field of this name;
+                    # an optimizer's argument of a transform's name is hidden behind the field
+                    ambiguous.add(p.name)
+        for name in ambiguous:
             del self._owners[name]
         params = inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        self.__signature__ = inspect.Signature([params, *(p for p in found if p.name not in twice)])
+        unique = [p for p in parameters if p.name not in ambiguous]
+        # where get_params() and inspect look for the names of settings
+        self.__signature__ = inspect.Signature([params, *unique])
 
     def __call__(self, params: Any, **settings: Any) -> ChainedOptimizer:
         links = list(self.links)
@@ -286,9 +287,8 @@ class ChainFactory:
                 links[k] = functools.partial(links[k], **{name: value})
             else:
                 links[k] = dataclasses.replace(links[k], **{name: value})
-        return ChainedOptimizer(
-            links[self._index](params), links[: self._index], links[self._index + 1 :]
-        )
+        optimizer = links[self._index](params)
+        return ChainedOptimizer(optimizer, links[: self._index], links[self._index + 1 :])
 
     def __reduce__(self) -> Any:
         return type(self), self.links
@@ -305,20 +305,26 @@ class ChainedOptimizer(Optimizer):
     """
 
     def __init__(self, inner: Optimizer, before: Any = (), after: Any = ()) -> None:
-        self.inner, self.before, self.after = inner, tuple(before), tuple(after)
+        self.inner = inner
+        self.before = tuple(before)
+        self.after = tuple(after)
         super().__init__(inner.param_groups, inner.defaults)
-        self._bind_inner()
+        self._share_with_inner()
 
-    def _bind_inner(self) -> None:
-        self.param_groups, self.state, self.defaults = (
-            self.inner.param_groups,
-            self.inner.state,
-            self.inner.defaults,
-        )
+    @property
+    def links(self) -> tuple[Any, ...]:
+        """The transforms and the optimizer, in the order of :func:`Chain`."""
+        return *self.before, self.inner, *self.after
+
+    def _share_with_inner(self) -> None:
+        # the same objects, so that schedulers and checkpoints of the chain reach the optimizer
+        self.param_groups = self.inner.param_groups
+        self.state = self.inner.state
+        self.defaults = self.inner.defaults
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step with the current gradients; a ``closure`` is called once, to compute them."""
+        """Update the parameters once; a ``closure`` is called once before, to compute gradients."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -327,9 +333,12 @@ class ChainedOptimizer(Optimizer):
         for p in params:
             for transform in self.before:
                 transform(p.grad, p)
-        old = [p.clone() for p in params] if self.after else []
+        if not self.after:  # no copies of the parameters then
+            self.inner.step()
+            return loss
+        old = [p.clone() for p in params]
         self.inner.step()
-        for p, x in zip(params, old, strict=False):
+        for p, x in zip(params, old, strict=True):
             delta = x - p
             for transform in self.after:
                 transform(delta, x)
@@ -339,16 +348,20 @@ class ChainedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a ``state_dict()`` of this chain or of the optimizer in it."""
         self.inner.load_state_dict(state_dict)
-        self._bind_inner()
+        self._share_with_inner()  # torch makes new objects
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"inner": self.inner, "before": self.before, "after": self.after}
+        return {
+            "inner": self.inner,
+            "before": self.before,
+            "after": self.after,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         type(self).__init__(self, **state)  # torch's own restores groups and state only
 
     def __repr__(self) -> str:
-        return f"ChainedOptimizer({', '.join(map(repr, (*self.before, self.inner, *self.after)))})"
+        return f"ChainedOptimizer({', '.join(map(repr, self.links))})"
 
 
 def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
@@ -364,42 +377,51 @@ def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     for p, key in zip(params, keys, strict=True):
         for name, saved in state["state"].get(key, {}).items():
             loaded = optimizer.state[p][name]
-            if (
-                isinstance(saved, Tensor)
-                and isinstance(loaded, Tensor)
-                and loaded.dtype != saved.dtype
-            ):
+            if not isinstance(saved, Tensor) or not isinstance(loaded, Tensor):
+                continue
+            if loaded.dtype != saved.dtype:
                 optimizer.state[p][name] = saved.to(loaded.device, copy=True)
 
 
-def _fields(transform: Any) -> list[inspect.Parameter]:
-    """Return the settings of a transform as parameters with defaults."""
-    names = (
-        [f.name for f in dataclasses.fields(transform)]
-        if dataclasses.is_dataclass(transform)
-        else []
+def _index_of_optimizer(links: tuple[Any, ...]) -> int:
+    """Return the position of the one optimizer in a chain."""
+    others = [k for k, link in enumerate(links) if not isinstance(link, Transform)]
+    if len(others) == 1:
+        link = links[others[0]]
+        if callable(link) or isinstance(link, Optimizer):
+            return others[0]
+    raise TypeError(
+        "a chain has one optimizer (a class of torch.optim, a functools.partial of one, a function "
+        "of the parameters, or an instance) among transforms such as Clip(0.5); got "
+        f"{links!r}"
     )
-    return [
-        inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=getattr(transform, n))
-        for n in names
-    ]
 
 
-def _arguments(optimizer: Any) -> list[inspect.Parameter]:
-    """Return the arguments of a class, partial or function that makes an optimizer, without the
-    parameters.
+def _settings(link: Any) -> list[inspect.Parameter]:
+    """Return the settings of a link as parameters with defaults.
+
+    Those of a transform are its fields; those of an optimizer that is still to be made are the
+    arguments of its class, partial or function, without the model's parameters.
     """
-    if isinstance(optimizer, Optimizer):
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    if isinstance(link, Transform):
+        names = _field_names(link)
+        return [inspect.Parameter(name, keyword, default=getattr(link, name)) for name in names]
+    if isinstance(link, Optimizer):
         return []
-    parameters = list(inspect.signature(optimizer).parameters.values())[1:]
-    return [
-        p
-        for p in parameters
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is not p.empty
-    ]
+    parameters = list(inspect.signature(link).parameters.values())[1:]
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, keyword)
+    return [p for p in parameters if p.kind in by_name and p.default is not p.empty]
+
+
+def _field_names(transform: Any) -> list[str]:
+    if not dataclasses.is_dataclass(transform):  # one of the user's, without settings
+        return []
+    return [f.name for f in dataclasses.fields(transform)]
 
 
 def _repr_of(link: Any) -> str:
     if isinstance(link, functools.partial) and not link.args:
-        return f"{link.func.__name__}({', '.join(f'{k}={v!r}' for k, v in link.keywords.items())})"
+        settings = ", ".join(f"{k}={v!r}" for k, v in link.keywords.items())
+        return f"{link.func.__name__}({settings})"
     return link.__name__ if isinstance(link, type) else repr(link)

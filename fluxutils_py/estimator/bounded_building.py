@@ -17,16 +17,17 @@ from torch.nn.modules.module import (
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn.seeding import seeded
 
-# modules and parameters beyond eight for each that is stored: containers, dropout, those that are
-# wrapped
+# A model may have eight modules and parameters for each stored tensor, and so many more, since
+# containers, dropout and wrappers have no tensors.
 SPARE = 100
 
 
 def build_bounded(
-    build: Callable[[], nn.Module], stored: dict[str, Tensor], path: Any
+    build: Callable[[], nn.Module], stored: dict[str, Tensor], path: object
 ) -> nn.Module:
-    """Build a model for which there are parameters, and compare their shapes before any memory is
-    taken.
+    """Build a model for which a file holds parameters, no larger than these.
+
+    Shapes are compared before any memory is allocated.
 
     Parameters
     ----------
@@ -57,9 +58,10 @@ def build_bounded(
     return model
 
 
-def compare_parameters(stored: dict[str, Any], wanted: dict[str, Any], path: Any) -> None:
-    """Raise a LoadError that names each parameter or buffer that is missing, left over, or of
-    another shape or kind.
+def compare_parameters(stored: dict[str, Any], wanted: dict[str, Any], path: object) -> None:
+    """Raise a LoadError that names each parameter or buffer that does not fit the model.
+
+    It may be missing, left over, or of another shape or type of number.
     """
     faults = [f"{k}: in the file, not in the model" for k in stored if k not in wanted]
     faults += [f"{k}: in the model, not in the file" for k in wanted if k not in stored]
@@ -81,7 +83,7 @@ def _kind(tensor: Tensor) -> str:
     return "floating" if tensor.is_floating_point() else "integer"
 
 
-def _outline(value: Any) -> str:
+def _outline(value: object) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     kind = _kind(value)
@@ -89,11 +91,13 @@ def _outline(value: Any) -> str:
 
 
 @contextmanager
-def _counted(most: int, path: Any) -> Iterator[list[int]]:
-    """Let this thread build so many modules and parameters at most."""
-    thread, left = threading.get_ident(), [most]
+def _counted(most: int, path: object) -> Iterator[list[int]]:
+    """Let this thread build so many modules and parameters at most; yield the number left."""
+    thread = threading.get_ident()
+    left = [most]
 
-    def count(*_: Any) -> None:
+    def count(*_: object) -> None:
+        # the hooks are global, and other threads may build models meanwhile
         if threading.get_ident() != thread:
             return
         left[0] -= 1

@@ -19,27 +19,24 @@ from fluxutils_py.nn.recurrent import wrap_recurrent
 from fluxutils_py.optim import ChainedOptimizer
 from fluxutils_py.training.make_optimizer import make_optimizer, with_python_numbers
 
-SIZES = {
-    "n_in": 0,
-    "n_features": 0,
-    "n_out": 1,
-    "n_outputs": 1,
-}  # argument name -> index into (n_in, n_out)
+# Arguments of a model that are filled in: the numbers of features of inputs, and of outputs.
+INPUT_SIZES = ("n_in", "n_features")
+OUTPUT_SIZES = ("n_out", "n_outputs")
+SIZES = (*INPUT_SIZES, *OUTPUT_SIZES)
 
 
 class NotStored:
-    """Placeholder for an argument with user code, which a saved file does not store; see
-    ``Estimator.load``.
-    """
+    """Placeholder for an argument with user code, which files do not store; see ``load``."""
 
-    def __init__(self, argument: str, what: str) -> None:
-        self.argument, self.what = argument, what
+    def __init__(self, argument: str, code_name: str) -> None:
+        self.argument = argument
+        self.code_name = code_name
 
     def __call__(self, *_: Any) -> Any:
         require_stored(**{self.argument: self})
 
     def __repr__(self) -> str:
-        return f"<{self.argument} {self.what!r}, not stored>"
+        return f"<{self.argument} {self.code_name!r}, not stored>"
 
 
 def require_stored(**arguments: Any) -> None:
@@ -49,15 +46,17 @@ def require_stored(**arguments: Any) -> None:
             argument = name.partition(".")[0]  # spec.scheduler is given as spec
             raise ValueError(
                 f"this estimator was loaded from a file that does not hold its {name} "
-                f"({value.what}), which is code of its author's; give it: Estimator.load(path, "
-                f"{argument}=...) or est.set_params({argument}=...)"
+                f"({value.code_name}), which is code of its author's; give it: "
+                f"Estimator.load(path, {argument}=...) or est.set_params({argument}=...)"
             )
 
 
-def require_single_input_and_output(what: str, n_in: Any, n_out: Any) -> None:
+def require_single_input_and_output(model_name: str, n_in: object, n_out: object) -> None:
     """Raise DataError unless there is one input and one output."""
     if isinstance(n_in, tuple) or isinstance(n_out, tuple):
-        raise DataError(f"{what} is for one input and one output; several need a model of your own")
+        raise DataError(
+            f"{model_name} is for one input and one output; several need a custom model"
+        )
 
 
 def default_model(n_in: int, n_out: int, n_hidden: int = 32) -> nn.Module:
@@ -73,8 +72,8 @@ def build_model(
     Parameters
     ----------
     model : nn.Module, class, callable or None
-        Fills in arguments of a class or callable named ``n_in`` or ``n_features``, ``n_out`` or
-        ``n_outputs``.
+        Arguments of a class or callable named ``n_in`` or ``n_features``, ``n_out`` or
+        ``n_outputs`` are filled in.
     n_in, n_out : int, or tuple of int for several inputs or outputs
     dtype : torch.dtype or None
         Floating type of the parameters; None leaves them as they are.
@@ -96,28 +95,31 @@ def build_model(
     elif isinstance(model, nn.Module):
         built = deep_copy(model)
     elif callable(model):
-        model = with_python_numbers(model)
-        if unknown := _required_arguments(model) - set(SIZES):
-            raise TypeError(
-                f"model={model!r} needs the arguments {', '.join(sorted(unknown))}, which nothing "
-                "gives: those for the numbers of features are called n_in and n_out; give others "
-                "a default, or use functools.partial"
-            )
-        built = model(
-            **{k: (n_in, n_out)[i] for k, i in SIZES.items() if k in _open_arguments(model)}
-        )
-        if not isinstance(built, nn.Module):
-            raise TypeError(
-                f"model={model!r} must make a torch module, it made {type(built).__name__}"
-            )
+        built = _call_with_sizes(model, n_in, n_out)
     else:
         raise TypeError(
             "model must be a torch module, a class or function that makes one, or None; got "
             f"{model!r}"
         )
     built = wrap_recurrent(built)
-    device = check_device(device)
-    return built.to(device=device, dtype=dtype) if dtype is not None else built.to(device=device)
+    return built.to(device=check_device(device), dtype=dtype)
+
+
+def _call_with_sizes(model: Callable[..., Any], n_in: Any, n_out: Any) -> nn.Module:
+    """Call a class or function that makes a model, with those sizes that it takes."""
+    model = with_python_numbers(model)
+    if unknown := _required_arguments(model) - set(SIZES):
+        raise TypeError(
+            f"model={model!r} has required arguments that are not supplied: "
+            f"{', '.join(sorted(unknown))}. Only n_in and n_out (numbers of features) are filled "
+            "in; give the others defaults, or use functools.partial."
+        )
+    sizes = {**dict.fromkeys(INPUT_SIZES, n_in), **dict.fromkeys(OUTPUT_SIZES, n_out)}
+    takes = _open_arguments(model)
+    built = model(**{name: size for name, size in sizes.items() if name in takes})
+    if not isinstance(built, nn.Module):
+        raise TypeError(f"model={model!r} must make a torch module, it made {type(built).__name__}")
+    return built
 
 
 def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optimizer:
@@ -135,6 +137,7 @@ def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optim
     require_stored(opt=opt)
     given = rebind(opt, model, built) if isinstance(opt, torch.optim.Optimizer) else opt
     optimizer = make_optimizer(given, [p for p in built.parameters() if p.requires_grad])
+    # a function may ignore its argument, and train the copy that the user holds
     allowed = {id(p) for p in built.parameters()}
     if any(id(p) not in allowed for group in optimizer.param_groups for p in group["params"]):
         raise ValueError(
@@ -143,7 +146,7 @@ def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optim
     return optimizer
 
 
-def check_device(device: Any) -> torch.device | None:
+def check_device(device: object) -> torch.device | None:
     """Return the torch device with this name; None stays None.
 
     Raises
@@ -153,35 +156,34 @@ def check_device(device: Any) -> torch.device | None:
     """
     if device is None:
         return None
-    way_out = 'give "cpu", "cuda", "cuda:1", "mps" or the like, or None for where the model is'
+    remedy = 'give "cpu", "cuda", "cuda:1", "mps" or the like, or None for where the model is'
+    name: Any = device.item() if isinstance(device, np.generic) else device
     try:
-        resolved = torch.device(device.item() if isinstance(device, np.generic) else device)
+        resolved = torch.device(name)
     except (RuntimeError, TypeError):
-        raise ValueError(f"device={device!r} is no device of torch; {way_out}") from None
+        raise ValueError(f"device={device!r} is no device of torch; {remedy}") from None
     if resolved.type == "cuda" and not torch.cuda.is_available():
-        built = (
-            "torch sees no GPU here" if torch.version.cuda else "this torch is built without CUDA"
-        )
-        raise ValueError(f"device={device!r}, but {built}; {way_out}")
-    try:
+        no_build = "this torch is built without CUDA"
+        cause = "torch sees no GPU here" if torch.version.cuda else no_build
+        raise ValueError(f"device={device!r}, but {cause}; {remedy}")
+    try:  # the index may be of a device that this machine lacks
         torch.zeros(1, device=resolved).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(
-            f"device={device!r} cannot be used: {str(error).splitlines()[0]}; {way_out}"
+            f"device={device!r} cannot be used: {str(error).splitlines()[0]}; {remedy}"
         ) from None
     return resolved
 
 
 def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer like ``opt`` for ``built``, with parameters at the same positions as in
-    ``model``.
+    """Return an optimizer like ``opt`` for ``built``, a copy of ``model``.
+
+    Each group has the parameters at the same positions.
     """
-    way_out = (
-        "; give the class and its settings instead: functools.partial(torch.optim.AdamW, lr=...)"
-    )
+    remedy = "give the class and its settings instead: functools.partial(torch.optim.AdamW, lr=...)"
     if not isinstance(model, nn.Module):
         raise ValueError(
-            f"an optimizer instance needs a model instance, whose parameters it holds{way_out}"
+            f"an optimizer instance needs a model instance, whose parameters it holds; {remedy}"
         )
     at = {id(p): i for i, p in enumerate(model.parameters())}
     params = list(built.parameters())
@@ -190,7 +192,7 @@ def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.op
         if any(id(p) not in at for p in group["params"]):
             raise ValueError(
                 f"the {type(opt).__name__} given as opt holds parameters that are not the model's: "
-                f"build it from model.parameters() of the same model{way_out}"
+                f"build it from model.parameters() of the same model; {remedy}"
             )
         settings = {k: copy.deepcopy(v) for k, v in group.items() if k != "params"}
         groups.append({**settings, "params": [params[at[id(p)]] for p in group["params"]]})
@@ -213,8 +215,9 @@ def optimizer_arguments(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def make_generator(random_state: Any) -> np.random.Generator:
-    """Return the generator for all randomness of a fit; the global generators are neither used nor
-    changed.
+    """Return the generator for all randomness of a fit.
+
+    The global generators are neither used nor changed.
 
     ``random_state`` is an int, a ``numpy.random.Generator`` or ``RandomState`` (draws one number
     from it), or None for fresh entropy.
@@ -232,26 +235,32 @@ def make_generator(random_state: Any) -> np.random.Generator:
         ) from None
 
 
+def parameters_of(f: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """Return the parameters of a class, function or partial.
+
+    None if Python cannot tell: for some built-in functions, and a partial that cannot be called.
+    """
+    try:
+        return list(inspect.signature(f).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
 def _open_arguments(f: Callable[..., Any]) -> set[str]:
     """Return the names of the arguments that a class, function or partial still takes."""
     closed = set()
     while isinstance(f, functools.partial):
         closed |= set(f.keywords)
         f = f.func
-    try:
-        return set(inspect.signature(f).parameters) - closed
-    except (TypeError, ValueError):
-        return set()
+    return {p.name for p in parameters_of(f) or []} - closed
 
 
 def _required_arguments(f: Callable[..., Any]) -> set[str]:
     """Return the names of the arguments that a class, function or partial needs."""
-    try:
-        parameters = inspect.signature(f).parameters.values()
-    except (TypeError, ValueError):
-        return set()
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {p.name for p in parameters if p.default is p.empty and p.kind not in variable}
+    return {
+        p.name for p in parameters_of(f) or [] if p.default is p.empty and p.kind not in variable
+    }
 
 
 def require_gradients(call: str) -> None:

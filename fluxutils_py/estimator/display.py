@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
@@ -139,48 +139,82 @@ class LossCurveDisplay:
         plt, cbook, lines, ticker = (
             require_package(f"matplotlib.{n}", "plot", "LossCurveDisplay") for n in modules
         )
-        several = len(self.loss_curve) > 0 and isinstance(self.loss_curve[0], Sequence | np.ndarray)
-        training = self.loss_curve if several else [self.loss_curve]
-        validation = self.validation_loss_curve if several else [self.validation_loss_curve]
-        validation = [None] * len(training) if validation is None else validation
-        styles = _as_list(
-            {} if curve_kwargs is None else curve_kwargs, len(training), "curve_kwargs"
-        )
-        name = self.name if name is None else name
-        names = _as_list(name, len(training), "name")
-        if several and (name is None or isinstance(name, str)):
-            names = [f"{name}, fold {i}" if name else f"fold {i}" for i in range(len(training))]
-
+        curves = self._curves(self.name if name is None else name, curve_kwargs)
         if ax is None:
             _, ax = plt.subplots(layout="constrained")
             ax.spines[["top", "right"]].set_visible(False)
-        line: list[Any] = []
+        solid: list[Any] = []
         dashed: list[Any] = []
-        for curve, valid, style, label in zip(training, validation, styles, names, strict=True):
-            kind = "" if several else "training" if label is None else ", training"
-            style = {"label": f"{label or ''}{kind}", **cbook.normalize_kwargs(style, lines.Line2D)}
-            line += _draw_curve(ax, curve, style)
-            if valid is None:
+        for curve in curves:
+            style = {"label": curve.label, **cbook.normalize_kwargs(curve.style, lines.Line2D)}
+            solid += _draw_curve(ax, curve.training, style)
+            if curve.validation is None:
                 dashed.append(None)
                 continue
-            kind = "validation" if label is None else f"{label}, validation"
             look = {
-                "color": line[-1].get_color(),
+                "color": solid[-1].get_color(),
                 "linestyle": "--",
-                "label": None if several else kind,
+                "label": curve.validation_label,
             }
-            dashed += _draw_curve(ax, valid, style | look)
-        if several and any(dashed):
-            ax.plot(
-                [], [], color="0.4", linestyle="--", label="validation"
-            )  # one entry for all that are dashed
+            dashed += _draw_curve(ax, curve.validation, style | look)
+        if self._has_several and any(dashed):
+            # one entry of the legend for all that are dashed
+            ax.plot([], [], color="0.4", linestyle="--", label="validation")
         ax.set(xlabel="epoch", ylabel="loss")
         ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
         ax.legend(frameon=False)
-        self.ax_, self.figure_ = ax, ax.figure
-        self.line_: Any = line if several else line[0]
-        self.validation_line_: Any = (dashed if several else dashed[0]) if any(dashed) else None
+        self.ax_ = ax
+        self.figure_ = ax.figure
+        self.line_: Any = solid if self._has_several else solid[0]
+        self.validation_line_: Any = None
+        if any(dashed):
+            self.validation_line_ = dashed if self._has_several else dashed[0]
         return self
+
+    @property
+    def _has_several(self) -> bool:
+        """Whether there is a list of curves rather than one curve."""
+        # len(), since an array of several numbers has no truth value
+        return len(self.loss_curve) > 0 and isinstance(self.loss_curve[0], Sequence | np.ndarray)
+
+    def _curves(self, name: Any, curve_kwargs: Any) -> list[_Curve]:
+        """Return the curves to draw, also for a display of one fit."""
+        if self._has_several:
+            return self._several_curves(name, curve_kwargs)
+        (label,) = _as_list(name, 1, "name")
+        (style,) = _as_list({} if curve_kwargs is None else curve_kwargs, 1, "curve_kwargs")
+        suffix = "training" if label is None else ", training"
+        return [
+            _Curve(
+                self.loss_curve,
+                self.validation_loss_curve,
+                style,
+                label=f"{label or ''}{suffix}",
+                validation_label="validation" if label is None else f"{label}, validation",
+            )
+        ]
+
+    def _several_curves(self, name: Any, curve_kwargs: Any) -> list[_Curve]:
+        n = len(self.loss_curve)
+        validation = self.validation_loss_curve
+        if validation is None:
+            validation = [None] * n
+        styles = _as_list({} if curve_kwargs is None else curve_kwargs, n, "curve_kwargs")
+        names = _as_list(name, n, "name")
+        if name is None or isinstance(name, str):
+            names = [f"{name}, fold {i}" if name else f"fold {i}" for i in range(n)]
+        parts = zip(self.loss_curve, validation, styles, names, strict=True)
+        return [_Curve(curve, valid, style, label or "") for curve, valid, style, label in parts]
+
+
+class _Curve(NamedTuple):
+    """The losses of one fit, and how they look; a curve without a label is not in the legend."""
+
+    training: Sequence[float]
+    validation: Sequence[float] | None
+    style: dict[str, Any]
+    label: str
+    validation_label: str | None = None
 
 
 def _draw_curve(ax: Any, curve: Sequence[float], style: dict[str, Any]) -> list[Any]:
@@ -210,7 +244,8 @@ def _estimator_with_curve(estimator: Any) -> Any:
 
 def _loss_curves(estimator: Any) -> tuple[list[float], list[float] | None]:
     """Return training and validation loss per epoch."""
-    training, validation = estimator.loss_curve_, getattr(estimator, "validation_loss_curve_", None)
+    training = estimator.loss_curve_
+    validation = getattr(estimator, "validation_loss_curve_", None)
     if validation and len(validation) < len(training):  # some fits had validation data, some not
         validation = [record.get("validation_loss", math.nan) for record in estimator.history_]
     return training, validation or None

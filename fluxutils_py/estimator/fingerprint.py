@@ -10,19 +10,29 @@ from typing import Any
 import torch
 
 from fluxutils_py.data import SequenceWindows, SeriesArray
-from fluxutils_py.data.digest import digest_arrays, digest_sample, digest_series, digest_weight
+from fluxutils_py.data.digest import (
+    digest_arrays,
+    digest_sample,
+    digest_series,
+    digest_weight,
+)
 from fluxutils_py.estimator.building import build_optimizer
 from fluxutils_py.estimator.fit_data import FitData
 from fluxutils_py.optim import ChainedOptimizer
-from fluxutils_py.training.descriptions import describe, describe_modules, text
+from fluxutils_py.training.descriptions import (
+    describe,
+    describe_modules,
+    text,
+)
 
+# These depend on the device or the schedule.
 NOT_COMPARED = (
     "params",
     "initial_lr",
     "fused",
     "foreach",
     "capturable",
-)  # depend on device or schedule
+)
 DETAILS = ("loss.", "model", "the code of")
 SHARDS = "the {}series of each rank (sharded=True)"
 LISTED = 5  # number of differences in a message
@@ -44,19 +54,16 @@ def identity(training: Any) -> dict[str, str]:
 
     Leaves out epochs, device, threads, callbacks, verbosity, and the initial weights of the model.
     """
-    data, model = training.data, training.step.model
-    classes, scale = data.codec.classes, data.codec.scale
-    spec = {
-        f.name: getattr(data.spec, f.name)
-        for f in dataclasses.fields(data.spec)
-        if f.name != "epochs"
-    }
+    data = training.data
+    model = training.step.model
+    classes = data.codec.classes
+    scale = data.codec.scale
+    spec_texts: dict[str, str] = {}
+    for field in dataclasses.fields(data.spec):
+        if field.name != "epochs":  # a fit may continue for more of them
+            spec_texts |= describe(f"spec.{field.name}", getattr(data.spec, field.name))
     return {
-        **{
-            key: texts
-            for name, value in spec.items()
-            for key, texts in describe(f"spec.{name}", value).items()
-        },
+        **spec_texts,
         **describe("loss", data.loss),
         **_describe_sizes(data),
         "scale_target": str(scale is not None),
@@ -73,13 +80,20 @@ def requested_identity(training: Any) -> dict[str, str]:
     The optimizer is as in the arguments, before schedules and hooks change it, and ``batchsize``
     that of all ranks.
     """
-    settings, model = training.data.settings, training.step.model
-    texts = {**identity(training), "random_state": _describe_seed(settings.random_state)}
+    settings = training.data.settings
+    model = training.step.model
+    texts = {
+        **identity(training),
+        "random_state": _describe_seed(settings.random_state),
+    }
     texts["spec.batchsize"] = text(training.size.whole)
     if training.resume:
         try:
             requested = build_optimizer(settings.opt, settings.model, model)
-        except (TypeError, ValueError):  # loaded from a file without the user code of opt or model
+        except (
+            TypeError,
+            ValueError,
+        ):  # loaded from a file without the user code of opt or model
             return texts
         for name in _describe_optimizer(training.optimizer, training.groups, model):
             del texts[name]
@@ -88,8 +102,9 @@ def requested_identity(training: Any) -> dict[str, str]:
 
 
 def sample_digests(data: FitData) -> dict[str, str]:
-    """Return digests of the corners of the data that ranks share, enough to detect that they were
-    given others.
+    """Return digests of the corners of the data that ranks share.
+
+    They are enough to detect that a rank was given other data.
     """
     shared = [(name, s, w) for name, s, w in _named_arrays(data) if w.shards is None]
     return {
@@ -99,9 +114,7 @@ def sample_digests(data: FitData) -> dict[str, str]:
 
 
 def data_digests(data: FitData) -> dict[str, tuple[str | None, str]]:
-    """Return two digests per array: of all values, None if they lie in a large file, and of a
-    sample.
-    """
+    """Return two digests per array: of all values, None if in a large file, and of a sample."""
     texts: dict[str, tuple[str | None, str]] = {
         f"the values of {name}": (
             digest_series(s, w.own(w.segments)),
@@ -111,7 +124,10 @@ def data_digests(data: FitData) -> dict[str, tuple[str | None, str]]:
     }
     for what, windows in _named_windows(data):
         weight = digest_weight(windows.weight, windows.own(windows.segments))
-        texts[f"the values of {what}sample_weight"] = weight, weight or "none"
+        texts[f"the values of {what}sample_weight"] = (
+            weight,
+            weight or "none",
+        )
     scale = (
         None
         if data.codec.scale is None
@@ -128,17 +144,16 @@ def changed_settings(before: Mapping[str, str], now: Mapping[str, str]) -> list[
 
 
 def changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """List the differences between digests of data; compare samples where one side did not read all
-    values.
+    """List the differences between digests of data.
+
+    Samples are compared where one side did not read all values.
     """
     changed = []
     for name in {**now, **before}:
-        (whole, there), (other, here) = (
-            before.get(name, (None, "none")),
-            now.get(name, (None, "none")),
-        )
-        if whole is not None and other is not None:
-            there, here = whole, other
+        whole_before, there = before.get(name, (None, "none"))
+        whole_now, here = now.get(name, (None, "none"))
+        if whole_before is not None and whole_now is not None:
+            there, here = whole_before, whole_now
         if there != here:
             changed.append(f"{name} (digest): {there} -> {here}")
     return changed
@@ -153,7 +168,10 @@ def join_differences(changed: list[str]) -> str:
 def _describe_optimizer(optimizer: Any, groups: list[dict[str, Any]], model: Any) -> dict[str, str]:
     texts: dict[str, str] = {}
     if isinstance(optimizer, ChainedOptimizer):
-        for what, links in (("before", optimizer.before), ("after", optimizer.after)):
+        for what, links in (
+            ("before", optimizer.before),
+            ("after", optimizer.after),
+        ):
             texts.update(describe(f"what is chained {what} the optimizer", links))
         optimizer = optimizer.inner
     texts["the optimizer"] = type(optimizer).__name__
@@ -169,14 +187,15 @@ def _describe_optimizer(optimizer: Any, groups: list[dict[str, Any]], model: Any
 
 
 def _describe_seed(random_state: Any) -> str:
-    """Describe a seed; for a generator, which a retried fit finds in another state, only the type."""
+    """Describe a seed; of a generator only the type, since a retried fit finds another state."""
     plain = random_state is None or isinstance(random_state, numbers.Number)
     return text(random_state) if plain else type(random_state).__name__
 
 
 def _describe_parameters(model: torch.nn.Module) -> dict[str, str]:
     texts = {
-        f"parameter {i}": f"{name} {tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' (frozen)'}"
+        f"parameter {i}": f"{name} {tuple(p.shape)} {p.dtype}"
+        + ("" if p.requires_grad else " (frozen)")
         for i, (name, p) in enumerate(model.named_parameters())
     }
     buffers = {
@@ -193,11 +212,17 @@ def _named_windows(data: FitData) -> list[tuple[str, SequenceWindows]]:
     ]
 
 
-def _named_arrays(data: FitData) -> Iterator[tuple[str, SeriesArray, SequenceWindows]]:
+def _named_arrays(
+    data: FitData,
+) -> Iterator[tuple[str, SeriesArray, SequenceWindows]]:
     for what, windows in _named_windows(data):
         for kind, arrays in (("x", windows.x), ("y", windows.y)):
             for i, s in enumerate(arrays):
-                yield f"{what}{kind}" + (f"[{i}]" if len(arrays) > 1 else ""), s, windows
+                yield (
+                    f"{what}{kind}" + (f"[{i}]" if len(arrays) > 1 else ""),
+                    s,
+                    windows,
+                )
 
 
 def _describe_sizes(data: FitData) -> dict[str, str]:
@@ -210,7 +235,9 @@ def _describe_sizes(data: FitData) -> dict[str, str]:
         if windows.shards is not None:
             texts[SHARDS.format(what)] = ", ".join(map(str, windows.shards.counts))
         texts[f"the starts and lengths of {what}series"] = digest_arrays(
-            windows.segments.series, windows.segments.start, windows.segments.length
+            windows.segments.series,
+            windows.segments.start,
+            windows.segments.length,
         )
         texts[f"the {what}weights"] = (
             "none" if windows.weight is None else text(windows.weight.scale)

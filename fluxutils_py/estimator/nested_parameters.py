@@ -9,19 +9,28 @@ import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any, Self
 
 from sklearn.base import clone
 from torch import nn, optim
 
 from fluxutils_py.errors import SpecError
-from fluxutils_py.estimator.building import SIZES, default_model
+from fluxutils_py.estimator.building import (
+    SIZES,
+    default_model,
+    optimizer_arguments,
+    parameters_of,
+)
 from fluxutils_py.estimator.spec import NAMES, Spec, spec_fields
 from fluxutils_py.sklearn_private import HtmlTables
 from fluxutils_py.training.make_optimizer import adamw
 
-FILLED = {"params", "optimizer", *SIZES}  # arguments of user code that fit fills in
+FILLED = {
+    "params",
+    "optimizer",
+    *SIZES,
+}  # arguments of user code that fit fills in
 
 
 def parameter_names(cls: type) -> list[str]:
@@ -37,20 +46,20 @@ class NestedParamsMixin:
     parameter replaces the argument and never changes it in place, because other estimators may
     share it.
 
-    ========================  ====================================
-    ============================================== argument                  its parameters
-    becomes ========================  ====================================
-    ============================================== class, function           its arguments
-    a ``functools.partial`` of it ``functools.partial``     the function's arguments              a
-    partial with more keywords mapping                   its keys; others may be added         a
-    copy namedtuple, dataclass     its fields                            a new one optimizer
-    its settings, of its first group      a copy with them set in all of its groups,
-                                                                    of the same model parameters
-    estimator                 its parameters                        a clone another object
-    its attributes                        a shallow copy model instance            none: it cannot
-    be built again None                      parameters of the default             a partial, a
-    ``Spec`` ========================  ====================================
-    ==============================================
+    =====================  ================================  ====================================
+    argument               its parameters                    becomes
+    =====================  ================================  ====================================
+    class, function        its arguments                     a ``functools.partial`` of it
+    ``functools.partial``  the function's arguments          a partial with more keywords
+    mapping                its keys; others may be added     a copy
+    namedtuple, dataclass  its fields                        a new one
+    optimizer              its settings, of its first group  a copy with them set in all of its
+                                                             groups, of the same model parameters
+    estimator              its parameters                    a clone
+    another object         its attributes                    a shallow copy
+    model instance         none: it cannot be built again
+    None                   parameters of the default         a partial, a ``Spec``
+    =====================  ================================  ====================================
 
     ``None`` stands for the default network (``model__n_hidden``), ``AdamW`` and ``Spec()``, with
     the defaults of the estimator. Optional fields of :class:`fluxutils_py.Spec` can be added to a
@@ -76,8 +85,9 @@ class NestedParamsMixin:
         return [name for name in ("model", "opt", "spec") if name in names]
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return all parameters by name; with ``deep``, also the ones inside ``model``, ``opt`` and
-        ``spec``.
+        """Return all parameters by name.
+
+        With ``deep``, also those inside ``model``, ``opt`` and ``spec``.
         """
         params: dict[str, Any] = super().get_params(deep)  # type: ignore[misc]  # BaseEstimator's
         if deep:
@@ -86,8 +96,7 @@ class NestedParamsMixin:
         return params
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters by name, also inside ``model``, ``opt`` and ``spec``, as in
-        ``spec__epochs``.
+        """Set parameters by name, also inside arguments, as in ``spec__epochs``.
 
         Whole arguments are set first: ``set_params(spec__epochs=3, spec=other)`` gives ``other``
         with 3 epochs.
@@ -97,12 +106,13 @@ class NestedParamsMixin:
         SpecError
             A ``ValueError``, if there is no such parameter. Nothing changes then.
         """
-        known, seen = list(self.get_params()), self._nested_arguments()
+        known = list(self.get_params())
+        nested_arguments = self._nested_arguments()
         plain: dict[str, Any] = {}
         nested: dict[str, dict[str, Any]] = defaultdict(dict)
         for key, value in params.items():
-            argument, inside, name = key.partition("__")
-            if inside and argument in seen:
+            argument, _, name = key.partition("__")
+            if _is_inside(key, nested_arguments):
                 nested[argument][name] = value
             else:
                 plain[key] = value
@@ -111,12 +121,13 @@ class NestedParamsMixin:
             self._check_name(key, params, names, known)
         before = dict(vars(self))
         try:
+            # whole arguments first: what is set inside them is set in the new ones
             super().set_params(**plain)  # type: ignore[misc]  # BaseEstimator's
             made = {
                 name: _replace_values(self._view_argument(name), changes, name, known)
                 for name, changes in nested.items()
             }
-        except Exception:
+        except Exception:  # whatever a value of the user raises, nothing has changed
             vars(self).clear()
             vars(self).update(before)
             raise
@@ -125,15 +136,17 @@ class NestedParamsMixin:
         return self
 
     def _view_argument(self, argument: str) -> View:
-        """Return the settings of ``model``, ``opt`` or ``spec``; None stands for the default that
-        fit uses.
+        """Return the settings of ``model``, ``opt`` or ``spec``.
+
+        None stands for the default that fit uses.
         """
         value = getattr(self, argument)
         if value is None:
-            value = getattr(self.resolved_params(), argument)  # type: ignore[attr-defined]  # Estimator's
+            settings = self.resolved_params()  # type: ignore[attr-defined]  # Estimator's
+            value = getattr(settings, argument)
         if argument == "opt":
             if value is None or getattr(value, "func", None) is adamw:
-                # take the class: its arguments can be listed, and a file can store it
+                # the class in its place: its arguments can be listed, and a file can store it
                 value = functools.partial(optim.AdamW, **getattr(value, "keywords", {}))
             return view(value, n_filled=1)  # the first argument is the parameters, under any name
         if argument == "spec":
@@ -141,7 +154,11 @@ class NestedParamsMixin:
         return view(default_model if value is None else value)
 
     def _check_name(
-        self, key: str, params: dict[str, Any], names: list[str], known: list[str]
+        self,
+        key: str,
+        params: dict[str, Any],
+        names: list[str],
+        known: list[str],
     ) -> None:
         """Raise unless scikit-learn can set the parameter."""
         argument, inside, _ = key.partition("__")
@@ -190,61 +207,82 @@ def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
     ``n_filled`` is the number of leading arguments of a function that the user cannot set;
     ``optional`` are fields that can be added to a mapping or object.
     """
-    made: Any = None if isinstance(value, type) else value
+    if isinstance(value, type):  # first: a class has the methods of its instances
+        return _view_arguments(value, n_filled)
     if isinstance(value, nn.Module):
         return View(value, {}, lambda new: value, ())
     if isinstance(value, optim.Optimizer):
-        accepted, group = inspect.signature(type(value)).parameters, value.param_groups[0]
-        values = {k: group[k] for k in value.defaults if k in accepted}
-        return View(value, values, functools.partial(_replace_in_optimizer, value), values)
-    if hasattr(made, "get_params"):
-        values = made.get_params(deep=False)
-        return View(value, values, lambda new: clone(value).set_params(**new), values)
-    if isinstance(value, Mapping):
-        values = {k: v for k, v in value.items() if isinstance(k, str)}
+        return _view_optimizer(value)
+    if hasattr(value, "get_params"):
+        values = value.get_params(deep=False)
         return View(
             value,
             values,
-            functools.partial(_replace_in_mapping, value),
-            {*values, *optional},
-            open=True,
+            lambda new: clone(value).set_params(**new),
+            values,
         )
-    if hasattr(made, "_asdict"):
-        values = made._asdict()
-        return View(value, values, lambda new: made._replace(**new), values)
-    if dataclasses.is_dataclass(made):
-        values = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-        return View(value, values, lambda new: dataclasses.replace(value, **new), values)
-    if callable(value):
+    if isinstance(value, Mapping):
+        return _view_mapping(value, optional)
+    if hasattr(value, "_asdict"):  # a namedtuple
+        values = value._asdict()
+        return View(value, values, lambda new: value._replace(**new), values)
+    if dataclasses.is_dataclass(value):
+        return _view_dataclass(value)
+    if callable(value):  # after the others, whose instances may be callable too
         return _view_arguments(value, n_filled)
+    return _view_attributes(value, optional)
+
+
+def _view_optimizer(optimizer: optim.Optimizer) -> View:
+    group = optimizer.param_groups[0]
+    values = {name: group[name] for name in optimizer_arguments(optimizer)}
+    replace = functools.partial(_replace_in_optimizer, optimizer)
+    return View(optimizer, values, replace, values)
+
+
+def _view_dataclass(value: Any) -> View:
+    values = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+    replace = functools.partial(dataclasses.replace, value)
+    return View(value, values, lambda new: replace(**new), values)
+
+
+def _view_mapping(mapping: Mapping[Any, Any], optional: Iterable[str]) -> View:
+    values = {k: v for k, v in mapping.items() if isinstance(k, str)}
+    replace = functools.partial(_replace_in_mapping, mapping)
+    return View(mapping, values, replace, {*values, *optional}, open=True)
+
+
+def _view_attributes(value: object, optional: Iterable[str]) -> View:
     try:
         values = spec_fields(value)
     except SpecError:  # numbers, strings, lists
         values = {}
     addable = optional if hasattr(value, "__dict__") else ()  # slots allow no new attributes
-    return View(value, values, functools.partial(_replace_in_object, value), {*values, *addable})
+    replace = functools.partial(_replace_in_object, value)
+    return View(value, values, replace, {*values, *addable})
 
 
 def _view_arguments(f: Callable[..., Any], n_filled: int) -> View:
-    """Return the arguments of a class, function or partial as settings. Changing them gives a
-    partial.
+    """Return the arguments of a class, function or partial as settings.
+
+    Changing them gives a partial.
     """
-    closed = f.keywords if isinstance(f, functools.partial) else {}
-    try:
-        parameters = list(inspect.signature(f).parameters.values())[n_filled:]
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    except (TypeError, ValueError):  # built-in, or a partial that cannot be called
-        parameters, takes_any = [], True
+    parameters = parameters_of(f)
+    is_open = parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters[n_filled:])
     arguments = {
-        p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        p.name: p.default
+        for p in (parameters or [])[n_filled:]
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     }
-    arguments = {k: v for k, v in (arguments | closed).items() if k not in FILLED}
+    if isinstance(f, functools.partial):
+        arguments |= f.keywords  # also those that a signature with **kwargs does not list
+    arguments = {k: v for k, v in arguments.items() if k not in FILLED}
     return View(
         f,
         {k: v for k, v in arguments.items() if v is not inspect.Parameter.empty},
         lambda new: functools.partial(f, **new),
-        () if takes_any else arguments,  # nothing to misspell
-        open=takes_any,
+        () if is_open else arguments,  # nothing to misspell
+        open=is_open,
     )
 
 
@@ -253,19 +291,25 @@ def _flatten_values(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
     flat = {}
     for name, value in values.items():
         flat[f"{prefix}__{name}"] = value
-        holder = isinstance(
-            value, functools.partial | Mapping | SimpleNamespace
-        ) or dataclasses.is_dataclass(value)
-        if not isinstance(value, type) and (
-            holder or hasattr(value, "_asdict") or hasattr(value, "get_params")
-        ):
+        if _has_parameters(value):
             flat |= _flatten_values(f"{prefix}__{name}", view(value).values)
     return flat
 
 
+def _has_parameters(value: object) -> bool:
+    """Whether a value inside an argument is shown with its settings; functions are not."""
+    if isinstance(value, type):
+        return False
+    if isinstance(value, functools.partial | Mapping | SimpleNamespace):
+        return True
+    is_record = dataclasses.is_dataclass(value) or hasattr(value, "_asdict")
+    return is_record or hasattr(value, "get_params")
+
+
 def _replace_values(seen: View, changes: dict[str, Any], where: str, known: list[str]) -> Any:
-    """Return a new value with the changes, whose names may be nested; ``where`` is the value's full
-    name.
+    """Return a new value with the changes, whose names may be nested.
+
+    ``where`` is the full name of the value.
     """
     new: dict[str, Any] = {}
     deeper: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -276,9 +320,8 @@ def _replace_values(seen: View, changes: dict[str, Any], where: str, known: list
         else:
             new[name] = value
     for name in (*new, *deeper):
-        if name not in seen.names and (
-            name in FILLED or not seen.open or _close_matches(name, seen.names)
-        ):
+        can_be_added = seen.open and name not in FILLED and not _close_matches(name, seen.names)
+        if name not in seen.names and not can_be_added:
             raise SpecError(_invalid_parameter(seen, name, where, known))
     for name, inner in deeper.items():
         value = new[name] if name in new else seen.values.get(name)
@@ -311,11 +354,11 @@ def _did_you_mean(name: str, known: list[str]) -> str:
     return f" Did you mean {full[near[0]]!r}?" if near else ""
 
 
-# -- new values -------------------------------------------------------------------------------------------
+# -- new values ----------------------------------------------------------------------------------
 
 
 def _replace_in_optimizer(optimizer: optim.Optimizer, new: dict[str, Any]) -> optim.Optimizer:
-    made = copy.copy(optimizer)
+    made = copy.copy(optimizer)  # shallow, since its parameters are those of the user's model
     made.defaults = {**optimizer.defaults, **new}
     made.param_groups = [{**group, **new} for group in optimizer.param_groups]
     return made
@@ -337,8 +380,7 @@ def _replace_in_object(value: Any, new: dict[str, Any]) -> Any:
 
 
 class HtmlReprMixin(NestedParamsMixin, HtmlTables):
-    """Mixin that makes scikit-learn's tables of parameters and fitted attributes readable for
-    neural networks.
+    """Makes scikit-learn's tables of parameters and fitted attributes readable for networks.
 
     A cell holds 30 characters, so it shows modules, optimizers and partials by a short name. A
     nested parameter comes after its argument, and counts as set by the user only if it differs from
@@ -346,35 +388,41 @@ class HtmlReprMixin(NestedParamsMixin, HtmlTables):
     """
 
     def _edit_params_table(self, table: Any) -> Any:
+        nested = self._nested_arguments()
+        # scikit-learn counts all nested parameters as set by the user
+        given = {name for name in table.non_default if not _is_inside(name, nested)}
+        for argument in nested:
+            given |= self._changed_inside(argument, table)
         arguments = list(inspect.signature(type(self).__init__).parameters)
-        nested = {
-            name
-            for name in table
-            if "__" in name and name.partition("__")[0] in self._nested_arguments()
-        }
-        given = {name for name in table.non_default if name not in nested}
-        for argument in self._nested_arguments():
-            default = {f"{argument}__{k}": v for k, v in self._default_values(argument).items()}
-            mine = {name for name in nested if name.startswith(f"{argument}__")}
-            given |= {
-                name
-                for name in mine
-                if name not in default or repr(default[name]) != repr(table[name])
-            }
 
         def sort_key(name: str) -> tuple[bool, int, bool]:
-            return name not in given, arguments.index(name.partition("__")[0]), "__" in name
+            return (
+                name not in given,
+                arguments.index(name.partition("__")[0]),
+                "__" in name,
+            )
 
         table.data = {name: short_repr(table[name]) for name in sorted(table, key=sort_key)}
         table.non_default = tuple(name for name in table if name in given)
         return table
+
+    def _changed_inside(self, argument: str, table: Mapping[str, Any]) -> set[str]:
+        """Return the full names of the parameters inside an argument that are no defaults."""
+        defaults = {f"{argument}__{k}": v for k, v in self._default_values(argument).items()}
+        # by repr, since arrays and tensors have no single truth value of ==
+        return {
+            name
+            for name in table
+            if name.startswith(f"{argument}__")
+            and (name not in defaults or repr(defaults[name]) != repr(table[name]))
+        }
 
     def _default_values(self, argument: str) -> dict[str, Any]:
         """Return the default values of the parameters inside an argument."""
         value = getattr(self, argument)
         if value is None:
             return self._view_argument(argument).values
-        if argument == "spec":
+        if argument == "spec":  # whatever its form
             return view(Spec).values
         origin = value.func if isinstance(value, functools.partial) else value
         return view(origin if callable(origin) else type(origin)).values
@@ -383,6 +431,11 @@ class HtmlReprMixin(NestedParamsMixin, HtmlTables):
         for cell in table.data.values():
             cell["value"] = short_repr(cell["value"])
         return table
+
+
+def _is_inside(name: str, arguments: list[str]) -> bool:
+    argument, inside, _ = name.partition("__")
+    return bool(inside) and argument in arguments
 
 
 class Unquoted:
@@ -398,20 +451,22 @@ class Unquoted:
 def short_repr(value: Any) -> Any:
     """Return a value, or a short text for one with a long ``repr``."""
     if isinstance(value, functools.partial):
-        settings = [
-            *map(repr, value.args),
-            *(f"{k}={short_repr(v)!r}" for k, v in value.keywords.items()),
-        ]
-        return Unquoted(f"{short_repr(value.func)!r}({', '.join(settings)})")
+        return Unquoted(_call_repr(value))
     if isinstance(value, nn.Module) and list(value.children()):
         sizes = [p.numel() for p in value.parameters() if not nn.parameter.is_lazy(p)]
         return Unquoted(f"{type(value).__name__}, {sum(sizes):,} parameters")
     if isinstance(value, optim.Optimizer):
         return Unquoted(f"{type(value).__name__}(lr={value.param_groups[0].get('lr')})")
-    if inspect.isclass(value) or inspect.isfunction(value):
+    if isinstance(value, type | FunctionType):
         return Unquoted(value.__name__)
     if isinstance(value, Spec):
-        return Unquoted("Spec(...)")  # its fields have rows of their own
+        return Unquoted("Spec(...)")  # its fields have separate rows
     if isinstance(value, list) and any(isinstance(v, dict) for v in value):
         return Unquoted(f"{len(value)} records")
     return value
+
+
+def _call_repr(value: functools.partial[Any]) -> str:
+    settings = [repr(v) for v in value.args]
+    settings += [f"{name}={short_repr(v)!r}" for name, v in value.keywords.items()]
+    return f"{short_repr(value.func)!r}({', '.join(settings)})"

@@ -20,6 +20,16 @@ from fluxutils_py.inputs.labels import is_label
 from fluxutils_py.sklearn_private import Scorer
 from fluxutils_py.training.predictor import Prediction
 
+# What to do where predictions do not match the targets.
+SCORES_REMEDY = (
+    "scikit-learn hands on one column of the probabilities of two classes: use a metric of predict "
+    "or decision_function, or labels per series"
+)
+VALUES_REMEDY = (
+    "give y in the form of x: both as samples(...), as timesteps(...), as (F, N, T) arrays, or as "
+    "rows"
+)
+
 
 def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
     """Make a scorer for ``scoring=`` that pools over series, time steps and features.
@@ -92,14 +102,19 @@ def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
         )
     score_func, greater_is_better, response_method, defaults = Scorer.of(get_scorer(name))
     metric = _PooledMetric(
-        name, _pooled_r2 if name == "r2" else score_func, response_method != "predict"
+        name,
+        _pooled_r2 if name == "r2" else score_func,
+        response_method != "predict",
     )
     unknown = [k for k in kwargs if k not in metric.__signature__.parameters]
     if unknown:
         raise TypeError(f"the metric {name!r} takes no argument {unknown[0]!r}")
     settings = {**defaults, **kwargs}
     return make_scorer(
-        metric, greater_is_better=greater_is_better, response_method=response_method, **settings
+        metric,
+        greater_is_better=greater_is_better,
+        response_method=response_method,
+        **settings,
     )
 
 
@@ -168,7 +183,13 @@ class _PooledMetric:
         )  # scikit-learn looks for sample_weight and pos_label in it
         self.function, self.of_scores = function, of_scores
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None, **kwargs: Any) -> float:
+    def __call__(
+        self,
+        y_true: Any,
+        y_pred: Any,
+        sample_weight: Any = None,
+        **kwargs: Any,
+    ) -> float:
         true, pred, form = _align_predictions(y_true, y_pred, self.of_scores)
         _, n_series, n_steps = true.shape
         live = _live_mask(true, pred)
@@ -199,11 +220,17 @@ def _reshape_predictions(y_pred: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _pooled_r2(
-    y_true: np.ndarray, y_pred: np.ndarray, sample_weight: SampleWeight | None = None
+    y_true: np.ndarray,
+    y_pred: np.ndarray,
+    sample_weight: SampleWeight | None = None,
 ) -> float:
     """Return the pooled R2 of arrays (G, N, T)."""
     _, n_series, n_steps = y_true.shape
-    whole = Prediction((y_pred.transpose(2, 1, 0),), slice(0, n_series), slice(0, n_steps))
+    whole = Prediction(
+        (y_pred.transpose(2, 1, 0),),
+        slice(0, n_series),
+        slice(0, n_steps),
+    )
     return pooled_r2(
         [whole],
         (SeriesArray(y_true, "y"),),
@@ -221,30 +248,33 @@ def _align_predictions(
     pred = np.asarray(y_pred)
     if isinstance(y_true, SequenceView):
         form = "timesteps" if isinstance(y_true, TimestepsView) else "samples"
-        true, columns = np.asarray(y_true.native), y_true.shape[1] // y_true.n_features
-        if pred.ndim <= 2 and len(pred) == len(y_true) and pred.size % (len(pred) * columns) == 0:
-            rows = pred.reshape(len(pred), -1)
-            pred = y_true.from_rows(rows, rows.shape[1] // columns)
+        true = np.asarray(y_true.native)
+        pred = _predictions_of_view(y_true, pred)
     else:
         true = np.asarray(y_true)
         form = "native" if true.ndim == 3 else "rows"
-        if form == "rows":
-            true = true.reshape(len(true), -1).T[:, :, None]
-            if pred.ndim <= 2:
-                pred = pred.reshape(len(pred), -1).T[:, :, None]
-    same = pred.ndim == 3 and pred.shape[1:] == true.shape[1:]
-    if not same or (len(pred) != len(true) and not (of_scores and len(true) == 1)):
+    if form == "rows":
+        true = true.reshape(len(true), -1).T[:, :, None]
+        if pred.ndim <= 2:
+            pred = pred.reshape(len(pred), -1).T[:, :, None]
+    same_steps = pred.ndim == 3 and pred.shape[1:] == true.shape[1:]
+    are_scores = of_scores and len(true) == 1
+    if not same_steps or (len(pred) != len(true) and not are_scores):
+        remedy = SCORES_REMEDY if of_scores else VALUES_REMEDY
         raise ShapeError(
             f"y has shape {np.shape(y_true)} and the predictions {np.shape(y_pred)}, which are not "
-            "of the same steps; "
-            + (
-                "scikit-learn hands on one column of the probabilities of two classes: take a "
-                "metric of predict or decision_function, or labels per series"
-                if of_scores
-                else "give y in the form of x: both as samples(...), as timesteps(...), as (F, N, T) arrays, or as rows"
-            )
+            f"of the same steps; {remedy}"
         )
     return true, pred, form
+
+
+def _predictions_of_view(view: SequenceView, pred: np.ndarray) -> np.ndarray:
+    """Return predictions as (K, N, T) if they have one row per row of the view."""
+    n_columns = view.shape[1] // view.n_features
+    if pred.ndim > 2 or len(pred) != len(view) or pred.size % (len(pred) * n_columns):
+        return pred
+    rows = pred.reshape(len(pred), -1)
+    return view.from_rows(rows, rows.shape[1] // n_columns)
 
 
 def _live_mask(true: np.ndarray, *preds: np.ndarray) -> np.ndarray:

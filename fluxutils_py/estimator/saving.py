@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,35 +17,43 @@ from sklearn.utils.validation import check_is_fitted
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator import persistence
 from fluxutils_py.estimator.estimator import Estimator
-from fluxutils_py.estimator.serialization import PLAIN, full_name, plain_value
+from fluxutils_py.estimator.serialization import full_name
 from fluxutils_py.inputs.inputs import InputLayout
 from fluxutils_py.parallel import get_communicator
-from fluxutils_py.training.plain_files import read_file, write_file
+from fluxutils_py.training.plain_files import (
+    SETTING_TYPES,
+    array_from_plain,
+    array_to_plain,
+    dataclass_from_plain,
+    dataclass_to_plain,
+    plain_or_none,
+    read_file,
+    write_file,
+)
 from fluxutils_py.transformers.imputer import SequenceImputer
 from fluxutils_py.transformers.scaler import SequenceScaler
 from fluxutils_py.transformers.winsor_scaler import WinsorScaler
 from fluxutils_py.versions import installed_version
 
-KIND, FORMAT = "fluxutils_py fitted objects", 1
+KIND = "fluxutils_py fitted objects"
+FORMAT = 1
 TRANSFORMERS = {
     cls.__name__: cls
     for cls in (
         *(SequenceScaler, SequenceImputer, WinsorScaler, SimpleImputer),
         *(preprocessing.StandardScaler, preprocessing.RobustScaler, preprocessing.MinMaxScaler),
         *(preprocessing.MaxAbsScaler, preprocessing.Normalizer, preprocessing.FunctionTransformer),
-        *(
-            preprocessing.PowerTransformer,
-            preprocessing.QuantileTransformer,
-            preprocessing.PolynomialFeatures,
-        ),
+        *(preprocessing.PowerTransformer, preprocessing.QuantileTransformer),
+        preprocessing.PolynomialFeatures,
     )
 }
-DEPTH = 20  # of pipelines in each other
+DEPTH = 20  # of pipelines in each other; Python's stack ends before a long file does
 
 
-def save(obj: Any, path: Any) -> None:
-    """Write something fitted to one file that holds no code, and is never half-written; see
-    :func:`load`.
+def save(obj: Any, path: object) -> None:
+    """Write something fitted to one file, which holds no code and is never half-written.
+
+    :func:`load` reads it.
 
     Parameters
     ----------
@@ -93,7 +101,7 @@ def save(obj: Any, path: Any) -> None:
         write_file(path, content)
 
 
-def load(path: Any, **arguments: Any) -> Any:
+def load(path: object, **arguments: Any) -> Any:
     """Read what :func:`save`, or ``save`` of an estimator of any class of this package, wrote.
 
     It runs no code from the file, so files from strangers are safe.
@@ -140,15 +148,15 @@ def load(path: Any, **arguments: Any) -> Any:
             f"{path} has format {content.get('format')}, this version reads {FORMAT}: update "
             "fluxutils_py"
         )
-    used: list[str] = []
+    maker = _Maker(path, arguments)
     with persistence.load_errors(path):
-        made = _make(content["object"], path, arguments, used, 0)
-    if arguments and not used:
+        made = maker.make(content["object"])
+    if arguments and not maker.has_estimator:
         raise TypeError(f"load: {path} holds no estimator that could take {', '.join(arguments)}")
     return made
 
 
-def _load_estimator(content: dict[str, Any], path: Any, arguments: dict[str, Any]) -> Any:
+def _load_estimator(content: dict[str, Any], path: object, arguments: dict[str, Any]) -> Any:
     name = content.get("class")
     classes = {
         c.__name__: c
@@ -169,75 +177,84 @@ def _with_subclasses(cls: type[Estimator]) -> Iterator[type[Estimator]]:
         yield from _with_subclasses(below)
 
 
-# -- to plain data -------------------------------------------------------------------------------------------
+# -- to plain data -------------------------------------------------------------------------------
 
 
 def _describe(obj: Any, where: str) -> dict[str, Any]:
     """Return what a file holds of an object, at ``where`` among the parts of a whole."""
     if isinstance(obj, Estimator):
         check_is_fitted(obj, "model_")
+        # a class of the user cannot be found again by its name alone
         if not type(obj).__module__.startswith("fluxutils_py."):
             raise TypeError(
                 f"{where} is of your own class {type(obj).__name__}: save it alone, with its own "
                 "save"
             )
         return {"estimator": persistence.estimator_content(obj)}
+    # exact types: a subclass may have settings and methods that a file cannot restore
     if type(obj) is Pipeline:
         return {"pipeline": [_describe_step(name, step, where) for name, step in obj.steps]}
     if type(obj) is TransformedTargetRegressor:
-        check_is_fitted(obj)
-        settings = ("func", "inverse_func", "check_inverse")
-        return {
-            "targets": {
-                "regressor": _describe(obj.regressor_, f"{where}.regressor_"),
-                "transformer": _describe(obj.transformer_, f"{where}.transformer_"),
-                "given": obj.transformer is not None,
-                "settings": {k: _encode(getattr(obj, k), f"{where}.{k}") for k in settings},
-                "fitted": _fitted_of(obj, where, ("regressor_", "transformer_")),
-            }
-        }
-    if TRANSFORMERS.get(type(obj).__name__) is not type(obj):
+        return {"targets": _describe_targets(obj, where)}
+    if not _is_known_transformer(obj):
         raise TypeError(
             f"{where} is a {full_name(obj)}, which cannot be saved without pickle: a file holds "
             "estimators of fluxutils_py, Pipeline, TransformedTargetRegressor, "
             f"{', '.join(TRANSFORMERS)}"
         )
     check_is_fitted(obj)
-    settings_of = {k: _encode(v, f"{where}.{k}") for k, v in obj.get_params(deep=False).items()}
-    return {
-        "transformer": type(obj).__name__,
-        "settings": settings_of,
-        "fitted": _fitted_of(obj, where),
-    }
+    settings = {k: _encode(v, f"{where}.{k}") for k, v in obj.get_params(deep=False).items()}
+    fitted = _fitted_of(obj, where)
+    return {"transformer": type(obj).__name__, "settings": settings, "fitted": fitted}
+
+
+def _is_known_transformer(obj: object) -> bool:
+    return TRANSFORMERS.get(type(obj).__name__) is type(obj)
 
 
 def _describe_step(name: str, step: Any, where: str) -> tuple[str, Any]:
-    plain = step is None or isinstance(step, str)
-    return name, step if plain else _describe(step, f"{where}[{name!r}]")
+    if step is None or isinstance(step, str):  # "passthrough"
+        return name, step
+    return name, _describe(step, f"{where}[{name!r}]")
+
+
+def _describe_targets(obj: TransformedTargetRegressor, where: str) -> dict[str, Any]:
+    check_is_fitted(obj)
+    settings = ("func", "inverse_func", "check_inverse")
+    return {
+        "regressor": _describe(obj.regressor_, f"{where}.regressor_"),
+        "transformer": _describe(obj.transformer_, f"{where}.transformer_"),
+        "given": obj.transformer is not None,
+        "settings": {k: _encode(getattr(obj, k), f"{where}.{k}") for k in settings},
+        "fitted": _fitted_of(obj, where, without=("regressor_", "transformer_")),
+    }
 
 
 def _fitted_of(obj: Any, where: str, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the attributes that ``fit`` has set; set_output is the reader's choice."""
     names = set(vars(obj)) - set(obj.get_params(deep=False)) - {*without, "_sklearn_output_config"}
     return {name: _encode(vars(obj)[name], f"{where}.{name}") for name in sorted(names)}
 
 
 def _encode(value: Any, where: str) -> Any:
+    """Return a setting or attribute as plain data; :func:`_decode` inverts it."""
+    # before the plain types: np.float64 is a float of Python too, but has to come back as it was
     if isinstance(value, np.generic):
-        return {"scalar": persistence.array_to_plain(np.array(value))}
-    if isinstance(value, PLAIN):
+        return {"scalar": array_to_plain(np.array(value))}
+    if isinstance(value, SETTING_TYPES):
         return value
     if isinstance(value, np.ndarray):
-        return {"array": persistence.array_to_plain(value), "shape": value.shape}
+        return {"array": array_to_plain(value), "shape": value.shape}
     if isinstance(value, tuple | list):
         return {type(value).__name__: [_encode(v, where) for v in value]}
     if isinstance(value, np.dtype):
         return {"dtype": value.str}
     if isinstance(value, InputLayout):
-        return {"layout": plain_value(persistence.to_plain(value))}
+        return {"layout": plain_or_none(dataclass_to_plain(value))}
     name = getattr(value, "__name__", "")
     if isinstance(value, np.ufunc) and getattr(np, name, None) is value:
         return {"function": name}
-    if TRANSFORMERS.get(type(value).__name__) is type(value):  # a PowerTransformer has a scaler
+    if _is_known_transformer(value):  # a PowerTransformer has a scaler
         return {"object": _describe(value, where)}
     raise TypeError(
         f"{where} is a {full_name(value)}, which cannot be saved without pickle: a file holds "
@@ -245,56 +262,77 @@ def _encode(value: Any, where: str) -> Any:
     )
 
 
-# -- and back ------------------------------------------------------------------------------------------------
+# -- and back ------------------------------------------------------------------------------------
 
 
-def _make(
-    described: dict[str, Any], path: Any, arguments: dict[str, Any], used: list[str], depth: int
-) -> Any:
-    if depth > DEPTH:
-        raise LoadError(f"its pipelines lie more than {DEPTH} deep in each other")
-    if "estimator" in described:
-        used.append("estimator")
-        return _load_estimator(described["estimator"], path, arguments)
-    if "pipeline" in described:
-        steps = [
-            (
-                name,
-                _make(dict(step), path, arguments, used, depth + 1)
-                if isinstance(step, Mapping)
-                else step,
+class _Maker:
+    """Makes the objects that a file describes.
+
+    Parameters
+    ----------
+    path : path-like
+        Name of the file, for messages.
+    arguments : dict
+        Arguments of the caller for the estimator in the file.
+    """
+
+    def __init__(self, path: object, arguments: dict[str, Any]) -> None:
+        self.path = path
+        self.arguments = arguments
+        self.has_estimator = False  # which could use the arguments
+
+    def make(self, described: dict[str, Any], depth: int = 0) -> Any:
+        """Return the object; ``depth`` is the number of objects around it."""
+        if depth > DEPTH:
+            raise LoadError(f"its pipelines are nested more than {DEPTH} deep")
+        if "estimator" in described:
+            self.has_estimator = True
+            return _load_estimator(described["estimator"], self.path, self.arguments)
+        if "pipeline" in described:
+            return Pipeline(
+                [(name, self._make_step(step, depth)) for name, step in described["pipeline"]]
             )
-            for name, step in described["pipeline"]
-        ]
-        return Pipeline(steps)
-    if "targets" in described:
-        return _make_targets(described["targets"], path, arguments, used, depth)
+        if "targets" in described:
+            return self._make_targets(described["targets"], depth)
+        return _make_transformer(described)
+
+    def _make_step(self, step: Any, depth: int) -> Any:
+        if not isinstance(step, Mapping):
+            return step
+        return self.make(dict(step), depth + 1)
+
+    def _make_targets(self, described: dict[str, Any], depth: int) -> TransformedTargetRegressor:
+        regressor = self.make(described["regressor"], depth + 1)
+        transformer = self.make(described["transformer"], depth + 1)
+        made = TransformedTargetRegressor(
+            clone(regressor),
+            transformer=clone(transformer) if described["given"] else None,
+            **_decode_each(described["settings"]),
+        )
+        made.regressor_ = regressor
+        made.transformer_ = transformer
+        return _set_fitted(made, described["fitted"])
+
+
+def _make_transformer(described: dict[str, Any]) -> Any:
     cls = TRANSFORMERS.get(described["transformer"])
     if cls is None:
         raise LoadError(
             f"it names {described['transformer']!r}, which is none of {', '.join(TRANSFORMERS)}"
         )
-    made = cls(**{name: _decode(value) for name, value in described["settings"].items()})
+    made = cls(**_decode_each(described["settings"]))
     return _set_fitted(made, described["fitted"])
 
 
-def _make_targets(
-    described: dict[str, Any], path: Any, arguments: dict[str, Any], used: list[str], depth: int
-) -> Any:
-    parts = (described[k] for k in ("regressor", "transformer"))
-    regressor, transformer = (_make(part, path, arguments, used, depth + 1) for part in parts)
-    settings = {name: _decode(value) for name, value in described["settings"].items()}
-    given = clone(transformer) if described["given"] else None
-    made = TransformedTargetRegressor(clone(regressor), transformer=given, **settings)
-    made.regressor_, made.transformer_ = regressor, transformer
-    return _set_fitted(made, described["fitted"])
+def _decode_each(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: _decode(value) for name, value in settings.items()}
 
 
 def _set_fitted(made: Any, fitted: dict[str, Any]) -> Any:
     for name, value in fitted.items():
-        if not re.fullmatch(r"_?[a-z][a-z0-9_]*", name) or callable(
-            getattr(type(made), name, None)
-        ):
+        # a file must not replace a method, or a name that Python gives a meaning
+        is_attribute = re.fullmatch(r"_?[a-z][a-z0-9_]*", name)
+        if not is_attribute or callable(getattr(type(made), name, None)):
             raise LoadError(f"{name!r} is no attribute of a fitted {type(made).__name__}")
         setattr(made, name, _decode(value))
     return made
@@ -303,21 +341,28 @@ def _set_fitted(made: Any, fitted: dict[str, Any]) -> Any:
 def _decode(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    ((kind, content), *shape) = value.items()
-    if kind == "scalar":
-        return persistence.read_array(content)[()]
-    if kind == "array":
-        return persistence.read_array(content).reshape(shape[0][1])
-    if kind in ("tuple", "list"):
-        parts = [_decode(part) for part in content]
-        return tuple(parts) if kind == "tuple" else parts
-    if kind == "dtype":
-        return np.dtype(content)
-    if kind == "layout":
-        return persistence.from_plain(InputLayout, content)
-    if kind == "object":
-        return _make(content, "", {}, [], 0)
-    function = getattr(np, content, None) if kind == "function" else None
-    if not isinstance(function, np.ufunc):
+    (label, content), *shape = value.items()
+    if label == "array":
+        return array_from_plain(content).reshape(shape[0][1])
+    decode = DECODERS.get(label)
+    if decode is None:
         raise LoadError(f"it names {content!r}, which is no function of NumPy for single numbers")
+    return decode(content)
+
+
+def _numpy_function(name: str) -> np.ufunc:
+    function = getattr(np, name, None)
+    if not isinstance(function, np.ufunc):
+        raise LoadError(f"it names {name!r}, which is no function of NumPy for single numbers")
     return function
+
+
+DECODERS: dict[str, Callable[[Any], Any]] = {
+    "scalar": lambda content: array_from_plain(content)[()],
+    "tuple": lambda content: tuple(_decode(part) for part in content),
+    "list": lambda content: [_decode(part) for part in content],
+    "dtype": np.dtype,
+    "layout": lambda content: dataclass_from_plain(InputLayout, content),
+    "object": lambda content: _Maker("", {}).make(content),
+    "function": _numpy_function,
+}

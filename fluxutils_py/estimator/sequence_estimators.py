@@ -59,10 +59,13 @@ def _output_method(name: str, doc: str) -> Callable[..., Any]:
         starts: Any = None,
         sharded: bool = False,
     ) -> Any:
-        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
-        return run_predict(self, x, out, name, state=state, return_state=return_state, **how)
+        series = {"lengths": lengths, "starts": starts, "sharded": sharded}
+        return run_predict(self, x, out, name, state=state, return_state=return_state, **series)
 
-    method.__name__, method.__qualname__, method.__doc__ = name, f"EstimatorClassifier.{name}", doc
+    # for help(), and for pickle, which looks functions up by these names
+    method.__name__ = name
+    method.__qualname__ = f"EstimatorClassifier.{name}"
+    method.__doc__ = doc
     return method
 
 
@@ -93,16 +96,16 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
 
     Parameters, attributes and methods are those of :class:`EstimatorRegressor`, and:
 
-    - The model returns one score (logit) per class; ``n_out`` is the number of classes. ``loss=None`` is cross-entropy;
-      a loss of your own gets the indices of the labels in ``classes_``.
-    - ``y`` holds labels: one per step, as (1, N, T), ``samples(y)``, ``timesteps(y)`` or a matrix (N, T) (for
-      ``timesteps``, (T, N)), or one per series, as (N,). NaN, and None among strings, marks a step
-      without a label; in a vector it is an error.
-    - ``predict`` returns labels in the same form. ``predict_proba`` returns probabilities: (K, N, T) for ``(F, N, T)``;
-      one row of K columns per series or sample; rows of K * T or K * N columns for views with a
-      label per step.
-    - ``score`` is the accuracy, pooled over series and time. For metrics and displays of scikit-learn,
-      :func:`fluxutils_py.flatten_steps` makes vectors of labels per step.
+    - The model returns one score (logit) per class; ``n_out`` is the number of classes.
+      ``loss=None`` is cross-entropy; your own loss gets the indices of the labels in ``classes_``.
+    - ``y`` holds labels: one per step, as (1, N, T), ``samples(y)``, ``timesteps(y)`` or a matrix
+      (N, T) (for ``timesteps``, (T, N)), or one per series, as (N,). NaN, and None among strings,
+      marks a step without a label; in a vector it is an error.
+    - ``predict`` returns labels in the same form. ``predict_proba`` returns probabilities:
+      (K, N, T) for ``(F, N, T)``; one row of K columns per series or sample; rows of K * T or
+      K * N columns for views with a label per step.
+    - ``score`` is the accuracy, pooled over series and time. For metrics and displays of
+      scikit-learn, :func:`fluxutils_py.flatten_steps` makes vectors of labels per step.
 
     Steps without any input, or outside a series, have NaN as probabilities; their labels mean
     nothing.
@@ -159,10 +162,13 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
     )
     decision_function = _output_method(
         "decision_function",
-        """Scores of the classes before the softmax; of two classes, the second's score minus the first's.""",
+        """Scores of the classes before the softmax.
+
+        Of two classes, the second's score minus the first's.
+        """,
     )
 
-    # -- inside ----------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -184,7 +190,7 @@ def tcn(n_in: int, n_out: int, num_layers: int, dropout: float) -> TCN:
     return TCN(n_in, n_out, num_layers + 5, dropout=dropout)
 
 
-Kind = TypeVar("Kind")
+Class = TypeVar("Class")
 
 CELLS: dict[str, Callable[..., nn.Module]] = {
     **{layer.__name__.lower(): layer for layer in (LSTM, GRU, RNN, FLSTM, SGRU, MGU, SMGU, HFGRU)},
@@ -202,7 +208,7 @@ CLASSES = {
 }
 
 
-def documented(cls: type[Kind]) -> type[Kind]:
+def documented(cls: type[Class]) -> type[Class]:
     """Insert the shared parameters and the names of the cells into the docstring of a class."""
     shared = str(_SequenceEstimator.__doc__).partition("----------\n")[2].strip()
     cells = ", ".join(f'"{name}"' for name in CELLS)
@@ -296,45 +302,60 @@ class _SequenceEstimator(Estimator):
     verbose: Any = "auto"
 
     def resolved_params(self) -> Settings:
+        cell = self._layer()
+        self._check_network()
+        is_classifier = isinstance(self, EstimatorClassifier)
+        model = partial(
+            network,
+            cell=cell,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            dropout=self.dropout,
+        )
+        return Settings.from_estimator(
+            self,
+            spec=self._spec(),
+            model=model,
+            loss=F.cross_entropy if is_classifier else None,
+            opt=partial(adamw, lr=self.lr, weight_decay=self.weight_decay),
+            is_classifier=is_classifier,
+        )
+
+    def _layer(self) -> Callable[..., nn.Module]:
+        """Return the function or class that ``cell`` names."""
         name = CLASSES.get(self.cell, self.cell) if isinstance(self.cell, type) else self.cell
         cell = CELLS.get(name) if isinstance(name, str) else name
         if not callable(cell):
             raise ValueError(
                 f"cell must be one of {', '.join(map(repr, CELLS))}, or a class, got {self.cell!r}"
             )
+        return cell
+
+    def _check_network(self) -> None:
+        """Raise SpecError unless all arguments that are no fields of a spec can be."""
         for name in ("hidden_size", "num_layers", "n_iter_no_change"):
             check_integer(name, getattr(self, name), 1, error=SpecError)
         check_integer("n_timesteps", self.n_timesteps, 1, optional=True, error=SpecError)
         check_positive("lr", self.lr, error=SpecError)
         for name, most in (("dropout", 1), ("weight_decay", math.inf)):
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, numbers.Real)
-                or not 0 <= float(value) <= most
-            ):
+            # bool is a number for Python, and NaN is in no range
+            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if not is_number or not 0 <= float(value) <= most:
                 raise SpecError(f"{name} must be a number from 0 to {most}, got {value!r}")
         for name in ("early_stopping", "scale_target"):
             value = getattr(self, name, False)
             if not isinstance(value, bool | np.bool_):
                 raise SpecError(f"{name} must be True or False, got {value!r}")
+
+    def _spec(self) -> Spec:
         # without early stopping, validation data only give a loss to watch
         patience = int(self.n_iter_no_change) if self.early_stopping else None
         in_spec = {f.name: getattr(self, f.name) for f in fields(Spec) if hasattr(self, f.name)}
         try:
-            spec = read_spec(Spec(**in_spec, patience=patience))
+            return read_spec(Spec(**in_spec, patience=patience))
         except SpecError as error:  # the fields are arguments of the estimator
             raise SpecError(str(error).removeprefix("spec.")) from None
-        own = {name: getattr(self, name) for name in ("hidden_size", "num_layers", "dropout")}
-        is_classifier = isinstance(self, EstimatorClassifier)
-        return Settings.from_estimator(
-            self,
-            model=partial(network, cell=cell, **own),
-            loss=F.cross_entropy if is_classifier else None,
-            opt=partial(adamw, lr=self.lr, weight_decay=self.weight_decay),
-            spec=spec,
-            is_classifier=is_classifier,
-        )
 
 
 @explains_arguments

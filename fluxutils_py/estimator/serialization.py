@@ -8,12 +8,13 @@ import inspect
 import numbers
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 import fluxutils_py.nn as own_nn
@@ -25,18 +26,13 @@ from fluxutils_py.nn import cells, layers
 from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.optim import ChainedOptimizer, ChainFactory
+from fluxutils_py.training.plain_files import SETTING_TYPES, plain_or_none
 
-PLAIN = (
-    bool,
-    int,
-    float,
-    str,
-    type(None),
-    np.bool_,
-    np.integer,
-    np.floating,
-)  # NumPy scalars are stored as Python's
-
+MACHINE = (
+    "device",
+    "dtype",
+)  # arguments that no config has: they are the estimator's
+VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 # -- modules ---------------------------------------------------------------------------------
 
@@ -44,8 +40,8 @@ PLAIN = (
 def serialize_module(module: nn.Module) -> Any:
     """Return a config of plain data for :func:`deserialize_module`, or None if the module has none.
 
-    Modules of torch.nn and fluxutils_py.nn have one if their attributes give back the constructor's
-    arguments. This builds the module once to check.
+    Modules of torch.nn and fluxutils_py.nn have one if their attributes tell the constructor's
+    arguments. To check this, the module is built once.
     """
     try:
         config = _describe_module(module)
@@ -58,8 +54,9 @@ def serialize_module(module: nn.Module) -> Any:
 
 
 def deserialize_module(config: Any) -> nn.Module:
-    """Build a module from a config, which may name only classes of torch.nn and fluxutils_py.nn and
-    plain arguments.
+    """Build a module from a config of :func:`serialize_module`.
+
+    The config may name only classes of torch.nn and fluxutils_py.nn, and plain arguments.
 
     Raises
     ------
@@ -78,63 +75,79 @@ def deserialize_module(config: Any) -> nn.Module:
         for name in config["frozen"]:
             module.get_parameter(name).requires_grad_(False)
         return module
-    except (LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+    except (
+        LookupError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:
         raise LoadError(f"the file describes a model that cannot be built: {error}") from error
 
 
 def _describe_module(module: nn.Module) -> dict[str, Any]:
-    cls = type(module)
+    if module._forward_hooks or module._forward_pre_hooks:  # torch has no public name for them
+        raise LoadError("hooks are user code")
     config: dict[str, Any] = {
-        "class": _class_name(cls),
+        "class": _class_name(type(module)),
         "arguments": {},
         "children": [],
         "names": [],
     }
-    if module._forward_hooks or module._forward_pre_hooks:
-        raise LoadError("hooks are user code")
-    if isinstance(module, own_nn.Recur) and cls is own_nn.Recur:
+    if isinstance(module, own_nn.Recur) and type(module) is own_nn.Recur:
         config["arguments"]["trainable_init"] = module.trainable_init
         config["children"] = [_describe_module(module.module)]
         return config
-    if cls is nn.Sequential:
+    if type(module) is nn.Sequential:
         config["names"] = [name for name, _ in module.named_children()]
-        config["children"] = [_describe_module(m) for m in module.children()]
+        config["children"] = [_describe_module(child) for child in module.children()]
         return config
-    config["frozen"] = [name for name, p in module.named_parameters() if not p.requires_grad]
-    names = [
-        name
-        for name, p in inspect.signature(cls).parameters.items()
-        if name not in ("device", "dtype")
-        and name[0] != "_"
-        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    if isinstance(module, nn.RNNBase):  # its signature is (*args, **kwargs)
-        names = [
-            "input_size",
-            "hidden_size",
-            "num_layers",
-            "bias",
-            "batch_first",
-            "dropout",
-            "bidirectional",
-        ]
-        names += ["proj_size"] * isinstance(module, nn.LSTM) + ["nonlinearity"] * isinstance(
-            module, nn.RNN
-        )
-    for name in names:
-        value = getattr(module, name)
-        if isinstance(value, type):  # the cell of a SequenceStack
-            config.setdefault("classes", {})[name] = _class_name(value)
-            continue
-        config["arguments"][name] = (
-            value is not None if name == "bias" and not isinstance(value, bool) else value
-        )
-    _check_plain(config["arguments"])
+    return config | _describe_layer(module)
+
+
+def _describe_layer(module: nn.Module) -> dict[str, Any]:
+    """Return the parts of a config that a module with plain arguments has."""
+    config: dict[str, Any] = {
+        "arguments": {},
+        "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
+    }
+    values = {name: getattr(module, name) for name in _constructor_arguments(module)}
+    # classes are arguments too, such as the cell of a SequenceStack
+    classes = {name: _class_name(v) for name, v in values.items() if isinstance(v, type)}
+    if classes:
+        config["classes"] = classes
+    arguments = {name: v for name, v in values.items() if name not in classes}
+    if not isinstance(arguments.get("bias", True), bool):
+        # an attribute "bias" that is no flag is the parameter, or None for bias=False
+        arguments["bias"] = arguments["bias"] is not None
+    config["arguments"] = _check_plain(arguments)
     return config
 
 
+def _constructor_arguments(module: nn.Module) -> list[str]:
+    """Return the names of the arguments that describe a module, as of its attributes."""
+    if isinstance(module, nn.RNNBase):  # its signature is (*args, **kwargs)
+        names = [
+            *("input_size", "hidden_size", "num_layers", "bias"),
+            *("batch_first", "dropout", "bidirectional"),
+        ]
+        if isinstance(module, nn.LSTM):
+            names.append("proj_size")
+        if isinstance(module, nn.RNN):
+            names.append("nonlinearity")
+        return names
+    return [
+        name
+        for name, p in inspect.signature(type(module)).parameters.items()
+        if name not in MACHINE and name[0] != "_" and p.kind not in VARIABLE
+    ]
+
+
 def _module_outline(module: nn.Module) -> list[Any]:
-    """Return names and shapes of parameters and buffers; missing names reveal shared parameters."""
+    """Return names and shapes of parameters and buffers, and which parameters are trainable.
+
+    Missing names reveal shared parameters, which building the module again would separate.
+    """
     return [
         *((name, t.shape) for name, t in module.state_dict().items()),
         *((name, p.requires_grad) for name, p in module.named_parameters()),
@@ -158,39 +171,46 @@ def _class_name(cls: type) -> str:
 
 def _module_class(full_name: str) -> type[nn.Module]:
     prefix, _, name = full_name.rpartition(".")
-    found = getattr(_NAMESPACES.get(prefix), name, None)
-    if not isinstance(found, type) or not issubclass(found, nn.Module):
+    cls = getattr(_NAMESPACES.get(prefix), name, None)
+    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
         raise LoadError(f"{full_name!r} is no module of torch.nn or fluxutils_py.nn")
-    return found
+    return cls
 
 
 def _check_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in arguments.items():
-        if name in ("device", "dtype"):  # which no config has: they are the estimator's
+        if name in MACHINE:
             raise LoadError(f"argument {name!r} is none that a file may give")
         values = value if isinstance(value, tuple | list) else (value,)
-        if not all(isinstance(v, (*PLAIN, torch.Tensor)) for v in values):
+        if not all(isinstance(v, (*SETTING_TYPES, torch.Tensor)) for v in values):
             raise LoadError(f"argument {name!r} is a {type(value).__name__}, not plain data")
     return dict(arguments)
 
 
-# -- losses, optimizers, schedulers and specs --------------------------------------------------------------
+# -- losses, optimizers, schedulers and specs ----------------------------------------------------
 
-# what a config may name: modules, and a test for their names
-PLACES: dict[str, tuple[Any, Callable[[Any], bool]]] = {
-    "torch.nn": (nn, lambda f: _is_class(f, nn.Module)),
-    "torch.nn.functional": (F, lambda f: _is_loss(getattr(f, "__name__", ""))),
-    "torch.optim": (torch.optim, lambda f: _is_class(f, torch.optim.Optimizer)),
-    "torch.optim.lr_scheduler": (torch.optim.lr_scheduler, lambda f: _is_class(f, LRScheduler)),
-    "fluxutils_py.optim": (own_optim, lambda f: _is_class(f, own_optim.Transform)),
+
+class Place(NamedTuple):
+    """A module of which a config may name some classes or functions."""
+
+    module: ModuleType
+    allows: Callable[[object], bool]
+
+
+PLACES = {
+    "torch.nn": Place(nn, lambda f: _is_class(f, nn.Module)),
+    "torch.nn.functional": Place(F, lambda f: _is_loss(getattr(f, "__name__", ""))),
+    "torch.optim": Place(torch.optim, lambda f: _is_class(f, torch.optim.Optimizer)),
+    "torch.optim.lr_scheduler": Place(lr_scheduler, lambda f: _is_class(f, LRScheduler)),
+    "fluxutils_py.optim": Place(own_optim, lambda f: _is_class(f, own_optim.Transform)),
 }
-LOSSES, OPTIMIZERS = ("torch.nn", "torch.nn.functional"), ("torch.optim", "fluxutils_py.optim")
+LOSSES = ("torch.nn", "torch.nn.functional")
+OPTIMIZERS = ("torch.optim", "fluxutils_py.optim")
 SCHEDULERS = ("torch.optim.lr_scheduler",)
 
 
 def serialize(value: Any) -> Any:
-    """Return the config of a loss, an optimizer or a scheduler, from which :func:`deserialize`
-    rebuilds it.
+    """Return the config of a loss, an optimizer or a scheduler; :func:`deserialize` inverts it.
 
     The config is a dict of plain data: the name of a class or function of ``PLACES``, or the links
     of a chain; the ``keywords`` of a partial; or the arguments that an instance was ``made_with``.
@@ -205,30 +225,42 @@ def serialize(value: Any) -> Any:
     if isinstance(value, SeqLoss):
         return serialize(value.criterion)
     if isinstance(value, functools.partial) and not value.args:
-        config = serialize(value.func)
-        return {
-            **config,
-            "keywords": {**config.get("keywords", {}), **_check_plain(value.keywords)},
-        }
-    if isinstance(value, ChainFactory):
+        return _serialize_partial(value)
+    if isinstance(value, ChainFactory | ChainedOptimizer):
         return {"chain": [serialize(link) for link in value.links]}
-    if isinstance(value, ChainedOptimizer):
-        return {"chain": [serialize(link) for link in (*value.before, value.inner, *value.after)]}
     if isinstance(value, torch.optim.Optimizer):
         if len(value.param_groups) > 1:
             raise LoadError("the parameter groups belong to the parameters of one model")
-        return {"name": _name_of(type(value)), "keywords": _check_plain(optimizer_arguments(value))}
+        return {
+            "name": _name_of(type(value)),
+            "keywords": _check_plain(optimizer_arguments(value)),
+        }
     if isinstance(value, own_optim.Transform):
-        return {"name": _name_of(type(value)), "made_with": dataclasses.asdict(value)}  # type: ignore[call-overload]  # all are dataclasses
+        name = _name_of(type(value))  # first: it refuses transforms that are no dataclasses
+        fields = dataclasses.asdict(value)  # type: ignore[call-overload]
+        return {"name": name, "made_with": fields}
     if isinstance(value, nn.Module):
-        names = [
-            n
-            for n in inspect.signature(type(value)).parameters
-            if n not in ("size_average", "reduce")
-        ]
-        arguments = {n: getattr(value, n) for n in names if hasattr(value, n)}
-        return {"name": _name_of(type(value)), "made_with": _check_plain(arguments)}
+        return {
+            "name": _name_of(type(value)),
+            "made_with": _check_plain(_loss_arguments(value)),
+        }
     return {"name": _name_of(value)}
+
+
+def _serialize_partial(value: functools.partial[Any]) -> dict[str, Any]:
+    config = serialize(value.func)  # a chain or another partial may have keywords already
+    keywords = {**config.get("keywords", {}), **_check_plain(value.keywords)}
+    return {**config, "keywords": keywords}
+
+
+def _loss_arguments(loss: nn.Module) -> dict[str, Any]:
+    """Return the constructor's arguments of a torch criterion, without those that torch retired."""
+    names = inspect.signature(type(loss)).parameters
+    return {
+        name: getattr(loss, name)
+        for name in names
+        if name not in ("size_average", "reduce") and hasattr(loss, name)
+    }
 
 
 def deserialize(config: Any, places: tuple[str, ...]) -> Any:
@@ -244,28 +276,32 @@ def deserialize(config: Any, places: tuple[str, ...]) -> Any:
     if "chain" in config:
         made: Any = ChainFactory(*(deserialize(link, places) for link in config["chain"]))
     else:
-        prefix, _, name = str(config["name"]).rpartition(".")
-        module, allows = PLACES[prefix] if prefix in places else (None, _is_loss)
-        made = getattr(module, name, None)
-        if made is None or not allows(made):
-            raise LoadError(
-                f"the file names {config['name']!r}, which is none of {' or '.join(places)}"
-            )
+        made = _named(str(config["name"]), places)
     if "made_with" in config:
         return made(**_check_plain(config["made_with"]))
     keywords = config.get("keywords")
     return functools.partial(made, **_check_plain(keywords)) if keywords else made
 
 
-def _name_of(f: Any) -> str:
-    for prefix, (module, allows) in PLACES.items():
-        name = getattr(f, "__name__", "")
-        if name and getattr(module, name, None) is f and allows(f):
+def _named(full_name: str, places: tuple[str, ...]) -> Any:
+    """Return the class or function of this name in one of the places."""
+    prefix, _, name = full_name.rpartition(".")
+    if prefix in places:
+        made = getattr(PLACES[prefix].module, name, None)
+        if made is not None and PLACES[prefix].allows(made):
+            return made
+    raise LoadError(f"the file names {full_name!r}, which is none of {' or '.join(places)}")
+
+
+def _name_of(f: object) -> str:
+    name = getattr(f, "__name__", "")
+    for prefix, place in PLACES.items():
+        if name and getattr(place.module, name, None) is f and place.allows(f):
             return f"{prefix}.{name}"
     raise LoadError(f"{full_name(f)} is user code")
 
 
-def _is_class(f: Any, base: type) -> bool:
+def _is_class(f: object, base: type) -> bool:
     return isinstance(f, type) and issubclass(f, base) and f is not base
 
 
@@ -276,15 +312,15 @@ def _is_loss(name: str) -> bool:
 
 
 def serialize_spec(spec: Any) -> dict[str, Any] | None:
-    """Return the plain fields of a spec of any form, and the config of its scheduler, if there is
-    one.
-    """
+    """Return the plain fields of a spec of any form, and the config of its scheduler, if any."""
     if spec is None:
         return None
     fields = spec_fields(spec)
     scheduler = fields.pop("scheduler", None)
     plain = {
-        k: plain_value(v) for k, v in fields.items() if isinstance(v, (*PLAIN, numbers.Number))
+        k: plain_or_none(v)
+        for k, v in fields.items()
+        if isinstance(v, (*SETTING_TYPES, numbers.Number))
     }
     return {
         "is_spec": isinstance(spec, Spec),
@@ -294,12 +330,15 @@ def serialize_spec(spec: Any) -> dict[str, Any] | None:
 
 
 def deserialize_spec(config: Any) -> Any:
+    """Invert :func:`serialize_spec`: return a ``Spec``, or the fields of a spec of another form."""
     if config is None:
         return None
     fields = dict(config["fields"])
     if config["scheduler"] is not None:
         fields["scheduler"] = restore_argument(
-            config["scheduler"], "spec.scheduler", lambda c: deserialize(c, SCHEDULERS)
+            config["scheduler"],
+            "spec.scheduler",
+            lambda c: deserialize(c, SCHEDULERS),
         )
     return Spec(**fields) if config["is_spec"] else fields
 
@@ -315,7 +354,7 @@ def try_serialize(value: Any) -> tuple[Any, str] | None:
 
 
 def restore_argument(
-    stored: tuple[Any, str] | None, argument: str, build: Callable[[Any], Any]
+    stored: tuple[object, str] | None, argument: str, build: Callable[[Any], Any]
 ) -> Any:
     """Invert :func:`try_serialize`, with a placeholder for user code, which files do not store."""
     if stored is None:
@@ -324,18 +363,19 @@ def restore_argument(
     return NotStored(argument, name) if config is None else build(config)
 
 
-# -- optimizer state ---------------------------------------------------------------------------------------
+# -- optimizer state -----------------------------------------------------------------------------
 
 
 def serialize_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module
 ) -> dict[str, Any] | None:
-    """Return class, settings, moments and parameter positions of an optimizer; None if it is user
-    code.
+    """Return class, settings, moments and parameter positions of an optimizer.
+
+    None if it is user code.
     """
-    chain: Any = (
-        optimizer if isinstance(optimizer, ChainedOptimizer) else ChainedOptimizer(optimizer)
-    )
+    chain = optimizer
+    if not isinstance(chain, ChainedOptimizer):
+        chain = ChainedOptimizer(optimizer)
     inner = chain.inner
     index = {id(p): i for i, p in enumerate(model.parameters())}
     try:
@@ -345,7 +385,7 @@ def serialize_optimizer(
                 [serialize(t) for t in transforms] for transforms in (chain.before, chain.after)
             ],
             "groups": [[index[id(p)] for p in group["params"]] for group in inner.param_groups],
-            "defaults": plain_value(optimizer_arguments(inner)),
+            "defaults": plain_or_none(optimizer_arguments(inner)),
             "state": inner.state_dict(),
         }
     except LoadError:
@@ -357,13 +397,12 @@ def deserialize_optimizer(config: dict[str, Any], model: nn.Module) -> torch.opt
     params = list(model.parameters())
     groups = [{"params": [params[i] for i in group]} for group in config["groups"]]
     optimizer = deserialize({"name": config["name"]}, OPTIMIZERS)(groups, **config["defaults"])
-    before, after = (
-        [deserialize(t, OPTIMIZERS) for t in transforms] for transforms in config["links"]
-    )
+    links = [[deserialize(t, OPTIMIZERS) for t in transforms] for transforms in config["links"]]
+    before, after = links
     return ChainedOptimizer(optimizer, before, after) if before or after else optimizer
 
 
-# -- values ----------------------------------------------------------------------------------------------
+# -- values --------------------------------------------------------------------------------------
 
 
 def full_name(value: Any) -> str:
@@ -373,20 +412,3 @@ def full_name(value: Any) -> str:
         value = value.func
     cls = value if hasattr(value, "__qualname__") else type(value)
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def plain_value(value: Any) -> Any:
-    """Convert ``value`` to Python's types; tensors stay unchanged, anything else becomes None."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, (*PLAIN, bytes, torch.Tensor)):
-        return value
-    if isinstance(value, Mapping):
-        return {k: plain_value(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return (
-            tuple(map(plain_value, value))
-            if type(value) is tuple
-            else [plain_value(v) for v in value]
-        )
-    return None

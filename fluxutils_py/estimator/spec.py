@@ -10,7 +10,7 @@ import numbers
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from fluxutils_py.validation import check_integer, check_positive
 
 def names_what_was_meant(cls: type[Any]) -> type[Any]:
     """Let a dataclass refuse unknown arguments with the name that was probably meant."""
-    plain = cls.__init__
+    plain = cls.__init__  # bound now: cls.__init__ will be the function below
 
     @functools.wraps(plain)
     def init(self: Any, *args: Any, **fields: Any) -> None:
@@ -37,14 +37,14 @@ def names_what_was_meant(cls: type[Any]) -> type[Any]:
     return cls
 
 
-Kind = TypeVar("Kind")
+Class = TypeVar("Class")
 
 
-def explains_arguments(cls: type[Kind]) -> type[Kind]:
-    """Let an estimator refuse unknown arguments with what was probably meant: a field of its spec,
-    or another name.
+def explains_arguments(cls: type[Class]) -> type[Class]:
+    """Let an estimator refuse unknown arguments with what was probably meant.
 
-    The signature stays that of the class, for scikit-learn and for users.
+    That is a field of its spec, or another name. The signature stays that of the class, for
+    scikit-learn and for users.
     """
     plain: Callable[..., None] = cls.__init__
     names = list(inspect.signature(plain).parameters)[1:]  # without self
@@ -63,19 +63,24 @@ def explains_arguments(cls: type[Kind]) -> type[Kind]:
 
 
 def _way_to_set(name: str, names: list[str]) -> str:
-    """Say how to set what somebody may have meant by an argument that an estimator, with these
-    names, has not.
+    """Say how to set what may be meant by a name that is no argument of an estimator.
+
+    ``names`` are those of its arguments.
     """
     fields = [f.name for f in dataclasses.fields(Spec)]
-    if name in fields and "spec" in names:
+    has_spec = "spec" in names
+    if name in fields and has_spec:
         return f"it is a field of the spec: spec={{{name!r}: ...}}"
-    near = difflib.get_close_matches(name, [*names, *fields] if "spec" in names else names, 1, 0.6)
+    near = difflib.get_close_matches(name, [*names, *fields] if has_spec else names, 1, 0.6)
     if near and near[0] not in names:
         return f"did you mean {near[0]!r}, a field of the spec: spec={{{near[0]!r}: ...}}?"
     if near:
         return f"did you mean {near[0]!r}?"
     if name in fields:
-        return f"it is a field of the spec that an Estimator takes: Estimator(model, spec={{{name!r}: ...}})"
+        return (
+            "it is a field of the spec that an Estimator takes: "
+            f"Estimator(model, spec={{{name!r}: ...}})"
+        )
     return f"it has {', '.join(names)}"
 
 
@@ -121,10 +126,10 @@ class Spec:
         each a row of the minibatch that starts from the zero state. "auto": into as many folds as
         possible, at most ``batchsize`` over the number of series, of at least ``8 * seqsize`` steps
         each; never with ``seqsize=None``. A series too short for two such folds stays whole. True:
-        into as many as fill the minibatch, however short, as
-        :func:`fluxutils_py.data.rebatch` does; the model then learns nothing that reaches beyond a fold. False: never.
-        On several ranks, the ``batchsize`` of all together counts. ``folds`` in ``history_`` is the
-        largest number of folds of a series.
+        into as many as fill the minibatch, however short, as :func:`fluxutils_py.data.rebatch`
+        does; the model then learns nothing that reaches beyond a fold. False: never. On several
+        ranks, the ``batchsize`` of all together counts. ``folds`` in ``history_`` is the largest
+        number of folds of a series.
     scheduler : callable or None
         ``scheduler(optimizer)`` returns a torch learning-rate scheduler, for example
         ``partial(torch.optim.lr_scheduler.StepLR, step_size=5)``.
@@ -160,7 +165,7 @@ class Spec:
 
 NAMES = [f.name for f in dataclasses.fields(Spec)]
 MAIN = ("epochs", "batchsize", "seqsize")
-# Arguments of estimators, which a spec would take without using them
+# Arguments of estimators: a spec that has them would be accepted, and they would do nothing.
 ARGUMENTS = (
     "callbacks",
     "class_weight",
@@ -184,16 +189,21 @@ ARGUMENTS = (
 
 
 def _place(field: str) -> str | None:
-    """Return where a field belongs that is none of a spec; None if it is nothing of ours."""
+    """Return where an unknown field of a spec belongs; None if this package has no such name."""
     if field in ARGUMENTS:
         return f"; {field} is an argument of the estimator: Estimator(..., {field}=..., spec=...)"
     if field in ("lr", "learning_rate"):
-        return f"; {field} belongs to the optimizer: Estimator(..., opt=functools.partial(torch.optim.AdamW, lr=...))"
+        return (
+            f"; {field} belongs to the optimizer: "
+            "Estimator(..., opt=functools.partial(torch.optim.AdamW, lr=...))"
+        )
     return None
 
 
 def read_spec(spec: Any) -> Spec:
-    """Return a checked :class:`Spec` from any form; None and missing fields mean the defaults.
+    """Return a checked :class:`Spec` from any form, with numbers of Python.
+
+    None and missing fields mean the defaults.
 
     Raises
     ------
@@ -203,45 +213,59 @@ def read_spec(spec: Any) -> Spec:
     """
     if spec is None:
         return Spec()
+    # a subclass may have fields of the user, which are looked at like those of other forms
     known = spec if type(spec) is Spec else _from_fields(spec_fields(spec))
-    _check_fields(known)
+    integers = _check_integers(known)
+    _check_others(known)
     numpys = {k: v.item() for k, v in vars(known).items() if isinstance(v, np.generic)}
-    return dataclasses.replace(known, **numpys) if numpys else known
+    return dataclasses.replace(known, **{**numpys, **integers})
 
 
 def _from_fields(fields: dict[str, Any]) -> Spec:
     """Make a spec of fields by name; fields may be missing, unknown or misspelt."""
     others = [f for f in fields if f not in NAMES]
-    for field in others:
-        place = _place(field)
-        if place is not None and fields[field] is not None:
-            raise SpecError(f"spec has the field {field!r}, which would not be used{place}")
-    for name in MAIN:
-        near = difflib.get_close_matches(name, others, 1, 0.6) if name not in fields else []
-        if near:
-            raise SpecError(
-                f"spec has no field {name!r} (found: {', '.join(fields)}); did you mean {name!r} "
-                f"where it says {near[0]!r}?"
-            )
+    _reject_misplaced(fields, others)
+    _reject_misspelt(fields, others)
     if len(others) == len(fields):
         raise SpecError(
             f"spec has none of the fields {', '.join(NAMES)} (found: "
             f"{', '.join(fields) or 'none'}); None means the defaults"
         )
+    missing = [name for name in NAMES if name not in fields]
     for field in others:
-        near = difflib.get_close_matches(field, [n for n in NAMES if n not in fields], 1, 0.8)
+        near = difflib.get_close_matches(field, missing, 1, 0.8)
         if near:
-            warnings.warn(
-                f"spec field {field!r} is not used; did you mean {near[0]!r}?", stacklevel=4
-            )
+            message = f"spec field {field!r} is not used; did you mean {near[0]!r}?"
+            warnings.warn(message, stacklevel=4)
     return Spec(**{name: fields[name] for name in NAMES if name in fields})
+
+
+def _reject_misplaced(fields: dict[str, Any], others: list[str]) -> None:
+    """Raise SpecError if one of the others is a setting of the estimator or the optimizer."""
+    for field in others:
+        place = _place(field)
+        if place is not None and fields[field] is not None:
+            raise SpecError(f"spec has the field {field!r}, which would not be used{place}")
+
+
+def _reject_misspelt(fields: dict[str, Any], others: list[str]) -> None:
+    """Raise SpecError if a main field is missing, and one of the others has a similar name."""
+    for name in MAIN:
+        if name in fields:
+            continue
+        near = difflib.get_close_matches(name, others, 1, 0.6)
+        if near:
+            raise SpecError(
+                f"spec has no field {name!r} (found: {', '.join(fields)}); did you mean {name!r} "
+                f"where it says {near[0]!r}?"
+            )
 
 
 def spec_fields(spec: Any) -> dict[str, Any]:
     """Return the fields of a spec of any form."""
     if isinstance(spec, Mapping):
         return dict(spec)
-    if hasattr(spec, "_asdict"):
+    if hasattr(spec, "_asdict"):  # a namedtuple
         return dict(spec._asdict())
     if isinstance(spec, type | str | bytes | numbers.Number | list | tuple | set):
         raise SpecError(
@@ -250,31 +274,51 @@ def spec_fields(spec: Any) -> dict[str, Any]:
         )
     if dataclasses.is_dataclass(spec):
         return {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
-    names = [
-        *getattr(spec, "__dict__", {}),
-        *(n for n in NAMES if hasattr(spec, n)),
-    ]  # also slots and properties
-    return {name: getattr(spec, name) for name in dict.fromkeys(names) if not name.startswith("_")}
+    # properties and slots are not in the __dict__
+    named = [name for name in NAMES if hasattr(spec, name)]
+    names = dict.fromkeys([*getattr(spec, "__dict__", {}), *named])
+    return {name: getattr(spec, name) for name in names if not name.startswith("_")}
 
 
-def _check_fields(spec: Spec) -> None:
-    for name, least, optional in (
-        ("epochs", 1, False),
-        ("batchsize", 1, False),
-        ("seqsize", 1, True),
-        ("overlap", 0, False),
-        ("burn_in", 0, False),
-        ("accumulate", 1, False),
-        ("patience", 1, True),
-    ):
-        check_integer(
-            f"spec.{name}", getattr(spec, name), least, optional=optional, error=SpecError
+class IntegerField(NamedTuple):
+    """A field of a spec that is an integer, with its smallest value."""
+
+    name: str
+    least: int
+    optional: bool = False
+
+
+INTEGERS = (
+    IntegerField("epochs", 1),
+    IntegerField("batchsize", 1),
+    IntegerField("seqsize", 1, optional=True),
+    IntegerField("overlap", 0),
+    IntegerField("burn_in", 0),
+    IntegerField("accumulate", 1),
+    IntegerField("patience", 1, optional=True),
+)
+
+
+def _check_integers(spec: Spec) -> dict[str, int | None]:
+    """Return the fields that are integers, as integers of Python."""
+    return {
+        field.name: check_integer(
+            f"spec.{field.name}",
+            getattr(spec, field.name),
+            field.least,
+            optional=field.optional,
+            error=SpecError,
         )
+        for field in INTEGERS
+    }
+
+
+def _check_others(spec: Spec) -> None:
     if not isinstance(spec.shuffle, bool | np.bool_):
         raise SpecError(f"spec.shuffle must be True or False, got {spec.shuffle!r}")
-    if not isinstance(spec.rebatch, bool | np.bool_) and not (
-        isinstance(spec.rebatch, str) and spec.rebatch == "auto"
-    ):
+    # isinstance first: an array compared with "auto" has no truth value
+    is_auto = isinstance(spec.rebatch, str) and spec.rebatch == "auto"
+    if not is_auto and not isinstance(spec.rebatch, bool | np.bool_):
         raise SpecError(f"spec.rebatch must be 'auto', True or False, got {spec.rebatch!r}")
     check_positive("spec.clip", spec.clip, optional=True, error=SpecError)
     if spec.scheduler is not None and not callable(spec.scheduler):

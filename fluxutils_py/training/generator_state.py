@@ -29,7 +29,8 @@ def get_generator_state(generator: Generator) -> dict[str, Any]:
     """
     if isinstance(generator, torch.Generator):
         return {"kind": "torch", "state": generator.get_state().clone()}
-    return {"kind": "numpy", "state": _numbers(generator.bit_generator.state)}
+    state = _arrays_to_lists(generator.bit_generator.state)
+    return {"kind": "numpy", "state": state}
 
 
 def set_generator_state(generator: Generator, state: Mapping[str, Any]) -> None:
@@ -40,23 +41,26 @@ def set_generator_state(generator: Generator, state: Mapping[str, Any]) -> None:
     LoadError
         If the state belongs to another kind of generator. The generator does not change.
     """
-    kind = "torch" if isinstance(generator, torch.Generator) else "numpy"
-    if state["kind"] != kind:
-        raise LoadError(f"the state is of a generator of {state['kind']}, this one is of {kind}")
+    library = "torch" if isinstance(generator, torch.Generator) else "numpy"
+    if state["kind"] != library:
+        raise LoadError(f"the state is of a generator of {state['kind']}, this one is of {library}")
     if isinstance(generator, torch.Generator):
+        # torch accepts states on the CPU only, and a file may have been loaded to a GPU
         generator.set_state(state["state"].cpu())
         return
-    stored, own = state["state"]["bit_generator"], generator.bit_generator.state["bit_generator"]
-    if stored != own:
-        raise LoadError(f"the state is of a NumPy generator {stored}, this one is {own}")
-    generator.bit_generator.state = state["state"]
+    bits = generator.bit_generator
+    saved_name = state["state"]["bit_generator"]
+    name = bits.state["bit_generator"]
+    # NumPy itself would raise a ValueError that does not say which two generators differ
+    if saved_name != name:
+        raise LoadError(f"the state is of a NumPy generator {saved_name}, this one is {name}")
+    bits.state = state["state"]
 
 
 def start_epoch_order(
     generator: Generator, began: Mapping[str, Any] | None, skipped: int
 ) -> dict[str, Any]:
-    """Return the state of the generator that draws the order of a pass over data, at the start of
-    the pass.
+    """Return the state, at the start of a pass over data, of the generator that draws its order.
 
     A pass that skips batches repeats the last pass, so the generator is first reset to the state
     ``began``.
@@ -77,13 +81,25 @@ class RandomGenerators:
         Further generators, ``numpy.random.Generator`` or ``torch.Generator``.
     """
 
-    def __init__(self, device: torch.device | None = None, **generators: Generator) -> None:
-        self.device, self.generators = device, generators
+    def __init__(
+        self,
+        device: torch.device | None = None,
+        **generators: Generator,
+    ) -> None:
+        self.device = device
+        self.generators = generators
+
+    @property
+    def _gpu(self) -> torch.device | None:
+        if self.device is None or self.device.type != "cuda":
+            return None
+        return self.device
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the states of all generators, copied."""
         state: dict[str, Any] = {"torch": torch.get_rng_state()}
-        if self.device is not None and self.device.type == "cuda":
-            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        if self._gpu is not None:
+            state["cuda"] = torch.cuda.get_rng_state(self._gpu)
         state["named"] = {name: get_generator_state(g) for name, g in self.generators.items()}
         return state
 
@@ -92,16 +108,18 @@ class RandomGenerators:
     ) -> Mapping[str, Any]:
         """Return the state of this rank among those that ranks saved.
 
-        A rank that is new keeps torch's generators as they are, and takes the other generators of
+        A rank that is new keeps torch's generators as they are, and uses the other generators of
         rank 0.
         """
-        return (
-            states[rank]
-            if rank < len(states)
-            else {**self.state_dict(), "named": states[0]["named"]}
-        )
+        if rank < len(states):
+            return states[rank]
+        # named generators draw what all ranks share, such as the order of the data
+        state = self.state_dict()
+        state["named"] = states[0]["named"]
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set all generators to a state; raise LoadError if it has generators of other names."""
         if set(state["named"]) != set(self.generators):
             raise LoadError(
                 f"the state is of generators {sorted(state['named'])}, these are "
@@ -110,12 +128,13 @@ class RandomGenerators:
         for name, g in self.generators.items():
             set_generator_state(g, state["named"][name])
         torch.set_rng_state(state["torch"].cpu())
-        if "cuda" in state and self.device is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
+        # a run that continues on a CPU has no use for the state of a GPU
+        if "cuda" in state and self._gpu is not None:
+            torch.cuda.set_rng_state(state["cuda"].cpu(), self._gpu)
 
 
-def _numbers(value: Any) -> Any:
+def _arrays_to_lists(value: Any) -> Any:
     """Convert NumPy arrays in nested dicts to lists, for files of plain data."""
     if isinstance(value, dict):
-        return {k: _numbers(v) for k, v in value.items()}
+        return {k: _arrays_to_lists(v) for k, v in value.items()}
     return value.tolist() if isinstance(value, np.ndarray) else value

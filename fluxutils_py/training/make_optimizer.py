@@ -13,7 +13,7 @@ from torch import Tensor
 from fluxutils_py.optim import Transform
 
 
-def make_optimizer(opt: Any, params: Sequence[Tensor]) -> torch.optim.Optimizer:
+def make_optimizer(opt: object, params: Sequence[Tensor]) -> torch.optim.Optimizer:
     """Make an optimizer for parameters.
 
     Parameters
@@ -41,11 +41,10 @@ def make_optimizer(opt: Any, params: Sequence[Tensor]) -> torch.optim.Optimizer:
             f"opt={opt!r} changes gradients only: combine it with an optimizer by "
             f"fluxutils_py.optim.Chain, as in opt=Chain({opt!r}, torch.optim.AdamW)"
         )
+    optimizer: Any
     if isinstance(opt, torch.optim.Optimizer):
-        optimizer: Any = opt
-    elif callable(opt) and not (
-        isinstance(opt, type) and not issubclass(opt, torch.optim.Optimizer)
-    ):
+        optimizer = opt
+    elif _may_make_optimizers(opt):
         optimizer = with_python_numbers(opt)(params)
     else:
         raise TypeError(
@@ -56,11 +55,19 @@ def make_optimizer(opt: Any, params: Sequence[Tensor]) -> torch.optim.Optimizer:
         raise TypeError(
             f"opt={opt!r} must make a torch optimizer, it made {type(optimizer).__name__}"
         )
+    # a closure would run the window again from the state that the first run left behind
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
-            "LBFGS runs the model several times a step, which its state does not allow; take AdamW"
+            "LBFGS runs the model several times a step, which its state does not allow; use AdamW"
         )
     return optimizer
+
+
+def _may_make_optimizers(opt: object) -> bool:
+    # other classes are callable too: one given by mistake would raise an obscure error when called
+    if isinstance(opt, type):
+        return issubclass(opt, torch.optim.Optimizer)
+    return callable(opt)
 
 
 def make_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optimizer | None) -> Any:
@@ -82,9 +89,10 @@ def make_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optim
     return made
 
 
-def begin_schedule(scheduler: Any, n_left: int | None) -> None:
-    """Tell a scheduler with ``begin_run``, such as that of ``cosine(cycles=1)``, how many of its
-    steps are left.
+def begin_schedule(scheduler: object, n_left: int | None) -> None:
+    """Tell a scheduler how many of its steps are left, if it has ``begin_run``.
+
+    The schedule of ``cosine(cycles=1)`` has it.
     """
     begin = getattr(scheduler, "begin_run", None)
     if begin is not None:
@@ -93,6 +101,7 @@ def begin_schedule(scheduler: Any, n_left: int | None) -> None:
 
 def adamw(params: Any, lr: float = 1e-3, **settings: Any) -> torch.optim.Optimizer:
     """Return AdamW, fused if torch supports it for the device and type."""
+    # torch has no public test of this: it raises for devices and types without a fused kernel
     try:
         return torch.optim.AdamW(params, lr, fused=True, **settings)
     except RuntimeError:
@@ -100,11 +109,16 @@ def adamw(params: Any, lr: float = 1e-3, **settings: Any) -> torch.optim.Optimiz
 
 
 def with_python_numbers(f: Any) -> Any:
-    """Return ``f``; in a partial, replace NumPy numbers by Python numbers, since torch takes only
-    these.
+    """Return ``f``; in a partial, replace NumPy numbers by Python numbers.
+
+    Searches draw NumPy numbers, and torch accepts Python's only.
     """
     if not isinstance(f, functools.partial):
         return f
-    arguments = [v.item() if isinstance(v, np.generic) else v for v in f.args]
-    keywords = {k: v.item() if isinstance(v, np.generic) else v for k, v in f.keywords.items()}
+    arguments = [_python_number(v) for v in f.args]
+    keywords = {k: _python_number(v) for k, v in f.keywords.items()}
     return functools.partial(f.func, *arguments, **keywords)
+
+
+def _python_number(value: object) -> object:
+    return value.item() if isinstance(value, np.generic) else value

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,19 +17,23 @@ from torch import Tensor
 from fluxutils_py.errors import LoadError
 from fluxutils_py.files import atomic_write
 from fluxutils_py.parallel.launcher import detect_launcher
-from fluxutils_py.training.file_checks import check_archive, check_content
+from fluxutils_py.training.file_checks import check_archive, check_content, check_text_type
 
 OF_RANK_0 = (
     "; rank 0 writes what is saved, and the others wait for it with "
     "get_communicator('auto').barrier(), called on all ranks, before they read"
 )
 
-PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
+PYTHON_SCALARS = (bool, int, float, str, type(None))
+# What a config may give as an argument; NumPy's numbers are stored as Python's.
+SETTING_TYPES = (*PYTHON_SCALARS, np.bool_, np.integer, np.floating)
+PLAIN_TYPES = (*PYTHON_SCALARS, complex, bytes)
+
+Made = TypeVar("Made")
 
 
 def write_file(path: Any, content: dict[str, Any]) -> None:
-    """Write plain data and tensors to a file: to a temporary file first, so that the file is never
-    half-written.
+    """Write plain data and tensors to a file, which is never half-written.
 
     Parameters
     ----------
@@ -44,14 +49,15 @@ def write_file(path: Any, content: dict[str, Any]) -> None:
 def read_file(
     path: Any, kind: str | tuple[str, ...], device: Any = "cpu", *, format: int | None = None
 ) -> dict[str, Any]:
-    """Read a file that :func:`write_file` wrote. It accepts only plain data and tensors, so no code
-    can run.
+    """Read a file that :func:`write_file` wrote.
+
+    Only plain data and tensors are accepted, so no code can run.
 
     Parameters
     ----------
     path : str or path-like
     kind : str or tuple of str
-        Required value of the entry ``"kind"``, or those that it may have.
+        Required value of the entry ``"kind"``, or the values that it may have.
     device : str or torch.device
         Device of the tensors.
     format : int, optional
@@ -65,17 +71,27 @@ def read_file(
     """
     path = check_path(path)
     kinds = (kind,) if isinstance(kind, str) else kind
-    kind = " or ".join(kinds)
+    expected = " or ".join(kinds)
     if not path.exists():
-        raise FileNotFoundError(
-            f"{path}: no such file{'' if detect_launcher() is None else OF_RANK_0}"
-        )
+        hint = "" if detect_launcher() is None else OF_RANK_0
+        raise FileNotFoundError(f"{path}: no such file{hint}")
+    content = _load_checked(path, expected, device)
+    if not isinstance(content, dict) or content.get("kind") not in kinds:
+        raise LoadError(f"{path} is no {expected} file")
+    if format is not None:
+        _check_format(content.get("format"), format, path)
+    return content
+
+
+def _load_checked(path: Path, kind: str, device: Any) -> object:
+    """Return the content of a file of plain data and tensors, no larger than the file."""
     try:
         sizes = check_archive(path, kind)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about pickles that it did not write
-            content = torch.load(path, map_location=device, weights_only=True)
+            content: object = torch.load(path, map_location=device, weights_only=True)
         check_content(content, sizes, path, torch.device(device).type)
+        return content
     except (LoadError, PermissionError, FileNotFoundError):  # the last: it was removed since
         raise
     except Exception as error:  # torch may raise any error for a damaged file
@@ -83,20 +99,17 @@ def read_file(
         raise LoadError(
             f"{path} is damaged or no {kind} file ({type(error).__name__}: {reason})"
         ) from None
-    if not isinstance(content, dict) or content.get("kind") not in kinds:
-        raise LoadError(f"{path} is no {kind} file")
-    found = content.get("format")
-    if format is not None and found != format:
-        way_out = (
-            "update fluxutils_py"
-            if isinstance(found, int) and found > format
-            else "write the file again"
-        )
-        raise LoadError(f"{path} has format {found}, this version reads {format}: {way_out}")
-    return content
 
 
-def check_path(path: Any) -> Path:
+def _check_format(format: object, readable: int, path: Path) -> None:
+    if format == readable:
+        return
+    is_newer = isinstance(format, int) and format > readable
+    remedy = "update fluxutils_py" if is_newer else "write the file again"
+    raise LoadError(f"{path} has format {format}, this version reads {readable}: {remedy}")
+
+
+def check_path(path: object) -> Path:
     """Return the argument ``path`` of a function as a ``Path``.
 
     Raises
@@ -111,9 +124,13 @@ def check_path(path: Any) -> Path:
     return Path(path)
 
 
+# -- contents of files -----------------------------------------------------------------------
+
+
 def to_plain_data(value: Any, where: str) -> Any:
-    """Convert ``value`` to plain data: NumPy scalars to Python numbers, tensors to the CPU without
-    unused storage.
+    """Convert ``value`` to plain data.
+
+    NumPy scalars become Python numbers; tensors move to the CPU, without unused storage.
 
     Raises
     ------
@@ -123,14 +140,7 @@ def to_plain_data(value: Any, where: str) -> Any:
     if type(value) in PLAIN_TYPES:
         return value
     if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        if value.layout != torch.strided:  # an accumulated sparse gradient
-            return value
-        return (
-            value.clone()
-            if value.untyped_storage().nbytes() > value.numel() * value.element_size()
-            else value
-        )
+        return _compact_tensor(value)
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Counter):  # MultiStepLR has one
@@ -149,3 +159,98 @@ def to_plain_data(value: Any, where: str) -> Any:
         f"{where} is a {type(value).__name__}: a checkpoint holds numbers, strings, tensors, and "
         "lists and mappings of them"
     )
+
+
+def _compact_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor on the CPU; torch would save all the memory of which it is a view."""
+    tensor = tensor.detach().cpu()
+    if tensor.layout != torch.strided:  # an accumulated sparse gradient
+        return tensor
+    n_bytes = tensor.numel() * tensor.element_size()
+    return tensor.clone() if tensor.untyped_storage().nbytes() > n_bytes else tensor
+
+
+def plain_or_none(value: Any) -> Any:
+    """Convert ``value`` to Python's types; tensors stay unchanged, anything else becomes None.
+
+    Where :func:`to_plain_data` raises, this leaves out: an estimator can be saved whatever hooks
+    have put into its history.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (*SETTING_TYPES, bytes, Tensor)):
+        return value
+    if isinstance(value, Mapping):
+        return {k: plain_or_none(v) for k, v in value.items()}
+    if type(value) is tuple:
+        return tuple(plain_or_none(v) for v in value)
+    if isinstance(value, list | tuple):
+        return [plain_or_none(v) for v in value]
+    return None
+
+
+def dataclass_to_plain(value: Any) -> Any:
+    """Convert a dataclass of arrays, plain values and other such dataclasses to plain data."""
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return {f.name: dataclass_to_plain(getattr(value, f.name)) for f in fields}
+    if isinstance(value, np.ndarray):
+        return array_to_plain(value)
+    return value.str if isinstance(value, np.dtype) else value
+
+
+def dataclass_from_plain(
+    cls: type[Made], packed: Mapping[str, Any], nested: type | None = None
+) -> Made:
+    """Invert :func:`dataclass_to_plain`; ``nested`` is the class of dataclasses in ``cls``, if any.
+
+    Raises
+    ------
+    LoadError
+        If the fields are others.
+    """
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # a dataclass
+    if set(packed) != names:
+        raise LoadError(
+            f"{cls.__name__} has {', '.join(sorted(names))}, and the file gives {sorted(packed)}"
+        )
+    values = dict(packed)
+    for name, value in packed.items():
+        if isinstance(value, dict) and "values" in value:
+            values[name] = array_from_plain(value)
+        elif isinstance(value, dict):
+            if nested is None:
+                raise LoadError(f"{name} of {cls.__name__} cannot be a dict")
+            values[name] = dataclass_from_plain(nested, value)
+    return cls(**values)
+
+
+def array_to_plain(array: np.ndarray) -> dict[str, Any]:
+    """Convert an array of numbers, texts or times to plain data.
+
+    Raises
+    ------
+    TypeError
+        If it holds other objects.
+    """
+    if array.dtype.kind in "Mm":  # as numbers: Python's own times know microseconds at most
+        return {"dtype": array.dtype.str, "values": array.astype(np.int64).tolist()}
+    values = array.ravel().tolist()
+    odd = [value for value in values if not isinstance(value, (*SETTING_TYPES, bytes))]
+    if odd:
+        raise TypeError(
+            f"{odd[0]!r} of the type {type(odd[0]).__name__} cannot be saved: a file holds labels "
+            "and names that are numbers or texts; fit with str(label) in its place"
+        )
+    return {"dtype": "O" if array.dtype.kind in "OT" else array.dtype.str, "values": array.tolist()}
+
+
+def array_from_plain(packed: Mapping[str, Any]) -> np.ndarray:
+    """Invert :func:`array_to_plain`; raise LoadError for a type that it never writes."""
+    values = packed["values"]
+    dtype = np.dtype(packed["dtype"])
+    if dtype.kind not in "OfiubUSMm" or dtype.shape:
+        raise LoadError(f"an array cannot have the type {packed['dtype']!r}")
+    if dtype.kind in "US":  # the type, not the texts, says how much memory each one gets
+        check_text_type(dtype, np.array(values, object))
+    return np.array(values, dtype)

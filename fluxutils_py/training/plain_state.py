@@ -41,12 +41,13 @@ class PlainState:
         TypeError
             If the state is of the other kind. Nothing changes then.
         """
-        kind = dict if isinstance(self.value, dict) else list
-        if not isinstance(state, kind):
+        container = dict if isinstance(self.value, dict) else list
+        if not isinstance(state, container):
             raise TypeError(
-                f"a {type(state).__name__} was saved, and a {kind.__name__} is tracked; track the "
-                "same kind"
+                f"a {type(state).__name__} was saved, and a {container.__name__} is tracked; track "
+                "the same kind"
             )
+        # a copy, so that changes to the value never reach the checkpoint in memory
         copied = to_plain_data(state, "the data")
         self.value.clear()
         if isinstance(self.value, dict):
@@ -56,8 +57,9 @@ class PlainState:
 
 
 def as_tracked(name: str, thing: Any) -> Any:
-    """Return what a checkpoint saves of a thing: itself if it has the methods, a dict or list of
-    plain data in them.
+    """Return an object with ``state_dict`` and ``load_state_dict`` for a thing to be tracked.
+
+    It is the thing itself if it has these methods, else a :class:`PlainState` of a dict or list.
 
     Raises
     ------
@@ -67,7 +69,7 @@ def as_tracked(name: str, thing: Any) -> Any:
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
         return thing
     if isinstance(thing, dict | list):
-        to_plain_data(thing, name)
+        to_plain_data(thing, name)  # raises now rather than at the first checkpoint
         return PlainState(thing)
     raise TypeError(
         f"{name} cannot be tracked: a {type(thing).__name__} has no state_dict and "

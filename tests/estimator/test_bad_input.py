@@ -468,9 +468,9 @@ class NoTensor(nn.Module):
          settings=given(model=3)),
     Case("string", TypeError, "model must be a torch module", settings=given(model="lstm")),
     Case("function of other arguments", TypeError,
-         ("needs the arguments a, b, which nothing gives", "n_in and n_out", "functools.partial"),
+         ("required arguments that are not supplied: a, b", "n_in and n_out", "functools.partial"),
          settings=given(model=lambda a, n_in, b: 3)),
-    Case("class of other arguments", TypeError, "needs the arguments in_features, out_features",
+    Case("class of other arguments", TypeError, "not supplied: in_features, out_features",
          settings=given(model=nn.Linear)),
     Case("function of none", TypeError, "must make a torch module, it made int", settings=given(model=lambda: 3)),
     Case("class of none", TypeError, "must make a torch module, it made dict", settings=given(model=dict)),
@@ -517,9 +517,9 @@ class NoTensor(nn.Module):
          settings=lambda: (m := Net()) and {"model": m, "opt": SGD([*m.parameters(), *Net().parameters()], 0.1)}),
     Case("instance without model", ValueError, ("needs a model instance", "functools.partial("),
          settings=lambda: {"model": Net, "opt": Adam(Net().parameters())}),
-    Case("LBFGS", ValueError, ("LBFGS runs the model several times", "take AdamW"),
+    Case("LBFGS", ValueError, ("LBFGS runs the model several times", "AdamW"),
          settings=given(opt=torch.optim.LBFGS)),
-    Case("LBFGS instance", ValueError, ("LBFGS runs the model several times", "take AdamW"),
+    Case("LBFGS instance", ValueError, ("LBFGS runs the model several times", "AdamW"),
          settings=lambda: (m := Net()) and {"model": m, "opt": torch.optim.LBFGS(m.parameters())}),
 )  # fmt: skip
 def test_model_and_optimizer(case, stage):

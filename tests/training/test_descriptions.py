@@ -38,3 +38,17 @@ def test_texts_have_the_path_to_the_value_as_name():
     assert texts["model"] == "Sequential"
     assert texts["model.0.in_features"] == "2"
     assert texts["model.1.p"] == "0.25"
+
+
+def test_texts_are_those_of_earlier_versions():
+    """Checkpoints hold them: a fit must find the same ones again."""
+    value = partial(nn.HuberLoss, delta=np.float32(0.5))
+    assert describe("a", value) == {"a": "HuberLoss", "a.delta": "0.5"}
+    assert describe("a", np.arange(3, dtype="float32")) == {"a": "(3,) float32 dd303d9b1abf"}
+    assert describe("a", {"b": [1, 2.0], "c": None}) == {"a": "dict", "a.c": "None"}
+    assert describe("a", [1, "x", {3, 2}]) == {
+        "a": "3 things",
+        "a.0": "1",
+        "a.1": "'x'",
+        "a.2": "(2, 3)",
+    }
