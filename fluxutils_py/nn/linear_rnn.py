@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fluxutils_py.nn.linear_recurrence import linear_recurrence
-from fluxutils_py.nn.native import Cell
+from fluxutils_py.nn.native import Cell, State
 from fluxutils_py.nn.native_layers import is_intercepted, run_cell
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sizes import check_features, set_sizes
@@ -53,7 +53,7 @@ class _GatedRecurrence(nn.Module):
         h = linear_recurrence(*self.coefficients(*(F.linear(x, w, b) for w, b in blocks)), state)
         return h, h[-1].clone()  # a view would keep the whole window in memory
 
-    def by_kernel(self, x: Tensor, state: Any = None) -> tuple[Tensor, Tensor] | None:
+    def by_kernel(self, x: Tensor, state: Any = None) -> tuple[Tensor, State] | None:
         """Compute a step (B, F) or a window (S, B, F) with the native kernels; None where they do
         not apply.
         """

@@ -228,7 +228,8 @@ class _Recurrence(Function):
         outputs, kept = _forward(call, state_shape, True, *inputs)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, outputs[0], kept)
-        ctx.call, ctx.state_shape = call, state_shape
+        ctx.call = call
+        ctx.state_shape = state_shape
         return outputs
 
     @staticmethod

@@ -53,6 +53,7 @@ def run(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tensor, Stat
         by_kernel = getattr(type(module), "by_kernel", None)  # a cell of FluxUtils.jl
         return None if by_kernel is None else by_kernel(module, x, state)
     library = kernels.library()
+    # a hook or a transform would not see what the kernels compute
     if library is None or is_intercepted(module):
         return None
     # straight from the dict: nn.Module takes a microsecond to look up a parameter
@@ -110,22 +111,19 @@ class _Plan(NamedTuple):
         cell = self.cell
         if cell is TANH_RNN and settings["nonlinearity"] == "relu":
             cell = RELU_RNN
-        n_in = settings["input_size"]
         n_out = settings["hidden_size"]
-        if not is_plain(x) or x.shape[-1] != n_in or not x.numel():
+        if not is_plain(x) or x.shape[-1] != settings["input_size"] or not x.numel():
             return None
-        shape = (x.shape[-2], n_out)
+        shape = (x.shape[-2], n_out)  # of one state
+        state_shape = (len(layers), *shape) if self.is_stack else shape
         h, c = split_state(state)
-        if not states_fit(x, h, c, (len(layers), *shape) if self.is_stack else shape):
+        if not states_fit(x, h, c, state_shape):
             return None
-        for weights in layers:
-            if not weights_fit(x.dtype, cell, n_in, n_out, weights):
-                return None
-            n_in = n_out  # of the next layer
+        if not _layers_fit(x, cell, n_out, layers):
+            return None
         call = Call(library, cell, 0.0, self.is_stack)
         if len(layers) > 1:
             return _run_stack(call, shape, x, h, c, layers)
-        state_shape = (1, *shape) if self.is_stack else shape
         y, *after = recurrence(call, state_shape, x, h, c, *layers[0])
         if not self.is_stack:  # the last output is the state
             after.insert(0, y[-1] if y.dim() == 3 else y)
@@ -141,6 +139,16 @@ _PLANS: dict[type, _Plan] = {
     nn.GRUCell: _Plan(GRU, is_stack=False),
     nn.RNNCell: _Plan(TANH_RNN, is_stack=False),
 }
+
+
+def _layers_fit(x: Tensor, cell: Cell, n_out: int, layers: list[Weights]) -> bool:
+    """Whether the kernels accept the weights of all layers for an input ``x``."""
+    n_in = x.shape[-1]
+    for weights in layers:
+        if not weights_fit(x.dtype, cell, n_in, n_out, weights):
+            return False
+        n_in = n_out  # of the next layer
+    return True
 
 
 def _run_stack(
