@@ -166,6 +166,18 @@ def _activations(exact: float) -> tuple[Activation, Activation]:
     return (torch.sigmoid, torch.tanh) if exact else (psigmoid, ptanh)
 
 
+def lstm_step(
+    gates: Tensor,
+    c: Tensor,
+    sigmoid: Activation = torch.sigmoid,
+    tanh: Activation = torch.tanh,
+) -> tuple[Tensor, Tensor]:
+    """Return the next h and c of an LSTM from its gates (B, 4 H) before the activations."""
+    i, f, g, o = gates.chunk(4, 1)
+    c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+    return sigmoid(o) * tanh(c), c
+
+
 class FLSTMCell(_Approximate):
     __doc__ = _CELL_DOC.format(
         name="FLSTMCell",
@@ -186,9 +198,7 @@ class FLSTMCell(_Approximate):
     ) -> States:
         sigmoid, tanh = _activations(exact)
         h, c = state
-        i, f, g, o = (F.linear(x, w_x, bias) + F.linear(h, w_h)).chunk(4, 1)
-        c = sigmoid(f) * c + sigmoid(i) * tanh(g)
-        return sigmoid(o) * tanh(c), c
+        return lstm_step(F.linear(x, w_x, bias) + F.linear(h, w_h), c, sigmoid, tanh)
 
     @property
     def kernel(self) -> int:  # type: ignore[override]  # of an instance: it depends on the activations
