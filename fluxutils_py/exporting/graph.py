@@ -91,7 +91,7 @@ class Graph:
                 _allow_one_step(self.program)
             _forget_sources(self.program)
             results = self.program.module()(*examples)
-        # those whose nodes know the modules of the user
+        # those whose nodes know the modules of the user: a scan hides them from the whole
         self.programs = [self.program if window is not None else scan.program]
         self.outputs = list(results[: len(results) - len(states)])
 
@@ -176,7 +176,7 @@ class _Scan(nn.Module):
         self._step = [self.program.graph_module]
 
     def _register_weights(self) -> int:
-        """Register parameters, buffers and constants of the step as buffers; return their number."""
+        """Register the tensors that the step uses as buffers; return their number."""
         program = self.program
         values = {**program.state_dict, **program.constants}
         names = [
@@ -382,6 +382,7 @@ def module_of_operator(graph: Graph, operator: str) -> str | None:
     None if unknown.
     """
     name = operator.split(".")[1]
+    # decompositions too: ONNX may lack an operator that only they contain
     with quiet_exporters():
         programs = [*graph.programs, *(p.run_decompositions() for p in graph.programs)]
     for program in programs:

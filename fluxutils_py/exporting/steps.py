@@ -81,6 +81,7 @@ class ModelStep(nn.Module):
         examples = [x[:, first_series] for x in _on_cpu(inputs)]
         self.model = reset(_frozen_copy(model))
         require_exportable(self.model)
+        # of "either", single steps are used: they are what the graph computes
         self.windowed = window_mode(model, inputs) == "windows"
         self.layers = recurrent_layers(self.model)
         if self.windowed:
@@ -128,6 +129,7 @@ class ModelStep(nn.Module):
             initial += _initial_states(layer)
         self.initial = tuple(initial)
         reset(self.model)
+        # before the outputs are compared, whose axes would differ
         self._require_one_row_per_series(fresh.outputs)
         states = [s.of(N_SERIES) for s in initial]
         self._set_states(states)

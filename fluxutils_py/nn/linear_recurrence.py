@@ -1,12 +1,11 @@
-"""Compute the linear recurrence ``h[t] = a[t] * h[t - 1] + b[t]``, natively or in chunks of time
-with torch.
-"""
+"""Compute ``h[t] = a[t] * h[t - 1] + b[t]``, natively or in chunks of time with torch."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,19 +65,7 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     >>> linear_recurrence(a, b).flatten()
     tensor([1.0000, 1.5000, 1.7500, 1.8750])
     """
-    if b.dim() != 3:
-        raise ShapeError(
-            f"linear_recurrence takes b of shape (S, B, H), got a tensor of shape {tuple(b.shape)}"
-        )
-    S, B, H = b.shape
-    if a.dim() > 3 or any(
-        n not in (1, full) for n, full in zip(reversed(a.shape), (H, B, S), strict=False)
-    ):
-        raise ShapeError(
-            f"a of shape {tuple(a.shape)} does not broadcast to b of shape {(S, B, H)}"
-        )
-    if h0 is not None and h0.shape != (B, H):
-        raise ShapeError(f"h0 must have shape (B, H) = {(B, H)}, got shape {tuple(h0.shape)}")
+    _check_shapes(a, b, h0)
     dtype = torch.promote_types(a.dtype, b.dtype)
     if h0 is not None:
         dtype = torch.promote_types(dtype, h0.dtype)
@@ -87,18 +74,34 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
         raise TypeError(
             f"linear_recurrence takes floating or complex tensors, got {a.dtype} and {b.dtype}"
         )
-    a, b = a.to(dtype), b.to(dtype)
-    a = a.reshape((1,) * (3 - a.dim()) + a.shape)
+    a = a.to(dtype)
+    b = b.to(dtype)
     if not b.numel():
         return b.clone()
-    a = a.expand(-1, -1, H)
+    missing_axes = (1,) * (3 - a.dim())
+    a = a.reshape(missing_axes + a.shape).expand(-1, -1, b.shape[2])
     if is_transformed():
         return _chunked(a, b, h0)
-    library = kernels.library() if all(map(_is_plain, (a, b, h0))) else None
-    result: Tensor = _LinearRecurrence.apply(
-        library, *(t if t is None else _resolve_lazy(t) for t in (a, b, h0))
-    )
+    tensors = (a, b, h0)
+    library = kernels.library() if all(map(_is_plain, tensors)) else None
+    contiguous = (None if t is None else _resolve_lazy(t) for t in tensors)
+    result: Tensor = _LinearRecurrence.apply(library, *contiguous)
     return result
+
+
+def _check_shapes(a: Tensor, b: Tensor, h0: Tensor | None) -> None:
+    if b.dim() != 3:
+        raise ShapeError(
+            f"linear_recurrence takes b of shape (S, B, H), got a tensor of shape {tuple(b.shape)}"
+        )
+    S, B, H = b.shape
+    sizes = zip(reversed(a.shape), (H, B, S), strict=False)  # a may have fewer axes
+    if a.dim() > 3 or any(n not in (1, full) for n, full in sizes):
+        raise ShapeError(
+            f"a of shape {tuple(a.shape)} does not broadcast to b of shape {(S, B, H)}"
+        )
+    if h0 is not None and h0.shape != (B, H):
+        raise ShapeError(f"h0 must have shape (B, H) = {(B, H)}, got shape {tuple(h0.shape)}")
 
 
 def _is_plain(t: Tensor | None) -> bool:
@@ -123,29 +126,37 @@ def _chunked(a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
     S = len(b)
     # float16 ends at 65504, where products would overflow
     size = 1 if b.dtype is torch.float16 else min(CHUNK, math.isqrt(S))
-    if surplus := -S % size:
-        a, b = (
-            t if len(t) == 1 < S else torch.cat([t, t.new_zeros(surplus, *t.shape[1:])])
-            for t in (a, b)
-        )
-    factors = (
-        a.expand(size, -1, -1)[None] if len(a) == 1 else a.unflatten(0, (-1, size))
-    )  # (chunks or 1, size, ...)
-    products, states = [factors[:, 0]], [b[::size]]
+    surplus = -S % size
+    if surplus:
+        if len(a) > 1 or S == 1:  # one factor for all steps needs no more
+            a = _with_zeros(a, surplus)
+        b = _with_zeros(b, surplus)
+    if len(a) == 1:
+        factors = a.expand(size, -1, -1)[None]  # (1, size, ...)
+    else:
+        factors = a.unflatten(0, (-1, size))  # (chunks, size, ...)
+    products = [factors[:, 0]]
+    states = [b[::size]]
     for k in range(1, size):
-        products.append(products[-1] * factors[:, k])
-        states.append(torch.addcmul(b[k::size], factors[:, k], states[-1]))
-    through, own = (
-        torch.stack(products, 1),
-        torch.stack(states, 1),
-    )  # (chunks or 1, size, ...), (chunks, size, B, H)
-    chunks, carried = [], h0
-    for k, chunk in enumerate(own):
-        if carried is not None:
-            chunk = torch.addcmul(chunk, through[min(k, len(through) - 1)], carried)
+        factor = factors[:, k]
+        products.append(products[-1] * factor)
+        states.append(torch.addcmul(b[k::size], factor, states[-1]))
+    through = torch.stack(products, 1)  # (chunks or 1, size, ...)
+    from_zero = torch.stack(states, 1)  # (chunks, size, B, H)
+    chunks = []
+    before = h0
+    for k, chunk in enumerate(from_zero):
+        if before is not None:
+            product = through[min(k, len(through) - 1)]
+            chunk = torch.addcmul(chunk, product, before)
         chunks.append(chunk)
-        carried = chunk[-1]
+        before = chunk[-1]
     return torch.cat(chunks)[:S]
+
+
+def _with_zeros(t: Tensor, n_steps: int) -> Tensor:
+    """Return a tensor with this many steps of zeros after its own."""
+    return torch.cat([t, t.new_zeros(n_steps, *t.shape[1:])])
 
 
 class _LinearRecurrence(Function):
@@ -162,7 +173,7 @@ class _LinearRecurrence(Function):
             h = _chunked(a, b, h0)
         else:
             h = torch.empty_like(b)
-            _call_lib(library.linear_forward, library, a, h0, h, b=b)
+            _call_lib(library, library.linear_forward, _Pointers(a, b, h0, h))
         ctx.save_for_backward(a, h0, h)
         return h
 
@@ -175,32 +186,38 @@ class _LinearRecurrence(Function):
         da = torch.empty_like(a) if of_a else None
         db = torch.empty_like(h)
         dh0 = torch.empty_like(h[0]) if of_h0 else None
-        _call_lib(
-            ctx.library.linear_backward,
-            ctx.library,
-            a,
-            h0,
-            h,
-            dh=_resolve_lazy(dh),
-            da=da,
-            db=db,
-            dh0=dh0,
-        )
+        dh = _resolve_lazy(dh)
+        pointers = _Pointers(a, None, h0, h, dh, da, db, dh0)
+        _call_lib(ctx.library, ctx.library.linear_backward, pointers)
         return None, da, db, dh0
 
 
+class _Pointers(NamedTuple):
+    """The tensors of a call of the library, in its order."""
+
+    a: Tensor
+    b: Tensor | None
+    h0: Tensor | None
+    h: Tensor
+    dh: Tensor | None = None
+    da: Tensor | None = None
+    db: Tensor | None = None
+    dh0: Tensor | None = None
+
+
 def _call_lib(
-    function: Any, library: kernels.Library, a: Tensor, h0: Tensor | None, h: Tensor, **others: Any
+    library: kernels.Library, function: Callable[[bytes], int], tensors: _Pointers
 ) -> None:
-    S, B, H = h.shape
-    head = kernels.VERSION, TYPES[h.dtype], library.isa, kernels.n_threads(), S, B, H
-    apart = (
-        len(a) == S and a.shape[1] * H,
-        a.shape[1] == B and H,
-    )  # strides of a between steps and between series
-    b, dh, da, db, dh0 = (others.get(name) for name in ("b", "dh", "da", "db", "dh0"))
-    pointers = (0 if t is None else t.data_ptr() for t in (a, b, h0, h, dh, da, db, dh0))
-    if code := function(_CALL.pack(*head, *apart, *pointers)):
+    a = tensors.a
+    dtype = tensors.h.dtype
+    S, B, H = tensors.h.shape
+    head = (kernels.VERSION, TYPES[dtype], library.isa, kernels.n_threads(), S, B, H)
+    # strides of a: 0 where one factor is for all steps, or for all series
+    between_steps = a.shape[1] * H if len(a) == S else 0
+    between_series = H if a.shape[1] == B else 0
+    addresses = [0 if t is None else t.data_ptr() for t in tensors]
+    code = function(_CALL.pack(*head, between_steps, between_series, *addresses))
+    if code:
         raise kernel_error(code)
 
 
@@ -215,6 +232,8 @@ def _differentiable(
     if len(a) == len(h):  # use the factor of the next step; the last step has none
         factors = torch.cat([torch.zeros_like(a[:1]), conjugate.flip(0)[:-1]])
     db = linear_recurrence(factors, dh.flip(0)).flip(0)
-    before = torch.cat([torch.zeros_like(h[:1]) if h0 is None else h0[None], h[:-1]])
+    first = torch.zeros_like(h[:1]) if h0 is None else h0[None]
+    before = torch.cat([first, h[:-1]])
     da = (db * before.conj()).sum_to_size(a.shape) if of_a else None
-    return da, db, conjugate[0] * db[0] if of_h0 else None
+    dh0 = conjugate[0] * db[0] if of_h0 else None
+    return da, db, dh0
