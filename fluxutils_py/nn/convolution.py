@@ -58,7 +58,7 @@ class _Convolution(nn.Module):
         if state is None:
             state = x.new_zeros(self.n_past, B, self.n_in)
         both = torch.cat([state, x])  # (n_past + S, B, F)
-        weight = self.weight
+        weight: Tensor = self.weight
         if self.norm is not None:
             scale = self.norm / self._lengths()
             weight = weight * scale[:, None, None]

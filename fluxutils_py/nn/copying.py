@@ -94,8 +94,9 @@ def shallow_copy(model: nn.Module, training: bool | None = None) -> nn.Module | 
     cost of a deep copy.
 
     Return None if it might differ from a deep copy: if a module has hooks, custom methods to be
-    copied or to change its mode, or attributes other than numbers, texts, functions, and lists, tuples,
-    sets and dicts of them. ``training`` is the mode of the copy; None keeps that of the model.
+    copied or to change its mode, or attributes other than numbers, texts, functions, and lists,
+    tuples, sets and dicts of them. ``training`` is the mode of the copy; None keeps that of the
+    model.
     """
     return _copy_shallow(model, training, {})
 

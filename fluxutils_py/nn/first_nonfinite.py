@@ -27,6 +27,7 @@ def first_nonfinite(model: nn.Module, run: Callable[[], object]) -> str:
     places: list[str] = []
     states = snapshot(model)
     buffers = [(b, b.clone()) for b in model.buffers()]
+    # hooks stay on the modules that the model itself calls, in their order
     hooks = []
     for name, m in model.named_modules():
         hooks.append(m.register_forward_hook(partial(_note_place, places, name)))

@@ -168,7 +168,7 @@ def n_threads() -> int:
 
 
 def kernels_in_use() -> str:
-    """Describe in words the instruction set of the native kernels, or why torch's layers are used."""
+    """Describe the instruction set of the native kernels, or why torch's layers are used."""
     lib = library()
     if lib is not None:
         return f"native kernels, {lib.isa_name}"

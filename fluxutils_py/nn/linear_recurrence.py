@@ -16,7 +16,12 @@ from fluxutils_py.nn import kernels
 from fluxutils_py.nn.native import kernel_error
 from fluxutils_py.nn.native_layers import PLAIN, is_transformed
 
-TYPES = {torch.float32: 0, torch.float64: 1, torch.complex64: 2, torch.complex128: 3}
+TYPES = {
+    torch.float32: 0,
+    torch.float64: 1,
+    torch.complex64: 2,
+    torch.complex128: 3,
+}
 # fluxutils_linear_call of csrc/kernels.h: version, type, isa, threads; S, B, H, a_step, a_series;
 # pointers
 _CALL = Struct("17q")
@@ -79,7 +84,8 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     if not b.numel():
         return b.clone()
     missing_axes = (1,) * (3 - a.dim())
-    a = a.reshape(missing_axes + a.shape).expand(-1, -1, b.shape[2])
+    a = a.reshape(missing_axes + a.shape)
+    a = a.expand(-1, -1, b.shape[2])
     if is_transformed():
         return _chunked(a, b, h0)
     tensors = (a, b, h0)
@@ -105,9 +111,9 @@ def _check_shapes(a: Tensor, b: Tensor, h0: Tensor | None) -> None:
 
 
 def _is_plain(t: Tensor | None) -> bool:
-    return t is None or (
-        type(t) in PLAIN and t.dtype in TYPES and t.is_cpu and t.layout is torch.strided
-    )
+    if t is None:
+        return True
+    return type(t) in PLAIN and t.dtype in TYPES and t.is_cpu and t.layout is torch.strided
 
 
 def _resolve_lazy(t: Tensor) -> Tensor:
@@ -124,8 +130,10 @@ def _chunked(a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
     product has at most ``CHUNK`` factors, so it overflows only if each is above about 10.
     """
     S = len(b)
+    size = min(CHUNK, math.isqrt(S))
     # float16 ends at 65504, where products would overflow
-    size = 1 if b.dtype is torch.float16 else min(CHUNK, math.isqrt(S))
+    if b.dtype is torch.float16:
+        size = 1
     surplus = -S % size
     if surplus:
         if len(a) > 1 or S == 1:  # one factor for all steps needs no more
@@ -140,7 +148,8 @@ def _chunked(a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
     for k in range(1, size):
         factor = factors[:, k]
         products.append(products[-1] * factor)
-        states.append(torch.addcmul(b[k::size], factor, states[-1]))
+        state = torch.addcmul(b[k::size], factor, states[-1])
+        states.append(state)
     through = torch.stack(products, 1)  # (chunks or 1, size, ...)
     from_zero = torch.stack(states, 1)  # (chunks, size, B, H)
     chunks = []
@@ -156,7 +165,8 @@ def _chunked(a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
 
 def _with_zeros(t: Tensor, n_steps: int) -> Tensor:
     """Return a tensor with this many steps of zeros after its own."""
-    return torch.cat([t, t.new_zeros(n_steps, *t.shape[1:])])
+    zeros = t.new_zeros(n_steps, *t.shape[1:])
+    return torch.cat([t, zeros])
 
 
 class _LinearRecurrence(Function):
@@ -166,14 +176,18 @@ class _LinearRecurrence(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, library: kernels.Library | None, a: Tensor, b: Tensor, h0: Tensor | None
+        ctx: Any,
+        library: kernels.Library | None,
+        a: Tensor,
+        b: Tensor,
+        h0: Tensor | None,
     ) -> Tensor:
         ctx.library = library
         if library is None:
             h = _chunked(a, b, h0)
         else:
             h = torch.empty_like(b)
-            _call_lib(library, library.linear_forward, _Pointers(a, b, h0, h))
+            _call_lib(library, library.linear_forward, _Tensors(a, b, h0, h))
         ctx.save_for_backward(a, h0, h)
         return h
 
@@ -187,12 +201,12 @@ class _LinearRecurrence(Function):
         db = torch.empty_like(h)
         dh0 = torch.empty_like(h[0]) if of_h0 else None
         dh = _resolve_lazy(dh)
-        pointers = _Pointers(a, None, h0, h, dh, da, db, dh0)
+        pointers = _Tensors(a, None, h0, h, dh, da, db, dh0)
         _call_lib(ctx.library, ctx.library.linear_backward, pointers)
         return None, da, db, dh0
 
 
-class _Pointers(NamedTuple):
+class _Tensors(NamedTuple):
     """The tensors of a call of the library, in its order."""
 
     a: Tensor
@@ -206,12 +220,15 @@ class _Pointers(NamedTuple):
 
 
 def _call_lib(
-    library: kernels.Library, function: Callable[[bytes], int], tensors: _Pointers
+    library: kernels.Library,
+    function: Callable[[bytes], int],
+    tensors: _Tensors,
 ) -> None:
     a = tensors.a
     dtype = tensors.h.dtype
     S, B, H = tensors.h.shape
-    head = (kernels.VERSION, TYPES[dtype], library.isa, kernels.n_threads(), S, B, H)
+    n_threads = kernels.n_threads()
+    head = (kernels.VERSION, TYPES[dtype], library.isa, n_threads, S, B, H)
     # strides of a: 0 where one factor is for all steps, or for all series
     between_steps = a.shape[1] * H if len(a) == S else 0
     between_series = H if a.shape[1] == B else 0
@@ -222,7 +239,12 @@ def _call_lib(
 
 
 def _differentiable(
-    a: Tensor, h0: Tensor | None, h: Tensor, dh: Tensor, of_a: bool, of_h0: bool
+    a: Tensor,
+    h0: Tensor | None,
+    h: Tensor,
+    dh: Tensor,
+    of_a: bool,
+    of_h0: bool,
 ) -> tuple[Tensor | None, ...]:
     """Return differentiable gradients; the one with respect to b is a linear recurrence backwards
     in time.
@@ -230,7 +252,8 @@ def _differentiable(
     conjugate = a.conj()
     factors = conjugate
     if len(a) == len(h):  # use the factor of the next step; the last step has none
-        factors = torch.cat([torch.zeros_like(a[:1]), conjugate.flip(0)[:-1]])
+        none = torch.zeros_like(a[:1])
+        factors = torch.cat([none, conjugate.flip(0)[:-1]])
     db = linear_recurrence(factors, dh.flip(0)).flip(0)
     first = torch.zeros_like(h[:1]) if h0 is None else h0[None]
     before = torch.cat([first, h[:-1]])

@@ -95,7 +95,7 @@ def context_steps(model: nn.Module, steps: Tensors) -> Iterator[None]:
     def cut(_: nn.Module, __: Tensors, out: Outputs) -> Outputs:
         if isinstance(out, Tensor):
             return out[k:]
-        return _cut(out, slice(k, None))
+        return tuple(_cut(out, slice(k, None)))
 
     hooks = [model.register_forward_pre_hook(prepend), model.register_forward_hook(cut)]
     try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, _C, nn
+from torch import _C, Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as hooks
 
