@@ -1,4 +1,4 @@
-"""Write graphs as ONNX files and as programs of torch, with what a consumer must know as metadata."""
+"""Write graphs as ONNX files and as programs of torch, with metadata for their consumers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,29 @@ from torch import Tensor
 
 from fluxutils_py.errors import ExportError, LoadError
 from fluxutils_py.exporting.graph import Graph, module_of_operator, quiet_exporters
+from fluxutils_py.exporting.steps import InitialState
 from fluxutils_py.files import atomic_write
 from fluxutils_py.tree import named_leaves
 from fluxutils_py.validation import require_package
 
 FORMATS = ("onnx", "torch")
 METADATA_FILE = "metadata.json"  # in a program of torch
+PROVIDERS = ["CPUExecutionProvider"]  # of onnxruntime
 TEXTS = ("estimator", "fluxutils_py", "torch")  # entries that are texts; the others are JSON
-SERIES, STEPS = "batch", "steps"  # names of free axes
+# names of free axes
+SERIES = "batch"
+STEPS = "steps"
+Path = str | os.PathLike[str]
 
 
 def check_format(format: str) -> None:
-    """Raise ValueError for a format that there is not."""
+    """Raise ValueError if the format is unknown."""
     if format not in FORMATS:
         raise ValueError(f"format must be 'onnx' or 'torch', got {format!r}")
 
 
 def write_graph(
-    path: Any,
+    path: Path,
     graph: Graph,
     format: str,
     inputs: Sequence[str],
@@ -64,9 +69,9 @@ def write_graph(
     ImportError
         If the format is "onnx" and its packages are not installed.
     """
-    described = {**describe(graph, inputs, outputs), **metadata}
+    entries = {**describe(graph, inputs, outputs), **metadata}
     if format == "torch":
-        extra = {METADATA_FILE: json.dumps(described, indent=1)}
+        extra = {METADATA_FILE: json.dumps(entries, indent=1)}
         with atomic_write(path) as file:
             torch.export.save(graph.program, file, extra_files=extra)
         return
@@ -75,10 +80,12 @@ def write_graph(
     _restore_digits(model.graph, graph)
     for name, choices in (texts or {}).items():
         _replace_by_texts(model.graph, name, choices)
-        next(o for o in described["outputs"] if o["name"] == name)["dtype"] = "string"
-    for key, value in described.items():
+        output = next(o for o in entries["outputs"] if o["name"] == name)
+        output["dtype"] = "string"
+    for key, value in entries.items():
         entry = model.metadata_props.add()
-        entry.key, entry.value = key, value if key in TEXTS else json.dumps(value)
+        entry.key = key
+        entry.value = value if key in TEXTS else json.dumps(value)
     content = model.SerializeToString()
     _require_kernels(graph, content)
     with atomic_write(path) as file:
@@ -90,21 +97,29 @@ def describe(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> dic
     plain values.
     """
 
-    def entry(name: str, t: Tensor) -> dict[str, Any]:
-        return {"name": name, "shape": [STEPS, SERIES, *t.shape[2:]], "dtype": _dtype_name(t)}
-
     return {
-        "inputs": [entry(name, x) for name, x in zip(inputs, graph.inputs, strict=True)],
-        "outputs": [entry(name, y) for name, y in zip(outputs, graph.outputs, strict=True)],
-        "states": [
-            {
-                "name": f"state.{i}",
-                "shape": [SERIES if d == s.batch_axis else n for d, n in enumerate(s.value.shape)],
-                "dtype": _dtype_name(s.value),
-                "initial": _initial_value(s.value),
-            }
-            for i, s in enumerate(graph.initial)
-        ],
+        "inputs": _window_entries(inputs, graph.inputs),
+        "outputs": _window_entries(outputs, graph.outputs),
+        "states": [_state_entry(i, s) for i, s in enumerate(graph.initial)],
+    }
+
+
+def _window_entries(names: Sequence[str], examples: Sequence[Tensor]) -> list[dict[str, Any]]:
+    entries = []
+    for name, t in zip(names, examples, strict=True):
+        shape = [STEPS, SERIES, *t.shape[2:]]
+        entries.append({"name": name, "shape": shape, "dtype": _dtype_name(t)})
+    return entries
+
+
+def _state_entry(i: int, state: InitialState) -> dict[str, Any]:
+    shape: list[int | str] = list(state.value.shape)
+    shape[state.batch_axis] = SERIES
+    return {
+        "name": f"state.{i}",
+        "shape": shape,
+        "dtype": _dtype_name(state.value),
+        "initial": _initial_value(state.value),
     }
 
 
@@ -119,17 +134,17 @@ def _initial_value(value: Tensor) -> Any:
     if not value.numel():
         return 0
     first = value.flatten()[:1]
-    if torch.allclose(value, first.expand_as(value), rtol=0, atol=0, equal_nan=True):
-        return _json_number(first.item())
+    everywhere = first.expand_as(value)
+    if torch.allclose(value, everywhere, rtol=0, atol=0, equal_nan=True):
+        return _json_numbers(first.item())
     return _json_numbers(value.tolist())
 
 
 def _json_numbers(values: Any) -> Any:
-    return [_json_numbers(v) for v in values] if isinstance(values, list) else _json_number(values)
-
-
-def _json_number(value: Any) -> Any:
-    return None if value != value else value
+    if isinstance(values, list):
+        return [_json_numbers(v) for v in values]
+    is_nan = values != values
+    return None if is_nan else values
 
 
 def _to_onnx(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
@@ -140,32 +155,39 @@ def _to_onnx(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Any
     results = [*outputs, *(f"next_state.{i}" for i in range(n_states))]
     try:
         with quiet_exporters(), torch.no_grad():
-            made = torch.onnx.export(
-                graph.program, dynamo=True, input_names=names, output_names=results, verbose=False
+            program = torch.onnx.export(
+                graph.program,
+                dynamo=True,
+                input_names=names,
+                output_names=results,
+                verbose=False,
             )
-    except Exception as error:
+    except Exception as error:  # torch and onnxscript raise many types
         raise _not_convertible(graph, error) from error
-    assert made is not None
-    return made.model_proto
+    assert program is not None
+    return program.model_proto
 
 
 def _not_convertible(graph: Graph, error: Exception) -> ExportError:
-    said, cause = str(error), error.__cause__
+    messages = []
+    cause: BaseException | None = error
     while cause is not None:
-        said, cause = f"{said}\n{cause}", cause.__cause__
-    operator = re.search(r"OpOverload\(op='([\w.:]+)'", said) or re.search(
-        r"(aten\.\w+\.\w+)", said
-    )
+        messages.append(str(cause))
+        cause = cause.__cause__
+    text = "\n".join(messages)
+    operator = re.search(r"OpOverload\(op='([\w.:]+)'", text)
+    operator = operator or re.search(r"(aten\.\w+\.\w+)", text)
     if operator is None:
-        first = next((line for line in said.splitlines() if line.strip()), type(error).__name__)
+        lines = [line for line in text.splitlines() if line.strip()]
+        reason = lines[0] if lines else type(error).__name__
         return ExportError(
-            f"the model cannot be written as ONNX: {first}; format='torch' may take it"
+            f"the model cannot be written as ONNX: {reason}; format='torch' may support it"
         )
     name = operator[1].replace("::", ".")
     where = module_of_operator(graph, name)
     return ExportError(
         f"{where or 'the model'} cannot be written as ONNX, which has no counterpart of torch's "
-        f"{name}; format='torch' takes it"
+        f"{name}; format='torch' supports it"
     )
 
 
@@ -178,16 +200,20 @@ def _require_kernels(graph: Graph, content: bytes) -> None:
     except ImportError:
         return
     options = runtime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4  # fatal: the error is raised here anyway
     try:
-        runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        runtime.InferenceSession(content, options, providers=PROVIDERS)
     except Exception as error:  # of onnxruntime, which has a class for each
         operator = re.search(r"implementation for (\w+)\(", str(error))
-        where = module_of_operator(graph, f"onnx.{operator[1].lower()}") if operator else None
-        of = f" {operator[1]} in {_dtype_name(graph.inputs[-1])}" if operator else ""
+        where = None
+        lacking = "an operator"
+        if operator:
+            where = module_of_operator(graph, f"onnx.{operator[1].lower()}")
+            lacking = f"{operator[1]} in {_dtype_name(graph.inputs[-1])}"
         raise ExportError(
-            f"{where or 'the model'} cannot run in onnxruntime, which lacks{of or ' an operator'}; "
-            "fit on float32 data, or take format='torch' (onnxruntime: "
+            f"{where or 'the model'} cannot run in onnxruntime, which lacks {lacking}; "
+            "fit on float32 data, or use format='torch' (onnxruntime: "
             f"{str(error).splitlines()[0]})"
         ) from error
 
@@ -199,16 +225,16 @@ def require(package: str) -> Any:
 
 def _name_axes(graph: Any) -> None:
     """Give the free axes their names, in place of torch's symbols."""
-    names = {}
-    for d, name in ((0, STEPS), (1, SERIES)):
-        names[graph.input[0].type.tensor_type.shape.dim[d].dim_param] = name
+    steps, series = graph.input[0].type.tensor_type.shape.dim[:2]
+    names = {steps.dim_param: STEPS, series.dim_param: SERIES}
     pattern = re.compile("|".join(rf"\b{re.escape(symbol)}\b" for symbol in names))
 
     def rename(part: Any) -> None:
         for value in (*part.input, *part.output, *part.value_info):
             for dim in value.type.tensor_type.shape.dim:
-                if dim.dim_param:
-                    dim.dim_param = pattern.sub(lambda found: names[found[0]], dim.dim_param)
+                if dim.dim_param:  # may be an expression of symbols
+                    dim.dim_param = pattern.sub(lambda match: names[match[0]], dim.dim_param)
+        # the body of a scan is a graph in an attribute
         for node in part.node:
             for attribute in node.attribute:
                 if attribute.HasField("g"):
@@ -224,24 +250,23 @@ def _restore_digits(onnx_graph: Any, graph: Graph) -> None:
     Attributes of operators, such as the eps of a normalisation, stay float32: ONNX has no others.
     """
     onnx = require("onnx")
-    nodes = [node for program in (graph.program, *graph.programs) for node in program.graph.nodes]
-    numbers = [
-        v
-        for node in nodes
-        for _, v in named_leaves([*node.args, node.kwargs])
-        if isinstance(v, float)
-    ]
-    exact = {torch.tensor(v, dtype=torch.float32).item(): v for v in numbers}
-    for value in onnx_graph.initializer:
-        if (
-            value.data_type == onnx.TensorProto.DOUBLE
-            and not value.dims
-            and value.name not in graph.program.state_dict
-        ):
-            rounded = onnx.numpy_helper.to_array(value).item()
-            if rounded in exact:
-                number = onnx.helper.make_tensor(value.name, value.data_type, (), [exact[rounded]])
-                value.CopyFrom(number)
+    exact: dict[float, float] = {}  # by the rounded number
+    for program in (graph.program, *graph.programs):
+        for node in program.graph.nodes:
+            for _, value in named_leaves([*node.args, node.kwargs]):
+                if isinstance(value, float):
+                    rounded = torch.tensor(value, dtype=torch.float32).item()
+                    exact[rounded] = value
+    for tensor in onnx_graph.initializer:
+        is_wide = tensor.data_type == onnx.TensorProto.DOUBLE
+        # parameters have all their digits
+        if not is_wide or tensor.dims or tensor.name in graph.program.state_dict:
+            continue
+        rounded = onnx.numpy_helper.to_array(tensor).item()
+        if rounded in exact:
+            values = [exact[rounded]]
+            number = onnx.helper.make_tensor(tensor.name, tensor.data_type, (), values)
+            tensor.CopyFrom(number)
 
 
 def _replace_by_texts(graph: Any, name: str, texts: Sequence[str]) -> None:
@@ -251,17 +276,15 @@ def _replace_by_texts(graph: Any, name: str, texts: Sequence[str]) -> None:
         for k, output in enumerate(node.output):
             if output == name:
                 node.output[k] = f"{name}.place"
-    graph.initializer.append(
-        onnx.helper.make_tensor(
-            f"{name}.texts", onnx.TensorProto.STRING, [len(texts)], [t.encode() for t in texts]
-        )
-    )
+    encoded = [text.encode() for text in texts]
+    table = onnx.helper.make_tensor(f"{name}.texts", onnx.TensorProto.STRING, [len(texts)], encoded)
+    graph.initializer.append(table)
     graph.node.append(onnx.helper.make_node("Gather", [f"{name}.texts", f"{name}.place"], [name]))
     declared = next(o for o in graph.output if o.name == name)
     declared.type.tensor_type.elem_type = onnx.TensorProto.STRING
 
 
-def read_metadata(path: Any) -> dict[str, Any]:
+def read_metadata(path: Path) -> dict[str, Any]:
     """Return the metadata of an exported file of either format.
 
     Raises
@@ -274,21 +297,22 @@ def read_metadata(path: Any) -> dict[str, Any]:
     if format_of(path) == "torch":
         with zipfile.ZipFile(path) as file:
             names = [n for n in file.namelist() if n.endswith("/" + METADATA_FILE)]
-            found = json.loads(file.read(names[0])) if names else {}
+            metadata = json.loads(file.read(names[0])) if names else {}
     else:
         try:
             model = require("onnx").load(os.fspath(path))
         except Exception as error:  # of protobuf
             raise LoadError(f"{path} is neither an ONNX file nor a program of torch") from error
-        found = {
-            p.key: p.value if p.key in TEXTS else json.loads(p.value) for p in model.metadata_props
-        }
-    if "states" not in found:
+        metadata = {}
+        for entry in model.metadata_props:
+            is_text = entry.key in TEXTS
+            metadata[entry.key] = entry.value if is_text else json.loads(entry.value)
+    if "states" not in metadata:
         raise LoadError(f"{path} was not exported by fluxutils_py: it does not tell its states")
-    return found
+    return metadata
 
 
-def format_of(path: Any) -> str:
+def format_of(path: Path) -> str:
     """Return the format of an exported file, by its content."""
     return "torch" if zipfile.is_zipfile(path) else "onnx"
 
@@ -308,12 +332,12 @@ class ExportedModel:
         Of all series; at first the initial one.
     """
 
-    def __init__(self, path: Any, n_series: int) -> None:
+    def __init__(self, path: Path, n_series: int) -> None:
         self.metadata = read_metadata(path)
-        self.state = [
-            np.full([n_series if n == SERIES else n for n in s["shape"]], s["initial"], s["dtype"])
-            for s in self.metadata["states"]
-        ]
+        self.state = []
+        for entry in self.metadata["states"]:
+            shape = [n_series if n == SERIES else n for n in entry["shape"]]
+            self.state.append(np.full(shape, entry["initial"], entry["dtype"]))
         self._session: Any = None
         if format_of(path) == "torch":
             # torch warns of paths that do not end in .pt2, and up to 2.12 of the memory that it
@@ -324,24 +348,22 @@ class ExportedModel:
             runtime = require("onnxruntime")
             options = runtime.SessionOptions()
             options.intra_op_num_threads = 1
-            self._session = runtime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
-            )
+            self._session = runtime.InferenceSession(str(path), options, providers=PROVIDERS)
 
     def run(self, *xs: np.ndarray) -> list[np.ndarray]:
-        """Return the outputs (S, B, G) for a window (S, B, F) of each input, and move the state on."""
-        dtypes = [entry["dtype"] for entry in self.metadata["inputs"]]
-        given = [
-            np.ascontiguousarray(x, dtype) for x, dtype in zip(xs, dtypes, strict=True)
-        ] + self.state
+        """Return the outputs (S, B, G) for a window (S, B, F) of each input; the state moves on."""
+        entries = self.metadata["inputs"]
+        pairs = zip(xs, entries, strict=True)
+        arrays = [np.ascontiguousarray(x, entry["dtype"]) for x, entry in pairs]
+        arrays += self.state
         if self._session is not None:
-            names = [
-                entry["name"] for part in ("inputs", "states") for entry in self.metadata[part]
-            ]
-            found = self._session.run(None, dict(zip(names, given, strict=True)))
+            names = [entry["name"] for entry in (*entries, *self.metadata["states"])]
+            feeds = dict(zip(names, arrays, strict=True))
+            results = self._session.run(None, feeds)
         else:
+            tensors = map(torch.from_numpy, arrays)
             with torch.no_grad():
-                found = [t.numpy() for t in self._program(*map(torch.from_numpy, given))]
-        n = len(found) - len(self.state)
-        self.state = list(found[n:])
-        return list(found[:n])
+                results = [t.numpy() for t in self._program(*tensors)]
+        n_outputs = len(results) - len(self.state)
+        self.state = list(results[n_outputs:])
+        return list(results[:n_outputs])

@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from fluxutils_py.errors import ExportError
 from fluxutils_py.exporting.steps import N_SERIES, ContextWindow, InitialState
 from fluxutils_py.nn.kernels import native_kernels
+from fluxutils_py.nn.model_windows import as_tuple
 
-N_STEPS = 5  # of examples; another number than N_SERIES
+N_STEPS = 5  # of examples; another number than N_SERIES, to tell the axes apart
+N_CONTEXT = 2  # of examples: torch takes 0 and 1 for constants
+Tensors = tuple[Tensor, ...]
 
 
 class Graph:
@@ -34,8 +37,8 @@ class Graph:
     steps : sequence of nn.Module
         Modules between them that compute one step: ``module(*inputs, *states)`` returns
         ``(*outputs, *next_states)``. Their attribute ``initial`` is a tuple of
-        :class:`InitialState`, ``n_outputs`` the number of outputs;
-        :class:`ModelStep` is one. They become the body of a scan over time.
+        :class:`InitialState`, ``n_outputs`` the number of outputs; :class:`ModelStep` is one. They
+        become the body of a scan over time.
     window : ContextWindow, optional
         In place of ``steps``, for a model that takes whole windows.
     gaps : bool
@@ -68,36 +71,49 @@ class Graph:
         window: ContextWindow | None = None,
         gaps: bool = False,
     ) -> None:
-        self.inputs = examples = [x.expand(N_STEPS, N_SERIES, -1).clone() for x in inputs]
-        stateful: Any = steps if window is None else [window]
-        self.initial: tuple[InitialState, ...] = tuple(s for m in stateful for s in m.initial)
-        states = [s.of(N_SERIES) for s in self.initial]
-        if (
-            window is not None and states
-        ):  # an example of 2 steps, for torch takes 0 and 1 for constants
-            states = [x.new_zeros(2, N_SERIES, x.shape[2]) for x in examples]
+        self.inputs = [x.expand(N_STEPS, N_SERIES, -1).clone() for x in inputs]
+        parts: Any = steps if window is None else [window]
+        self.initial: tuple[InitialState, ...] = tuple(s for part in parts for s in part.initial)
         with quiet_exporters(), native_kernels(False), torch.no_grad():
-            leading, trailing = _Chain(before), _Chain(after)
+            states = self._example_states(window)
+            leading = _Chain(before)
             if window is None:
-                chain = _StepChain(steps, len(self.initial))
-                passed = leading(*examples)
-                core: nn.Module = _Scan(
-                    chain, [_zero_gaps(x) if gaps else x for x in passed], states, self.initial
-                )
+                scan = self._trace_steps(leading(*self.inputs), steps, states, gaps)
+                core: nn.Module = scan
+                axes = _window_axes(len(inputs), self.initial)
             else:
                 core = window
-            whole = _Whole(leading, core, trailing, len(inputs), gaps)
-            self.program = _export_program(
-                whole, [*examples, *states], _free_axes(len(inputs), self.initial, window is None)
-            )
-            if window is not None:  # torch guards against one step in all, which is no special case
-                self.program._guards_code = [
-                    g for g in self.program._guards_code if not g.endswith("!= 1")
-                ]
+                axes = _window_axes(len(inputs), self.initial, context=True)
+            whole = _Whole(leading, core, _Chain(after), len(inputs), gaps)
+            examples = [*self.inputs, *states]
+            self.program = _export_program(whole, examples, axes)
+            if window is not None:
+                _allow_one_step(self.program)
             _forget_sources(self.program)
-            found = self.program.module()(*examples, *states)
-        self.programs = [core.program if isinstance(core, _Scan) else self.program]
-        self.outputs = list(found[: len(found) - len(states)])
+            results = self.program.module()(*examples)
+        # those whose nodes know the modules of the user: a scan hides them from the whole
+        self.programs = [self.program if window is not None else scan.program]
+        self.outputs = list(results[: len(results) - len(states)])
+
+    def _example_states(self, window: ContextWindow | None) -> list[Tensor]:
+        if window is None:
+            return [s.of(N_SERIES) for s in self.initial]
+        if not self.initial:
+            return []
+        return [x.new_zeros(N_CONTEXT, N_SERIES, x.shape[2]) for x in self.inputs]
+
+    def _trace_steps(
+        self,
+        xs: Sequence[Tensor],
+        steps: Sequence[nn.Module],
+        states: Sequence[Tensor],
+        gaps: bool,
+    ) -> _Scan:
+        """Return the scan over the steps for their inputs, windows that the modules before gave."""
+        chain = _StepChain(steps, len(self.initial))
+        if gaps:
+            xs = [_zero_gaps(x) for x in xs]
+        return _Scan(chain, xs, states, self.initial)
 
 
 class _Chain(nn.Module):
@@ -107,10 +123,9 @@ class _Chain(nn.Module):
         super().__init__()
         self.parts = nn.ModuleList(parts)
 
-    def forward(self, *xs: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *xs: Tensor) -> Tensors:
         for part in self.parts:
-            found = part(*xs)
-            xs = (found,) if isinstance(found, Tensor) else tuple(found)
+            xs = as_tuple(part(*xs))
         return xs
 
 
@@ -119,21 +134,22 @@ class _StepChain(nn.Module):
 
     def __init__(self, parts: Sequence[nn.Module], n_states: int) -> None:
         super().__init__()
-        self.parts, self.n_states = nn.ModuleList(parts), n_states
+        self.parts = nn.ModuleList(parts)
+        self.n_states = n_states
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        n = len(tensors) - self.n_states
-        xs, states = tensors[:n], list(tensors[n:])
-        following: list[Tensor] = []
+    def forward(self, *tensors: Tensor) -> Tensors:
+        n_inputs = len(tensors) - self.n_states
+        xs = tensors[:n_inputs]
+        states = tensors[n_inputs:]
+        next_states: list[Tensor] = []
         part: Any
         for part in self.parts:
-            k = len(part.initial)
-            found = part(*xs, *states[:k])
-            found = (found,) if isinstance(found, Tensor) else found
-            states = states[k:]
-            xs = found[: part.n_outputs]
-            following += found[part.n_outputs :]
-        return (*xs, *following)
+            n = len(part.initial)
+            results = as_tuple(part(*xs, *states[:n]))
+            states = states[n:]
+            xs = results[: part.n_outputs]
+            next_states += results[part.n_outputs :]
+        return (*xs, *next_states)
 
 
 class _Scan(nn.Module):
@@ -151,45 +167,59 @@ class _Scan(nn.Module):
         initial: Sequence[InitialState],
     ) -> None:
         super().__init__()
-        self.idle = not states  # a scan needs a state
-        self.program = program = _export_program(
-            chain, [*(x[0] for x in xs), *states], _free_axes(len(xs), initial)
-        )
-        held = {**program.state_dict, **program.constants}
+        self.n_states = len(states)
+        first_steps = [x[0] for x in xs]
+        axes = _step_axes(len(xs), initial)
+        self.program = _export_program(chain, [*first_steps, *states], axes)
+        self.n_weights = self._register_weights()
+        # in a list, so that its parts are no submodules
+        self._step = [self.program.graph_module]
+
+    def _register_weights(self) -> int:
+        """Register the tensors that the step uses as buffers; return their number."""
+        program = self.program
+        values = {**program.state_dict, **program.constants}
         names = [
             s.target for s in program.graph_signature.input_specs if s.kind.name != "USER_INPUT"
         ]
         for i, name in enumerate(names):
-            value = held[name]
-            self.register_buffer(
-                f"weight_{i}", value.detach() if isinstance(value, Tensor) else value
-            )
-        self.n_weights, self.n_states = len(names), len(states)
-        self._step = [program.graph_module]  # in a list: its parts are no submodules
+            value = values[name]
+            if isinstance(value, Tensor):
+                value = value.detach()
+            self.register_buffer(f"weight_{i}", value)
+        return len(names)
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *tensors: Tensor) -> Tensors:
         from torch._higher_order_ops.scan import scan_op
 
-        n = len(tensors) - self.n_states
-        xs, states = list(tensors[:n]), list(tensors[n:])
-        if self.idle:
+        n_inputs = len(tensors) - self.n_states
+        xs = list(tensors[:n_inputs])
+        states = list(tensors[n_inputs:])
+        is_idle = not states
+        if is_idle:  # a scan needs a state
             states = [xs[0].new_zeros(1)]
-        n_states = len(states)
+        n_carried = len(states)
 
-        def body(*given: Tensor) -> list[Tensor]:
-            carried, now = given[:n_states], given[n_states : n_states + n]
-            found = self._step[0](*given[n_states + n :], *now, *(() if self.idle else carried))
-            n_out = len(found) - self.n_states
-            following = carried if self.idle else found[n_out:]
+        def body(*arguments: Tensor) -> list[Tensor]:
+            carried = arguments[:n_carried]
+            step_inputs = arguments[n_carried : n_carried + n_inputs]
+            weights = arguments[n_carried + n_inputs :]
+            step_states = () if is_idle else carried
+            results = self._step[0](*weights, *step_inputs, *step_states)
+            n_outputs = len(results) - self.n_states
+            next_states = carried if is_idle else results[n_outputs:]
             # a scan returns no tensor that it was given, and states in the memory order that they
             # had
-            return [
-                t.clone(memory_format=torch.contiguous_format) for t in (*following, *found[:n_out])
-            ]
+            return [_contiguous_copy(t) for t in (*next_states, *results[:n_outputs])]
 
         weights = tuple(getattr(self, f"weight_{i}") for i in range(self.n_weights))
-        found = scan_op(body, states, xs, weights)
-        return (*found[n_states:], *(() if self.idle else found[:n_states]))
+        results = scan_op(body, states, xs, weights)
+        next_states = () if is_idle else results[:n_carried]
+        return (*results[n_carried:], *next_states)
+
+
+def _contiguous_copy(t: Tensor) -> Tensor:
+    return t.clone(memory_format=torch.contiguous_format)
 
 
 class _Whole(nn.Module):
@@ -199,62 +229,89 @@ class _Whole(nn.Module):
         self, before: nn.Module, core: nn.Module, after: nn.Module, n_inputs: int, gaps: bool
     ) -> None:
         super().__init__()
-        self.before, self.core, self.after, self.n_inputs, self.gaps = (
-            before,
-            core,
-            after,
-            n_inputs,
-            gaps,
-        )
+        self.before = before
+        self.core = core
+        self.after = after
+        self.n_inputs = n_inputs
+        self.gaps = gaps
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        xs, states = self.before(*tensors[: self.n_inputs]), tensors[self.n_inputs :]
+    def forward(self, *tensors: Tensor) -> Tensors:
+        xs = self.before(*tensors[: self.n_inputs])
+        states = tensors[self.n_inputs :]
         gap = None
         if self.gaps:
-            for x in xs:
-                if x.is_floating_point():
-                    missing = x.isnan().all(-1, keepdim=True)
-                    gap = missing if gap is None else gap | missing
+            gap = _gap(xs)
             xs = tuple(_zero_gaps(x) for x in xs)
-        found = self.core(*xs, *states)
-        found = (found,) if isinstance(found, Tensor) else tuple(found)
-        n = len(found) - len(states)
-        outputs, following = found[:n], found[n:]
+        results = as_tuple(self.core(*xs, *states))
+        n_outputs = len(results) - len(states)
+        outputs = results[:n_outputs]
         if gap is not None:
-            outputs = tuple(
-                o.masked_fill(gap, torch.nan) if o.is_floating_point() else o for o in outputs
-            )
-        return (*self.after(*outputs), *following)
+            outputs = tuple(_with_gap(o, gap) for o in outputs)
+        return (*self.after(*outputs), *results[n_outputs:])
+
+
+def _gap(xs: Sequence[Tensor]) -> Tensor | None:
+    """Return where series have no input (S, B, 1): one of the floating inputs is all NaN."""
+    gap = None
+    for x in xs:
+        if x.is_floating_point():
+            missing = x.isnan().all(-1, keepdim=True)
+            gap = missing if gap is None else gap | missing
+    return gap
+
+
+def _with_gap(output: Tensor, gap: Tensor) -> Tensor:
+    return output.masked_fill(gap, torch.nan) if output.is_floating_point() else output
 
 
 def _zero_gaps(x: Tensor) -> Tensor:
     """Return inputs with zeros where a series has none."""
-    return x.masked_fill(x.isnan().all(-1, keepdim=True), 0) if x.is_floating_point() else x
+    if not x.is_floating_point():
+        return x
+    missing = x.isnan().all(-1, keepdim=True)
+    return x.masked_fill(missing, 0)
 
 
-def _free_axes(n_inputs: int, initial: Sequence[InitialState], scan: bool | None = None) -> Any:
-    """Return the free axes of inputs and states, as torch.export wants them: of a step, a scan, or
-    another window.
+def _step_axes(n_inputs: int, initial: Sequence[InitialState]) -> dict[str, Any]:
+    """Return the free axes of inputs and states of one step, as torch.export wants them."""
+    from torch.export import Dim
+
+    series = Dim("series", min=1)
+    of_inputs = [{0: series}] * n_inputs
+    of_states = [{s.batch_axis: series} for s in initial]
+    return {"tensors": (*of_inputs, *of_states)}
+
+
+def _window_axes(
+    n_inputs: int, initial: Sequence[InitialState], *, context: bool = False
+) -> dict[str, Any]:
+    """Return the free axes of inputs and states of a window; a context has a free number of steps,
+    too.
     """
     from torch.export import Dim
 
     series = Dim("series", min=1)
-    of_inputs = {0: series} if scan is None else {0: Dim("steps", min=1), 1: series}
-    past = {0: Dim("context", min=0)} if scan is False else {}
-    return {
-        "tensors": tuple([of_inputs] * n_inputs + [{s.batch_axis: series, **past} for s in initial])
-    }
+    of_inputs = [{0: Dim("steps", min=1), 1: series}] * n_inputs
+    past = {0: Dim("context", min=0)} if context else {}
+    of_states = [{s.batch_axis: series, **past} for s in initial]
+    return {"tensors": (*of_inputs, *of_states)}
 
 
-def _export_program(module: nn.Module, examples: Sequence[Tensor], axes: Any) -> Any:
+def _allow_one_step(program: Any) -> None:
+    """Remove the guards of torch against one step in all, which is no special case of a window."""
+    guards = program._guards_code
+    guards[:] = [g for g in guards if not g.endswith("!= 1")]
+
+
+def _export_program(module: nn.Module, examples: Sequence[Tensor], axes: dict[str, Any]) -> Any:
+    # copies, because torch takes examples that share memory for one input
+    copies = tuple(x.clone() for x in examples)
     try:
-        # each example has its own memory: torch takes equal ones for one input
-        return torch.export.export(module, tuple(x.clone() for x in examples), dynamic_shapes=axes)
+        return torch.export.export(module, copies, dynamic_shapes=axes)
     except Exception as error:  # of torch, or of the user's module
         name = _failing_module(module, error)
-        reason = next(
-            (line for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        reason = lines[0] if lines else type(error).__name__
         raise ExportError(
             f"{name} cannot be exported: {reason}; the whole message of torch is above. A step "
             "must be made of torch's operations, for any number of series"
@@ -276,18 +333,23 @@ def _failing_module(module: nn.Module, error: BaseException | None) -> str:
     user's model has it.
     """
     names = {id(m): name for name, m in module.named_modules()}
-    found: nn.Module | None = None
-    while error is not None and found is None:
-        trace = error.__traceback__
-        while trace is not None:
-            me = trace.tb_frame.f_locals.get("self")
-            if isinstance(me, nn.Module) and id(me) in names and names[id(me)]:
-                found = me
-            trace = trace.tb_next
+    failing: nn.Module | None = None
+    while error is not None and failing is None:
+        for candidate in _frame_owners(error):
+            if isinstance(candidate, nn.Module) and names.get(id(candidate)):
+                failing = candidate  # the last one is the innermost
         error = error.__cause__ or error.__context__
-    if found is None:
+    if failing is None:
         return "the model"
-    return f"{_own_name(names[id(found)])} ({type(found).__name__})"
+    return f"{_user_path(names[id(failing)])} ({type(failing).__name__})"
+
+
+def _frame_owners(error: BaseException) -> Iterator[object]:
+    """Yield the ``self`` of each method that an error passed through, from the outermost."""
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame.f_locals.get("self")
+        trace = trace.tb_next
 
 
 @contextmanager
@@ -301,7 +363,7 @@ def quiet_exporters() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     config: Any = torch.fx.config
-    emit = getattr(config, "do_not_emit_stack_traces", False)
+    do_not_emit = getattr(config, "do_not_emit_stack_traces", False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for logger in loggers:
@@ -310,7 +372,7 @@ def quiet_exporters() -> Iterator[None]:
         try:
             yield
         finally:
-            config.do_not_emit_stack_traces = emit
+            config.do_not_emit_stack_traces = do_not_emit
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
 
@@ -320,19 +382,20 @@ def module_of_operator(graph: Graph, operator: str) -> str | None:
     None if unknown.
     """
     name = operator.split(".")[1]
+    # decompositions too: ONNX may lack an operator that only they contain
     with quiet_exporters():
         programs = [*graph.programs, *(p.run_decompositions() for p in graph.programs)]
     for program in programs:
         for node in program.graph.nodes:
             # torch.special.x is aten.special_x, of which ONNX gets prims.x
-            if str(node.target).rpartition(".")[0].endswith(name) and (
-                stack := node.meta.get("nn_module_stack")
-            ):
-                path, kind = list(stack.values())[-1]
-                return f"{_own_name(str(path))} ({str(kind).rpartition('.')[2]})"
+            uses_it = str(node.target).rpartition(".")[0].endswith(name)
+            stack = node.meta.get("nn_module_stack")
+            if uses_it and stack:
+                path, class_name = list(stack.values())[-1]
+                return f"{_user_path(str(path))} ({str(class_name).rpartition('.')[2]})"
     return None
 
 
-def _own_name(path: str) -> str:
+def _user_path(path: str) -> str:
     """Return the path of a module in the user's model, from that in the graph."""
     return repr(path.partition("model.")[2] or path)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
 
 from fluxutils_py.errors import ExportError
+from fluxutils_py.nn.cells import lstm_step
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.kernels import native_kernels
-from fluxutils_py.nn.model_windows import window_mode
-from fluxutils_py.nn.recurrent import Recur
+from fluxutils_py.nn.model_windows import as_tuple, window_mode
+from fluxutils_py.nn.recurrent import Recur, State
 from fluxutils_py.nn.states import recurrent_layers, reset
 
-N_SERIES = 3  # of examples
+N_SERIES = 3  # of examples: not 1, which torch would take for a constant
+Tensors = tuple[Tensor, ...]
 
 
 class InitialState(NamedTuple):
@@ -32,6 +36,20 @@ class InitialState(NamedTuple):
         return self.value.repeat_interleave(n_series, self.batch_axis)
 
 
+class _StateForm(NamedTuple):
+    """How many tensors the state of a layer has, and whether it is one without a tuple."""
+
+    n_tensors: int
+    is_tensor: bool
+
+
+class _WatchedRun(NamedTuple):
+    """The outputs of a model, and those of each recurrent layer by name."""
+
+    outputs: Tensors
+    of_layers: dict[str, Tensor]
+
+
 class ModelStep(nn.Module):
     """One step of a model as a pure function: ``step(*inputs, *states)`` returns ``(*outputs,
     *next_states)``.
@@ -39,7 +57,7 @@ class ModelStep(nn.Module):
     Parameters
     ----------
     model : nn.Module
-        A model whose state lives in :class:`fluxutils_py.nn.Recur` layers. It is copied to the CPU,
+        A model whose state is in :class:`fluxutils_py.nn.Recur` layers. It is copied to the CPU,
         in evaluation mode.
     inputs : sequence of Tensor of shape (S, B, F)
         Some inputs of the model, for instance noise, to try it out on.
@@ -59,104 +77,127 @@ class ModelStep(nn.Module):
 
     def __init__(self, model: nn.Module, inputs: Sequence[Tensor]) -> None:
         super().__init__()
-        examples = [x.detach().cpu()[:, [0] * N_SERIES] for x in inputs]
-        self.model = reset(deep_copy(model).cpu().eval()).requires_grad_(False)
+        first_series = [0] * N_SERIES  # repeated
+        examples = [x[:, first_series] for x in _on_cpu(inputs)]
+        self.model = reset(_frozen_copy(model))
         require_exportable(self.model)
+        # of "either", single steps are used: they are what the graph computes
         self.windowed = window_mode(model, inputs) == "windows"
         self.layers = recurrent_layers(self.model)
         if self.windowed:
             require_causal(self.model, examples)
         for layer in self.layers:
-            inner = layer.module
-            if hasattr(inner, "step"):
-                layer.module = _Stepwise(inner)
-            elif isinstance(inner, nn.RNNBase) and (
-                inner.weight_ih_l0.dtype is torch.float64
-                or torch.__version__ < "2.13"  # scans mistake them
-            ):
-                layer.module = _TorchLayer(inner)
+            layer.module = _exportable(layer.module)
         with native_kernels(False), torch.no_grad():
             self._find_states([x[0] for x in examples])
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *tensors: Tensor) -> Tensors:
         n = len(tensors) - len(self.initial)
         self._set_states(tensors[n:])
         outputs = self._run_model(tensors[:n])
-        after = [t for layer in self.layers for t in _state_tensors(layer)]
+        after: list[Tensor] = []
+        for layer in self.layers:
+            after += _state_tensors(layer)
+        # tensors of a trace must not stay in the model
         reset(self.model)
         return (*outputs, *after)
 
-    def _run_model(self, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        out = self.model(*(x[None] for x in xs)) if self.windowed else self.model(*xs)
-        outputs = (out,) if isinstance(out, Tensor) else tuple(out)
-        return tuple(o[0] for o in outputs) if self.windowed else outputs
+    def _run_model(self, xs: Sequence[Tensor]) -> Tensors:
+        if not self.windowed:
+            return as_tuple(self.model(*xs))
+        windows = [x[None] for x in xs]  # of one step
+        outputs = as_tuple(self.model(*windows))
+        return tuple(o[0] for o in outputs)
 
     def _set_states(self, tensors: Sequence[Tensor]) -> None:
-        at = 0
-        for layer, (n, form) in zip(self.layers, self._forms, strict=True):
-            part = tuple(tensors[at : at + n])
-            object.__setattr__(layer, "state", part[0] if form == 0 else part)
-            at += n
+        start = 0
+        for layer, form in zip(self.layers, self._forms, strict=True):
+            part = tuple(tensors[start : start + form.n_tensors])
+            state = part[0] if form.is_tensor else part
+            object.__setattr__(layer, "state", state)  # as Recur sets it
+            start += form.n_tensors
 
     def _find_states(self, xs: list[Tensor]) -> None:
         """Run one step from the start to see the state, and one from the initial state that this
         would be.
         """
-        self._forms: list[tuple[int, int]] = []
+        fresh = self._run_watched(xs)
+        self.n_outputs = len(fresh.outputs)
+        self._forms = [_state_form(layer) for layer in self.layers]
         initial: list[InitialState] = []
-        outputs, fresh = self._run_watched(xs)
-        self.n_outputs = len(outputs)
         for layer in self.layers:
-            if layer.state is None:  # never called
-                empty = layer.empty_state() or ()
-                self._forms.append((len(empty), 0 if len(empty) == 1 else len(empty)))
-            else:
-                self._forms.append(
-                    (len(_state_tensors(layer)), 0 if isinstance(layer.state, Tensor) else 2)
-                )
             initial += _initial_states(layer)
         self.initial = tuple(initial)
         reset(self.model)
-        for o in outputs:
-            if o.shape[:-1] != (N_SERIES,):
-                lost = "a loss" if o.dim() == 0 else f"outputs of shape {tuple(o.shape)}"
-                raise ExportError(
-                    f"{type(self.model).__name__} gives {lost} for a step of {N_SERIES} series; "
-                    f"what is exported gives outputs (B, G) = ({N_SERIES}, G): leave losses out of "
-                    "the model, and give them to the estimator"
-                )
-        self._set_states([s.of(N_SERIES) for s in self.initial])
-        _, started = self._run_watched(xs)
+        # before the outputs are compared, whose axes would differ
+        self._require_one_row_per_series(fresh.outputs)
+        states = [s.of(N_SERIES) for s in initial]
+        self._set_states(states)
+        started = self._run_watched(xs)
         reset(self.model)
-        for name, y in fresh.items():
-            if not torch.allclose(y, started[name], rtol=1e-5, atol=1e-6, equal_nan=True):
+        for name, y in fresh.of_layers.items():
+            if not _equal(y, started.of_layers[name], rtol=1e-5, atol=1e-6):
                 raise ExportError(
                     f"{name!r} does not start from zeros: its first output differs if it gets "
                     "zeros as its state. Give its module a method empty_state() and Recur(module, "
                     "trainable_init=True), so that the initial state is known"
                 )
 
-    def _run_watched(self, xs: list[Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """Run one step; return the outputs, and the outputs of each recurrent layer by name."""
+    def _require_one_row_per_series(self, outputs: Sequence[Tensor]) -> None:
+        for o in outputs:
+            if o.shape[:-1] != (N_SERIES,):
+                given = "a loss" if o.dim() == 0 else f"outputs of shape {tuple(o.shape)}"
+                raise ExportError(
+                    f"{type(self.model).__name__} gives {given} for a step of {N_SERIES} series; "
+                    f"what is exported gives outputs (B, G) = ({N_SERIES}, G): leave losses out of "
+                    "the model, and give them to the estimator"
+                )
+
+    def _run_watched(self, xs: list[Tensor]) -> _WatchedRun:
+        """Run one step, and note what the recurrent layers return."""
         seen: dict[str, Tensor] = {}
-        names = [name for name, m in self.model.named_modules() if isinstance(m, Recur)]
+        layers: dict[str, nn.Module] = {}
+        for name, m in self.model.named_modules():
+            if isinstance(m, Recur):
+                layers[name or "model"] = m
 
-        def hook(name: str) -> Any:
-            def note(_: nn.Module, __: Any, y: Tensor) -> None:
-                seen[name] = y.clone()
+        def note(name: str, y: Tensor) -> None:
+            seen[name] = y.clone()  # the model may change it
 
-            return note
+        copies = [x.clone() for x in xs]
+        with _watching(layers, note):
+            outputs = self._run_model(copies)
+        return _WatchedRun(outputs, seen)
 
-        hooks = [
-            m.register_forward_hook(hook(n or "model"))
-            for n, m in zip(names, self.layers, strict=True)
-        ]
-        try:
-            outputs = self._run_model([x.clone() for x in xs])
-        finally:
-            for h in hooks:
-                h.remove()
-        return outputs, seen
+
+@contextmanager
+def _watching(modules: Mapping[str, nn.Module], note: Callable[[str, Any], None]) -> Iterator[None]:
+    """Call ``note(name, output)`` after each call of one of the modules inside the block."""
+
+    def hook_of(name: str) -> Callable[..., None]:
+        return lambda _module, _inputs, output: note(name, output)
+
+    hooks = []
+    for name, module in modules.items():
+        hooks.append(module.register_forward_hook(hook_of(name)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _exportable(module: nn.Module) -> nn.Module:
+    """Return a recurrent module as one that runtimes have operators for."""
+    if hasattr(module, "step"):
+        return _Stepwise(module)
+    if not isinstance(module, nn.RNNBase):
+        return module
+    is_wide = module.weight_ih_l0.dtype is torch.float64
+    # scans of torch before 2.13 mistake fused layers
+    if is_wide or torch.__version__ < "2.13":
+        return _TorchLayer(module)
+    return module
 
 
 class _Stepwise(nn.Module):
@@ -166,18 +207,20 @@ class _Stepwise(nn.Module):
 
     def __init__(self, module: Any) -> None:
         super().__init__()
-        self.module, self.batch_dim = module, getattr(module, "batch_dim", 0)
+        self.module = module
+        self.batch_dim = getattr(module, "batch_dim", 0)
 
-    def empty_state(self) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, ...] = self.module.empty_state()
-        return found
+    def empty_state(self) -> Tensors:
+        tensors: Tensors = self.module.empty_state()
+        return tensors
 
-    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         if state is None:  # at the start, which the whole module knows
-            ys, state = self.module(x[None])
+            window = x[None]
+            ys, state = self.module(window)
             return ys[0], state
-        y: tuple[Tensor, Any] = self.module.step(x, state)
-        return y
+        stepped: tuple[Tensor, State] = self.module.step(x, state)
+        return stepped
 
 
 class _TorchLayer(nn.Module):
@@ -187,57 +230,105 @@ class _TorchLayer(nn.Module):
 
     batch_dim = 1
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()
-        self.layer = layer
-        self.kind = layer.mode  # "LSTM", "GRU", "RNN_TANH", "RNN_RELU"
+        self.layer: Any = layer
+        self.mode = layer.mode  # "LSTM", "GRU", "RNN_TANH", "RNN_RELU"
 
-    def empty_state(self) -> tuple[Tensor, ...]:
-        like, m = next(self.parameters()).detach(), self.layer
-        h = like.new_zeros(m.num_layers, 0, m.proj_size or m.hidden_size)
-        return (h, like.new_zeros(m.num_layers, 0, m.hidden_size)) if self.kind == "LSTM" else (h,)
+    def empty_state(self) -> Tensors:
+        layer = self.layer
+        like = next(self.parameters()).detach()
+        n_out = layer.proj_size or layer.hidden_size
+        h = like.new_zeros(layer.num_layers, 0, n_out)
+        if self.mode != "LSTM":
+            return (h,)
+        c = like.new_zeros(layer.num_layers, 0, layer.hidden_size)
+        return h, c
 
-    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         if state is None:
             ys, state = self.layer(x[None])
             return ys[0], state
-        before = zip(*state, strict=True) if self.kind == "LSTM" else ((h,) for h in state)
+        parts = as_tuple(state)  # h, or h and c, of all layers
         after = []
-        for weights, s in zip(self.layer.all_weights, before, strict=True):
-            new = self._cell_step(x, s, *weights)
-            after.append(new)
-            x = new[0]
-        joined = tuple(torch.stack(parts) for parts in zip(*after, strict=True))
-        return x, joined if self.kind == "LSTM" else joined[0]
+        for k, weights in enumerate(self.layer.all_weights):
+            before = tuple(part[k] for part in parts)
+            layer_after = self._cell_step(x, before, weights)
+            after.append(layer_after)
+            x = layer_after[0]
+        stacked = map(torch.stack, zip(*after, strict=True))
+        if self.mode == "LSTM":
+            return x, tuple(stacked)
+        return x, next(stacked)
 
-    def _cell_step(
-        self, x: Tensor, state: tuple[Tensor, ...], w_x: Tensor, w_h: Tensor, *more: Tensor
-    ) -> tuple[Tensor, ...]:
-        biases, h = more[:2] if self.layer.bias else (None, None), state[0]
-        a, b = F.linear(x, w_x, biases[0]), F.linear(h, w_h, biases[1])
-        if self.kind == "GRU":
-            (xr, xz, xn), (hr, hz, hn) = a.chunk(3, 1), b.chunk(3, 1)
-            z = torch.sigmoid(xz + hz)
-            return ((1 - z) * torch.tanh(xn + torch.sigmoid(xr + hr) * hn) + z * h,)
-        if self.kind != "LSTM":
-            return (torch.relu(a + b) if self.kind == "RNN_RELU" else torch.tanh(a + b),)
-        i, f, g, o = (a + b).chunk(4, 1)
-        c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
-        h = torch.sigmoid(o) * torch.tanh(c)
-        return (F.linear(h, more[-1]) if self.layer.proj_size else h), c
+    def _cell_step(self, x: Tensor, state: Tensors, weights: Sequence[Tensor]) -> Tensors:
+        """Return the state after one step of one layer; the first tensor is the output."""
+        w_x, w_h, *more = weights
+        b_x, b_h = more[:2] if self.layer.bias else (None, None)
+        h = state[0]
+        of_x = F.linear(x, w_x, b_x)
+        of_h = F.linear(h, w_h, b_h)
+        if self.mode == "LSTM":
+            h, c = lstm_step(of_x + of_h, state[1])
+            if self.layer.proj_size:  # the projection is the last of the weights
+                h = F.linear(h, more[-1])
+            return h, c
+        if self.mode == "GRU":
+            return (_gru_step(of_x, of_h, h),)
+        if self.mode == "RNN_RELU":
+            return (torch.relu(of_x + of_h),)
+        return (torch.tanh(of_x + of_h),)
 
 
-def _state_tensors(layer: Recur) -> list[Tensor]:
-    state = layer.state
-    return [] if state is None else [state] if isinstance(state, Tensor) else list(state)
+def _gru_step(of_x: Tensor, of_h: Tensor, h: Tensor) -> Tensor:
+    """Return the next state of a GRU from the products with its input and with its state."""
+    xr, xz, xn = of_x.chunk(3, 1)
+    hr, hz, hn = of_h.chunk(3, 1)
+    r = torch.sigmoid(xr + hr)
+    z = torch.sigmoid(xz + hz)
+    n = torch.tanh(xn + r * hn)
+    return (1 - z) * n + z * h
+
+
+def _state_tensors(layer: Recur) -> Tensors:
+    return () if layer.state is None else as_tuple(layer.state)
+
+
+def _state_form(layer: Recur) -> _StateForm:
+    """Return the form of the state of a layer after a step."""
+    if layer.state is not None:
+        n_tensors = len(_state_tensors(layer))
+        return _StateForm(n_tensors, isinstance(layer.state, Tensor))
+    n_tensors = len(layer.empty_state() or ())  # the model never calls this layer
+    return _StateForm(n_tensors, n_tensors == 1)
 
 
 def _initial_states(layer: Recur) -> list[InitialState]:
     """Return the initial state of a layer that has run one step."""
+    axis = layer.batch_dim
+    values = []
     if layer.trainable_init:
-        return [InitialState(p.detach().clone(), layer.batch_dim) for p in layer.initial_state]
-    d, like = layer.batch_dim, layer.empty_state() if layer.state is None else _state_tensors(layer)
-    return [InitialState(t.new_zeros([*t.shape[:d], 1, *t.shape[d + 1 :]]), d) for t in like or ()]
+        for p in layer.initial_state:
+            values.append(p.detach().clone())
+    else:
+        for t in _state_tensors(layer) or layer.empty_state() or ():
+            shape = list(t.shape)
+            shape[axis] = 1
+            values.append(t.new_zeros(shape))
+    return [InitialState(value, axis) for value in values]
+
+
+def _equal(a: Tensor, b: Tensor, rtol: float, atol: float) -> bool:
+    return torch.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def _on_cpu(inputs: Sequence[Tensor]) -> list[Tensor]:
+    return [x.detach().cpu() for x in inputs]
+
+
+def _frozen_copy(model: nn.Module) -> nn.Module:
+    """Return a copy on the CPU, in evaluation mode, without gradients."""
+    return deep_copy(model).cpu().eval().requires_grad_(False)
 
 
 def require_exportable(model: nn.Module) -> None:
@@ -249,7 +340,7 @@ def require_exportable(model: nn.Module) -> None:
                 f"{where} is bidirectional: it reads the future, so that no step can be computed "
                 "when it arrives; build it with bidirectional=False"
             )
-        if isinstance(m, nn.modules.loss._Loss):
+        if isinstance(m, _Loss):
             raise ExportError(
                 f"{where} is a loss; leave it out of the model and give it to the estimator as loss"
             )
@@ -257,34 +348,39 @@ def require_exportable(model: nn.Module) -> None:
 
 def require_causal(model: nn.Module, xs: Sequence[Tensor]) -> None:
     """Raise an ExportError that names the module if outputs depend on later inputs."""
-    seen: list[dict[str, Tensor]] = [{}, {}]
     changed = [x.clone() for x in xs]
     for x in changed:
+        # integers may be indices of classes: use one that occurs
         x[-1] = x[-1] + 1 if x.is_floating_point() else x[0]
-    names = {m: name or "model" for name, m in model.named_modules()}
-
-    def hooked(found: dict[str, Tensor]) -> Any:
-        def note(m: nn.Module, _: Any, y: Any) -> None:
-            first = y if isinstance(y, Tensor) else y[0] if isinstance(y, tuple) and y else None
-            if isinstance(first, Tensor) and first.dim() == 3 and len(first) == len(xs[0]):
-                found.setdefault(f"{names[m]} ({type(m).__name__})", first[:-1].clone())
-
-        return note
-
-    with torch.no_grad():
-        for found, inputs in zip(seen, (xs, changed), strict=True):
-            hooks = [m.register_forward_hook(hooked(found)) for m in names]
-            reset(model)(*inputs)
-            for h in hooks:
-                h.remove()
+    before = _earlier_outputs(model, xs)
+    after = _earlier_outputs(model, changed)
     reset(model)
-    for name, y in seen[0].items():
-        other = seen[1].get(name)
-        if other is not None and not torch.allclose(y, other, rtol=1e-4, atol=1e-5, equal_nan=True):
+    for name, y in before.items():
+        other = after.get(name)
+        if other is not None and not _equal(y, other, rtol=1e-4, atol=1e-5):
             raise ExportError(
                 f"{name} reads the future: outputs of a step change with later inputs; make it "
                 "causal"
             )
+
+
+def _earlier_outputs(model: nn.Module, xs: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Run a model over a window; return the outputs of its modules for all steps but the last."""
+    n_steps = len(xs[0])
+    seen: dict[str, Tensor] = {}
+
+    def note(name: str, y: Any) -> None:
+        if isinstance(y, tuple) and y:
+            y = y[0]  # outputs, before a state
+        if isinstance(y, Tensor) and y.dim() == 3 and len(y) == n_steps:
+            seen.setdefault(name, y[:-1].clone())  # of the first call
+
+    modules = {}
+    for name, m in model.named_modules():
+        modules[f"{name or 'model'} ({type(m).__name__})"] = m
+    with torch.no_grad(), _watching(modules, note):
+        reset(model)(*xs)
+    return seen
 
 
 class ContextWindow(nn.Module):
@@ -316,21 +412,30 @@ class ContextWindow(nn.Module):
 
     def __init__(self, model: nn.Module, inputs: Sequence[Tensor], overlap: int) -> None:
         super().__init__()
-        self.model, self.overlap = deep_copy(model).cpu().eval().requires_grad_(False), overlap
+        self.model = _frozen_copy(model)
+        self.overlap = overlap
         require_exportable(self.model)
-        require_causal(self.model, [x.detach().cpu() for x in inputs])
-        empty = [x.detach().cpu().new_zeros(0, 1, x.shape[2]) for x in inputs]
-        self.initial = tuple(InitialState(x, 1) for x in empty) if overlap else ()
+        xs = _on_cpu(inputs)
+        require_causal(self.model, xs)
+        initial = []
+        if overlap:
+            for x in xs:
+                empty = x.new_zeros(0, 1, x.shape[2])
+                initial.append(InitialState(empty, 1))
+        self.initial = tuple(initial)
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *tensors: Tensor) -> Tensors:
         n = len(tensors) - len(self.initial)
-        xs, before = tensors[:n], tensors[n:]
-        if before:
-            xs = tuple(torch.cat(both) for both in zip(before, xs, strict=True))
-        found = self.model(*xs)
-        outputs = (found,) if isinstance(found, Tensor) else tuple(found)
+        xs = tensors[:n]
+        before = tensors[n:]
         if not before:
-            return outputs
-        past, steps = before[0].shape[0], xs[0].shape[0]
-        forgotten = torch.sym_max(0, steps - self.overlap)
-        return (*(y[past:] for y in outputs), *(x[forgotten:] for x in xs))
+            return as_tuple(self.model(*xs))
+        pairs = zip(before, xs, strict=True)
+        xs = tuple(torch.cat(pair) for pair in pairs)
+        outputs = as_tuple(self.model(*xs))
+        n_before = before[0].shape[0]
+        # sym_max, because the number of steps is free in the exported program
+        n_forgotten = torch.sym_max(0, xs[0].shape[0] - self.overlap)
+        outputs_of_window = [y[n_before:] for y in outputs]
+        last_inputs = [x[n_forgotten:] for x in xs]
+        return (*outputs_of_window, *last_inputs)

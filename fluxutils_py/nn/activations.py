@@ -8,11 +8,9 @@ from torch import Tensor
 __all__ = ["dpsigmoid", "dptanh", "psigmoid", "ptanh"]
 
 REACH = 4.1  # psigmoid reaches 0 and 1 at -REACH and REACH
-KNEE, PLATEAU, BEND = (
-    1.92033,
-    0.96016,
-    0.26037,
-)  # where ptanh becomes flat, its height there, its curvature
+KNEE = 1.92033  # where ptanh becomes flat
+PLATEAU = 0.96016  # its height there
+BEND = 0.26037  # its curvature
 
 
 def psigmoid(x: Tensor) -> Tensor:
@@ -46,9 +44,9 @@ def ptanh(x: Tensor) -> Tensor:
     tensor([-0.9602, -0.7396,  0.7396,  0.9602])
     """
     v = x.clamp(-KNEE, KNEE)
-    return torch.where(
-        x > 0, PLATEAU - BEND * (v - KNEE).square(), BEND * (v + KNEE).square() - PLATEAU
-    )
+    right = PLATEAU - BEND * (v - KNEE).square()
+    left = BEND * (v + KNEE).square() - PLATEAU
+    return torch.where(x > 0, right, left)
 
 
 def dptanh(x: Tensor) -> Tensor:

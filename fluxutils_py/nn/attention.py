@@ -29,14 +29,19 @@ class _WindowedAttention(nn.Module):
 
     def __init__(self, n_in: int, n_out: int, n_heads: int, window: int) -> None:
         super().__init__()
-        self.n_in, self.n_out, self.n_heads, self.window = n_in, n_out, n_heads, window
+        self.n_in = n_in
+        self.n_out = n_out
+        self.n_heads = n_heads
+        self.window = window
         self.qkv = nn.Linear(n_in, 3 * n_out)
         self.out = nn.Linear(n_out, n_out)
 
     def empty_state(self) -> State:
         weight = self.out.weight.detach()
-        k, v = weight.new_zeros(2, self.window - 1, 0, self.n_out)
-        return k, v, weight.new_zeros(self.window - 1, 0)
+        n_past = self.window - 1
+        k, v = weight.new_zeros(2, n_past, 0, self.n_out)
+        exists = weight.new_zeros(n_past, 0)
+        return k, v, exists
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         check_features("SlidingWindowAttention", x, self.n_in)
@@ -45,51 +50,57 @@ class _WindowedAttention(nn.Module):
         if state is None:
             past = x.new_zeros(self.window - 1, B, self.n_out)
             state = past, past, past[..., 0]
-        k, v = torch.cat([state[0], k]), torch.cat([state[1], v])  # (window - 1 + S, B, H)
-        exists = torch.cat([state[2], state[2].new_ones(S, B)])
-        y = self.out(self._attend_in_blocks(q, k, v, exists != 0))
-        return y, (k[S:].clone(), v[S:].clone(), exists[S:].clone())
+        past_k, past_v, past_exists = state
+        k = torch.cat([past_k, k])  # (window - 1 + S, B, H)
+        v = torch.cat([past_v, v])
+        exists = torch.cat([past_exists, past_exists.new_ones(S, B)])
+        attended = self._attend_in_blocks(q, k, v, exists != 0)
+        # clones, because views would keep the whole window in memory
+        state = (k[S:].clone(), v[S:].clone(), exists[S:].clone())
+        return self.out(attended), state
 
     def _attend_in_blocks(self, q: Tensor, k: Tensor, v: Tensor, exists: Tensor) -> Tensor:
         """Attend in blocks of queries, each with the keys that it sees: cost and memory are linear
         in S.
         """
         S, B, H = q.shape
-        past = self.window - 1
+        n_past = self.window - 1
         n_blocks = math.ceil(S / self.window)
         size = math.ceil(S / n_blocks)  # steps per block, at most ``window``
-        if surplus := n_blocks * size - S:
+        surplus = n_blocks * size - S
+        if surplus:
             q, k, v = (F.pad(t, (0, 0, 0, 0, 0, surplus)) for t in (q, k, v))
             exists = F.pad(exists, (0, 0, 0, surplus))
-        n_keys = past + size
-        shape = n_blocks * B, self.n_heads, H // self.n_heads
+        n_keys = n_past + size
+        head = (self.n_heads, H // self.n_heads)
 
-        def windows(
-            t: Tensor,
-        ) -> Tensor:  # (past + S, B, H) to (n_blocks * B, heads, n_keys, H / heads)
-            return (
-                t.unfold(0, n_keys, size)
-                .permute(0, 1, 3, 2)
-                .unflatten(3, shape[1:])
-                .flatten(0, 1)
-                .transpose(1, 2)
-            )
+        def windows(t: Tensor) -> Tensor:
+            """Cut (past + S, B, H) into (n_blocks * B, heads, n_keys, H / heads)."""
+            blocks = t.unfold(0, n_keys, size).permute(0, 1, 3, 2)
+            return blocks.unflatten(3, head).flatten(0, 1).transpose(1, 2)
 
-        queries = q.view(n_blocks, size, B, *shape[1:]).permute(0, 2, 3, 1, 4).flatten(0, 1)
-        cos, sin = rotary_table(n_keys, shape[2] // 2, q.dtype, q.device)
-        queries, keys = (
-            _rotate_pairs(queries, cos[past:], sin[past:]),
-            _rotate_pairs(windows(k), cos, sin),
-        )
-        steps = torch.arange(n_keys, device=q.device)
-        ahead = steps - steps[past:, None]  # (size, n_keys), from query to key
-        seen = exists.unfold(0, n_keys, size).flatten(0, 1)  # (n_blocks * B, n_keys)
-        mask = ((ahead <= 0) & (ahead >= -past)) & seen[:, None]
-        # padded queries see themselves: a softmax over nothing would make outputs and gradients NaN
-        mask = (mask | (ahead == 0))[:, None]  # (n_blocks * B, 1, size, n_keys)
+        blocks = q.view(n_blocks, size, B, *head)
+        queries = blocks.permute(0, 2, 3, 1, 4).flatten(0, 1)
+        cos, sin = rotary_table(n_keys, head[1] // 2, q.dtype, q.device)
+        queries = _rotate_pairs(queries, cos[n_past:], sin[n_past:])
+        keys = _rotate_pairs(windows(k), cos, sin)
+        exists = exists.unfold(0, n_keys, size).flatten(0, 1)  # (n_blocks * B, n_keys)
+        mask = _attention_mask(exists, n_past)
         y = F.scaled_dot_product_attention(queries, keys, windows(v), attn_mask=mask)
-        y = y.unflatten(0, (n_blocks, B)).permute(0, 3, 1, 2, 4).reshape(n_blocks * size, B, H)
-        return y[:S]
+        y = y.unflatten(0, (n_blocks, B)).permute(0, 3, 1, 2, 4)
+        return y.reshape(n_blocks * size, B, H)[:S]
+
+
+def _attention_mask(exists: Tensor, n_past: int) -> Tensor:
+    """Return which keys each query sees (n_rows, 1, size, n_keys): itself and the ``n_past`` keys
+    before it, if they exist (n_rows, n_keys).
+    """
+    steps = torch.arange(exists.shape[1], device=exists.device)
+    ahead = steps - steps[n_past:, None]  # (size, n_keys), from query to key
+    in_reach = (ahead <= 0) & (ahead >= -n_past)
+    # padded queries see themselves: a softmax over nothing would make outputs and gradients NaN
+    mask = in_reach & exists[:, None] | (ahead == 0)
+    return mask[:, None]
 
 
 @functools.lru_cache(maxsize=64)
@@ -99,13 +110,15 @@ def rotary_table(
     """Return cosine and sine, both (n_steps, n_pairs), of the rotation of each pair of features at
     each step.
     """
-    with (
-        torch.inference_mode(False),
-        torch.no_grad(),
-    ):  # training cannot use tensors made in inference mode
-        rates = ROTARY_BASE ** -(torch.arange(n_pairs, dtype=torch.float64) / max(n_pairs, 1))
-        angles = torch.arange(n_steps, dtype=torch.float64)[:, None] * rates
-        return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+    # the table is kept, and training cannot use tensors made in inference mode
+    with torch.inference_mode(False), torch.no_grad():
+        pairs = torch.arange(n_pairs, dtype=torch.float64)
+        steps = torch.arange(n_steps, dtype=torch.float64)
+        rates = ROTARY_BASE ** -(pairs / max(n_pairs, 1))
+        angles = steps[:, None] * rates
+        cos = angles.cos().to(device, dtype)
+        sin = angles.sin().to(device, dtype)
+        return cos, sin
 
 
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -113,8 +126,10 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     unchanged.
     """
     n = cos.shape[1]
-    first, second = x[..., :n], x[..., n : 2 * n]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, x[..., 2 * n :]], -1)
+    first = x[..., :n]
+    second = x[..., n : 2 * n]
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    return torch.cat([*turned, x[..., 2 * n :]], -1)
 
 
 class SlidingWindowAttention(Recur):

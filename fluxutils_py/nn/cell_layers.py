@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell, _Cell
+from fluxutils_py.nn.native import State
 from fluxutils_py.nn.recurrent import Recur
 
 
@@ -26,33 +27,39 @@ class CellStack(nn.Module):
 
     def __init__(self, cells: list[_Cell], dropout: float = 0.0) -> None:
         super().__init__()
-        self.cells, self.dropout = nn.ModuleList(cells), dropout
+        self.cells = nn.ModuleList(cells)
+        self.dropout = dropout
         self.n_states = cells[0].n_states
 
-    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        many = self.n_states > 1
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         states = []
         cell: Any
         for k, cell in enumerate(self.cells):
-            if k:
+            if k:  # not before the first cell
                 x = F.dropout(x, self.dropout, self.training)
-            before = None if state is None else tuple(s[k] for s in state) if many else state[k]
-            x, after = cell.window(x, before)
+            x, after = cell.window(x, self._state_of_cell(state, k))
             states.append(after)
-        return x, tuple(map(torch.stack, zip(*states, strict=True))) if many else torch.stack(
-            states
-        )
+        return x, self._stacked(states)
 
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Compute one step (B, n_in) by the cells' formulas, for export; otherwise as ``forward``."""
-        many = self.n_states > 1
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """Compute one step (B, n_in) by the cells' formulas, for export."""
         states = []
         for k, cell in enumerate(self.cells):
-            x, after = cell(x, tuple(s[k] for s in state) if many else state[k])
+            x, after = cell(x, self._state_of_cell(state, k))
             states.append(after)
-        return x, tuple(map(torch.stack, zip(*states, strict=True))) if many else torch.stack(
-            states
-        )
+        return x, self._stacked(states)
+
+    def _state_of_cell(self, state: State | None, k: int) -> State | None:
+        if state is None:
+            return None
+        # one tensor has the cells as its first axis, and so has each tensor of a tuple
+        return state[k] if self.n_states == 1 else tuple(s[k] for s in state)
+
+    def _stacked(self, states: list[State]) -> State:
+        """Return the states of the cells as one state with the cells as the first axis."""
+        if self.n_states == 1:
+            return torch.stack(cast(list[Tensor], states))
+        return tuple(map(torch.stack, zip(*states, strict=True)))
 
     def empty_state(self) -> tuple[Tensor, ...]:
         first: Any = self.cells[0]
@@ -72,6 +79,7 @@ class _CellLayer(Recur):
         dropout: float = 0.0,
         trainable_init: bool = False,
     ) -> None:
+        # also of NumPy's integers
         n_in, n_out, num_layers = map(operator.index, (n_in, n_out, num_layers))
         dropout = float(dropout)
         if num_layers < 1:
@@ -80,7 +88,10 @@ class _CellLayer(Recur):
             raise ValueError(f"dropout is a probability, from 0 to 1, got {dropout}")
         cells = [self._make(n_out if k else n_in, n_out) for k in range(num_layers)]
         super().__init__(CellStack(cells, dropout), trainable_init)
-        self.n_in, self.n_out, self.num_layers, self.dropout = n_in, n_out, num_layers, dropout
+        self.n_in = n_in
+        self.n_out = n_out
+        self.num_layers = num_layers
+        self.dropout = dropout
 
     def _make(self, n_in: int, n_out: int) -> _Cell:
         return self.cell(n_in, n_out)
@@ -101,10 +112,10 @@ _LAYER_DOC = """{first}
 
     Notes
     -----
-    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``, its state carried as in
-    :class:`Recur`. Whole windows are several times faster than their steps. Without the native kernels (see
-    :func:`native_kernels`) differentiable once: not for penalties on gradients. See :class:`{name}Cell` for the
-    formula.
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``; the
+    state is carried as in :class:`Recur`. Whole windows are several times faster than their steps.
+    Without the native kernels (see :func:`native_kernels`) it is differentiable once, so penalties
+    on gradients do not work. See :class:`{name}Cell` for the formula.
 
     Source: ``{name}`` of FluxUtils.jl.
 

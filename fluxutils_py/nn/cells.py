@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.nn import native
 from fluxutils_py.nn.activations import psigmoid, ptanh
+from fluxutils_py.nn.native import State
 from fluxutils_py.nn.native_layers import run_cell
 from fluxutils_py.nn.precision import as_float32, without_autocast
 from fluxutils_py.nn.scan import scan_gru, scan_lstm
@@ -42,8 +43,8 @@ _CELL_DOC = """{first}
 
     Notes
     -----
-    ``cell(x, state)`` takes ``x`` (B, n_in) and the state {state}, or None for zero, and returns the output (B, H) and
-    the new state, as ``Recur`` wants it. ``window`` takes ``x`` (S, B, n_in).
+    ``cell(x, state)`` takes ``x`` (B, n_in) and the state {state}, or None for zero. It returns the
+    output (B, H) and the new state, as ``Recur`` wants it. ``window`` takes ``x`` (S, B, n_in).
 
     Source: ``{name}`` of FluxUtils.jl{but}.
 
@@ -67,80 +68,89 @@ class _Cell(nn.Module):
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
-        self.n_in, self.n_out = n_in, n_out = (
-            operator.index(n_in),
-            operator.index(n_out),
-        )  # also of NumPy's integers
-        self.weight_ih = nn.Parameter(torch.empty(self.x_blocks * n_out, n_in))
-        self.weight_hh = nn.Parameter(torch.empty(self.h_blocks * n_out, n_out))
-        self.bias = nn.Parameter(torch.empty(self.h_blocks * n_out))
+        # NumPy's integers too, which torch refuses
+        self.n_in = n_in = operator.index(n_in)
+        self.n_out = n_out = operator.index(n_out)
+        x_rows = self.x_blocks * n_out
+        h_rows = self.h_blocks * n_out
+        self.weight_ih = nn.Parameter(torch.empty(x_rows, n_in))
+        self.weight_hh = nn.Parameter(torch.empty(h_rows, n_out))
+        self.bias = nn.Parameter(torch.empty(h_rows))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw new parameters from torch's generator."""
         nn.init.xavier_uniform_(self.weight_ih)
         with torch.no_grad():
+            # block by block, so that the weights of each gate are orthogonal
             for block in self.weight_hh.split(self.n_out):
                 nn.init.orthogonal_(block)
         nn.init.zeros_(self.bias)
 
-    def zero_state(self, x: Tensor) -> Any:
-        """For an input (B, n_in) or (S, B, n_in)."""
+    def zero_state(self, x: Tensor) -> State:
+        """Return the state of zeros for an input (B, n_in) or (S, B, n_in)."""
         zeros = self.weight_hh.new_zeros(x.shape[-2], self.n_out)
         return zeros if self.n_states == 1 else (zeros,) * self.n_states
 
     def empty_state(self) -> tuple[Tensor, ...]:
-        """Of a batch of 0, see ``Recur``."""
+        """Return the state of a batch of 0, see ``Recur``."""
         return (self.weight_hh.detach().new_zeros(0, self.n_out),) * self.n_states
 
-    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         result = self.by_kernel(x, state)
         if result is not None:
             return result
-        state = self.zero_state(x) if state is None else state
-        states = (state,) if self.n_states == 1 else state
+        if state is None:
+            state = self.zero_state(x)
+        states = (state,) if isinstance(state, Tensor) else state
         after = self.formula(x, states, self.weight_ih, self.weight_hh, None, self.bias, self.form)
-        return after[0], after[0] if self.n_states == 1 else after
+        y = after[0]
+        return y, y if self.n_states == 1 else after
 
-    def window(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """All steps of ``x`` (S, B, n_in): the outputs (S, B, H) and the last state.
+    def window(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Compute all steps of ``x`` (S, B, n_in): the outputs (S, B, H) and the last state.
 
         Differentiable twice where the native kernels compute it, else once.
         """
         result = self.by_kernel(x, state)
         if result is not None:
             return result
+        # without autocast, which would mix types in the scans
         with without_autocast(x.device):
-            x, state = as_float32(x), tree_map(as_float32, state)
+            x = as_float32(x)
+            state = tree_map(as_float32, state)
             return self._scan(x, self.zero_state(x) if state is None else state)
 
-    def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """``window`` without the native kernels."""
+    def _scan(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """Compute ``window`` without the native kernels."""
         ys = []
         for step in x.unbind():
             y, state = self(step, state)
             ys.append(y)
         return torch.stack(ys), state
 
-    def by_kernel(self, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
-        """A step (B, n_in) or a window (S, B, n_in) by the native kernels; None where they do not
-        compute it.
+    def by_kernel(self, x: Tensor, state: State | None) -> tuple[Tensor, State] | None:
+        """Compute a step (B, n_in) or a window (S, B, n_in) by the native kernels; None where they
+        do not apply.
         """
         kernel = native.Cell(self.kernel, self.n_states, self.x_blocks, self.h_blocks, self.formula)
-        own = self._parameters
-        weights = own.get("weight_ih"), own.get("weight_hh"), None, own.get("bias")
-        return None if weights[3] is None else run_cell(self, kernel, x, state, weights, self.form)
+        parameters = self._parameters
+        bias = parameters.get("bias")
+        if bias is None:  # it is computed, such as under torch's parametrizations
+            return None
+        weights = (parameters.get("weight_ih"), parameters.get("weight_hh"), None, bias)
+        return run_cell(self, kernel, x, state, weights, self.form)
 
     @staticmethod
     def formula(
         x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, form: float
     ) -> States:
-        """The state after a step. It starts with the output."""
+        """Return the state after a step. It starts with the output."""
         raise NotImplementedError
 
     @property
     def form(self) -> float:
-        """The number that the formula depends on, besides its tensors."""
+        """Return the number that the formula depends on, besides its tensors."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:
@@ -162,15 +172,29 @@ class _Approximate(_Cell):
         return super().extra_repr() + (", exact=True" if self.exact else "")
 
 
+# a number, because the kernels and the formulas share it as the form of a cell
 def _activations(exact: float) -> tuple[Activation, Activation]:
     return (torch.sigmoid, torch.tanh) if exact else (psigmoid, ptanh)
+
+
+def lstm_step(
+    gates: Tensor,
+    c: Tensor,
+    sigmoid: Activation = torch.sigmoid,
+    tanh: Activation = torch.tanh,
+) -> tuple[Tensor, Tensor]:
+    """Return the next h and c of an LSTM from its gates (B, 4 H) before the activations."""
+    i, f, g, o = gates.chunk(4, 1)
+    c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+    return sigmoid(o) * tanh(c), c
 
 
 class FLSTMCell(_Approximate):
     __doc__ = _CELL_DOC.format(
         name="FLSTMCell",
         first="An LSTM cell with activations that cost no exponential.",
-        formula="i, f, g, o = Wi x + Wh h + b; c' = psigmoid(f) c + psigmoid(i) ptanh(g); h' = psigmoid(o) ptanh(c')",
+        formula="i, f, g, o = Wi x + Wh h + b; c' = psigmoid(f) c + psigmoid(i) ptanh(g); "
+        "h' = psigmoid(o) ptanh(c')",
         keyword=_EXACT,
         x_blocks="4 H",
         h_blocks="4 H",
@@ -186,12 +210,12 @@ class FLSTMCell(_Approximate):
     ) -> States:
         sigmoid, tanh = _activations(exact)
         h, c = state
-        i, f, g, o = (F.linear(x, w_x, bias) + F.linear(h, w_h)).chunk(4, 1)
-        c = sigmoid(f) * c + sigmoid(i) * tanh(g)
-        return sigmoid(o) * tanh(c), c
+        gates = F.linear(x, w_x, bias) + F.linear(h, w_h)
+        return lstm_step(gates, c, sigmoid, tanh)
 
+    # of an instance, because it depends on the activations
     @property
-    def kernel(self) -> int:  # type: ignore[override]  # of an instance: it depends on the activations
+    def kernel(self) -> int:  # type: ignore[override]
         return native.LSTM.number if self.exact else 4
 
     def reset_parameters(self) -> None:
@@ -200,7 +224,7 @@ class FLSTMCell(_Approximate):
         with torch.no_grad():
             self.bias[self.n_out : 2 * self.n_out] = 1  # to remember, at first
 
-    def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def _scan(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         if self.exact:  # then nn.LSTM is faster still
             return super()._scan(x, state)
         h, c = state
@@ -211,7 +235,7 @@ class FLSTMCell(_Approximate):
 class _Gated(_Approximate):
     """A GRU cell with fewer products or gates: ``h' = (1 - z) n + z h``."""
 
-    def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, State]:
         return scan_gru(x, state, self.weight_ih, self.weight_hh, self.bias, exact=self.exact)
 
 
@@ -227,7 +251,9 @@ class SGRUCell(_Gated):
         state="``h`` (B, H)",
         but="",
     )
-    x_blocks, h_blocks, kernel = 1, 3, 5
+    x_blocks = 1
+    h_blocks = 3
+    kernel = 5
 
     @staticmethod
     def formula(
@@ -237,7 +263,8 @@ class SGRUCell(_Gated):
         (h,) = state
         hr, hz, hn = F.linear(h, w_h).chunk(3, 1)
         br, bz, bn = bias.chunk(3)
-        r, z = sigmoid(hr + br), sigmoid(hz + bz)
+        r = sigmoid(hr + br)
+        z = sigmoid(hz + bz)
         n = tanh(F.linear(x, w_x, bn) + r * hn)
         return ((1 - z) * n + z * h,)
 
@@ -246,14 +273,17 @@ class MGUCell(_Gated):
     __doc__ = _CELL_DOC.format(
         name="MGUCell",
         first="A GRU cell with one gate for both purposes.",
-        formula="z = psigmoid(Vz x + Wz h + bz); n = ptanh(Vn x + z (Wn h) + bn); h' = (1 - z) n + z h",
+        formula="z = psigmoid(Vz x + Wz h + bz); n = ptanh(Vn x + z (Wn h) + bn); "
+        "h' = (1 - z) n + z h",
         keyword=_EXACT,
         x_blocks="2 H",
         h_blocks="2 H",
         state="``h`` (B, H)",
         but="",
     )
-    x_blocks, h_blocks, kernel = 2, 2, 6
+    x_blocks = 2
+    h_blocks = 2
+    kernel = 6
 
     @staticmethod
     def formula(
@@ -279,7 +309,9 @@ class SMGUCell(_Gated):
         state="``h`` (B, H)",
         but="",
     )
-    x_blocks, h_blocks, kernel = 1, 2, 7
+    x_blocks = 1
+    h_blocks = 2
+    kernel = 7
 
     @staticmethod
     def formula(
@@ -307,7 +339,9 @@ class HFGRUCell(_Cell):
         state="``h`` (B, H)",
         but=" (which does not train it)",
     )
-    x_blocks, h_blocks, kernel = 3, 3, 8
+    x_blocks = 3
+    h_blocks = 3
+    kernel = 8
 
     def __init__(self, n_in: int, n_out: int, alpha: float = 1.0) -> None:
         super().__init__(n_in, n_out)
@@ -320,7 +354,8 @@ class HFGRUCell(_Cell):
         (h,) = state
         xr, xz, xn = F.linear(x, w_x, bias).chunk(3, 1)
         hr, hz, hn = F.linear(h, w_h).chunk(3, 1)
-        r, z = torch.sigmoid(xr + hr), alpha * torch.sigmoid(xz + hz)
+        r = torch.sigmoid(xr + hr)
+        z = alpha * torch.sigmoid(xz + hz)
         n = torch.tanh(xn + r * hn)
         return (z * n + (1 - z) * h,)
 
@@ -328,8 +363,8 @@ class HFGRUCell(_Cell):
         super().reset_parameters()
         _glorot_(self.bias)
 
-    def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        weights = self.weight_ih, self.weight_hh, self.bias
+    def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, State]:
+        weights = (self.weight_ih, self.weight_hh, self.bias)
         return scan_gru(x, state, *weights, exact=True, reverse=True, alpha=self.alpha)
 
     @property
@@ -342,4 +377,5 @@ class HFGRUCell(_Cell):
 
 def _glorot_(bias: Tensor) -> None:
     """Draw a bias as glorot_uniform of Flux.jl does for a vector."""
-    nn.init.uniform_(bias, -(bound := math.sqrt(6 / len(bias))), bound)
+    bound = math.sqrt(6 / len(bias))
+    nn.init.uniform_(bias, -bound, bound)

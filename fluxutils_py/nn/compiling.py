@@ -20,7 +20,7 @@ GRAPHS = 64
 OF_TORCH = ("torch.nn.", "fluxutils_py.nn.")
 
 
-def compile_arguments(compile: Any) -> dict[str, Any] | None:
+def compile_arguments(compile: object) -> dict[str, Any] | None:
     """Return the keyword arguments for ``torch.compile`` from a ``compile`` argument; None: do not
     compile.
 
@@ -31,13 +31,10 @@ def compile_arguments(compile: Any) -> dict[str, Any] | None:
     """
     if compile is None or compile is False:
         return None
-    known = [
-        name
-        for name in inspect.signature(torch.compile).parameters
-        if name not in ("model", "disable")
-    ]
     if compile is True:
         return {}
+    parameters = inspect.signature(torch.compile).parameters
+    known = [name for name in parameters if name not in ("model", "disable")]
     if not isinstance(compile, Mapping) or not set(compile) <= set(known):
         raise SpecError(
             "compile must be True, False, or a dict of arguments of torch.compile "
@@ -47,10 +44,10 @@ def compile_arguments(compile: Any) -> dict[str, Any] | None:
 
 
 def parts_to_compile(model: nn.Module) -> list[nn.Module]:
-    """Return the largest parts of a model without recurrent layers, and the modules of the user's
-    own inside these.
+    """Return the largest parts of a model without recurrent layers, and the user's modules inside
+    custom recurrent layers.
 
-    A part is more than one layer of torch: a module of the user's own, or a container of several
+    A part is more than one layer of torch: a module that the user wrote, or a container of several
     modules. Recurrent layers themselves keep their state in Python and call native kernels, so they
     stay as they are.
     """
@@ -64,8 +61,8 @@ def parts_to_compile(model: nn.Module) -> list[nn.Module]:
 
 @contextlib.contextmanager
 def compiled(model: nn.Module, arguments: Mapping[str, Any] | None) -> Iterator[None]:
-    """Inside the block, the parts of a model are compiled by ``torch.compile(part, **arguments)``;
-    None: nothing is.
+    """Compile the parts of a model by ``torch.compile(part, **arguments)`` inside the block; None:
+    nothing.
 
     Each part is compiled when it is first called, and again for sizes of another kind. If that
     fails, the part runs uncompiled, with a warning. Copies and pickles of the model are never
@@ -84,7 +81,7 @@ def compiled(model: nn.Module, arguments: Mapping[str, Any] | None) -> Iterator[
         warnings.warn(
             f"compile changes nothing: {type(model).__name__} has only recurrent layers, which "
             "run as native kernels, and single layers around them. Put what is to be compiled "
-            "together into a module of its own, such as nn.Sequential",
+            "together into a separate module, such as nn.Sequential",
             stacklevel=2,
         )
         yield
@@ -95,7 +92,7 @@ def compiled(model: nn.Module, arguments: Mapping[str, Any] | None) -> Iterator[
     try:
         with torch._dynamo.config.patch(recompile_limit=GRAPHS):
             for call in calls:
-                call.part._compiled_call_impl = call
+                vars(call.part)["_compiled_call_impl"] = call  # where torch looks for it
             yield
     finally:
         for call in calls:
@@ -110,9 +107,8 @@ class _Call:
         self._compiled: Any = torch.compile(self._run, **arguments)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        return self.part._call_impl(
-            *args, **kwargs
-        )  # torch skips methods of its own, so not this one itself
+        # a method around it, because torch does not compile the methods of its classes
+        return self.part._call_impl(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._compiled is None:
@@ -120,21 +116,24 @@ class _Call:
         try:
             return self._compiled(*args, **kwargs)
         except torch._dynamo.exc.TorchDynamoException as error:
-            self._compiled = None
-            name, text = type(self.part).__name__, str(error)
-            why = (
-                "there is no C++ compiler that works (install g++ or clang, or set the variable "
-                "CXX)"
-                if "InvalidCxxCompiler" in text
-                else " ".join((text.strip() or type(error).__name__).splitlines()[:2])
-            )
+            self._compiled = None  # do not try again with each window
+            name = type(self.part).__name__
             warnings.warn(
-                f"{name} trains uncompiled, since compiling it failed: {why}", stacklevel=2
+                f"{name} trains uncompiled, since compiling it failed: {_reason(error)}",
+                stacklevel=2,
             )
             return self._run(*args, **kwargs)
 
 
+def _reason(error: Exception) -> str:
+    """Return why a module cannot be compiled, in one line."""
+    text = str(error)
+    if "InvalidCxxCompiler" in text:
+        return "there is no C++ compiler that works (install g++ or clang, or set the variable CXX)"
+    lines = (text.strip() or type(error).__name__).splitlines()
+    return " ".join(lines[:2])
+
+
 def _is_of_torch(module: nn.Module) -> bool:
-    return (
-        type(module).__module__.startswith(OF_TORCH) or type(module).__module__ == "fluxutils_py.nn"
-    )
+    name = type(module).__module__
+    return name.startswith(OF_TORCH) or name == "fluxutils_py.nn"

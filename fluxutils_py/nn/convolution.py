@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -24,7 +25,10 @@ class _Convolution(nn.Module):
         self, n_in: int, n_out: int, kernel_size: int, dilation: int, bias: bool, weight_norm: bool
     ) -> None:
         super().__init__()
-        self.n_in, self.n_out, self.kernel_size, self.dilation = n_in, n_out, kernel_size, dilation
+        self.n_in = n_in
+        self.n_out = n_out
+        self.kernel_size = kernel_size
+        self.dilation = dilation
         self.n_past = (kernel_size - 1) * dilation
         self.weight = nn.Parameter(torch.empty(n_out, n_in, kernel_size))
         self.norm = nn.Parameter(torch.empty(n_out)) if weight_norm else None
@@ -35,10 +39,15 @@ class _Convolution(nn.Module):
         """Draw new parameters from torch's generator, as ``nn.Conv1d`` does."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
-            nn.init.uniform_(self.bias, -(bound := (self.n_in * self.kernel_size) ** -0.5), bound)
-        if self.norm is not None:
+            bound = (self.n_in * self.kernel_size) ** -0.5
+            nn.init.uniform_(self.bias, -bound, bound)
+        if self.norm is not None:  # so that the weights are at first as they were drawn
             with torch.no_grad():
-                self.norm.copy_(self.weight.flatten(1).norm(dim=1))
+                self.norm.copy_(self._lengths())
+
+    def _lengths(self) -> Tensor:
+        """Return the length of the weights of each output."""
+        return self.weight.flatten(1).norm(dim=1)
 
     def empty_state(self) -> tuple[Tensor, ...]:
         return (self.weight.detach().new_zeros(self.n_past, 0, self.n_in),)
@@ -46,14 +55,21 @@ class _Convolution(nn.Module):
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features("CausalConv1d", x, self.n_in)
         S, B, _ = x.shape
-        past = x.new_zeros(self.n_past, B, self.n_in) if state is None else state
-        both = torch.cat([past, x])  # (n_past + S, B, F)
-        weight = self.weight
+        if state is None:
+            state = x.new_zeros(self.n_past, B, self.n_in)
+        both = torch.cat([state, x])  # (n_past + S, B, F)
+        weight: Tensor = self.weight
         if self.norm is not None:
-            weight = weight * (self.norm / weight.flatten(1).norm(dim=1))[:, None, None]
+            scale = self.norm / self._lengths()
+            weight = weight * scale[:, None, None]
         # one product over all taps is faster than conv1d, which needs time as the last axis
-        taps = [both[k * self.dilation : k * self.dilation + S] for k in range(self.kernel_size)]
-        y = F.linear(torch.cat(taps, 2), weight.transpose(1, 2).flatten(1), self.bias)
+        taps = []
+        for k in range(self.kernel_size):
+            start = k * self.dilation
+            taps.append(both[start : start + S])
+        rows = weight.transpose(1, 2).flatten(1)
+        y = F.linear(torch.cat(taps, 2), rows, self.bias)
+        # a clone, because a view would keep the whole window in memory
         return y, both[S:].clone()
 
 
@@ -114,9 +130,15 @@ class CausalConv1d(Recur):
         trainable_init: bool = False,
     ) -> None:
         set_sizes(self, n_in=n_in, n_out=n_out, kernel_size=kernel_size, dilation=dilation)
-        self.bias, self.weight_norm = bool(bias), bool(weight_norm)
+        self.bias = bool(bias)
+        self.weight_norm = bool(weight_norm)
         inner = _Convolution(
-            self.n_in, self.n_out, self.kernel_size, self.dilation, self.bias, self.weight_norm
+            self.n_in,
+            self.n_out,
+            self.kernel_size,
+            self.dilation,
+            self.bias,
+            self.weight_norm,
         )
         super().__init__(inner, trainable_init)
 
@@ -128,8 +150,15 @@ class _ResidualBlock(nn.Module):
         self, n_in: int, n_out: int, kernel_size: int, dilation: int, dropout: float
     ) -> None:
         super().__init__()
-        self.conv1 = CausalConv1d(n_in, n_out, kernel_size, dilation, weight_norm=True)
-        self.conv2 = CausalConv1d(n_out, n_out, kernel_size, dilation, weight_norm=True)
+        make = functools.partial(
+            CausalConv1d,
+            n_out=n_out,
+            kernel_size=kernel_size,
+            dilation=dilation,
+            weight_norm=True,
+        )
+        self.conv1 = make(n_in)
+        self.conv2 = make(n_out)
         self.dropout = nn.Dropout(dropout)
         self.skip = nn.Identity() if n_in == n_out else nn.Linear(n_in, n_out)
 
@@ -168,9 +197,8 @@ class TCN(nn.Module):
     Notes
     -----
     Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The
-    convolutions are
-    :class:`CausalConv1d` with weight normalisation. They keep the state, so windows and single steps give the same
-    outputs as the whole series.
+    convolutions are :class:`CausalConv1d` with weight normalisation. They keep the state, so
+    windows and single steps give the same outputs as the whole series.
 
     Source: Bai, Kolter & Koltun (2018), "An empirical evaluation of generic convolutional and
     recurrent networks for sequence modeling", arXiv:1803.01271.
@@ -193,16 +221,17 @@ class TCN(nn.Module):
         super().__init__()
         set_sizes(self, n_in=n_in, n_out=n_out, n_levels=n_levels, kernel_size=kernel_size)
         self.dropout = check_probability(self, "dropout", dropout)
-        sizes = [self.n_in, *[self.n_out] * self.n_levels]
-        self.blocks = nn.Sequential(
-            *(
-                _ResidualBlock(sizes[k], self.n_out, self.kernel_size, 2**k, self.dropout)
-                for k in range(self.n_levels)
-            )
-        )
+        blocks = []
+        n_channels = self.n_in
+        for k in range(self.n_levels):
+            block = _ResidualBlock(n_channels, self.n_out, self.kernel_size, 2**k, self.dropout)
+            blocks.append(block)
+            n_channels = self.n_out
+        self.blocks = nn.Sequential(*blocks)
 
     @property
     def receptive_field(self) -> int:
+        # two convolutions in each block, whose dilations add up to 2 ** n_levels - 1
         return 1 + 2 * (self.kernel_size - 1) * (2**self.n_levels - 1)
 
     def forward(self, x: Tensor) -> Tensor:

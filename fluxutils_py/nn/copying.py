@@ -6,7 +6,7 @@ import copy
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -60,24 +60,14 @@ def deep_copy(model: nn.Module, shared: Sequence[Tensor] = ()) -> nn.Module:
     torch refuses to copy: they are detached in the copy.
     """
     memo: dict[int, Any] = {id(t): t for t in shared}
-    for kept in (value for m in model.modules() for value in vars(m).values()):
-        if (
-            type(kept) is OrderedDict and not kept
-        ):  # of hooks: a dozen in each module, half of the time of a copy
-            memo[id(kept)] = OrderedDict()
-            continue
-        inside = (
-            kept.values()
-            if isinstance(kept, dict)
-            else kept
-            if isinstance(kept, list | tuple)
-            else (kept,)
-        )
-        memo |= {
-            id(t): t.detach()
-            for t in inside
-            if isinstance(t, Tensor) and not t.is_leaf and id(t) not in memo
-        }
+    for m in model.modules():
+        for value in vars(m).values():
+            if type(value) is OrderedDict and not value:
+                # of hooks: a dozen in each module, which take half of the time of a copy
+                memo[id(value)] = OrderedDict()
+                continue
+            for t in _tensors_with_graph(value):
+                memo.setdefault(id(t), t.detach())
     twin = copy.deepcopy(model, memo)
     if not shared:
         for m in twin.modules():
@@ -87,13 +77,26 @@ def deep_copy(model: nn.Module, shared: Sequence[Tensor] = ()) -> nn.Module:
     return twin
 
 
+def _tensors_with_graph(value: object) -> Iterator[Tensor]:
+    """Yield the tensors of an attribute, or of the collection in it, that have a graph."""
+    items: Iterable[object] = (value,)
+    if isinstance(value, dict):
+        items = value.values()
+    elif isinstance(value, list | tuple):
+        items = value
+    for item in items:
+        if isinstance(item, Tensor) and not item.is_leaf:
+            yield item
+
+
 def shallow_copy(model: nn.Module, training: bool | None = None) -> nn.Module | None:
     """Make a copy that shares parameters and buffers and has no recurrent state, at a tenth of the
     cost of a deep copy.
 
-    Return None if it might differ from a deep copy: if a module has hooks, its own way to be copied
-    or to change its mode, or attributes other than numbers, texts, functions, and lists, tuples,
-    sets and dicts of them. ``training`` is the mode of the copy; None keeps that of the model.
+    Return None if it might differ from a deep copy: if a module has hooks, custom methods to be
+    copied or to change its mode, or attributes other than numbers, texts, functions, and lists,
+    tuples, sets and dicts of them. ``training`` is the mode of the copy; None keeps that of the
+    model.
     """
     return _copy_shallow(model, training, {})
 
@@ -104,30 +107,17 @@ def _copy_shallow(
     existing = made.get(id(module))  # a module that stands in several places
     if existing is not None:
         return existing
-    if not _copies_plainly(type(module)):
+    content = _copied_attributes(module) if _copies_plainly(type(module)) else None
+    if content is None:
         return None
-    internal = INTERNAL_RNN if isinstance(module, nn.RNNBase) else INTERNAL
-    content: dict[str, Any] = {}
-    for name, value in module.__dict__.items():
-        if name == "_compiled_call_impl":  # it calls the original
-            continue
-        if name in internal:
-            if value and name.endswith("_hooks"):
-                return None
-            content[name] = value.copy() if isinstance(value, dict | list | set) else value
-        elif type(value) in IMMUTABLE or (isinstance(module, Recur) and name in MEMORY):
-            content[name] = value
-        elif (copied := _copy_collection(value)) is not None:
-            content[name] = copied
-        else:
-            return None
     twin = made[id(module)] = object.__new__(type(module))
-    for name, child in module._modules.items():
+    children = content["_modules"]
+    # not named_children, which leaves out None and shows a module used twice once
+    for name, child in children.items():
         if child is not None:
-            copied = _copy_shallow(child, training, made)
-            if copied is None:
+            children[name] = _copy_shallow(child, training, made)
+            if children[name] is None:
                 return None
-            content["_modules"][name] = copied
     if training is not None:
         content["training"] = training
     twin.__dict__.update(content)
@@ -136,22 +126,46 @@ def _copy_shallow(
     return twin
 
 
+def _copied_attributes(module: nn.Module) -> dict[str, Any] | None:
+    """Return the attributes for a copy of one module; None if one is not immutable plain data."""
+    internal = INTERNAL_RNN if isinstance(module, nn.RNNBase) else INTERNAL
+    unchecked = MEMORY if isinstance(module, Recur) else frozenset()
+    content: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        if name == "_compiled_call_impl":  # it calls the original
+            continue
+        if name in internal:
+            if value and name.endswith("_hooks"):
+                return None
+            content[name] = value.copy() if isinstance(value, dict | list | set) else value
+        elif type(value) in IMMUTABLE or name in unchecked:
+            content[name] = value
+        else:
+            content[name] = _copy_collection(value)
+            if content[name] is None:
+                return None
+    return content
+
+
 def _copy_collection(value: Any) -> Any:
-    """Copy a collection of immutable values or of such collections; return None for anything else."""
+    """Copy a collection of immutable values or of such collections; None for anything else."""
     if type(value) is dict:
         items = _copy_collection(list(value.items()))
         return None if items is None else dict(items)
     if type(value) not in (list, tuple, set, frozenset):
         return None
     copied = [v if type(v) in IMMUTABLE else _copy_collection(v) for v in value]
+    # None is also a copy of None
     same = all(v is not None or given is None for v, given in zip(copied, value, strict=True))
     return type(value)(copied) if same else None
 
 
-def _copies_plainly(kind: type) -> bool:
+def _copies_plainly(module_class: type) -> bool:
     """Whether copying a module of this class means copying its attributes."""
-    plain = _plain.get(kind)
+    plain = _plain.get(module_class)
     if plain is None:
-        own = [c for c in kind.__mro__ if c not in (object, nn.Module, Recur, nn.RNNBase)]
-        plain = _plain[kind] = all(SPECIAL.isdisjoint(vars(c)) for c in own)
+        known = (object, nn.Module, Recur, nn.RNNBase)
+        others = [c for c in module_class.__mro__ if c not in known]
+        plain = all(SPECIAL.isdisjoint(vars(c)) for c in others)
+        _plain[module_class] = plain
     return plain

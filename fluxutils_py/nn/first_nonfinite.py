@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from fluxutils_py.tree import tree_map
 
 
 @torch.no_grad()
-def first_nonfinite(model: nn.Module, run: Callable[[], Any]) -> str:
+def first_nonfinite(model: nn.Module, run: Callable[[], object]) -> str:
     """Call ``run()``, which calls the model; return where a number first was not finite, as the end
     of a clause.
 
@@ -24,43 +24,47 @@ def first_nonfinite(model: nn.Module, run: Callable[[], Any]) -> str:
     for name, p in model.named_parameters():
         if not p.isfinite().all():
             return f": parameter {name!r} is not finite"
-    found: list[str] = []
-    states, buffers = snapshot(model), [(b, b.clone()) for b in model.buffers()]
-    handles = [
-        m.register_forward_hook(partial(_look, found, name)) for name, m in model.named_modules()
-    ]
+    places: list[str] = []
+    states = snapshot(model)
+    buffers = [(b, b.clone()) for b in model.buffers()]
+    # hooks stay on the modules that the model itself calls, in their order
+    hooks = []
+    for name, m in model.named_modules():
+        hooks.append(m.register_forward_hook(partial(_note_place, places, name)))
+    gpus = {p.device for p in model.parameters() if p.device.type == "cuda"}
     try:
-        gpus = {p.device for p in model.parameters() if p.device.type == "cuda"}
-        with torch.random.fork_rng(devices=list(gpus)):
+        # the error of ``run`` is not raised: the caller is about to raise another one
+        with contextlib.suppress(Exception), torch.random.fork_rng(devices=list(gpus)):
             run()
-    except Exception:  # the caller has an error of its own to raise
-        return found[0] if found else ""
     finally:
-        for handle in handles:
-            handle.remove()
+        for hook in hooks:
+            hook.remove()
         for buffer, before in buffers:
             buffer.copy_(before)
         restore(model, states)
-    return found[0] if found else ""
+    return places[0] if places else ""
 
 
-def _look(found: list[str], name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-    if found or is_finite(output):
+def _note_place(
+    places: list[str],
+    name: str,
+    module: nn.Module,
+    inputs: object,
+    output: object,
+) -> None:
+    """Add the module to ``places`` if it is the first whose output is not finite."""
+    if places or is_finite(output):
         return
-    described = (
-        f"module {name!r} ({type(module).__name__})"
-        if name
-        else f"the model ({type(module).__name__})"
-    )
+    place = f"module {name!r}" if name else "the model"
     verb = "first given by" if is_finite(inputs) else "already in the input of"
-    found.append(f", {verb} {described}")
+    places.append(f", {verb} {place} ({type(module).__name__})")
 
 
-def is_finite(values: Any) -> bool:
+def is_finite(values: object) -> bool:
     """Return whether all numbers in a tree of tensors are finite."""
     finite: list[bool] = []
 
-    def note(value: Any) -> Any:
+    def note(value: object) -> object:
         if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
             finite.append(bool(value.isfinite().all()))
         return value

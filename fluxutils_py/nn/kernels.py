@@ -42,34 +42,36 @@ class Library:
     def __init__(self, path: Path, wanted: str = "") -> None:
         lib = ctypes.CDLL(str(path))  # lets go of Python's lock during a call
         lib.fluxutils_version.restype = ctypes.c_int32
-        if (version := lib.fluxutils_version()) != VERSION:
+        version = lib.fluxutils_version()
+        if version != VERSION:
             raise OSError(
                 f"{path.name} is of version {version}, expected {VERSION}: install the package "
                 "again"
             )
-        lib.fluxutils_isa.argtypes, lib.fluxutils_isa.restype = [ctypes.c_int32], ctypes.c_int32
+        lib.fluxutils_isa.argtypes = [ctypes.c_int32]
+        lib.fluxutils_isa.restype = ctypes.c_int32
         self.isa: int = lib.fluxutils_isa(ISAS.get(wanted, 0))
         if self.isa < 0:
             raise OSError(f"this processor lacks {wanted or 'AVX2'}")
-        self.forward, self.backward = lib.fluxutils_forward, lib.fluxutils_backward
-        self.linear_forward, self.linear_backward = (
-            lib.fluxutils_linear_forward,
-            lib.fluxutils_linear_backward,
-        )
+        self.forward = lib.fluxutils_forward
+        self.backward = lib.fluxutils_backward
+        self.linear_forward = lib.fluxutils_linear_forward
+        self.linear_backward = lib.fluxutils_linear_backward
         for function in (self.forward, self.backward, self.linear_forward, self.linear_backward):
-            function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int32
+            function.argtypes = [ctypes.c_char_p]
+            function.restype = ctypes.c_int32
         lib.fluxutils_kept_per_output.argtypes = [ctypes.c_int32]
         lib.fluxutils_kept_per_output.restype = ctypes.c_int32
         self.kept_per_output = functools.cache(lib.fluxutils_kept_per_output)
 
-        if (openmp := _openmp_of_torch()) is not None:
-            lib.fluxutils_use_openmp.argtypes, lib.fluxutils_use_openmp.restype = (
-                [ctypes.c_void_p],
-                None,
-            )
+        openmp = _openmp_of_torch()
+        if openmp is not None:
+            lib.fluxutils_use_openmp.argtypes = [ctypes.c_void_p]
+            lib.fluxutils_use_openmp.restype = None
             lib.fluxutils_use_openmp(openmp)
         self.copy_window = lib.fluxutils_copy_window
-        word, address = ctypes.c_int64, ctypes.c_void_p
+        word = ctypes.c_int64
+        address = ctypes.c_void_p
         self.copy_window.argtypes = [address, word, address, *[word] * 8]
         self.copy_window.restype = ctypes.c_int32
 
@@ -106,16 +108,17 @@ class _Use:
         self.alone = False  # whether other processes have the other cores
 
     def load(self) -> None:
-        """Once per process."""
+        """Load the library if it is to be used, once per process."""
         self.loaded = True
-        self.library, self.reason = None, ""
+        self.library = None
+        self.reason = ""
         self.alone = multiprocessing.parent_process() is not None or any(
             os.environ.get(name, "1") not in ("", "1") for name in N_RANKS
         )
         wanted = os.environ.get(SWITCH, "").strip().lower()
         if wanted in OFF:
             self.reason = f"{SWITCH}={wanted}"
-            return  # as asked: nothing to tell
+            return  # as asked: nothing to log
         try:
             if wanted not in ISAS and wanted not in ON:
                 raise OSError(f"{SWITCH} is {wanted!r}, expected 0, 1 or one of {', '.join(ISAS)}")
@@ -133,12 +136,13 @@ class _Use:
 _use = _Use()
 
 
-def _ask_again() -> None:
+def _load_again() -> None:
     _use.loaded = False
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_ask_again)  # it may be a worker process
+    # the child may be one of several worker processes, which share the cores
+    os.register_at_fork(after_in_child=_load_again)
 
 
 def library() -> Library | None:
@@ -152,7 +156,7 @@ def supports(isa: str) -> bool:
     """Whether the library has kernels for an instruction set, and this processor has it."""
     try:
         return Library(PATH, isa).isa_name == isa
-    except (OSError, AttributeError):  # AttributeError: a library of another version of the package
+    except (OSError, AttributeError):  # AttributeError: the library is of another version
         return False
 
 
@@ -164,7 +168,7 @@ def n_threads() -> int:
 
 
 def kernels_in_use() -> str:
-    """Describe in words the instruction set of the native kernels, or why torch's layers are used."""
+    """Describe the instruction set of the native kernels, or why torch's layers are used."""
     lib = library()
     if lib is not None:
         return f"native kernels, {lib.isa_name}"
@@ -193,7 +197,8 @@ def native_kernels(enabled: bool = True) -> Iterator[None]:
     ...     torch.allclose(layer(x), y, atol=1e-6)
     True
     """
-    before, _use.enabled = _use.enabled, bool(enabled)
+    before = _use.enabled
+    _use.enabled = bool(enabled)
     try:
         yield
     finally:

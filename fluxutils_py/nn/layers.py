@@ -52,6 +52,7 @@ def RNNStack(
     if nlayers < 1:
         raise ValueError(f"nlayers must be 1 or more, got {nlayers}")
     layers = [layer(n_in, n_out)]
+    # dropout stands between layers, so the last one has none after it
     for _ in range(nlayers - 1):
         if dropout > 0:
             layers.append(nn.Dropout(dropout))
@@ -60,7 +61,7 @@ def RNNStack(
 
 
 def DenseReLU(n_in: int, n_out: int, bias: bool = True) -> nn.Sequential:
-    """A linear layer and ``relu``. Source: ``DenseReLU`` of FluxUtils.jl.
+    """Make a linear layer and ``relu``. Source: ``DenseReLU`` of FluxUtils.jl.
 
     >>> DenseReLU(3, 5)(torch.zeros(7, 4, 3)).shape
     torch.Size([7, 4, 5])
@@ -77,7 +78,7 @@ def ffnn(
     dropout: float = 0.0,
     last_linear: bool = False,
 ) -> nn.Module:
-    """A feed-forward network of layers of equal width.
+    """Make a feed-forward network of layers of equal width.
 
     Parameters
     ----------
@@ -115,6 +116,7 @@ def ffnn(
     layers: list[nn.Module] = []
     for k in range(nlayers):
         layers.append(nn.Linear(nneurons if k else idim, nneurons))
+        # the activation, normalisation and dropout follow all layers but such a last one
         if last_linear and k == nlayers - 1:
             break
         layers.append(_as_module(fun))
@@ -131,7 +133,8 @@ class BatchNorm(nn.BatchNorm1d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.reshape(-1, x.shape[-1])).reshape(x.shape)
+        rows = x.reshape(-1, x.shape[-1])
+        return super().forward(rows).reshape(x.shape)
 
 
 class Elementwise(nn.Module):
@@ -151,7 +154,7 @@ class Elementwise(nn.Module):
 def _as_module(function: Callable[..., Any]) -> nn.Module:
     if isinstance(function, nn.Module):
         raise TypeError(
-            f"each layer needs a module of its own: give the class {type(function).__name__}, not "
+            f"each layer needs a separate module: give the class {type(function).__name__}, not "
             "an instance"
         )
     return function() if isinstance(function, type) else Elementwise(function)
@@ -178,7 +181,7 @@ class GaussianNoise(nn.Module):
 
     def __init__(self, stddev: float) -> None:
         super().__init__()
-        if not stddev >= 0:
+        if not stddev >= 0:  # also for NaN
             raise ValueError(f"stddev must be 0 or more, got {stddev}")
         self.stddev = stddev
 

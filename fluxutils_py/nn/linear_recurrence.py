@@ -1,12 +1,11 @@
-"""Compute the linear recurrence ``h[t] = a[t] * h[t - 1] + b[t]``, natively or in chunks of time
-with torch.
-"""
+"""Compute ``h[t] = a[t] * h[t - 1] + b[t]``, natively or in chunks of time with torch."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +16,12 @@ from fluxutils_py.nn import kernels
 from fluxutils_py.nn.native import kernel_error
 from fluxutils_py.nn.native_layers import PLAIN, is_transformed
 
-TYPES = {torch.float32: 0, torch.float64: 1, torch.complex64: 2, torch.complex128: 3}
+TYPES = {
+    torch.float32: 0,
+    torch.float64: 1,
+    torch.complex64: 2,
+    torch.complex128: 3,
+}
 # fluxutils_linear_call of csrc/kernels.h: version, type, isa, threads; S, B, H, a_step, a_series;
 # pointers
 _CALL = Struct("17q")
@@ -66,19 +70,7 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     >>> linear_recurrence(a, b).flatten()
     tensor([1.0000, 1.5000, 1.7500, 1.8750])
     """
-    if b.dim() != 3:
-        raise ShapeError(
-            f"linear_recurrence takes b of shape (S, B, H), got a tensor of shape {tuple(b.shape)}"
-        )
-    S, B, H = b.shape
-    if a.dim() > 3 or any(
-        n not in (1, full) for n, full in zip(reversed(a.shape), (H, B, S), strict=False)
-    ):
-        raise ShapeError(
-            f"a of shape {tuple(a.shape)} does not broadcast to b of shape {(S, B, H)}"
-        )
-    if h0 is not None and h0.shape != (B, H):
-        raise ShapeError(f"h0 must have shape (B, H) = {(B, H)}, got shape {tuple(h0.shape)}")
+    _check_shapes(a, b, h0)
     dtype = torch.promote_types(a.dtype, b.dtype)
     if h0 is not None:
         dtype = torch.promote_types(dtype, h0.dtype)
@@ -87,24 +79,41 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
         raise TypeError(
             f"linear_recurrence takes floating or complex tensors, got {a.dtype} and {b.dtype}"
         )
-    a, b = a.to(dtype), b.to(dtype)
-    a = a.reshape((1,) * (3 - a.dim()) + a.shape)
+    a = a.to(dtype)
+    b = b.to(dtype)
     if not b.numel():
         return b.clone()
-    a = a.expand(-1, -1, H)
+    missing_axes = (1,) * (3 - a.dim())
+    a = a.reshape(missing_axes + a.shape)
+    a = a.expand(-1, -1, b.shape[2])
     if is_transformed():
         return _chunked(a, b, h0)
-    library = kernels.library() if all(map(_is_plain, (a, b, h0))) else None
-    result: Tensor = _LinearRecurrence.apply(
-        library, *(t if t is None else _resolve_lazy(t) for t in (a, b, h0))
-    )
+    tensors = (a, b, h0)
+    library = kernels.library() if all(map(_is_plain, tensors)) else None
+    contiguous = (None if t is None else _resolve_lazy(t) for t in tensors)
+    result: Tensor = _LinearRecurrence.apply(library, *contiguous)
     return result
 
 
+def _check_shapes(a: Tensor, b: Tensor, h0: Tensor | None) -> None:
+    if b.dim() != 3:
+        raise ShapeError(
+            f"linear_recurrence takes b of shape (S, B, H), got a tensor of shape {tuple(b.shape)}"
+        )
+    S, B, H = b.shape
+    sizes = zip(reversed(a.shape), (H, B, S), strict=False)  # a may have fewer axes
+    if a.dim() > 3 or any(n not in (1, full) for n, full in sizes):
+        raise ShapeError(
+            f"a of shape {tuple(a.shape)} does not broadcast to b of shape {(S, B, H)}"
+        )
+    if h0 is not None and h0.shape != (B, H):
+        raise ShapeError(f"h0 must have shape (B, H) = {(B, H)}, got shape {tuple(h0.shape)}")
+
+
 def _is_plain(t: Tensor | None) -> bool:
-    return t is None or (
-        type(t) in PLAIN and t.dtype in TYPES and t.is_cpu and t.layout is torch.strided
-    )
+    if t is None:
+        return True
+    return type(t) in PLAIN and t.dtype in TYPES and t.is_cpu and t.layout is torch.strided
 
 
 def _resolve_lazy(t: Tensor) -> Tensor:
@@ -121,31 +130,43 @@ def _chunked(a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
     product has at most ``CHUNK`` factors, so it overflows only if each is above about 10.
     """
     S = len(b)
+    size = min(CHUNK, math.isqrt(S))
     # float16 ends at 65504, where products would overflow
-    size = 1 if b.dtype is torch.float16 else min(CHUNK, math.isqrt(S))
-    if surplus := -S % size:
-        a, b = (
-            t if len(t) == 1 < S else torch.cat([t, t.new_zeros(surplus, *t.shape[1:])])
-            for t in (a, b)
-        )
-    factors = (
-        a.expand(size, -1, -1)[None] if len(a) == 1 else a.unflatten(0, (-1, size))
-    )  # (chunks or 1, size, ...)
-    products, states = [factors[:, 0]], [b[::size]]
+    if b.dtype is torch.float16:
+        size = 1
+    surplus = -S % size
+    if surplus:
+        if len(a) > 1 or S == 1:  # one factor for all steps needs no more
+            a = _with_zeros(a, surplus)
+        b = _with_zeros(b, surplus)
+    if len(a) == 1:
+        factors = a.expand(size, -1, -1)[None]  # (1, size, ...)
+    else:
+        factors = a.unflatten(0, (-1, size))  # (chunks, size, ...)
+    products = [factors[:, 0]]
+    states = [b[::size]]
     for k in range(1, size):
-        products.append(products[-1] * factors[:, k])
-        states.append(torch.addcmul(b[k::size], factors[:, k], states[-1]))
-    through, own = (
-        torch.stack(products, 1),
-        torch.stack(states, 1),
-    )  # (chunks or 1, size, ...), (chunks, size, B, H)
-    chunks, carried = [], h0
-    for k, chunk in enumerate(own):
-        if carried is not None:
-            chunk = torch.addcmul(chunk, through[min(k, len(through) - 1)], carried)
+        factor = factors[:, k]
+        products.append(products[-1] * factor)
+        state = torch.addcmul(b[k::size], factor, states[-1])
+        states.append(state)
+    through = torch.stack(products, 1)  # (chunks or 1, size, ...)
+    from_zero = torch.stack(states, 1)  # (chunks, size, B, H)
+    chunks = []
+    before = h0
+    for k, chunk in enumerate(from_zero):
+        if before is not None:
+            product = through[min(k, len(through) - 1)]
+            chunk = torch.addcmul(chunk, product, before)
         chunks.append(chunk)
-        carried = chunk[-1]
+        before = chunk[-1]
     return torch.cat(chunks)[:S]
+
+
+def _with_zeros(t: Tensor, n_steps: int) -> Tensor:
+    """Return a tensor with this many steps of zeros after its own."""
+    zeros = t.new_zeros(n_steps, *t.shape[1:])
+    return torch.cat([t, zeros])
 
 
 class _LinearRecurrence(Function):
@@ -155,14 +176,18 @@ class _LinearRecurrence(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, library: kernels.Library | None, a: Tensor, b: Tensor, h0: Tensor | None
+        ctx: Any,
+        library: kernels.Library | None,
+        a: Tensor,
+        b: Tensor,
+        h0: Tensor | None,
     ) -> Tensor:
         ctx.library = library
         if library is None:
             h = _chunked(a, b, h0)
         else:
             h = torch.empty_like(b)
-            _call_lib(library.linear_forward, library, a, h0, h, b=b)
+            _call_lib(library, library.linear_forward, _Tensors(a, b, h0, h))
         ctx.save_for_backward(a, h0, h)
         return h
 
@@ -175,37 +200,51 @@ class _LinearRecurrence(Function):
         da = torch.empty_like(a) if of_a else None
         db = torch.empty_like(h)
         dh0 = torch.empty_like(h[0]) if of_h0 else None
-        _call_lib(
-            ctx.library.linear_backward,
-            ctx.library,
-            a,
-            h0,
-            h,
-            dh=_resolve_lazy(dh),
-            da=da,
-            db=db,
-            dh0=dh0,
-        )
+        dh = _resolve_lazy(dh)
+        pointers = _Tensors(a, None, h0, h, dh, da, db, dh0)
+        _call_lib(ctx.library, ctx.library.linear_backward, pointers)
         return None, da, db, dh0
 
 
+class _Tensors(NamedTuple):
+    """The tensors of a call of the library, in its order."""
+
+    a: Tensor
+    b: Tensor | None
+    h0: Tensor | None
+    h: Tensor
+    dh: Tensor | None = None
+    da: Tensor | None = None
+    db: Tensor | None = None
+    dh0: Tensor | None = None
+
+
 def _call_lib(
-    function: Any, library: kernels.Library, a: Tensor, h0: Tensor | None, h: Tensor, **others: Any
+    library: kernels.Library,
+    function: Callable[[bytes], int],
+    tensors: _Tensors,
 ) -> None:
-    S, B, H = h.shape
-    head = kernels.VERSION, TYPES[h.dtype], library.isa, kernels.n_threads(), S, B, H
-    apart = (
-        len(a) == S and a.shape[1] * H,
-        a.shape[1] == B and H,
-    )  # strides of a between steps and between series
-    b, dh, da, db, dh0 = (others.get(name) for name in ("b", "dh", "da", "db", "dh0"))
-    pointers = (0 if t is None else t.data_ptr() for t in (a, b, h0, h, dh, da, db, dh0))
-    if code := function(_CALL.pack(*head, *apart, *pointers)):
+    a = tensors.a
+    dtype = tensors.h.dtype
+    S, B, H = tensors.h.shape
+    n_threads = kernels.n_threads()
+    head = (kernels.VERSION, TYPES[dtype], library.isa, n_threads, S, B, H)
+    # strides of a: 0 where one factor is for all steps, or for all series
+    between_steps = a.shape[1] * H if len(a) == S else 0
+    between_series = H if a.shape[1] == B else 0
+    addresses = [0 if t is None else t.data_ptr() for t in tensors]
+    code = function(_CALL.pack(*head, between_steps, between_series, *addresses))
+    if code:
         raise kernel_error(code)
 
 
 def _differentiable(
-    a: Tensor, h0: Tensor | None, h: Tensor, dh: Tensor, of_a: bool, of_h0: bool
+    a: Tensor,
+    h0: Tensor | None,
+    h: Tensor,
+    dh: Tensor,
+    of_a: bool,
+    of_h0: bool,
 ) -> tuple[Tensor | None, ...]:
     """Return differentiable gradients; the one with respect to b is a linear recurrence backwards
     in time.
@@ -213,8 +252,11 @@ def _differentiable(
     conjugate = a.conj()
     factors = conjugate
     if len(a) == len(h):  # use the factor of the next step; the last step has none
-        factors = torch.cat([torch.zeros_like(a[:1]), conjugate.flip(0)[:-1]])
+        none = torch.zeros_like(a[:1])
+        factors = torch.cat([none, conjugate.flip(0)[:-1]])
     db = linear_recurrence(factors, dh.flip(0)).flip(0)
-    before = torch.cat([torch.zeros_like(h[:1]) if h0 is None else h0[None], h[:-1]])
+    first = torch.zeros_like(h[:1]) if h0 is None else h0[None]
+    before = torch.cat([first, h[:-1]])
     da = (db * before.conj()).sum_to_size(a.shape) if of_a else None
-    return da, db, conjugate[0] * db[0] if of_h0 else None
+    dh0 = conjugate[0] * db[0] if of_h0 else None
+    return da, db, dh0

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fluxutils_py.nn.linear_recurrence import linear_recurrence
-from fluxutils_py.nn.native import Cell
+from fluxutils_py.nn.native import Cell, State
 from fluxutils_py.nn.native_layers import is_intercepted, run_cell
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sizes import check_features, set_sizes
 
 # The kernels compute one series per vector lane; torch's matrix products are faster where most
 # lanes would be idle, unless what they leave for the backward pass does not fit into the caches.
-FEW_SERIES, FEW_IN_LONG_WINDOWS = 8, 4
+FEW_SERIES = 8
+FEW_IN_LONG_WINDOWS = 4
 LONG_WINDOW = 1 << 18  # values of all steps, series and units
 FEW_COLUMNS = 16  # of a product with many rows, whose transpose is then several times faster
 
@@ -29,31 +30,31 @@ class _GatedRecurrence(nn.Module):
     takes_windows = True
     n_blocks: ClassVar[int]  # the weight has n_blocks * H rows: the gates, then the candidate
     kernel: ClassVar[int]  # number of the native kernel
-    coefficients: ClassVar[
-        Callable[..., tuple[Tensor, Tensor]]
-    ]  # a and b from the blocks, all (S, B, H)
+    # a and b from the blocks, all (S, B, H)
+    coefficients: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
-        self.n_in, self.n_out = n_in, n_out
+        self.n_in = n_in
+        self.n_out = n_out
         self.linear = nn.Linear(n_in, self.n_blocks * n_out)
 
     def empty_state(self) -> tuple[Tensor, ...]:
-        return (self.linear.weight.detach().new_zeros(0, self.n_out),)
+        weight = self.linear.weight.detach()
+        return (weight.new_zeros(0, self.n_out),)
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(type(self).__name__.lstrip("_"), x, self.n_in)
+        weights = self.linear.weight.chunk(self.n_blocks)
+        biases = self.linear.bias.chunk(self.n_blocks)
         # one product per block: a single product would have to copy the gradients of its parts
         # together
-        blocks = zip(
-            self.linear.weight.chunk(self.n_blocks),
-            self.linear.bias.chunk(self.n_blocks),
-            strict=True,
-        )
-        h = linear_recurrence(*self.coefficients(*(F.linear(x, w, b) for w, b in blocks)), state)
+        blocks = map(F.linear, (x,) * self.n_blocks, weights, biases)
+        a, b = self.coefficients(*blocks)
+        h = linear_recurrence(a, b, state)
         return h, h[-1].clone()  # a view would keep the whole window in memory
 
-    def by_kernel(self, x: Tensor, state: Any = None) -> tuple[Tensor, Tensor] | None:
+    def by_kernel(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State] | None:
         """Compute a step (B, F) or a window (S, B, F) with the native kernels; None where they do
         not apply.
         """
@@ -63,26 +64,37 @@ class _GatedRecurrence(nn.Module):
             few = len(x) * x.shape[1] * self.n_out < LONG_WINDOW
         if few or type(linear) is not nn.Linear or is_intercepted(linear):
             return None
-        parameters = linear._parameters
+        # from the dict, where torch's functional calls replace them
+        parameters = vars(linear)["_parameters"]
         if "weight" not in parameters or "bias" not in parameters:
             return None
-        weights = parameters["weight"], None, parameters["bias"], None
-        return run_cell(self, Cell(self.kernel, 1, self.n_blocks, 0, self._step), x, state, weights)
+        weights = (parameters["weight"], None, parameters["bias"], None)
+        cell = Cell(self.kernel, 1, self.n_blocks, 0, self._step)
+        return run_cell(self, cell, x, state, weights)
 
     def _step(
-        self, x: Tensor, state: tuple[Tensor], w_x: Tensor, w_h: None, b_x: Tensor, *_: Any
+        self,
+        x: Tensor,
+        state: tuple[Tensor],
+        w_x: Tensor,
+        w_h: None,
+        b_x: Tensor,
+        *_: object,
     ) -> tuple[Tensor]:
-        a, b = self.coefficients(*F.linear(x, w_x, b_x).chunk(self.n_blocks, -1))
+        blocks = F.linear(x, w_x, b_x).chunk(self.n_blocks, -1)
+        a, b = self.coefficients(*blocks)
         return (a * state[0] + b,)
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Compute one step (B, n_in), for export."""
-        (h,) = self._step(x, (state,), self.linear.weight, None, self.linear.bias)
+        linear = self.linear
+        (h,) = self._step(x, (state,), linear.weight, None, linear.bias)
         return h, h
 
 
 class _MinGRU(_GatedRecurrence):
-    n_blocks, kernel = 2, 9
+    n_blocks = 2
+    kernel = 9
 
     @staticmethod
     def coefficients(*blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,7 +104,8 @@ class _MinGRU(_GatedRecurrence):
 
 
 class _MinLSTM(_GatedRecurrence):
-    n_blocks, kernel = 3, 10
+    n_blocks = 3
+    kernel = 10
 
     @staticmethod
     def coefficients(*blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,9 +119,10 @@ _GATED_DOC = """{name}: {first}
 
     {formula}
 
-    The gates and the candidate depend on the input but not on the state: there are no recurrent weights to multiply
-    with at every step, and training is several times faster than with an LSTM. In exchange, a single layer can compute
-    less than a GRU; stack two or more in a :class:`SequenceStack`.
+    The gates and the candidate depend on the input but not on the state: there are no recurrent
+    weights to multiply with at every step, and training is several times faster than with an LSTM.
+    In exchange, a single layer can compute less than a GRU; stack two or more in a
+    :class:`SequenceStack`.
 
     Parameters
     ----------
@@ -126,10 +140,11 @@ _GATED_DOC = """{name}: {first}
 
     Notes
     -----
-    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The state is ``h``
-    (B, n_out), initially zero. ``module.linear`` holds the weights: H rows each for {blocks}, in this order. Native
-    kernels compute windows of 8 or more series, and long windows of 4 or more (see :func:`native_kernels`); otherwise
-    matrix products and :func:`linear_recurrence` do. The results are equal up to rounding.
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The
+    state is ``h`` (B, n_out), initially zero. ``module.linear`` holds the weights: H rows each for
+    {blocks}, in this order. Native kernels compute windows of 8 or more series, and long windows of
+    4 or more (see :func:`native_kernels`); otherwise matrix products and :func:`linear_recurrence`
+    do. The results are equal up to rounding.
 
     Source: Feng et al. (2024), "Were RNNs all we needed?", arXiv:2410.01201.
 
@@ -149,7 +164,8 @@ class _InputGated(Recur):
 
     def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
         set_sizes(self, n_in=n_in, n_out=n_out)
-        super().__init__(self._inner(self.n_in, self.n_out), trainable_init)
+        inner = self._inner(self.n_in, self.n_out)
+        super().__init__(inner, trainable_init)
 
 
 class MinGRU(_InputGated):
@@ -165,8 +181,9 @@ class MinGRU(_InputGated):
 class MinLSTM(_InputGated):
     __doc__ = _GATED_DOC.format(
         name="MinLSTM",
-        first="an LSTM with two gates, which depend on the input alone and are normalised to sum to one.",
-        formula="f, i = sigmoid(Wf x + bf), sigmoid(Wi x + bi); h' = (f h + i (Wh x + bh)) / (f + i)",
+        first="an LSTM with two gates, which depend on the input alone and sum to one.",
+        formula="f, i = sigmoid(Wf x + bf), sigmoid(Wi x + bi); "
+        "h' = (f h + i (Wh x + bh)) / (f + i)",
         blocks="f, i and h",
     )
     _inner = _MinLSTM
@@ -178,11 +195,19 @@ class _DiagonalRecurrence(nn.Module):
     takes_windows = True
 
     def __init__(
-        self, n_in: int, n_out: int, n_states: int, r_min: float, r_max: float, max_phase: float
+        self,
+        n_in: int,
+        n_out: int,
+        n_states: int,
+        r_min: float,
+        r_max: float,
+        max_phase: float,
     ) -> None:
         super().__init__()
-        self.n_in, self.n_out, self.n_states = n_in, n_out, n_states
-        self.ring = r_min, r_max, max_phase
+        self.n_in = n_in
+        self.n_out = n_out
+        self.n_states = n_states
+        self.ring = (r_min, r_max, max_phase)
         self.nu_log = nn.Parameter(torch.empty(n_states))
         self.theta_log = nn.Parameter(torch.empty(n_states))
         self.gamma_log = nn.Parameter(torch.empty(n_states))
@@ -194,50 +219,75 @@ class _DiagonalRecurrence(nn.Module):
     def reset_parameters(self) -> None:
         """Draw new parameters from torch's generator, the eigenvalues uniformly from the ring."""
         r_min, r_max, max_phase = self.ring
+        smallest = r_min**2
+        largest = r_max**2
         with torch.no_grad():
-            square = torch.rand(self.n_states) * (r_max**2 - r_min**2) + r_min**2  # squared moduli
-            square.clamp_(1e-12, 1 - 1e-7)
+            # squared moduli, in which the area of a ring is uniform
+            square = torch.rand(self.n_states) * (largest - smallest) + smallest
+            square.clamp_(1e-12, 1 - 1e-7)  # so that both logarithms are finite
             self.nu_log.copy_(torch.log(-0.5 * torch.log(square)))
-            self.theta_log.copy_(torch.log(max_phase * torch.rand(self.n_states).clamp_min_(1e-6)))
+            phase = torch.rand(self.n_states).clamp_min_(1e-6)
+            self.theta_log.copy_(torch.log(max_phase * phase))
             self.gamma_log.copy_(0.5 * torch.log1p(-square))
         nn.init.normal_(self.weight_in, std=(2 * self.n_in) ** -0.5)
         nn.init.normal_(self.weight_out, std=self.n_states**-0.5)
         nn.init.normal_(self.weight_skip, std=self.n_in**-0.5)
 
     def empty_state(self) -> tuple[Tensor, ...]:
-        return (self.nu_log.detach().new_zeros(0, self.n_states, 2),)
+        nu_log = self.nu_log.detach()
+        return (nu_log.new_zeros(0, self.n_states, 2),)
 
     def eigenvalues(self) -> Tensor:
         """Return the complex eigenvalues (n_states,), with modulus below 1."""
-        return torch.polar(torch.exp(-torch.exp(self.nu_log)), torch.exp(self.theta_log))
+        modulus, angle = self._modulus_and_angle()
+        return torch.polar(modulus, angle)
+
+    def _modulus_and_angle(self) -> tuple[Tensor, Tensor]:
+        modulus = torch.exp(-torch.exp(self.nu_log))
+        angle = torch.exp(self.theta_log)
+        return modulus, angle
+
+    def _scaled_weight_in(self) -> Tensor:
+        """Return the weights of the input times gamma, which belongs to both parts of a number."""
+        scale = torch.exp(self.gamma_log).repeat_interleave(2)
+        return self.weight_in * scale[:, None]
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features("LRU", x, self.n_in)
-        scale = torch.exp(self.gamma_log).repeat_interleave(2)
         # one product, because products with few columns take longer than one with their columns
         # together
-        products = F.linear(x, torch.cat([self.weight_in * scale[:, None], self.weight_skip]))
+        weight = torch.cat([self._scaled_weight_in(), self.weight_skip])
+        products = F.linear(x, weight)
         added, skip = products.split([2 * self.n_states, self.n_out], -1)
-        added = torch.view_as_complex(added.contiguous().unflatten(-1, (self.n_states, 2)))
-        start = None if state is None else torch.view_as_complex(state.contiguous())
-        h = torch.view_as_real(linear_recurrence(self.eigenvalues(), added, start))
-        skip, h_rows = skip.flatten(0, 1), h.flatten(0, 1).flatten(1)
+        pairs = added.contiguous().unflatten(-1, (self.n_states, 2))
+        start = None
+        if state is not None:
+            start = torch.view_as_complex(state.contiguous())
+        h_complex = linear_recurrence(self.eigenvalues(), torch.view_as_complex(pairs), start)
+        h = torch.view_as_real(h_complex)
+        skip_rows = skip.flatten(0, 1)
+        h_rows = h.flatten(0, 1).flatten(1)
         if self.n_out < FEW_COLUMNS:
-            y = skip + (self.weight_out @ h_rows.T).T
+            y = skip_rows + (self.weight_out @ h_rows.T).T
         else:
-            y = torch.addmm(skip, h_rows, self.weight_out.T)
+            y = torch.addmm(skip_rows, h_rows, self.weight_out.T)
+        # a clone, because a view would keep the whole window in memory
         return y.view(*x.shape[:2], self.n_out), h[-1].clone()
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Compute one step (B, n_in) in real numbers, for export."""
-        scale = torch.exp(self.gamma_log).repeat_interleave(2)
-        added = F.linear(x, self.weight_in * scale[:, None]).unflatten(-1, (self.n_states, 2))
-        modulus, angle = torch.exp(-torch.exp(self.nu_log)), torch.exp(self.theta_log)
-        real, imaginary = modulus * torch.cos(angle), modulus * torch.sin(angle)
-        before = state.unbind(-1)
-        turned = real * before[0] - imaginary * before[1], real * before[1] + imaginary * before[0]
-        h = torch.stack(turned, -1) + added
-        return F.linear(h.flatten(-2), self.weight_out) + F.linear(x, self.weight_skip), h
+        added = F.linear(x, self._scaled_weight_in())
+        modulus, angle = self._modulus_and_angle()
+        real = modulus * torch.cos(angle)
+        imaginary = modulus * torch.sin(angle)
+        h_real, h_imaginary = state.unbind(-1)
+        turned = [
+            real * h_real - imaginary * h_imaginary,
+            real * h_imaginary + imaginary * h_real,
+        ]
+        h = torch.stack(turned, -1) + added.unflatten(-1, (self.n_states, 2))
+        y = F.linear(h.flatten(-2), self.weight_out) + F.linear(x, self.weight_skip)
+        return y, h
 
 
 class LRU(Recur):
@@ -307,7 +357,9 @@ class LRU(Recur):
         trainable_init: bool = False,
     ) -> None:
         set_sizes(self, n_in=n_in, n_out=n_out)
-        set_sizes(self, n_states=(self.n_out + 1) // 2 if n_states is None else n_states)
+        if n_states is None:
+            n_states = (self.n_out + 1) // 2
+        set_sizes(self, n_states=n_states)
         if not 0 <= r_min < r_max <= 1:
             raise ValueError(
                 f"LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min={r_min!r}, r_max={r_max!r}"
@@ -316,8 +368,15 @@ class LRU(Recur):
             raise ValueError(
                 f"LRU: max_phase must be an angle above 0, at most 2 pi, got {max_phase!r}"
             )
-        self.r_min, self.r_max, self.max_phase = float(r_min), float(r_max), float(max_phase)
+        self.r_min = float(r_min)
+        self.r_max = float(r_max)
+        self.max_phase = float(max_phase)
         inner = _DiagonalRecurrence(
-            self.n_in, self.n_out, self.n_states, self.r_min, self.r_max, self.max_phase
+            self.n_in,
+            self.n_out,
+            self.n_states,
+            self.r_min,
+            self.r_max,
+            self.max_phase,
         )
         super().__init__(inner, trainable_init)

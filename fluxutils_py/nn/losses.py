@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
 
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn.model_windows import run_window
@@ -19,16 +20,32 @@ from fluxutils_py.nn.precision import as_float32
 __all__ = ["seqloss"]
 
 Loss = Callable[..., Tensor]
+Tensors = Tensor | Sequence[Tensor]  # one input or output, or several
 
 _CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _CLASS_FUNCTIONS = (F.cross_entropy, F.nll_loss)
+# torch broadcasts the outputs and targets of these, which is never meant
 _SAME_SHAPE = (
-    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss),
-    *(nn.PoissonNLLLoss, nn.KLDivLoss, nn.SoftMarginLoss),
+    nn.MSELoss,
+    nn.L1Loss,
+    nn.SmoothL1Loss,
+    nn.HuberLoss,
+    nn.BCELoss,
+    nn.BCEWithLogitsLoss,
+    nn.PoissonNLLLoss,
+    nn.KLDivLoss,
+    nn.SoftMarginLoss,
 )
 _SAME_SHAPE_FUNCTIONS = (
-    *(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy),
-    *(F.binary_cross_entropy_with_logits, F.poisson_nll_loss, F.kl_div, F.soft_margin_loss),
+    F.mse_loss,
+    F.l1_loss,
+    F.smooth_l1_loss,
+    F.huber_loss,
+    F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits,
+    F.poisson_nll_loss,
+    F.kl_div,
+    F.soft_margin_loss,
 )
 
 
@@ -51,33 +68,40 @@ class SeqLoss:
         """
         return self._reduction == "mean" and not self.classes
 
-    def divisors(self, ys: Any, ws: Tensor | None = None) -> list[float] | None:
+    def divisors(self, ys: Tensors, ws: Tensor | None = None) -> list[float] | None:
         """Return what the mean over a window divides by, for each output; None if the criterion
         sums over the series.
 
         To add up means over parts of the series, call the loss of each part with its own divisors
         over those of all parts as ``factors``. Sums just add up.
         """
-        if self._reduction in ("sum", "batchmean"):
+        if self._is_sum:
             return None
         targets = (ys,) if isinstance(ys, Tensor) else ys
         weights = _weight_columns(targets, ws)
-        divisors = [self._divisor(y, w) for y, w in zip(targets, weights, strict=True)]
-        if (
-            divisors and weights[0] is not ws
-        ):  # single outputs are missing: divide all by the same number
+        divisors = self._own_divisors(targets, weights)
+        # where single outputs are missing, divide all by the same number
+        if divisors and weights[0] is not ws:
             divisors = [sum(divisors) / len(divisors)] * len(divisors)
         return divisors
+
+    @property
+    def _is_sum(self) -> bool:
+        """Whether the criterion sums over the series."""
+        return self._reduction in ("sum", "batchmean")
+
+    def _own_divisors(
+        self, targets: Sequence[Tensor], weights: Sequence[Tensor | None]
+    ) -> list[float]:
+        pairs = zip(targets, weights, strict=True)
+        return [self._divisor(y, w) for y, w in pairs]
 
     def _divisor(self, y: Tensor, ws: Tensor | None) -> float:
         if not self.classes:
             return live_steps(y, ws)
-        labels = y.flatten(0, 1) if y.is_floating_point() else y.reshape(-1).long()
-        return float(
-            self._class_share(labels, None if ws is None else ws.reshape(-1)).sum(
-                dtype=torch.float64
-            )
-        )
+        weights = None if ws is None else ws.reshape(-1)
+        share = self._class_share(_as_rows(y), weights)
+        return float(share.sum(dtype=torch.float64))
 
     @property
     def elementwise(self) -> bool:
@@ -86,20 +110,19 @@ class SeqLoss:
         """
         if self.classes or self._same_shape:
             return self._same_shape
+        zeros = torch.zeros(2, 3, 2)
         try:
             with torch.no_grad():
-                return bool(
-                    unreduced(self.criterion)(torch.zeros(2, 3, 2), torch.zeros(2, 3, 2)).shape
-                    == (2, 3, 2)
-                )
-        except Exception:  # the user's own criterion may want other shapes
+                each = unreduced(self.criterion)(zeros, zeros.clone())
+                return bool(each.shape == zeros.shape)
+        except Exception:  # a custom criterion may want other shapes
             return False
 
     def __call__(
         self,
         model: nn.Module,
-        xs: Any,
-        ys: Any,
+        xs: Tensors,
+        ys: Tensors,
         ws: Tensor | None = None,
         *,
         factors: list[float] | None = None,
@@ -113,108 +136,136 @@ class SeqLoss:
         side. ``factors`` multiply the losses of the outputs.
         """
         outs = run_window(model, xs)
+        # the loss is computed in float32, also of a model in low precision
         outs = tuple(map(as_float32, (outs,) if isinstance(outs, Tensor) else outs))
         targets = (ys,) if isinstance(ys, Tensor) else tuple(ys)
         if len(outs) != len(targets):
             raise ShapeError(f"the model gives {len(outs)} outputs for {len(targets)} targets")
         weights = _weight_columns(targets, ws)
-        losses = [
-            self._output_loss(out, y, w) for out, y, w in zip(outs, targets, weights, strict=True)
-        ]
-        if len(losses) > 1 and weights[0] is not ws and (common := self.divisors(ys, ws)):
-            own = [self._divisor(y, w) for y, w in zip(targets, weights, strict=True)]
-            losses = [one * (n / (common[0] or 1.0)) for one, n in zip(losses, own, strict=True)]
+        losses = list(map(self._output_loss, outs, targets, weights))
+        if len(losses) > 1 and weights[0] is not ws:
+            losses = self._with_common_divisor(losses, targets, weights)
         if factors is not None:
-            losses = [one * factor for one, factor in zip(losses, factors, strict=True)]
+            losses = [loss * factor for loss, factor in zip(losses, factors, strict=True)]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _with_common_divisor(
+        self,
+        losses: list[Tensor],
+        targets: Sequence[Tensor],
+        weights: Sequence[Tensor | None],
+    ) -> list[Tensor]:
+        """Return losses that are means over the same number, where single outputs are missing."""
+        if self._is_sum:
+            return losses
+        divisors = self._own_divisors(targets, weights)
+        common = sum(divisors) / len(divisors) or 1.0  # 0 if nothing is live
+        return [loss * (n / common) for loss, n in zip(losses, divisors, strict=True)]
 
     def __repr__(self) -> str:
         return f"seqloss({getattr(self.criterion, '__name__', None) or repr(self.criterion)})"
 
-    # -- one output ----------------------------------------------------------------------------------
+    # -- one output ------------------------------------------------------------------------------
 
     def _output_loss(self, out: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
-        n_steps = y.shape[0]
         if self.classes:
-            out, y = self._class_scores(out, y)
-            ws = None if ws is None else ws.reshape(-1)
-        else:
-            if self._same_shape and out.shape != y.shape:
-                raise ShapeError(
-                    f"the model gives {tuple(out.shape)} for targets of shape {tuple(y.shape)}: "
-                    f"{self!r} needs equal shapes (S, B, G)"
-                    + (
-                        "; end the model with an output axis, as nn.Linear(..., 1) has"
-                        if out.dim() < y.dim()
-                        else ""
-                    )
-                )
-            if self._same_shape and not y.is_floating_point():
+            return self._class_loss(out, y, ws)
+        n_steps = y.shape[0]
+        if self._same_shape:
+            self._require_shape(out, y)
+            if not y.is_floating_point():
                 y = y.to(out.dtype)
         criterion = _match_output(self.criterion, out)
-        if ws is None and not self.classes:
+        if ws is None:  # the criterion's own reduction is faster
             loss = criterion(out, y)
             if self._reduction == "sum":
                 return loss / n_steps
             return loss.mean() if loss.dim() else loss
+        each = self._unreduced(criterion, out, y)
+        if self._is_sum:
+            return (_expand_weights(each, ws) * each).sum() / n_steps
+        if ws.shape[-1] == 1:  # (S, B, 1): steps are masked as a whole
+            each = each.flatten(2).mean(-1, keepdim=True) if each.dim() > 2 else each.unsqueeze(-1)
+        return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
+
+    def _require_shape(self, out: Tensor, y: Tensor) -> None:
+        if out.shape == y.shape:
+            return
+        remedy = ""
+        if out.dim() < y.dim():
+            remedy = "; end the model with an output axis, as nn.Linear(..., 1) has"
+        raise ShapeError(
+            f"the model gives {tuple(out.shape)} for targets of shape {tuple(y.shape)}: "
+            f"{self!r} needs equal shapes (S, B, G){remedy}"
+        )
+
+    # -- one output of scores of classes ---------------------------------------------------------
+
+    def _class_loss(self, out: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
+        n_steps = y.shape[0]
+        out, y = self._class_scores(out, y)
+        criterion = _match_output(self.criterion, out)
+        weights = None if ws is None else ws.reshape(-1)
         try:
             each = self._unreduced(criterion, out, y)
-        except IndexError:  # torch's own message names a single label
-            if not self.classes or y.is_floating_point():
+        except IndexError:  # torch's message names a single label
+            if y.is_floating_point():
                 raise
             raise DataError(
                 f"labels go from {int(y.min())} to {int(y.max())}, but the model gives "
                 f"{out.shape[-1]} scores: labels must be 0 to {out.shape[-1] - 1}, or "
                 f"{self.ignore_index} for steps that do not count"
             ) from None
-        if self._reduction in ("sum", "batchmean"):
-            return (each if ws is None else _expand_weights(each, ws) * each).sum() / n_steps
-        if self.classes:
-            return self._class_mean(each, y, ws)
-        assert ws is not None
-        if ws.shape[-1] > 1:  # (S, B, G): outputs are masked by themselves
-            return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
-        each = (
-            each.flatten(2).mean(-1, keepdim=True) if each.dim() > 2 else each.unsqueeze(-1)
-        )  # (S, B, 1)
-        return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
+        if self._is_sum:
+            weighted = each if weights is None else _expand_weights(each, weights) * each
+            return weighted.sum() / n_steps
+        return self._class_mean(each, y, weights)
 
     def _class_scores(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores (S, B, V) and integer targets (S, B, 1), or probabilities (S, B, V), as rows."""
-        fits = out.dim() == 3 and out.shape[:2] == y.shape[:2]
-        fits &= y.shape == out.shape if y.is_floating_point() else y.shape[2:] in ((1,), ())
-        if not fits:
+        """Return scores (S, B, V) and integer targets (S, B, 1), or probabilities (S, B, V), as
+        rows.
+        """
+        if y.is_floating_point():
+            targets_fit = y.shape == out.shape
+        else:
+            targets_fit = y.shape[2:] in ((1,), ())
+        if out.dim() != 3 or out.shape[:2] != y.shape[:2] or not targets_fit:
             raise ShapeError(
                 f"{self!r} takes scores (S, B, V) and integer targets (S, B, 1) or probabilities "
                 f"(S, B, V); the model gives {tuple(out.shape)} for targets of shape "
                 f"{tuple(y.shape)}, {y.dtype}"
             )
-        return out.flatten(0, 1), y.flatten(0, 1) if y.is_floating_point() else y.reshape(-1).long()
+        return out.flatten(0, 1), _as_rows(y)
 
     def _class_mean(self, each: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
         """Average as torch does: over the targets that count, by their class weights."""
         total = self._class_share(y, ws).to(each).sum()
-        total = torch.where(
-            total == 0, torch.ones_like(total), total
-        )  # nothing live: the loss is 0, not NaN
-        return (each if ws is None else each * ws).sum() / total
+        # where nothing is live, the loss is 0, not NaN
+        total = torch.where(total == 0, torch.ones_like(total), total)
+        weighted = each if ws is None else each * ws
+        return weighted.sum() / total
 
     def _class_share(self, y: Tensor, ws: Tensor | None) -> Tensor:
         """Return how much each target counts in a mean."""
-        share = torch.ones(y.shape[0], device=y.device) if ws is None else (ws != 0).to(ws.dtype)
-        if not y.is_floating_point():
-            live = y != self.ignore_index
-            share = share * live
-            weight = self._class_weights
-            if weight is not None:  # the clamp: the criterion itself reports labels out of range
-                share = (
-                    share * weight.to(y.device)[torch.where(live, y, 0).clamp(0, len(weight) - 1)]
-                )
+        if ws is None:
+            share = torch.ones(y.shape[0], device=y.device)
+        else:
+            share = (ws != 0).to(ws.dtype)
+        if y.is_floating_point():
+            return share
+        live = y != self.ignore_index
+        share = share * live
+        weight = self._class_weights
+        if weight is not None:
+            # clamped, because the criterion itself reports labels out of range
+            labels = torch.where(live, y, 0).clamp(0, len(weight) - 1)
+            share = share * weight.to(y.device)[labels]
         return share
 
     def _unreduced(self, f: Callable[..., Tensor], out: Tensor, y: Tensor) -> Tensor:
         each = unreduced(f)(out, y)
-        if each.shape[: 1 if self.classes else 2] != out.shape[: 1 if self.classes else 2]:
+        n_axes = 1 if self.classes else 2  # of rows, or of steps and series
+        if each.shape[:n_axes] != out.shape[:n_axes]:
             raise ShapeError(
                 f"{self!r} cannot be weighted or masked: its criterion returns {tuple(each.shape)} "
                 f"for outputs of shape {tuple(out.shape)}; give it a reduction argument, have it "
@@ -223,22 +274,24 @@ class SeqLoss:
         return each
 
 
-def needs_equal_shapes(f: Any) -> bool:
+def _as_rows(y: Tensor) -> Tensor:
+    """Return labels (S * B,), or probabilities (S * B, V)."""
+    return y.flatten(0, 1) if y.is_floating_point() else y.reshape(-1).long()
+
+
+def needs_equal_shapes(f: object) -> bool:
     """Whether a callable is a criterion of torch that compares outputs and targets one by one."""
     core = _innermost_function(f)
     return isinstance(core, _SAME_SHAPE) or core in _SAME_SHAPE_FUNCTIONS
 
 
-def require_equal_shapes(f: Any, out: Any, y: Any) -> None:
+def require_equal_shapes(f: object, out: object, y: object) -> None:
     """Raise ShapeError if a criterion of torch were to broadcast outputs and targets, such as (B,
     1) and (B,).
     """
-    if (
-        isinstance(out, Tensor)
-        and isinstance(y, Tensor)
-        and out.shape != y.shape
-        and needs_equal_shapes(f)
-    ):
+    if not (isinstance(out, Tensor) and isinstance(y, Tensor)):
+        return
+    if out.shape != y.shape and needs_equal_shapes(f):
         name = getattr(f, "__name__", type(f).__name__)
         raise ShapeError(
             f"{name} is given predictions of shape {tuple(out.shape)} and labels of shape "
@@ -254,7 +307,7 @@ def seqloss(f: Callable[..., Tensor]) -> SeqLoss:
     ----------
     f : callable
         A criterion ``f(yhat, y)``: a ``torch.nn`` loss module, a ``torch.nn.functional`` loss, or a
-        function of your own. Cross-entropy and negative log-likelihood take scores ``(S, B, V)``
+        custom function. Cross-entropy and negative log-likelihood take scores ``(S, B, V)``
         and integer targets ``(S, B, 1)``; all others take ``(S, B, G)`` for both.
 
     Returns
@@ -313,11 +366,9 @@ def as_loss(loss: Any) -> Loss:
     if isinstance(loss, type) or not callable(loss):
         return seqloss(loss)  # raises
     required, _ = positional_arguments(loss)
-    if (
-        required > 2
-        and isinstance(loss, nn.modules.loss._Loss)
-        and hasattr(nn, type(loss).__name__)
-    ):
+    # such as GaussianNLLLoss, whose third argument would get the targets
+    is_of_torch = isinstance(loss, _Loss) and hasattr(nn, type(loss).__name__)
+    if required > 2 and is_of_torch:
         name = type(loss).__name__
         raise TypeError(
             f"{name} takes more than (yhat, y), so it cannot be a loss by itself: write a "
@@ -342,24 +393,23 @@ def needs_weights(loss: Loss) -> bool:
     return not isinstance(loss, SeqLoss) and positional_arguments(loss)[0] >= 4
 
 
-def live_steps(ys: Any, ws: Tensor | None) -> float:
+def live_steps(ys: Tensors, ws: Tensor | None) -> float:
     """Count the live steps of a window; where some outputs are missing, a step counts by the
     fraction that is there.
     """
     targets = (ys,) if isinstance(ys, Tensor) else ys
     if ws is None:
         return float(targets[0].shape[0] * targets[0].shape[1])
-    shares = [
-        float(w.count_nonzero()) / w.shape[-1]
-        for w in _weight_columns(targets, ws)
-        if w is not None
-    ]
+    shares = []
+    for w in _weight_columns(targets, ws):
+        if w is not None:
+            shares.append(float(w.count_nonzero()) / w.shape[-1])
     return sum(shares) / len(shares)
 
 
 def _weight_columns(targets: Sequence[Tensor], ws: Tensor | None) -> Sequence[Tensor | None]:
-    """Return the weights of each target: all of them, or its own columns where single outputs are
-    missing.
+    """Return the weights of each target: all of them, or the columns of the target where single
+    outputs are missing.
     """
     if ws is None or ws.dim() < 3 or ws.shape[-1] == 1:
         return [ws] * len(targets)
@@ -374,8 +424,10 @@ def _weight_columns(targets: Sequence[Tensor], ws: Tensor | None) -> Sequence[Te
 
 def positional_arguments(f: Callable[..., Any]) -> tuple[int, float]:
     """Return how many positional arguments a callable needs, and how many it takes at most."""
-    required, most = 0, 0.0
-    for p in _signature_parameters(f.forward if isinstance(f, nn.Module) else f).values():
+    required = 0
+    most = 0.0
+    function = f.forward if isinstance(f, nn.Module) else f
+    for p in _signature_parameters(function).values():
         if p.kind is p.VAR_POSITIONAL:
             most = float("inf")
         elif p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
@@ -391,13 +443,13 @@ def _signature_parameters(f: Callable[..., Any]) -> dict[str, inspect.Parameter]
         return {}
 
 
-def _innermost_function(f: Any) -> Any:
+def _innermost_function(f: object) -> object:
     while isinstance(f, functools.partial):
         f = f.func
     return f
 
 
-def _criterion_setting(f: Any, name: str, default: Any) -> Any:
+def _criterion_setting(f: Loss, name: str, default: object) -> Any:
     """Return a setting of a criterion: a module's attribute, a partial's keyword, or a function's
     default.
     """
@@ -406,42 +458,54 @@ def _criterion_setting(f: Any, name: str, default: Any) -> Any:
     if isinstance(f, nn.Module):
         return getattr(f, name, default)
     parameter = _signature_parameters(f).get(name)
-    return (
-        default if parameter is None or parameter.default is parameter.empty else parameter.default
-    )
+    if parameter is None or parameter.default is parameter.empty:
+        return default
+    return parameter.default
 
 
-def _match_output(f: Any, out: Tensor) -> Any:
+def _match_output(f: Loss, out: Tensor) -> Loss:
     """Return the criterion with its tensors, such as class weights, in the dtype and on the device
     of the output.
     """
-    is_partial = isinstance(f, functools.partial)
-    tensors = (
-        f.keywords if is_partial else dict(f.named_buffers()) if isinstance(f, nn.Module) else {}
-    )
-    moved = {
-        k: v.to(out)
-        for k, v in tensors.items()
-        if isinstance(v, Tensor)
-        and v.is_floating_point()
-        and (v.dtype, v.device) != (out.dtype, out.device)
-    }
+    if isinstance(f, functools.partial):
+        moved = _moved_tensors(f.keywords, out)
+        return functools.partial(f, **moved) if moved else f
+    if not isinstance(f, nn.Module):
+        return f
+    moved = _moved_tensors(dict(f.named_buffers()), out)
     if not moved:
         return f
-    if is_partial:
-        return functools.partial(f, **moved)
-    shared = {id(p): p for p in f.parameters()}
-    return copy.deepcopy(f, shared | {id(f.get_buffer(k)): v for k, v in moved.items()})
+    # a copy, for a criterion may serve several models; it shares its parameters, which are trained
+    memo: dict[int, Any] = {id(p): p for p in f.parameters()}
+    for name, t in moved.items():
+        memo[id(f.get_buffer(name))] = t
+    return copy.deepcopy(f, memo)
+
+
+def _moved_tensors(values: Mapping[str, object], out: Tensor) -> dict[str, Tensor]:
+    """Return the floating tensors that are of another type or on another device, converted."""
+    moved = {}
+    for name, value in values.items():
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            continue
+        if (value.dtype, value.device) != (out.dtype, out.device):
+            moved[name] = value.to(out)
+    return moved
 
 
 def unreduced(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the criterion without its reduction, if it has one."""
     if isinstance(f, nn.Module) and hasattr(f, "reduction"):
-        other: Any = copy.copy(f)
-        other.reduction = "none"
-        return other
-    return functools.partial(f, reduction="none") if "reduction" in _signature_parameters(f) else f
+        twin: Any = copy.copy(f)
+        twin.reduction = "none"
+        return twin
+    if "reduction" in _signature_parameters(f):
+        return functools.partial(f, reduction="none")
+    return f
 
 
 def _expand_weights(each: Tensor, ws: Tensor) -> Tensor:
-    return ws.reshape(ws.shape[: min(ws.dim(), each.dim())] + (1,) * (each.dim() - ws.dim()))
+    """Return the weights with as many axes as the losses."""
+    common_axes = ws.shape[: min(ws.dim(), each.dim())]
+    more_axes = (1,) * (each.dim() - ws.dim())
+    return ws.reshape(common_axes + more_axes)

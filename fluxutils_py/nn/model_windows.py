@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,26 +19,26 @@ from fluxutils_py.nn.recurrent import Recur, unwrapped_recurrent
 from fluxutils_py.nn.states import recurrent_layers, reset
 
 Outputs = Tensor | tuple[Tensor, ...]
-Run = Callable[[nn.Module, Sequence[Tensor]], Outputs]
+Tensors = Sequence[Tensor]
+Run = Callable[[nn.Module, Tensors], Outputs]
 
-_modes: weakref.WeakKeyDictionary[nn.Module, str] = (
-    weakref.WeakKeyDictionary()
-)  # "steps", "windows" or "either"
+TRIAL_STEPS = 3  # a first one, one that follows it, and one after that
 
-_known_to_reset: weakref.WeakSet[nn.Module] = (
-    weakref.WeakSet()
-)  # models that declare a mode and were tried
+# "steps", "windows" or "either" of the models that were tried out
+_modes: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+
+# models that declare a mode, and whose state reset() was seen to know
+_known_to_reset: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-def run_window(model: nn.Module, xs: Tensor | Sequence[Tensor]) -> Outputs:
+def run_window(model: nn.Module, xs: Tensor | Tensors) -> Outputs:
     """Return the model's outputs for a window, and carry its state through.
 
     Parameters
     ----------
     model : nn.Module
         Called as ``model(x)``, or ``model(*xs)`` for several inputs, with whole windows ``(S, B,
-        F)`` if
-        :func:`takes_windows`, else with one step ``(B, F)`` after another.
+        F)`` if :func:`takes_windows`, else with one step ``(B, F)`` after another.
     xs : Tensor of shape (S, B, F), or a tuple of such
 
     Returns
@@ -51,7 +51,7 @@ def run_window(model: nn.Module, xs: Tensor | Sequence[Tensor]) -> Outputs:
     return _run_stepwise(model, inputs)
 
 
-def takes_windows(model: nn.Module, xs: Sequence[Tensor]) -> bool:
+def takes_windows(model: nn.Module, xs: Tensors) -> bool:
     """Whether the model takes a whole window ``(S, B, F)`` instead of its steps ``(B, F)`` one by
     one.
 
@@ -71,7 +71,7 @@ def takes_windows(model: nn.Module, xs: Sequence[Tensor]) -> bool:
     return window_mode(model, xs) != "steps"
 
 
-def needs_context(model: nn.Module, xs: Sequence[Tensor]) -> bool:
+def needs_context(model: nn.Module, xs: Tensors) -> bool:
     """Whether a model without recurrent state must see the steps before a window in the same call.
 
     This holds for a model without :class:`Recur` layers that has ``takes_windows = True`` or cannot
@@ -82,19 +82,22 @@ def needs_context(model: nn.Module, xs: Sequence[Tensor]) -> bool:
 
 
 @contextmanager
-def context_steps(model: nn.Module, steps: Sequence[Tensor]) -> Iterator[None]:
-    """Inside the block, put these steps (k, B, F) before each window of a model; outputs are of the
-    window alone.
+def context_steps(model: nn.Module, steps: Tensors) -> Iterator[None]:
+    """Put these steps (k, B, F) before each window of a model inside the block; outputs are those
+    of the window alone.
     """
     k = steps[0].shape[0]
 
-    def prepend(_: nn.Module, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(torch.cat(both) for both in zip(steps, xs, strict=True))
+    def prepend(_: nn.Module, xs: Tensors) -> Tensors:
+        pairs = zip(steps, xs, strict=True)
+        return tuple(torch.cat(both) for both in pairs)
 
-    def cut(_: nn.Module, __: tuple[Tensor, ...], out: Any) -> Any:
-        return out[k:] if isinstance(out, Tensor) else tuple(o[k:] for o in out)
+    def cut(_: nn.Module, __: Tensors, out: Outputs) -> Outputs:
+        if isinstance(out, Tensor):
+            return out[k:]
+        return tuple(_cut(out, slice(k, None)))
 
-    hooks = model.register_forward_pre_hook(prepend), model.register_forward_hook(cut)
+    hooks = [model.register_forward_pre_hook(prepend), model.register_forward_hook(cut)]
     try:
         yield
     finally:
@@ -102,7 +105,7 @@ def context_steps(model: nn.Module, steps: Sequence[Tensor]) -> Iterator[None]:
             hook.remove()
 
 
-def window_mode(model: nn.Module, xs: Sequence[Tensor]) -> str:
+def window_mode(model: nn.Module, xs: Tensors) -> str:
     """Return how to call a model: with ``"steps"``, with ``"windows"``, or with ``"either"`` for
     the same result.
 
@@ -117,24 +120,25 @@ def window_mode(model: nn.Module, xs: Sequence[Tensor]) -> str:
     return mode
 
 
-def _require_reset_of_declared(model: nn.Module, xs: Sequence[Tensor], mode: str) -> None:
+def _require_reset_of_declared(model: nn.Module, xs: Tensors, mode: str) -> None:
     """Raise if a model that declares its mode keeps a state that :func:`reset` does not know."""
     run = _run_whole if mode == "windows" else _run_stepwise
-    with _trial(model, xs, 3) as (trial, sample):
-        outputs, _ = _try_run(run, trial, sample)
-        if outputs is not None:
-            _require_reset(model, xs, trial, sample, run, outputs)
+    with _trial(model, xs, TRIAL_STEPS) as trial:
+        attempt = trial.attempt(run)
+        if attempt.error is None:  # a model that fails will tell why when it is used
+            _require_reset(trial, xs, attempt)
 
 
 def cached_window_mode(model: nn.Module) -> str | None:
     """Return the :func:`window_mode` of a model that declares it or was tried out; else None."""
-    mode = _modes.get(
-        model
-    )  # first: to say that it lacks an attribute takes a module longer, at every step
+    # first, because a module takes longer to say that it lacks an attribute, at every step
+    mode = _modes.get(model)
     if mode is not None:
         return mode
     declared = getattr(model, "takes_windows", None)
-    return ("windows" if declared else "steps") if isinstance(declared, bool) else None
+    if not isinstance(declared, bool):
+        return None
+    return "windows" if declared else "steps"
 
 
 def prediction_copy(model: nn.Module) -> nn.Module:
@@ -144,14 +148,17 @@ def prediction_copy(model: nn.Module) -> nn.Module:
     Predictions with it do not change the model, even from several threads.
     """
     twin = shallow_copy(model, training=False)
-    return replica(model).eval() if twin is None else _with_mode(twin, model)
+    if twin is None:
+        return replica(model).eval()
+    return _with_mode(twin, model)
 
 
 def replica(model: nn.Module) -> nn.Module:
     """Return a copy that shares parameters and buffers, but starts with a separate zero state."""
     twin = shallow_copy(model)
     if twin is None:  # it has attributes that a forward pass might change, or that refer to modules
-        twin = reset(deep_copy(model, [*model.parameters(), *model.buffers()]))
+        shared = [*model.parameters(), *model.buffers()]
+        twin = reset(deep_copy(model, shared))
     return _with_mode(twin, model)
 
 
@@ -162,117 +169,158 @@ def _with_mode(twin: nn.Module, model: nn.Module) -> nn.Module:
     return twin
 
 
-def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> str:
-    with _trial(model, xs, 3) as (trial, sample):
-        whole, whole_error = _try_run(_run_whole, trial, sample)
-        steps, steps_error = _try_run(_run_stepwise, trial, sample)
-        run, outputs = (_run_stepwise, steps) if whole is None else (_run_whole, whole)
-        if outputs is not None:
-            _require_reset(model, xs, trial, sample, run, outputs)
-        mode = None
-        if whole is not None and (steps is None or _equal_outputs(whole, steps)):
-            mode = "windows" if steps is None else "either"
-            _require_series_apart(model, trial, sample, _run_whole, whole)
-        elif whole is None and steps is not None:
-            mode = "steps"
-            _require_series_apart(model, trial, sample, _run_stepwise, steps)
-    if mode is not None:
-        return mode
-    if whole is None and steps is None:
-        shapes = ", ".join(str(tuple(x.shape)) for x in xs)
-        raise ShapeError(
-            f"the model {type(model).__name__} runs neither on a window (S, B, F) = {shapes} "
-            f"({whole_error}) nor on its steps (B, F) ({steps_error}). Windows have time first and "
-            "features last; a layer with others, as nn.Conv1d, needs x.permute(1, 2, 0); or take "
-            "fluxutils_py.nn.CausalConv1d"
-        ) from steps_error
-    remedy = "set the class attribute takes_windows = True (it is meant to see whole windows) or False (single steps)"
-    lost = unwrapped_recurrent(model)
-    if lost:
+class _Attempt(NamedTuple):
+    """A run of a trial: its outputs, or the error that it raised."""
+
+    run: Run
+    outputs: Tensors
+    error: Exception | None
+
+    def equals(self, other: _Attempt) -> bool:
+        """Whether both ran, with equal outputs."""
+        return not (self.error or other.error) and _equal_outputs(self.outputs, other.outputs)
+
+
+class _Trial(NamedTuple):
+    """A disturbed copy of a model, and disturbed steps of a few series to run it on."""
+
+    model: nn.Module
+    twin: nn.Module
+    sample: list[Tensor]
+
+    def attempt(self, run: Run, sample: Tensors | None = None) -> _Attempt:
+        """Run the copy from its initial state on the sample, or on a part of it."""
+        xs = self.sample if sample is None else sample
+        try:
+            # copies, because a model may change its inputs
+            copies = [x.clone() for x in xs]
+            out = run(reset(self.twin), copies)
+        except Exception as error:  # whatever the user's model raises: the other way may work
+            return _Attempt(run, (), error)
+        return _Attempt(run, as_tuple(out), None)
+
+
+def _try_both(model: nn.Module, xs: Tensors) -> str:
+    """Return the :func:`window_mode` of a model by running it both ways."""
+    with _trial(model, xs, TRIAL_STEPS) as trial:
+        whole = trial.attempt(_run_whole)
+        steps = trial.attempt(_run_stepwise)
+        if whole.error and steps.error:
+            raise _neither_way(model, xs, whole.error, steps.error) from steps.error
+        working = steps if whole.error else whole
+        # first, since a state that reset() does not know may be why the two ways differ
+        _require_reset(trial, xs, working)
+        if not (whole.error or steps.error or whole.equals(steps)):
+            raise _different_ways(model)
+        _require_series_apart(trial, working)
+    if whole.error:
+        return "steps"
+    return "windows" if steps.error else "either"
+
+
+def _neither_way(
+    model: nn.Module,
+    xs: Tensors,
+    whole_error: Exception,
+    steps_error: Exception,
+) -> ShapeError:
+    shapes = ", ".join(str(tuple(x.shape)) for x in xs)
+    return ShapeError(
+        f"the model {type(model).__name__} runs neither on a window (S, B, F) = {shapes} "
+        f"({whole_error}) nor on its steps (B, F) ({steps_error}). Windows have time first and "
+        "features last; a layer with others, as nn.Conv1d, needs x.permute(1, 2, 0); or use "
+        "fluxutils_py.nn.CausalConv1d"
+    )
+
+
+def _different_ways(model: nn.Module) -> ShapeError:
+    remedy = (
+        "set the class attribute takes_windows = True (it is meant to see whole windows) or "
+        "False (single steps)"
+    )
+    bare_layers = unwrapped_recurrent(model)
+    if bare_layers:
         remedy = (
-            f"its recurrent layer {lost[0]!r} sits outside Recur, so its state is lost between "
-            f"calls: build it as Recur(...) and use its output alone (y = self.rnn(x)), or {remedy}"
+            f"its recurrent layer {bare_layers[0]!r} sits outside Recur, so its state is lost "
+            "between calls: build it as Recur(...) and use its output alone (y = self.rnn(x)), or "
+            f"{remedy}"
         )
-    raise ShapeError(
+    return ShapeError(
         f"the model {type(model).__name__} gives other results for a window (S, B, F) than for its "
         f"steps (B, F): {remedy}"
     )
 
 
-def _require_reset(
-    model: nn.Module,
-    xs: Sequence[Tensor],
-    trial: nn.Module,
-    sample: Sequence[Tensor],
-    run: Run,
-    outputs: tuple[Tensor, ...],
-) -> None:
+def _require_reset(trial: _Trial, xs: Tensors, attempt: _Attempt) -> None:
     """Raise if the model keeps a state that :func:`reset` does not know, and the next series would
     start from.
 
-    ``outputs`` are those of an earlier run of the trial on the sample.
+    ``attempt`` is an earlier run of the trial.
     """
-    again, _ = _try_run(run, trial, sample)
-    if again is not None and _equal_outputs(again, outputs):
+    model = trial.model
+    run = attempt.run
+    if trial.attempt(run).equals(attempt):
         return
-    with _trial(model, xs, len(sample[0])) as (fresh, _):
-        kept = _kept_tensors(fresh)
-        first, _ = _try_run(run, fresh, sample)
-        keeps_tensors = _kept_tensors(fresh) != kept
-        second, _ = _try_run(run, fresh, sample)
-    with _trial(model, xs, len(sample[0])) as (fresh, _):
-        torch.rand(())  # outputs that are drawn are drawn anew
-        repeated, _ = _try_run(run, fresh, sample)
-    if first is None or repeated is None or not _equal_outputs(first, repeated):
-        return  # random outputs
-    if second is not None and _equal_outputs(first, second):
+    n_steps = len(trial.sample[0])
+    with _trial(model, xs, n_steps) as fresh:
+        tensors_before = _kept_tensors(fresh.twin)
+        first = fresh.attempt(run)
+        keeps_tensors = _kept_tensors(fresh.twin) != tensors_before
+        second = fresh.attempt(run)
+    with _trial(model, xs, n_steps) as fresh:
+        torch.rand(())  # random outputs now come from other numbers
+        repeated = fresh.attempt(run)
+    is_random = not first.equals(repeated)
+    if is_random or first.equals(second):
         return
-    if not keeps_tensors:
-        return  # it goes by a number, such as a count of its calls, which belongs to no series
-    names = unwrapped_recurrent(model)
-    layer = f"its recurrent layer {names[0]!r}" if names else "the layer whose state it keeps"
+    if not keeps_tensors:  # it depends on a number, as a count of its calls: no state of a series
+        return
+    bare_layers = unwrapped_recurrent(model)
+    layer = "the layer whose state it keeps"
+    if bare_layers:
+        layer = f"its recurrent layer {bare_layers[0]!r}"
     raise ShapeError(
         f"the model {type(model).__name__} gives other outputs when it is called a second time "
-        "with the same inputs, although reset(model) lies between the calls: it keeps a state in "
+        "with the same inputs, although reset(model) comes between the calls: it keeps a state in "
         f"an attribute, which nothing resets between series, saves or shards. Build {layer} as "
         "Recur(...), and use its output alone (y = self.rnn(x)): Recur keeps the state"
     )
 
 
 def _kept_tensors(model: nn.Module) -> list[tuple[int, int]]:
-    """Return identities and versions of the tensors that modules keep beside parameters and the
-    state of Recur.
+    """Return identities and versions of the tensors that modules keep, other than parameters and
+    the state of Recur.
     """
-    kept: list[Any] = list(model.buffers())
+    kept: list[object] = list(model.buffers())
     for m in model.modules():
         if isinstance(m, Recur):
             continue
         for value in vars(m).values():
             kept += value if isinstance(value, list | tuple) else [value]
+    # the version: writing into a tensor leaves its identity as it is
     return [(id(t), t._version) for t in kept if isinstance(t, Tensor)]
 
 
-def _require_series_apart(
-    model: nn.Module,
-    trial: nn.Module,
-    sample: Sequence[Tensor],
-    run: Run,
-    together: tuple[Tensor, ...],
-) -> None:
+def _require_series_apart(trial: _Trial, attempt: _Attempt) -> None:
     """Warn if the last series has other outputs alone than among others, or raise if a layer takes
     them for steps.
     """
-    alone, _ = _try_run(run, trial, [x[:, -1:] for x in sample])
-    if alone is None or any(y.dim() < 3 for y in together):
+    run = attempt.run
+    together = attempt.outputs
+    last_series = [x[:, -1:] for x in trial.sample]
+    alone = trial.attempt(run, last_series)
+    if alone.error or any(y.dim() < 3 for y in together):
         return
-    if _equal_outputs(alone, tuple(y[:, -1:] for y in together)):
+    last_outputs = [y[:, -1:] for y in together]
+    if _equal_outputs(alone.outputs, last_outputs):
         return
-    again, _ = _try_run(run, trial, sample)
-    if again is None or not _equal_outputs(
-        again, together
-    ):  # it goes by something else than its inputs
+    if not trial.attempt(run).equals(attempt):  # it depends on more than its inputs
         return
-    mixes = f"the model {type(model).__name__} gives a series other outputs alone than together with others"
+    model = trial.model
+    mixes = (
+        f"the model {type(model).__name__} gives a series other outputs alone than together with "
+        "others"
+    )
     for name, m in model.named_modules():
         if getattr(m, "batch_first", False) is True:
             raise ShapeError(
@@ -288,8 +336,8 @@ def _require_series_apart(
     )
 
 
-def cut_dependence(model: nn.Module, xs: Sequence[Tensor], overlap: int) -> str | None:
-    """How the outputs of a model over windows depend on where series are cut, if it sees
+def cut_dependence(model: nn.Module, xs: Tensors, overlap: int) -> str | None:
+    """Return how the outputs of a model over windows depend on where series are cut, if it sees
     ``overlap`` steps before each.
 
     The model is tried out like in :func:`takes_windows`.
@@ -300,66 +348,79 @@ def cut_dependence(model: nn.Module, xs: Sequence[Tensor], overlap: int) -> str 
         Whether outputs change with later steps, or with steps more than ``overlap`` before them.
     """
     n_steps = 2 * overlap + 8
-    with _trial(model, xs, n_steps) as (trial, sample):
-        parts = sample, [x[:-4] for x in sample], [x[-overlap - 4 :] for x in sample]
-        whole, start, end = (_try_run(_run_whole, trial, part)[0] for part in parts)
-        if whole is not None:
-            _require_series_apart(model, trial, sample, _run_whole, whole)
-    if whole is None or any(y.dim() < 1 or len(y) != n_steps for y in whole):
+    tail = slice(-4, None)
+    without_tail = slice(None, -4)
+    with _trial(model, xs, n_steps) as trial:
+        whole = trial.attempt(_run_whole)
+        sample_start = _cut(trial.sample, without_tail)
+        sample_end = _cut(trial.sample, slice(-overlap - 4, None))
+        start = trial.attempt(_run_whole, sample_start)
+        end = trial.attempt(_run_whole, sample_end)
+        if whole.error is None:
+            _require_series_apart(trial, whole)
+    # without one output per step, there is nothing to compare
+    if whole.error or any(y.shape[:1] != (n_steps,) for y in whole.outputs):
         return None
-    if start is not None and not _equal_outputs(start, tuple(y[:-4] for y in whole)):
+    expected_start = _cut(whole.outputs, without_tail)
+    expected_end = _cut(whole.outputs, tail)
+    if not (start.error or _equal_outputs(start.outputs, expected_start)):
         return "later"
-    if end is not None and not _equal_outputs(
-        tuple(y[-4:] for y in end), tuple(y[-4:] for y in whole)
-    ):
+    if not (end.error or _equal_outputs(_cut(end.outputs, tail), expected_end)):
         return "earlier"
     return None
 
 
+def _cut(tensors: Tensors, steps: slice) -> Tensors:
+    return tuple(t[steps] for t in tensors)
+
+
 @contextmanager
-def _trial(
-    model: nn.Module, xs: Sequence[Tensor], n_steps: int
-) -> Iterator[tuple[nn.Module, list[Tensor]]]:
-    """A copy of the model with disturbed parameters, and steps of a few series with disturbed
-    values.
+def _trial(model: nn.Module, xs: Tensors, n_steps: int) -> Iterator[_Trial]:
+    """Make a trial of a model, with ``n_steps`` steps; inside the block, torch's generators are
+    forked and there are no gradients.
     """
     devices = sorted({x.device.index or 0 for x in xs if x.is_cuda})
-    # a generator of our own, and no wait for threads that have borrowed the global ones: they may
+    # a separate generator, and no wait for threads that have borrowed the global ones: they may
     # wait for this one
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=devices), torch.no_grad():
-        trial = deep_copy(model).eval()
-        for t in [*trial.parameters(), *trial.buffers()]:
-            if (
-                t.is_floating_point()
-            ):  # so that zero heads and fresh batch statistics hide no difference
-                t.add_(0.1 * torch.rand(t.shape, generator=generator).to(t))
+        twin = deep_copy(model).eval()
+        _disturb(twin, generator)
         # the number of series differs from that of features, to tell axes apart
-        n_series = next(n for n in itertools.count(4) if n not in {x.shape[2] for x in xs})
-        sample = []
-        for (
-            x
-        ) in xs:  # where there are fewer, they are repeated, for each is disturbed in another way
-            x = x[[min(t, x.shape[0] - 1) for t in range(n_steps)]][
-                :, [n % x.shape[1] for n in range(n_series)]
-            ]
-            if x.is_floating_point():
-                x = torch.nan_to_num(x) + torch.randn(x.shape, generator=generator).to(x)
-            sample.append(x)
-        yield trial, sample
+        n_features = {x.shape[2] for x in xs}
+        n_series = next(n for n in itertools.count(4) if n not in n_features)
+        sample = [_disturbed_steps(x, n_steps, n_series, generator) for x in xs]
+        yield _Trial(model, twin, sample)
 
 
-def _try_run(
-    run: Run, trial: nn.Module, sample: Sequence[Tensor]
-) -> tuple[tuple[Tensor, ...] | None, Exception | None]:
-    try:
-        out = run(reset(trial), [x.clone() for x in sample])  # which a model may change
-    except Exception as error:  # whatever the user's model raises: the other way may work
-        return None, error
-    return ((out,) if isinstance(out, Tensor) else out), None
+def _disturb(model: nn.Module, generator: torch.Generator) -> None:
+    """Change parameters and buffers, so that zero heads and fresh batch statistics hide no
+    difference.
+    """
+    for t in [*model.parameters(), *model.buffers()]:
+        if t.is_floating_point():
+            noise = torch.rand(t.shape, generator=generator)
+            t.add_(0.1 * noise.to(t))
 
 
-def _equal_outputs(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
+def _disturbed_steps(x: Tensor, n_steps: int, n_series: int, generator: torch.Generator) -> Tensor:
+    """Return as many steps and series of ``x`` with disturbed values."""
+    # where there are fewer, they are repeated: each is disturbed in another way
+    steps = [min(t, x.shape[0] - 1) for t in range(n_steps)]
+    series = [n % x.shape[1] for n in range(n_series)]
+    x = x[steps][:, series]
+    if not x.is_floating_point():  # indices of classes may not change
+        return x
+    noise = torch.randn(x.shape, generator=generator)
+    return torch.nan_to_num(x) + noise.to(x)
+
+
+def as_tuple(outputs: Outputs) -> tuple[Tensor, ...]:
+    """Return the outputs of a model as a tuple, also if it has only one."""
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
+
+def _equal_outputs(a: Tensors, b: Tensors) -> bool:
     return len(a) == len(b) and all(
         u.shape == v.shape and _equal_values(u, v) for u, v in zip(a, b, strict=True)
     )
@@ -375,18 +436,21 @@ def _equal_values(u: Tensor, v: Tensor) -> bool:
     if not finite.all():  # a model that has diverged gives no numbers in any way
         u = u.where(finite, 0)
         v = v.where(finite, 0)
-    rounding = 16 * torch.finfo(v.dtype).eps * float(v.abs().max())
+    largest = float(v.abs().max())
+    rounding = 16 * torch.finfo(v.dtype).eps * largest
     spread = float((v - v.mean(0)).abs().max())
     if not math.isfinite(spread):  # the differences overflow
-        spread = float(v.abs().max())
+        spread = largest
     return torch.allclose(u, v, rtol=0, atol=1e-3 * spread + rounding)
 
 
-def _run_whole(model: nn.Module, inputs: Sequence[Tensor]) -> Outputs:
+def _run_whole(model: nn.Module, inputs: Tensors) -> Outputs:
+    """Return the outputs of one call for the whole window."""
     return _check_outputs(model(*inputs))
 
 
-def _run_stepwise(model: nn.Module, inputs: Sequence[Tensor]) -> Outputs:
+def _run_stepwise(model: nn.Module, inputs: Tensors) -> Outputs:
+    """Return the outputs of one call per step, stacked."""
     outs = [_check_outputs(model(*step)) for step in zip(*inputs, strict=True)]
     if isinstance(outs[0], Tensor):
         return torch.stack(outs)  # type: ignore[arg-type]  # all are tensors if the first is

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -16,17 +16,15 @@ from torch.autograd import Function
 
 from fluxutils_py.nn.kernels import SWITCH, VERSION, Library, n_threads
 
-SMALLEST, LARGEST = (
-    1 << 20,
-    32 << 20,
-)  # bytes of a block; malloc keeps smaller ones well, and returns larger ones
+# bytes of a block; malloc keeps smaller ones well, and returns larger ones
+SMALLEST = 1 << 20
+LARGEST = 32 << 20
 MOST_SPARE = 8  # blocks that wait for use
 
 # A deque, whose methods are atomic: a garbage collection may return a block while another is taken.
 _spare: deque[mmap.mmap] = deque(maxlen=MOST_SPARE)
-_private = (
-    {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-)  # Windows has none
+# Windows has no such flags
+_private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 def empty_saved(n: int, dtype: torch.dtype) -> Tensor:
@@ -67,11 +65,13 @@ _ERRORS = {
     3: "too little memory",
 }
 
+State = Tensor | tuple[Tensor, ...]
+Weights = tuple[Any, ...]  # w_x, w_h, b_x and b_h of one layer: tensors, or None
 Formula = Callable[..., tuple[Tensor, ...]]
 
 
 class Cell(NamedTuple):
-    """A kind of layer that the library knows.
+    """A type of layer that the library knows.
 
     ``formula(x, state, w_x, w_h, b_x, b_h, alpha)`` is one step of it in torch: the new state,
     whose first tensor is the output. It is used to differentiate a gradient again.
@@ -106,7 +106,7 @@ class Call(NamedTuple):
     library: Library
     cell: Cell
     alpha: float = 0.0
-    # whether the last h is an output of its own, beside y (of a window, or of a layer's step)
+    # whether the last h is a separate output besides y (of a window, or of a layer's step)
     whole: bool = False
 
 
@@ -121,7 +121,7 @@ def recurrence(
     b_x: Tensor | None,
     b_h: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """A window through one layer.
+    """Compute a window through one layer.
 
     Parameters
     ----------
@@ -141,6 +141,7 @@ def recurrence(
         The outputs (S, B, H) or (B, H); the last h if ``call.whole``; the last c if the cell has
         one.
     """
+    # the weights first, which need gradients most often: this runs at every step
     if torch.is_grad_enabled() and (
         w_x.requires_grad
         or x.requires_grad
@@ -151,14 +152,13 @@ def recurrence(
 
 
 def _head(call: Call, x: Tensor, H: int) -> tuple[int | float, ...]:
-    """The fields of the structure before its pointers."""
+    """Return the fields of the structure before its pointers."""
     S, B, F = x.shape if x.dim() == 3 else (1, *x.shape)
-    library = call.library
     return (
         VERSION,
         call.cell.number,
         TYPES[x.dtype],
-        library.isa,
+        call.library.isa,
         n_threads(),
         S,
         B,
@@ -185,8 +185,10 @@ def _forward(
     b_h: Tensor | None,
 ) -> tuple[tuple[Tensor, ...], Tensor | None]:
     """Return the outputs, and the values saved for the backward pass."""
+    # these names keep the contiguous copies alive until the kernel has read them
     x = x.contiguous()
-    h, c = None if h is None else h.contiguous(), None if c is None else c.contiguous()
+    h = None if h is None else h.contiguous()
+    c = None if c is None else c.contiguous()
     H = state_shape[-1]
     head = _head(call, x, H)
     y = x.new_empty((*x.shape[:-1], H))
@@ -212,8 +214,9 @@ def _forward(
 
 
 def kernel_error(code: int) -> RuntimeError:
+    """Return the exception for a code that a kernel returned."""
     return RuntimeError(
-        f"a native kernel reports {_ERRORS.get(code, code)}; {SWITCH}=0 does without"
+        f"a native kernel reports {_ERRORS.get(code, code)}; {SWITCH}=0 runs torch's layers instead"
     )
 
 
@@ -225,7 +228,8 @@ class _Recurrence(Function):
         outputs, kept = _forward(call, state_shape, True, *inputs)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, outputs[0], kept)
-        ctx.call, ctx.state_shape = call, state_shape
+        ctx.call = call
+        ctx.state_shape = state_shape
         return outputs
 
     @staticmethod
@@ -233,18 +237,18 @@ class _Recurrence(Function):
         call: Call = ctx.call
         *inputs, y, kept = ctx.saved_tensors
         needed = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():
-            return None, None, *_differentiable(call, ctx.state_shape, inputs, needed, gradients)
+        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated again
+            outputs = _outputs_by_formula(call, ctx.state_shape, inputs)
+            return None, None, *_differentiable_gradients(outputs, gradients, inputs, needed)
         tensors: Any = [None if t is None else t.contiguous() for t in inputs]
         grads = [
             torch.empty_like(t) if need else None for t, need in zip(tensors, needed, strict=True)
         ]
+        # an output that the loss does not depend on has no gradient
         given = [None if t is None else t.contiguous() for t in gradients]
-        dy, dh, dc = (
-            given[0],
-            given[1] if call.whole else None,
-            given[-1] if call.cell.n_states == 2 else None,
-        )
+        dy = given[0]
+        dh = given[1] if call.whole else None
+        dc = given[-1] if call.cell.n_states == 2 else None
         pointers = map(_pointer, (*tensors, y, None, None, kept, dy, dh, dc, *grads))
         code = call.library.backward(
             _CALL.pack(*_head(call, tensors[0], ctx.state_shape[-1]), *pointers)
@@ -254,36 +258,48 @@ class _Recurrence(Function):
         return None, None, *grads
 
 
-# Without a look for transforms of functorch at every step: native_layers has made sure that there
+# Without a check for transforms of functorch at every step: native_layers has made sure that there
 # are none.
 _apply = super(Function, _Recurrence).apply
 
 
-def _differentiable(
-    call: Call,
-    state_shape: tuple[int, ...],
-    inputs: list[Any],
-    needed: tuple[bool, ...],
-    gradients: tuple[Tensor | None, ...],
-) -> list[Tensor | None]:
-    """The gradients once more, by the formula, as functions of all that they depend on."""
-    x, h, c, w_x, w_h, b_x, b_h = inputs
-    B, H = x.shape[-2], state_shape[-1]
+def _outputs_by_formula(
+    call: Call, state_shape: tuple[int, ...], inputs: Sequence[Tensor | None]
+) -> list[Tensor]:
+    """Recompute the outputs with torch operations, so that their gradients can be differentiated
+    again.
+    """
+    x, h, c, *weights = inputs
+    assert x is not None
+    B = x.shape[-2]
+    H = state_shape[-1]
     states = (h, c)[: call.cell.n_states]
     state = tuple(x.new_zeros(B, H) if s is None else s.reshape(B, H) for s in states)
     ys = []
     for step in x.unbind() if x.dim() == 3 else (x,):
-        state = call.cell.formula(step, state, w_x, w_h, b_x, b_h, call.alpha)
+        state = call.cell.formula(step, state, *weights, call.alpha)
         ys.append(state[0])
-    outputs = [torch.stack(ys) if x.dim() == 3 else ys[0]]
-    outputs += [s.reshape(state_shape) for s in (state if call.whole else state[1:])]
-    wanted = [t for t, need in zip(inputs, needed, strict=True) if need]
-    used = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None]
+    last_states = state if call.whole else state[1:]
+    return [
+        torch.stack(ys) if x.dim() == 3 else ys[0],
+        *(s.reshape(state_shape) for s in last_states),
+    ]
+
+
+def _differentiable_gradients(
+    outputs: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    inputs: Sequence[Tensor | None],
+    needed: Sequence[bool],
+) -> list[Tensor | None]:
+    """Return the gradients with respect to the inputs as functions of all that they depend on."""
+    pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None]
+    wanted = [t for t, need in zip(inputs, needed, strict=True) if need and t is not None]
     grads = iter(
         torch.autograd.grad(
-            [o for o, _ in used],
+            [o for o, _ in pairs],
             wanted,
-            [g for _, g in used],
+            [g for _, g in pairs],
             create_graph=True,
             materialize_grads=True,
         )

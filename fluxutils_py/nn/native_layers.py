@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import _C, Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as hooks
 
 from fluxutils_py.nn import kernels
-from fluxutils_py.nn.native import GRU, LSTM, RELU_RNN, TANH_RNN, TYPES, Call, Cell, recurrence
+from fluxutils_py.nn.kernels import Library
+from fluxutils_py.nn.native import (
+    GRU,
+    LSTM,
+    RELU_RNN,
+    TANH_RNN,
+    TYPES,
+    Call,
+    Cell,
+    State,
+    Weights,
+    recurrence,
+)
 from fluxutils_py.nn.precision import as_float32, lstm_gains
 from fluxutils_py.tree import tree_map
 
-# Exact classes only: subclasses, such as parametrized layers, may compute something else.
-_LAYERS = {nn.LSTM: LSTM, nn.GRU: GRU, nn.RNN: TANH_RNN}
-_CELLS = {nn.LSTMCell: LSTM, nn.GRUCell: GRU, nn.RNNCell: TANH_RNN}
-_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 PLAIN = (Tensor, nn.Parameter)
+_CELL_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
-def run(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
+def run(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tensor, State] | None:
     """Return outputs and state of ``module(x, state)`` from the native kernels; None if torch has
     to compute them.
 
@@ -30,7 +40,7 @@ def run(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
     module : nn.Module
         Any module. An ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` must be time-major and unidirectional.
     x : Tensor of shape (S, B, F) or (B, F)
-        A window or a step; cells take windows too.
+        A window or a step; cells accept windows too.
     state : as the module takes it, or None
 
     Returns
@@ -38,69 +48,143 @@ def run(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
     y : Tensor of shape (S, B, H) or (B, H)
     state : as the module returns it
     """
-    kind: Any = type(module)
-    layered = kind in _LAYERS
-    if not layered and kind not in _CELLS:
-        by_kernel = getattr(kind, "by_kernel", None)  # a cell of FluxUtils.jl
+    plan = _PLANS.get(type(module))
+    if plan is None:
+        by_kernel = getattr(type(module), "by_kernel", None)  # a cell of FluxUtils.jl
         return None if by_kernel is None else by_kernel(module, x, state)
     library = kernels.library()
+    # a hook or a transform would not see what the kernels compute
     if library is None or is_intercepted(module):
         return None
-    content: Any = module.__dict__
-    if layered:
-        cell, n_layers, names = _LAYERS[kind], content["num_layers"], content["_flat_weights_names"]
-        if content["proj_size"] or (content["dropout"] and content["training"] and n_layers > 1):
-            return None
-    else:
-        cell, n_layers, names = _CELLS[kind], 1, _WEIGHTS
-    # by name, as torch's functional calls replace them; never from a list that the module keeps
-    parameters = content["_parameters"]
-    if not all(name in parameters for name in names):
+    # straight from the dict: nn.Module takes a microsecond to look up a parameter
+    settings = module.__dict__
+    layers = plan.layers(settings)
+    if layers is None:
         return None
-    weights = [parameters[name] for name in names]
-    if cell is TANH_RNN and content["nonlinearity"] == "relu":
-        cell = RELU_RNN
-    H = content["hidden_size"]
     if torch.is_autocast_enabled("cpu"):
-        if layered and cell is LSTM and lstm_gains(H):
+        if plan.gains_from_bfloat16(settings):
             return None
-        x, state = as_float32(x), tree_map(as_float32, state)
-    h, c = (None, None) if state is None else (state, None) if isinstance(state, Tensor) else state
-    if not is_plain(x) or x.shape[-1] != content["input_size"] or not x.numel():
-        return None
-    shape = (n_layers, x.shape[-2], H) if layered else (x.shape[-2], H)
-    for s in (h, c):
-        if s is not None and (not is_plain(s) or s.dtype is not x.dtype or s.shape != shape):
-            return None
-    if not content["bias"]:
-        weights = [w for k in range(n_layers) for w in (*weights[2 * k : 2 * k + 2], None, None)]
-    n_in = content["input_size"]
-    for k in range(0, 4 * n_layers, 4):
-        if not fit(x.dtype, cell, H if k else n_in, H, *weights[k : k + 4]):
-            return None
-    call = Call(library, cell, 0.0, layered)
-    if n_layers > 1:
-        return _stack(call, x, h, c, weights, shape[1:])
-    y, *after = recurrence(call, shape, x, h, c, *weights)
-    if not layered:
-        after.insert(0, y[-1] if y.dim() == 3 else y)
-    return y, after[0] if cell.n_states == 1 else tuple(after)
+        x = as_float32(x)
+        state = tree_map(as_float32, state)
+    return plan.execute(library, settings, layers, x, state)
 
 
-def _stack(
-    call: Call, x: Tensor, h: Any, c: Any, weights: list[Any], shape: tuple[int, ...]
-) -> tuple[Tensor, Any]:
-    """Run stacked layers, with four weights per layer."""
+class _Plan(NamedTuple):
+    """How to compute the modules of one class of torch, whose attributes are ``settings``."""
+
+    cell: Cell
+    is_stack: bool  # an nn.LSTM, nn.GRU or nn.RNN, with one layer or more; else a cell
+
+    def layers(self, settings: dict[str, Any]) -> list[Weights] | None:
+        """Return the weights of each layer; None if the kernels do not compute such a module."""
+        names = _CELL_WEIGHTS
+        n_layers = 1
+        if self.is_stack:
+            names = settings["_flat_weights_names"]
+            n_layers = settings["num_layers"]
+            drops = n_layers > 1 and settings["dropout"] and settings["training"]
+            if settings["proj_size"] or drops:
+                return None
+        parameters = settings["_parameters"]
+        try:
+            # by name, as torch's functional calls replace them; never from a list of the module
+            weights = [parameters[name] for name in names]
+        except KeyError:  # a weight that is computed, such as under torch's parametrizations
+            return None
+        if settings["bias"]:
+            return [tuple(weights[k : k + 4]) for k in range(0, 4 * n_layers, 4)]
+        return [(*weights[k : k + 2], None, None) for k in range(0, 2 * n_layers, 2)]
+
+    def gains_from_bfloat16(self, settings: dict[str, Any]) -> bool:
+        """Whether torch in bfloat16 is faster than the kernels in float32."""
+        return self.is_stack and self.cell is LSTM and lstm_gains(settings["hidden_size"])
+
+    def execute(
+        self,
+        library: Library,
+        settings: dict[str, Any],
+        layers: list[Weights],
+        x: Tensor,
+        state: State | None,
+    ) -> tuple[Tensor, State] | None:
+        """Check the tensors and compute; return None if the kernels do not accept them."""
+        cell = self.cell
+        if cell is TANH_RNN and settings["nonlinearity"] == "relu":
+            cell = RELU_RNN
+        n_out = settings["hidden_size"]
+        if not is_plain(x) or x.shape[-1] != settings["input_size"] or not x.numel():
+            return None
+        shape = (x.shape[-2], n_out)  # of one state
+        state_shape = (len(layers), *shape) if self.is_stack else shape
+        h, c = split_state(state)
+        if not states_fit(x, h, c, state_shape):
+            return None
+        if not _layers_fit(x, cell, n_out, layers):
+            return None
+        call = Call(library, cell, 0.0, self.is_stack)
+        if len(layers) > 1:
+            return _run_stack(call, shape, x, h, c, layers)
+        y, *after = recurrence(call, state_shape, x, h, c, *layers[0])
+        if not self.is_stack:  # the last output is the state
+            after.insert(0, y[-1] if y.dim() == 3 else y)
+        return y, _joined(after)
+
+
+# Exact classes only: subclasses, such as parametrized layers, may compute something else.
+_PLANS: dict[type, _Plan] = {
+    nn.LSTM: _Plan(LSTM, is_stack=True),
+    nn.GRU: _Plan(GRU, is_stack=True),
+    nn.RNN: _Plan(TANH_RNN, is_stack=True),
+    nn.LSTMCell: _Plan(LSTM, is_stack=False),
+    nn.GRUCell: _Plan(GRU, is_stack=False),
+    nn.RNNCell: _Plan(TANH_RNN, is_stack=False),
+}
+
+
+def _layers_fit(x: Tensor, cell: Cell, n_out: int, layers: list[Weights]) -> bool:
+    """Whether the kernels accept the weights of all layers for an input ``x``."""
+    n_in = x.shape[-1]
+    for weights in layers:
+        if not weights_fit(x.dtype, cell, n_in, n_out, weights):
+            return False
+        n_in = n_out  # of the next layer
+    return True
+
+
+def _run_stack(
+    call: Call,
+    state_shape: tuple[int, ...],
+    x: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
+    layers: list[Weights],
+) -> tuple[Tensor, State]:
+    """Run stacked layers, each on the outputs of the one before."""
     afters = []
-    for k in range(len(weights) // 4):
-        h_k, c_k = None if h is None else h[k], None if c is None else c[k]
-        x, *after = recurrence(call, shape, x, h_k, c_k, *weights[4 * k : 4 * k + 4])
+    for k, weights in enumerate(layers):
+        h_k = None if h is None else h[k]
+        c_k = None if c is None else c[k]
+        x, *after = recurrence(call, state_shape, x, h_k, c_k, *weights)
         afters.append(after)
-    joined = tuple(torch.stack(s) for s in zip(*afters, strict=True))
-    return x, joined[0] if call.cell.n_states == 1 else joined
+    return x, _joined([torch.stack(states) for states in zip(*afters, strict=True)])
 
 
-def is_plain(t: Any) -> bool:
+def split_state(state: State | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return the two states of an LSTM; other layers have only the first."""
+    if state is None:
+        return None, None
+    if isinstance(state, Tensor):
+        return state, None
+    h, c = state
+    return h, c
+
+
+def _joined(states: Sequence[Tensor]) -> State:
+    """Return states as a module returns them: the tensor itself if there is one."""
+    return states[0] if len(states) == 1 else tuple(states)
+
+
+def is_plain(t: Tensor) -> bool:
     """Whether ``t`` is a plain strided tensor that the kernels accept: float32 or float64, on the
     CPU, not negated.
     """
@@ -113,26 +197,38 @@ def is_plain(t: Any) -> bool:
     )
 
 
-def fit(
-    dtype: torch.dtype, cell: Cell, n_in: int, H: int, w_x: Any, w_h: Any, b_x: Any, b_h: Any
-) -> bool:
+def states_fit(x: Tensor, h: Tensor | None, c: Tensor | None, shape: tuple[int, ...]) -> bool:
+    """Whether the states are None, or plain tensors of this shape and of the type of ``x``."""
+    for s in (h, c):
+        if s is not None and (not is_plain(s) or s.dtype is not x.dtype or s.shape != shape):
+            return False
+    return True
+
+
+def weights_fit(dtype: torch.dtype, cell: Cell, n_in: int, n_out: int, weights: Weights) -> bool:
     """Whether the weights are plain, contiguous, on the CPU, and have the type and shapes of a
     layer.
     """
-    n = cell.x_blocks * H, cell.h_blocks * H
-    for w, shape in ((w_x, (n[0], n_in)), (w_h, (n[1], H)), (b_x, n[:1]), (b_h, n[1:])):
-        if w is None:
-            if len(shape) == 2 and shape[0]:
-                return False
-        elif not (
-            w.shape == shape
-            and type(w) in PLAIN
-            and w.dtype is dtype
-            and w.is_cpu
-            and w.is_contiguous()
-        ):
-            return False
-    return True
+    w_x, w_h, b_x, b_h = weights
+    x_rows = cell.x_blocks * n_out
+    h_rows = cell.h_blocks * n_out
+    return (
+        _weight_fits(w_x, dtype, (x_rows, n_in))
+        and (_weight_fits(w_h, dtype, (h_rows, n_out)) if h_rows else w_h is None)
+        and (b_x is None or _weight_fits(b_x, dtype, (x_rows,)))
+        and (b_h is None or _weight_fits(b_h, dtype, (h_rows,)))
+    )
+
+
+def _weight_fits(w: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    return (
+        w is not None
+        and w.shape == shape
+        and type(w) in PLAIN
+        and w.dtype is dtype
+        and w.is_cpu
+        and w.is_contiguous()
+    )
 
 
 def is_intercepted(module: nn.Module) -> bool:
@@ -143,7 +239,7 @@ def is_intercepted(module: nn.Module) -> bool:
         or content["_forward_pre_hooks"]
         or content["_backward_hooks"]
         or content["_backward_pre_hooks"]
-        or "forward" in content
+        or "forward" in content  # set on the instance
         or content.get("_compiled_call_impl") is not None
         or hooks._global_forward_hooks
         or hooks._global_forward_pre_hooks
@@ -157,10 +253,10 @@ def is_transformed() -> bool:
     """Whether torch compiles, traces, maps or replaces operations here."""
     return bool(
         torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
+        or _C._get_tracing_state() is not None
+        or _C._functorch.peek_interpreter_stack() is not None
+        or _C._len_torch_dispatch_stack()
+        or _C._len_torch_function_stack()
         or forward_ad._current_level >= 0
     )
 
@@ -169,10 +265,10 @@ def run_cell(
     cell: Any,
     kernel: Cell,
     x: Tensor,
-    state: Any,
-    weights: tuple[Any, Any, Any, Any],
-    form: Any = 0.0,
-) -> tuple[Tensor, Any] | None:
+    state: State | None,
+    weights: Weights,
+    form: float | Tensor = 0.0,
+) -> tuple[Tensor, State] | None:
     """Return outputs and state of a cell, as :func:`native_layers.run` does; None if torch has to
     compute them.
 
@@ -192,18 +288,19 @@ def run_cell(
     if library is None or "kernel" not in vars(type(cell)) or is_intercepted(cell):
         return None
     if torch.is_autocast_enabled("cpu"):
-        x, state = as_float32(x), tree_map(as_float32, state)
-    if not is_plain(x) or not x.numel() or isinstance(form, Tensor):
+        x = as_float32(x)
+        state = tree_map(as_float32, state)
+    # a tensor in place of the number may need a gradient, which the kernels do not compute
+    if isinstance(form, Tensor) or not is_plain(x) or not x.numel():
         return None
-    state_shape = x.shape[-2], cell.n_out
-    if not fit(x.dtype, kernel, x.shape[-1], cell.n_out, *weights):
+    state_shape = (x.shape[-2], cell.n_out)
+    if not weights_fit(x.dtype, kernel, x.shape[-1], cell.n_out, weights):
         return None
-    h, c = (None, None) if state is None else (state, None) if isinstance(state, Tensor) else state
-    for s in (h, c):
-        if s is not None and (not is_plain(s) or s.dtype is not x.dtype or s.shape != state_shape):
-            return None
+    h, c = split_state(state)
+    if not states_fit(x, h, c, state_shape):
+        return None
     window = x.dim() == 3
     y, *after = recurrence(Call(library, kernel, form, window), state_shape, x, h, c, *weights)
-    if not window:
+    if not window:  # the output is the state, too
         after.insert(0, y)
-    return y, after[0] if kernel.n_states == 1 else tuple(after)
+    return y, _joined(after)

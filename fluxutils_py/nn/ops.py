@@ -18,9 +18,10 @@ from fluxutils_py.errors import ShapeError
 __all__ = ["batched_gemm", "batched_gemm_", "bmm", "contract"]
 
 Trans = Literal["N", "T", "C"]
+Array = Tensor | np.ndarray
 
 
-def bmm(A: Any, B: Any, *, batch_first: bool = False) -> Any:
+def bmm(A: Array, B: Array, *, batch_first: bool = False) -> Any:
     """Multiply two batches of matrices, with the batch axis last.
 
     Parameters
@@ -102,9 +103,11 @@ def batched_gemm(transA: Trans, transB: Trans, *operands: Any) -> Any:
             "batched_gemm: expected (alpha, A, B) or (A, B) after the letters, got "
             f"{len(operands)} operands"
         )
+    # as Julia's methods do: the number of arguments tells whether alpha is one
     alpha, A, B = operands if len(operands) == 3 else (1, *operands)
-    product = _multiply_batches("batched_gemm", _to_tensor(A), _to_tensor(B), transA, transB)
-    return _match_type(alpha * product.permute(1, 2, 0), A, B)
+    batches = _multiply_batches("batched_gemm", _to_tensor(A), _to_tensor(B), transA, transB)
+    product = batches.permute(1, 2, 0)
+    return _match_type(alpha * product, A, B)
 
 
 def batched_gemm_(
@@ -120,7 +123,7 @@ def batched_gemm_(
     beta : number or 0-d tensor
         With 0, ``C`` is not read, so it may be uninitialised or NaN.
     C : tensor or array of shape (m, n, b)
-        Written in place, through any view, in its own dtype.
+        Written in place, through any view, in its dtype.
 
     Returns
     -------
@@ -149,9 +152,9 @@ def batched_gemm_(
     [13.0]
     """
     out = C if isinstance(C, Tensor) else torch.from_numpy(C)
-    product = _multiply_batches(
-        "batched_gemm_", _to_tensor(A), _to_tensor(B), transA, transB
-    ).permute(1, 2, 0)
+    # complete before the write, since A and B may share memory with C
+    batches = _multiply_batches("batched_gemm_", _to_tensor(A), _to_tensor(B), transA, transB)
+    product = batches.permute(1, 2, 0)
     if out.shape != product.shape:
         raise ShapeError(
             f"batched_gemm_: C has shape {tuple(out.shape)}, the product has shape "
@@ -163,11 +166,12 @@ def batched_gemm_(
                 f"batched_gemm_: {name}={factor!r} does not fit into C of dtype {out.dtype}; "
                 "use tensors of a wider dtype, or batched_gemm, which returns a new tensor"
             )
+    # with beta 0, C is not read: it may be uninitialised, and 0 * NaN is NaN
     out.copy_(alpha * product if beta == 0 else alpha * product + beta * out)
     return C
 
 
-def contract(A: Any, B: Any) -> Any:
+def contract(A: Array, B: Array) -> Any:
     """Sum the products of ``A`` and ``B`` over the last axis of ``A`` and the first of ``B``.
 
     The matrix product for any number of axes: ``out[i..., j...] = sum_k A[i..., k] * B[k, j...]``.
@@ -199,7 +203,8 @@ def contract(A: Any, B: Any) -> Any:
     >>> contract(torch.ones(2, 3, 4), torch.ones(4, 5)).shape
     torch.Size([2, 3, 5])
     """
-    left, right = _to_tensor(A), _to_tensor(B)
+    left = _to_tensor(A)
+    right = _to_tensor(B)
     for name, X in (("A", left), ("B", right)):
         if X.ndim == 0:
             raise ShapeError(
@@ -222,42 +227,51 @@ def _multiply_batches(
     transB: Trans = "N",
     batch_first: bool = False,
 ) -> Tensor:
-    """``op(A) @ op(B)`` of shape (b, m, n), after checks."""
-    views = []
-    for name, trans, X in (("A", transA, A), ("B", transB, B)):
-        if trans not in ("N", "T", "C"):
-            raise ValueError(f"{caller}: trans{name} is {trans!r}, expected 'N', 'T' or 'C'")
-        if X.ndim != 3:
-            raise ShapeError(
-                f"{caller}: {name} has shape {tuple(X.shape)}, expected three axes with the batch "
-                f"{'first' if batch_first else 'last'}; add one to a single matrix with "
-                f"{name}.unsqueeze({0 if batch_first else -1})"
-            )
-        view = X if batch_first else X.permute(2, 0, 1)
-        views.append(view if trans == "N" else view.mT if trans == "T" else view.mH)
-    left, right = views
-    for what, a, b in (
-        ("inner", left.shape[2], right.shape[1]),
-        ("batch", left.shape[0], right.shape[0]),
-    ):
-        if a != b:
+    """Return ``op(A) @ op(B)`` of shape (b, m, n), after checks."""
+    left = _batch_of_matrices(caller, "A", A, transA, batch_first)
+    right = _batch_of_matrices(caller, "B", B, transB, batch_first)
+    sizes = {
+        "inner": (left.shape[2], right.shape[1]),
+        "batch": (left.shape[0], right.shape[0]),
+    }
+    for name, (of_A, of_B) in sizes.items():
+        if of_A != of_B:
             expected = "(b, m, k) and (b, k, n)" if batch_first else "(m, k, b) and (k, n, b)"
+            if "gemm" in caller:
+                expected = f"{expected} after {transA!r}, {transB!r}"
             raise ShapeError(
-                f"{caller}: A has shape {tuple(A.shape)}, B has shape {tuple(B.shape)}: the {what} "
-                f"sizes {a} and {b} differ; expected {expected}"
-                + (f" after {transA!r}, {transB!r}" if "gemm" in caller else "")
+                f"{caller}: A has shape {tuple(A.shape)}, B has shape {tuple(B.shape)}: the {name} "
+                f"sizes {of_A} and {of_B} differ; expected {expected}"
             )
     return torch.bmm(left, right)
 
 
-def _to_tensor(X: Any) -> Tensor:
-    return (
-        X if isinstance(X, Tensor) else torch.from_numpy(np.array(X))
-    )  # a copy: torch takes no reversed axes
+def _batch_of_matrices(
+    caller: str, name: str, X: Tensor, trans: Trans, batch_first: bool
+) -> Tensor:
+    """Return ``op(X)`` as a view with the batch axis first."""
+    if trans not in ("N", "T", "C"):
+        raise ValueError(f"{caller}: trans{name} is {trans!r}, expected 'N', 'T' or 'C'")
+    if X.ndim != 3:
+        raise ShapeError(
+            f"{caller}: {name} has shape {tuple(X.shape)}, expected three axes with the batch "
+            f"{'first' if batch_first else 'last'}; add one to a single matrix with "
+            f"{name}.unsqueeze({0 if batch_first else -1})"
+        )
+    view = X if batch_first else X.permute(2, 0, 1)
+    if trans == "T":
+        return view.mT
+    return view.mH if trans == "C" else view
 
 
-def _match_type(result: Tensor, *arguments: Any) -> Any:
-    """A NumPy array if no argument is a tensor."""
-    return (
-        result if any(isinstance(X, Tensor) for X in arguments) else result.resolve_conj().numpy()
-    )
+def _to_tensor(X: Array) -> Tensor:
+    # an array is copied, since torch does not accept reversed axes
+    return X if isinstance(X, Tensor) else torch.from_numpy(np.array(X))
+
+
+def _match_type(result: Tensor, *arguments: object) -> Any:
+    """Return the result as a NumPy array if no argument is a tensor."""
+    if any(isinstance(X, Tensor) for X in arguments):
+        return result
+    # NumPy does not know torch's lazy conjugation
+    return result.resolve_conj().numpy()

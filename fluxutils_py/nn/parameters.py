@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 __all__ = ["gradinfo", "namedparams", "namedweights", "notrack", "weights"]
 
 
-def module_of(m: Any) -> nn.Module:
+def module_of(m: object) -> nn.Module:
     """Return ``m`` if it is a module, else the model of an estimator: the fitted one if there is
     one.
 
@@ -22,7 +22,7 @@ def module_of(m: Any) -> nn.Module:
     """
     if isinstance(m, nn.Module):
         return m
-    for attribute in ("model_", "model"):
+    for attribute in ("model_", "model"):  # the fitted model first
         model = getattr(m, attribute, None)
         if isinstance(model, nn.Module):
             return model
@@ -32,11 +32,11 @@ def module_of(m: Any) -> nn.Module:
     )
 
 
-def namedparams(m: Any) -> list[tuple[str, nn.Parameter]]:
+def namedparams(m: object) -> list[tuple[str, nn.Parameter]]:
     """Return all parameters with their dotted names, in the order of :func:`net2vec`; a shared one
     counts once.
 
-    ``m`` is a module or an estimator. The parameters are the model's own, not copies. Source:
+    ``m`` is a module or an estimator. The parameters are those of the model, not copies. Source:
     ``namedparams`` of FluxUtils.jl, whose names are not unique.
 
     >>> [name for name, _ in namedparams(nn.Linear(2, 3))]
@@ -45,16 +45,16 @@ def namedparams(m: Any) -> list[tuple[str, nn.Parameter]]:
     return list(module_of(m).named_parameters())
 
 
-def namedweights(m: Any) -> list[tuple[str, nn.Parameter]]:
+def namedweights(m: object) -> list[tuple[str, nn.Parameter]]:
     """Return what :func:`weights` returns, with dotted names."""
     return [(name, p) for name, p in namedparams(m) if p.ndim >= 2]
 
 
-def weights(m: Any) -> list[nn.Parameter]:
+def weights(m: object) -> list[nn.Parameter]:
     """Return the parameters with two or more axes, for regularisation: no biases, no scales of
     normalisation layers.
 
-    ``m`` is a module or an estimator. The parameters are the model's own, not copies. Source:
+    ``m`` is a module or an estimator. The parameters are those of the model, not copies. Source:
     ``weights`` of FluxUtils.jl, as its README describes it; its code returns the biases too.
 
     >>> l2 = sum(w.square().sum() for w in weights(nn.Linear(2, 3)))
@@ -62,11 +62,11 @@ def weights(m: Any) -> list[nn.Parameter]:
     return [p for _, p in namedweights(m)]
 
 
-def notrack(m: Any) -> nn.Module:
+def notrack(m: object) -> nn.Module:
     """Return a copy of the model without gradients, in evaluation mode, or the model itself if it
     has none to train.
 
-    ``m`` is a module or an estimator, and does not change. The copy has its own storage. Source:
+    ``m`` is a module or an estimator, and does not change. The copy has separate storage. Source:
     ``notrack`` of FluxUtils.jl, which shares storage.
 
     >>> any(p.requires_grad for p in notrack(nn.Linear(2, 3)).parameters())
@@ -99,11 +99,18 @@ def gradinfo(grads: Iterable[Tensor | None]) -> GradInfo:
     >>> gradinfo([torch.tensor([3.0, -4.0, float("nan")]), None])
     GradInfo(nan=1, inf=0, max=4.0, l2=25.0)
     """
-    flat = [g.detach().to_dense().reshape(-1) for g in grads if g is not None]
-    numbers = [g[~g.isnan()] for g in flat]
-    return GradInfo(
-        nan=sum(int(g.isnan().sum()) for g in flat),
-        inf=sum(int(g.isinf().sum()) for g in flat),
-        max=max((float(g.abs().max()) for g in numbers if g.numel()), default=0.0),
-        l2=sum(float(g.square().sum()) for g in numbers),
-    )
+    n_nan = 0
+    n_inf = 0
+    largest = 0.0
+    sum_of_squares: float = 0
+    for grad in grads:
+        if grad is None:
+            continue
+        values = grad.detach().to_dense().reshape(-1)
+        numbers = values[~values.isnan()]
+        n_nan += len(values) - len(numbers)
+        n_inf += int(numbers.isinf().sum())
+        if len(numbers):  # max of nothing is an error
+            largest = max(largest, float(numbers.abs().max()))
+        sum_of_squares += float(numbers.square().sum())
+    return GradInfo(n_nan, n_inf, largest, sum_of_squares)

@@ -16,7 +16,7 @@ LOW = (torch.bfloat16, torch.float16)
 
 
 def check_precision(
-    precision: Any, name: str = "precision", error: type[Exception] = ValueError
+    precision: object, name: str = "precision", error: type[Exception] = ValueError
 ) -> None:
     """Raise an error unless ``precision`` is one of :data:`PRECISIONS`."""
     if not (isinstance(precision, str) and precision in PRECISIONS):
@@ -31,24 +31,24 @@ def autocast(precision: str, device: torch.device) -> Any:
     in the low precision, and loses them if the first use was without gradients.
     """
     dtype = PRECISIONS[precision]
-    return (
-        nullcontext() if dtype is None else torch.autocast(device.type, dtype, cache_enabled=False)
-    )
+    if dtype is None:
+        return nullcontext()
+    return torch.autocast(device.type, dtype, cache_enabled=False)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context without autocast on a device."""
-    return (
-        torch.autocast(device.type, enabled=False)
-        if torch.is_autocast_enabled(device.type)
-        else nullcontext()
-    )
+    if not torch.is_autocast_enabled(device.type):  # entering one takes several microseconds
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def require_float32(params: Iterable[Tensor], precision: str) -> None:
     """Raise ValueError if parameters are not float32, to which alone ``precision`` applies."""
+    if precision == "float32":
+        return
     others = {p.dtype for p in params if p.is_floating_point() and p.dtype != torch.float32}
-    if precision != "float32" and others:
+    if others:
         raise ValueError(
             f"precision={precision!r} computes with parameters of float32, the model has "
             f"{others.pop()}: convert it with model.float(), or leave out precision"
@@ -95,8 +95,9 @@ def _computes_lstm_in_bfloat16() -> bool:
 
 @functools.cache
 def _multiplies_bfloat16() -> bool:
-    asked = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # torch has no public name for it
-    return bool(asked is not None and asked())
+    # torch has no public name for it
+    is_supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(is_supported is not None and is_supported())
 
 
 def as_float32(value: Any) -> Any:

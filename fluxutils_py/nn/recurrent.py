@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import native_layers
+from fluxutils_py.nn.native import State
 from fluxutils_py.nn.precision import as_float32, computes_recurrence, without_autocast
 
-State = Tensor | tuple[Tensor, ...]
 TORCH_LAYERS = (nn.RNNBase, nn.RNNCellBase)  # made once: a union takes longer to make than to ask
 
 

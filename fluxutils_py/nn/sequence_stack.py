@@ -16,14 +16,19 @@ class _Block(nn.Module):
 
     def __init__(self, layer: nn.Module, n: int, dropout: float) -> None:
         super().__init__()
-        self.layer_norm, self.layer = nn.LayerNorm(n), layer
-        self.mlp_norm, self.up, self.down = nn.LayerNorm(n), nn.Linear(n, 2 * n), nn.Linear(n, n)
+        self.layer_norm = nn.LayerNorm(n)
+        self.layer = layer
+        self.mlp_norm = nn.LayerNorm(n)
+        self.up = nn.Linear(n, 2 * n)
+        self.down = nn.Linear(n, n)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.layer(self.layer_norm(x)))
+        outputs = self.layer(self.layer_norm(x))
+        x = x + self.dropout(outputs)
         gate, value = self.up(self.mlp_norm(x)).chunk(2, -1)
-        y: Tensor = x + self.dropout(self.down(F.silu(gate) * value))
+        mixed = self.down(F.silu(gate) * value)
+        y: Tensor = x + self.dropout(mixed)
         return y
 
 
@@ -87,9 +92,10 @@ class SequenceStack(nn.Module):
         set_sizes(self, n_in=n_in, n_out=n_out, n_layers=n_layers)
         self.dropout = check_probability(self, "dropout", dropout)
         self.embed = nn.Linear(self.n_in, self.n_out)
-        self.blocks = nn.Sequential(
-            *(_Block(self._layer(), self.n_out, self.dropout) for _ in range(self.n_layers))
-        )
+        blocks = []
+        for _ in range(self.n_layers):
+            blocks.append(_Block(self._layer(), self.n_out, self.dropout))
+        self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(self.n_out)
 
     def _layer(self) -> nn.Module:
@@ -98,11 +104,12 @@ class SequenceStack(nn.Module):
             raise TypeError(
                 f"SequenceStack: cell(n_in, n_out) must make a module, got {type(layer).__name__}"
             )
+        # a bare layer of torch would forget its state, and returns it with the outputs
         return Recur(layer) if isinstance(layer, TORCH_LAYERS) else layer
 
     def forward(self, x: Tensor) -> Tensor:
         check_features("SequenceStack", x, self.n_in)
-        if not x.is_floating_point():
+        if not x.is_floating_point():  # a linear layer refuses integers
             x = x.to(self.embed.weight.dtype)
         y: Tensor = self.norm(self.blocks(self.embed(x)))
         return y

@@ -114,7 +114,7 @@ def test_functions_of_the_network_may_be_functions():
     assert repr(model[1]) == "Elementwise(psigmoid)"
     with pytest.raises(
         TypeError,
-        match="each layer needs a module of its own: give the class Tanh, not an instance",
+        match="give the class Tanh, not an instance",
     ):
         ffnn(3, 5, 2, nn.Tanh())
     with pytest.raises(ValueError, match="nlayers must be 1 or more, got 0"):
