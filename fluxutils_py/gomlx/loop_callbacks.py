@@ -57,7 +57,6 @@ def EveryNSteps(
 
     Later gomlx counts all steps of training, as ``OnStep`` does with ``trigger=EveryNSteps(n)``.
     """
-    # gomlx 0.9 counts from when the hook is added, the trigger's default from the first step
     OnStep(loop, name, priority, fn, EveryNStepsTrigger(n, relative=True))
 
 

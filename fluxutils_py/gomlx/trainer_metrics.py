@@ -126,9 +126,8 @@ class TrainMetrics:
         n: float,
     ) -> MetricMean:
         target, weight = _target_and_weight(metric, self.loss_fn, batch)
-        if weight is None:
-            weight = n
-        value, amount = metric.weighed(prediction, target, weight=weight)
+        weighting = n if weight is None else weight
+        value, amount = metric.weighed(prediction, target, weight=weighting)
         if not n:
             return MetricMean(0.0, 0.0)
         share = amount / n
@@ -256,9 +255,8 @@ def update_from_batch(
     if not isinstance(metric, MeanMetric):
         update_metric(metric, prediction, target, weight)
         return
-    if weight is None:
-        weight = n_elements(prediction, batch.weight)
-    metric.update(prediction, target, weight=weight)
+    weighting = n_elements(prediction, batch.weight) if weight is None else weight
+    metric.update(prediction, target, weight=weighting)
 
 
 def _is_mean(metric: object) -> bool:
