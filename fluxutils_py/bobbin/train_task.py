@@ -123,7 +123,7 @@ class BaseTrainTask:
         loss = math.nan if step_info.loss is None else step_info.loss
         logger.log(loglevel, "@step=%d, loss=%f", state.step, loss)
 
-    # -- the step --------------------------------------------------------------------------------
+    # -- the step ----------------------------------------------------------------------------------
 
     def shard_batch(self, batch: Any, rank: int, size: int) -> Any:
         """Return a rank's part of a batch that all ranks have; None if the part is empty.
@@ -158,7 +158,7 @@ class BaseTrainTask:
         """
         return TaskStep(self, **settings)
 
-    # -- actions ---------------------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------
 
     def make_log_writer(
         self, logger: logging.Logger | None = None, loglevel: int = logging.INFO

@@ -267,7 +267,7 @@ class Trainer:
         """Whether all ranks need the same batches, and so equally many."""
         return self._step.shares_batches
 
-    # -- training --------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
     def train_step(self, batch: Any) -> StepInfo | None:
         """Train on one batch: anything that :func:`as_minibatch` takes, or None if this rank has no
@@ -355,7 +355,7 @@ class Trainer:
         """Finish a pass over the data."""
         self._step.finish_epoch()
 
-    # -- evaluation ------------------------------------------------------------------------------
+    # -- evaluation --------------------------------------------------------------------------------
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
         """Update the evaluation metrics with one batch; return their values so far by name."""
@@ -401,7 +401,7 @@ class Trainer:
         self._eval_metrics.add_batch(loss.total.item(), loss.own, prediction, batch)
         return compute_all(self.eval_metrics)
 
-    # -- both ------------------------------------------------------------------------------------
+    # -- both --------------------------------------------------------------------------------------
 
     def _executor(self, kind: Any, mode: Mode) -> Executor:
         """Return the function that calls the model for a kind of batch.
@@ -455,7 +455,7 @@ class Trainer:
             )
         return TotalLoss(added, None)
 
-    # -- checkpoints -----------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training state without model and optimizer, which are saved separately."""
