@@ -1,8 +1,11 @@
-"""The errors of this package.
+"""The errors of this package, and how it warns.
 
-Each also inherits the builtin that a caller would catch, so ``except ValueError`` goes on working.
-Errors of torch, NumPy, h5py and scikit-learn pass through as they are.
+Each error also inherits the builtin that a caller would catch, so ``except ValueError`` continues
+to work. Errors of torch, NumPy, h5py and scikit-learn pass through as they are.
 """
+
+import sys
+import warnings
 
 __all__ = [
     "DataError",
@@ -21,8 +24,8 @@ __all__ = [
 class FluxUtilsError(Exception):
     """Base of every error class of this package; catch it to catch them all.
 
-    It is never raised itself: what is raised is always one of the classes below, or a builtin where
-    that says more (``FloatingPointError`` for a loss that is not finite, ``FileNotFoundError`` for
+    The package never raises it directly, only the classes below, or a builtin where that says more
+    (``FloatingPointError`` for a loss that is not finite, ``FileNotFoundError`` for
     a missing file).
     """
 
@@ -30,7 +33,7 @@ class FluxUtilsError(Exception):
 class ShapeError(FluxUtilsError, ValueError):
     """Array or tensor sizes do not fit each other, or do not fit the model.
 
-    The message gives the shapes that came, the sizes that differ and the way out.
+    The message gives the shapes that were passed, the sizes that differ and the remedy.
     """
 
 
@@ -45,16 +48,16 @@ class DataError(FluxUtilsError, ValueError):
 class H5DataError(DataError):
     """A dataset in an HDF5 file, or the file, cannot be used as asked.
 
-    The message names the file, the dataset, the reason and the way out. A file that does not exist
-    raises ``FileNotFoundError`` instead.
+    The message names the file, the dataset, the reason and the remedy. A missing file raises
+    ``FileNotFoundError`` instead.
     """
 
 
 class SpecError(FluxUtilsError, ValueError):
     """A hyper-parameter is missing, misspelt or out of range.
 
-    The message names the field, what was found in its place and, where one is close enough, the
-    name that was probably meant.
+    The message names the field, the value that it has and, where one is close enough, the name that
+    was probably meant.
     """
 
 
@@ -95,5 +98,20 @@ class SingleStepWarning(UserWarning):
 class ExportError(FluxUtilsError, ValueError):
     """A model cannot be exported, or an exported file does not give what the model gives.
 
-    The message names the module, or the output that differs, and the way out.
+    The message names the module, or the output that differs, and the remedy.
     """
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Show a warning at the line outside this package whose call led to it."""
+    # A fixed stacklevel would point to the wrong line as soon as a function is split or merged.
+    level = 1
+    frame = sys._getframe()
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, category, stacklevel=level)
+
+
+def _is_ours(module_name: str) -> bool:
+    return module_name.startswith("fluxutils_py.")

@@ -1,20 +1,21 @@
-"""The training and evaluation tasks of bobbin, its tables of actions, trees and writers, on this
-package's loop.
-"""
+"""Names and arguments of bobbin: tasks, tables of actions, trees and writers, on this package."""
 
-from fluxutils_py.bobbin.actions import with_state
-from fluxutils_py.bobbin.crontab import CronTab
-from fluxutils_py.bobbin.eval_task import EvalTask
-from fluxutils_py.bobbin.evaluate import eval_batches, eval_datasets
+from fluxutils_py.bobbin.crontab import CronTab, with_state
+from fluxutils_py.bobbin.evaluation import (
+    EvalTask,
+    KeepBestResults,
+    RunEval,
+    RunEvalKeepBest,
+    eval_batches,
+    eval_datasets,
+)
 from fluxutils_py.bobbin.mean_metrics import Means, MetricsEval
 from fluxutils_py.bobbin.replica_check import (
     assert_replica_integrity,
     gather_from_jax_processes,
     gather_from_processes,
 )
-from fluxutils_py.bobbin.results import EvalResults
-from fluxutils_py.bobbin.run_eval import KeepBestResults, RunEval, RunEvalKeepBest
-from fluxutils_py.bobbin.sampled_set import SampledSet
+from fluxutils_py.bobbin.results import EvalResults, SampledSet
 from fluxutils_py.bobbin.task_step import TaskStep
 from fluxutils_py.bobbin.tpmap import tpmap
 from fluxutils_py.bobbin.train_task import BaseTrainTask, TrainTask

@@ -1,10 +1,10 @@
-"""A table of actions and the steps at which to call them."""
+"""A table of actions and the steps at which to call them; bobbin's actions as hooks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from fluxutils_py.training.hooks import Action, Hooks, numbered
 from fluxutils_py.training.triggers import (
@@ -15,6 +15,9 @@ from fluxutils_py.training.triggers import (
     ForEachTSeconds,
     Trigger,
 )
+
+if TYPE_CHECKING:
+    from fluxutils_py.training.loop import Loop
 
 TIMES: Mapping[str, Callable[[Any], Trigger]] = {
     "step_interval": EveryNSteps,
@@ -59,7 +62,8 @@ class CronTab:
 
     def __init__(self) -> None:
         self._rows: dict[str, tuple[Trigger, Action]] = {}
-        self._hooks, self._step_results = Hooks(), dict[str, Any]()  # for run()
+        self._hooks = Hooks()  # for run()
+        self._step_results: dict[str, Any] = {}
         self.results: dict[str, Any] = {}
 
     def schedule(
@@ -92,28 +96,35 @@ class CronTab:
         ValueError
             If there is no trigger, or another action has this name.
         """
+        # checked here, as Python does not know the names in **times
         if unknown := [key for key in times if key not in TIMES]:
             raise TypeError(
                 f"schedule() has no trigger {unknown[0]!r}; there are {', '.join(TIMES)} and "
                 "trigger"
             )
-        triggers = ([] if trigger is None else [trigger]) + [
-            TIMES[key](value) for key, value in times.items()
-        ]
+        triggers = [TIMES[key](value) for key, value in times.items()]
+        if trigger is not None:
+            triggers.insert(0, trigger)
         if not triggers:
             raise ValueError(
                 f"schedule() needs a trigger: set trigger, or one of {', '.join(TIMES)}"
             )
         if name is None:
-            own = str(getattr(action, "__qualname__", type(action).__name__))
-            name = next(n for n in numbered(own) if n not in self._rows)
-        return self.add(name, triggers[0] if len(triggers) == 1 else AnyOf(*triggers), action)
+            function_name = str(getattr(action, "__qualname__", type(action).__name__))
+            name = next(n for n in numbered(function_name) if n not in self._rows)
+        when = triggers[0] if len(triggers) == 1 else AnyOf(*triggers)
+        return self.add(name, when, action)
 
-    def add(self, name: str, trigger: Trigger, action: Action) -> Self:
+    def add(
+        self,
+        name: str,
+        trigger: Trigger,
+        action: Action,
+    ) -> Self:
         """Add ``action`` under ``name``; it is called when ``trigger`` fires. Return self."""
         if not callable(action):
             raise TypeError(f"an action is a function of the loop, got {action!r}")
-        if name in self._rows:
+        if name in self._rows:  # one would hide the other in the results
             raise ValueError(
                 f"the table already has an action {name!r}; give this one another name"
             )
@@ -121,7 +132,12 @@ class CronTab:
         self._hooks.add("step", action, name=name, trigger=trigger, results=self._step_results)
         return self
 
-    def run(self, state: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def run(
+        self,
+        state: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
         """Call the actions that are due and return their results by name. Call this once after
         every step.
 
@@ -133,15 +149,13 @@ class CronTab:
             Passed to the actions, such as ``step_info=info``. bobbin's
             ``is_train_state_replicated`` is accepted and ignored.
         """
-        if by_epoch := [
-            name for name, (trigger, _) in self._rows.items() if trigger.event != "step"
-        ]:
-            raise ValueError(
-                f"CronTab.run goes by steps; give {by_epoch[0]!r} a trigger that does, or use a "
-                "Loop"
-            )
+        for name, (trigger, _) in self._rows.items():
+            if trigger.event != "step":
+                raise ValueError(
+                    f"CronTab.run knows steps only; give {name!r} a trigger of steps, or use a Loop"
+                )
         kwargs.pop("is_train_state_replicated", None)
-        self._step_results.clear()
+        self._step_results.clear()  # the caller gets those of this step, self.results all
         self._hooks.run("step", state, *args, **kwargs)
         self.results.update(self._step_results)
         return dict(self._step_results)
@@ -158,3 +172,19 @@ class CronTab:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` of a table with the same names returned."""
         self._hooks.load_state_dict(state)
+
+
+def with_state(action: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Turn bobbin's ``action(train_state, step_info=...)`` into a hook.
+
+    It is for a :class:`Loop`, or for a ``CronTab`` attached to one.
+
+    In your own ``for`` loop, ``CronTab.run(train_state, step_info=info)`` calls these actions
+    without this adapter.
+    """
+
+    def hook(loop: Loop) -> Any:
+        return action(loop.state, step_info=loop.step_info)
+
+    hook.__name__ = getattr(action, "__name__", type(action).__name__)
+    return hook

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fluxutils_py.bobbin.eval_task import EvalTask
+from fluxutils_py.bobbin.evaluation import EvalTask
 from fluxutils_py.bobbin.results import EvalResults
 from fluxutils_py.nn.parameters import module_of
-from fluxutils_py.reporting.writers import with_torch_names
+from fluxutils_py.reporting.writers import Writer, with_torch_names
 from fluxutils_py.training.minibatch import as_minibatch
 from fluxutils_py.training.running_metrics import MeanMetric, n_elements
 from fluxutils_py.tree import tree_map
@@ -50,15 +52,20 @@ class Means(EvalResults):
 
     def is_better_than(self, other: Means) -> bool:
         """Compare the first measure: a number is better than NaN, NaN is never better."""
-        mine, best = (next(iter(m.means.values())) for m in (self, other))
-        return not math.isnan(mine) and (
-            math.isnan(best) or (mine > best if self.higher_is_better else mine < best)
-        )
+        mine = next(iter(self.means.values()))
+        best = next(iter(other.means.values()))
+        if math.isnan(mine) or math.isnan(best):
+            return not math.isnan(mine)
+        return mine > best if self.higher_is_better else mine < best
 
     def to_log_message(self) -> str:
         return ", ".join(f"{name} {mean:.6g}" for name, mean in self.means.items())
 
-    def write_to_tensorboard(self, state: Any, writer: Any) -> None:
+    def write_to_tensorboard(
+        self,
+        state: Any,
+        writer: Writer,
+    ) -> None:
         for name, mean in self.means.items():
             with_torch_names(writer).add_scalar(name, mean, state.step)
 
@@ -92,34 +99,46 @@ class MetricsEval(EvalTask):
     """
 
     def __init__(
-        self, measures: Mapping[str, Callable[..., Any]], *, higher_is_better: bool = False
+        self,
+        measures: Mapping[str, Callable[..., Any]],
+        *,
+        higher_is_better: bool = False,
     ) -> None:
         if not measures:
             raise ValueError(
                 "there is nothing to measure: give a mapping such as {'loss': torch.nn.MSELoss()}"
             )
-        self.measures, self.higher_is_better = dict(measures), higher_is_better
+        self.measures = dict(measures)
+        self.higher_is_better = higher_is_better
 
     def create_eval_results(self, dataset_name: str) -> Means:
         return Means(dict.fromkeys(self.measures, 0.0), 0.0, self.higher_is_better)
 
-    def evaluate(self, batch: Any, state: Any) -> Means:
-        batch, model = as_minibatch(batch), module_of(state)
+    def evaluate(
+        self,
+        batch: Any,
+        state: Any,
+    ) -> Means:
+        batch = as_minibatch(batch)
+        model = module_of(state)
         device = next((p.device for p in model.parameters()), None)
-        inputs, labels = tree_map(
-            lambda v: v.to(device) if isinstance(v, Tensor) else v, (batch.inputs, batch.labels)
-        )
-        prediction, sums = model(*inputs), {}
-        weight: Any = n_elements(prediction, batch.weight)
-        each = batch.weight
-        if isinstance(each, Tensor):
-            each = each.to(device)
-            weight = float(each.double().sum())
+        # batches of any structure, such as a dict as input
+        to_device = partial(_move_tensor, device=device)
+        prediction = model(*tree_map(to_device, batch.inputs))
+        labels = tree_map(to_device, batch.labels)
+        label = labels[0] if len(labels) == 1 else labels
+        weight = to_device(batch.weight)  # of each element, or one for the batch
+        if isinstance(weight, Tensor):
+            total = float(weight.double().sum())
+        else:
+            weight = total = n_elements(prediction, weight)
+        sums = {}
         for name, measure in self.measures.items():
-            metric = MeanMetric(measure, name)
-            label = labels[0] if len(labels) == 1 else labels
-            value, amount = metric.weighed(
-                prediction, label, weight=each if isinstance(each, Tensor) else weight
-            )
-            sums[name] = value * weight if amount else 0.0
-        return Means(sums, weight, self.higher_is_better)
+            value, amount = MeanMetric(measure, name).weighed(prediction, label, weight=weight)
+            # a batch without data has no mean, which would make the sum NaN
+            sums[name] = value * total if amount else 0.0
+        return Means(sums, total, self.higher_is_better)
+
+
+def _move_tensor(value: Any, device: torch.device | None) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -50,30 +51,21 @@ def assert_replica_integrity(
     with RankGroup.from_comm(comm, "assert_replica_integrity", allow_nested=False) as ranks:
         if ranks.is_single:
             return
-        found = [(path, value, as_tensor(value)) for path, value in named_leaves(tree)]
-        outline = [
-            (p, repr(v) if t is None else f"shape {tuple(t.shape)} of {t.dtype}")
-            for p, v, t in found
-        ]
-        for difference in _first_difference(ranks.allgather(outline)):
+        leaves = list(named_leaves(tree))
+        outline = [(path, _describe_leaf(value)) for path, value in leaves]
+        # structure first: a comparison of values is a collective for each array
+        difference = _first_difference(ranks.allgather(outline))
+        if difference is not None:
             ranks.raise_on_all(AssertionError(f"ranks hold different things: {difference}"))
-        worst: tuple[str, str, float] | None = None
-        for path, _, t in found:
-            if (
-                t is not None
-                and t.numel()
-                and (far := _distance_from_first(t, ranks, atol, rtol)) is not None
-            ):
-                worst = worst or (path, f"shape {tuple(t.shape)}", far)
-        differing = {
-            rank: answer for rank, answer in enumerate(ranks.allgather(worst)) if answer is not None
-        }
+        mine = _first_distant_array(leaves, ranks, atol, rtol)
+        differing = [
+            f"rank {rank}: {text}"
+            for rank, text in enumerate(ranks.allgather(mine))
+            if text is not None
+        ]
         if differing:
-            text = "; ".join(
-                f"rank {r}: {path} ({shape}) by {far:.3g}"
-                for r, (path, shape, far) in differing.items()
-            )
-            ranks.raise_on_all(AssertionError(f"replicas differ from rank 0, {text}"))
+            text = f"replicas differ from rank 0, {'; '.join(differing)}"
+            ranks.raise_on_all(AssertionError(text))
 
 
 def gather_from_processes(tree: Any, *, comm: Any = "auto") -> list[Any]:
@@ -104,31 +96,53 @@ def gather_from_processes(tree: Any, *, comm: Any = "auto") -> list[Any]:
 gather_from_jax_processes = gather_from_processes
 
 
-def _first_difference(outlines: list[list[tuple[str, str]]]) -> list[str]:
-    """Describe the first entry that differs between ranks; empty if all are equal."""
-    for i in range(max(map(len, outlines))):
-        entries = [f"{o[i][0]}, {o[i][1]}" if i < len(o) else "nothing" for o in outlines]
-        if len(set(entries)) > 1:
-            return [describe_by_rank(entries)]
-    return []
+def _describe_leaf(value: object) -> str:
+    tensor = as_tensor(value)
+    return repr(value) if tensor is None else f"shape {tuple(tensor.shape)} of {tensor.dtype}"
+
+
+def _first_difference(outlines: list[list[tuple[str, str]]]) -> str | None:
+    """Describe the first entry that differs between ranks; None if all are equal."""
+    for entries in zip_longest(*outlines):
+        texts = ["nothing" if entry is None else ", ".join(entry) for entry in entries]
+        if len(set(texts)) > 1:
+            return describe_by_rank(texts)
+    return None
+
+
+def _first_distant_array(
+    leaves: list[tuple[str, Any]], ranks: RankGroup, atol: float, rtol: float
+) -> str | None:
+    """Describe this rank's first array that is too far from that of rank 0; None if there is none.
+
+    Compares all arrays even so, since each comparison is a collective.
+    """
+    first = None
+    for path, value in leaves:
+        tensor = as_tensor(value)
+        if tensor is None or not tensor.numel():
+            continue
+        distance = _distance_from_first(tensor, ranks, atol, rtol)
+        if distance is not None and first is None:
+            first = f"{path} (shape {tuple(tensor.shape)}) by {distance:.3g}"
+    return first
 
 
 def _distance_from_first(
     t: torch.Tensor, ranks: RankGroup, atol: float, rtol: float
 ) -> float | None:
-    """Return the distance of this rank's values from rank 0's values; None if within the tolerance."""
-    worst, flat = None, t.reshape(-1)
-    for piece in flat.split(PIECE):
+    """Return the distance of this rank's values from those of rank 0; None within the tolerance."""
+    exact = torch.complex128 if t.is_complex() else torch.float64
+    worst = None
+    for piece in t.reshape(-1).split(PIECE):
         first = piece.clone()
         ranks.broadcast([first])
-        a, b = (
-            v.to(torch.complex128 if v.is_complex() else torch.float64).numpy()
-            for v in (piece, first)
-        )
-        if not np.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True):
-            far = np.abs(a - b)
-            worst = max(
-                worst or 0.0,
-                float(np.where(np.isnan(far), np.inf, far)[~((a != a) & (b != b))].max()),
-            )
+        mine = piece.to(exact).numpy()
+        theirs = first.to(exact).numpy()
+        if not np.allclose(mine, theirs, rtol=rtol, atol=atol, equal_nan=True):
+            distance = np.abs(mine - theirs)
+            # NaN on one rank alone is infinitely far; NaN on both is equal
+            distance[np.isnan(distance)] = np.inf
+            both_nan = np.isnan(mine) & np.isnan(theirs)
+            worst = max(worst or 0.0, float(distance[~both_nan].max()))
     return worst

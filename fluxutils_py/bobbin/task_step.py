@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import restore, snapshot
@@ -21,7 +22,35 @@ from fluxutils_py.training.step_info import BatchLoss, StepInfo
 from fluxutils_py.training.threaded_loss import ThreadedLoss, detached, shares
 from fluxutils_py.training.train_state import TrainState
 
+if TYPE_CHECKING:
+    from fluxutils_py.training.loop import Loop
+
 Seed = int | torch.Generator
+
+
+class Task(Protocol):
+    """What a step needs of a task; see :class:`BaseTrainTask`."""
+
+    def compute_loss(self, model: nn.Module, batch: Any, *, step: int, rng: torch.Generator) -> Any:
+        """Return the loss of a batch, or a pair of the loss and auxiliary outputs."""
+
+    def batch_weight(self, batch: Any) -> float:
+        """Return the weight of a batch in means over ranks."""
+
+    def shard_batch(self, batch: Any, rank: int, size: int) -> Any:
+        """Return a rank's part of a batch."""
+
+    def reduce_extra_vars(
+        self, buffers: Mapping[str, Tensor], *, ranks: RankGroup, weight: float
+    ) -> None:
+        """Make the model's buffers equal on all ranks."""
+
+
+class _Part(NamedTuple):
+    """What a thread keeps of its part of a batch."""
+
+    weight: float
+    metrics: Any  # a mapping, or None
 
 
 class TaskStep:
@@ -40,7 +69,7 @@ class TaskStep:
         See :class:`GradientStep`.
     n_jobs : int or None
         Number of threads, which divide each batch with :meth:`BaseTrainTask.shard_batch`. Each part
-        has random numbers of its own. Auxiliary outputs are averaged by
+        has separate random numbers. Auxiliary outputs are averaged by
         :meth:`BaseTrainTask.batch_weight`, so they must be numbers.
     **settings
         ``batches``, ``clip``, ``accumulate``, ``precision``, ``stateful``, ``defer``: see
@@ -58,11 +87,14 @@ class TaskStep:
     recurrent states.
     """
 
-    name, priority, ends_together, collective = "task", -math.inf, True, True
+    name = "task"
+    priority = -math.inf  # before all other hooks, which may look at the step number
+    ends_together = True  # see Loop: a rank without a batch still takes part in a step
+    collective = True
 
     def __init__(
         self,
-        task: Any,
+        task: Task,
         state: TrainState | None = None,
         seed: int = 0,
         *,
@@ -70,19 +102,18 @@ class TaskStep:
         n_jobs: int | None = None,
         **settings: Any,
     ) -> None:
-        self.task, self.seed, self.ranks, self._settings = (
-            task,
-            seed,
-            RankGroup.from_comm(comm, "training"),
-            settings,
-        )
+        self.task = task
+        self.seed = seed
+        self.ranks = RankGroup.from_comm(comm, "training")
+        self._settings = settings
         self._threads = Threads(n_threads(n_jobs))
         self._bound: tuple[Any, ...] = ()
         if state is not None:
             self._bind_state(state)
 
     def _bind_state(self, state: TrainState) -> None:
-        self.state, self._bound = state, (state.model, state.opt)
+        self.state = state
+        self._bound = state.model, state.opt
         compute: Any = self._compute_loss
         if self._threads.n > 1:
             divide = shares(self.task.shard_batch)
@@ -117,7 +148,12 @@ class TaskStep:
         """Whether all ranks need the same batches, and so equally many."""
         return self._settings.get("batches", "same") == "same"
 
-    def __call__(self, state: TrainState, batch: Any, rng: Seed) -> tuple[TrainState, StepInfo]:
+    def __call__(
+        self,
+        state: TrainState,
+        batch: Any,
+        rng: Seed,
+    ) -> tuple[TrainState, StepInfo]:
         """Take one step, changing the given state in place. See
         :meth:`BaseTrainTask.make_training_step_fn`.
         """
@@ -137,47 +173,79 @@ class TaskStep:
         """
         return self._take_step(batch, self.seed)
 
-    def _take_step(self, batch: Any, rng: Seed) -> StepInfo | None:
-        state, ranks = self.state, self.ranks
-        self._rng, self._n_own = rng, 0.0
-        self._metrics: dict[str, Any] = {}
+    def _take_step(
+        self,
+        batch: Any,
+        rng: Seed,
+    ) -> StepInfo | None:
+        state = self.state
+        self._rng = rng
+        self._parts: dict[int, _Part] = {}  # of this rank's batch; a single one without threads
         if not state.model.training:
             state.model.train()
         if self._threads.n > 1:
-            base = as_generator(rng, state.step, ranks.rank)
-            self._part_seed, self._parts = draw(base), {}  # type: int, dict[int, tuple[float, Any]]
+            # drawn here, before threads could draw in any order
+            self._part_seed = draw(as_generator(rng, state.step, self.ranks.rank))
             with seeded(self._part_seed), self._threads:
                 return self._run_step(batch, rng)
         return self._run_step(batch, rng)
 
-    def _run_step(self, batch: Any, rng: Seed) -> StepInfo | None:
-        state, ranks = self.state, self.ranks
+    def _run_step(
+        self,
+        batch: Any,
+        rng: Seed,
+    ) -> StepInfo | None:
+        state = self.state
+        ranks = self.ranks
         if ranks.is_single:
             info = self._step(batch)
         else:
             with ranks.step(lambda: self._take_step(None, rng)):
                 info = self._step(batch)
-                if self._threads.n > 1:
-                    self._mean_metrics()  # and the weight of this rank
                 if info is not None and info.batch_loss is not None and state.extra_vars:
-                    self.task.reduce_extra_vars(state.extra_vars, ranks=ranks, weight=self._n_own)
+                    weight = sum(part.weight for part in self._parts.values())
+                    self.task.reduce_extra_vars(state.extra_vars, ranks=ranks, weight=weight)
         if info is None:
             return None
-        if self._threads.n > 1:
-            self._metrics = self._mean_metrics()
+        metrics = self._mean_metrics()
         state.step += 1
-        return replace(info, metrics=self._metrics)
+        return replace(info, metrics=metrics)
 
     def _compute_loss(self, batch: Any) -> BatchLoss | None:
         """Return the loss of a batch, with the random numbers of this step and rank."""
-        state, n = self.state, self.task.batch_weight(batch)
+        n = self.task.batch_weight(batch)
         if not n:
             return None
-        generator = as_generator(self._rng, state.step, self.ranks.rank)
-        device = next(state.model.parameters()).device
-        with seeded(draw(generator), [device] if device.type == "cuda" else []):
-            loss, metrics = self._call_task(state.model, batch, generator)
-        self._metrics, self._n_own = dict(metrics or {}), n
+        rng = as_generator(self._rng, self.state.step, self.ranks.rank)
+        with self._seeded_torch(rng):
+            return self._compute_part(0, self.state.model, batch, n, rng)
+
+    def _compute_part_loss(
+        self,
+        part: Any,
+        model: nn.Module,
+        i: int,
+    ) -> BatchLoss | None:
+        """Return the loss of a thread's part of a batch, with separate random numbers."""
+        n = self.task.batch_weight(part)
+        if not n:
+            return None
+        rng = generator(np.random.SeedSequence(self._part_seed, spawn_key=(i,)))
+        return self._compute_part(i, model, part, n, rng)
+
+    def _compute_part(
+        self,
+        i: int,
+        model: nn.Module,
+        batch: Any,
+        n: float,
+        rng: torch.Generator,
+    ) -> BatchLoss:
+        result = self.task.compute_loss(model, batch, step=self.state.step, rng=rng)
+        loss, aux = result if isinstance(result, tuple) else (result, None)
+        if aux is not None and not isinstance(aux, Mapping):
+            aux = {"aux": aux}
+        self._parts[i] = _Part(n, detached(aux))
         return BatchLoss(loss, n)
 
     def _run_again(self, batch: Any) -> None:
@@ -186,62 +254,53 @@ class TaskStep:
         before = given.get_state() if isinstance(given, torch.Generator) else None
         try:
             rng = as_generator(given, self.state.step, self.ranks.rank)
-            device = next(self.state.model.parameters()).device
-            with seeded(draw(rng), [device] if device.type == "cuda" else []):
-                self._call_task(self.state.model, batch, rng)
+            with self._seeded_torch(rng):
+                self.task.compute_loss(self.state.model, batch, step=self.state.step, rng=rng)
         finally:
             if isinstance(given, torch.Generator) and before is not None:
                 given.set_state(before)
 
-    def _compute_part_loss(self, part: Any, model: nn.Module, i: int) -> BatchLoss | None:
-        """Return the loss of a thread's part of a batch, with random numbers of its own."""
-        n = self.task.batch_weight(part)
-        if not n:
-            return None
-        rng = generator(np.random.SeedSequence(self._part_seed, spawn_key=(i,)))
-        loss, metrics = self._call_task(model, part, rng)
-        self._parts[i] = n, metrics
-        return BatchLoss(loss, n)
-
-    def _call_task(
-        self, model: nn.Module, batch: Any, rng: torch.Generator
-    ) -> tuple[Any, Mapping[str, Any] | None]:
-        """Return the loss and the auxiliary outputs of a batch, detached and by name; None without
-        any.
-        """
-        result = self.task.compute_loss(model, batch, step=self.state.step, rng=rng)
-        loss, aux = result if isinstance(result, tuple) else (result, None)
-        return loss, detached(aux if aux is None or isinstance(aux, Mapping) else {"aux": aux})
+    def _seeded_torch(self, rng: torch.Generator) -> AbstractContextManager[Any]:
+        """Seed torch's global generators, which dropout uses, from ``rng``, for a block."""
+        device = next(self.state.model.parameters()).device
+        return seeded(draw(rng), [device] if device.type == "cuda" else [])
 
     def _mean_metrics(self) -> dict[str, Any]:
-        """Return the metrics of all parts, averaged."""
+        """Return the metrics of this rank's batch; with threads, averaged over its parts."""
         parts = [self._parts[i] for i in sorted(self._parts)]
-        self._n_own = total = sum(n for n, _ in parts)
-        metrics = [(n / total, aux) for n, aux in parts if aux is not None]
+        if self._threads.n == 1:  # not averaged, so any values will do
+            return dict(parts[0].metrics or {}) if parts else {}
+        total = sum(part.weight for part in parts)
+        with_metrics = [part for part in parts if part.metrics is not None]
+        if not with_metrics:
+            return {}
         return {
-            name: sum(share * aux[name] for share, aux in metrics)
-            for name in (metrics[0][1] if metrics else ())
+            name: sum(part.weight / total * part.metrics[name] for part in with_metrics)
+            for name in with_metrics[0].metrics
         }
 
-    def on_start(self, loop: Any) -> None:
+    def on_start(self, loop: Loop) -> None:
         """Begin a run, perhaps from a restored checkpoint."""
         self._threads.__enter__()
         self.state.step = loop.step
 
-    def on_close(self, loop: Any) -> None:
+    def on_close(self, loop: Loop) -> None:
         """End a run, even after an error: stop the threads."""
         self._threads.__exit__()
 
-    def on_epoch(self, loop: Any) -> None:
+    def on_epoch(self, loop: Loop) -> None:
         """Finish a pass over the data."""
         self._step.finish_epoch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return recurrent states and waiting gradients; model and optimizer are saved separately."""
+        """Return recurrent states and waiting gradients, without model and optimizer."""
         return {"states": snapshot(self.model), "step": self._step.state_dict()}
 
     def reshard_state_dict(
-        self, states: Sequence[Mapping[str, Any]], rank: int, size: int
+        self,
+        states: Sequence[Mapping[str, Any]],
+        rank: int,
+        size: int,
     ) -> dict[str, Any]:
         """Return the state for one of ``size`` ranks, from the states of the ranks that saved a
         checkpoint.
@@ -257,7 +316,11 @@ class TaskStep:
         self._step.load_state_dict(state["step"])
 
 
-def as_generator(rng: Seed, step: int, rank: int = 0) -> torch.Generator:
+def as_generator(
+    rng: Seed,
+    step: int,
+    rank: int = 0,
+) -> torch.Generator:
     """Return a generator that depends only on seed, step and rank; a generator given as ``rng`` is
     returned itself.
     """
@@ -268,13 +331,12 @@ def as_generator(rng: Seed, step: int, rank: int = 0) -> torch.Generator:
 
 def draw(rng: Seed) -> int:
     """Return the given seed, or draw one from the given generator."""
-    return (
-        int(torch.randint(2**63 - 1, (), generator=rng))
-        if isinstance(rng, torch.Generator)
-        else int(rng)
-    )
+    if not isinstance(rng, torch.Generator):
+        return int(rng)
+    return int(torch.randint(2**63 - 1, (), generator=rng))
 
 
 def generator(seed: np.random.SeedSequence) -> torch.Generator:
     """Return a torch generator seeded from a NumPy seed sequence."""
-    return torch.Generator().manual_seed(int(seed.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+    number = seed.generate_state(1, np.uint64)[0] >> np.uint64(1)  # torch's seeds are signed
+    return torch.Generator().manual_seed(int(number))

@@ -72,84 +72,128 @@ def tpmap(
     tensor([[0., 2.],
             [4., 6.]])
     """
-    if not isinstance(axis_name, str):  # left out
-        argtypes, kwargtypes = axis_name, kwargtypes if argtypes is None else argtypes  # type: ignore[assignment]
+    if not isinstance(axis_name, str):  # left out: the arguments after it move up
+        if argtypes is not None:
+            kwargtypes = argtypes  # type: ignore[assignment]
+        argtypes = axis_name
     if argtypes is None:
         raise TypeError("tpmap needs argtypes, one for each positional argument")
-    where = (
-        [torch.device("cpu")] * devices
-        if isinstance(devices, int)
-        else [torch.device(d) for d in devices]
+    if isinstance(devices, int):
+        devices = ["cpu"] * devices
+    mapped = _MappedFunction(
+        f, argtypes, dict(kwargtypes or {}), [torch.device(d) for d in devices], wrap_return
     )
-    kwargtypes = dict(kwargtypes or {})
-    if not where:
-        raise ValueError("tpmap needs at least one device")
-    for kind in (*argtypes, *kwargtypes.values()):
-        if kind not in ARGTYPES:
-            raise ValueError(f"argument type must be one of {', '.join(ARGTYPES)}; got {kind!r}")
 
-    def mapped(*args: Any, **kwargs: Any) -> Any:
-        if len(args) != len(argtypes):
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return mapped(*args, **kwargs)
+
+    # a function, not the object itself: it has a name and a docstring, like that of jax.pmap
+    call.__name__ = getattr(f, "__name__", "mapped")
+    call.__doc__ = inspect.getdoc(f)
+    return call
+
+
+class _MappedFunction:
+    """Calls a function on each device, with its part of the arguments."""
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        argtypes: Sequence[str],
+        kwargtypes: Mapping[str, str],
+        devices: Sequence[torch.device],
+        wrap_return: Callable[[Any], Any] | None,
+    ) -> None:
+        if not devices:
+            raise ValueError("tpmap needs at least one device")
+        for argtype in (*argtypes, *kwargtypes.values()):
+            if argtype not in ARGTYPES:
+                raise ValueError(
+                    f"argument type must be one of {', '.join(ARGTYPES)}; got {argtype!r}"
+                )
+        self.f = f
+        self.argtypes = argtypes
+        self.kwargtypes = kwargtypes
+        self.devices = devices
+        self.wrap_return = wrap_return
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        calls = self._calls_of_devices(args, kwargs)
+        with ThreadPoolExecutor(len(self.devices)) as pool:
+            # all are submitted before the first result is waited for
+            futures = [pool.submit(call) for call in calls]
+            results = [future.result() for future in futures]
+        stacked = tree_map(_stack_results, *results)
+        return stacked if self.wrap_return is None else self.wrap_return(stacked)
+
+    def _calls_of_devices(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Callable[[], Any]]:
+        """Return a function without arguments for each device."""
+        if len(args) != len(self.argtypes):
             raise TypeError(
-                f"expected {len(argtypes)} positional arguments, one per argtype; got {len(args)}"
+                f"expected {len(self.argtypes)} positional arguments, one per argtype; got "
+                f"{len(args)}"
             )
-        if set(kwargs) != set(kwargtypes):
+        if set(kwargs) != set(self.kwargtypes):
             raise TypeError(
-                f"expected keywords {sorted(kwargtypes)}, one per kwargtype; got {sorted(kwargs)}"
+                f"expected keywords {sorted(self.kwargtypes)}, one per kwargtype; got "
+                f"{sorted(kwargs)}"
             )
         given = [
-            _divide_argument(kind, value, where) for kind, value in zip(argtypes, args, strict=True)
+            _divide_argument(argtype, value, self.devices)
+            for argtype, value in zip(self.argtypes, args, strict=True)
         ]
         named = {
-            name: _divide_argument(kind, kwargs[name], where) for name, kind in kwargtypes.items()
+            name: _divide_argument(argtype, kwargs[name], self.devices)
+            for name, argtype in self.kwargtypes.items()
         }
-        with ThreadPoolExecutor(len(where)) as pool:
-            calls = [
-                pool.submit(
-                    f,
-                    *(parts[i] for parts in given),
-                    **{name: parts[i] for name, parts in named.items()},
-                )
-                for i in range(len(where))
-            ]
-            results = [call.result() for call in calls]
-        stacked = tree_map(_stack_results, *results)
-        return stacked if wrap_return is None else wrap_return(stacked)
-
-    mapped.__name__, mapped.__doc__ = getattr(f, "__name__", "mapped"), inspect.getdoc(f)
-    return mapped
+        calls: list[Callable[[], Any]] = []
+        for i in range(len(self.devices)):
+            named_parts = {name: parts[i] for name, parts in named.items()}
+            calls.append(partial(self.f, *(parts[i] for parts in given), **named_parts))
+        return calls
 
 
-def _divide_argument(kind: str, value: Any, where: list[torch.device]) -> list[Any]:
+def _divide_argument(argtype: str, value: Any, devices: Sequence[torch.device]) -> list[Any]:
     """Return the part of an argument for each device."""
-    n = len(where)
-    if kind == "static":
+    n = len(devices)
+    if argtype == "static":
         return [value] * n
-    if kind == "rng":
+    if argtype == "rng":
+        # one draw from the caller's generator, so that the parts do not depend on thread timing
         seeds = torch.randint(2**63 - 1, (n,), generator=value).tolist()
-        return [
-            torch.Generator(device).manual_seed(seed)
-            for device, seed in zip(where, seeds, strict=True)
-        ]
-    if kind != "broadcast":
-        for path, leaf in named_leaves(value):
-            shape = tuple(np.shape(leaf))
-            if not shape or shape[0] % n or (kind == "thru" and shape[0] != n):
-                needed = f"{n} long" if kind == "thru" else f"divisible by the {n} devices"
-                raise ValueError(
-                    f"{path or 'argument'} has shape {shape}; to {kind} it, its leading axis must "
-                    f"be {needed}"
-                )
+        seeds_of_devices = zip(devices, seeds, strict=True)
+        return [torch.Generator(device).manual_seed(seed) for device, seed in seeds_of_devices]
+    if argtype != "broadcast":
+        _require_divisible(argtype, value, n)
     return [
-        tree_map(partial(_part_of_leaf, kind, i, n, device), value)
-        for i, device in enumerate(where)
+        tree_map(partial(_part_of_leaf, argtype, i, n, device), value)
+        for i, device in enumerate(devices)
     ]
 
 
-def _part_of_leaf(kind: str, i: int, n: int, device: torch.device, leaf: Any) -> Any:
-    if kind == "thru":
+def _require_divisible(argtype: str, value: Any, n: int) -> None:
+    """Raise ValueError if a leaf has no part for each of ``n`` devices."""
+    for path, leaf in named_leaves(value):
+        shape = tuple(np.shape(leaf))
+        if argtype == "thru":
+            fits = shape[:1] == (n,)
+            needed = f"{n} long"
+        else:
+            fits = bool(shape) and shape[0] % n == 0
+            needed = f"divisible by the {n} devices"
+        if not fits:
+            raise ValueError(
+                f"{path or 'argument'} has shape {shape}; to {argtype} it, its leading axis must "
+                f"be {needed}"
+            )
+
+
+def _part_of_leaf(argtype: str, i: int, n: int, device: torch.device, leaf: Any) -> Any:
+    if argtype == "thru":
         leaf = leaf[i]
-    elif kind == "shard":
+    elif argtype == "shard":
         size = len(leaf) // n
         leaf = leaf[i * size : (i + 1) * size]
     return leaf.to(device) if isinstance(leaf, Tensor) else leaf

@@ -6,7 +6,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from fluxutils_py.training.sharding import shard
 from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.train_state import TrainState
 from fluxutils_py.tree import as_tensor, named_leaves, tree_map
+
+if TYPE_CHECKING:
+    from fluxutils_py.training.loop import Loop
 
 Action = Callable[..., Any]
 
@@ -87,9 +90,10 @@ class BaseTrainTask:
         By default the number of elements of the first array or tensor of the batch; 1 if there is
         none.
         """
-        return next(
-            (float(math.prod(v.shape)) for _, v in named_leaves(batch) if hasattr(v, "shape")), 1.0
-        )
+        for _, leaf in named_leaves(batch):
+            if hasattr(leaf, "shape"):
+                return float(math.prod(leaf.shape))
+        return 1.0
 
     def reduce_extra_vars(
         self, buffers: Mapping[str, Tensor], *, ranks: RankGroup, weight: float
@@ -105,20 +109,21 @@ class BaseTrainTask:
 
     def write_trainer_log(
         self,
-        state: Any,
+        state: Loop | TrainState,
         *,
         step_info: StepInfo | None = None,
         logger: logging.Logger | None = None,
         loglevel: int = logging.INFO,
     ) -> None:
         """Log the step and the loss; the step alone without ``step_info``."""
+        logger = logger or logging.getLogger(__name__)
         if step_info is None:
-            (logger or logging.getLogger(__name__)).log(loglevel, "@step=%d", state.step)
+            logger.log(loglevel, "@step=%d", state.step)
             return
         loss = math.nan if step_info.loss is None else step_info.loss
-        (logger or logging.getLogger(__name__)).log(loglevel, "@step=%d, loss=%f", state.step, loss)
+        logger.log(loglevel, "@step=%d, loss=%f", state.step, loss)
 
-    # -- the step ------------------------------------------------------------------------------------
+    # -- the step ----------------------------------------------------------------------------------
 
     def shard_batch(self, batch: Any, rank: int, size: int) -> Any:
         """Return a rank's part of a batch that all ranks have; None if the part is empty.
@@ -134,8 +139,7 @@ class BaseTrainTask:
         ----------
         **settings
             ``comm``, ``batches``, ``clip``, ``accumulate``, ``precision``, ``stateful``, ``defer``:
-            as for
-            :class:`GradientStep`; ``n_jobs``: as for :class:`TaskStep`.
+            as for :class:`GradientStep`; ``n_jobs``: as for :class:`TaskStep`.
 
         Returns
         -------
@@ -154,14 +158,14 @@ class BaseTrainTask:
         """
         return TaskStep(self, **settings)
 
-    # -- actions -------------------------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------
 
     def make_log_writer(
         self, logger: logging.Logger | None = None, loglevel: int = logging.INFO
     ) -> Action:
         """Return a hook that calls :meth:`write_trainer_log` on rank 0."""
 
-        def write_log(loop: Any, step_info: StepInfo | None = None, **_: Any) -> None:
+        def write_log(loop: Loop | TrainState, step_info: StepInfo | None = None, **_: Any) -> None:
             if is_main_process(loop):
                 info = getattr(loop, "step_info", None) if step_info is None else step_info
                 self.write_trainer_log(loop, step_info=info, logger=logger, loglevel=loglevel)
@@ -185,7 +189,8 @@ class BaseTrainTask:
         """
 
         def save_checkpoint(loop: Any, *_: Any, **__: Any) -> Any:
-            return Checkpointer(path, keep).track(**getattr(loop, "state", loop).parts()).save(loop)
+            state = getattr(loop, "state", loop)  # your own loop passes the state itself
+            return Checkpointer(path, keep).track(**state.parts()).save(loop)
 
         save_checkpoint.collective = True  # type: ignore[attr-defined]  # functions have attributes
         return save_checkpoint
@@ -234,7 +239,8 @@ class TrainTask(BaseTrainTask):
                 f"{model!r}"
             )
         self._model = model
-        self.example_args, self.example_kwargs = tuple(example_args), dict(example_kwargs or {})
+        self.example_args = tuple(example_args)
+        self.example_kwargs = dict(example_kwargs or {})
         self.required_rngs = tuple(required_rngs)
 
     @property
@@ -281,32 +287,33 @@ class TrainTask(BaseTrainTask):
             If lazy layers have no sizes, or no parameter requires gradients.
         """
         with seeded(draw(seed)):
-            model = (
-                copy.deepcopy(self._model) if isinstance(self._model, nn.Module) else self._model()
-            )
-            if not isinstance(model, nn.Module):
-                raise TypeError(
-                    f"model={self._model!r} must make a torch module, it made "
-                    f"{type(model).__name__}"
-                )
-            if self.example_args or self.example_kwargs:
-                self._call_once(model)
+            model = self._make_model()
         lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
         if lazy:
             raise ValueError(
-                f"{', '.join(lazy)} of the model are without sizes: give the task example_args"
+                f"{', '.join(lazy)} of the model have no sizes yet: give the task example_args"
             )
         if isinstance(opt, torch.optim.Optimizer):
             raise TypeError(
                 "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of "
                 f"one, or a function of the parameters, which are made here; got {opt!r}"
             )
-        state = TrainState(
-            0, model, make_optimizer(opt, [p for p in model.parameters() if p.requires_grad])
-        )
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        state = TrainState(0, model, make_optimizer(opt, trainable))
         if checkpoint_path is not None:
             self._restore_state(state, Checkpointer(checkpoint_path))
         return state
+
+    def _make_model(self) -> nn.Module:
+        given = self._model  # copied, so that each training begins with the same weights
+        model = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"model={self._model!r} must make a torch module, it made {type(model).__name__}"
+            )
+        if self.example_args or self.example_kwargs:
+            self._call_once(model)
+        return model
 
     def _call_once(self, model: nn.Module) -> None:
         with evaluating(model):  # keep the running means of batch normalisation
@@ -318,15 +325,15 @@ class TrainTask(BaseTrainTask):
         path = checkpoints.latest()
         if path is None:
             return
-        found = checkpoints.read(path) or {}
-        if missing := [name for name in state.parts() if name not in found]:
+        saved = checkpoints.read(path) or {}
+        if missing := [name for name in state.parts() if name not in saved]:
             raise LoadError(
-                f"{path} has no {' and no '.join(missing)}, it is of {sorted(found)}; save with "
+                f"{path} has no {' and no '.join(missing)}, it is of {sorted(saved)}; save with "
                 "make_checkpoint_saver, or a Checkpointer that tracks **state.parts()"
             )
         for name, part in state.parts().items():
             try:
-                part.load_state_dict(found[name])
+                part.load_state_dict(saved[name])
             except Exception as error:  # torch may raise any error
                 raise LoadError(f"{path} does not fit, its {name}: {error}") from error
         state.step = checkpoints.latest_step()

@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -102,7 +102,7 @@ def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
     except ValueError as error:
         raise LoadError(f"not JSON: {error}") from error
     except RecursionError:
-        raise LoadError("its lists and objects lie too deep in each other") from None
+        raise LoadError("its lists and objects are nested too deeply") from None
     return _fit_template(decoded, template, "")
 
 
@@ -124,8 +124,9 @@ def read_pytree_json(path: str | os.PathLike[str], template: Any = None) -> Any:
         raise LoadError(f"{os.fspath(path)}: {error}") from error
 
 
-def _encode_value(value: Any, path: str) -> Any:
+def _encode_value(value: object, path: str) -> Any:
     """Convert a value to JSON data."""
+    # exact types: a subclass, such as numpy.float64 of float, would come back as its base
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
@@ -143,6 +144,11 @@ def _encode_value(value: Any, path: str) -> Any:
         )
     if is_sequence(value):
         return [_encode_value(item, f"{path}/{i}") for i, item in items.items()]
+    return _encode_items(items, path)
+
+
+def _encode_items(items: dict[Any, Any], path: str) -> dict[str, Any]:
+    """Convert the items of a mapping, a named tuple, a dataclass or a module."""
     for key in items:
         if type(key) not in KEYS or (type(key) is float and not np.isfinite(key)):
             raise TypeError(
@@ -155,29 +161,42 @@ def _encode_value(value: Any, path: str) -> Any:
     return {"__items__": [[key, item] for key, item in entries.items()]}
 
 
-def _encode_array(value: Any, path: str) -> dict[str, Any]:
-    kind = (
-        "__tensor__"
-        if isinstance(value, Tensor)
-        else "__array__"
-        if isinstance(value, np.ndarray)
-        else "__scalar__"
-    )
+class _ArrayContent(NamedTuple):
+    """Dtype and elements of an array, as they are written."""
+
+    dtype: str
+    data: Any
+
+
+def _encode_array(value: Tensor | np.ndarray | np.generic, path: str) -> dict[str, Any]:
+    content = _array_content(value)
+    if content is None:
+        raise TypeError(
+            f"{path or 'the tree'}: JSON cannot hold {type(value)} of {value.dtype}; convert it"
+        )
+    stored = {_array_mark(value): True, "dtype": content.dtype, "data": content.data}
+    if not np.prod(value.shape):
+        stored["shape"] = list(value.shape)  # nested lists of no elements do not tell it
+    return stored
+
+
+def _array_content(value: Tensor | np.ndarray | np.generic) -> _ArrayContent | None:
+    """Return what to write of an array; None if it is of a type that torch does not have."""
     if not isinstance(value, Tensor) and value.dtype.kind == "U":
-        dtype, shape, data = value.dtype.str, value.shape, value.tolist()
-    else:
-        try:
-            tensor = as_tensor(value)
-            data = None if tensor is None else _tensor_data(tensor)
-        except (TypeError, RuntimeError):  # torch lacks the dtype or cannot read the memory
-            tensor = None
+        return _ArrayContent(value.dtype.str, value.tolist())
+    try:
+        tensor = as_tensor(value)
         if tensor is None:
-            raise TypeError(
-                f"{path or 'the tree'}: JSON cannot hold {type(value)} of {value.dtype}; convert it"
-            )
-        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-    stored = {kind: True, "dtype": dtype, "data": data}
-    return stored if np.prod(shape) else {**stored, "shape": list(shape)}
+            return None
+        return _ArrayContent(str(tensor.dtype).removeprefix("torch."), _tensor_data(tensor))
+    except (TypeError, RuntimeError):  # torch lacks the dtype or cannot read the memory
+        return None
+
+
+def _array_mark(value: object) -> str:
+    if isinstance(value, Tensor):
+        return "__tensor__"
+    return "__array__" if isinstance(value, np.ndarray) else "__scalar__"
 
 
 def _tensor_data(tensor: Tensor) -> Any:
@@ -188,11 +207,9 @@ def _tensor_data(tensor: Tensor) -> Any:
         return tensor.tolist()
     values = tensor.resolve_neg().double().numpy()
     data = values.astype(object)
-    data[np.isposinf(values)], data[np.isneginf(values)], data[np.isnan(values)] = (
-        "Infinity",
-        "-Infinity",
-        "NaN",
-    )
+    data[np.isposinf(values)] = "Infinity"
+    data[np.isneginf(values)] = "-Infinity"
+    data[np.isnan(values)] = "NaN"
     return data.tolist()
 
 
@@ -207,94 +224,122 @@ def _decode_value(stored: Any, path: str) -> Any:
         return {key: _decode_value(item, f"{path}/{key}") for key, item in stored.items()}
     mark = marks.pop()
     try:
-        if mark == "__items__":
-            return {key: _decode_value(item, f"{path}/{key}") for key, item in stored[mark]}
-        if mark in ARRAYS:
-            return _decode_array(mark, stored)
-        return _tensor(
-            stored[mark],
-            getattr(torch, {"__float__": "float64", "__complex__": "complex128"}[mark]),
-        ).item()
+        return _decode_marked(mark, stored, path)
     except LoadError:  # raised further inside, with the path
         raise
     except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
         raise LoadError(f"{path or 'the tree'}: malformed {mark}: {error}") from error
 
 
-def _decode_array(kind: str, stored: dict[str, Any]) -> Any:
-    if not {kind, "dtype", "data"} <= stored.keys() <= {kind, "dtype", "data", "shape"}:
+def _decode_marked(
+    mark: str,
+    stored: dict[str, Any],
+    path: str,
+) -> Any:
+    if mark == "__items__":
+        return {key: _decode_value(item, f"{path}/{key}") for key, item in stored[mark]}
+    if mark in ARRAYS:
+        return _decode_array(mark, stored)
+    dtype = torch.complex128 if mark == "__complex__" else torch.float64
+    return _tensor(stored[mark], dtype).item()
+
+
+def _decode_array(mark: str, stored: dict[str, Any]) -> Any:
+    if not {mark, "dtype", "data"} <= stored.keys() <= {mark, "dtype", "data", "shape"}:
         raise TypeError(
-            f"expected dtype, data and perhaps shape, got {sorted(stored.keys() - {kind})}"
+            f"expected dtype, data and perhaps shape, got {sorted(stored.keys() - {mark})}"
         )
-    dtype, data, shape = stored["dtype"], stored["data"], stored.get("shape")
+    dtype = stored["dtype"]
+    data = stored["data"]
+    shape = stored.get("shape")
     if isinstance(dtype, str) and dtype[1:2] == "U":
         texts = _elements(data, (str,))
         check_text_type(np.dtype(dtype), texts)
         array = (texts if shape is None else texts.reshape(shape)).astype(dtype)
     else:
         tensor = _tensor(data, getattr(torch, dtype, None), shape)
-        if kind == "__tensor__":
+        if mark == "__tensor__":
             return tensor
         array = tensor.numpy()
-    return array if kind == "__array__" else array[()]
+    return array if mark == "__array__" else array[()]
 
 
-def _tensor(data: Any, dtype: Any, shape: list[int] | None = None) -> Tensor:
+def _tensor(
+    data: Any,
+    dtype: Any,
+    shape: list[int] | None = None,
+) -> Tensor:
     """Invert :func:`_tensor_data`."""
     if not isinstance(dtype, torch.dtype):
         raise TypeError("not a dtype of torch")
-    if dtype.is_complex:
-        return torch.view_as_complex(
-            _tensor(data, dtype.to_real(), None if shape is None else [*shape, 2])
-        )
+    if dtype.is_complex:  # pairs of real and imaginary part
+        real_shape = None if shape is None else [*shape, 2]
+        return torch.view_as_complex(_tensor(data, dtype.to_real(), real_shape))
     if dtype.is_floating_point:
         tensor = torch.from_numpy(_elements(data, (float, int, str)).astype(np.float64)).to(dtype)
     else:
         integers = _elements(data, (bool,) if dtype is torch.bool else (int,)).tolist()
-        with np.errstate(over="raise"):
+        with np.errstate(over="raise"):  # NumPy would wrap numbers that are too large
             tensor = torch.from_numpy(np.array(integers, dtype=str(dtype).removeprefix("torch.")))
     return tensor if shape is None else tensor.reshape(shape)
 
 
-def _elements(data: Any, kinds: tuple[type, ...]) -> np.ndarray:
+def _elements(data: Any, types: tuple[type, ...]) -> np.ndarray:
     """Return nested lists as an array of objects, which must have one of these types."""
     elements = np.array(data, dtype=object)
     for item in elements.flat:
-        if type(item) not in kinds:
-            raise TypeError(
-                f"expected {' or '.join(k.__name__ for k in kinds)} in lists of one length, got "
-                f"{item!r}"
-            )
+        if type(item) not in types:
+            expected = " or ".join(t.__name__ for t in types)
+            raise TypeError(f"expected {expected} in lists of one length, got {item!r}")
     return elements
 
 
-def _fit_template(parsed: Any, template: Any, path: str) -> Any:
+def _fit_template(
+    parsed: Any,
+    template: Any,
+    path: str,
+) -> Any:
     """Convert a parsed tree to the containers of the template."""
     if template is None:
         return parsed
-    target, source = children(template), children(parsed)
-    takes_any = target == {} and (is_sequence(template) or isinstance(template, Mapping))
-    if target is None or source is None:
-        fits = target is source
-    else:
-        fits = isinstance(parsed, list) is is_sequence(template) and (
-            takes_any or source.keys() == target.keys()
-        )
-    if not fits:
-        kinds = f"expected {_describe(template)} as in the template, got {_describe(parsed)}"
-        raise LoadError(f"{path or 'the tree'}: {kinds}")
-    if target is None or source is None:
-        to_tensor = isinstance(template, Tensor) and isinstance(parsed, np.ndarray | np.generic)
-        return as_tensor(parsed) if to_tensor and parsed.dtype.kind != "U" else parsed
-    if takes_any:
+    target = children(template)
+    source = children(parsed)
+    if target is None and source is None:
+        return _fit_leaf(parsed, template)
+    if target is None or source is None or isinstance(parsed, list) is not is_sequence(template):
+        raise _misfit(parsed, template, path)
+    if _matches_any_length(template, target):
         return tuple(parsed) if isinstance(template, tuple) else parsed
-    return rebuild(
-        template,
-        (_fit_template(source[key], value, f"{path}/{key}") for key, value in target.items()),
+    if source.keys() != target.keys():
+        raise _misfit(parsed, template, path)
+    values = (_fit_template(source[key], value, f"{path}/{key}") for key, value in target.items())
+    return rebuild(template, values)
+
+
+def _matches_any_length(template: object, target: dict[Any, Any]) -> bool:
+    # a dataclass or module without fields is not meant as a wildcard
+    return not target and (is_sequence(template) or isinstance(template, Mapping))
+
+
+def _fit_leaf(parsed: Any, template: object) -> Any:
+    """Return an array of numbers as a tensor if the template has one."""
+    if isinstance(template, Tensor) and isinstance(parsed, np.ndarray | np.generic):
+        return parsed if parsed.dtype.kind == "U" else as_tensor(parsed)
+    return parsed
+
+
+def _misfit(
+    parsed: object,
+    template: object,
+    path: str,
+) -> LoadError:
+    return LoadError(
+        f"{path or 'the tree'}: expected {_describe(template)} as in the template, got "
+        f"{_describe(parsed)}"
     )
 
 
-def _describe(node: Any) -> str:
+def _describe(node: object) -> str:
     items = children(node)
     if items is None:
         return "a leaf"

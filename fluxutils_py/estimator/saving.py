@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -50,7 +51,7 @@ TRANSFORMERS = {
 DEPTH = 20  # of pipelines in each other; Python's stack ends before a long file does
 
 
-def save(obj: Any, path: object) -> None:
+def save(obj: Any, path: str | os.PathLike[str]) -> None:
     """Write something fitted to one file, which holds no code and is never half-written.
 
     :func:`load` reads it.

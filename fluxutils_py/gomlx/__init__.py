@@ -1,4 +1,4 @@
-"""The names and arguments of gomlx ``ml/train`` and the packages around it, on this package's loop."""
+"""Names and arguments of gomlx ``ml/train`` and related packages, on this package's loop."""
 
 from fluxutils_py.gomlx.batch_statistics import recompute_batch_norm
 from fluxutils_py.gomlx.cross_entropy import (

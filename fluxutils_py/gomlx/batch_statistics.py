@@ -1,10 +1,8 @@
-"""Compute the running statistics of BatchNorm anew, for parameters that did not come from training
-steps.
-"""
+"""Recompute the running statistics of BatchNorm, for parameters that no training step set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.nn.states import evaluating, reset
-from fluxutils_py.training.dataset import as_dataset
+from fluxutils_py.training.dataset import Dataset, as_dataset
 from fluxutils_py.training.minibatch import begins_series
 
 __all__ = ["recompute_batch_norm"]
@@ -23,28 +21,29 @@ class _Moments:
     """Mean and variance of each channel of the inputs of a layer."""
 
     def __init__(self) -> None:
-        self.n, self.mean, self.square = 0, torch.zeros(()), torch.zeros(())
+        self.n = 0
+        self.mean = torch.zeros(())
+        self.squares = torch.zeros(())  # sum of squared deviations from the mean
 
     def add(self, x: Tensor) -> None:
         x = x.detach().double()
         x = x.movedim(1, -1).reshape(-1, x.shape[1])
         self.n += len(x)
+        # the update of Chan et al. (1979): a sum of squares minus a squared mean would cancel
         delta = x.mean(0) - self.mean
-        self.mean = self.mean + delta * len(x) / self.n  # Chan et al. (1979)
+        self.mean = self.mean + delta * len(x) / self.n
         between = delta.square() * len(x) * (self.n - len(x)) / self.n
-        self.square = self.square + (x - x.mean(0)).square().sum(0) + between
+        self.squares = self.squares + (x - x.mean(0)).square().sum(0) + between
 
 
 class _Collector:
-    """Hook that takes the moments of the inputs of several layers, in the order in which these are
-    called.
-    """
+    """Hook that computes the moments of the inputs of several layers, in the order of the calls."""
 
     def __init__(self) -> None:
-        self.found: dict[nn.Module, _Moments] = {}
+        self.moments: dict[nn.Module, _Moments] = {}
 
-    def __call__(self, layer: nn.Module, inputs: Any) -> None:
-        self.found.setdefault(layer, _Moments()).add(inputs[0])
+    def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.moments.setdefault(layer, _Moments()).add(inputs[0])
 
 
 def recompute_batch_norm(model: nn.Module, dataset: Iterable[Any]) -> None:
@@ -61,7 +60,7 @@ def recompute_batch_norm(model: nn.Module, dataset: Iterable[Any]) -> None:
     model : nn.Module
         Called ``model(*inputs)``.
     dataset : iterable of batches
-        Anything that ``as_dataset`` takes.
+        Anything that ``as_dataset`` accepts.
 
     Raises
     ------
@@ -83,32 +82,43 @@ def recompute_batch_norm(model: nn.Module, dataset: Iterable[Any]) -> None:
     data = as_dataset(dataset)
     waiting = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     while waiting:
-        collector = _Collector()
-        handles = [layer.register_forward_pre_hook(collector) for layer in waiting]
-        try:
-            with evaluating(model):
-                n_batches = _run_over(model, data)
-        finally:
-            for handle in handles:
-                handle.remove()
-        if not n_batches:
-            raise DataError(f"dataset {data.name!r} has no batches: there are no statistics")
-        if not collector.found:  # layers that the model does not call keep theirs
+        moments_of = _collect_moments(model, data, waiting)
+        if not moments_of:  # layers that the model does not call keep their statistics
             return
-        first: Any = next(iter(collector.found))
-        found = collector.found[first]
-        if found.n < 2:
+        # The first layer alone: its new statistics change the inputs of those after it.
+        layer: Any = next(iter(moments_of))
+        moments = moments_of[layer]
+        if moments.n < 2:
             raise DataError(
-                f"dataset {data.name!r} gives a BatchNorm {found.n} value per channel: it needs 2 "
-                "at least"
+                f"dataset {data.name!r} gives a BatchNorm {moments.n} value per channel: it needs "
+                "at least 2"
             )
-        first.running_mean.copy_(found.mean)
-        first.running_var.copy_(found.square / (found.n - 1))
-        waiting.remove(first)
+        layer.running_mean.copy_(moments.mean)
+        layer.running_var.copy_(moments.squares / (moments.n - 1))
+        waiting.remove(layer)
 
 
-def _run_over(model: nn.Module, data: Any) -> int:
-    device, n_batches = next((p.device for p in model.parameters()), None), 0
+def _collect_moments(
+    model: nn.Module, data: Dataset, layers: Sequence[nn.Module]
+) -> dict[nn.Module, _Moments]:
+    """Return the moments of the inputs of each layer that the model calls, in calling order."""
+    collector = _Collector()
+    handles = [layer.register_forward_pre_hook(collector) for layer in layers]
+    try:
+        with evaluating(model):
+            n_batches = _run_over(model, data)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not n_batches:
+        raise DataError(f"dataset {data.name!r} has no batches: there are no statistics")
+    return collector.moments
+
+
+def _run_over(model: nn.Module, data: Dataset) -> int:
+    """Call the model with each batch; return their number."""
+    device = next((p.device for p in model.parameters()), None)
+    n_batches = 0
     for batch in data:
         if begins_series(batch):
             reset(model)

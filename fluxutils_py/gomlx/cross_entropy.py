@@ -1,4 +1,4 @@
-"""Cross-entropy of probabilities, and of scores with one label in a last axis, as gomlx has them."""
+"""Cross-entropy of probabilities, and of scores with labels (..., 1), as in gomlx."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def categorical_cross_entropy(
     """
     if prediction.shape != target.shape:
         raise ShapeError(
-            f"categorical_cross_entropy takes probabilities and targets of one shape (..., V), got "
+            f"categorical_cross_entropy needs probabilities and targets of one shape (..., V), got "
             f"{tuple(prediction.shape)} and {tuple(target.shape)}; for labels (..., 1), see "
             "sparse_categorical_cross_entropy"
         )
@@ -95,13 +95,14 @@ def sparse_categorical_cross_entropy(
     """
     if target.shape != (*prediction.shape[:-1], 1):
         raise ShapeError(
-            f"sparse_categorical_cross_entropy takes scores (..., V) and labels (..., 1), got "
+            f"sparse_categorical_cross_entropy needs scores (..., V) and labels (..., 1), got "
             f"{tuple(prediction.shape)} and {tuple(target.shape)}"
         )
     if target.is_floating_point() or target.dtype is torch.bool:
         raise DataError(
-            f"sparse_categorical_cross_entropy takes integer labels, got {target.dtype}"
+            f"sparse_categorical_cross_entropy needs integer labels, got {target.dtype}"
         )
+    # torch wants classes on axis 1: rows of one axis avoid a transposed copy
     each = F.cross_entropy(prediction.flatten(0, -2), target.flatten().long(), reduction="none")
     return _reduced(each.view(prediction.shape[:-1]), reduction)
 
@@ -109,4 +110,6 @@ def sparse_categorical_cross_entropy(
 def _reduced(each: Tensor, reduction: str) -> Tensor:
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
-    return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
+    if reduction == "none":
+        return each
+    return each.mean() if reduction == "mean" else each.sum()

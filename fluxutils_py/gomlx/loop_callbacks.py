@@ -4,32 +4,55 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fluxutils_py.training.triggers import Clock, EveryNSeconds, Exponential, NTimes, Trigger
 from fluxutils_py.training.triggers import EveryNSteps as EveryNStepsTrigger
 
-LoopAndMetrics = Callable[[Any, Mapping[str, Any]], Any]
+if TYPE_CHECKING:
+    from fluxutils_py.training.loop import Loop
+
+LoopAndMetrics = Callable[["Loop", Mapping[str, Any]], Any]
 
 
-def OnStart(loop: Any, name: str, priority: float, fn: Callable[[Any, Any], Any]) -> None:
+def OnStart(
+    loop: Loop,
+    name: str,
+    priority: float,
+    fn: Callable[[Loop, Any], Any],
+) -> None:
     """Call ``fn(loop, dataset)`` before the first step of each run."""
     loop.on_start(name, lambda loop: fn(loop, loop.batches), priority)
 
 
 def OnStep(
-    loop: Any, name: str, priority: float, fn: LoopAndMetrics, trigger: Trigger | None = None
+    loop: Loop,
+    name: str,
+    priority: float,
+    fn: LoopAndMetrics,
+    trigger: Trigger | None = None,
 ) -> None:
     """Call ``fn(loop, metrics)`` after each step, with the metrics by name."""
     loop.on_step(name, lambda loop: fn(loop, loop.metrics), priority, trigger)
 
 
-def OnEnd(loop: Any, name: str, priority: float, fn: LoopAndMetrics) -> None:
+def OnEnd(
+    loop: Loop,
+    name: str,
+    priority: float,
+    fn: LoopAndMetrics,
+) -> None:
     """Call ``fn(loop, metrics)`` after the last step of each run."""
     loop.on_end(name, lambda loop: fn(loop, loop.metrics), priority)
 
 
-def EveryNSteps(loop: Any, n: int, name: str, priority: float, fn: LoopAndMetrics) -> None:
+def EveryNSteps(
+    loop: Loop,
+    n: int,
+    name: str,
+    priority: float,
+    fn: LoopAndMetrics,
+) -> None:
     """Call ``fn(loop, metrics)`` every ``n`` steps, counted from now as in gomlx 0.9.
 
     Later gomlx counts all steps of training, as ``OnStep`` does with ``trigger=EveryNSteps(n)``.
@@ -37,7 +60,13 @@ def EveryNSteps(loop: Any, n: int, name: str, priority: float, fn: LoopAndMetric
     OnStep(loop, name, priority, fn, EveryNStepsTrigger(n, relative=True))
 
 
-def NTimesDuringLoop(loop: Any, n: int, name: str, priority: float, fn: LoopAndMetrics) -> None:
+def NTimesDuringLoop(
+    loop: Loop,
+    n: int,
+    name: str,
+    priority: float,
+    fn: LoopAndMetrics,
+) -> None:
     """Call ``fn(loop, metrics)`` ``n`` times in each run, the last time at its end: see
     :class:`NTimes`.
     """
@@ -45,7 +74,7 @@ def NTimesDuringLoop(loop: Any, n: int, name: str, priority: float, fn: LoopAndM
 
 
 def ExponentialCallback(
-    loop: Any,
+    loop: Loop,
     start: int,
     factor: float,
     at_end: bool,
@@ -53,12 +82,12 @@ def ExponentialCallback(
     priority: float,
     fn: LoopAndMetrics,
 ) -> None:
-    """Call ``fn(loop, metrics)`` at growing distances: see :class:`Exponential`."""
+    """Call ``fn(loop, metrics)`` at growing intervals: see :class:`Exponential`."""
     OnStep(loop, name, priority, fn, Exponential(start, factor, at_end))
 
 
 def PeriodicCallback(
-    loop: Any,
+    loop: Loop,
     seconds: float,
     at_end: bool,
     name: str,

@@ -59,39 +59,43 @@ class MedianMetric(MeanMetric):
         """Forget all steps."""
         self.values: list[float] = []
         self.count = 0
-        self._random = random.Random(0)
+        self._random = random.Random(0)  # a fixed seed: the same steps give the same median
 
     @torch.no_grad()
     def update(self, *values: Any, weight: float | Tensor = 1.0) -> None:
-        """Add the values of one step; of no weight, none."""
+        """Add the values of one step. A step of weight 0 adds none."""
         if not isinstance(weight, Tensor) and not weight:
             return
         if len(values) == 2:
             values, weight = self.without_extras(values, weight)
         if self.measure is not None:
             require_equal_shapes(self.measure, *values[:2])
-        found = torch.as_tensor(
-            values[0] if self.measure is None else self.measure(*values)
-        ).double()
+        measured = values[0] if self.measure is None else self.measure(*values)
+        each = torch.as_tensor(measured).double()
         if isinstance(weight, Tensor):
-            if found.ndim == 0 and bool((weight == 0).any()):
-                raise DataError(
-                    f"the batch has weights of 0, but metric {self.name!r} is one number for the "
-                    "batch: give it a "
-                    'measure that is not reduced, such as nn.L1Loss(reduction="none")'
-                )
-            found = found[weight.expand_as(found) != 0] if found.ndim else found
-        for value in found.reshape(-1).tolist():
+            each = self._without_weight_0(each, weight)
+        for value in each.reshape(-1).tolist():
             self.add(value, 1.0)
+
+    def _without_weight_0(self, each: Tensor, weight: Tensor) -> Tensor:
+        if each.ndim:
+            return each[weight.expand_as(each) != 0]
+        # one number for the whole batch cannot leave out elements
+        if bool((weight == 0).any()):
+            raise DataError(
+                f"the batch has weights of 0, but metric {self.name!r} is one number for the "
+                "batch: give it a measure that is not reduced, such as "
+                'nn.L1Loss(reduction="none")'
+            )
+        return each
 
     def add(self, value: float, weight: float) -> None:
         self.count += 1
         if len(self.values) < self.sample_size:
             self.values.append(value)
             return
-        place = self._random.randrange(
-            self.count
-        )  # so that each of them has the same chance to be kept
+        # reservoir sampling: each value so far has the same chance to be kept
+        place = self._random.randrange(self.count)
         if place < self.sample_size:
             self.values[place] = value
 
@@ -105,5 +109,7 @@ class MedianMetric(MeanMetric):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
-        self.values, self.count = list(state["values"]), state["count"]
+        self.values = list(state["values"])
+        self.count = state["count"]
+        # the generator has no place in plain data; seeding by count keeps a resumed run determined
         self._random = random.Random(self.count)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.gomlx.report_eval import evaluate_datasets
+from fluxutils_py.gomlx.report_eval import Evaluator, evaluate_datasets
 from fluxutils_py.parallel import is_main_process
 from fluxutils_py.reporting.tables import as_number
+
+if TYPE_CHECKING:
+    from fluxutils_py.training.loop import Loop
+    from fluxutils_py.training.triggers import Trigger
 
 
 class Point(NamedTuple):
@@ -21,6 +26,10 @@ class Point(NamedTuple):
     metric: str
     type: str
     value: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return self._asdict()
 
 
 class PointsWriter:
@@ -59,24 +68,27 @@ class PointsWriter:
     Point(step=4, metric='Train: batch_loss', type='loss', value=1.0)
     """
 
-    name, priority = "points", 0
+    name = "points"
+    priority = 0
 
     def __init__(
-        self, path: Any, trainer: Any = None, *datasets: Iterable[Any], trigger: Any = None
+        self,
+        path: str | os.PathLike[str],
+        trainer: Evaluator | None = None,
+        *datasets: Iterable[Any],
+        trigger: Trigger | None = None,
     ) -> None:
         if (trainer is None) != (not datasets):
             raise ValueError("points of evaluation need a trainer and datasets; give both or none")
-        self.path, self.trainer, self.datasets, self.trigger = (
-            Path(path),
-            trainer,
-            datasets,
-            trigger,
-        )
+        self.path = Path(path)
+        self.trainer = trainer
+        self.datasets = datasets
+        self.trigger = trigger
         self.collective = bool(datasets)  # all ranks evaluate together
 
-    def on_step(self, loop: Any) -> None:
+    def on_step(self, loop: Loop) -> None:
         metrics = {"Train": loop.metrics or {"batch_loss": loop.batch_loss}}
-        if self.datasets:
+        if self.trainer is not None:
             for data, values in evaluate_datasets(self.trainer, self.datasets).items():
                 metrics[f"Eval on {data}"] = values
         if is_main_process(loop):
@@ -85,30 +97,33 @@ class PointsWriter:
     def write(self, step: int, metrics_by_source: Mapping[str, Mapping[str, Any]]) -> None:
         """Append metrics, grouped by their source, such as ``{"Train": {"loss": 0.5}}``."""
         points = [
-            Point(
-                step,
-                f"{source}: {name}",
-                next((t for t in ("loss", "accuracy") if t in name.lower()), name),
-                value,
-            )
+            Point(step, f"{source}: {name}", _plot_type(name), value)
             for source, metrics in metrics_by_source.items()
             for name, number in metrics.items()
             if (value := as_number(number)) is not None and math.isfinite(value)
         ]
-        text = "".join(json.dumps(p._asdict()) + "\n" for p in points)
+        lines = [json.dumps(point.as_dict()) for point in points]
         with open(self.path, "a+b") as file:
             if file.tell() and _ends_within_a_line(file):
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
-            file.write(text.encode())
+            file.write("".join(line + "\n" for line in lines).encode())
 
 
-def _ends_within_a_line(file: Any) -> bool:
-    file.seek(-1, 2)
-    return bool(file.read() != b"\n")
+def _plot_type(metric_name: str) -> str:
+    """Return the type of a metric, by its name."""
+    for common_type in ("loss", "accuracy"):
+        if common_type in metric_name.lower():
+            return common_type
+    return metric_name
 
 
-def load_points(path: Any) -> list[Point]:
+def _ends_within_a_line(file: BinaryIO) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read() != b"\n"
+
+
+def load_points(path: str | os.PathLike[str]) -> list[Point]:
     """Read the points that a :class:`PointsWriter` wrote, sorted by step.
 
     Of points with the same step and metric the last is kept: a run continued from a checkpoint
@@ -119,9 +134,10 @@ def load_points(path: Any) -> list[Point]:
     DataError
         If a line is not a point. An incomplete last line is skipped.
     """
-    path, points = Path(path), {}
+    path = Path(path)
+    points: dict[tuple[int, str], Point] = {}  # by step and metric: a later one replaces another
     lines = path.read_bytes().split(b"\n")
-    for k, line in enumerate(lines[:-1], 1):
+    for k, line in enumerate(lines[:-1], 1):  # what follows the last newline is incomplete
         try:
             point = Point(**json.loads(line))
         except (ValueError, TypeError) as error:

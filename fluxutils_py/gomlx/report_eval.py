@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from fluxutils_py.parallel import is_main_process
 from fluxutils_py.reporting.tables import format_metric, text_table
 
 
+class Evaluator(Protocol):
+    """A :class:`Trainer`, or another object that evaluates datasets."""
+
+    def eval(self, dataset: Any, /) -> dict[str, Any]:
+        """Return metrics by name."""
+
+
 def report_eval(
-    trainer: Any, *datasets: Iterable[Any], printer: Callable[[str], Any] = print
+    trainer: Evaluator, *datasets: Iterable[Any], printer: Callable[[str], Any] = print
 ) -> None:
     """Evaluate each dataset and print a table with a row per dataset and a column per metric.
 
@@ -24,8 +31,7 @@ def report_eval(
         of one name are numbered, such as ``list (1)`` and ``list (2)``, in the order in which you
         give them.
     printer : callable
-        Called with the table, as one string; of several ranks of the trainer only on rank 0. All
-        ranks evaluate.
+        Called with the table, as one string. All ranks of the trainer evaluate; only rank 0 prints.
 
     Raises
     ------
@@ -46,23 +52,24 @@ def report_eval(
     list      0.75  2
     tuple    2.333  3
     """
-    results = evaluate_datasets(trainer, datasets)
+    results = evaluate_datasets(trainer, datasets)  # on all ranks: it may be collective
     if not is_main_process(trainer):
         return
     names = list(dict.fromkeys(name for row in results.values() for name in row))
-    rows = [["dataset", *names]] + [
-        [data, *(format_metric(row.get(n)) for n in names)] for data, row in results.items()
-    ]
+    rows = [["dataset", *names]]
+    for data, row in results.items():
+        rows.append([data, *(format_metric(row.get(name)) for name in names)])
     printer(text_table(rows))
 
 
-def evaluate_datasets(trainer: Any, datasets: Iterable[Any]) -> dict[str, dict[str, Any]]:
+def evaluate_datasets(trainer: Evaluator, datasets: Iterable[Any]) -> dict[str, dict[str, Any]]:
     """Return the results of ``trainer.eval`` by dataset name; those of one name are numbered."""
     datasets = list(datasets)
     if not datasets:
         raise ValueError("there is nothing to evaluate: give at least one dataset")
-    names = number_equal([getattr(data, "name", None) or type(data).__name__ for data in datasets])
-    return {name: trainer.eval(data) for name, data in zip(names, datasets, strict=True)}
+    names = [getattr(data, "name", None) or type(data).__name__ for data in datasets]
+    by_name = zip(number_equal(names), datasets, strict=True)
+    return {name: trainer.eval(data) for name, data in by_name}
 
 
 def number_equal(names: Sequence[str]) -> list[str]:
@@ -74,7 +81,9 @@ def number_equal(names: Sequence[str]) -> list[str]:
     distinct: list[str] = []
     for name in names:
         if names.count(name) > 1:
+            # a dataset may itself be called "a (1)"
             taken = {*names, *distinct}
-            name = next(text for k in count(1) if (text := f"{name} ({k})") not in taken)
+            numbered = (f"{name} ({k})" for k in count(1))
+            name = next(text for text in numbered if text not in taken)
         distinct.append(name)
     return distinct

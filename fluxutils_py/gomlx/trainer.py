@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.gomlx.executors import Executor, Executors, Mode, kind_key, run_uncompiled
-from fluxutils_py.gomlx.metrics_of_batch import (
-    add_up_ranks,
-    add_weighed,
-    is_mean,
-    target_for_metrics,
-    update_from_batch,
-    weigh_metrics,
+from fluxutils_py.gomlx.trainer_metrics import (
+    BatchNumbers,
+    EvalMetrics,
+    LossFn,
+    Predictions,
+    TrainMetrics,
 )
 from fluxutils_py.nn.losses import require_equal_shapes
 from fluxutils_py.nn.precision import as_float32
@@ -27,7 +26,6 @@ from fluxutils_py.parallel import Threads
 from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.training.added_losses import collected_losses, get_losses
 from fluxutils_py.training.dataset import as_dataset
-from fluxutils_py.training.element_weights import require_weighable, update_metric
 from fluxutils_py.training.function_step import FunctionStep
 from fluxutils_py.training.make_optimizer import begin_schedule, make_optimizer, make_scheduler
 from fluxutils_py.training.minibatch import (
@@ -39,25 +37,42 @@ from fluxutils_py.training.minibatch import (
 )
 from fluxutils_py.training.resharding import require_shared_batches, reshard_rows, state_of_rank
 from fluxutils_py.training.running_metrics import (
-    EMAMetric,
-    MeanMetric,
     compute_all,
     metric_name,
     n_elements,
-    require_different_names,
     weighted_mean,
 )
 from fluxutils_py.training.step_info import BatchLoss, StepInfo
-from fluxutils_py.training.threaded_loss import ThreadedLoss, detached, join_parts, shares
+from fluxutils_py.training.threaded_loss import ThreadedLoss, detached, shares
 from fluxutils_py.tree import tree_map
+from fluxutils_py.validation import check_integer
+
+if TYPE_CHECKING:
+    from fluxutils_py.training.loop import Loop
+
+Executor = Callable[[tuple[Any, ...]], Any]  # calls the model with the inputs of a batch
+
+
+class Mode(Enum):
+    """Purpose of a step."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class TotalLoss(NamedTuple):
+    """Loss of a batch, and the part of it that ``loss_fn`` gave; None without ``loss_fn``."""
+
+    total: Tensor
+    own: float | None
 
 
 class Trainer:
     """Train and evaluate a model with a loss, an optimizer and metrics, on batches of any kind.
 
     A :class:`Loop` goes through the data: ``Loop(trainer).run_epochs(dataset, 10)``. A step does
-    what
-    :class:`GradientStep` does, then applies the per-step updates, the scheduler and the metrics, in this order.
+    what :class:`GradientStep` does, then applies the per-step updates, the scheduler and the
+    metrics, in this order.
 
     Parameters
     ----------
@@ -141,12 +156,15 @@ class Trainer:
     True
     """
 
-    name, priority, ends_together, collective = "trainer", -math.inf, True, True
+    name = "trainer"
+    priority = -math.inf  # before all other hooks, which may look at the metrics
+    ends_together = True  # see Loop: a rank without a batch still takes part in a step
+    collective = True
 
     def __init__(
         self,
         model: nn.Module,
-        loss_fn: Callable[..., Any] | None = None,
+        loss_fn: LossFn | None = None,
         opt: Any = None,
         train_metrics: Sequence[Any] = (),
         eval_metrics: Sequence[Any] = (),
@@ -164,46 +182,34 @@ class Trainer:
         takes_kind: bool = False,
         compile: bool | Callable[[Any], Any] = False,
     ) -> None:
-        self.model, self.loss_fn, self.axis, self.stateful = model, loss_fn, axis, stateful
+        self.model = model
+        self.loss_fn = loss_fn
+        self.axis = axis
+        self.stateful = stateful
+        self.takes_kind = takes_kind
         trainable = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = None if opt is None else make_optimizer(opt, trainable)
         self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
-        self.train_metrics: list[Any] = [
-            MeanMetric(name="batch_loss", short_name="loss+", metric_type="loss")
-        ]
-        self.train_metrics.append(
-            EMAMetric(name="ema_loss", short_name="~loss+", metric_type="loss")
-        )
-        self.eval_metrics: list[Any] = [
-            MeanMetric(name="loss", short_name="#loss+", metric_type="loss")
-        ]
-        if loss_fn is not None:
-            self.train_metrics.append(
-                EMAMetric(name="ema_loss_fn", short_name="~loss", metric_type="loss")
-            )
-            self.eval_metrics.append(
-                MeanMetric(name="loss_fn", short_name="#loss", metric_type="loss")
-            )
-        self._n_own = len(self.train_metrics), len(self.eval_metrics)
-        self.train_metrics += train_metrics
-        self.eval_metrics += eval_metrics
-        require_different_names(self.train_metrics)
-        require_different_names(self.eval_metrics)
-        self._executors = Executors(model, max_kinds, takes_kind, compile)
+        self._train_metrics = TrainMetrics(loss_fn, train_metrics)
+        self._eval_metrics = EvalMetrics(loss_fn, eval_metrics)
+        self.train_metrics = self._train_metrics.all
+        self.eval_metrics = self._eval_metrics.all
+        self.max_kinds = check_integer("max_kinds", max_kinds, 1)
+        self._compile = torch.compile if compile is True else compile or None
+        self._executors: dict[tuple[Any, Mode], Executor] = {}
+        self._on_exec_creation: list[Callable[[Executor, Mode], Any]] = []
         self._arity: dict[tuple[Any, Mode], tuple[int, int]] = {}
         self._updates: dict[str, Callable[[nn.Module], Any]] = {}
-        self._means = [m for m in train_metrics if is_mean(m)]
-        self._others = [m for m in train_metrics if not is_mean(m)]
         self._batches = batches
-        self._threads, compute = Threads(n_threads(n_jobs)), self._compute_loss  # type: Any, Any
+        self._threads = Threads(n_threads(n_jobs))
+        if self._threads.n > 1 and compile:
+            raise ValueError(
+                "a compiled model cannot run in several threads: leave out n_jobs, or compile"
+            )
         shard = partial(Minibatch.shard, axis=axis)
         reduction = "sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean"
+        compute: Any = self._compute_loss
         if self._threads.n > 1:
-            if compile:
-                raise ValueError(
-                    "a compiled model cannot run in several threads: leave out n_jobs, or compile"
-                )
-            self._replicated: dict[nn.Module, Executors] = {}
             compute = ThreadedLoss(
                 self._compute_loss, model, self._threads, shares(shard), reduction
             )
@@ -218,7 +224,7 @@ class Trainer:
             accumulate=accumulate,
             precision=precision,
             reduction=reduction,
-            n_numbers=2 * len(self._means) + (loss_fn is not None),
+            n_numbers=self._train_metrics.n_numbers,
             stateful=stateful,
             compute_again=self._run_again,
             defer=False,  # metrics need the loss
@@ -227,14 +233,14 @@ class Trainer:
 
     def on_exec_creation(self, handler: Callable[[Executor, Mode], Any]) -> Trainer:
         """Call ``handler(executor, mode)`` when a kind first occurs in a mode. Returns self."""
-        self._executors.handlers.append(handler)
+        self._on_exec_creation.append(handler)
         return self
 
     def add_per_step_update(
         self, fn: Callable[[nn.Module], Any], name: str | None = None
     ) -> Trainer:
-        """Call ``fn(model)`` without gradients after each optimizer step, for example to apply
-        constraints.
+        """Call ``fn(model)`` without gradients after each optimizer step, such as to constrain
+        parameters.
 
         It does not affect the loss of that step. It replaces an earlier function of the same
         ``name``, by default the name of the function. Returns self.
@@ -243,12 +249,14 @@ class Trainer:
         return self
 
     def to(self, device: Any) -> Trainer:
-        """Move the model and the optimizer's state to a device. Later batches follow. Returns self."""
+        """Move the model and the optimizer's state to a device. Later batches follow.
+
+        Returns self.
+        """
         self.model.to(device)
         if self.optimizer is not None:
-            self.optimizer.load_state_dict(
-                self.optimizer.state_dict()
-            )  # moves moments to their parameters
+            # loading moves the moments to the device of their parameters
+            self.optimizer.load_state_dict(self.optimizer.state_dict())
         self._step.bind()
         return self
 
@@ -257,7 +265,7 @@ class Trainer:
         """Whether all ranks need the same batches, and so equally many."""
         return self._step.shares_batches
 
-    # -- training ------------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
     def train_step(self, batch: Any) -> StepInfo | None:
         """Train on one batch: anything that :func:`as_minibatch` takes, or None if this rank has no
@@ -273,37 +281,40 @@ class Trainer:
         if not self.model.training:
             self.model.train()
         before = self._step.n_updates
-        self._predicted: dict[int, tuple[Any, Any, Any]] = {}  # by thread
+        self._predictions: dict[int, Predictions] = {}  # by thread
         with self._threads:
             info = self._step(None if batch is None else self.ranks.guard(as_minibatch, batch))
         if info is None or info.batch_loss is None:
             return info
+        # a metric of the user may fail on one rank: guard tells the others
         self.ranks.guard(self._finish_step, info, self._step.n_updates > before)
         return replace(info, metrics=compute_all(self.train_metrics))
 
     def _compute_loss(
         self, batch: Minibatch, model: nn.Module | None = None, thread: int = 0
     ) -> BatchLoss:
-        batch, executors = self._check_batch(batch, Mode.TRAIN), self._executors
-        if model is not None and model is not self.model:
-            new = Executors(model, executors.max_kinds, executors.takes_kind, False)
-            executors = self._replicated.setdefault(model, new)
+        """Return the loss of a batch, or of the part of it that a thread computes with a replica of
+        the model.
+        """
+        batch = self._check_batch(batch, Mode.TRAIN)
+        if model is None or model is self.model:
+            executor = self._executor(batch.kind, Mode.TRAIN)
+        else:  # a replica is never compiled
+            executor = partial(self._call_model, model, batch.kind)
         with collected_losses():
-            prediction = tree_map(as_float32, executors(batch.kind, Mode.TRAIN)(batch.inputs))
-            total, own = self._total_loss(prediction, batch)
-        n, prediction = n_elements(prediction, batch.weight), detached(prediction)
-        target, weight = target_for_metrics(self.loss_fn, batch)
-        require_weighable(self._others, weight)
-        self._predicted[thread] = prediction, target, weight
-        numbers = [
-            *([] if own is None else [own]),
-            *weigh_metrics(self._means, self.loss_fn, prediction, batch),
-        ]
-        return BatchLoss(total, n, numbers=numbers)
+            prediction = tree_map(as_float32, executor(batch.inputs))
+            loss = self._total_loss(prediction, batch)
+        prediction = detached(prediction)
+        self._predictions[thread] = self._train_metrics.predictions_of(prediction, batch)
+        numbers = self._train_metrics.measure(prediction, batch, loss.own)
+        n = n_elements(prediction, batch.weight)
+        return BatchLoss(loss.total, n, numbers=numbers.pack())
 
     def _run_again(self, batch: Minibatch) -> None:
+        """Call the model as a training step does, but uncompiled, so that hooks see each module."""
+        moved = self._on_model_device(batch)
         with collected_losses():
-            run_uncompiled(self.model, batch, self._executors.takes_kind)
+            self._call_model(self.model, moved.kind, moved.inputs)
 
     def _finish_step(self, info: StepInfo, updated: bool) -> None:
         if updated:
@@ -312,44 +323,37 @@ class Trainer:
                     update(self.model)
             if self.scheduler is not None:
                 self.scheduler.step()
-        numbers = list(self._step.numbers)
-        self.train_metrics[0].reset()
-        own = (info.batch_loss, info.batch_loss, *(numbers[:1] if self.loss_fn is not None else ()))
-        for metric, value in zip(self.train_metrics, own, strict=False):
-            metric.add(value, info.n_live)
-        add_weighed(self._means, numbers[self.loss_fn is not None :], info.n_live)
-        if self._predicted and self._others:
-            parts = [self._predicted[i] for i in sorted(self._predicted)]
-            prediction, target, weight = (
-                join_parts(v, self.axis) for v in zip(*parts, strict=True)
-            )
-            for metric in self._others:
-                update_metric(metric, prediction, target, weight)
+        numbers = BatchNumbers.unpack(self._step.numbers, self.loss_fn is not None)
+        self._train_metrics.add_numbers(info.batch_loss, numbers, info.n_live)
+        # in the order of threads, which is that of the observations in the batch
+        parts = [self._predictions[i] for i in sorted(self._predictions)]
+        self._train_metrics.add_predictions(parts, self.axis)
 
     def reset_train_metrics(self) -> None:
         """Reset the training metrics."""
         for metric in self.train_metrics:
             metric.reset()
 
-    def on_start(self, loop: Any) -> None:
+    def on_start(self, loop: Loop) -> None:
         """Begin a run; reset the metrics unless the run continues an interrupted one."""
         self._threads.__enter__()
         if loop.step == loop.start_step:
             self.reset_train_metrics()
-        begin_schedule(
-            self.scheduler,
-            loop.end_step and -(-(loop.end_step - loop.step) // self._step.accumulate),
-        )
+        n_updates = None
+        if loop.end_step is not None:
+            # the last update may have fewer batches: round up
+            n_updates = -(-(loop.end_step - loop.step) // self._step.accumulate)
+        begin_schedule(self.scheduler, n_updates)
 
-    def on_close(self, loop: Any) -> None:
+    def on_close(self, loop: Loop) -> None:
         """End a run, even after an error: stop the threads."""
         self._threads.__exit__()
 
-    def on_epoch(self, loop: Any) -> None:
+    def on_epoch(self, loop: Loop) -> None:
         """Finish a pass over the data."""
         self._step.finish_epoch()
 
-    # -- evaluation ----------------------------------------------------------------------------------
+    # -- evaluation --------------------------------------------------------------------------------
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
         """Update the evaluation metrics with one batch; return their values so far by name."""
@@ -367,17 +371,19 @@ class Trainer:
         ValueError
             If the dataset is empty.
         """
-        data, n_batches = as_dataset(dataset), 0
+        data = as_dataset(dataset)
         data.reset()
         for metric in self.eval_metrics:
             metric.reset()
+        n_batches = 0
         with evaluating(self.model):
             for batch in data:
                 self._eval_step(batch)
                 n_batches += 1
         if self._batches == "per_rank" and not self.ranks.is_single:
+            # a rank without batches is fine if another one has some
             n_batches = sum(self.ranks.allgather(n_batches))
-            add_up_ranks(self.eval_metrics, self.ranks)
+            self._eval_metrics.add_up_ranks(self.ranks)
         if not n_batches:
             raise ValueError(f"dataset {data.name!r} has no batches: nothing to evaluate")
         return compute_all(self.eval_metrics)
@@ -387,40 +393,67 @@ class Trainer:
         if begins_series(batch, self.stateful):
             reset(self.model)
         with collected_losses(), self._step.autocast:
-            prediction = tree_map(as_float32, self._executors(batch.kind, Mode.EVAL)(batch.inputs))
-            total, own = self._total_loss(prediction, batch)
-        n, n_own = n_elements(prediction, batch.weight), self._n_own[1]
-        require_weighable(self.eval_metrics[n_own:], target_for_metrics(self.loss_fn, batch)[1])
-        for metric, value in zip(self.eval_metrics[:n_own], (total.item(), own), strict=False):
-            metric.update(value, weight=n)
-        for metric in self.eval_metrics[n_own:]:
-            update_from_batch(metric, self.loss_fn, prediction, batch)
+            executor = self._executor(batch.kind, Mode.EVAL)
+            prediction = tree_map(as_float32, executor(batch.inputs))
+            loss = self._total_loss(prediction, batch)
+        self._eval_metrics.add_batch(loss.total.item(), loss.own, prediction, batch)
         return compute_all(self.eval_metrics)
 
-    # -- both ----------------------------------------------------------------------------------------
+    # -- both --------------------------------------------------------------------------------------
+
+    def _executor(self, kind: Any, mode: Mode) -> Executor:
+        """Return the function that calls the model for a kind of batch.
+
+        There is one per kind and mode, so that a compiled model is compiled once for each.
+        """
+        key = kind_key(kind), mode
+        if key not in self._executors:
+            if len(self._executors) >= self.max_kinds:
+                raise RuntimeError(
+                    f"kind {kind!r} in mode {mode.value!r} is one more than "
+                    f"max_kinds={self.max_kinds}: a kind stands for many batches, not for one; use "
+                    "fewer, or raise max_kinds"
+                )
+            executor = self._executors[key] = self._make_executor(kind)
+            for handler in self._on_exec_creation:
+                handler(executor, mode)
+        return self._executors[key]
+
+    def _make_executor(self, kind: Any) -> Executor:
+        def run(inputs: tuple[Any, ...]) -> Any:  # torch.compile takes no functools.partial
+            return self._call_model(self.model, kind, inputs)
+
+        return run if self._compile is None else self._compile(run)
+
+    def _call_model(self, model: nn.Module, kind: Any, inputs: tuple[Any, ...]) -> Any:
+        return model(kind, *inputs) if self.takes_kind else model(*inputs)
 
     def _check_batch(self, batch: Minibatch, mode: Mode) -> Minibatch:
         """Check a batch against its kind, and move it to the device of the model."""
         require_parts(batch)
-        sizes, key = (len(batch.inputs), len(batch.labels)), (kind_key(batch.kind), mode)
+        sizes = len(batch.inputs), len(batch.labels)
+        key = kind_key(batch.kind), mode
         require_same_arity(batch, sizes, self._arity.setdefault(key, sizes))
+        return self._on_model_device(batch)
+
+    def _on_model_device(self, batch: Minibatch) -> Minibatch:
         first = next(self.model.parameters(), None)
+        # batches of datasets are in main memory already, and moving one costs time
         return batch if first is None or first.device.type == "cpu" else batch.to(first.device)
 
-    def _total_loss(self, prediction: Any, batch: Minibatch) -> tuple[Tensor, float | None]:
-        """Return the loss, and the part of it that ``loss_fn`` gave."""
-        added, own = get_losses(), None
+    def _total_loss(self, prediction: Any, batch: Minibatch) -> TotalLoss:
+        added = get_losses()
         if self.loss_fn is not None:
-            label = batch.y
-            require_equal_shapes(self.loss_fn, prediction, label)
-            own = weighted_mean(self.loss_fn(prediction, label), batch.weight)
-        if own is None:
-            if added is None:
-                raise ValueError(
-                    "there is no loss: give the Trainer a loss_fn, or call add_loss in the model"
-                )
-            return added, None
-        return own if added is None else own + added, own.item()
+            require_equal_shapes(self.loss_fn, prediction, batch.y)
+            own = weighted_mean(self.loss_fn(prediction, batch.y), batch.weight)
+            return TotalLoss(own if added is None else own + added, own.item())
+        if added is None:
+            raise ValueError(
+                "there is no loss: give the Trainer a loss_fn, or call add_loss in the model"
+            )
+        return TotalLoss(added, None)
+
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training state without model and optimizer, which are saved separately."""
@@ -448,6 +481,7 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
+        # a checkpoint may lack a metric that was added since
         for metric in self.train_metrics:
             if metric_name(metric) in state["metrics"]:
                 metric.load_state_dict(state["metrics"][metric_name(metric)])
@@ -455,3 +489,12 @@ class Trainer:
             self.scheduler.load_state_dict(state["scheduler"])
         self._step.load_state_dict(state["step"])
         restore(self.model, state["states"])
+
+
+def kind_key(kind: Any) -> Any:
+    """Return a hashable key for a kind of batch."""
+    try:
+        hash(kind)
+    except TypeError:
+        return repr(kind)
+    return kind

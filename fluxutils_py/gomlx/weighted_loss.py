@@ -56,11 +56,10 @@ class WeightedLoss:
     def __init__(self, loss: Callable[..., Tensor]) -> None:
         if isinstance(loss, type) or not callable(loss):
             built = f"; build it first: {loss.__name__}()" if isinstance(loss, type) else ""
-            raise TypeError(f"WeightedLoss takes a loss(prediction, target), got {loss!r}{built}")
+            raise TypeError(f"WeightedLoss needs a loss(prediction, target), got {loss!r}{built}")
         self.loss = loss
-        self.__name__ = (
-            getattr(loss, "__name__", None) or type(loss).__name__
-        )  # the name of a metric of it
+        # the name of a metric of this loss
+        self.__name__ = getattr(loss, "__name__", None) or type(loss).__name__
 
     def __call__(self, prediction: Any, labels: Any) -> Tensor:
         target, share = target_and_weight(labels)
@@ -68,9 +67,8 @@ class WeightedLoss:
         if share is None:
             return unreduced(self.loss)(prediction, target)
         if target.is_floating_point() and target.shape == share.shape:
-            target = torch.where(
-                share != 0, target, 0
-            )  # a NaN would come back in the gradient, as 0 times NaN
+            # a NaN would come back in the gradient, as 0 times NaN
+            target = torch.where(share != 0, target, 0)
         each = unreduced(self.loss)(prediction, target)
         if each.shape != share.shape:
             raise ShapeError(

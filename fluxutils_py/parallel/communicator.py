@@ -53,7 +53,8 @@ class SingleProcessComm:
     ['me']
     """
 
-    rank, size = 0, 1
+    rank = 0
+    size = 1
 
     def allreduce_(self, t: Tensor) -> None:
         pass
@@ -76,9 +77,8 @@ class Link:
 
     comm: Communicator
     group: Any = None  # RankGroup of the last training step in a user-written loop
-    take_part: Callable[[], Any] | None = (
-        None  # take such a step without a batch; None if no rank has one
-    )
+    # takes such a step without a batch; None if no rank has one
+    take_part: Callable[[], Any] | None = None
     ended: Sequence[int] = ()  # ranks that have ended the program
     is_used: bool = False
     is_broken: bool = False
@@ -120,16 +120,16 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type and text of any exception as a plain string of bounded length; never fails
-    itself.
+    """Return the type and text of any exception as a plain string of bounded length.
+
+    It never fails itself.
     """
     name = type(error).__name__
     for make_text in (str, repr):
         try:
             text = str.__str__(make_text(error))
-        except (
-            BaseException
-        ):  # whatever a user's class raises: the ranks that wait must hear of the first error
+        # whatever a user's class raises: the ranks that wait must hear of the first error
+        except BaseException:
             continue
         rest = len(text) - ERROR_LENGTH
         if rest > 0:

@@ -5,32 +5,34 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fluxutils_py.nn.vectors import dense_gradients, flatten_into
 from fluxutils_py.parallel.rank_group import RankGroup
 
-# weight, weight * loss, data, counts of ranks with a batch, with an error, with a wish to stop; bad
-# norms
+# Numbers of a step: weight, weight * loss, data; counts of ranks with a batch, with an error, with
+# a wish to stop; norms that are not finite.
 FLAGS = 7
 DIGEST = 24  # bits of a batch's digest, one number each: their sums are exact in float32
-NONE, DENSE, SPARSE = range(3)  # layouts of a parameter's gradient
+# Layouts of a parameter's gradient. A rank adds 0 or 1 to the sum for NONE or DENSE, and more than
+# all ranks together for SPARSE: so the sum tells the layout.
+NONE = 0
+DENSE = 1
+SPARSE = 2
 
 
 class Totals(NamedTuple):
-    """Sums over ranks: weights, weighted losses, data, ranks with a batch, norms not finite, and
-    further numbers.
-    """
+    """Sums over ranks."""
 
     weight: float
-    loss: float
+    loss: float  # times weight
     n_live: float
-    n_batches: int
+    n_batches: int  # ranks with a batch
     same_batches: bool
-    bad_norm: float
+    bad_norm: float  # norms that are not finite
     numbers: list[float]
 
 
@@ -51,27 +53,37 @@ class GradientVector:
         The vector.
     """
 
-    def __init__(self, params: Sequence[Any], ranks: RankGroup, n_numbers: int = 0) -> None:
-        self.params, self.ranks = list(params), ranks
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        ranks: RankGroup,
+        n_numbers: int = 0,
+    ) -> None:
+        self.params = list(params)
+        self.ranks = ranks
         first = next((p for p in self.params if p.is_floating_point()), torch.empty(0))
-        n, n_params = sum(p.numel() for p in self.params), len(self.params)
+        n = sum(p.numel() for p in self.params)
+        n_params = len(self.params)
         if ranks.is_single:
             self.values = first.new_empty(n, requires_grad=False)
             return
         device = first.device if getattr(ranks.comm, "cuda_aware", False) else torch.device("cpu")
+        # layouts and counts need exact integers, which 16 bits do not hold
         dtype = torch.promote_types(first.dtype, torch.float32)
         self._buffer = torch.zeros(
             n + n_params + FLAGS + DIGEST + n_numbers, dtype=dtype, device=device
         )
         self._sum = self._buffer[:n]
         self._host = self._buffer[n:].cpu()  # the same memory, if on the CPU
-        self._layouts, self._tail = self._host.numpy()[:n_params], self._host.numpy()[n_params:]
+        self._layouts = self._host.numpy()[:n_params]
+        self._tail = self._host.numpy()[n_params:]
         self._staged = first.device != device or first.dtype != dtype
         self.values = first.new_empty(n, requires_grad=False) if self._staged else self._sum
 
     def pack(self) -> Tensor:
-        """Copy the gradients of the parameters into the vector, with zeros for missing ones; return
-        it.
+        """Copy the gradients of the parameters into the vector, with zeros for missing ones.
+
+        Returns the vector.
         """
         return flatten_into(dense_gradients(self.params), self.values)
 
@@ -81,10 +93,12 @@ class GradientVector:
         """
         if self.ranks.is_single:
             return self.own_layouts()
-        return [
-            NONE if not n else DENSE if n <= self.ranks.size else SPARSE
-            for n in self._layouts.tolist()
-        ]
+        return [self._layout_of_sum(n) for n in self._layouts.tolist()]
+
+    def _layout_of_sum(self, n: float) -> int:
+        if not n:
+            return NONE
+        return DENSE if n <= self.ranks.size else SPARSE
 
     def own_layouts(self) -> list[int]:
         """Return NONE, DENSE or SPARSE per parameter's gradient on this rank."""
@@ -100,12 +114,10 @@ class GradientVector:
                 p.grad = None
             elif layout == SPARSE:
                 p.grad = view.to(p.dtype).to_sparse(1)
-            else:
-                p.grad = (
-                    view
-                    if p.dtype == view.dtype and p.is_contiguous()
-                    else torch.empty_like(p).copy_(view)
-                )
+            elif p.dtype == view.dtype and p.is_contiguous():
+                p.grad = view
+            else:  # torch wants a gradient of the type and memory order of its parameter
+                p.grad = torch.empty_like(p).copy_(view)
 
     @cached_property
     def _views(self) -> list[Tensor]:
@@ -163,19 +175,29 @@ class GradientVector:
             self._fill_buffer(weight if has_part else None, self.own_layouts())
             self._sum_buffer()
         else:
-            norm = float(torch.linalg.vector_norm(self.values)) if has_part else 0.0
-            tail[6] = 0.0 if math.isfinite(norm) else norm
+            tail[6] = self._bad_norm() if has_part else 0.0
             self.ranks.call_comm(self.ranks.comm.allreduce_, self._host[len(self.params) :])
-        weights, weighted, live, n_batches, failed, stop, bad_norm, *rest = tail.tolist()
+        return self._read_totals(with_vector)
+
+    def _bad_norm(self) -> float:
+        """Return the norm of the vector if it is not finite, else 0."""
+        norm = float(torch.linalg.vector_norm(self.values))
+        return 0.0 if math.isfinite(norm) else norm
+
+    def _read_totals(self, with_vector: bool) -> Totals:
+        """Return the sums over ranks, after reacting to errors and wishes to stop among them."""
+        weight, loss, n_live, n_batches, failed, stop, bad_norm, *rest = self._tail.tolist()
         self.ranks.check_flags(failed, stop, n_batches)
         if with_vector and self._staged and not stop:
             self.values.copy_(self._sum)
+        # each bit of a digest is set on all ranks or on none
         same = all(n in (0, self.ranks.size) for n in (n_batches, *rest[:DIGEST]))
-        return Totals(weights, weighted, live, int(n_batches), same, bad_norm, rest[DIGEST:])
+        return Totals(weight, loss, n_live, int(n_batches), same, bad_norm, rest[DIGEST:])
 
     def sum_up(self, layouts: Iterable[int]) -> None:
-        """Sum the vector over ranks, with the layouts of this rank's gradients; the ranks have
-        agreed to do so.
+        """Sum the vector over ranks, with the layouts of this rank's gradients.
+
+        The ranks have agreed before that all of them call it.
         """
         self._tail[:] = 0
         self._fill_buffer(1, layouts)
@@ -183,7 +205,11 @@ class GradientVector:
         if self._staged:
             self.values.copy_(self._sum)
 
-    def _fill_buffer(self, weight: float | None, layouts: Iterable[int]) -> None:
+    def _fill_buffer(
+        self,
+        weight: float | None,
+        layouts: Iterable[int],
+    ) -> None:
         """Fill the buffer with the vector times a weight, and with layouts; None: with zeros."""
         if weight is None:
             self._sum.zero_()
@@ -197,7 +223,7 @@ class GradientVector:
         self._layouts[:] = [sparse if k == SPARSE else k for k in layouts]
 
     def _sum_buffer(self) -> None:
-        on_device = self._buffer.is_cuda
+        on_device = self._buffer.is_cuda  # then the numbers, filled in main memory, are a copy
         if on_device:
             self._buffer[len(self._sum) :].copy_(self._host)
         self.ranks.call_comm(self.ranks.comm.allreduce_, self._buffer)
@@ -206,4 +232,6 @@ class GradientVector:
 
 
 def _layout(p: Tensor) -> int:
-    return NONE if p.grad is None else SPARSE if p.grad.is_sparse else DENSE
+    if p.grad is None:
+        return NONE
+    return SPARSE if p.grad.is_sparse else DENSE

@@ -7,7 +7,8 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from concurrent.futures import Executor, Future
+from typing import Any, NamedTuple
 
 import joblib
 import numpy as np
@@ -28,7 +29,12 @@ from fluxutils_py.parallel.rank_group import RankGroup
 MESSAGE = 1 << 30  # largest number of bytes that are sent at once
 PLAIN = (bool, int, float, str, type(None), np.generic)
 
-Outcome = tuple[bool, bytes]  # whether a task failed, and its pickled result or error
+
+class Outcome(NamedTuple):
+    """What a task gave."""
+
+    failed: bool
+    content: bytes  # its pickled result or error
 
 
 class MPIBackend(ParallelBackendBase):
@@ -118,36 +124,33 @@ def share_tasks(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         _shared = tasks
         try:
             with MPIComm.world().executor() as executor:
-                outcomes = (
-                    None
-                    if executor is None
-                    else ranks.guard(_run_tasks, executor, ranks, len(tasks))
-                )
+                outcomes = None
+                if executor is not None:  # on rank 0; the others run tasks until it has all results
+                    outcomes = ranks.guard(_run_tasks, executor, ranks, len(tasks))
         finally:
             _shared = ()
         outcomes = pickle.loads(_broadcast_pickle(ranks, outcomes))
-        results = ranks.guard(
-            lambda: [(failed, pickle.loads(content)) for failed, content in outcomes]
-        )
-        ranks.allgather()
-    for failed, value in results or ():
-        if failed:
+        values = ranks.guard(lambda: [pickle.loads(outcome.content) for outcome in outcomes])
+        ranks.allgather()  # can all of them read the results?
+    values = values or []
+    for outcome, value in zip(outcomes, values, strict=False):
+        if outcome.failed:
             raise value
-    return [value for _, value in results or ()]
+    return values
 
 
 def _joblib_ranks() -> RankGroup:
     launcher = detect_launcher()
     if launcher == "torch":
         raise ValueError(
-            'joblib.parallel_config("mpi") needs ranks that mpirun started, and torchrun started these: '
-            "mpirun -n 4 python script.py"
+            'joblib.parallel_config("mpi") needs ranks that mpirun started, but torchrun started '
+            "these; use mpirun -n 4 python script.py"
         )
     require_script_on_all_ranks()
     return RankGroup.from_comm(launcher, "joblib.Parallel")
 
 
-# -- on each rank ------------------------------------------------------------------------------------------
+# -- on each rank ----------------------------------------------------------------------------------
 
 _shared: Sequence[Callable[[], Any]] = ()  # the tasks of the call in progress
 
@@ -155,35 +158,44 @@ _shared: Sequence[Callable[[], Any]] = ()  # the tasks of the call in progress
 def _run_task(i: int) -> Outcome:
     """Call a task; this runs on any rank."""
     try:
-        return False, _dumps(_shared[i]())
+        return Outcome(False, _dumps(_shared[i]()))
     except BaseException as error:
         error.add_note(
             f"raised in task {i} on rank {MPIComm.world().rank}:\n{traceback.format_exc()}"
         )
-        return True, _dumps_error(error)
+        return Outcome(True, _dumps_error(error))
 
 
-def _run_tasks(executor: Any, ranks: RankGroup, n: int) -> list[Outcome]:
-    """Run the tasks, on the other ranks from the first one on, on this rank from the last one on."""
+def _run_tasks(executor: Executor, ranks: RankGroup, n: int) -> list[Outcome]:
+    """Run the tasks: the other ranks from the first one on, this rank from the last one on."""
     futures = [executor.submit(_run_task, i) for i in range(n)]
-    own: dict[int, Outcome] = {}
+    on_this_rank: dict[int, Outcome] = {}
     for i in reversed(range(n)):
-        failed = any(f for f, _ in own.values()) or any(
-            f.done() and not f.cancelled() and f.result()[0] for f in futures
-        )
-        if futures[i].cancel() and not failed and not ranks.flags()[0]:
-            own[i] = _run_task(i)
-    return [
-        own[i] if i in own else f.result()
-        for i, f in enumerate(futures)
-        if i in own or not f.cancelled()
-    ]
+        # what this rank can cancel, no other has begun: run it here, or drop it after an error
+        if not futures[i].cancel():
+            continue
+        failed = any(outcome.failed for outcome in on_this_rank.values())
+        if not (failed or _any_failed(futures) or ranks.flags()[0]):
+            on_this_rank[i] = _run_task(i)
+    outcomes = []
+    for i, future in enumerate(futures):
+        if i in on_this_rank:
+            outcomes.append(on_this_rank[i])
+        elif not future.cancelled():
+            outcomes.append(future.result())
+    return outcomes
 
 
-# -- messages ----------------------------------------------------------------------------------------------
+def _any_failed(futures: Sequence[Future[Outcome]]) -> bool:
+    """Return whether a task that is done has failed."""
+    done = (future for future in futures if future.done() and not future.cancelled())
+    return any(future.result().failed for future in done)
 
 
-def _broadcast_pickle(ranks: RankGroup, value: Any) -> bytes:
+# -- messages --------------------------------------------------------------------------------------
+
+
+def _broadcast_pickle(ranks: RankGroup, value: object) -> bytes:
     """Return the pickle of rank 0's value, on every rank."""
     content = ranks.guard(_dumps, value) if ranks.rank == 0 else None
     n = ranks.allgather(None if content is None else len(content))[0]
@@ -195,7 +207,7 @@ def _broadcast_pickle(ranks: RankGroup, value: Any) -> bytes:
     return buffer.numpy().tobytes() if content is None else content
 
 
-def _dumps(value: Any) -> bytes:
+def _dumps(value: object) -> bytes:
     """Pickle by name what the script defines, since all ranks run it; else, such as for a lambda,
     by code.
     """
@@ -204,7 +216,7 @@ def _dumps(value: Any) -> bytes:
     except Exception:
         try:
             import cloudpickle
-        except ImportError:  # before joblib 1.6, which brings it as a package of its own
+        except ImportError:  # before joblib 1.6, which brings it as a separate package
             from joblib.externals import cloudpickle
         return cloudpickle.dumps(value)
 
@@ -212,7 +224,7 @@ def _dumps(value: Any) -> bytes:
 def _dumps_error(error: BaseException) -> bytes:
     try:
         content = _dumps(error)
-        pickle.loads(content)  # an error with a constructor of its own may not come back
+        pickle.loads(content)  # an error with a custom constructor may not come back
         return content
     except Exception:
         substitute = RemoteError(describe_error(error))
@@ -251,9 +263,10 @@ def _differences(answers: Sequence[Sequence[str]]) -> Iterator[int]:
             yield i
 
 
-def _plain_outline(value: Any) -> Any:
-    """Return the plain data inside arguments: not the estimators and data, of which those of rank 0
-    count.
+def _plain_outline(value: object) -> Any:
+    """Return the plain data inside arguments.
+
+    Estimators and data are left out: those of rank 0 count.
     """
     if isinstance(value, PLAIN):
         return value

@@ -12,7 +12,6 @@ import pickle
 import platform
 import sys
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Self
@@ -20,30 +19,30 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from fluxutils_py.errors import warn
 from fluxutils_py.parallel.communicator import SingleProcessComm, name_ranks
 from fluxutils_py.parallel.launcher import detect_launcher
 
-PATIENCE, ABORT_AFTER = "FLUXUTILS_PATIENCE", "FLUXUTILS_ABORT_AFTER"  # environment variables
+# environment variables
+PATIENCE = "FLUXUTILS_PATIENCE"
+ABORT_AFTER = "FLUXUTILS_ABORT_AFTER"
+
 LOOKS = 50  # polls in a row, before the rank yields the processor between polls
-YIELDING = (
-    0.05  # seconds of waiting, before the rank sleeps between polls: waking up takes .1 ms and more
-)
+# seconds of waiting, before the rank sleeps between polls: waking up takes .1 ms and more
+YIELDING = 0.05
 YIELDING_SHARED = 1e-3  # the same where another program has taken the processor meanwhile
 TAKEN = 1e-4  # seconds that offering the processor takes, if another program takes it
 LONGEST_PAUSE = 0.02  # seconds
 ANNOUNCED_AFTER = 1.0  # seconds of waiting after which a rank tells the others where it waits
 FRAME = 512  # bytes; smaller objects of all ranks travel in one collective
 GATHERED_AT_ONCE = 1 << 26  # bytes; larger objects travel one by one
-STATUS = (
-    75  # exit status of a job that abort_after ended: "temporary failure, try again" in sysexits.h
-)
+# exit status of a job that abort_after ended: "temporary failure, try again" in sysexits.h
+STATUS = 75
 
-Request = Callable[
-    [], bool
-]  # polls whether a collective is complete; keeps the memory of the collective alive
-_abandoned: list[
-    Request
-] = []  # after an error while waiting: they may still write into that memory
+# polls whether a collective is complete; keeps the memory of the collective alive
+Request = Callable[[], bool]
+# requests after an error while waiting, kept because they may still write into their memory
+_abandoned: list[Request] = []
 
 
 class Place(NamedTuple):
@@ -101,7 +100,7 @@ class LaunchedComm(ABC):
         """All ranks that the launcher started; one communicator per process."""
         return cls()
 
-    # -- collectives ---------------------------------------------------------------------------------
+    # -- collectives -------------------------------------------------------------------------------
 
     def allreduce_(self, t: Tensor) -> None:
         self._connect_once()
@@ -121,20 +120,20 @@ class LaunchedComm(ABC):
         frames = self._allgather_bytes(len(data).to_bytes(8, "little") + data[: FRAME - 8], FRAME)
         sizes = [int.from_bytes(frame[:8], "little") for frame in frames]
         if max(sizes) <= FRAME - 8:
-            found = [frame[8:] for frame in frames]
+            pickles = [frame[8:] for frame in frames]
         elif max(sizes) * self.size <= GATHERED_AT_ONCE:
-            found = self._allgather_bytes(data, max(sizes))
+            pickles = self._allgather_bytes(data, max(sizes))
         else:
-            parts = [
-                _as_tensor(data, size) if r == self.rank else _as_tensor(b"", size)
-                for r, size in enumerate(sizes)
-            ]
-            for root, part in enumerate(parts):
-                self._wait_until(self._start_broadcast(part, root))
-            found = [part.numpy().tobytes() for part in parts]
-        return [
-            pickle.loads(part) for part in found
-        ]  # bytes behind the end of a pickle are ignored
+            pickles = self._broadcast_bytes(data, sizes)
+        # bytes behind the end of a pickle are ignored
+        return [pickle.loads(content) for content in pickles]
+
+    def _broadcast_bytes(self, data: bytes, sizes: list[int]) -> list[bytes]:
+        """Return the data of all ranks, sent by one rank after the other."""
+        parts = [_as_tensor(data if r == self.rank else b"", size) for r, size in enumerate(sizes)]
+        for root, part in enumerate(parts):
+            self._wait_until(self._start_broadcast(part, root))
+        return [part.numpy().tobytes() for part in parts]
 
     def _allgather_bytes(self, data: bytes, size: int) -> list[bytes]:
         everything = torch.empty(self.size * size, dtype=torch.uint8)
@@ -147,11 +146,10 @@ class LaunchedComm(ABC):
         if not self._has_met:
             self._wait_until(self._start_connecting())
             self._has_met = True
-            self.places = [
-                Place(*place) for place in self.allgather((platform.node(), os.getpid()))
-            ]
+            places = self.allgather((platform.node(), os.getpid()))
+            self.places = [Place(*place) for place in places]
 
-    # -- waiting -------------------------------------------------------------------------------------
+    # -- waiting -----------------------------------------------------------------------------------
 
     def _wait_until(self, is_complete: Request) -> None:
         self._n_waits += 1
@@ -165,7 +163,10 @@ class LaunchedComm(ABC):
             raise
 
     def _wait_longer(self, is_complete: Request) -> None:
-        began, n_warnings, is_announced, yielding = time.monotonic(), 0, False, YIELDING
+        began = time.monotonic()
+        n_warnings = 0
+        is_announced = False
+        yielding = YIELDING
         with contextlib.ExitStack() as announced:
             while not is_complete():  # Python's signal handlers run between these
                 seconds = time.monotonic() - began
@@ -187,11 +188,9 @@ class LaunchedComm(ABC):
     def _missing_ranks(self) -> list[int] | None:
         """Return the ranks that do not wait in this collective; None if that is unknown."""
         announced = self._announced_ranks(self._n_waits)
-        return (
-            None
-            if announced is None
-            else [r for r in range(self.size) if r != self.rank and r not in announced]
-        )
+        if announced is None:
+            return None
+        return [r for r in range(self.size) if r != self.rank and r not in announced]
 
     def _describe_delay(self, seconds: float, missing: list[int] | None) -> str | None:
         described = None if self.describe_wait is None else self.describe_wait()
@@ -205,12 +204,13 @@ class LaunchedComm(ABC):
             who = f"for {name_ranks(missing)}"
             if self.places:
                 who += f" ({', '.join(str(self.places[r]) for r in missing)})"
-        return f"rank {self.rank} has been waiting in {described[0]} for {seconds:.0f} s, {who}. {described[1]}"
+        call, advice = described
+        return f"rank {self.rank} has been waiting in {call} for {seconds:.0f} s, {who}. {advice}"
 
     def _warn_missing(self, seconds: float) -> None:
         text = self._describe_delay(seconds, self._missing_ranks())
         if text is not None:
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            warn(text, RuntimeWarning)
 
     def _end_job(self, seconds: float) -> None:
         missing = self._missing_ranks()
@@ -225,7 +225,7 @@ class LaunchedComm(ABC):
         )
         self._abort_job([self.places[r] for r in missing or () if self.places])
 
-    # -- to be defined by subclasses -----------------------------------------------------------------
+    # -- to be defined by subclasses ---------------------------------------------------------------
 
     @abstractmethod
     def is_open(self) -> bool:
@@ -258,16 +258,18 @@ class LaunchedComm(ABC):
     def _abort_job(self, missing: list[Place]) -> None:
         """End all ranks with exit status ``STATUS``."""
 
-    def __deepcopy__(self, memo: Any) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         return self
 
     def __reduce__(self) -> Any:
         return _world_of, (type(self),)
 
 
-def _world_of(kind: type[LaunchedComm]) -> LaunchedComm | SingleProcessComm:
+def _world_of(comm_class: type[LaunchedComm]) -> LaunchedComm | SingleProcessComm:
     """Return the communicator to use in the process that unpickles one."""
-    return kind.world() if detect_launcher() == kind.launcher else SingleProcessComm()
+    if detect_launcher() == comm_class.launcher:
+        return comm_class.world()
+    return SingleProcessComm()
 
 
 def _read_seconds(name: str, given: float | None, variable: str) -> float | None:
@@ -280,8 +282,8 @@ def _read_seconds(name: str, given: float | None, variable: str) -> float | None
     except (TypeError, ValueError):
         seconds = math.nan
     if not seconds > 0:
-        told = f"{variable}={text!r} in the environment" if given is None else repr(given)
-        raise ValueError(f"{name} must be a number of seconds above 0, got {told}")
+        value = f"{variable}={text!r} in the environment" if given is None else repr(given)
+        raise ValueError(f"{name} must be a number of seconds above 0, got {value}")
     return seconds
 
 

@@ -7,12 +7,10 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
-SIZES = (
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-)  # Open MPI; MPICH, Intel MPI, srun; MVAPICH
+# of Open MPI; of MPICH, Intel MPI and srun; of MVAPICH
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
 LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -33,24 +31,29 @@ def detect_launcher() -> str | None:
     is_child = multiprocessing.parent_process() is not None
     if _is_alone or is_child or threading.current_thread() is not threading.main_thread():
         return None
-    return launched()[0]
+    return launched().launcher
 
 
-def launched() -> tuple[str | None, int, int]:
-    """Return the launcher of this process or its parent, the rank, and the number of ranks, or
-    ``(None, 0, 1)``.
-    """
+class Launched(NamedTuple):
+    """How a process was started."""
+
+    launcher: str | None
+    rank: int
+    size: int
+
+
+def launched() -> Launched:
+    """Return how this process or its parent was started; without a launcher as ``(None, 0, 1)``."""
     size = int(os.environ.get("WORLD_SIZE", 1))
-    if (
-        "TORCHELASTIC_RUN_ID" in os.environ and size > 1
-    ):  # also if srun or mpirun started one torchrun on each node
-        return "torch", _first_number(("RANK",)), size
+    # first, as srun or mpirun may have started one torchrun on each node
+    if "TORCHELASTIC_RUN_ID" in os.environ and size > 1:
+        return Launched("torch", _first_number(("RANK",)), size)
     sizes = [int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdigit()]
     if "PMIX_RANK" in os.environ:  # srun --mpi=pmix
         sizes.append(int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)))
     if max(sizes, default=1) > 1:
-        return "mpi", _first_number(RANKS), max(sizes)
-    return None, 0, 1
+        return Launched("mpi", _first_number(RANKS), max(sizes))
+    return Launched(None, 0, 1)
 
 
 _is_alone = False  # in the main thread: others are alone anyway
@@ -62,7 +65,8 @@ def alone() -> Iterator[None]:
     share.
     """
     global _is_alone
-    before, _is_alone = _is_alone, True
+    before = _is_alone
+    _is_alone = True
     try:
         yield
     finally:
@@ -75,10 +79,11 @@ def is_alone() -> bool:
 
 
 def local_rank() -> int:
-    """Return the index of this rank on its machine, as the launcher sets it; 0 without a launcher."""
+    """Return the index of this rank on its machine; 0 without a launcher."""
     return _first_number(LOCAL_RANKS)
 
 
 def _first_number(names: tuple[str, ...]) -> int:
     """Return the first of these variables that is set to a number; 0 if none is."""
-    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), 0)
+    texts = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in texts if text.isdigit()), 0)

@@ -1,6 +1,4 @@
-"""Ranks under MPI. Only this file imports mpi4py, and only when needed, because the import starts
-MPI.
-"""
+"""Ranks under MPI. Only this file imports mpi4py, when needed, as the import starts MPI."""
 
 from __future__ import annotations
 
@@ -17,9 +15,8 @@ from fluxutils_py.parallel.launcher import detect_launcher
 
 TAG = 60  # of messages about waiting
 GATHERED = 1 << 16  # bytes of all ranks, up to which a sum is one gathering, and each rank adds up
-GATHERED_BY_TWO = (
-    1 << 24
-)  # the same for two ranks: they send no more than in a sum, and meet once instead of twice
+# the same for two ranks: they send no more than in a sum, and meet once instead of twice
+GATHERED_BY_TWO = 1 << 24
 
 
 class MPIComm(LaunchedComm):
@@ -61,21 +58,20 @@ class MPIComm(LaunchedComm):
         super().__init__(patience, abort_after)
         self.cuda_aware = cuda_aware
         self._original = _import_mpi().COMM_WORLD if comm is None else comm
-        self.rank, self.size = self._original.rank, self._original.size
-        self._comm: Any = (
-            None  # the duplicate, made by the first collective, since it is one itself
-        )
+        self.rank = self._original.rank
+        self.size = self._original.size
+        # the duplicate, made by the first collective, since it is one itself
+        self._comm: Any = None
         self._in_place = _import_mpi().IN_PLACE
         self._rows = np.empty((self.size, 0))  # of all ranks, in the last sum that was a gathering
-        self._last_heard: dict[
-            int, int
-        ] = {}  # by rank: the last collective that it said it waits in
+        # by rank: the last collective that it said it waits in
+        self._last_heard: dict[int, int] = {}
 
     @contextlib.contextmanager
     def executor(self) -> Iterator[Any]:
-        """Run functions on all other ranks: a ``concurrent.futures.Executor`` on rank 0; the others
-        serve it, get None.
+        """Run functions on all other ranks.
 
+        Yields a ``concurrent.futures.Executor`` on rank 0, and None on the others, which serve it.
         All ranks enter the block together. Functions travel by name.
         """
         from mpi4py.futures import MPICommExecutor
@@ -93,31 +89,28 @@ class MPIComm(LaunchedComm):
 
     def _start_allreduce(self, t: Tensor) -> Request:
         # Open MPI's Iallreduce (5.0) was seen to write into its buffer when that had been freed
-        # after completion
-        if t.is_cuda or t.numel() * t.element_size() * self.size > (
-            GATHERED_BY_TWO if self.size == 2 else GATHERED
-        ):
+        # after completion.
+        limit = GATHERED_BY_TWO if self.size == 2 else GATHERED
+        if t.is_cuda or t.numel() * t.element_size() * self.size > limit:
             return self._allreduce_together(t)
-        own = t.view(-1).numpy()
-        if self._rows.shape[1:] != own.shape or self._rows.dtype != own.dtype:
-            self._rows = np.empty((self.size, own.size), own.dtype)
+        total = t.view(-1).numpy()  # this rank's values, then the sum
+        if self._rows.shape[1:] != total.shape or self._rows.dtype != total.dtype:
+            self._rows = np.empty((self.size, total.size), total.dtype)
         rows = self._rows
-        test = self._comm.Iallgather(own, rows).Test
+        test = self._comm.Iallgather(total, rows).Test
 
         def is_complete() -> bool:
             if not test():
                 return False
-            np.add(rows[0], rows[1], out=own)
+            np.add(rows[0], rows[1], out=total)
             for row in rows[2:]:  # in the order of ranks: the same bits everywhere
-                np.add(own, row, out=own)
+                np.add(total, row, out=total)
             return True
 
         return is_complete
 
     def _allreduce_together(self, t: Tensor) -> Request:
-        """Wait for all ranks without blocking; then the sum itself blocks for as long as the data
-        travel.
-        """
+        """Wait for all ranks without blocking; then the sum blocks while the data travel."""
         test = self._comm.Ibarrier().Test
 
         def is_complete() -> bool:
@@ -142,7 +135,8 @@ class MPIComm(LaunchedComm):
                     self._comm.isend(n, rank, TAG)
             yield
             return
-        MPI = _import_mpi()  # without the duplicate only a name server tells, which mpirun has
+        # before the duplicate exists, only a name server can tell, which mpirun has
+        MPI = _import_mpi()
         try:
             MPI.Publish_name(self._rank_key(self.rank), "here")
         except MPI.Exception:
@@ -203,15 +197,13 @@ def abort_on_exception() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if detect_launcher() == "mpi" and not (
-            isinstance(error, SystemExit) and error.code in (None, 0)
-        ):
+        succeeded = isinstance(error, SystemExit) and error.code in (None, 0)
+        if detect_launcher() == "mpi" and not succeeded:
             _import_mpi()
             from mpi4py.run import set_abort_status
 
-            set_abort_status(
-                error
-            )  # this process prints its error and ends as usual, and takes the others with it
+            # this process prints its error and ends as usual, and takes the others with it
+            set_abort_status(error)
         raise
 
 

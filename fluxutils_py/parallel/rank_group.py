@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,14 +38,23 @@ END = "the end of the program"
 _thread = threading.local()  # group: the innermost entered group of several ranks
 
 
+class _Answer(NamedTuple):
+    """What a rank tells the others in an exchange."""
+
+    call: str
+    error: tuple[str, str] | None  # its name and text
+    wants_stop: bool
+    value: Any
+
+
 class RankGroup:
     """Context manager for the ranks that run one call together. A single rank has no overhead.
 
     Every collective carries errors. :meth:`guard` and the end of the ``with`` block keep an error
     of one rank until the next collective, where all ranks raise in the same step: the failed rank
-    raises the original error, the others raise
-    :class:`RemoteError`, or ``FloatingPointError`` if the error is one. SIGINT and SIGTERM are kept in the same way. So
-    every rank takes part in every collective, even after an error, and no rank waits forever.
+    raises the original error, the others raise :class:`RemoteError`, or ``FloatingPointError`` if
+    the error is one. SIGINT and SIGTERM are kept in the same way. So every rank takes part in every
+    collective, even after an error, and no rank waits forever.
 
     There are two kinds of collectives: the sum over ranks in a training step, and all others, which
     begin with an ``allgather``. So a failed rank knows which collective comes next. Entering a
@@ -72,17 +81,22 @@ class RankGroup:
     def __init__(self, comm: Communicator | None = None, call: str = "fit") -> None:
         self.comm = SingleProcessComm() if comm is None else comm
         self.call = call
-        self.rank, self.size = self.comm.rank, self.comm.size
+        self.rank = self.comm.rank
+        self.size = self.comm.size
         self.is_single = self.size == 1
         self._link = Link.of(self.comm)
         self.error: BaseException | None = None  # of this rank; unknown to the others so far
-        self.error_is_shared = self.stopped = False
-        self._wants_stop = self._has_met = self._is_broken = self._is_interrupt = self._all_left = (
-            False
-        )
+        self.error_is_shared = False
+        self.stopped = False
+        self._wants_stop = False
+        self._has_met = False  # in a collective of this group
+        self._is_broken = False  # after a collective failed: no other is possible
+        self._is_interrupt = False
+        self._all_left = False  # no rank has a batch any more
         self._signal: int | None = None
         self._error_is_signal = False
-        self._depth = self._n_guarded = 0  # running with blocks, and functions under guard
+        self._depth = 0  # with blocks in progress
+        self._n_guarded = 0  # functions under guard in progress
         self._n_steps = 0  # training steps so far
         self._outer: RankGroup | None = None
         self._handlers: dict[int, Any] = {}
@@ -107,7 +121,7 @@ class RankGroup:
             )
         return cls(SingleProcessComm(), call)
 
-    # -- entering, leaving, stopping -----------------------------------------------------------------
+    # -- entering, leaving, stopping ---------------------------------------------------------------
 
     def __enter__(self) -> RankGroup:
         if self.is_single:
@@ -117,7 +131,8 @@ class RankGroup:
             if self.error_is_shared:  # from an earlier run
                 self.error = None
                 self.error_is_shared = self._error_is_signal = self._is_interrupt = False
-            self._outer, _thread.group = getattr(_thread, "group", None), self
+            self._outer = getattr(_thread, "group", None)
+            _thread.group = self
             if threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGINT, signal.SIGTERM):
                     if signal.getsignal(number) is not None:  # else Python cannot restore it
@@ -130,23 +145,24 @@ class RankGroup:
         if self.is_single:
             return
         try:
-            if (
-                self._depth == 1
-                and error is not None
-                and not self.error_is_shared
-                and not self._is_broken
-            ):
+            is_news = error is not None and not self.error_is_shared
+            if is_news and self._depth == 1 and not self._is_broken:
                 self.error = self.error or error
-                self._exchange_answers(None)
+                self._exchange_answers(None)  # the others wait in a collective for the error
         finally:
             self._depth -= 1
             if self._depth == 0:
-                _thread.group, self._outer = self._outer, None
-                for number, handler in self._handlers.items():
-                    signal.signal(number, handler)
-                if self._signal is not None:  # too late for this call: pass it on
-                    number, self._signal = self._signal, None
-                    os.kill(os.getpid(), number)
+                self._leave()
+
+    def _leave(self) -> None:
+        _thread.group = self._outer
+        self._outer = None
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        if self._signal is not None:  # too late for this call: pass it on
+            number = self._signal
+            self._signal = None
+            os.kill(os.getpid(), number)
 
     def guard(self, f: Callable[..., T], *args: Any, collective: bool = False) -> T | None:
         """Return ``f(*args)``. With several ranks, keep an error for the next collective and return
@@ -186,7 +202,7 @@ class RankGroup:
         """Withdraw the request to stop."""
         self.stopped = self._wants_stop = False
 
-    # -- training steps ------------------------------------------------------------------------------
+    # -- training steps ----------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def step(self, take_part: Callable[[], Any]) -> Iterator[None]:
@@ -208,7 +224,8 @@ class RankGroup:
         except BaseException:
             self._link.take_part = None
             raise
-        self._link.group, self._link.take_part = self, None if self._all_left else take_part
+        self._link.group = self
+        self._link.take_part = None if self._all_left else take_part
 
     def flags(self) -> tuple[float, float]:
         """Return as numbers, to sum over ranks, whether this rank failed and whether it wants to
@@ -226,7 +243,7 @@ class RankGroup:
         if n_failed:
             self.allgather()
         if n_stopping:
-            self.stopped, self._wants_stop = True, False
+            self._agree_to_stop()
         self._all_left = self.stopped or not n_batches
 
     def call_comm(self, collective: Callable[..., T], *args: Any) -> T:
@@ -260,7 +277,7 @@ class RankGroup:
             if isinstance(self.comm, LaunchedComm):
                 self.comm.describe_wait = None
 
-    # -- collectives ---------------------------------------------------------------------------------
+    # -- collectives -------------------------------------------------------------------------------
 
     def allgather(self, value: Any = None) -> list[Any]:
         """Return the values of all ranks in rank order; values are small plain data. Raise if a
@@ -269,9 +286,9 @@ class RankGroup:
         if self.is_single:
             return [value]
         answers = self._exchange_answers(value)
-        calls = [call for call, *_ in answers]
+        calls = [answer.call for answer in answers]
         self._link.ended = [rank for rank, call in enumerate(calls) if call == END]
-        failed = {rank: error for rank, (_, error, _, _) in enumerate(answers) if error is not None}
+        failed = {rank: a.error for rank, a in enumerate(answers) if a.error is not None}
         if failed:
             self._raise_shared(failed)
         if len(set(calls)) > 1:
@@ -281,9 +298,13 @@ class RankGroup:
                     "every rank"
                 )
             )
-        if any(wants_stop for _, _, wants_stop, _ in answers):
-            self.stopped, self._wants_stop = True, False
-        return [value for *_, value in answers]
+        if any(answer.wants_stop for answer in answers):
+            self._agree_to_stop()
+        return [answer.value for answer in answers]
+
+    def _agree_to_stop(self) -> None:
+        self.stopped = True
+        self._wants_stop = False
 
     def require_equal(self, fields: Mapping[str, Any]) -> None:
         """Raise :class:`RankError` on every rank unless all have the same fields. Compare values as
@@ -333,33 +354,39 @@ class RankGroup:
         if self.is_single or not tensors:
             return
         floating = [t for t in tensors if t.is_floating_point()]
-        answers = self.allgather((weight, [digest_tensors([t]) for t in floating]))
-        weights = torch.tensor([w for w, _ in answers], dtype=torch.float64)
-        weights = (
-            weights / weights.sum() if weights.sum() else torch.full_like(weights, 1 / self.size)
-        )
-        share = float(weights[self.rank])
-        for i, t in enumerate(floating):
-            if len({digests[i] for _, digests in answers}) > 1:
-                part = (
-                    t.detach().cpu().double() * share
-                    if share
-                    else torch.zeros(t.shape, dtype=torch.float64)
-                )
-                self.call_comm(self.comm.allreduce_, part)
-                t.copy_(part)
+        digests = [digest_tensors([t]) for t in floating]
+        answers = self.allgather((weight, digests))
+        share = self._share_of_weight([rank_weight for rank_weight, _ in answers])
+        digests_of_tensors = zip(*(rank_digests for _, rank_digests in answers), strict=True)
+        for t, rank_digests in zip(floating, digests_of_tensors, strict=True):
+            if len(set(rank_digests)) > 1:  # a mean of equal numbers may differ in the last bit
+                self._average_tensor(t, share)
         self.broadcast([t for t in tensors if not t.is_floating_point()])
 
-    # -- errors --------------------------------------------------------------------------------------
+    def _share_of_weight(self, rank_weights: list[float]) -> float:
+        """Return the share of this rank in the sum of all weights; all alike if that is 0."""
+        weights = torch.tensor(rank_weights, dtype=torch.float64)
+        total = weights.sum()
+        return float((weights / total)[self.rank]) if total else 1 / self.size
+
+    def _average_tensor(self, t: Tensor, share: float) -> None:
+        part = torch.zeros(t.shape, dtype=torch.float64)
+        if share:  # a rank without data may have NaN
+            part = t.detach().cpu().double() * share
+        self.call_comm(self.comm.allreduce_, part)
+        t.copy_(part)
+
+    # -- errors ------------------------------------------------------------------------------------
 
     def raise_on_all(self, error: BaseException) -> NoReturn:
-        """Raise an error that every rank raises here, since all ranks decide on the same numbers."""
+        """Raise an error that every rank raises here, as all ranks decide on the same numbers."""
         self.error_is_shared = True
         raise error
 
     def is_interrupt(self, error: BaseException) -> bool:
-        """Return whether the user interrupted the call; the same on all ranks if they share the
-        error.
+        """Return whether the user interrupted the call.
+
+        The answer is the same on all ranks if they share the error.
         """
         return self._is_interrupt if self.error_is_shared else isinstance(error, KeyboardInterrupt)
 
@@ -369,8 +396,15 @@ class RankGroup:
         """Make model and optimizer the same on all ranks after a shared error, which may leave one
         half updated.
 
-        Takes the number of updates on this rank; returns the number of updates of the model, the
-        same on all ranks.
+        Parameters
+        ----------
+        n_updates : int
+            Number of updates on this rank.
+
+        Returns
+        -------
+        int
+            Number of updates of the model, the same on all ranks.
         """
         if self.is_single or not self.error_is_shared:
             return n_updates
@@ -378,6 +412,7 @@ class RankGroup:
         answers = self.comm.allgather((self.error is None, n_updates, digest_tensors(tensors)))
         if len({answer[1:] for answer in answers}) == 1:
             return n_updates
+        # a rank without an error has completed its update; of several the one ahead, then the first
         root = max(range(self.size), key=lambda rank: (answers[rank][:2], -rank))
         content = (model.state_dict(), optimizer.state_dict()) if self.rank == root else None
         states = self.comm.allgather(content)[root]
@@ -392,11 +427,11 @@ class RankGroup:
             name in ("signal", "KeyboardInterrupt") for name, _ in failed.values()
         )
         deadline = time.monotonic() + SIGNAL_GRACE
-        while (
-            self.error is None and "signal" in dict(failed.values()) and time.monotonic() < deadline
-        ):
-            time.sleep(0.01)  # a launcher signals all ranks: a later signal would end this process
-            self._keep_signal()
+        if "signal" in dict(failed.values()):
+            # a launcher signals all ranks: a signal that comes later would end this process
+            while self.error is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+                self._keep_signal()
         if self.error is not None:
             raise self.error
         text = "; ".join(f"rank {rank}: {message}" for rank, (_, message) in failed.items())
@@ -404,8 +439,8 @@ class RankGroup:
             raise FloatingPointError(text.replace("FloatingPointError: ", ""))
         raise RemoteError(text)
 
-    def _exchange_answers(self, value: Any) -> list[tuple[str, tuple[str, str] | None, bool, Any]]:
-        """Return the call, the error, the wish to stop and the value of every rank."""
+    def _exchange_answers(self, value: Any) -> list[_Answer]:
+        """Return what every rank has to tell, in rank order."""
         if self._link.group is not self or not self._depth:
             try:
                 self._link.leave_steps()
@@ -413,14 +448,17 @@ class RankGroup:
                 self.error_is_shared = True
                 raise
         self._keep_signal()
-        e = self.error
-        kind = "signal" if self._error_is_signal else type(e).__name__
-        error = None if e is None else (kind, describe_error(e))
-        return self.call_comm(self.comm.allgather, (self.call, error, self._wants_stop, value))
+        error = None
+        if self.error is not None:
+            name = "signal" if self._error_is_signal else type(self.error).__name__
+            error = name, describe_error(self.error)
+        # a plain tuple, which is smaller when it is pickled
+        answer = self.call, error, self._wants_stop, value
+        return [_Answer(*other) for other in self.call_comm(self.comm.allgather, answer)]
 
     def _describe_wait(self) -> tuple[str, str] | None:
-        """Return what a rank that waits for others is doing, and advice; None where it may take as
-        long as it will.
+        """Return what a rank that waits for others is doing, and advice; None for a wait that may
+        last.
         """
         if self.call == END:
             return None
@@ -442,12 +480,12 @@ class RankGroup:
     def _keep_signal(self) -> None:
         if self._signal is not None and self.error is None:
             name = signal.Signals(self._signal).name
-            self.error = (
-                KeyboardInterrupt(name)
-                if self._signal == signal.SIGINT
-                else SystemExit(128 + self._signal)
-            )
-            self._signal, self._error_is_signal = None, True
+            if self._signal == signal.SIGINT:
+                self.error = KeyboardInterrupt(name)
+            else:
+                self.error = SystemExit(128 + self._signal)  # as a shell reports a signal
+            self._signal = None
+            self._error_is_signal = True
 
 
 def _end_program() -> None:
@@ -456,17 +494,15 @@ def _end_program() -> None:
         return
     error = getattr(sys, "last_value", None)
     for link in Link.registry.values():
-        if (
-            link.is_used
-            and not link.is_broken
-            and not link.ended
-            and getattr(link.comm, "is_open", lambda: False)()
-        ):
-            with contextlib.suppress(BaseException):
-                if link.group is not None:
-                    link.group.error = error
-                link.leave_steps()
-            with contextlib.suppress(BaseException):
-                group = RankGroup(link.comm, END)
-                group.error = error
-                group.allgather()
+        is_open = getattr(link.comm, "is_open", lambda: False)
+        if not link.is_used or link.is_broken or link.ended or not is_open():
+            continue
+        # nothing is raised: the interpreter is ending
+        with contextlib.suppress(BaseException):
+            if link.group is not None:
+                link.group.error = error
+            link.leave_steps()
+        with contextlib.suppress(BaseException):
+            group = RankGroup(link.comm, END)
+            group.error = error
+            group.allgather()

@@ -11,15 +11,18 @@ from functools import partial
 from typing import Any, Self, TypeVar
 
 import torch
+from torch._C import _current_graph_task_id
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def n_threads(n_jobs: Any) -> int:
-    """Return the number of threads for ``n_jobs``: None is 1, -1 is the number of cores, -2 one
-    fewer, and so on.
+def n_threads(n_jobs: int | None) -> int:
+    """Return the number of threads for ``n_jobs``.
+
+    None is 1, -1 is the number of cores, -2 one fewer, and so on.
 
     Raises
     ------
@@ -42,9 +45,10 @@ def n_threads(n_jobs: Any) -> int:
         )
     if n > 0:
         return n
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
     return max(1, cores + 1 + n)
 
 
@@ -88,7 +92,8 @@ class Threads:
         self._depth = max(0, self._depth - 1)  # a hook may close what it has not started
         if self._pool is None or self._depth:
             return
-        pool, self._pool = self._pool, None
+        pool = self._pool
+        self._pool = None
         try:
             pool.shutdown()
         finally:
@@ -115,20 +120,15 @@ class Threads:
         if self.n == 1 or len(items) == 1:
             return [fn(item) for item in items]
         if self._own_generators or not idempotent:
-            return self._distribute(
-                _call_seeded,
-                [
-                    (fn, item, seed)
-                    for item, seed in zip(items, _draw_seeds(len(items)), strict=True)
-                ],
-            )
+            seeds = _draw_seeds(len(items))
+            calls = [(fn, item, seed) for item, seed in zip(items, seeds, strict=True)]
+            return self._distribute(_call_seeded, calls)
         before = torch.get_rng_state()
         results = self._distribute(fn, items)
         if torch.equal(before, torch.get_rng_state()):
             return results
-        torch.set_rng_state(
-            before
-        )  # threads drew numbers in random order: repeat with one generator per item
+        # threads drew numbers in random order: repeat with one generator per item
+        torch.set_rng_state(before)
         self._own_generators = True
         return self.map(fn, items)
 
@@ -137,12 +137,14 @@ class Threads:
             raise RuntimeError(
                 "threads work inside a with block only: with Threads(n) as threads: ..."
             )
-        n, modes = min(self.n, len(items)), _thread_modes()
+        n = min(self.n, len(items))
+        modes = _thread_modes()
 
         def work(first: int) -> list[R]:
             with ExitStack() as stack:
-                for mode in modes if first else ():
-                    stack.enter_context(mode())
+                if first > 0:  # the calling thread has its modes already
+                    for mode in modes:
+                        stack.enter_context(mode())
                 return [fn(item) for item in items[first::n]]
 
         others = [self._pool.submit(work, i) for i in range(1, n)]
@@ -156,21 +158,18 @@ class Threads:
 
 def _thread_modes() -> list[Callable[[], AbstractContextManager]]:
     """Return contexts that copy torch's per-thread modes, such as autocast, from this thread."""
-    found: list[Callable[[], AbstractContextManager]] = [
+    modes: list[Callable[[], AbstractContextManager]] = [
         partial(torch.set_grad_enabled, torch.is_grad_enabled())
     ]
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
             cached = torch.is_autocast_cache_enabled()
-            found.append(
-                partial(
-                    torch.autocast, device, torch.get_autocast_dtype(device), cache_enabled=cached
-                )
-            )
-    return found
+            modes.append(partial(torch.autocast, device, dtype, cache_enabled=cached))
+    return modes
 
 
-# -- random numbers ------------------------------------------------------------------------------------
+# -- random numbers --------------------------------------------------------------------------------
 
 
 def _draw_seeds(n: int) -> list[int]:
@@ -192,8 +191,8 @@ class _SeededGenerator(TorchDispatchMode):
         super().__init__()
         self.generator = generator
 
-    # TorchDispatchMode's own also set flags that all threads share: threads whose modes overlap
-    # leave these set, and torch.compile then does nothing for the rest of the process.
+    # The methods of TorchDispatchMode also set flags that all threads share: threads whose modes
+    # overlap leave these set, and torch.compile then does nothing for the rest of the process.
 
     def __enter__(self) -> Self:
         _push_mode(self)
@@ -202,26 +201,35 @@ class _SeededGenerator(TorchDispatchMode):
     def __exit__(self, *_: object) -> None:
         _pop_mode()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
-            func, kwargs = self._with_generator(func), {**kwargs, "generator": self.generator}
+            func = self._with_generator(func)
+            kwargs = {**kwargs, "generator": self.generator}
         return func(*args, **kwargs)
 
-    def _with_generator(self, func: Any) -> Any:
+    def _with_generator(self, func: OpOverload) -> OpOverload:
         """Return the overload of an operation that takes a generator."""
-        if torch._C._current_graph_task_id() != -1:
+        if _current_graph_task_id() != -1:  # in a backward pass
             raise RuntimeError(
                 f"{func} draws random numbers in the backward pass, as checkpointing does with "
                 "dropout: in several threads these would not be those of the forward pass; use "
                 "one thread, or do without one of the two"
             )
-        if any(a.name == "generator" for a in func._schema.arguments):
+        # torch has no public name for the arguments of an operation
+        if any(argument.name == "generator" for argument in func._schema.arguments):
             return func
-        name = "generator" if func._overloadname == "default" else f"{func._overloadname}_generator"
+        overload = str(func).rpartition(".")[2]  # such as "aten.rand.default"
+        name = "generator" if overload == "default" else f"{overload}_generator"
         if name not in func.overloadpacket.overloads():
             raise RuntimeError(
-                f"{func} cannot be given a generator of its own, so in several threads its results "
+                f"{func} cannot be given a separate generator, so in several threads its results "
                 "would differ from run to run; use one thread, or draw the numbers in another way"
             )
         return getattr(func.overloadpacket, name)

@@ -10,7 +10,6 @@ import platform
 import signal
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -34,7 +33,7 @@ class TorchComm(LaunchedComm):
 
     Notes
     -----
-    It has a separate gloo group, so that your own messages never meet those of the package. A copy
+    It has a separate gloo group, so that your messages never meet those of the package. A copy
     is the same communicator. Unpickling gives the communicator of ``comm="auto"`` in that process.
 
     ``abort_after`` ends this process with exit status 75, and kills the ranks on its machine that
@@ -49,11 +48,11 @@ class TorchComm(LaunchedComm):
         if not dist.is_initialized():
             dist.init_process_group("gloo")
             atexit.register(dist.destroy_process_group)
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
         self._group = dist.new_group(backend="gloo")
-        self._store = getattr(
-            dist.distributed_c10d, "_get_default_store", lambda: None
-        )()  # not promised by torch
+        # not promised by torch: without it, no rank learns where the others wait
+        self._store = getattr(dist.distributed_c10d, "_get_default_store", lambda: None)()
         self._name = f"fluxutils_py group {next(_numbers)}"
         _alive.add(self)
 
@@ -70,11 +69,8 @@ class TorchComm(LaunchedComm):
         return _poll_work(dist.broadcast(t, root, group=self._group, async_op=True))
 
     def _start_allgather(self, own: Tensor, everything: Tensor) -> Request:
-        return _poll_work(
-            dist.all_gather(
-                list(everything.chunk(self.size)), own, group=self._group, async_op=True
-            )
-        )
+        parts = list(everything.chunk(self.size))
+        return _poll_work(dist.all_gather(parts, own, group=self._group, async_op=True))
 
     @contextlib.contextmanager
     def _announce_wait(self, n: int) -> Iterator[None]:
@@ -85,12 +81,13 @@ class TorchComm(LaunchedComm):
     def _announced_ranks(self, n: int) -> set[int] | None:
         if self._store is None:
             return None
-        keys = {rank: self._rank_key(rank) for rank in range(self.size)}
-        return {
-            r
-            for r, key in keys.items()
-            if self._store.check([key]) and self._store.get(key) == b"%d" % n
-        }
+        waiting = set()
+        for rank in range(self.size):
+            key = self._rank_key(rank)
+            # get would wait for a key that is not there
+            if self._store.check([key]) and self._store.get(key) == b"%d" % n:
+                waiting.add(rank)
+        return waiting
 
     def _rank_key(self, rank: int) -> str:
         return f"{self._name} rank {rank} of {self.size}"
@@ -98,15 +95,23 @@ class TorchComm(LaunchedComm):
     def _abort_job(self, missing: list[Place]) -> None:
         for place in missing:
             if place.host == platform.node():
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                     os.kill(place.process, signal.SIGKILL)
         os._exit(STATUS)
 
+    def release_group(self) -> None:
+        """End the threads of the group; no collective is possible afterwards."""
+        del self._group
 
-def _poll_work(work: Any) -> Request:
-    return lambda: (
-        work.is_completed() and (work.wait() or True)
-    )  # wait raises the errors of the collective
+
+def _poll_work(work: dist.Work) -> Request:
+    def is_complete() -> bool:
+        if not work.is_completed():
+            return False
+        work.wait()  # raises the error of the collective, if it failed
+        return True
+
+    return is_complete
 
 
 _numbers = itertools.count()
@@ -120,4 +125,4 @@ def _release_groups() -> None:
     """
     TorchComm.world.cache_clear()
     for comm in list(_alive):
-        del comm._group
+        comm.release_group()

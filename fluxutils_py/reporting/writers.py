@@ -44,7 +44,7 @@ class Writer:
     ) -> None:
         self.close()
 
-    # -- torch's names; ``options`` go to torch's methods ----------------------------------------------
+    # -- torch's names; ``options`` go to torch's methods ------------------------------------------
 
     def _write(self, method: str, *args: Any, **options: Any) -> None:
         if options.get("walltime") is None:
@@ -117,7 +117,7 @@ class Writer:
         """
         self._call("add_hparams", hparam_dict, metric_dict, **options)
 
-    # -- bobbin's names, which are flax's ------------------------------------------------------------
+    # -- bobbin's names, which are flax's ----------------------------------------------------------
 
     def scalar(self, tag: str, value: Any, step: Any) -> None:
         """Same as :meth:`add_scalar`."""

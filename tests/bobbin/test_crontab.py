@@ -9,7 +9,7 @@ from torch import nn
 
 from fluxutils_py import Estimator
 from fluxutils_py.bobbin import CronTab
-from fluxutils_py.bobbin.actions import with_state
+from fluxutils_py.bobbin.crontab import with_state
 from fluxutils_py.gomlx import Trainer
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import SingleProcessComm

@@ -181,9 +181,7 @@ def test_a_task_may_stop_a_loop():
 
 
 def test_what_can_be_gone_through_once_is_refused():
-    way_out = "give a list, an object that can be iterated over again, or a function that returns the batches"
-    message = f"dataset 'dev' is a generator, which can be iterated over only once; {way_out}"
-    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(DataError, match=r"^dataset 'dev' is a generator, .* only once; use a list"):
         RunEval(SquaredOutput(), {"dev": (x for x in ONES["dev"])})
 
 
@@ -244,9 +242,7 @@ def test_better_after_a_restart_is_better_than_what_was(tmp_path):
 def test_a_result_that_cannot_be_read_is_passed_over_with_a_warning(tmp_path, text):
     keeper(tmp_path)(State(10, 1.0))
     (tmp_path / "results.json").write_text(text)
-    with pytest.warns(
-        UserWarning, match=r"results.json: .*; ignoring it and taking this model as the best so"
-    ):
+    with pytest.warns(UserWarning, match=r"results.json: .*; it is ignored"):
         found = keeper(tmp_path)(State(20, 2.0))
     assert found.current_best == Loss(16.0, 4)
     assert weight_in(tmp_path) == 2

@@ -379,7 +379,7 @@ def test_there_are_exactly_so_many_executors():
         "for one; use fewer, or raise max_kinds"
     )
     trainer.train_step(Minibatch(batch.inputs, batch.labels, 2))
-    assert Trainer(net())._executors.max_kinds == 20
+    assert Trainer(net()).max_kinds == 20
 
 
 @pytest.mark.filterwarnings(

@@ -148,6 +148,6 @@ def test_a_class_is_no_loss():
     with pytest.raises(TypeError) as caught:
         WeightedLoss(nn.MSELoss)
     assert str(caught.value) == (
-        "WeightedLoss takes a loss(prediction, target), got <class "
+        "WeightedLoss needs a loss(prediction, target), got <class "
         "'torch.nn.modules.loss.MSELoss'>; build it first: MSELoss()"
     )

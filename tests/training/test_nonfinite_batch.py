@@ -8,7 +8,6 @@ from torch import nn
 from fluxutils_py import Estimator, seqloss
 from fluxutils_py.bobbin import BaseTrainTask
 from fluxutils_py.bobbin.task_step import TaskStep
-from fluxutils_py.gomlx.executors import run_uncompiled
 from fluxutils_py.nn import LSTM, Recur
 from fluxutils_py.praytools.functional import itrain, ptrain, train, ttrain
 from fluxutils_py.training import TrainState
@@ -17,9 +16,10 @@ from fluxutils_py.training.nonfinite_batch import find_nonfinite
 
 
 def found_in(model, batch, takes_kind=False, states=None):
-    return find_nonfinite(
-        model, batch, lambda batch: run_uncompiled(model, batch, takes_kind), states
-    )
+    def run_again(batch):
+        return model(batch.kind, *batch.inputs) if takes_kind else model(*batch.inputs)
+
+    return find_nonfinite(model, batch, run_again, states)
 
 
 class ByKind(nn.Module):

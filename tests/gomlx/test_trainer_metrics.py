@@ -1,4 +1,4 @@
-"""Metrics of a trainer (metrics_of_batch) obey the weights and masks that its loss obeys; against
+"""Metrics of a trainer (trainer_metrics) obey the weights and masks that its loss obeys; against
 NumPy.
 """
 

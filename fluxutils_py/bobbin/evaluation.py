@@ -1,0 +1,567 @@
+"""Evaluate tasks on the batches of all ranks, as hooks of a loop too; keep the best model."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+
+import torch
+from torch import nn
+
+from fluxutils_py.bobbin.results import EvalResults, raise_undefined
+from fluxutils_py.bobbin.treejson import dump_pytree_json, read_pytree_json, write_pytree_json
+from fluxutils_py.errors import DataError, warn
+from fluxutils_py.nn.parameters import module_of
+from fluxutils_py.nn.states import evaluating, reset
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.reporting.multi_directory_writer import MultiDirectorySummaryWriter
+from fluxutils_py.training.best_model import BestModel
+from fluxutils_py.training.checkpointer import Checkpointer
+from fluxutils_py.training.hooks import StopTraining
+from fluxutils_py.training.minibatch import begins_series
+from fluxutils_py.training.train_state import TrainState
+from fluxutils_py.tree import tree_map
+
+if TYPE_CHECKING:
+    from fluxutils_py.training.loop import Loop
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Batches = Iterable[Any] | Callable[[], Iterable[Any]]
+ResultProcessor = Callable[[dict[str, EvalResults], Any], Any]
+
+
+class EvalTask:
+    """Base class of evaluation tasks: create empty results, evaluate one batch, finalize the merged
+    results.
+
+    Notes
+    -----
+    Source: ``EvalTask`` of bobbin, where ranks without a batch call ``evaluate`` with None.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import torch
+    >>> from torch import nn
+    >>> from fluxutils_py.bobbin import eval_batches
+    >>> @dataclass(frozen=True)
+    ... class Errors(EvalResults):
+    ...     squares: float = 0.0
+    ...     n: int = 0
+    ...
+    ...     def reduce(self, other):
+    ...         return Errors(self.squares + other.squares, self.n + other.n)
+    >>> class SquaredErrors(EvalTask):
+    ...     def create_eval_results(self, dataset_name):
+    ...         return Errors()
+    ...
+    ...     def evaluate(self, batch, model):
+    ...         x, y = batch
+    ...         return Errors((model(x) - y).square().sum().item(), y.numel())
+    >>> x = torch.arange(6.0).reshape(6, 1)
+    >>> batches = [(x[:4], x[:4] + 1), (x[4:], x[4:] + 3)]
+    >>> eval_batches(SquaredErrors(), "dev", batches, nn.Identity())
+    Errors(squares=22.0, n=6)
+    """
+
+    def create_eval_results(self, dataset_name: str) -> EvalResults:
+        """Return the result of no data, the start of every merge: its ``reduce(r)`` must equal
+        ``r``.
+        """
+        raise_undefined(self, "create_eval_results(dataset_name)", "gives the result of no data")
+
+    def evaluate(self, batch: Any, *args: Any, **kwargs: Any) -> EvalResults:
+        """Return the result of one batch; :func:`eval_datasets` passes its other arguments on.
+
+        Each rank calls this for its batches only. Do not call collectives in it: ranks may have
+        different numbers of batches.
+        """
+        raise_undefined(self, "evaluate(batch, ...)", "gives the result of a batch")
+
+    def finalize_eval_results(self, results: EvalResults) -> EvalResults:
+        """Return the final results, given the merged results of all ranks; by default unchanged.
+        All ranks call it.
+        """
+        return results
+
+    def make_cron_action(
+        self,
+        datasets: Mapping[str, Batches],
+        *,
+        tensorboard_root_path: str | os.PathLike[str] | None = None,
+        comm: Any = "auto",
+    ) -> RunEval:
+        """Return a hook that runs this task in a training loop: a :class:`RunEval`."""
+        return RunEval(self, datasets, tensorboard_root_path, comm=comm)
+
+
+def eval_batches(
+    task: EvalTask,
+    dataset_name: str,
+    batches: Batches,
+    *args: Any,
+    comm: Any = "auto",
+    **kwargs: Any,
+) -> Any:
+    """Evaluate a task on one dataset and return its result; see :func:`eval_datasets`."""
+    return eval_datasets(task, {dataset_name: batches}, *args, comm=comm, **kwargs)[dataset_name]
+
+
+def eval_datasets(
+    task: EvalTask, datasets: Mapping[str, Batches], *args: Any, comm: Any = "auto", **kwargs: Any
+) -> dict[str, Any]:
+    """Evaluate a task on several datasets and return the results by name.
+
+    Each rank merges the results of its batches. Then every rank merges the results of all ranks, in
+    rank order, so that all ranks return the same. The number of batches may differ between ranks
+    and may be 0. The data are not divided for you: give each rank its part, such as
+    ``batches[rank::size]``. A batch on two ranks counts twice.
+
+    Parameters
+    ----------
+    task : EvalTask
+    datasets : mapping of str to iterable or callable
+        Batches, or a function without arguments that returns them. If the batches have a method
+        ``reset()``, it is called first. All ranks must give the same names in the same order.
+    *args, **kwargs
+        Passed to :meth:`EvalTask.evaluate` after the batch. If the first is a model or has one (a
+        loop, an estimator), the model is in evaluation mode, and its recurrent layers reset their
+        state before each batch, except before a ``Minibatch`` that continues a series.
+    comm : "auto", "mpi", "torch", None, a communicator or a RankGroup
+        The ranks that evaluate together; see :class:`fluxutils_py.Estimator`.
+
+    Returns
+    -------
+    dict of str to EvalResults
+        The results by dataset name. Their tensors are on the CPU.
+
+    Raises
+    ------
+    TypeError
+        On every rank, if ``evaluate`` returns another type than ``create_eval_results`` on any
+        rank.
+    RankError
+        If the dataset names differ between ranks.
+    RemoteError
+        On the other ranks, if evaluation fails on one rank. The failing rank raises the original
+        error.
+
+    Notes
+    -----
+    Evaluation computes no gradients and restores the model's mode, its recurrent state and torch's
+    random generators. It does not restore other generators: do not evaluate on the same shuffling
+    dataset object that you train on.
+    """
+    with RankGroup.from_comm(comm, "eval_datasets") as ranks:
+        # a rank with other datasets would wait in another collective for ever
+        ranks.require_equal({"the datasets": list(datasets)})
+        return {
+            name: _Evaluation(task, name, batches, args, kwargs).merge_ranks(ranks)
+            for name, batches in datasets.items()
+        }
+
+
+class _WrongTypeError(TypeError):
+    """The task of this rank returned a value of the wrong type."""
+
+
+class _RankResult(NamedTuple):
+    """What a rank sends to the others: its result, pickled if there are others, or a type error."""
+
+    result: Any = None
+    type_error: str | None = None
+
+
+class _Evaluation(NamedTuple):
+    """One task on one dataset, with the further arguments of ``evaluate``."""
+
+    task: EvalTask
+    dataset_name: str
+    batches: Batches
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def merge_ranks(self, ranks: RankGroup) -> EvalResults:
+        """Evaluate; return the merged result of all ranks, on every rank."""
+        answers = ranks.allgather(ranks.guard(self._evaluate_rank, ranks.is_single))
+        wrong = {rank: a.type_error for rank, a in enumerate(answers) if a.type_error}
+        if wrong and ranks.is_single:
+            ranks.raise_on_all(TypeError(wrong[0]))
+        if wrong:
+            text = "; ".join(f"rank {rank}: {error}" for rank, error in wrong.items())
+            ranks.raise_on_all(TypeError(text))
+        results = [answer.result for answer in answers]
+        total = ranks.guard(self._merge_results, results, ranks.is_single)
+        ranks.allgather()  # has finalize_eval_results failed on any rank?
+        assert total is not None
+        return total
+
+    def _evaluate_rank(self, is_single: bool) -> _RankResult:
+        try:
+            result = self._evaluate_batches()
+            # pickled here, so that a value that cannot be is an error of this rank
+            return _RankResult(result if is_single else pickle.dumps(result))
+        except _WrongTypeError as error:  # all ranks raise it later, not only this one
+            return _RankResult(type_error=str(error))
+
+    def _evaluate_batches(self) -> EvalResults:
+        """Return the result of the batches of this rank."""
+        empty = self.task.create_eval_results(self.dataset_name)
+        total = _check_type(empty, EvalResults, "create_eval_results")
+        model = _model_of(self.args)
+        with evaluation_mode(model):
+            dataset = self.batches() if callable(self.batches) else self.batches
+            if hasattr(dataset, "reset"):
+                dataset.reset()
+            for batch in dataset:
+                if model is not None and begins_series(batch):
+                    reset(model)
+                result = self.task.evaluate(batch, *self.args, **self.kwargs)
+                total = _reduce_results(total, _check_type(result, type(empty), "evaluate"))
+            return tree_map(_on_cpu, total)
+
+    def _merge_results(self, results: list[Any], is_single: bool) -> EvalResults:
+        total, *others = results if is_single else map(pickle.loads, results)
+        for other in others:
+            total = _reduce_results(total, other)
+        final = self.task.finalize_eval_results(total)
+        return _check_type(final, EvalResults, "finalize_eval_results")
+
+
+def _check_type(value: object, expected: type[EvalResults], method: str) -> Any:
+    if isinstance(value, expected):
+        return value
+    raise _WrongTypeError(
+        f"{method} returned {type(value).__name__}; it must return {expected.__name__}"
+    )
+
+
+def _reduce_results(one: EvalResults, other: EvalResults) -> EvalResults:
+    return _check_type(one.reduce(other), type(one), f"{type(one).__name__}.reduce")
+
+
+def _on_cpu(leaf: Any) -> Any:
+    return leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _model_of(args: tuple[Any, ...]) -> nn.Module | None:
+    """Return the first argument if it is a model, else its model, else None."""
+    try:
+        return module_of(args[0])
+    except (IndexError, TypeError):
+        return None
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module | None) -> Iterator[None]:
+    """Disable gradients and evaluate; on exit, restore torch's generators and the model's mode and
+    state.
+    """
+    # the task may draw random numbers, which must not shift those of training
+    if model is None:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            yield
+        return
+    gpus = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(gpus)), evaluating(model):
+        yield
+
+
+class RunEval:
+    """Hook that evaluates a task on datasets: ``run_eval(loop)`` returns the results by name.
+
+    All ranks call it together, as a hook or directly, and get the same results; see
+    :func:`eval_datasets`. It calls the task's ``evaluate(batch, loop)``. Rank 0 logs the results at
+    level INFO; then every rank calls the result processors.
+
+    Parameters
+    ----------
+    task : EvalTask
+    datasets : mapping of str to iterable or callable
+        The batches of this rank, iterable more than once, or a function without arguments that
+        returns them.
+    tensorboard_root_path : path-like, optional
+        Write the results to TensorBoard with a :class:`MultiDirectorySummaryWriter`: one
+        subdirectory per dataset, named after it.
+    comm : "auto", "mpi", "torch", None, a communicator or a RankGroup
+        The ranks to use for a state without ``ranks``; a :class:`Loop` uses its ranks.
+
+    Raises
+    ------
+    DataError
+        If a dataset is an iterator, which can be read only once.
+
+    Notes
+    -----
+    Evaluation does not change training: see :func:`eval_datasets`. Source: ``RunEval`` of bobbin.
+
+    Examples
+    --------
+    >>> from fluxutils_py.training import InMemory
+    >>> from fluxutils_py.gomlx import Trainer
+    >>> from fluxutils_py.training import Loop
+    >>> @dataclass(frozen=True)
+    ... class Loss(EvalResults):
+    ...     total: float = 0.0
+    ...     n: int = 0
+    ...
+    ...     def reduce(self, other):
+    ...         return Loss(self.total + other.total, self.n + other.n)
+    >>> class SquaredError(EvalTask):
+    ...     def create_eval_results(self, dataset_name):
+    ...         return Loss()
+    ...
+    ...     def evaluate(self, batch, state):
+    ...         y = batch.inputs[0].sum(1, keepdim=True)
+    ...         return Loss((state.model(*batch.inputs) - y).square().sum().item(), len(y))
+    >>> x = torch.randn(50, 3)
+    >>> evaluate = SquaredError().make_cron_action(
+    ...     {"dev": InMemory(torch.randn(9, 3), batchsize=4)}
+    ... )
+    >>> found = []
+    >>> _ = evaluate.add_result_processor(lambda results, state: found.append(results["dev"].total))
+    >>> trainer = Trainer(nn.Linear(3, 1), nn.MSELoss(), torch.optim.Adam)
+    >>> loop = Loop(trainer)
+    >>> loop.hooks.attach(evaluate)
+    >>> _ = loop.run_epochs(InMemory(x, x.sum(1, keepdim=True), batchsize=20), 2)
+    >>> len(found), found[-1] < found[0]
+    (6, True)
+    """
+
+    name = "evaluation"
+    collective = True
+
+    def __init__(
+        self,
+        task: EvalTask,
+        datasets: Mapping[str, Batches],
+        tensorboard_root_path: str | os.PathLike[str] | None = None,
+        *,
+        comm: Any = "auto",
+    ) -> None:
+        for name, batches in datasets.items():
+            if isinstance(batches, Iterator) and not hasattr(batches, "reset"):
+                raise DataError(
+                    f"dataset {name!r} is a {type(batches).__name__}, which can be iterated over "
+                    "only once; use a list or another object that can be iterated over again, or a "
+                    "function that returns the batches"
+                )
+        self.task = task
+        self.datasets = dict(datasets)
+        self.comm = comm
+        self._processors: list[ResultProcessor] = []
+        if tensorboard_root_path is not None:
+            writer = MultiDirectorySummaryWriter(
+                tensorboard_root_path, keys=self.datasets, comm=comm
+            )
+            self.add_result_processor(writer.as_result_processor())
+
+    def add_result_processor(self, processor: ResultProcessor) -> Self:
+        """Call ``processor(results, state)`` after each evaluation, with the results by name.
+        Return self.
+
+        Every rank calls it with the same results; let only rank 0 write files or print. In a loop
+        it may raise :class:`StopTraining`.
+        """
+        self._processors.append(processor)
+        return self
+
+    def keep_best_checkpoint(self, tune_on: str, dest: str | os.PathLike[str]) -> RunEvalKeepBest:
+        """Return a hook that evaluates, then saves the model in folder ``dest`` if it is the best
+        on one dataset.
+        """
+        return RunEvalKeepBest(self, tune_on, dest)
+
+    def __call__(self, loop: Loop | TrainState, *_: Any, **__: Any) -> dict[str, EvalResults]:
+        with ranks_of(loop, self.comm, "RunEval") as ranks:
+            return self.run(loop, ranks)
+
+    def run(self, loop: Loop | TrainState, ranks: RankGroup) -> dict[str, EvalResults]:
+        """Evaluate on the given ranks and call the result processors.
+
+        Returns the results by name.
+        """
+        results = eval_datasets(self.task, self.datasets, loop, comm=ranks)
+        ranks.guard(self._process_results, results, loop, ranks.rank)
+        ranks.allgather()  # has a processor failed, or stopped the loop, on any rank?
+        return results
+
+    def _process_results(
+        self, results: dict[str, EvalResults], loop: Loop | TrainState, rank: int
+    ) -> None:
+        if rank == 0:
+            for name, result in results.items():
+                logger.info("step %d, %s: %s", loop.step, name, result.to_log_message())
+        for processor in self._processors:
+            try:
+                processor(results, loop)
+            except StopTraining:  # the other processors still run
+                if not hasattr(loop, "stop"):  # the user wrote the loop
+                    raise
+                loop.stop()
+
+
+@dataclass(frozen=True)
+class KeepBestResults:
+    """Return value of :class:`RunEvalKeepBest`, the same on every rank.
+
+    Attributes
+    ----------
+    eval_results : dict of str to EvalResults
+        Results of this evaluation, by dataset.
+    current_best : EvalResults
+        Best result so far on the dataset ``tune_on``.
+    saved_train_state : Path or None
+        The checkpoint of this model if it is the best so far, else None.
+    """
+
+    eval_results: dict[str, EvalResults]
+    current_best: EvalResults
+    saved_train_state: Path | None
+
+
+class RunEvalKeepBest:
+    """Hook that evaluates the model and saves it in a folder if its result is the best so far.
+
+    The folder holds one checkpoint (:class:`Checkpointer`) of rank 0's model and optimizer, and the
+    result in ``results.json``. Only rank 0 reads and writes the folder; it decides for all ranks. A
+    new training must beat the result in the folder too, so use one folder per experiment. A result
+    that cannot be read gives a warning and is ignored.
+
+    Parameters
+    ----------
+    run_eval : RunEval
+    tune_on : str
+        Name of the dataset whose results are compared with ``is_better_than``. The first result
+        always counts as best.
+    dest : str or path-like
+        The folder. The first save creates it.
+
+    Raises
+    ------
+    ValueError
+        If there is no dataset ``tune_on``.
+
+    Notes
+    -----
+    The checkpoint is written before its result: if the process is killed between the two, the model
+    in the folder is better than its result says, never worse. Without this hook, load the best
+    model as :meth:`load_best` does: ``model.load_state_dict(Checkpointer(dest).read()["model"])``.
+    ``TrainTask.initialize_train_state`` resumes from the folder.
+
+    Source: ``RunEvalKeepBest`` of bobbin, which returns the saved state instead of the checkpoint's
+    path, and whose ranks may disagree about the best result after a restart.
+
+    Examples
+    --------
+    ``CronTab().schedule(task.make_cron_action(datasets).keep_best_checkpoint("dev", "best"),
+    step_interval=100)``
+    """
+
+    name = "evaluation"
+    collective = True
+
+    def __init__(self, run_eval: RunEval, tune_on: str, dest: str | os.PathLike[str]) -> None:
+        if tune_on not in run_eval.datasets:
+            known = ", ".join(map(repr, run_eval.datasets)) or "none"
+            raise ValueError(f"there is no dataset {tune_on!r} to tune on; there are {known}")
+        self.run_eval = run_eval
+        self.tune_on = tune_on
+        self.dest = Path(dest)
+        self._best = _BestCheckpoint(self.dest)  # rank 0 alone uses it
+
+    def add_result_processor(self, processor: ResultProcessor) -> Self:
+        """Add a processor as :meth:`RunEval.add_result_processor` does; it runs before the model is
+        saved.
+        """
+        self.run_eval.add_result_processor(processor)
+        return self
+
+    def __call__(self, loop: Loop | TrainState, *_: Any, **__: Any) -> KeepBestResults:
+        with ranks_of(loop, self.run_eval.comm, "RunEvalKeepBest") as ranks:
+            results = self.run_eval.run(loop, ranks)
+            result = results[self.tune_on]
+            best = _from_rank_0(ranks, lambda: self._best.save_if_better(result, loop))
+            return KeepBestResults(results, best.value, best.saved_path)
+
+    def load_best(self, model: nn.Module) -> nn.Module:
+        """Load the best parameters and buffers into ``model`` and return it. Call it on each rank
+        that needs them.
+
+        Raises
+        ------
+        FileNotFoundError
+            If no model has been saved yet.
+        """
+        checkpoint = Checkpointer(self.dest).read()
+        if checkpoint is None:
+            raise FileNotFoundError(f"{self.dest} contains no model: none has been saved yet")
+        model.load_state_dict(checkpoint["model"])
+        return model
+
+
+class _Best(NamedTuple):
+    """The best result so far, and the checkpoint of this model if the result is its own."""
+
+    value: EvalResults
+    saved_path: Path | None
+
+
+class _BestCheckpoint(BestModel):
+    """The best model's checkpoint in a folder, and its result in a file next to it."""
+
+    def __init__(self, dest: Path) -> None:
+        super().__init__(is_better=lambda result, best: result.is_better_than(best))
+        self.dest = dest
+        self.path: Path | None = None
+
+    def save_if_better(self, result: EvalResults, loop: Loop | TrainState) -> _Best:
+        """Save the model if it is the best so far."""
+        if self.value is None:
+            self.value = self._read_best(result)
+        self.model = loop
+        is_best = self.update(result)
+        return _Best(self.value, self.path if is_best else None)
+
+    def _store_best(self, value: EvalResults) -> None:
+        dump_pytree_json(value)  # raise before writing anything if the result cannot be written
+        state = getattr(self.model, "state", self.model)
+        parts = {"model": module_of(self.model), "optimizer": getattr(state, "opt", None)}
+        states = {name: part.state_dict() for name, part in parts.items() if part is not None}
+        # the result last: a process killed in between leaves a model better than its result
+        self.path = Checkpointer(self.dest).write(states, self.model.step)
+        write_pytree_json(self.dest / "results.json", value)
+
+    def _read_best(self, like: EvalResults) -> EvalResults | None:
+        """Return the best result of an earlier process, or None."""
+        try:
+            return read_pytree_json(self.dest / "results.json", like)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            warn(f"{error}; it is ignored, and this model counts as the best so far")
+            return None
+
+
+def ranks_of(loop: object, comm: Any, call: str) -> RankGroup:
+    """Return the ranks of a loop, or the ranks of ``comm`` for a state without ``ranks``."""
+    ranks = getattr(loop, "ranks", None)
+    return RankGroup.from_comm(comm if ranks is None else ranks, call)
+
+
+def _from_rank_0(ranks: RankGroup, compute: Callable[[], T]) -> T:
+    """Call ``compute()`` on rank 0 and return its value on all ranks."""
+    if ranks.is_single:
+        return compute()
+    pickled = None
+    if ranks.rank == 0:
+        pickled = ranks.guard(lambda: pickle.dumps(compute()))
+    return pickle.loads(ranks.allgather(pickled)[0])
