@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from fluxutils_py.data.blocks import Rectangle, block_slices
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import SeriesArray
-from fluxutils_py.data.weights import SampleWeight, block_slices
-
-Rectangle = tuple[slice, slice]  # of series and of steps
+from fluxutils_py.data.weights import SampleWeight
 
 WHOLE = 1 << 26  # bytes: files that are no larger are read whole
 STEPS = 8  # at each place that a sample is taken from

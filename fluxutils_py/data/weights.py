@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,11 +9,10 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.arrays import check_named_axes, plain_block, reject_masked, to_numpy
+from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError
-
-BLOCK = 1 << 20  # values looked at together when a whole array is passed over
 
 
 class SampleWeight:
@@ -179,19 +177,3 @@ def live_steps(present: np.ndarray, sizes: Sequence[int]) -> float:
     """The sum of :func:`output_fractions`, from counts."""
     parts = np.split(present, np.cumsum(sizes)[:-1], -1)
     return float(np.mean([int(part.sum()) / part.shape[-1] for part in parts]))
-
-
-def block_slices(n_series: int, n_steps: int, n_features: int = 1) -> list[tuple[slice, slice]]:
-    """Cut (N, T) into rectangles of about a million values.
-
-    As close to squares as the axes allow, so that a file is read in long runs whatever its memory
-    order.
-    """
-    room = max(1, BLOCK // max(1, n_features))
-    per_step = max(1, min(n_steps, max(math.isqrt(room), room // max(1, n_series))))
-    per_series = max(1, room // per_step)
-    return [
-        (slice(n, min(n + per_series, n_series)), slice(t, min(t + per_step, n_steps)))
-        for n in range(0, n_series, per_series)
-        for t in range(0, n_steps, per_step)
-    ]
