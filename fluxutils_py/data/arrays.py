@@ -160,7 +160,12 @@ def with_read_dtype(array: Any, name: str) -> Any:
     return array if dtype == declared else AsRead(array, dtype)
 
 
-def is_tensor(value: Any) -> bool:
+def with_shape(value: Any) -> Any:
+    """Return nested lists and numbers as a NumPy array; anything with a shape unchanged."""
+    return value if hasattr(value, "shape") else np.asarray(value)
+
+
+def is_tensor(value: object) -> bool:
     """Whether something is a tensor of torch, which is not imported to find out."""
     return type(value).__module__.split(".")[0] == "torch"
 

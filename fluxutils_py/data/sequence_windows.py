@@ -465,11 +465,11 @@ def _steps_with_target(
 ) -> np.ndarray | None:
     """Return the steps with any output where those are masked one by one, else with all outputs."""
     if outputs is not None:
-        return outputs.any(-1)
+        return np.asarray(outputs.any(-1))
     steps = None
     for mask in missing:
         if mask is not None:
-            steps = _both_masks(steps, ~mask.any(-1))
+            steps = _both_masks(steps, np.asarray(~mask.any(-1)))
     return steps
 
 
