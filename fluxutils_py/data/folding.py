@@ -135,9 +135,8 @@ def _fold_array(x: Any, batchsize: int, fill: float | None) -> Any:
     if n < 2 or n_steps <= n:
         return x
     longer = n_steps % n  # folds that are one step longer than the others
-    if longer and fill is None:
-        _require_nan(x, n_steps, n)
-        fill = np.nan
+    if longer:
+        fill = _fill_value(x, fill, n)
     readable = _is_cheap_to_read(x)
     if not longer and (readable or _merges_without_copy(x)):
         return x.reshape(*features, n_series * n, n_steps // n)
@@ -162,14 +161,17 @@ def _merges_without_copy(x: Any) -> bool:
     return n_series == 1 or x.strides[-2] == n_steps * x.strides[-1]
 
 
-def _require_nan(x: Any, n_steps: int, n: int) -> None:
+def _fill_value(x: Any, fill: float | None, n: int) -> float:
+    """Return what to fill up shorter folds with: NaN, unless something is given."""
+    if fill is not None:
+        return fill
     floating = x.dtype.is_floating_point if is_tensor(x) else np.dtype(x.dtype).kind == "f"
     if not floating:
         raise DataError(
-            f"{n_steps} steps do not divide into {n} folds, and {x.dtype} has no NaN to fill "
-            "up the shorter ones; give fill=, or a batchsize for which batchsize // N divides "
-            "T"
+            f"{x.shape[-1]} steps do not divide into {n} folds, and {x.dtype} has no NaN to fill "
+            "up the shorter ones; give fill=, or a batchsize for which batchsize // N divides T"
         )
+    return np.nan
 
 
 def _copy_into_folds(x: Any, n: int, fill: float | None) -> Any:

@@ -329,7 +329,7 @@ class SequenceWindows:
         """Read steps ``start`` to ``stop`` of some rows, as a window without index."""
         x = [s.read(rows, start, stop) for s in self.x]
         y = [s.read(rows, start, stop) for s in self.y]
-        missing = [self._missing_values(s, v) for s, v in zip(self.y, y, strict=True)]
+        missing = self._missing_values(y)  # (S, B, F) for each target, None if none is
 
         # Masks of steps are (S, B); None stands for all steps, which is common and costs nothing.
         exists = rows.step_mask(start, stop)
@@ -345,18 +345,19 @@ class SequenceWindows:
         missing_steps = None
         if not self.y:
             live = required = self._with_input(weighted, x)
-            missing_steps = None if live is None else ~live
+            missing_steps = _inverse(live)
         elif self.one_target:  # the steps before the one with the target feed it
             required = _either_mask(live, self._with_input(weighted, x))
 
         mask = _loss_mask(outputs, live)
+        input_mask = _with_axis(required)
         x = [
-            self._clean_values(s, v, rows, start, _with_axis(required), exists)
+            self._clean_values(s, v, rows, start, input_mask, exists)
             for s, v in zip(self.x, x, strict=True)
         ]
         y = [
-            self._clean_values(s, v, rows, start, own_mask, exists)
-            for s, v, own_mask in zip(self.y, y, self._masks_of_targets(mask), strict=True)
+            self._clean_values(s, v, rows, start, target_mask, exists)
+            for s, v, target_mask in zip(self.y, y, self._masks_of_targets(mask), strict=True)
         ]
 
         w = None if weights is None else weights[n_overlap:, :, None]
@@ -364,17 +365,18 @@ class SequenceWindows:
         if mask is not None:
             mask = mask[n_overlap:]
             n_live = live_steps(mask, self._output_sizes if mask.shape[2] > 1 else [1])
-            w = mask if w is None else np.where(mask, w, 0)
-        return Window(tuple(x), tuple(v[n_overlap:] for v in y), w, missing_steps, n_live)
+            w = _masked(w, mask)
+        targets = tuple(v[n_overlap:] for v in y)
+        return Window(tuple(x), targets, w, missing_steps, n_live)
 
     def _may_hold_nan(self, s: SeriesArray) -> bool:
         return s.kind == "float" and id(s) not in self._checked
 
-    def _missing_values(self, s: SeriesArray, v: np.ndarray) -> np.ndarray | None:
-        """Return which values of a target are missing, (S, B, F); None if none is."""
-        if s.kind == "float" and id(s) in self._checked:
-            return None
-        return s.missing_mask(v)
+    def _missing_values(self, y: list[np.ndarray]) -> list[np.ndarray | None]:
+        return [
+            s.missing_mask(v) if s.kind == "int" or self._may_hold_nan(s) else None
+            for s, v in zip(self.y, y, strict=True)
+        ]
 
     def _present_outputs(
         self, y: list[np.ndarray], missing: list[np.ndarray | None]
@@ -487,6 +489,14 @@ def _loss_mask(outputs: np.ndarray | None, live: np.ndarray | None) -> np.ndarra
 
 def _with_axis(steps: np.ndarray | None) -> np.ndarray | None:
     return None if steps is None else steps[:, :, None]
+
+
+def _masked(weights: np.ndarray | None, mask: np.ndarray) -> np.ndarray:
+    return mask if weights is None else np.where(mask, weights, 0)
+
+
+def _inverse(steps: np.ndarray | None) -> np.ndarray | None:
+    return None if steps is None else ~steps
 
 
 def _both_masks(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:

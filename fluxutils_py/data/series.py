@@ -59,6 +59,8 @@ class SeriesArray:
         the disk for it.
     missing_label : int or None
         The label of a step that has none.
+    function : callable or None
+        Applied to what :meth:`read` returns; set by :meth:`map`.
 
     Raises
     ------
@@ -90,7 +92,7 @@ class SeriesArray:
         # as a plain ndarray, whose slices are made faster than those of a map
         self._plain = array.view(np.ndarray) if isinstance(array, np.ndarray) else None
         self._order = None if self._plain is None else _copy_order(self._plain.strides)
-        self._function: Callable[[np.ndarray], np.ndarray] | None = None
+        self.function: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -104,13 +106,10 @@ class SeriesArray:
         NaN.
         """
         mapped = copy.copy(self)
-        mapped._set_function(function)
+        mapped.function = function
+        mapped.kind = "float"
+        mapped.dtype = function(np.zeros((self.F, 1, 1), self.dtype)).dtype
         return mapped
-
-    def _set_function(self, function: Callable[[np.ndarray], np.ndarray]) -> None:
-        self.kind = "float"
-        self.dtype = function(np.zeros((self.F, 1, 1), self.dtype)).dtype
-        self._function = function
 
     @property
     def stored_arrays(self) -> Sequence[Any]:
@@ -142,8 +141,8 @@ class SeriesArray:
             block = self._read(rows, start, stop)
         except BlockError as error:
             raise DataError(f"{self.name}: {error}") from None
-        if self._function is not None:
-            return self._function(block.transpose(2, 1, 0)).transpose(2, 1, 0)
+        if self.function is not None:
+            return self.function(block.transpose(2, 1, 0)).transpose(2, 1, 0)
         if self._may_wrap:
             self._require_int64(block)
         return block
