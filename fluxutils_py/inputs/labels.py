@@ -11,9 +11,9 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from fluxutils_py.data import SampleWeight
 from fluxutils_py.data.arrays import DuckArray, plain_block, read_block
+from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.data.indexing import Index, as_key
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.errors import DataError
 from fluxutils_py.inputs.targets import MISSING_LABEL, is_label
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from fluxutils_py.data import SampleWeight, SeriesArray
-from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.blocks import block_slices
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError
 from fluxutils_py.inputs.moments import Standardize, moments, safe_scale
 
