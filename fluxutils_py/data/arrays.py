@@ -14,10 +14,10 @@ from fluxutils_py.errors import DataError, ShapeError
 
 
 class DuckArray:
-    """An array whose values are read, or computed, when it is indexed. A subclass sets two
-    attributes and one method.
+    """An array whose values are read, or computed, when it is indexed.
 
-    It takes indices as NumPy does, one array of indices at most, and returns NumPy arrays;
+    A subclass sets ``shape`` and ``dtype`` and defines :meth:`read`. The array takes indices as
+    NumPy does, one array of indices at most, and returns NumPy arrays;
     ``np.asarray`` reads it all.
 
     Attributes
@@ -33,7 +33,7 @@ class DuckArray:
     nonblocking: bool = False
 
     def read(self, *index: Index) -> np.ndarray:
-        """The block where the given places of every axis meet (``oindex`` of zarr and xarray)."""
+        """Return the block where the given places of every axis meet (``oindex`` of zarr)."""
         raise NotImplementedError
 
     @property
@@ -57,19 +57,10 @@ class DuckArray:
     def __getitem__(self, key: Any) -> Any:
         index = parse_index(key, self.shape)
         block = self.read(*(range(i, i + 1) if isinstance(i, int) else i for i in index))
-        singles = any(
-            isinstance(i, int) for i in index
-        )  # beside one of these, NumPy may move the axis of an array
-        return block[
-            tuple(
-                0
-                if isinstance(i, int)
-                else np.arange(len(i))
-                if singles and isinstance(i, np.ndarray)
-                else slice(None)
-                for i in index
-            )
-        ]
+        # NumPy may move the axis of an array of indices that stands with a single index: indexing
+        # the block by such a pair again moves it likewise
+        has_single = any(isinstance(i, int) for i in index)
+        return block[tuple(_key_of_block(i, has_single) for i in index)]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
@@ -77,9 +68,17 @@ class DuckArray:
         return np.array(self[...], dtype)
 
 
+def _key_of_block(places: int | Index, has_single: bool) -> Any:
+    if isinstance(places, int):
+        return 0
+    if has_single and isinstance(places, np.ndarray):
+        return np.arange(len(places))
+    return slice(None)
+
+
 def read_block(source: Any, *index: Index) -> np.ndarray:
-    """The block where the given places of every axis meet, of any array that takes slices; may be a
-    view.
+    """Return the block where the given places of every axis meet, of any array that takes slices;
+    it may be a view.
     """
     if isinstance(source, DuckArray):
         return source.read(*index)
@@ -91,8 +90,9 @@ def read_block(source: Any, *index: Index) -> np.ndarray:
 
 
 class BlockError(DataError):
-    """What an array gave when it was read cannot be used. Whoever knows the name of the array puts
-    it in front.
+    """What an array gave when it was read cannot be used.
+
+    Whoever knows the name of the array puts it in front of the message.
     """
 
 
@@ -115,10 +115,10 @@ def plain_block(values: Any, name: str = "") -> np.ndarray:
         return values.filled(np.nan)
     if np.ma.is_masked(values):
         of = f"{name}: " if name else ""
+        n_masked = int(np.ma.getmaskarray(values).sum())
         raise BlockError(
-            f"{of}{int(np.ma.getmaskarray(values).sum())} of the values read have a mask and the "
-            f"dtype {values.dtype}, which has no NaN for what is missing: convert the source to "
-            "float, or fill the gaps before"
+            f"{of}{n_masked} of the values read have a mask and the dtype {values.dtype}, which "
+            "has no NaN for what is missing: convert the source to float, or fill the gaps before"
         )
     return values.data
 
@@ -130,7 +130,8 @@ class AsRead(DuckArray):
 
     def __init__(self, source: Any, dtype: np.dtype) -> None:
         self.source = source
-        self.shape, self.dtype = tuple(source.shape), dtype
+        self.shape = tuple(source.shape)
+        self.dtype = dtype
 
     def read(self, *index: Index) -> np.ndarray:
         block = read_block(self.source, *index)
@@ -145,8 +146,7 @@ class AsRead(DuckArray):
 def with_read_dtype(array: Any, name: str) -> Any:
     """Return the array, wrapped if a first value shows that it is of floats where it says integers.
 
-    Only integers are looked at, to read nothing else: floats of another size are cast without loss
-    of meaning.
+    Nothing is read of other sources: floats of another size are cast without loss of meaning.
     """
     if isinstance(array, np.ndarray | DuckArray | h5py.Dataset) or not hasattr(array, "dtype"):
         return array
@@ -160,7 +160,12 @@ def with_read_dtype(array: Any, name: str) -> Any:
     return array if dtype == declared else AsRead(array, dtype)
 
 
-def is_tensor(value: Any) -> bool:
+def with_shape(value: Any) -> Any:
+    """Return nested lists and numbers as a NumPy array; anything with a shape unchanged."""
+    return value if hasattr(value, "shape") else np.asarray(value)
+
+
+def is_tensor(value: object) -> bool:
     """Whether something is a tensor of torch, which is not imported to find out."""
     return type(value).__module__.split(".")[0] == "torch"
 
@@ -172,26 +177,27 @@ def to_numpy(value: Any) -> Any:
     return value.detach().cpu().numpy() if is_tensor(value) else value
 
 
-def in_memory(array: Any) -> bool:
-    """Whether an array is a NumPy array whose values are in memory, not in a file that is mapped."""
+def in_memory(array: object) -> bool:
+    """Whether an array is a NumPy array in memory, not a view of a file that is mapped."""
     if type(array) is not np.ndarray:
         return False
     base: Any = array
     while base is not None:
         if isinstance(base, np.memmap | mmap.mmap):
             return False
+        # np.frombuffer keeps a mmap behind a memoryview
         base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
     return True
 
 
-def is_nonblocking(array: Any) -> bool:
+def is_nonblocking(array: object) -> bool:
     """Whether reading an array never waits for a disk."""
     return array.nonblocking if isinstance(array, DuckArray) else in_memory(array)
 
 
 def as_three_axes(array: Any, name: str) -> Any:
-    """An array of shape (F, N, T) that takes three slices; of a torch tensor or nested lists, a
-    NumPy array.
+    """Return an array of shape (F, N, T) that takes three slices; of a torch tensor or nested
+    lists, a NumPy array.
 
     Raises
     ------
@@ -210,9 +216,12 @@ def as_three_axes(array: Any, name: str) -> Any:
             ) from None
     reject_masked(array, name)
     if len(array.shape) != 3:
-        remedy = _WAYS_OUT.get(min(len(array.shape), 4), "")
+        remedy = _REMEDIES.get(min(len(array.shape), 4), "")
         if hasattr(array, "columns"):
-            remedy = f"; a data frame with a row per time step becomes one series by {name}.to_numpy().T[:, None]"
+            remedy = (
+                "; a data frame with a row per time step becomes one series by "
+                f"{name}.to_numpy().T[:, None]"
+            )
         raise ShapeError(
             f"{name} must have three axes (F, N, T) = (features, series, time steps), got shape "
             f"{tuple(array.shape)}{remedy}"
@@ -222,10 +231,10 @@ def as_three_axes(array: Any, name: str) -> Any:
     return with_read_dtype(array, name)
 
 
-_WAYS_OUT = {
+_REMEDIES = {  # by the number of axes; 4 for more
     1: "; one feature of one series is x[None, None]",
-    2: "; add the missing axis: x[None] for one feature, x[:, None] for one series (F, T), x.T[:, None] for one whose "
-    "rows are time steps (T, F)",
+    2: "; add the missing axis: x[None] for one feature, x[:, None] for one series (F, T), "
+    "x.T[:, None] for one whose rows are time steps (T, F)",
     4: "; reshape the leading axes into one, x.reshape(-1, N, T), and back inside the model",
 }
 
@@ -254,21 +263,15 @@ def check_named_axes(array: Any, name: str, rows: str = "features") -> None:
     ``axes``. ``rows`` are the first axis of an array of two.
     """
     if isinstance(array, h5py.Dataset):
-        axes = array.attrs.get("axes", "FNT")
-        axes = axes.decode() if isinstance(axes, bytes) else axes
-        if axes != "FNT":
-            raise ShapeError(
-                f"{name} is a dataset of shape {array.shape} whose attribute says axes={axes!r}, "
-                f"and arrays are (F, N, T): use h5mmap({array.file.filename!r}, {array.name!r})"
-            )
+        _check_axes_attribute(array, name)
         return
     dims = getattr(array, "dims", None)
     if not isinstance(dims, tuple) or not all(isinstance(dim, str) for dim in dims):
         return
     times = [dim for dim in dims if dim.lower() in TIMES]
-    features = [dim for dim in dims if dim.lower() in FEATURES]
     if len(times) != 1:
         return
+    features = [dim for dim in dims if dim.lower() in FEATURES]
     others = [dim for dim in dims if dim not in (*times, *features)]
     wanted = (*features, *others, *times)
     if wanted != dims:
@@ -279,6 +282,16 @@ def check_named_axes(array: Any, name: str, rows: str = "features") -> None:
         )
 
 
+def _check_axes_attribute(dataset: h5py.Dataset, name: str) -> None:
+    axes = dataset.attrs.get("axes", "FNT")
+    axes = axes.decode() if isinstance(axes, bytes) else axes
+    if axes != "FNT":
+        raise ShapeError(
+            f"{name} is a dataset of shape {dataset.shape} whose attribute says axes={axes!r}, "
+            f"and arrays are (F, N, T): use h5mmap({dataset.file.filename!r}, {dataset.name!r})"
+        )
+
+
 def check_no_empty_axis(array: Any, name: str, axes: tuple[str, ...]) -> None:
     """Raise ShapeError if one of the axes, whose names are given, has length 0."""
     for size, axis in zip(array.shape, axes, strict=True):
@@ -286,10 +299,8 @@ def check_no_empty_axis(array: Any, name: str, axes: tuple[str, ...]) -> None:
             raise ShapeError(f"{name} has no {axis}: shape {tuple(array.shape)}")
 
 
-def reject_masked(array: Any, name: str, fill: str = "np.nan") -> None:
-    """Raise DataError if an array is masked: most of what would be done to it drops the mask
-    silently.
-    """
+def reject_masked(array: object, name: str, fill: str = "np.nan") -> None:
+    """Raise DataError if an array is masked: most operations drop the mask silently."""
     if isinstance(array, np.ma.MaskedArray):
         raise DataError(
             f"{name} is a masked array, whose mask would be lost; use {name}.filled({fill})"

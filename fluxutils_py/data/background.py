@@ -23,6 +23,7 @@ Requests = SimpleQueue  # of (number, arguments of the call), or None: the worke
 
 # for loads under way when the interpreter exits: a thread killed inside HDF5 may take it down
 EXIT_WAIT_S = 2.0
+
 NOTHING: Outcome = (None, None)  # of a call after the end
 
 
@@ -135,15 +136,15 @@ class BackgroundDataLoader(Generic[T]):
         self._workers = (
             self._n if workers is None else min(self._n, check_integer("workers", workers, 1))
         )
-        self._fn, self._items, self._ordered = fn, items, ordered
+        self._fn = fn
+        self._items = items
+        self._ordered = ordered
         self._pid = os.getpid()
         self._changed = threading.Condition()  # guards what follows
         self._ready: dict[int, Outcome] = {}  # by number of the call, in order of completion
         self._drawn = self._taken = 0  # calls asked for, and outcomes handed out
         self._ended = False  # nothing more to ask for
-        self._stopped = (
-            False  # what was asked for is not wanted any more: loadfun raised StopIteration
-        )
+        self._stopped = False  # loadfun raised StopIteration: queued calls are not wanted any more
         self._closed = False
         self._drawing = threading.Lock()
         # A waiting worker holds only the queue and the weak reference, so that a loader can be
@@ -157,7 +158,7 @@ class BackgroundDataLoader(Generic[T]):
         try:
             for i in range(count):
                 worker = _Worker(
-                    target=_work_loop,
+                    target=self._work_loop,
                     args=(requests, ref),
                     name=f"BackgroundDataLoader-{i}",
                     daemon=True,
@@ -170,7 +171,7 @@ class BackgroundDataLoader(Generic[T]):
         _open_loaders.add(self)
         self._fill_queue()
 
-    # -- taking --------------------------------------------------------------------------------------
+    # -- taking ------------------------------------------------------------------------------------
 
     def take(self, timeout: float | None = None) -> T:
         """Return the next item; wait until it is loaded.
@@ -244,7 +245,7 @@ class BackgroundDataLoader(Generic[T]):
                 return outcome
         return None
 
-    # -- asking for more -----------------------------------------------------------------------------
+    # -- asking for more ---------------------------------------------------------------------------
 
     def _has_room(self) -> bool:
         with self._changed:
@@ -279,7 +280,32 @@ class BackgroundDataLoader(Generic[T]):
                     self._drawn += 1
                     self._requests.put((self._drawn - 1, args))
 
-    # -- called by the workers -----------------------------------------------------------------------
+    # -- in the workers ---------------------------------------------------------------------
+
+    # Static, as a bound method would hold the loader. The frame forgets everything before it waits,
+    # so that items are freed promptly. And it calls the function itself: the traceback of an error
+    # refers to the frames of all callers, which must not hold the loader.
+    @staticmethod
+    def _work_loop(requests: Requests, ref: weakref.ref[BackgroundDataLoader]) -> None:
+        while (request := requests.get()) is not None:
+            number, args = request
+            outcome = NOTHING
+            stop = False
+            self = ref()
+            if self is not None and self._is_open():
+                fn = self._fn
+                del self
+                try:
+                    outcome = fn(*args), None
+                except StopIteration:
+                    stop = True
+                except BaseException as error:
+                    outcome = None, error
+                del fn
+                self = ref()
+            if self is not None:  # else the queue ends with None
+                self._store_outcome(number, outcome, stop)
+            del self, outcome, request, args
 
     def _is_open(self) -> bool:
         with self._changed:
@@ -302,7 +328,7 @@ class BackgroundDataLoader(Generic[T]):
         _stop_workers(self._requests, self._workers)
         self._changed.notify_all()
 
-    # -- ending --------------------------------------------------------------------------------------
+    # -- ending ------------------------------------------------------------------------------------
 
     def close(self, wait: bool = True) -> None:
         """Stop: make no further calls, drop items not taken, and end the threads. May be called
@@ -320,7 +346,8 @@ class BackgroundDataLoader(Generic[T]):
             return
         with self._changed:
             self._closed = True
-            dropped, self._ready = self._ready, {}
+            dropped = self._ready
+            self._ready = {}
             _stop_workers(self._requests, self._workers)
             self._changed.notify_all()
         del dropped  # without the lock: deleting an item may run any code
@@ -351,30 +378,6 @@ class _Worker(threading.Thread):
     """A thread of a loader; a separate class, so that the exit handler finds it."""
 
 
-def _work_loop(requests: Requests, ref: weakref.ref[BackgroundDataLoader]) -> None:
-    # This frame forgets everything before it waits: an item lives no longer than it must. And it
-    # calls the function itself: the traceback of an error refers to the frames of all callers,
-    # which must not hold the loader.
-    while (request := requests.get()) is not None:
-        number, args = request
-        outcome, stop = NOTHING, False
-        loader = ref()
-        if loader is not None and loader._is_open():
-            fn = loader._fn
-            del loader
-            try:
-                outcome = fn(*args), None
-            except StopIteration:
-                stop = True
-            except BaseException as error:
-                outcome = None, error
-            del fn
-            loader = ref()
-        if loader is not None:  # else the queue ends with None
-            loader._store_outcome(number, outcome, stop)
-        del loader, outcome, request, args
-
-
 def _stop_workers(requests: Requests, workers: int) -> None:
     for _ in range(workers):
         requests.put(None)
@@ -387,9 +390,8 @@ def _without_stop(fn: Callable[[S], T], item: S) -> T:
         raise RuntimeError("fn raised StopIteration") from error
 
 
-def _one_argument(
-    item: S,
-) -> tuple[S]:  # zip, and the frame of a generator, would keep the last item alive
+def _one_argument(item: S) -> tuple[S]:
+    # a function, as zip, or the frame of a generator, would keep the last item alive
     return (item,)
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 
+from fluxutils_py.data.blocks import Rectangle, block_slices
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import SeriesArray
-from fluxutils_py.data.weights import SampleWeight, block_slices
-
-Rectangle = tuple[slice, slice]  # of series and of steps
+from fluxutils_py.data.weights import SampleWeight
 
 WHOLE = 1 << 26  # bytes: files that are no larger are read whole
-STEPS = 8  # at each place that a sample is taken from
+STEPS = 8  # of each place that a sample is taken from
+DIGITS = 12  # of a digest that are kept: 48 bits, no defence against forgery
 
 
 def digest_series(s: SeriesArray, rows: Segments) -> str | None:
@@ -24,11 +23,15 @@ def digest_series(s: SeriesArray, rows: Segments) -> str | None:
     It reads arrays in memory of any size, and arrays in files of up to 64 MiB. Memory order and
     byte order do not matter. It takes about 1 s per GB.
     """
-    array: Any = s.array
     n_bytes = s.F * s.N * s.T * s.dtype.itemsize
-    if not (s.in_memory or getattr(array, "nonblocking", False) or n_bytes <= WHOLE):
+    is_quick = s.in_memory or getattr(s.array, "nonblocking", False)
+    if not is_quick and n_bytes > WHOLE:
         return None
-    return _digest_blocks(s.stored_block, block_slices(s.N, s.T, s.F), rows)
+    return _digest_blocks(
+        s.stored_block,
+        block_slices(s.N, s.T, s.F),
+        rows,
+    )
 
 
 def digest_sample(s: SeriesArray, rows: Segments, places: int = 8) -> str:
@@ -37,14 +40,14 @@ def digest_sample(s: SeriesArray, rows: Segments, places: int = 8) -> str:
     The grid is evenly spaced, from the first series to the last and from the first step to the
     last, with all features.
     """
-    series = np.unique(np.linspace(0, s.N - 1, places).astype(int))
-    steps = np.unique(np.linspace(0, max(0, s.T - STEPS), places).astype(int))
-    rectangles = [
-        (slice(n, n + 1), slice(t, min(t + STEPS, s.T)))
-        for n in series.tolist()
-        for t in steps.tolist()
-    ]
+    series = _evenly_spaced(s.N - 1, places)
+    steps = _evenly_spaced(max(0, s.T - STEPS), places)
+    rectangles = [(slice(n, n + 1), slice(t, min(t + STEPS, s.T))) for n in series for t in steps]
     return _digest_blocks(s.stored_block, rectangles, rows)
+
+
+def _evenly_spaced(last: int, places: int) -> list[int]:
+    return np.unique(np.linspace(0, last, places).astype(int)).tolist()
 
 
 def digest_weight(weight: SampleWeight | None, rows: Segments) -> str | None:
@@ -57,7 +60,11 @@ def digest_weight(weight: SampleWeight | None, rows: Segments) -> str | None:
     def read(series: slice, steps: slice) -> np.ndarray:
         return np.asarray(weight.block(series, steps), float)[None]
 
-    return _digest_blocks(read, block_slices(weight.n_series, weight.n_steps), rows)
+    return _digest_blocks(
+        read,
+        block_slices(weight.n_series, weight.n_steps),
+        rows,
+    )
 
 
 def digest_arrays(*arrays: np.ndarray) -> str:
@@ -66,11 +73,13 @@ def digest_arrays(*arrays: np.ndarray) -> str:
     for a in arrays:
         digest.update(f"{a.shape} {a.dtype.newbyteorder('=')}".encode())
         digest.update(_bytes(a))
-    return digest.hexdigest()[:12]
+    return digest.hexdigest()[:DIGITS]
 
 
 def _digest_blocks(
-    read: Callable[[slice, slice], np.ndarray], rectangles: Iterable[Rectangle], rows: Segments
+    read: Callable[[slice, slice], np.ndarray],
+    rectangles: Iterable[Rectangle],
+    rows: Segments,
 ) -> str:
     digest = hashlib.sha256()
     for series, steps in rectangles:
@@ -80,10 +89,9 @@ def _digest_blocks(
         block = read(series, steps)  # (F, B, S)
         if live is not None:  # what is never read, such as padding, may be anything
             block = np.where(live, block, block.dtype.type(0))
-        digest.update(
-            _bytes(block.transpose(2, 1, 0))
-        )  # time-major: contiguous where that is the fast layout
-    return digest.hexdigest()[:12]
+        # time-major: contiguous where that is the fast layout
+        digest.update(_bytes(block.transpose(2, 1, 0)))
+    return digest.hexdigest()[:DIGITS]
 
 
 def _bytes(a: np.ndarray) -> memoryview:

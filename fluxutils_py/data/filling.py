@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,14 @@ from fluxutils_py.data.indexing import Index, as_key
 from fluxutils_py.data.lazy import DerivedArray, Function
 
 LOOK_BACK = 64  # steps that are read first, to find the last value before a block; then ever more
+
+
+class _Ending(NamedTuple):
+    """Where a read ended, and the last values there: (F, n), NaN where there is none."""
+
+    series: range
+    stop: int
+    values: np.ndarray
 
 
 class ForwardFilled(DerivedArray):
@@ -38,12 +46,12 @@ class ForwardFilled(DerivedArray):
     """
 
     def __init__(self, source: Any, start: np.ndarray, convert: Function) -> None:
-        self.source, self.start, self.convert = source, start, convert
+        self.source = source
+        self.start = start
+        self.convert = convert
         self.shape = tuple(source.shape)
         self.dtype = convert(np.zeros((self.shape[0], 1, 1), source.dtype)).dtype
-        self._last: tuple[range, int, np.ndarray] | None = (
-            None  # series, where a read ended, its last values
-        )
+        self._last: _Ending | None = None
 
     def read(self, *index: Index) -> np.ndarray:
         features, series, steps = index
@@ -51,41 +59,56 @@ class ForwardFilled(DerivedArray):
             return np.empty([len(i) for i in index], self.dtype)
         t = np.asarray(steps)
         span = range(int(t.min()), int(t.max()) + 1)
-        return self._read_filled(series, span)[:, :, t - span.start][as_key(features)]
+        block = self._read_filled(series, span)
+        return block[:, :, t - span.start][as_key(features)]
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_last": None}
 
-    def _read_filled(self, series: Any, steps: range) -> np.ndarray:
+    def _read_filled(self, series: Index, steps: range) -> np.ndarray:
         """Read a block of consecutive steps, filled in."""
-        block = self.convert(read_block(self.source, range(self.shape[0]), series, steps))
+        block = self._read_source(series, steps)
         state = self._values_before(series, steps.start, np.isnan(block[:, :, 0]))
         last = forward_fill(block, state, self.start)
-        if isinstance(series, range):  # the next window most often goes on here
-            self._last = series, steps.stop, last
+        if isinstance(series, range):  # the next window most often continues here
+            self._last = _Ending(series, steps.stop, last)
         return block
 
-    def _values_before(self, series: Any, stop: int, missing: np.ndarray) -> np.ndarray:
+    def _read_source(self, series: Index, steps: range) -> np.ndarray:
+        features = range(self.shape[0])
+        return self.convert(read_block(self.source, features, series, steps))
+
+    def _values_before(self, series: Index, stop: int, missing: np.ndarray) -> np.ndarray:
         """Return the last values before a step where ``missing`` is true; NaN elsewhere and where
         there is none.
         """
-        known = self._last  # once: other threads read too
-        if known is not None and isinstance(series, range) and known[:2] == (series, stop):
-            return known[2]
+        known = self._last  # read once: other threads may replace it
+        if known is not None and isinstance(series, range):
+            if known.series == series and known.stop == stop:
+                return known.values
         values = np.full(missing.shape, np.nan, self.dtype)
         size = LOOK_BACK
         while stop > 0 and missing.any():
             columns = np.flatnonzero(missing.any(0))
             steps = range(max(0, stop - size), stop)
-            earlier = self.convert(
-                read_block(self.source, range(self.shape[0]), np.asarray(series)[columns], steps)
-            )
+            earlier = self._read_source(np.asarray(series)[columns], steps)
             values[:, columns] = np.where(
-                missing[:, columns], last_values(earlier), values[:, columns]
+                missing[:, columns],
+                last_values(earlier),
+                values[:, columns],
             )
             missing = missing & np.isnan(values)
-            stop, size = steps.start, 2 * size
+            stop = steps.start
+            size = 2 * size  # a gap that is longer than one look is read in few
         return values
+
+
+def last_positions(present: np.ndarray) -> np.ndarray:
+    """Return, for each place along the last axis, the last one up to it that is present; -1 where
+    there is none.
+    """
+    places = np.arange(present.shape[-1])
+    return np.maximum.accumulate(np.where(present, places, -1), axis=-1)
 
 
 def forward_fill(block: np.ndarray, state: np.ndarray, start: np.ndarray) -> np.ndarray:
@@ -103,13 +126,11 @@ def forward_fill(block: np.ndarray, state: np.ndarray, start: np.ndarray) -> np.
     missing = np.isnan(block)
     if not missing.any():
         return block[:, :, -1].copy()
-    t = np.where(missing, -1, np.arange(block.shape[2]))
-    at = np.maximum.accumulate(t, axis=2)  # of each step, the last one with a value
+    at = last_positions(~missing)
     filled = np.take_along_axis(block, np.maximum(at, 0), 2)
     filled = np.where(at < 0, state[:, :, None], filled)
-    block[missing] = np.where(np.isnan(filled), start[:, None, None].astype(block.dtype), filled)[
-        missing
-    ]
+    first = start[:, None, None].astype(block.dtype)
+    block[missing] = np.where(np.isnan(filled), first, filled)[missing]
     return filled[:, :, -1]
 
 

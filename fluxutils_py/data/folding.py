@@ -6,7 +6,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from fluxutils_py.data.arrays import in_memory, is_tensor
+from fluxutils_py.data.arrays import in_memory, is_tensor, with_shape
 from fluxutils_py.data.indexing import Index, as_key
 from fluxutils_py.data.lazy import DerivedArray
 from fluxutils_py.data.segments import Segments
@@ -30,7 +30,7 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
 
     A model trained on folds remembers nothing from before a fold's first step. Estimators fold
     automatically in ``fit``, without copying anything, and by default only into long folds
-    (``Spec.rebatch``). Use this function on arrays for a loop of your own.
+    (``Spec.rebatch``). Use this function on arrays for a custom loop.
 
     Parameters
     ----------
@@ -70,8 +70,8 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
         return x.fold(batchsize)
     batchsize = check_integer("batchsize", batchsize, 1)
     if not isinstance(x, tuple):
-        return _fold_array(x, batchsize, fill)
-    arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in x]
+        return _fold_array(with_shape(x), batchsize, fill)
+    arrays = [with_shape(a) for a in x]
     if len({tuple(a.shape[-2:]) for a in arrays}) > 1:
         shapes = " and ".join(str(tuple(a.shape)) for a in arrays)
         raise ShapeError(
@@ -113,8 +113,10 @@ class FoldedArray(DerivedArray):
         features, rows, steps = index
         if len(rows) == 0 or len(steps) == 0:
             return np.empty([len(i) for i in index], self.dtype)
-        segments, t = self._segments[np.asarray(rows)], np.asarray(steps)
-        start, stop = int(t.min()), int(t.max()) + 1
+        segments = self._segments[np.asarray(rows)]
+        t = np.asarray(steps)
+        start = int(t.min())
+        stop = int(t.max()) + 1
         block = self._series.read(segments, start, stop).transpose(2, 1, 0)  # (F, B, S)
         live = segments.step_mask(start, stop)
         if live is not None:
@@ -125,7 +127,6 @@ class FoldedArray(DerivedArray):
 
 
 def _fold_array(x: Any, batchsize: int, fill: float | None) -> Any:
-    x = x if hasattr(x, "shape") else np.asarray(x)
     shape = tuple(int(n) for n in x.shape)
     if len(shape) not in (2, 3):
         raise ShapeError(f"rebatch takes arrays of shape (F, N, T) or (N, T), got {shape}")
@@ -133,30 +134,53 @@ def _fold_array(x: Any, batchsize: int, fill: float | None) -> Any:
     n = batchsize // n_series if n_series else 0
     if n < 2 or n_steps <= n:
         return x
+    longer = n_steps % n  # folds that are one step longer than the others
+    if longer:
+        fill = _fill_value(x, fill, n)
+    readable = _is_cheap_to_read(x)
+    if not longer and (readable or _merges_without_copy(x)):
+        return x.reshape(*features, n_series * n, n_steps // n)
+    if readable:
+        return _copy_into_folds(x, n, fill)
+    if len(shape) == 2:
+        raise ShapeError(
+            f"rebatch takes arrays that are not in memory as (F, N, T), got shape {shape}"
+        )
+    return FoldedArray(x, batchsize, fill)
+
+
+def _is_cheap_to_read(x: Any) -> bool:
+    return is_tensor(x) or in_memory(x)
+
+
+def _merges_without_copy(x: Any) -> bool:
+    """Whether series and steps can become one axis of a view."""
+    if not isinstance(x, np.ndarray):
+        return False
+    n_series, n_steps = x.shape[-2:]
+    return n_series == 1 or x.strides[-2] == n_steps * x.strides[-1]
+
+
+def _fill_value(x: Any, fill: float | None, n: int) -> float:
+    """Return what to fill up shorter folds with: NaN, unless something is given."""
+    if fill is not None:
+        return fill
+    floating = x.dtype.is_floating_point if is_tensor(x) else np.dtype(x.dtype).kind == "f"
+    if not floating:
+        raise DataError(
+            f"{x.shape[-1]} steps do not divide into {n} folds, and {x.dtype} has no NaN to fill "
+            "up the shorter ones; give fill=, or a batchsize for which batchsize // N divides T"
+        )
+    return np.nan
+
+
+def _copy_into_folds(x: Any, n: int, fill: float | None) -> Any:
+    """Return a copy of an array or tensor with each series in ``n`` folds of unequal length."""
+    *features, n_series, n_steps = x.shape
     size, longer = divmod(n_steps, n)
-    if longer and fill is None:
-        floating = x.dtype.is_floating_point if is_tensor(x) else np.dtype(x.dtype).kind == "f"
-        if not floating:
-            raise DataError(
-                f"{n_steps} steps do not divide into {n} folds, and {x.dtype} has no NaN to fill "
-                "up the shorter ones; give fill=, or a batchsize for which batchsize // N divides "
-                "T"
-            )
-        fill = np.nan
-    mergeable = isinstance(x, np.ndarray) and (
-        n_series == 1 or x.strides[-2] == n_steps * x.strides[-1]
-    )
-    readable = is_tensor(x) or in_memory(x)
-    if longer == 0 and (readable or mergeable):
-        return x.reshape(*features, n_series * n, size)
-    if not readable:
-        if len(shape) == 2:
-            raise ShapeError(
-                f"rebatch takes arrays that are not in memory as (F, N, T), got shape {shape}"
-            )
-        return FoldedArray(x, batchsize, fill)
     full = (*features, n_series, n, size + 1)
     out = x.new_full(full, fill) if is_tensor(x) else np.full(full, fill, x.dtype)
+    # the longer folds come first, as in numpy.array_split
     split = longer * (size + 1)
     out[..., :longer, :] = x[..., :split].reshape(*features, n_series, longer, size + 1)
     out[..., longer:, :size] = x[..., split:].reshape(*features, n_series, n - longer, size)

@@ -13,8 +13,8 @@ Index = range | np.ndarray  # places along one axis, in any order
 
 
 def parse_index(key: Any, shape: tuple[int, ...]) -> list[int | Index]:
-    """The places that an index of NumPy picks along each axis: one, a range, or an array of them in
-    any order.
+    """Return the places that an index of NumPy picks along each axis: one, a range, or an array of
+    them in any order.
     """
     keys = list(key) if isinstance(key, tuple) else [key]
     dots = [i for i, k in enumerate(keys) if isinstance(k, EllipsisType)]
@@ -26,6 +26,7 @@ def parse_index(key: Any, shape: tuple[int, ...]) -> list[int | Index]:
             f"too many indices: the array has {len(shape)} axes, got {len(keys) - len(dots)} "
             "indices"
         )
+    # the dots, or the end of the index, stand for all axes that it does not name
     at = dots[0] if dots else len(keys)
     keys[at : at + len(dots)] = [slice(None)] * missing
     index = [
@@ -39,16 +40,12 @@ def parse_index(key: Any, shape: tuple[int, ...]) -> list[int | Index]:
 
 
 def parse_axis_index(key: Any, n: int, axis: int) -> int | Index:
-    """The places that an index picks along one axis of length ``n``."""
+    """Return the places that an index picks along one axis of length ``n``."""
     if isinstance(key, slice):
         return range(*key.indices(n))
-    try:
-        # a boolean is an index for Python, and for NumPy 2.0
-        index = np.asarray([None if isinstance(key, bool | np.bool_) else operator.index(key)])
-        single = True
-    except TypeError:
-        index, single = np.asarray(key), False
-    if index.dtype == bool:
+    single = _as_integer(key)
+    index = np.asarray(key if single is None else [single])
+    if index.dtype == bool and index.ndim:  # a single boolean is no mask
         if index.shape != (n,):
             raise IndexError(
                 f"a mask along axis {axis} must have {n} values, got shape {index.shape}"
@@ -61,30 +58,38 @@ def parse_axis_index(key: Any, n: int, axis: int) -> int | Index:
             "an index must be an integer, a slice, '...', or one list of integers or booleans, "
             f"got {key!r}"
         )
-    original, index = (
-        index,
-        index.astype(np.intp, copy=False),
-    )  # comparisons in small types overflow
-    out = (index < -n) | (index >= n) | ((index < 0) & (original > 0))  # uint64 wraps
-    if out.any():
-        raise IndexError(f"index {original[out][0]} is out of bounds for axis {axis} with size {n}")
-    index = np.where(index < 0, index + n, index)
-    return int(index[0]) if single else index
+    places = index.astype(np.intp, copy=False)  # comparisons in small types overflow
+    outside = (places < -n) | (places >= n) | ((places < 0) & (index > 0))  # uint64 wraps
+    if outside.any():
+        raise IndexError(
+            f"index {index[outside][0]} is out of bounds for axis {axis} with size {n}"
+        )
+    places = np.where(places < 0, places + n, places)
+    return places if single is None else int(places[0])
+
+
+def _as_integer(key: Any) -> int | None:
+    # a boolean is an index for Python, and for NumPy 2.0
+    if isinstance(key, bool | np.bool_):
+        return None
+    try:
+        return operator.index(key)
+    except TypeError:
+        return None
 
 
 def as_key(index: Index) -> Any:
-    """What NumPy takes as an index: a slice, where it can be one."""
+    """Return what NumPy takes as an index: a slice, where it can be one."""
     if not isinstance(index, range):
         return index
     if len(index) == 0:
         return slice(0, 0)
-    return slice(
-        index.start, None if index.stop < 0 else index.stop, None if index.step == 1 else index.step
-    )
+    stop = None if index.stop < 0 else index.stop  # of a range that runs down to 0
+    return slice(index.start, stop, None if index.step == 1 else index.step)
 
 
 def compose_index(index: Index, which: Index) -> Index:
-    """The places ``which`` of an index, as a range if they run up by one."""
+    """Return the places ``which`` of an index, as a range if they run up by one."""
     if isinstance(index, range) and isinstance(which, range) and which.step > 0:
         return index[which.start : which.stop : which.step]
     places = np.asarray(index)[np.asarray(which, dtype=np.intp)]
@@ -96,7 +101,7 @@ def compose_index(index: Index, which: Index) -> Index:
 
 
 def contiguous_runs(index: Index) -> list[slice]:
-    """The runs of an index that go up by one, as positions in it.
+    """Return the runs of an index that go up by one, as positions in it.
 
     >>> contiguous_runs(np.array([3, 4, 5, 9, 2, 3]))
     [slice(0, 3, None), slice(3, 4, None), slice(4, 6, None)]
@@ -112,8 +117,8 @@ def contiguous_runs(index: Index) -> list[slice]:
 def read_slices(
     read: Callable[[tuple[slice, ...]], np.ndarray], index: Sequence[Index], strides: bool = False
 ) -> np.ndarray:
-    """The block where the places of every axis meet, of an array that only takes slices that go up,
-    as h5py's do.
+    """Return the block where the places of every axis meet, of an array that only takes slices that
+    go up, as h5py's do.
 
     Neighbours are read in one go, nothing between the places is read, and each place only once.
 
@@ -126,27 +131,46 @@ def read_slices(
         Whether slices may have a step.
     """
     for axis, places in enumerate(index):
-        if (
-            isinstance(places, range)
-            and len(places)
-            and (places.step == 1 or (strides and places.step > 0))
-        ):
-            continue
-        rising, order = np.unique(np.asarray(places, dtype=np.intp), return_inverse=True)
-        if len(rising) == 0:
-            return np.empty([len(i) for i in index], read((slice(0, 0),) * len(index)).dtype)
-        steps = np.diff(rising)
-        if strides and (steps == steps[:1]).all():
-            runs = [range(int(rising[0]), int(rising[-1]) + 1, int(steps[0]) if len(steps) else 1)]
-        else:
-            runs = [
-                range(int(rising[r.start]), int(rising[r.stop - 1]) + 1)
-                for r in contiguous_runs(rising)
-            ]
-        blocks = [
-            read_slices(read, [*index[:axis], run, *index[axis + 1 :]], strides) for run in runs
-        ]
-        block = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis)
-        in_order = len(order) == len(rising) and (np.diff(order) == 1).all()
-        return block if in_order else block.take(order, axis)
-    return read(tuple(as_key(i) for i in index))
+        if not _is_rising_slice(places, strides):
+            return _read_axis_by_slices(read, index, axis, strides)
+    return read(tuple(as_key(places) for places in index))
+
+
+def _read_axis_by_slices(
+    read: Callable[[tuple[slice, ...]], np.ndarray],
+    index: Sequence[Index],
+    axis: int,
+    strides: bool,
+) -> np.ndarray:
+    """Read an index whose places along ``axis`` are not one slice."""
+    places = np.asarray(index[axis], dtype=np.intp)
+    rising, order = np.unique(places, return_inverse=True)
+    if len(rising) == 0:
+        dtype = read((slice(0, 0),) * len(index)).dtype
+        return np.empty([len(places) for places in index], dtype)
+    blocks = [
+        read_slices(read, [*index[:axis], run, *index[axis + 1 :]], strides)
+        for run in _rising_runs(rising, strides)
+    ]
+    block = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis)
+    in_order = len(order) == len(rising) and (np.diff(order) == 1).all()
+    return block if in_order else block.take(order, axis)
+
+
+def _is_rising_slice(places: Index, strides: bool) -> bool:
+    if not isinstance(places, range) or len(places) == 0:
+        return False
+    return places.step == 1 or (strides and places.step > 0)
+
+
+def _rising_runs(rising: np.ndarray, strides: bool) -> list[range]:
+    """Return sorted places as ranges: one if slices may have the step between them, else the runs
+    that go up by one.
+    """
+    steps = np.diff(rising)
+    if strides and (steps == steps[:1]).all():
+        return [range(int(rising[0]), int(rising[-1]) + 1, int(steps[0]) if len(steps) else 1)]
+    return [
+        range(int(rising[run.start]), int(rising[run.stop - 1]) + 1)
+        for run in contiguous_runs(rising)
+    ]

@@ -75,7 +75,8 @@ class LazyArray(DerivedArray):
         steps: Index | None = None,
         functions: tuple[Function, ...] = (),
     ) -> None:
-        self.source, self.functions = source, functions
+        self.source = source
+        self.functions = functions
         self.series: Index = range(source.shape[1]) if series is None else series
         self.steps: Index = range(source.shape[2]) if steps is None else steps
         trial = self._apply_all(np.zeros((source.shape[0], 1, 1), source.dtype))
@@ -88,10 +89,13 @@ class LazyArray(DerivedArray):
 
     def read(self, *index: Index) -> np.ndarray:
         features, series, steps = index
-        series, steps = compose_index(self.series, series), compose_index(self.steps, steps)
-        return self._apply_all(read_block(self.source, range(self.source.shape[0]), series, steps))[
-            as_key(features)
-        ]
+        block = read_block(
+            self.source,
+            range(self.source.shape[0]),  # a function may need all of them
+            compose_index(self.series, series),
+            compose_index(self.steps, steps),
+        )
+        return self._apply_all(block)[as_key(features)]
 
     def _apply_all(self, block: np.ndarray) -> np.ndarray:
         for f in self.functions:
@@ -100,37 +104,44 @@ class LazyArray(DerivedArray):
 
 
 def preserve_features(functions: tuple[Function, ...]) -> bool:
-    """Whether functions of blocks (F, n, t) leave each feature in its place, as far as they tell."""
+    """Whether functions of blocks (F, n, t) say that they leave each feature in its place."""
     return all(isinstance(f, np.ufunc) or getattr(f, "keeps_features", False) for f in functions)
 
 
 def select(
     source: Any, series: Index | None, steps: Index | None, functions: tuple[Function, ...] = ()
 ) -> Any:
-    """Some series and steps of an (F, N, T) array: a NumPy view if there can be one, else a
+    """Return some series and steps of an (F, N, T) array: a NumPy view if there can be one, else a
     :class:`LazyArray`.
     """
-    series, steps = (
-        None if isinstance(index, range) and index == range(n) else index
-        for index, n in ((series, source.shape[1]), (steps, source.shape[2]))
-    )
+    series = _unless_all(series, source.shape[1])
+    steps = _unless_all(steps, source.shape[2])
     if series is None and steps is None and not functions:
         return source
-    sliceable = all(
-        index is None or (isinstance(index, range) and len(index)) for index in (series, steps)
-    )
+    sliceable = _is_sliceable(series) and _is_sliceable(steps)
     if isinstance(source, np.ndarray) and sliceable and not functions:
-        return source[
-            (slice(None), *(slice(None) if i is None else as_key(i) for i in (series, steps)))
-        ]
+        return source[:, _as_slice(series), _as_slice(steps)]
     return LazyArray(source, series, steps, functions)
+
+
+def _unless_all(index: Index | None, n: int) -> Index | None:
+    return None if isinstance(index, range) and index == range(n) else index
+
+
+def _is_sliceable(index: Index | None) -> bool:
+    return index is None or (isinstance(index, range) and len(index) > 0)
+
+
+def _as_slice(index: Index | None) -> slice:
+    return slice(None) if index is None else as_key(index)
 
 
 def as_picklable(source: Any) -> Any:
     """Return what to pickle instead of an array: for one in a file, the position of its bytes,
     never the data.
 
-    ``np.memmap`` would go as data; and joblib ships one that is transposed with permuted values.
+    ``np.memmap`` would be pickled as data; and joblib sends one that is transposed with permuted
+    values.
     """
     _refuse_netcdf4(source)
     if isinstance(source, h5py.Dataset):
@@ -144,9 +155,8 @@ def as_picklable(source: Any) -> Any:
         return source
     if root.mode == "c":  # the file lacks the changes; joblib would nevertheless send its name
         return np.array(source)
-    offset = (
-        root.offset + source.__array_interface__["data"][0] - root.__array_interface__["data"][0]
-    )
+    start = root.__array_interface__["data"][0] - root.offset  # address of the file's first byte
+    offset = source.__array_interface__["data"][0] - start
     path = str(root.filename)
     identity = current_identity(path, identity_at(path))
     return _Recipe(reopen, path, source.dtype, source.shape, source.strides, offset, "r", identity)
@@ -156,7 +166,7 @@ def _refuse_netcdf4(source: Any) -> None:
     variable = source.source if isinstance(source, AsRead) else source
     if type(variable).__module__.split(".")[0] == "netCDF4":
         raise DataError(
-            "a variable of netCDF4 cannot go to worker processes: take "
+            "a variable of netCDF4 cannot go to worker processes: use "
             f"xarray.open_dataset({variable.group().filepath()!r})[{variable.name!r}], or n_jobs=1"
         )
 
@@ -164,8 +174,9 @@ def _refuse_netcdf4(source: Any) -> None:
 class _Recipe:
     """A function and its arguments, pickled instead of the array that the call opens again."""
 
-    def __init__(self, open_array: Callable[..., Any], *arguments: Any) -> None:
-        self.open_array, self.arguments = open_array, arguments
+    def __init__(self, open_array: Callable[..., object], *arguments: object) -> None:
+        self.open_array = open_array
+        self.arguments = arguments
 
     def __reduce__(self) -> Any:
         return self.open_array, self.arguments

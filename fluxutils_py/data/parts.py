@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
+from fluxutils_py.data.arrays import with_shape
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.validation import check_integer
 
@@ -33,9 +32,9 @@ def part(x: Any, rank: int, size: int, axis: int | str = "series") -> Any:
     rank, size : int
         Which part, from 0, of how many.
     axis : {"series", "time", "auto"} or int
-        ``"auto"`` takes series if there are more than five times as many as time steps, else time,
+        ``"auto"`` cuts series if there are more than five times as many as time steps, else time,
         as FluxUtils.jl does; if that axis has too few entries for all ranks and the other has
-        enough, it takes the other. The first array of a tuple decides. An int is the axis of each
+        enough, it cuts the other. The first array of a tuple decides. An int is the axis of each
         array, negative from the end.
 
     Returns
@@ -58,18 +57,21 @@ def part(x: Any, rank: int, size: int, axis: int | str = "series") -> Any:
 
     Examples
     --------
+    >>> import numpy as np
     >>> x = np.zeros((2, 7, 5))
     >>> [part(x, rank, 3).shape for rank in range(3)]
     [(2, 3, 5), (2, 2, 5), (2, 2, 5)]
     """
-    rank, size = check_integer("rank", rank), check_integer("size", size)
+    rank = check_integer("rank", rank)
+    size = check_integer("size", size)
     if not 0 <= rank < size:
         raise ValueError(f"rank must be from 0 to size - 1, got rank {rank} of size {size}")
     arrays = _arrays(x)
     if isinstance(axis, str) and axis == "auto":
         axis = _longer_axis(arrays[0], size)
     n = _common_length(arrays, axis)
-    cut = [_cut(a, axis, array_split_slice(n, size, rank)) for a in arrays]
+    block = array_split_slice(n, size, rank)
+    cut = [_cut(a, axis, block) for a in arrays]
     return tuple(cut) if isinstance(x, tuple) else cut[0]
 
 
@@ -106,6 +108,7 @@ def dividebatch(bs: int, *xs: Any, axis: int | str = 0) -> tuple[tuple[Any, ...]
 
     Examples
     --------
+    >>> import numpy as np
     >>> x, y = np.arange(10).reshape(5, 2), np.arange(5)
     >>> for chunk in dividebatch(2, x, y):
     ...     print(chunk[0].shape, chunk[1])
@@ -117,10 +120,9 @@ def dividebatch(bs: int, *xs: Any, axis: int | str = 0) -> tuple[tuple[Any, ...]
         raise TypeError("dividebatch needs at least one array after bs")
     arrays = _arrays(xs)
     n = _common_length(arrays, axis)
-    chunks = min(bs, n)
-    return tuple(
-        tuple(_cut(a, axis, array_split_slice(n, chunks, k)) for a in arrays) for k in range(chunks)
-    )
+    n_chunks = min(bs, n)
+    blocks = [array_split_slice(n, n_chunks, k) for k in range(n_chunks)]
+    return tuple(tuple(_cut(a, axis, block) for a in arrays) for block in blocks)
 
 
 def indbatch(x: Any, b: int, offset: int = 0) -> Iterator[slice]:
@@ -152,13 +154,12 @@ def indbatch(x: Any, b: int, offset: int = 0) -> Iterator[slice]:
     >>> list(indbatch(10, 4))
     [slice(0, 4, None), slice(4, 8, None), slice(8, 10, None)]
     """
-    n = x if hasattr(x, "__index__") and not hasattr(x, "shape") else None
-    n = (
-        _common_length(_arrays(x), -1)
-        if n is None
-        else check_integer("the number of indices", n, 0)
-    )
-    b, offset = check_integer("b", b, 1), check_integer("offset", offset, 0)
+    if hasattr(x, "__index__") and not hasattr(x, "shape"):  # a NumPy integer may have both
+        n = check_integer("the number of indices", x, 0)
+    else:
+        n = _common_length(_arrays(x), -1)
+    b = check_integer("b", b, 1)
+    offset = check_integer("offset", offset, 0)
     return (slice(min(i + offset, n - 1), min(i + offset + b, n)) for i in range(0, n, b))
 
 
@@ -191,6 +192,7 @@ def minibatch(x: Any, *y_and_b: Any) -> list[Any]:
 
     Examples
     --------
+    >>> import numpy as np
     >>> x, y = np.arange(10).reshape(2, 5), np.arange(5)
     >>> [(xb.shape, yb.tolist()) for xb, yb in minibatch(x, y, 3)]
     [((2, 3), [0, 1, 2]), ((2, 2), [3, 4])]
@@ -200,31 +202,35 @@ def minibatch(x: Any, *y_and_b: Any) -> list[Any]:
             f"expected minibatch(x, b) or minibatch(x, y, b), got {1 + len(y_and_b)} arguments"
         )
     *y, b = y_and_b
-    groups = [_arrays(v) for v in (x, *y)]
-    _common_length([a for group in groups for a in group], -1)
+    arrays = _arrays(x)
+    _common_length([*arrays, *(a for v in y for a in _arrays(v))], -1)
     batches = []
-    for s in indbatch(groups[0][0], b):
-        cut = [tuple(_cut(a, -1, s) for a in group) for group in groups]
-        values = tuple(
-            c if isinstance(v, tuple) else c[0] for v, c in zip((x, *y), cut, strict=True)
-        )
-        batches.append(values if y else values[0])
+    for block in indbatch(arrays[0], b):
+        values = [_cut_all(v, block) for v in (x, *y)]
+        batches.append(tuple(values) if y else values[0])
     return batches
 
 
 def array_split_slice(n: int, blocks: int, k: int) -> slice:
-    """Block ``k`` of ``numpy.array_split(range(n), blocks)``."""
-    size, longer = divmod(n, blocks)
-    start = k * size + min(k, longer)
-    return slice(start, start + size + (k < longer))
+    """Return block ``k`` of ``numpy.array_split(range(n), blocks)``."""
+    size, n_longer = divmod(n, blocks)
+    start = k * size + min(k, n_longer)
+    return slice(start, start + size + (k < n_longer))
 
 
-def _cut(a: Any, axis: int | str, where: slice) -> Any:
-    return a[(slice(None),) * _axis_of(a, axis) + (where,)]
+def _cut_all(x: Any, block: slice) -> Any:
+    """Return a block of an array along its last axis, or of each array of a tuple."""
+    cut = tuple(_cut(a, -1, block) for a in _arrays(x))
+    return cut if isinstance(x, tuple) else cut[0]
+
+
+def _cut(a: Any, axis: int | str, block: slice) -> Any:
+    before = (slice(None),) * _axis_of(a, axis)
+    return a[(*before, block)]
 
 
 def _axis_of(a: Any, axis: int | str) -> int:
-    """The axis of this array, from 0."""
+    """Return which axis of this array is meant, from 0."""
     n_axes = len(a.shape)
     if isinstance(axis, str):
         if axis not in AXES:
@@ -250,16 +256,16 @@ def _common_length(arrays: list[Any], axis: int | str) -> int:
 
 
 def _longer_axis(a: Any, size: int) -> str:
-    n_series, n_steps = (int(a.shape[_axis_of(a, name)]) for name in ("series", "time"))
-    series = n_series > 5 * n_steps
-    if (n_series if series else n_steps) < size <= (n_steps if series else n_series):
-        series = not series
-    return "series" if series else "time"
+    """Return the axis to cut into ``size`` parts, as FluxUtils.jl chooses it."""
+    lengths = {name: int(a.shape[_axis_of(a, name)]) for name in ("series", "time")}
+    preferred = "series" if lengths["series"] > 5 * lengths["time"] else "time"
+    other = "time" if preferred == "series" else "series"
+    return other if lengths[preferred] < size <= lengths[other] else preferred
 
 
-def _arrays(x: Any) -> list[Any]:
-    if isinstance(x, tuple) and not x:
+def _arrays(x: object) -> list[Any]:
+    if not isinstance(x, tuple):
+        return [with_shape(x)]
+    if not x:
         raise ShapeError("got an empty tuple; give at least one array")
-    return [
-        a if hasattr(a, "shape") else np.asarray(a) for a in (x if isinstance(x, tuple) else (x,))
-    ]
+    return [with_shape(a) for a in x]

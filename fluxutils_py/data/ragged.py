@@ -58,41 +58,47 @@ class RaggedArray(DuckArray):
     """
 
     def __init__(self, arrays: Sequence[Any], name: str, fill: float = 0) -> None:
+        self.name = name
+        self.fill = fill
         self.arrays = [_two_axes(a, f"{name}[{i}]") for i, a in enumerate(arrays)]
         if not self.arrays:
             raise ShapeError(f"{name} is an empty list; give at least one array of shape (F, T_i)")
+        self._require_equal_arrays()
+        self.lengths = np.array([a.shape[1] for a in self.arrays])
+        self.shape = (
+            int(self.arrays[0].shape[0]),
+            len(self.arrays),
+            int(self.lengths.max()),
+        )
+        # of texts, the longest
+        self.dtype = np.result_type(*{_native(a.dtype) for a in self.arrays})
+
+    def _require_equal_arrays(self) -> None:
         first = self.arrays[0]
         for i, a in enumerate(self.arrays):
             if a.shape[0] != first.shape[0]:
-                time_first = (
-                    len({b.shape[1] for b in self.arrays}) == 1 and first.shape[1] < first.shape[0]
-                )
                 raise ShapeError(
-                    f"{name}[{i}] has {a.shape[0]} features and {name}[0] has {first.shape[0]}; "
-                    "the arrays of a list are series (F, T_i) of equal "
-                    f"F{TIME_FIRST if time_first else ''}"
+                    f"{self.name}[{i}] has {a.shape[0]} features and {self.name}[0] has "
+                    f"{first.shape[0]}; the arrays of a list are series (F, T_i) of equal "
+                    f"F{TIME_FIRST if self._looks_time_first() else ''}"
                 )
-            if _native(a.dtype) != _native(first.dtype) and not {
-                a.dtype.kind,
-                first.dtype.kind,
-            } <= {"U"}:
+            are_texts = a.dtype.kind == first.dtype.kind == "U"  # of any length
+            if _native(a.dtype) != _native(first.dtype) and not are_texts:
                 raise DataError(
-                    f"{name}[{i}] is of dtype {a.dtype} and {name}[0] of {first.dtype}; convert "
-                    "them, as with astype"
+                    f"{self.name}[{i}] is of dtype {a.dtype} and {self.name}[0] of "
+                    f"{first.dtype}; convert them, as with astype"
                 )
-        self.lengths = np.array([a.shape[1] for a in self.arrays])
-        self.shape = (int(first.shape[0]), len(self.arrays), int(self.lengths.max()))
-        self.dtype = np.result_type(
-            *{_native(a.dtype) for a in self.arrays}
-        )  # of texts, the longest
-        self.name, self.fill = name, fill
+
+    def _looks_time_first(self) -> bool:
+        n_features, n_steps = self.arrays[0].shape
+        return n_steps < n_features and all(a.shape[1] == n_steps for a in self.arrays)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"arrays": [as_picklable(a) for a in self.arrays]}
 
     @property
     def in_memory(self) -> bool:
-        """Whether looking at all of it is cheap."""
+        """Whether scanning all of it is cheap."""
         return all(in_memory(a) for a in self.arrays)
 
     @property
@@ -107,19 +113,23 @@ class RaggedArray(DuckArray):
     def read(self, *index: Index) -> np.ndarray:
         features, series, steps = index
         shape = [len(i) for i in index]
-        out = (
-            np.full(shape, self.fill, self.dtype) if self.fill else np.zeros(shape, self.dtype)
-        )  # zeros: "" for text
+        if self.fill:
+            out = np.full(shape, self.fill, self.dtype)
+        else:
+            out = np.zeros(shape, self.dtype)  # "" for text
         for i, n in enumerate(series):
+            array = self.arrays[n]
+            length = self.lengths[n]
             if isinstance(steps, range) and steps.step == 1:
-                k = max(0, min(steps.stop, self.lengths[n]) - steps.start)
-                out[:, i, :k] = read_block(self.arrays[n], features, steps[:k])
+                k = max(0, min(steps.stop, length) - steps.start)
+                out[:, i, :k] = read_block(array, features, steps[:k])
             else:
-                inside = np.flatnonzero(np.asarray(steps) < self.lengths[n])
-                out[:, i, inside] = read_block(self.arrays[n], features, np.asarray(steps)[inside])
+                places = np.asarray(steps)
+                inside = np.flatnonzero(places < length)
+                out[:, i, inside] = read_block(array, features, places[inside])
         return out
 
-    def __setitem__(self, key: tuple[Any, slice, slice], values: Any) -> None:
+    def __setitem__(self, key: tuple[object, slice, slice], values: np.ndarray) -> None:
         _, n, t = parse_index(key, self.shape)
         assert isinstance(n, range)
         assert isinstance(t, range)
@@ -141,9 +151,11 @@ class MappedSeries(DerivedArray):
     """
 
     def __init__(self, source: Any, function: Callable[[np.ndarray], np.ndarray]) -> None:
-        self.source, self.function = source, function
+        self.source = source
+        self.function = function
         trial = function(np.zeros((source.shape[0], 1, 1), source.dtype))
-        self.shape, self.dtype = (trial.shape[0], int(source.shape[1])), trial.dtype
+        self.shape = (trial.shape[0], int(source.shape[1]))
+        self.dtype = trial.dtype
 
     def read(self, *index: Index) -> np.ndarray:
         features, steps = index
@@ -151,13 +163,11 @@ class MappedSeries(DerivedArray):
         return self.function(block[:, None])[:, 0][as_key(features)]
 
 
-def is_list_of_series(value: Any) -> bool:
-    """Whether a value is a list of arrays, one per series; nested lists of numbers are one array."""
-    if (
-        not isinstance(value, list)
-        or not value
-        or not all(len(getattr(a, "shape", ())) for a in value)
-    ):
+def is_list_of_series(value: object) -> bool:
+    """Whether a value is a list of arrays, one per series; nested lists are one array."""
+    if not isinstance(value, list) or not value:
+        return False
+    if not all(len(getattr(a, "shape", ())) for a in value):
         return False
     shapes = [tuple(a.shape) for a in value]
     return any(len(shape) > 1 for shape in shapes) or len(set(shapes)) > 1
@@ -181,10 +191,10 @@ def _two_axes(array: Any, name: str) -> Any:
     reject_masked(array, name)
     shape = tuple(array.shape)
     if len(shape) != 2:
-        way_out = f"; one feature is {name}[None]" if len(shape) == 1 else ""
+        remedy = f"; one feature is {name}[None]" if len(shape) == 1 else ""
         raise ShapeError(
             f"{name} has shape {shape}: the arrays of a list are series (F, T_i) = (features, time "
-            f"steps){way_out}"
+            f"steps){remedy}"
         )
     check_no_empty_axis(array, name, ("features", "time steps"))
     check_named_axes(array, name)

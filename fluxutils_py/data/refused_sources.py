@@ -1,4 +1,4 @@
-"""Things that are not arrays, or arrays that cannot be read, each with the way to one that can."""
+"""Things that are not arrays, or arrays that cannot be read, each with a remedy."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from fluxutils_py.errors import DataError
 
-# The beginning of the module of a class or of one above it, its name, and the way out; {0} is the
-# argument's name. No library is imported to find out.
-WAYS_OUT = [
+# The beginning of the module of a class or of a base class, its name, and the remedy; {0} is the
+# argument's name. No library is imported to find out: the import would be slow, or fail.
+REMEDIES = [
     ("torch.utils.data", "Dataset", "give the tensors that it is made of, as arrays (F, N, T)"),
     (
         "torch.utils.data",
@@ -54,44 +54,46 @@ WAYS_OUT = [
 ]
 
 
-def refuse_source(value: Any, name: str) -> None:
-    """Raise DataError for what cannot be read as an array, though users may have it in place of
-    one.
+def refuse_source(value: object, name: str) -> None:
+    """Raise DataError for what cannot be read as an array, though users may pass it for one.
 
     Parameters
     ----------
-    value : Any
+    value : object
     name : str
-        What messages call it.
+        Name used in error messages.
 
     Raises
     ------
     DataError
-        It names what came, and the way to an array.
+        It names what came, and how to make it an array.
     """
     if isinstance(value, np.ndarray):
         return
-    way_out = (
-        _of_class(value) or _of_tensor(value) or _of_unknown_size(value) or _of_one_pass(value)
+    remedy = (
+        _remedy_for_class(value)
+        or _remedy_for_tensor(value)
+        or _remedy_for_unknown_size(value)
+        or _remedy_for_one_pass(value)
     )
-    if way_out:
+    if remedy:
         cls = type(value)
         raise DataError(
             f"{name} must be an array, got {cls.__module__}.{cls.__qualname__}, which cannot be "
-            "read as one as it is; " + way_out.format(name)
+            "read as one as it is; " + remedy.format(name)
         )
 
 
-def _of_class(value: Any) -> str | None:
+def _remedy_for_class(value: object) -> str | None:
     for cls in type(value).__mro__:
-        for module, class_name, way_out in WAYS_OUT:
+        for module, class_name, remedy in REMEDIES:
             if cls.__name__ == class_name and f"{cls.__module__}.".startswith(module):
-                return way_out
+                return remedy
     return None
 
 
-def _of_tensor(value: Any) -> str | None:
-    """Kinds of tensors that NumPy has not."""
+def _remedy_for_tensor(value: Any) -> str | None:
+    """Return the remedy for a tensor without a counterpart in NumPy."""
     if type(value).__module__.split(".")[0] != "torch" or not hasattr(value, "layout"):
         return None
     if value.is_nested:
@@ -107,16 +109,20 @@ def _of_tensor(value: Any) -> str | None:
     return None
 
 
-def _of_unknown_size(value: Any) -> str | None:
+def _remedy_for_unknown_size(value: object) -> str | None:
     shape = getattr(value, "shape", None)
+    # dask has NaN for sizes that it has not computed
     if not isinstance(shape, tuple) or not any(isinstance(n, float) and n != n for n in shape):
         return None
     return f"its shape {shape} is not known; find it first: {{0}}.compute_chunk_sizes()"
 
 
-def _of_one_pass(value: Any) -> str | None:
+def _remedy_for_one_pass(value: object) -> str | None:
     if isinstance(value, Iterator):
-        return "it can be read once and has no length; make a list of series (F, T_i) or an array of it: list({0})"
+        return (
+            "it can be read once and has no length; make a list of series (F, T_i) or an array of "
+            "it: list({0})"
+        )
     if isinstance(value, set | frozenset):
         return "it has no order; give a list or an array"
     return None

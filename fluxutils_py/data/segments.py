@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -41,27 +41,36 @@ class Segments:
         ``starts`` (default: 0).
         """
         start = np.zeros(n_series, int) if starts is None else np.asarray(starts)
-        return cls(
-            np.arange(n_series), start, n_steps - start if lengths is None else np.asarray(lengths)
-        )
+        length = n_steps - start if lengths is None else np.asarray(lengths)
+        return cls(np.arange(n_series), start, length)
 
     def __len__(self) -> int:
         return len(self.series)
 
     def __getitem__(self, which: slice | np.ndarray) -> Segments:
-        return Segments(self.series[which], self.start[which], self.length[which])
+        return Segments(
+            self.series[which],
+            self.start[which],
+            self.length[which],
+        )
 
     @cached_property
     def common_start(self) -> int | None:
         """The step at which all rows start, or None if they differ."""
-        return int(self.start[0]) if (self.start == self.start[0]).all() else None
+        first = self.start[0]
+        if (self.start == first).all():
+            return int(first)
+        return None
 
     @cached_property
     def common_series(self) -> slice | None:
         """The series as a slice, or None if they are not consecutive."""
-        if (np.diff(self.series) == 1).all():
-            return slice(int(self.series[0]), int(self.series[-1]) + 1)
-        return None
+        if (np.diff(self.series) != 1).any():
+            return None
+        return slice(
+            int(self.series[0]),
+            int(self.series[-1]) + 1,
+        )
 
     @cached_property
     def groups_by_start(self) -> list[tuple[slice | np.ndarray, Segments]]:
@@ -71,14 +80,7 @@ class Segments:
         groups: list[tuple[slice | np.ndarray, Segments]] = []
         for begin in np.unique(self.start):
             at = np.flatnonzero(self.start == begin)
-            steps = np.diff(at)
-            even = len(at) == 1 or (steps == steps[0]).all()
-            where = (
-                slice(int(at[0]), int(at[-1]) + 1, int(steps[0]) if len(at) > 1 else 1)
-                if even
-                else at
-            )
-            groups.append((where, self[at]))
+            groups.append((_as_even_slice(at), self[at]))
         return groups
 
     @cached_property
@@ -117,28 +119,26 @@ class Segments:
         n = batchsize // len(self)
         if n < 2:
             return self
-        folds = (
-            np.where(self.length > n, n, 1)
-            if least is None
-            else np.clip(self.length // least, 1, n)
-        )
-        if folds.max() == 1:
+        if least is None:
+            folds = np.where(self.length > n, n, 1)
+        else:
+            folds = np.clip(self.length // least, 1, n)
+        most = int(folds.max())
+        if most == 1:
             return self
-        k = np.concatenate([np.arange(f) for f in folds])
-        b = np.repeat(np.arange(len(self)), folds)
-        size, longer = (
-            self.length[b] // folds[b],
-            self.length[b] % folds[b],
-        )  # the first `longer` have one step more
+        row = np.repeat(np.arange(len(self)), folds)
+        k = np.concatenate([np.arange(f) for f in folds])  # which fold of its row
+        size = self.length[row] // folds[row]
+        n_longer = self.length[row] % folds[row]  # so many first folds have one step more
         return Segments(
-            self.series[b],
-            self.start[b] + k * size + np.minimum(k, longer),
-            size + (k < longer),
-            int(folds.max()),
+            self.series[row],
+            self.start[row] + k * size + np.minimum(k, n_longer),
+            size + (k < n_longer),
+            most,
         )
 
     def step_mask(self, start: int, stop: int) -> np.ndarray | None:
-        """Which steps exist: bool of shape (S, B), or None if all do."""
+        """Return which steps exist: bool of shape (S, B), or None if all do."""
         if stop <= self.min_length:
             return None
         return np.arange(start, stop)[:, None] < self.length[None, :]
@@ -147,18 +147,35 @@ class Segments:
         """Return which steps of some series are in a row, without its first ``skip``: bool (N, T),
         None if all.
         """
-        size, length = series.stop - series.start, steps.stop - steps.start
+        size = series.stop - series.start
+        length = steps.stop - steps.start
         here = self[(self.series >= series.start) & (self.series < series.stop)]
         stop = here.start + here.length
         begin = np.clip(np.minimum(here.start + skip, stop) - steps.start, 0, length)
         end = np.clip(stop - steps.start, 0, length)
-        if (end - begin).sum() == size * length and len(np.unique(here.series)) == len(here):
+        overlap_free = len(np.unique(here.series)) == len(here)
+        if overlap_free and (end - begin).sum() == size * length:
             return None
+        # +1 where a row begins and -1 where it ends: the running sum counts the rows at a step
         edges = np.zeros((size, length + 1), int)
-        np.add.at(edges, (here.series - series.start, begin), 1)
-        np.add.at(edges, (here.series - series.start, end), -1)
+        line = here.series - series.start
+        np.add.at(edges, (line, begin), 1)
+        np.add.at(edges, (line, end), -1)
         covered = edges.cumsum(1)[:, :-1] > 0
         return None if covered.all() else covered
+
+
+def _as_even_slice(positions: np.ndarray) -> slice | np.ndarray:
+    """Return rising positions as a slice if they are evenly spaced: it gives a view."""
+    steps = np.diff(positions)
+    if (steps != steps[:1]).any():
+        return positions
+    step = int(steps[0]) if len(steps) else 1
+    return slice(
+        int(positions[0]),
+        int(positions[-1]) + 1,
+        step,
+    )
 
 
 @dataclass(frozen=True)
@@ -211,13 +228,16 @@ class SeriesShards:
         counts = tuple(len(rows) for rows in whole)
         owner = np.repeat(np.arange(len(counts)), counts)
         local = np.concatenate([np.arange(n) for n in counts])
-        order = np.lexsort((owner, (local + 0.5) / np.array(counts)[owner]))
-        starts, lengths = (
-            np.concatenate([getattr(rows, name) for rows in whole]) for name in ("start", "length")
-        )
-        n = np.arange(len(order))
+        places = (local + 0.5) / np.array(counts)[owner]
+        order = np.lexsort((owner, places))  # by place, at the same place by rank
+        starts = np.concatenate([rows.start for rows in whole])
+        lengths = np.concatenate([rows.length for rows in whole])
         return cls(
-            rank, Segments(n, starts[order], lengths[order]), counts, owner[order], local[order]
+            rank,
+            Segments(np.arange(len(order)), starts[order], lengths[order]),
+            counts,
+            owner[order],
+            local[order],
         )
 
     @property
@@ -226,12 +246,12 @@ class SeriesShards:
         return int((self.whole.start + self.whole.length).max())
 
     def own(self, rows: Segments) -> Segments:
-        """Return this rank's rows among those of all ranks, with series numbered as in its arrays."""
+        """Return this rank's rows among those of all ranks, series as in its arrays."""
         mine = rows[self.owner[rows.series] == self.rank]
         return replace(mine, series=self.local[mine.series])
 
-    def in_common_order(self, values: Sequence[Any]) -> np.ndarray:
-        """Return one value per series in the common order, from the arrays of values of all ranks."""
+    def in_common_order(self, values: Sequence[np.ndarray]) -> np.ndarray:
+        """Return one value per series in the common order, from the values of each rank."""
         first = np.cumsum([0, *self.counts])[:-1]
         parts = [v[:n] for v, n in zip(values, self.counts, strict=True)]
         return np.concatenate(parts)[first[self.owner] + self.local]

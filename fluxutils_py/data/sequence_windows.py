@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
+from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.data.series import SeriesArray
-from fluxutils_py.data.weights import SampleWeight, block_slices, live_steps
+from fluxutils_py.data.weights import SampleWeight, live_steps
 from fluxutils_py.errors import DataError
 
 
@@ -95,7 +98,7 @@ class SequenceWindows:
         Earlier steps read again at the beginning of each window, for gradients to reach further
         back.
     burn_in : int
-        Steps at a row's start that come in windows of their own, which do not count.
+        Leading steps of each row, cut into separate windows that carry no loss.
     segments : Segments, optional
         Rows to cut windows from; by default each series from its start to its end.
     equal_lengths : bool
@@ -155,25 +158,31 @@ class SequenceWindows:
         one_target: bool = False,
         shards: SeriesShards | None = None,
     ) -> None:
-        self.x, self.y, self.weight = tuple(x), tuple(y), weight
-        self.batchsize, self.seqsize, self.overlap, self.burn_in = (
-            batchsize,
-            seqsize,
-            overlap,
-            burn_in,
-        )
+        self.x = tuple(x)
+        self.y = tuple(y)
+        self.weight = weight
+        self.batchsize = batchsize
+        self.seqsize = seqsize
+        self.overlap = overlap
+        self.burn_in = burn_in
         self.segments = Segments.from_lengths(x[0].N, x[0].T) if segments is None else segments
-        self.equal_lengths, self.one_target, self.shards = equal_lengths, one_target, shards
-        self.mask_per_output = mask_per_output and sum(s.F for s in self.y) > 1
-        self.overlap_into_burn_in = (
-            False  # whether the overlap may reach into the burn-in, for models without a state
-        )
-        self._checked: set[int] = set()  # arrays known to be finite everywhere
+        self.equal_lengths = equal_lengths
+        self.one_target = one_target
+        self.shards = shards
+        # whether the overlap may reach into the burn-in, for models without a state
+        self.overlap_into_burn_in = False
+
+        self._output_sizes = [s.F for s in self.y]
+        stops = accumulate(self._output_sizes)
+        self._output_columns = [
+            slice(stop - size, stop) for size, stop in zip(self._output_sizes, stops, strict=True)
+        ]
+        self.mask_per_output = mask_per_output and sum(self._output_sizes) > 1
+        self._checked: set[int] = set()  # ids of arrays known to be finite everywhere
         self._order: np.ndarray | None = None
 
     def check(self) -> None:
-        """Look for NaN and infinity now, in the arrays that are in memory, rather than window by
-        window.
+        """Look for NaN and infinity now in arrays that are in memory, not window by window.
 
         Raises
         ------
@@ -181,13 +190,12 @@ class SequenceWindows:
             As windows would, before the first one.
         """
         for s in (*self.x, *self.y):
-            if s.kind == "int" or (
-                s.in_memory and all(_all_finite(a) for a in getattr(s.array, "arrays", (s.array,)))
-            ):
+            if s.kind == "int" or (s.in_memory and all(map(_all_finite, s.stored_arrays))):
                 self._checked.add(id(s))
         arrays = self.x if self.one_target else (*self.x, *self.y)
         if all(s.in_memory for s in arrays) and any(id(s) not in self._checked for s in arrays):
-            spans = self._spanning_rows()  # some value is not finite: is it where it may be?
+            # some value is not finite: cutting raises unless it is where it may be
+            spans = self._spanning_rows()
             for series, steps in block_slices(self.x[0].N, spans.max_length, self.x[0].F):
                 self.cut(spans[series], steps.start, steps.stop)
 
@@ -213,7 +221,7 @@ class SequenceWindows:
         return rows if self.shards is None else self.shards.own(rows)
 
     def __len__(self) -> int:
-        return sum(len(self._spans(len_)) for len_ in (g.max_length for g in self._groups()))
+        return sum(len(self._spans(group.max_length)) for group in self._groups())
 
     def __iter__(self) -> Iterator[Window]:
         return map(self.read, self.indices())
@@ -229,30 +237,23 @@ class SequenceWindows:
             s.prefetch(rows, start, stop)
 
     def indices(self) -> Iterator[WindowIndex]:
-        """Where the windows of one pass lie, in order; :meth:`read` makes windows of them. Nothing
-        is read.
+        """Yield the positions of the windows of one pass, in order, for :meth:`read`. It reads no
+        data.
         """
         for group in self._groups():
             spans = self._spans(group.max_length)
-            for i, (start, stop, counts) in enumerate(spans):
+            for i, span in enumerate(spans):
                 following = spans[i + 1] if i + 1 < len(spans) else None
-                n_overlap = (
-                    min(self.overlap, start - (0 if self.overlap_into_burn_in else self.burn_in))
-                    if counts
-                    else 0
-                )
-                next_start = None
-                if self.overlap and following is not None and following[2] and counts:
-                    next_start = max(self.burn_in, following[0] - self.overlap)
+                n_overlap = self._overlap_of(span)
                 yield WindowIndex(
-                    group,
-                    start - n_overlap,
-                    stop,
-                    n_overlap,
-                    i == 0,
-                    following is None,
-                    counts,
-                    next_start,
+                    segments=group,
+                    start=span.start - n_overlap,
+                    stop=span.stop,
+                    n_overlap=n_overlap,
+                    first=i == 0,
+                    last=following is None,
+                    has_loss=span.has_loss,
+                    next_start=self._overlapping_start(span, following),
                 )
 
     def count_with_loss(self, most: int) -> int:
@@ -274,11 +275,10 @@ class SequenceWindows:
 
     def read(self, index: WindowIndex) -> Window:
         """Read the window at a position; any thread may call this."""
-        return replace(
-            self.cut(index.segments, index.start, index.stop, index.n_overlap), index=index
-        )
+        window = self.cut(index.segments, index.start, index.stop, index.n_overlap)
+        return replace(window, index=index)
 
-    # -- which windows there are ---------------------------------------------------------------------
+    # -- which windows there are -------------------------------------------------------------------
 
     def _groups(self) -> Iterator[Segments]:
         rows = self.segments if self._order is None else self.segments[self._order]
@@ -289,96 +289,122 @@ class SequenceWindows:
             for i in range(0, len(subset), self.batchsize):
                 yield subset[i : i + self.batchsize]
 
-    def _spans(self, length: int) -> list[tuple[int, int, bool]]:
-        """Steps (start, stop) of each window of a group, and whether it counts."""
+    def _spans(self, length: int) -> list[_Span]:
+        """Return the new steps of each window of a group whose longest row has this length."""
         burn = min(self.burn_in, length)
         return [
-            (start, min(start + self.seqsize, end), counts)
-            for begin, end, counts in ((0, burn, False), (burn, length, True))
+            _Span(start, min(start + self.seqsize, end), has_loss)
+            for begin, end, has_loss in ((0, burn, False), (burn, length, True))
             for start in range(begin, end, self.seqsize)
         ]
 
+    def _overlap_of(self, span: _Span) -> int:
+        """Return how many steps before a span are read again."""
+        if not span.has_loss:
+            return 0
+        earliest = 0 if self.overlap_into_burn_in else self.burn_in
+        return min(self.overlap, span.start - earliest)
+
+    def _overlapping_start(self, span: _Span, following: _Span | None) -> int | None:
+        """Return where the next window starts, if that is before the end of this one."""
+        if not self.overlap or following is None or not (span.has_loss and following.has_loss):
+            return None
+        return max(self.burn_in, following.start - self.overlap)
+
     def _spanning_rows(self) -> Segments:
         """Return one row per series, from the first to the last of its steps that is in any row."""
-        n_series, n_steps = self.x[0].N, self.x[0].T
-        starts, stops, rows = (
-            np.full(n_series, n_steps),
-            np.zeros(n_series, int),
-            self.own(self.segments),
-        )
+        n_series = self.x[0].N
+        n_steps = self.x[0].T
+        rows = self.own(self.segments)
+        starts = np.full(n_series, n_steps)
+        stops = np.zeros(n_series, int)
         np.minimum.at(starts, rows.series, rows.start)
         np.maximum.at(stops, rows.series, rows.start + rows.length)
         starts = np.minimum(starts, stops)  # a series without rows has no steps
         return Segments.from_lengths(n_series, n_steps, stops - starts, starts)
 
-    # -- what is in a window -------------------------------------------------------------------------
+    # -- what is in a window -----------------------------------------------------------------------
 
     def cut(self, rows: Segments, start: int, stop: int, n_overlap: int = 0) -> Window:
         """Read steps ``start`` to ``stop`` of some rows, as a window without index."""
         x = [s.read(rows, start, stop) for s in self.x]
         y = [s.read(rows, start, stop) for s in self.y]
-        live = exists = rows.step_mask(start, stop)  # (S, B), None: all
-        missing = [
-            None if s.kind == "float" and id(s) in self._checked else s.missing_mask(v)
-            for s, v in zip(self.y, y, strict=True)
-        ]
-        single = self.mask_per_output and any(g is not None for g in missing)
-        if single:
-            present = np.concatenate(
-                [
-                    np.ones(v.shape, bool) if g is None else ~g
-                    for v, g in zip(y, missing, strict=True)
-                ],
-                -1,
-            )  # (S, B, outputs)
-            live = _both_masks(live, np.asarray(present.any(-1)))
-        else:
-            for g in missing:
-                live = live if g is None else _both_masks(live, np.asarray(~g.any(-1)))
-        w = None
+        missing = self._missing_values(y)  # (S, B, F) for each target, None if none is
+
+        # Masks of steps are (S, B); None stands for all steps, which is common and costs nothing.
+        exists = rows.step_mask(start, stop)
+        weighted = exists
+        weights = None
         if self.weight is not None:
-            w = self.weight.read(rows, start, stop)
-            live = _both_masks(live, w > 0)
-        missing_steps, counts = None, live  # whose inputs have to be numbers
-        if (
-            not self.y or self.one_target
-        ):  # a step without any input is a gap, a step with some is an error
-            counts = exists if w is None else _both_masks(exists, w > 0)
-            for s, v in zip(self.x, x, strict=True):
-                if id(s) not in self._checked and s.kind == "float":
-                    counts = _both_masks(counts, ~np.isnan(v).all(-1))
-            if not self.y:
-                live, missing_steps = counts, None if counts is None else ~counts
-            else:
-                counts = None if counts is None or live is None else counts | live
-        if single and live is not None:
-            present &= live[:, :, None]
-        single = (
-            single and not (present.any(-1) == present.all(-1)).all()
-        )  # else whole steps are missing
-        steps = None if live is None else live[:, :, None]
-        counted = None if counts is None else counts[:, :, None]
-        for i, s in enumerate(self.x):
-            x[i] = self._clean_values(s, x[i], rows, start, counted, exists)
-        column = 0
-        for i, s in enumerate(self.y):
-            y[i] = self._clean_values(
-                s,
-                y[i],
-                rows,
-                start,
-                present[:, :, column : column + s.F] if single else steps,
-                exists,
-            )
-            column += s.F
-        mask = present if single else steps
-        w = None if w is None else w[n_overlap:, :, None]
+            weights = self.weight.read(rows, start, stop)
+            weighted = _both_masks(exists, weights > 0)
+
+        outputs = self._present_outputs(y, missing)
+        live = _both_masks(weighted, _steps_with_target(missing, outputs))
+        required = live  # steps whose inputs must be numbers
+        missing_steps = None
+        if not self.y:
+            live = required = self._with_input(weighted, x)
+            missing_steps = _inverse(live)
+        elif self.one_target:  # the steps before the one with the target feed it
+            required = _either_mask(live, self._with_input(weighted, x))
+
+        mask = _loss_mask(outputs, live)
+        input_mask = _with_axis(required)
+        x = [
+            self._clean_values(s, v, rows, start, input_mask, exists)
+            for s, v in zip(self.x, x, strict=True)
+        ]
+        y = [
+            self._clean_values(s, v, rows, start, target_mask, exists)
+            for s, v, target_mask in zip(self.y, y, self._masks_of_targets(mask), strict=True)
+        ]
+
+        w = None if weights is None else weights[n_overlap:, :, None]
         n_live: float = (stop - start - n_overlap) * len(rows)
         if mask is not None:
             mask = mask[n_overlap:]
-            n_live = live_steps(mask, [s.F for s in self.y] if single else [1])
-            w = mask if w is None else np.where(mask, w, 0)
-        return Window(tuple(x), tuple(v[n_overlap:] for v in y), w, missing_steps, n_live)
+            n_live = live_steps(mask, self._output_sizes if mask.shape[2] > 1 else [1])
+            w = _masked(w, mask)
+        targets = tuple(v[n_overlap:] for v in y)
+        return Window(tuple(x), targets, w, missing_steps, n_live)
+
+    def _may_hold_nan(self, s: SeriesArray) -> bool:
+        return s.kind == "float" and id(s) not in self._checked
+
+    def _missing_values(self, y: list[np.ndarray]) -> list[np.ndarray | None]:
+        return [
+            s.missing_mask(v) if s.kind == "int" or self._may_hold_nan(s) else None
+            for s, v in zip(self.y, y, strict=True)
+        ]
+
+    def _present_outputs(
+        self, y: list[np.ndarray], missing: list[np.ndarray | None]
+    ) -> np.ndarray | None:
+        """Return which outputs of all targets are there, (S, B, outputs); None if none is missing,
+        or if they are not masked one by one.
+        """
+        if not self.mask_per_output or all(m is None for m in missing):
+            return None
+        present = [
+            np.ones(v.shape, bool) if m is None else ~m for v, m in zip(y, missing, strict=True)
+        ]
+        return np.concatenate(present, -1)
+
+    def _with_input(self, steps: np.ndarray | None, x: list[np.ndarray]) -> np.ndarray | None:
+        """Return those of some steps that have an input: one that is NaN in all features is a gap,
+        one that is NaN in some an error.
+        """
+        for s, v in zip(self.x, x, strict=True):
+            if self._may_hold_nan(s):
+                steps = _both_masks(steps, ~np.isnan(v).all(-1))
+        return steps
+
+    def _masks_of_targets(self, mask: np.ndarray | None) -> list[np.ndarray | None]:
+        """Return the part of a mask of the loss that belongs to each target."""
+        if mask is None or mask.shape[2] == 1:
+            return [mask] * len(self.y)
+        return [mask[:, :, columns] for columns in self._output_columns]
 
     def _clean_values(
         self,
@@ -389,14 +415,18 @@ class SequenceWindows:
         live: np.ndarray | None,
         exists: np.ndarray | None,
     ) -> np.ndarray:
-        """``v`` with zeros where a dead step or value holds no number; an error where a live one
-        does.
+        """Return ``v`` with zeros where a dead step or value holds no number.
 
         ``live`` is (S, B, 1), or (S, B, F) where single values of a step are masked.
+
+        Raises
+        ------
+        DataError
+            If a live value is not finite.
         """
         if exists is not None:
             v = np.where(exists[:, :, None], v, v.dtype.type(0))
-        if id(s) in self._checked or s.kind == "int" or v.dtype.kind == "b":
+        if not self._may_hold_nan(s) or v.dtype.kind == "b":
             return v
         nonfinite = ~np.isfinite(v)
         if not nonfinite.any():
@@ -405,29 +435,85 @@ class SequenceWindows:
         if bad.any():
             t, b, f = (int(i) for i in np.argwhere(bad)[0])
             where = f"feature {f}, series {rows.series[b]}, step {rows.start[b] + start + t}"
-            way_out = "give the step no target (NaN) or no weight, or fill it in"
-            if self.one_target:
-                way_out = "a step without input is NaN in all features and not the one with the target; fill in others"
-            elif not self.y:
-                way_out = "a step without input is NaN in all features; fill in single ones"
             raise DataError(
-                f"{s.name} is {v[t, b, f]} at {where}; {way_out}, as SequenceImputer does"
+                f"{s.name} is {v[t, b, f]} at {where}; {self._remedy()}, as SequenceImputer does"
             )
         if live is None or live.shape[2] == 1:
             nonfinite = nonfinite.any(-1, keepdims=True)  # the whole step, not single features
         return np.where(nonfinite, v.dtype.type(0), v)
 
+    def _remedy(self) -> str:
+        """Return what to do about a value that is not finite where a number is needed."""
+        if self.one_target:
+            return (
+                "a step without input is NaN in all features and not the one with the target; "
+                "fill in others"
+            )
+        if not self.y:
+            return "a step without input is NaN in all features; fill in single ones"
+        return "give the step no target (NaN) or no weight, or fill it in"
 
-def _both_masks(a: np.ndarray | None, b: np.ndarray) -> np.ndarray | None:
-    b_or_none = None if b.all() else b
-    if a is None or b_or_none is None:
-        return a if b_or_none is None else b_or_none
-    return a & b
+
+class _Span(NamedTuple):
+    """Steps of a window without its overlap."""
+
+    start: int
+    stop: int
+    has_loss: bool
+
+
+def _steps_with_target(
+    missing: list[np.ndarray | None], outputs: np.ndarray | None
+) -> np.ndarray | None:
+    """Return the steps with any output where those are masked one by one, else with all outputs."""
+    if outputs is not None:
+        return np.asarray(outputs.any(-1))
+    steps = None
+    for mask in missing:
+        if mask is not None:
+            steps = _both_masks(steps, np.asarray(~mask.any(-1)))
+    return steps
+
+
+def _loss_mask(outputs: np.ndarray | None, live: np.ndarray | None) -> np.ndarray | None:
+    """Return a mask of single outputs, (S, B, outputs), if a live step lacks some, else of whole
+    steps, (S, B, 1).
+    """
+    if outputs is not None:
+        if live is not None:
+            outputs = outputs & live[:, :, None]
+        if (outputs.any(-1) != outputs.all(-1)).any():
+            return outputs
+    return _with_axis(live)
+
+
+def _with_axis(steps: np.ndarray | None) -> np.ndarray | None:
+    return None if steps is None else steps[:, :, None]
+
+
+def _masked(weights: np.ndarray | None, mask: np.ndarray) -> np.ndarray:
+    return mask if weights is None else np.where(mask, weights, 0)
+
+
+def _inverse(steps: np.ndarray | None) -> np.ndarray | None:
+    return None if steps is None else ~steps
+
+
+def _both_masks(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+    """Return the steps in both masks, None if those are all."""
+    if b is None or b.all():
+        return a
+    return b if a is None else a & b
+
+
+def _either_mask(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+    return None if a is None or b is None else a | b
 
 
 def _all_finite(a: np.ndarray) -> bool:
     if a.dtype.kind == "b":
         return True
+    # a sum reads the array once, without a mask of its size; it may overflow though all is finite
     with np.errstate(over="ignore", invalid="ignore"):
         total = a.sum(dtype=np.float32 if a.dtype == np.float16 else None)
     return bool(np.isfinite(total)) or bool(np.isfinite(a).all())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,17 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError
 
 GLANCE = 8
-SERIES_FIRST = (1, 0, 2), (1, 0, 2)  # orders of the axes (F, B, S) of a copy, and the way back
-STEPS_FIRST = (2, 0, 1), (1, 2, 0)
+
+
+class _CopyOrder(NamedTuple):
+    """Orders of axes: of (F, B, S) in a copy, and of the copy to come back to (F, B, S)."""
+
+    there: tuple[int, int, int]
+    back: tuple[int, int, int]
+
+
+SERIES_FIRST = _CopyOrder((1, 0, 2), (1, 0, 2))
+STEPS_FIRST = _CopyOrder((2, 0, 1), (1, 2, 0))
 
 
 class SeriesArray:
@@ -36,7 +45,7 @@ class SeriesArray:
         anything with ``shape``, ``dtype`` and slicing along three axes, such as an h5py dataset.
         Nothing is read on construction, but for nested lists; never written to.
     name : str
-        What error messages call it.
+        Name used in error messages.
 
     Attributes
     ----------
@@ -44,12 +53,14 @@ class SeriesArray:
     kind : str
         ``"int"`` or ``"float"`` (which booleans count as).
     in_memory : bool
-        Whether looking at all of it is cheap: a NumPy array that is no memory map.
+        Whether scanning all of it is cheap: a NumPy array that is not a memory map.
     nonblocking : bool
-        Whether reading a window never waits: the array is in memory, or :meth:`prefetch` has the
-        disk at work.
-    missing : int or None
+        Whether reading a window never waits: the array is in memory, or :meth:`prefetch` has asked
+        the disk for it.
+    missing_label : int or None
         The label of a step that has none.
+    function : callable or None
+        Applied to what :meth:`read` returns; set by :meth:`map`.
 
     Raises
     ------
@@ -63,32 +74,25 @@ class SeriesArray:
     def __init__(self, array: Any, name: str) -> None:
         check_dataset(array, name)
         array = as_three_axes(array, name)
-        self.array, self.name = array, name
+        self.array = array
+        self.name = name
         self.F, self.N, self.T = (int(n) for n in array.shape)
-        self.dtype = np.dtype(
-            getattr(array, "dtype", None) or np.asarray(array[0:1, 0:1, 0:1]).dtype
-        )
-        if self.dtype.kind not in "fiub":
-            way_out = "convert it, as with astype"
-            if name.startswith("y") and self.dtype.kind in "USO":
-                way_out = f"labels are for SequenceClassifier and EstimatorClassifier; if they are numbers, {way_out}"
-            raise DataError(f"{name} must hold real numbers, got dtype {self.dtype}; {way_out}")
+        self.dtype = _dtype_of_numbers(array, name)
         self.kind = "int" if self.dtype.kind in "iu" else "float"
         self.in_memory = in_memory(array) or bool(getattr(array, "in_memory", False))
         self._may_wrap = self.dtype.kind == "u" and self.dtype.itemsize == 8
         if self._may_wrap and self.in_memory:
-            for a in getattr(array, "arrays", (array,)):
-                self._require_int64(a)
+            for stored in self.stored_arrays:
+                self._require_int64(stored)
+
         self._map = array if isinstance(array, H5Map) else None
         self.nonblocking = self._map is not None or is_nonblocking(array)
         self.missing_label: int | None = None
-        self._found = 0  # windows in a row that were in memory
-        self._plain = (
-            None if not isinstance(array, np.ndarray) else array.view(np.ndarray)
-        )  # slices faster than a map
-        strides = (0, 0, 0) if self._plain is None else tuple(abs(n) for n in self._plain.strides)
-        self._order = _gathering(strides)
-        self._function: Callable[[np.ndarray], np.ndarray] | None = None
+        self._n_resident = 0  # windows in a row that were in memory
+        # as a plain ndarray, whose slices are made faster than those of a map
+        self._plain = array.view(np.ndarray) if isinstance(array, np.ndarray) else None
+        self._order = None if self._plain is None else _copy_order(self._plain.strides)
+        self.function: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -102,9 +106,15 @@ class SeriesArray:
         NaN.
         """
         mapped = copy.copy(self)
-        mapped._function, mapped.kind = function, "float"
+        mapped.function = function
+        mapped.kind = "float"
         mapped.dtype = function(np.zeros((self.F, 1, 1), self.dtype)).dtype
         return mapped
+
+    @property
+    def stored_arrays(self) -> Sequence[Any]:
+        """The arrays that hold the values: one, or one per series of a list."""
+        return getattr(self.array, "arrays", (self.array,))
 
     def missing_mask(self, values: np.ndarray) -> np.ndarray | None:
         """Return which of the values read from this array are missing: bool of the same shape, or
@@ -131,8 +141,8 @@ class SeriesArray:
             block = self._read(rows, start, stop)
         except BlockError as error:
             raise DataError(f"{self.name}: {error}") from None
-        if self._function is not None:
-            return self._function(block.transpose(2, 1, 0)).transpose(2, 1, 0)
+        if self.function is not None:
+            return self.function(block.transpose(2, 1, 0)).transpose(2, 1, 0)
         if self._may_wrap:
             self._require_int64(block)
         return block
@@ -157,86 +167,117 @@ class SeriesArray:
     def _read(self, rows: Segments, start: int, stop: int) -> np.ndarray:
         if hasattr(self.array, "read_segments"):  # computes its values: for all rows in one go
             return np.asarray(self.array.read_segments(rows, start, stop))
-        size = stop - start
         if rows.common_start is not None and (
             rows.common_series is not None or self._plain is not None
         ):
-            block = self._rectangle(rows, start, stop)
-            if (
-                block.shape[2] < size
-            ):  # rows that end before their neighbours: the caller masks the rest
-                block = np.concatenate(
-                    [block, np.zeros((*block.shape[:2], size - block.shape[2]), block.dtype)], 2
-                )
-            return block.transpose(2, 1, 0)
+            return self._read_together(rows, start, stop)
         if self._plain is not None and self._order is None:
-            steps = np.minimum(rows.start + np.arange(start, stop)[:, None], self.T - 1)  # (S, B)
-            time_major = self._plain.transpose(2, 1, 0)
-            if (
-                time_major.flags.c_contiguous
-            ):  # as rows of a table: a fourth of the time of two indices
-                return time_major.reshape(-1, self.F).take(steps * self.N + rows.series, axis=0)
-            return time_major[steps, rows.series]
-        there, back = self._order or SERIES_FIRST
-        sizes = self.F, len(rows), size
-        out = np.zeros([sizes[axis] for axis in there], self.dtype).transpose(back)
-        for which, part in rows.groups_by_start:  # folds, each a rectangle
+            return self._read_features(self._plain, rows, start, stop)
+        return self._read_groups(rows, start, stop)
+
+    def _read_together(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+        """Read rows that start together, as one rectangle."""
+        block = self._rectangle(rows, start, stop)
+        n_beyond = stop - start - block.shape[2]
+        if n_beyond > 0:  # past the end of the array: the caller masks these steps
+            padding = np.zeros((*block.shape[:2], n_beyond), block.dtype)
+            block = np.concatenate([block, padding], 2)
+        return block.transpose(2, 1, 0)
+
+    def _read_features(
+        self, plain: np.ndarray, rows: Segments, start: int, stop: int
+    ) -> np.ndarray:
+        """Read any rows of an array whose features stand together in memory."""
+        steps = np.minimum(rows.start + np.arange(start, stop)[:, None], self.T - 1)  # (S, B)
+        time_major = plain.transpose(2, 1, 0)
+        if time_major.flags.c_contiguous:
+            # as rows of a table: this takes a fourth of the time of two indices
+            return time_major.reshape(-1, self.F).take(steps * self.N + rows.series, axis=0)
+        return time_major[steps, rows.series]
+
+    def _read_groups(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+        """Read any rows: those that start together, such as folds, as one rectangle each."""
+        order = self._order or SERIES_FIRST
+        sizes = self.F, len(rows), stop - start
+        out = np.zeros([sizes[axis] for axis in order.there], self.dtype).transpose(order.back)
+        for which, part in rows.groups_by_start:
             block = self._rectangle(part, start, stop)
             out[:, which, : block.shape[2]] = block
         return out.transpose(2, 1, 0)
 
     def _rectangle(self, rows: Segments, start: int, stop: int) -> np.ndarray:
-        """Steps of rows that start together, as far as the array goes: shape (F, B, at most S), in
-        its own order.
+        """Read steps of rows that start together, as far as the array goes: shape (F, B, at most
+        S), in its memory order.
         """
         begin = rows.common_start or 0
-        steps = slice(begin + start, max(begin + start, min(begin + stop, self.T)))
+        first = begin + start
+        last = max(first, min(begin + stop, self.T))
         if self._plain is not None:
-            return self._plain[
-                :, rows.series if rows.common_series is None else rows.common_series, steps
-            ]
+            which = rows.series if rows.common_series is None else rows.common_series
+            return self._plain[:, which, first:last]
         series = rows.series if rows.common_series is None else range(self.N)[rows.common_series]
-        return read_block(self.array, range(self.F), series, range(steps.start, steps.stop))
+        return read_block(self.array, range(self.F), series, range(first, last))
 
     def prefetch(self, rows: Segments, start: int, stop: int) -> None:
-        """Say what will be read soon: a map has its pages fetched from the disk meanwhile. Returns
-        at once.
+        """Announce what will be read soon, so that the pages of a map are fetched meanwhile.
 
         Where all was in memory for a while, only one window in ``GLANCE`` is looked at: a look
         takes longer than the window, between training steps that have emptied the caches of the
-        processor.
+        processor. It returns at once.
         """
         if self._map is None or self._plain is None:
             return
-        self._found += 1
-        if self._found > GLANCE and self._found % GLANCE:
+        self._n_resident += 1
+        if self._n_resident > GLANCE and self._n_resident % GLANCE:
             return
-        groups = (
-            [rows] if rows.common_start is not None else [part for _, part in rows.groups_by_start]
-        )
+        groups = [rows]
+        if rows.common_start is None:
+            groups = [part for _, part in rows.groups_by_start]
         views: list[np.ndarray] = []
         for part in groups:
             begin = part.common_start or 0
             steps = slice(begin + start, begin + stop)
-            which = (
-                [part.common_series]
-                if part.common_series is not None
-                else [slice(n, n + 1) for n in part.series]
-            )
-            views += [self._plain[:, n, steps] for n in which]
+            views += [self._plain[:, series, steps] for series in _slices_of_series(part)]
         if self._map.willneed(*views):
-            self._found = 0
+            self._n_resident = 0
 
 
-def _gathering(strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The order of the axes (F, B, S) in which to copy a block before it is transposed, and the way
-    back.
+def _dtype_of_numbers(array: Any, name: str) -> np.dtype:
+    """Return the dtype of an array, after reading one value if it does not say.
+
+    Raises
+    ------
+    DataError
+        If it holds no real numbers.
+    """
+    dtype = np.dtype(getattr(array, "dtype", None) or np.asarray(array[0:1, 0:1, 0:1]).dtype)
+    if dtype.kind in "fiub":
+        return dtype
+    remedy = "convert it, as with astype"
+    if name.startswith("y") and dtype.kind in "USO":
+        remedy = (
+            "labels are for SequenceClassifier and EstimatorClassifier; if they are numbers, "
+            f"{remedy}"
+        )
+    raise DataError(f"{name} must hold real numbers, got dtype {dtype}; {remedy}")
+
+
+def _slices_of_series(rows: Segments) -> list[slice]:
+    """Return the series of rows as slices, which give views: one if they are consecutive."""
+    if rows.common_series is not None:
+        return [rows.common_series]
+    return [slice(n, n + 1) for n in rows.series]
+
+
+def _copy_order(strides: tuple[int, ...]) -> _CopyOrder | None:
+    """Return the order of axes in which to copy a block before it is transposed.
 
     Runs of the memory stay innermost, features come next: then the transposition to (S, B, F) stays
     in the cache, with up to five times the speed that it has from a copy in the order of the memory
     (benchmarks/bench_windows.py). None where features run innermost: the block needs no
     transposition.
     """
-    if strides[0] <= min(strides[1:]):
+    features, series, steps = (abs(stride) for stride in strides)
+    if features <= min(series, steps):
         return None
-    return SERIES_FIRST if strides[2] <= strides[1] else STEPS_FIRST
+    return SERIES_FIRST if steps <= series else STEPS_FIRST

@@ -25,7 +25,7 @@ from fluxutils_py.validation import check_integer
 
 @dataclass(frozen=True)
 class Flattened:
-    """What is kept of a :func:`samples` view that was read as a matrix: its shape, and two columns."""
+    """What is kept of a :func:`samples` view that was read as a matrix."""
 
     columns: int
     steps: int
@@ -33,7 +33,9 @@ class Flattened:
 
 
 ENOUGH_ROWS = 5  # of fewer, other data might look scaled by chance
-ROUNDING = 1e-6
+ROUNDING = 1e-6  # of correlations of float32 columns
+# Scikit-learn hands on matrices, not views: this is how an estimator behind a StandardScaler learns
+# T all the same.
 RECENT: deque[Flattened] = deque(maxlen=8)
 
 
@@ -61,7 +63,8 @@ def _are_scaled(a: np.ndarray, b: np.ndarray) -> bool:
     if a.shape != b.shape or len(a) < ENOUGH_ROWS:
         return False
     with np.errstate(over="ignore", invalid="ignore"):  # infinite values are not scaled ones
-        a, b = a - a.mean(0), b - b.mean(0)
+        a = a - a.mean(0)
+        b = b - b.mean(0)
         product = np.sqrt((a**2).sum(0)) * np.sqrt((b**2).sum(0))
         alike = abs((a * b).sum(0)) > (1 - ROUNDING) * product
     return bool((product > 0).all() and alike.all())
@@ -95,7 +98,9 @@ class SequenceView(DuckArray):
         names: Names | None = None,
         context: int = 0,
     ) -> None:
-        self.array, self.functions, self.context = array, functions, context
+        self.array = array
+        self.functions = functions
+        self.context = context
         self.index: Index = range(array.shape[self.axis]) if index is None else index
         self._per_step = LazyArray(array, range(0), range(0), functions)  # for its F and dtype
         self.dtype: np.dtype = self._per_step.dtype
@@ -126,15 +131,14 @@ class SequenceView(DuckArray):
 
     def __getitem__(self, key: Any) -> Any:
         which, columns = parse_index(key, self.shape)
+        every = isinstance(columns, range) and columns == range(self.shape[1])
+        if not isinstance(columns, int):
+            columns = np.asarray(columns, dtype=np.intp)
         if isinstance(which, int):
             row = np.asarray(self._with_index(self.index[which : which + 1]))[0]
-            return row[columns if isinstance(columns, int) else np.asarray(columns, dtype=np.intp)]
+            return row[columns]
         rows = self._with_index(compose_index(self.index, which))
-        if isinstance(columns, range) and columns == range(self.shape[1]):
-            return rows
-        return np.asarray(rows)[
-            :, columns if isinstance(columns, int) else np.asarray(columns, dtype=np.intp)
-        ]
+        return rows if every else np.asarray(rows)[:, columns]
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[i] for i in range(len(self)))
@@ -148,7 +152,11 @@ class SequenceView(DuckArray):
         return np
 
     def take(
-        self, indices: Any, axis: int | None = None, out: Any = None, mode: str = "raise"
+        self,
+        indices: Any,
+        axis: int | None = None,
+        out: object = None,
+        mode: str = "raise",
     ) -> Any:
         """Return rows by their numbers, as a view, or read columns (``axis=1``)."""
         return self[np.asarray(indices)] if axis in (None, 0) else self[:, indices]
@@ -180,7 +188,7 @@ class SequenceView(DuckArray):
         """Return the same rows of another array of the same series and steps, computed by ``make``.
 
         Use it for functions of earlier steps, which :meth:`map` does not see: ``make`` takes the
-        whole array (F, N, T) behind the view, and returns an array that reads lazily.
+        whole array (F, N, T) of the view, and returns an array that reads lazily.
         """
         array = LazyArray(self.array, functions=self.functions) if self.functions else self.array
         return self._rebuild_view(self.index, (), make(array))
@@ -220,9 +228,9 @@ class SequenceView(DuckArray):
     @classmethod
     def from_rows(cls, rows: np.ndarray, n_features: int) -> np.ndarray:
         """Return the (F, N, T) array of some rows: the inverse of :meth:`to_rows`."""
-        return np.moveaxis(
-            rows.reshape(len(rows), n_features, rows.shape[1] // n_features), 0, cls.axis
-        )
+        n_rows, n_columns = rows.shape
+        blocks = rows.reshape(n_rows, n_features, n_columns // n_features)
+        return np.moveaxis(blocks, 0, cls.axis)
 
 
 class SamplesView(SequenceView):
@@ -234,9 +242,8 @@ class SamplesView(SequenceView):
         matrix = super().__array__(dtype, copy)
         n_steps = self.array.shape[2]
         if n_steps > 1 and matrix.size and matrix.dtype.kind in "iuf":
-            RECENT.append(
-                Flattened(matrix.shape[1], n_steps, matrix[:, [0, -1]].astype(np.float64))
-            )
+            ends = matrix[:, [0, -1]].astype(np.float64)
+            RECENT.append(Flattened(matrix.shape[1], n_steps, ends))
         return matrix
 
 
@@ -258,7 +265,8 @@ class TimestepsView(SequenceView):
         return contiguous_runs(self.index)
 
     def with_context(self, run: slice) -> tuple[Any, int]:
-        start, stop = int(self.index[run.start]), int(self.index[run.stop - 1]) + 1
+        start = int(self.index[run.start])
+        stop = int(self.index[run.stop - 1]) + 1
         n_context = min(self.context, start)
         return self._native(range(start - n_context, stop)), n_context
 
@@ -279,7 +287,7 @@ def samples(x: Any, *, feature_names: Sequence[str] | None = None) -> SamplesVie
         copied.
     feature_names : sequence of F str, optional
         Estimators and transformers fitted on the view store them as ``feature_names_in_`` and later
-        refuse other names. None takes the array's attribute ``feature_names``, if it has one.
+        refuse other names. None uses the array's attribute ``feature_names``, if it has one.
 
     Returns
     -------
@@ -349,7 +357,7 @@ def timesteps(
     return TimestepsView(array, names=_checked_names(feature_names, array), context=context)
 
 
-def _checked_names(names: Any, array: Any) -> Names | None:
+def _checked_names(names: Sequence[str] | None, array: Any) -> Names | None:
     if names is None:
         return None
     checked = () if isinstance(names, str) else tuple(names)

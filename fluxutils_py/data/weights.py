@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,11 +9,10 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.arrays import check_named_axes, plain_block, reject_masked, to_numpy
+from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError
-
-BLOCK = 1 << 20  # values looked at together when a whole array is passed over
 
 
 class SampleWeight:
@@ -59,7 +57,9 @@ class SampleWeight:
             check_named_axes(w, "sample_weight", "series")
         if np.dtype(getattr(w, "dtype", float)).kind not in "fiub":
             raise DataError(f"sample_weight must hold real numbers, got dtype {w.dtype}")
-        self.n_series, self.n_steps, self.scale = n_series, n_steps, 1.0
+        self.n_series = n_series
+        self.n_steps = n_steps
+        self.scale = 1.0
 
     def normalize(
         self,
@@ -84,39 +84,30 @@ class SampleWeight:
             A step of which some targets are missing counts for the share that is there. Otherwise
             not at all.
         add_up : callable, optional
-            Adds the sums of other series to the sums of these: of ranks that have series of their
-            own.
+            Adds the sums over the series of other ranks to the sums over these.
 
         Raises
         ------
         DataError
             If no step is left.
         """
-        total, count = 0.0, 0.0
-        sizes = [y.F for y in ys]
+        sums = np.zeros(2)
         for series, steps in block_slices(self.n_series, self.n_steps):
-            w = self._read(series, steps).astype(float)  # (B, S)
-            if not np.isfinite(w).all() or (w < 0).any():
+            weights = self._read(series, steps).astype(float)  # (B, S)
+            if not np.isfinite(weights).all() or (weights < 0).any():
                 raise DataError(
                     "sample_weight must be finite and not negative; use 0 for steps that should "
                     "not count"
                 )
-            live, walked = w > 0, rows.coverage_mask(series, steps, burn_in)
-            live = live if walked is None else live & walked
+            live = weights > 0
+            covered = rows.coverage_mask(series, steps, burn_in)
+            live = live if covered is None else live & covered
             missing = [y.missing_mask(y.stored_block(series, steps)) for y in ys]
-            if mask_per_output and any(g is not None for g in missing):
-                there = np.concatenate([
-                    np.ones((n, *live.shape), bool) if g is None else ~g for n, g in zip(sizes, missing, strict=True)
-                ])  # fmt: skip
-                share = output_fractions(np.moveaxis(there & live, 0, -1), sizes)
-                total += float((w * share).sum())
-                count += float(share.sum())
-                continue
-            for g in missing:
-                live = live if g is None else live & ~g.any(0)
-            total += float(w[live].sum())
-            count += int(live.sum())
-        total, count = add_up(np.array([total, count]))
+            if mask_per_output and any(mask is not None for mask in missing):
+                sums += _sums_of_outputs(weights, live, missing, [y.F for y in ys])
+            else:
+                sums += _sums_of_steps(weights, live, missing)
+        total, count = add_up(sums)
         if count == 0:
             raise DataError(
                 "sample_weight leaves nothing to learn from: every step has weight 0 or no target"
@@ -124,15 +115,13 @@ class SampleWeight:
         self.scale = float(count / total)
 
     def drop_zero_weight(self, rows: Segments) -> Segments:
-        """The rows of series whose weight is not 0, where weights are of whole series; else all."""
-        return (
-            rows
-            if self._per_series is None
-            else rows[np.asarray(self._per_series > 0)[rows.series]]
-        )
+        """Return the rows of series whose weight is not 0, if series are weighted; else all."""
+        if self._per_series is None:
+            return rows
+        return rows[np.asarray(self._per_series > 0)[rows.series]]
 
     def max_per_series(self) -> np.ndarray:
-        """The largest weight of each series, shape (N,)."""
+        """Return the largest weight of each series, shape (N,)."""
         if self._per_series is not None:
             return self._per_series
         out = np.zeros(self.n_series)
@@ -141,27 +130,53 @@ class SampleWeight:
         return out
 
     def block(self, series: slice, steps: slice) -> np.ndarray:
-        """Weights as they were given, shape (B, S)."""
+        """Return weights as they were given, shape (B, S)."""
         return self._read(series, steps)
 
     def read(self, rows: Segments, start: int, stop: int) -> np.ndarray:
-        """Scaled weights of the given rows, shape (S, B); a fresh array. Steps past a row's end are
-        unspecified.
+        """Return the scaled weights of the given rows, shape (S, B); a fresh array. Steps past a
+        row's end are unspecified.
         """
+        size = stop - start
         first = rows.common_start
         if first is not None and rows.common_series is not None:
-            begin, end = first + start, min(first + stop, self.n_steps)
-            w = self._read(rows.common_series, slice(begin, end)).T * self.scale
-            return (
-                np.concatenate([w, np.zeros((stop - start - len(w), len(rows)))])
-                if len(w) < stop - start
-                else w
-            )
-        out = np.zeros((stop - start, len(rows)))
+            steps = slice(first + start, min(first + stop, self.n_steps))
+            w = self._read(rows.common_series, steps).T * self.scale
+            if len(w) == size:
+                return w
+            return np.concatenate([w, np.zeros((size - len(w), len(rows)))])
+        out = np.zeros((size, len(rows)))
         for i, (s, t) in enumerate(zip(rows.series, rows.start, strict=True)):
             w = self._read(slice(s, s + 1), slice(t + start, min(t + stop, self.n_steps)))[0]
             out[: len(w), i] = w
         return out * self.scale
+
+
+def _sums_of_steps(
+    weights: np.ndarray, live: np.ndarray, missing: Sequence[np.ndarray | None]
+) -> tuple[float, float]:
+    """Return the sum of the weights of live steps that lack no output, and their number."""
+    for mask in missing:
+        if mask is not None:
+            live = live & ~mask.any(0)
+    return float(weights[live].sum()), int(live.sum())
+
+
+def _sums_of_outputs(
+    weights: np.ndarray,
+    live: np.ndarray,
+    missing: Sequence[np.ndarray | None],
+    sizes: Sequence[int],
+) -> tuple[float, float]:
+    """Return the same sums where a live step counts for the share of its outputs that is there."""
+    present = np.concatenate(
+        [
+            np.ones((size, *live.shape), bool) if mask is None else ~mask
+            for size, mask in zip(sizes, missing, strict=True)
+        ]
+    )
+    share = output_fractions(np.moveaxis(present & live, 0, -1), sizes)
+    return float((weights * share).sum()), float(share.sum())
 
 
 def output_fractions(present: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
@@ -176,22 +191,6 @@ def output_fractions(present: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
 
 
 def live_steps(present: np.ndarray, sizes: Sequence[int]) -> float:
-    """The sum of :func:`output_fractions`, from counts."""
+    """Return the sum of :func:`output_fractions`, from counts."""
     parts = np.split(present, np.cumsum(sizes)[:-1], -1)
     return float(np.mean([int(part.sum()) / part.shape[-1] for part in parts]))
-
-
-def block_slices(n_series: int, n_steps: int, n_features: int = 1) -> list[tuple[slice, slice]]:
-    """Cut (N, T) into rectangles of about a million values.
-
-    As close to squares as the axes allow, so that a file is read in long runs whatever its memory
-    order.
-    """
-    room = max(1, BLOCK // max(1, n_features))
-    per_step = max(1, min(n_steps, max(math.isqrt(room), room // max(1, n_series))))
-    per_series = max(1, room // per_step)
-    return [
-        (slice(n, min(n + per_series, n_series)), slice(t, min(t + per_step, n_steps)))
-        for n in range(0, n_series, per_series)
-        for t in range(0, n_steps, per_step)
-    ]

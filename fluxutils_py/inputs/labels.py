@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from fluxutils_py.data import SampleWeight
 from fluxutils_py.data.arrays import DuckArray, plain_block, read_block, to_numpy
+from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.data.indexing import Index, as_key
 from fluxutils_py.data.lazy import DerivedArray
 from fluxutils_py.data.ragged import RaggedArray
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import DataError
 
 MISSING_LABEL = -100  # marks a step without a label, as in torch

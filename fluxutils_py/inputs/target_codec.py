@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from fluxutils_py.data import SampleWeight, SeriesArray
+from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.data.weights import block_slices
 from fluxutils_py.inputs.labels import LabelDecoder, Transform
 from fluxutils_py.inputs.moments import (
     Affine,

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from fluxutils_py.data import LazyArray, SampleWeight, SeriesArray
 from fluxutils_py.data.arrays import DuckArray, in_memory
+from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.data.ragged import MappedSeries
 from fluxutils_py.data.views import SequenceView
-from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.inputs.inputs import InputLayout, Inputs, InputSchema
 from fluxutils_py.inputs.moments import WeightedBlock

@@ -36,7 +36,7 @@ def digest(x, rows=WHOLE):
 
 @pytest.mark.parametrize("block", [20, 1 << 20])
 def test_each_value_matters_and_so_does_its_place(monkeypatch, block):
-    monkeypatch.setattr("fluxutils_py.data.weights.BLOCK", block)
+    monkeypatch.setattr("fluxutils_py.data.blocks.BLOCK", block)
     each = {digest(changed(X, place)) for place in np.ndindex(X.shape)}
     others = {
         digest(X[:, ::-1]),

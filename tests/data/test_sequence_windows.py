@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.data import SampleWeight, SequenceWindows, SeriesArray, rebatch
-from fluxutils_py.data import weights as weights_module
+from fluxutils_py.data import blocks as blocks_module
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError
 from fluxutils_py.inputs import as_series
@@ -530,7 +530,7 @@ def test_large_numbers_are_finite(dtype):
 
 @pytest.mark.parametrize("block", [1, 4, 30])
 def test_checking_in_blocks_sees_every_place(monkeypatch, block):
-    monkeypatch.setattr(weights_module, "BLOCK", block)
+    monkeypatch.setattr(blocks_module, "BLOCK", block)
     for place in PLACES:
         x, y = arrays()
         x[place] = np.nan

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fluxutils_py.data import SampleWeight, SeriesArray, rebatch
-from fluxutils_py.data import weights as weights_module
+from fluxutils_py.data import blocks as blocks_module
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
 
@@ -199,39 +199,13 @@ def test_weights_that_leave_nothing_are_refused():
         assert weight.scale == 1
 
 
-@pytest.mark.parametrize("block", [1, 3, 7, 8, 14, 35, 1000])
-@pytest.mark.parametrize("n_features", [1, 4])
-def test_blocks_cover_every_step_once(monkeypatch, block, n_features):
-    monkeypatch.setattr(weights_module, "BLOCK", block)
-    seen = np.zeros((N, T), int)
-    for series, steps in weights_module.block_slices(N, T, n_features):
-        seen[series, steps] += 1
-        assert seen[series, steps].size * n_features <= max(block, n_features)
-    assert (seen == 1).all()
-
-
-def test_blocks_are_long_along_both_axes(monkeypatch):
-    """A file in either order is read in stretches of some length, not again and again for a value
-    in each page.
-    """
-    monkeypatch.setattr(weights_module, "BLOCK", 1000)
-    for n_series, n_steps, size in (
-        (70, 900, (32, 31)),
-        (900, 70, (32, 31)),
-        (7, 900, (7, 142)),
-        (900, 7, (142, 7)),
-    ):
-        series, steps = weights_module.block_slices(n_series, n_steps)[0]
-        assert (series.stop, steps.stop) == size
-
-
 @pytest.mark.parametrize("block", [1, 6, 16])
 def test_scaling_does_not_depend_on_the_blocks(monkeypatch, block):
     y = np.zeros((2, N, T))
     y[1, 2, 3] = np.nan
     scales = []
     for size in (block, 1 << 20):
-        monkeypatch.setattr(weights_module, "BLOCK", size)
+        monkeypatch.setattr(blocks_module, "BLOCK", size)
         weight = SampleWeight(FORMS["steps"], N, T)
         weight.normalize(whole(LENGTHS), (SeriesArray(y, "y"),))
         scales.append(weight.scale)

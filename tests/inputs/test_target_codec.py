@@ -21,7 +21,7 @@ from fluxutils_py import (
     samples,
     timesteps,
 )
-from fluxutils_py.data import weights as weights_module
+from fluxutils_py.data import blocks as blocks_module
 from fluxutils_py.errors import DataError, LoadError, SpecError
 from fluxutils_py.training import Checkpointer, EveryNSteps
 
@@ -46,7 +46,7 @@ def y(rng, x):
 @pytest.fixture(params=[1 << 20, 20])
 def _block_sizes(request, monkeypatch):
     """All at once, and in blocks that do not divide."""
-    monkeypatch.setattr(weights_module, "BLOCK", request.param)
+    monkeypatch.setattr(blocks_module, "BLOCK", request.param)
 
 
 def by_hand(y, live=None, w=None):
@@ -255,7 +255,7 @@ class Watched:
 
 
 def test_no_more_than_blocks_are_ever_read(x, y, monkeypatch):
-    monkeypatch.setattr(weights_module, "BLOCK", 60)  # values; a window has 5 * 6 * 2
+    monkeypatch.setattr(blocks_module, "BLOCK", 60)  # values; a window has 5 * 6 * 2
     watched = Watched(y)
     est = SequenceRegressor(**SMALL).fit(x, watched)
     assert max(watched.reads) <= 60

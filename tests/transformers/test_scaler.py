@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 
 from fluxutils_py import SequenceRegressor, SequenceScaler, h5mmap, h5save, samples, timesteps
 from fluxutils_py.data import LazyArray, SamplesView, TimestepsView
-from fluxutils_py.data import weights as weights_module
+from fluxutils_py.data import blocks as blocks_module
 from fluxutils_py.errors import DataError, ShapeError
 
 F, N, T = 3, 7, 11
@@ -38,7 +38,7 @@ def x(rng):
 @pytest.fixture(params=[1 << 20, 20])
 def _block_sizes(request, monkeypatch):
     """All at once, and in blocks that do not divide."""
-    monkeypatch.setattr(weights_module, "BLOCK", request.param)
+    monkeypatch.setattr(blocks_module, "BLOCK", request.param)
 
 
 def moments(x, w=None):
@@ -302,7 +302,7 @@ def test_arrays_in_files_give_lazy_arrays(x, tmp_path):
 
 
 def test_no_more_than_blocks_are_ever_read(rng, monkeypatch):
-    monkeypatch.setattr(weights_module, "BLOCK", 1000)
+    monkeypatch.setattr(blocks_module, "BLOCK", 1000)
     x = rng.normal(3, 2, size=(2, 61, 97)).astype("float32")
     for form in (samples, timesteps, lambda a: a):
         source = Counting(x)

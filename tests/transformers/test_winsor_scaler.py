@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 
 from fluxutils_py import SequenceRegressor, WinsorScaler, h5mmap, h5save, samples, timesteps
 from fluxutils_py.data import LazyArray, SamplesView, TimestepsView
-from fluxutils_py.data import weights as weights_module
+from fluxutils_py.data import blocks as blocks_module
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn import WinsorNorm
 
@@ -30,7 +30,7 @@ def x(rng):
 
 @pytest.fixture(params=[1 << 20, 40])
 def _block_sizes(request, monkeypatch):
-    monkeypatch.setattr(weights_module, "BLOCK", request.param)
+    monkeypatch.setattr(blocks_module, "BLOCK", request.param)
 
 
 def statistics(x):

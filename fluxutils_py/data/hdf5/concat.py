@@ -6,14 +6,15 @@ import glob
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple, Self
 
 import h5py
 import numpy as np
 
 from fluxutils_py.data.hdf5 import opening
 from fluxutils_py.data.hdf5.datasets import warn_of_packing
-from fluxutils_py.data.hdf5.feature_names import read_names, write_names
+from fluxutils_py.data.hdf5.feature_names import Names, read_names, write_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.hdf5.opening import check_heap, describe, fnt_axes, open_file
 from fluxutils_py.data.hdf5.reading import h5mmap
@@ -22,7 +23,28 @@ from fluxutils_py.data.hdf5.writing import allocate, copy_into, make_dataset, ne
 from fluxutils_py.errors import H5DataError
 from fluxutils_py.terminal import progress_bar
 
-Axes = tuple[int | None, int]  # along which rows of files follow each other, and files within a row
+PathLike = str | os.PathLike[str]
+
+# References, which are invalid in another file.
+NOT_COPIED = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST"}
+
+
+class JoinAxes(NamedTuple):
+    """The axes along which rows of files follow each other, and the files within a row."""
+
+    rows: int | None  # None: there is only one row
+    files: int
+
+    def __str__(self) -> str:
+        return str(self.files if self.rows is None else tuple(self))
+
+    def exist_in(self, ndim: int) -> bool:
+        """Whether an array of so many axes has them."""
+        return all(d is None or -ndim <= d < ndim for d in self)
+
+    def counted_from_0(self, ndim: int) -> Self:
+        rows = None if self.rows is None else self.rows % ndim
+        return self._replace(rows=rows, files=self.files % ndim)
 
 
 @dataclass
@@ -33,145 +55,31 @@ class Source:
     axes: str | None
     shape: tuple[int, ...]  # as (F, N, T)
     dtype: np.dtype
-    kind: Any  # the type as HDF5 has it
-    names: tuple[str, ...] | None  # of features
+    h5_type: h5py.h5t.TypeID
+    names: Names | None  # of features
     at: list[int] = field(default_factory=list)  # where it begins in the result
     exists: bool = True
 
 
-def inspect_sources(
-    paths: list[str],
-    names: Sequence[str] | None,
-    axes: str | None,
-    pair: Axes,
-    fill: float | None,
-    update: Callable[[int], Any],
-) -> tuple[dict[str, list[Source]], dict[str, str]]:
-    """Return the datasets to join, with a source for each file, and those to copy whole, with their
-    file.
-    """
-    files: list[dict[str, Source | None]] = []  # what each holds: None for what can only be copied
-    values: dict[str, tuple[str, Any]] = {}  # of what can only be copied, and the file
-    groups: dict[str, str] = {}
-    for path in paths:
-        files.append({})
-        with opening.open_file(path) as file, opening.wrap_h5_errors(path):
-            for name in names or file:
-                if names and fill is not None and name not in file:
-                    continue
-                item = (opening.find_dataset if names else opening.get_object)(file, path, name)
-                if isinstance(item, h5py.Group):
-                    groups.setdefault(name, path)
-                elif isinstance(item, h5py.Dataset):
-                    joins = opening.holds_numbers(item) and all(
-                        d is None or -item.ndim <= d < item.ndim for d in pair
-                    )
-                    files[-1][name] = _read_source(item, path, name, axes) if joins else None
-                    if not joins:
-                        check_heap(file, name, describe(path, name), values=True)
-                        _require_same_values(values, item, path, name, pair)
-        update(1)
-    joined: dict[str, list[Source]] = {}
-    for name in dict.fromkeys(name for datasets in files for name in datasets):
-        having = [
-            (path, datasets[name])
-            for path, datasets in zip(paths, files, strict=True)
-            if name in datasets
-        ]
-        first_path, first = having[0]
-        for path, source in having:
-            if (source is None) != (first is None):
-                raise H5DataError(
-                    f"{describe(path, name)} has another type or number of axes than in "
-                    f"{first_path}; write it again like that one, or leave it out with names=[...]"
-                )
-        if len(having) < len(files) and fill is None:
-            path = next(
-                path for path, datasets in zip(paths, files, strict=True) if name not in datasets
-            )
-            raise H5DataError(
-                f"{describe(path, name)} is missing, {first_path} has it; pass fill=np.nan to "
-                "leave a gap there, or leave it out with names=[...]"
-            )
-        if first is not None:
-            joined[name] = [
-                h.get(name) or _gap_of(first, h, p, name, pair)
-                for p, h in zip(paths, files, strict=True)
-            ]
-    if not joined:
-        raise H5DataError(
-            f"{paths[0]}: no dataset in it has an axis {show_axes(pair)} to join along; it holds "
-            f"{', '.join(values) or 'none at all'} (datasets in groups are joined when named: "
-            "names=['group/x'])"
-        )
-    return joined, {name: path for name, (path, _) in values.items()} | groups
+@dataclass(frozen=True)
+class JoinedDataset:
+    """What is known of a dataset of the result before it is written."""
 
+    name: str
+    sources: list[Source]  # without gaps
+    shape: tuple[int, ...]  # as (F, N, T)
+    feature_names: Names | None
+    fill: float | None  # the value where no source has data; None if there is no such place
+    type: Any  # of HDF5 for a virtual dataset, of NumPy for a copy
 
-def _read_source(dataset: h5py.Dataset, path: str, name: str, axes: str | None) -> Source:
-    where = describe(path, name)
-    letters = opening.read_axes(dataset, axes if dataset.ndim == 3 else None, where)
-    check_sources(dataset, where)
-    warn_of_packing(dataset, where)
-    check_heap(dataset.file, dataset.name, where, list(dataset.attrs))  # all of which are copied
-    shape = tuple(int(dataset.shape[i]) for i in opening.fnt_axes(letters, dataset.ndim))
-    names = read_names(dataset, shape[0]) if len(shape) == 3 else None
-    return Source(
-        path, letters, shape, opening.numpy_dtype(dataset), dataset.id.get_type().copy(), names
-    )
+    @property
+    def axes(self) -> str | None:
+        return self.sources[0].axes
 
-
-def _gap_of(
-    like: Source, datasets: dict[str, Source | None], path: str, name: str, pair: Axes
-) -> Source:
-    """What a file leaves that lacks a dataset: as long as the other datasets in it."""
-    shape = list(like.shape)
-    for axis in (axis for axis in pair if axis is not None):
-        lengths = {source.shape[axis] for source in datasets.values() if source is not None}
-        if len(lengths) != 1:
-            raise H5DataError(
-                f"{describe(path, name)} is missing, and how long a gap to leave along axis {axis} "
-                "cannot be told from the file's other datasets; write one of NaN there, or leave "
-                "it out with names=[...]"
-            )
-        shape[axis] = lengths.pop()
-    return replace(like, path=path, shape=tuple(shape), names=None, exists=False)
-
-
-def _require_same_values(
-    values: dict[str, tuple[str, Any]], dataset: h5py.Dataset, path: str, name: str, pair: Axes
-) -> None:
-    first_path, first = values.setdefault(name, (path, dataset[()]))
-    if not _equal_values(first, dataset[()]):
-        reason = (
-            f"has no axis {show_axes(pair)}"
-            if opening.holds_numbers(dataset)
-            else "does not hold numbers"
-        )
-        raise H5DataError(
-            f"{describe(path, name)} {reason}, so that it can only be copied, and is not the same "
-            f"as in {first_path}; put it into a group (which is copied from the first file) or "
-            "leave it out with names=[...]"
-        )
-
-
-def _equal_values(a: Any, b: Any) -> bool:
-    if isinstance(a, h5py.Empty) or isinstance(b, h5py.Empty):
-        return a == b
-    a, b = np.asarray(a), np.asarray(b)
-    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
-
-
-def show_axes(pair: Axes) -> str:
-    return str(pair[1] if pair[0] is None else pair)
-
-
-PathLike = str | os.PathLike[str]
-NOT_COPIED = {
-    "CLASS",
-    "NAME",
-    "DIMENSION_LIST",
-    "REFERENCE_LIST",
-}  # references, which are invalid in another file
+    @property
+    def n_bytes(self) -> int:
+        """Bytes to copy."""
+        return _total_size(self.sources) * self.sources[0].dtype.itemsize
 
 
 def h5concat(
@@ -210,7 +118,7 @@ def h5concat(
     axes : str, optional
         Order of three axes in the files, if the files do not store it.
     names : list of str, optional
-        Join only these datasets, which may lie in groups, and copy nothing else.
+        Join only these datasets, which may be in groups, and copy nothing else.
     fill : number, optional
         Value where no file has data, by default 0; ``np.nan`` makes gaps that training ignores. If
         given, a file may also lack a dataset, which leaves a gap as long as the other datasets of
@@ -245,54 +153,24 @@ def h5concat(
     >>> x.shape, x[0, :, 0].tolist()
     ((2, 12, 5), [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
     """
-    rows, dims_pair = _file_grid(dst, srcs, dims)
-    names = None if names is None else _checked_names(dst, names)
-    paths, title = (
-        [path for row in rows for path in row],
-        f"h5concat {os.path.basename(os.fsdecode(dst))}",
-    )
+    rows, join_axes = _file_grid(dst, srcs, dims)
+    if names is not None:
+        names = _checked_names(dst, names)
+    paths = [path for row in rows for path in row]
+    title = f"h5concat {os.path.basename(os.fsdecode(dst))}"
     with progress_bar(verbose, f"{title}: looking", len(paths), "file") as update:
-        joined, copied = inspect_sources(paths, names, axes, dims_pair, fill, update)
-    shapes = {
-        name: _place_parts(name, sources, rows, dims_pair) for name, sources in joined.items()
-    }
-    features = {
-        name: _feature_names(name, sources, shapes[name]) for name, sources in joined.items()
-    }
-    joined = {name: [s for s in sources if s.exists] for name, sources in joined.items()}
-    sizes = {
-        name: sum(int(np.prod(s.shape, dtype=object)) for s in sources)
-        for name, sources in joined.items()
-    }
-    fills = {
-        name: (fill or 0) if size < int(np.prod(shapes[name], dtype=object)) else None
-        for name, size in sizes.items()
-    }
-    types = {
-        name: _common_type(name, sources, virtual, fills[name]) for name, sources in joined.items()
-    }
-    total = sum(sizes[name] * sources[0].dtype.itemsize for name, sources in joined.items())
-    with (
-        new_file(dst) as file,
-        progress_bar(verbose, title, 0 if virtual else total, "B") as update,
-    ):
-        for name, sources in joined.items():
+        sources, copied = inspect_sources(paths, names, axes, join_axes, fill, update)
+    joined = [
+        _plan_dataset(name, sources[name], rows, join_axes, virtual, fill) for name in sources
+    ]
+    n_bytes = 0 if virtual else sum(dataset.n_bytes for dataset in joined)
+    with new_file(dst) as file, progress_bar(verbose, title, n_bytes, "B") as update:
+        for planned in joined:
             if virtual:
-                folder = os.path.dirname(os.path.realpath(os.fsdecode(dst)))
-                dataset = _refer_to_sources(
-                    file, name, sources, shapes[name], types[name], fills[name], folder
-                )
+                dataset = _refer_to_sources(file, planned, dst)
             else:
-                dataset = _copy_sources(
-                    file, name, sources, shapes[name], types[name], fills[name], update
-                )
-            with open_file(sources[0].path) as first:
-                _copy_attributes(first[name], dataset)
-            if sources[0].axes is not None:
-                dataset.attrs["axes"] = sources[0].axes
-            dataset.attrs.pop("feature_names", None)
-            if (feature_names := features[name]) is not None:
-                write_names(dataset, feature_names, describe(dst, name))
+                dataset = _copy_sources(file, planned, update)
+            _write_attributes(dataset, planned, dst)
         with open_file(paths[0]) as first:
             _copy_attributes(first, file)
         for name, path in copied.items():
@@ -300,49 +178,67 @@ def h5concat(
                 source.copy(name, file, name)
 
 
-def _file_grid(dst: PathLike, srcs: Any, dims: Any) -> tuple[list[list[str]], Axes]:
+# -- the arguments ---------------------------------------------------------------------------------
+
+
+def _file_grid(dst: PathLike, srcs: Any, dims: object) -> tuple[list[list[str]], JoinAxes]:
     """Return rows of files, and the axes along which to join rows and files."""
     shown = opening.check_path(dst, "dst")
-    srcs = (
-        [srcs]
-        if isinstance(srcs, str | bytes | os.PathLike) or not np.iterable(srcs)
-        else list(srcs)
-    )
+    join_axes = _check_dims(dims, shown)
+    rows = []
+    for row in _as_rows(srcs, dims, join_axes, shown):
+        paths = [path for item in row for path in _matching_files(item, shown)]
+        _require_not_among(paths, shown)
+        rows.append(paths)
+    return rows, join_axes
+
+
+def _check_dims(dims: object, shown: str) -> JoinAxes:
     pair = tuple(dims) if isinstance(dims, Sequence) else (dims,)
     if len(pair) not in (1, 2) or not all(isinstance(d, int | np.integer) for d in pair):
         raise H5DataError(f"{shown}: dims must be an axis or a pair of axes, got {dims!r}")
+    rows = None if len(pair) == 1 else int(pair[0])
+    return JoinAxes(rows, int(pair[-1]))
+
+
+def _as_rows(srcs: Any, dims: object, join_axes: JoinAxes, shown: str) -> list[Sequence[object]]:
+    """Return the sources as rows, one if they are joined along one axis."""
+    if isinstance(srcs, str | bytes | os.PathLike) or not np.iterable(srcs):
+        srcs = [srcs]
+    srcs = list(srcs)
     nested = [isinstance(row, Sequence) and not isinstance(row, str | bytes) for row in srcs]
     if not srcs or any(nested) != all(nested) or (nested[0] and not all(srcs)):
         raise H5DataError(
             f"{shown}: srcs must be a list of files or a list of lists of them, none empty, got "
             f"{srcs!r}"
         )
-    if nested[0] != (len(pair) == 2):
+    has_two = join_axes.rows is not None
+    if nested[0] != has_two:
         wanted = (
-            "a list of lists of files, one list per row"
-            if len(pair) == 2
-            else "a plain list of files"
+            "a list of lists of files, one list per row" if has_two else "a plain list of files"
         )
         raise H5DataError(
             f"{shown}: dims={dims!r} needs {wanted}; for two axes give both, as dims=(-2, -1)"
         )
-    rows = [
-        [path for item in row for path in _matching_files(item, shown)]
-        for row in (srcs if nested[0] else [srcs])
-    ]
-    for path in (path for row in rows for path in row):
-        if os.path.realpath(path) == os.path.realpath(shown) or (
-            os.path.exists(path) and os.path.exists(shown) and os.path.samefile(path, shown)
-        ):
+    return srcs if has_two else [srcs]
+
+
+def _require_not_among(paths: list[str], shown: str) -> None:
+    """Check that no source is the file to write, under whatever name."""
+    for path in paths:
+        is_same = os.path.realpath(path) == os.path.realpath(shown)
+        if not is_same and os.path.exists(path) and os.path.exists(shown):
+            is_same = os.path.samefile(path, shown)
+        if is_same:
             raise H5DataError(
                 f"{shown}: this file is among the sources; give the result another name"
             )
-    return rows, (None if len(pair) == 1 else int(pair[0]), int(pair[-1]))
 
 
-def _matching_files(source: Any, shown: str) -> list[str]:
+def _matching_files(source: object, shown: str) -> list[str]:
     """Return the files that match a path or pattern."""
     path = opening.check_path(source, f"{shown}: each of srcs")
+    # a file may have such characters in its name
     if os.path.exists(path) or not any(character in path for character in "*?["):
         return [path]
     paths = sorted(glob.glob(path, recursive=True))
@@ -354,11 +250,8 @@ def _matching_files(source: Any, shown: str) -> list[str]:
 def _checked_names(dst: PathLike, names: Any) -> list[str]:
     """Check the names of the datasets to join, and return them without superfluous slashes."""
     shown = os.fsdecode(dst)
-    if (
-        isinstance(names, str | bytes)
-        or not np.iterable(names)
-        or not all(isinstance(n, str) for n in names)
-    ):
+    is_list = not isinstance(names, str | bytes) and np.iterable(names)
+    if not is_list or not all(isinstance(name, str) for name in names):
         raise H5DataError(
             f"{shown}: names must be a list of names of datasets, as ['x', 'y'], got {names!r}"
         )
@@ -370,40 +263,237 @@ def _checked_names(dst: PathLike, names: Any) -> list[str]:
     return full_names
 
 
-# -- output dataset -----------------------------------------------------------------------------------------
+# -- what the files hold ---------------------------------------------------------------------------
+
+
+def inspect_sources(
+    paths: list[str],
+    names: Sequence[str] | None,
+    axes: str | None,
+    join_axes: JoinAxes,
+    fill: float | None,
+    update: Callable[[int], object],
+) -> tuple[dict[str, list[Source]], dict[str, str]]:
+    """Return the datasets to join, with a source for each file, and those to copy whole, with their
+    file.
+    """
+    contents = _Contents(axes, join_axes, fill)
+    for path in paths:
+        with opening.open_file(path) as file, opening.wrap_h5_errors(path):
+            contents.add_file(file, path, names)
+        update(1)
+    joined: dict[str, list[Source]] = {}
+    for name in contents.names():
+        sources = contents.sources_of(name)
+        if sources is not None:
+            joined[name] = sources
+    if not joined:
+        values = ", ".join(contents.values) or "none at all"
+        raise H5DataError(
+            f"{paths[0]}: no dataset in it has an axis {join_axes} to join along; it holds "
+            f"{values} (datasets in groups are joined when named: names=['group/x'])"
+        )
+    return joined, contents.copied()
+
+
+class _FileDatasets(NamedTuple):
+    path: str
+    by_name: dict[str, Source | None]  # None for one that can only be copied
+
+
+class _FirstValue(NamedTuple):
+    """A dataset that can only be copied, as the first file has it."""
+
+    path: str
+    value: Any
+
+
+class _Contents:
+    """What is in the files to join."""
+
+    def __init__(self, axes: str | None, join_axes: JoinAxes, fill: float | None) -> None:
+        self.axes = axes
+        self.join_axes = join_axes
+        self.fill = fill
+        self.files: list[_FileDatasets] = []
+        self.values: dict[str, _FirstValue] = {}
+        self.groups: dict[str, str] = {}  # with the first file that has them
+
+    def add_file(self, file: h5py.File, path: str, names: Sequence[str] | None) -> None:
+        """Inspect the named datasets of a file, or all objects at its top level."""
+        datasets: dict[str, Source | None] = {}
+        for name in names or file:
+            if names and self.fill is not None and name not in file:
+                continue
+            read = opening.find_dataset if names else opening.get_object
+            item = read(file, path, name)
+            if isinstance(item, h5py.Group):
+                self.groups.setdefault(name, path)
+            elif isinstance(item, h5py.Dataset):
+                datasets[name] = self._inspect_dataset(item, file, path, name)
+        self.files.append(_FileDatasets(path, datasets))
+
+    def _inspect_dataset(
+        self, dataset: h5py.Dataset, file: h5py.File, path: str, name: str
+    ) -> Source | None:
+        if opening.holds_numbers(dataset) and self.join_axes.exist_in(dataset.ndim):
+            return _read_source(dataset, path, name, self.axes)
+        check_heap(file, name, describe(path, name), values=True)
+        self._require_same_values(dataset, path, name)
+        return None
+
+    def _require_same_values(self, dataset: h5py.Dataset, path: str, name: str) -> None:
+        first = self.values.setdefault(name, _FirstValue(path, dataset[()]))
+        if _equal_values(first.value, dataset[()]):
+            return
+        reason = "does not hold numbers"
+        if opening.holds_numbers(dataset):
+            reason = f"has no axis {self.join_axes}"
+        raise H5DataError(
+            f"{describe(path, name)} {reason}, so that it can only be copied, and is not the same "
+            f"as in {first.path}; put it into a group (which is copied from the first file) or "
+            "leave it out with names=[...]"
+        )
+
+    def names(self) -> list[str]:
+        """Return the names of all datasets, in the order in which they came."""
+        return list(dict.fromkeys(name for file in self.files for name in file.by_name))
+
+    def copied(self) -> dict[str, str]:
+        """Return what to copy whole, with the file to copy it from."""
+        return {name: first.path for name, first in self.values.items()} | self.groups
+
+    def sources_of(self, name: str) -> list[Source] | None:
+        """Return the source in each file, or its gap; None for a dataset that can only be copied."""
+        having = [file for file in self.files if name in file.by_name]
+        first = having[0].by_name[name]
+        for file in having:
+            if (file.by_name[name] is None) != (first is None):
+                raise H5DataError(
+                    f"{describe(file.path, name)} has another type or number of axes than in "
+                    f"{having[0].path}; write it again like that one, or leave it out with "
+                    "names=[...]"
+                )
+        if self.fill is None:
+            self._require_in_all(name, having[0].path)
+        if first is None:
+            return None
+        return [file.by_name.get(name) or self._gap_of(first, file, name) for file in self.files]
+
+    def _require_in_all(self, name: str, first_path: str) -> None:
+        for file in self.files:
+            if name not in file.by_name:
+                raise H5DataError(
+                    f"{describe(file.path, name)} is missing, {first_path} has it; pass "
+                    "fill=np.nan to leave a gap there, or leave it out with names=[...]"
+                )
+
+    def _gap_of(self, like: Source, file: _FileDatasets, name: str) -> Source:
+        """Return what a file leaves that lacks a dataset: as long as the other datasets in it."""
+        sources = [source for source in file.by_name.values() if source is not None]
+        shape = list(like.shape)
+        for axis in self.join_axes:
+            if axis is None:
+                continue
+            lengths = {source.shape[axis] for source in sources}
+            if len(lengths) != 1:
+                raise H5DataError(
+                    f"{describe(file.path, name)} is missing, and how long a gap to leave along "
+                    f"axis {axis} cannot be told from the file's other datasets; write one of NaN "
+                    "there, or leave it out with names=[...]"
+                )
+            shape[axis] = lengths.pop()
+        return replace(like, path=file.path, shape=tuple(shape), names=None, exists=False)
+
+
+def _read_source(dataset: h5py.Dataset, path: str, name: str, axes: str | None) -> Source:
+    where = describe(path, name)
+    letters = opening.read_axes(dataset, axes if dataset.ndim == 3 else None, where)
+    check_sources(dataset, where)
+    warn_of_packing(dataset, where)
+    check_heap(dataset.file, dataset.name, where, list(dataset.attrs))  # all of which are copied
+    shape = tuple(int(dataset.shape[i]) for i in opening.fnt_axes(letters, dataset.ndim))
+    return Source(
+        path,
+        letters,
+        shape,
+        opening.numpy_dtype(dataset),
+        dataset.id.get_type().copy(),
+        read_names(dataset, shape[0]) if len(shape) == 3 else None,
+    )
+
+
+def _equal_values(a: Any, b: Any) -> bool:
+    if isinstance(a, h5py.Empty) or isinstance(b, h5py.Empty):
+        return a == b
+    a = np.asarray(a)
+    b = np.asarray(b)
+    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+
+
+# -- the result ------------------------------------------------------------------------------------
+
+
+def _plan_dataset(
+    name: str,
+    sources: list[Source],
+    rows: list[list[str]],
+    join_axes: JoinAxes,
+    virtual: bool,
+    fill: float | None,
+) -> JoinedDataset:
+    shape = _place_parts(name, sources, rows, join_axes)
+    feature_names = _feature_names(name, sources, shape)
+    existing = [source for source in sources if source.exists]
+    gap_fill = None
+    if _total_size(existing) < int(np.prod(shape, dtype=object)):
+        gap_fill = fill or 0
+    joined_type = _common_type(name, existing, virtual, gap_fill)
+    return JoinedDataset(name, existing, shape, feature_names, gap_fill, joined_type)
+
+
+def _total_size(sources: list[Source]) -> int:
+    # of Python's integers: the product of 64 bits may wrap
+    return sum(int(np.prod(source.shape, dtype=object)) for source in sources)
 
 
 def _place_parts(
-    name: str, sources: list[Source], rows: list[list[str]], pair: Axes
+    name: str, sources: list[Source], rows: list[list[str]], join_axes: JoinAxes
 ) -> tuple[int, ...]:
     """Set the offset of each part, and return the shape of the joined dataset."""
     first = sources[0]
     ndim = len(first.shape)
-    along = [None if d is None else d % ndim for d in pair]
-    if along[0] == along[1]:
+    along = join_axes.counted_from_0(ndim)
+    if along.rows == along.files:
         raise H5DataError(
-            f"{describe(first.path, name)}: dims={pair} name the same axis of {ndim}; give two axes"
+            f"{describe(first.path, name)}: dims={join_axes} name the same axis of {ndim}; give "
+            "two axes"
         )
-    end, remaining = [0] * ndim, iter(sources)
+    end = [0] * ndim
+    remaining = iter(sources)
     for row in rows:
         start = [0] * ndim
-        if along[0] is not None:
-            start[along[0]] = end[along[0]]
-        for part in (next(remaining) for _ in row):
-            odd = len(part.shape) != ndim or any(
-                m != n and i not in along
-                for i, (m, n) in enumerate(zip(part.shape, first.shape, strict=False))
-            )
-            if odd:
-                raise H5DataError(
-                    f"{describe(part.path, name)} has shape {part.shape}, in {first.path} it is "
-                    f"{first.shape}; they may differ only along {show_axes(pair)}; join along "
-                    "another axis, or leave it out with names=[...]"
-                )
+        if along.rows is not None:
+            start[along.rows] = end[along.rows]
+        for part in islice(remaining, len(row)):
+            _require_fitting_shape(name, part, first, join_axes)
             part.at = list(start)
             end = [max(e, s + n) for e, s, n in zip(end, start, part.shape, strict=True)]
-            start[along[1] or 0] += part.shape[along[1] or 0]
+            start[along.files] += part.shape[along.files]
     return tuple(end)
+
+
+def _require_fitting_shape(name: str, part: Source, first: Source, join_axes: JoinAxes) -> None:
+    ndim = len(first.shape)
+    if len(part.shape) == ndim:
+        along = join_axes.counted_from_0(ndim)
+        if all(part.shape[i] == first.shape[i] for i in range(ndim) if i not in along):
+            return
+    raise H5DataError(
+        f"{describe(part.path, name)} has shape {part.shape}, in {first.path} it is "
+        f"{first.shape}; they may differ only along {join_axes}; join along another axis, or leave "
+        "it out with names=[...]"
+    )
 
 
 def _common_type(name: str, sources: list[Source], virtual: bool, fill: float | None) -> Any:
@@ -411,28 +501,30 @@ def _common_type(name: str, sources: list[Source], virtual: bool, fill: float | 
     promotion.
     """
     first = sources[0]
-    if virtual and not fill and all(s.kind.equal(first.kind) for s in sources):
-        return first.kind
-    dtypes = {s.dtype for s in sources}
-    dtype = (
-        first.dtype
-        if len(dtypes) == 1 and not fill
-        else np.result_type(*dtypes, *([fill] if fill else []))
-    )
-    unconvertible = [
-        s for s in sources if s.dtype.kind == "b" or isinstance(s.kind, h5py.h5t.TypeBitfieldID)
-    ]
-    if virtual and unconvertible:
-        raise H5DataError(
-            f"{describe(unconvertible[0].path, name)} has another type than in the other files, "
-            "and HDF5 cannot convert it in a virtual dataset; pass virtual=False"
-        )
-    return h5py.h5t.py_create(dtype, logical=True) if virtual else dtype
+    if virtual and not fill and all(s.h5_type.equal(first.h5_type) for s in sources):
+        return first.h5_type
+    dtype = _promoted_dtype(sources, fill)
+    if not virtual:
+        return dtype
+    for s in sources:
+        if s.dtype.kind == "b" or isinstance(s.h5_type, h5py.h5t.TypeBitfieldID):
+            raise H5DataError(
+                f"{describe(s.path, name)} has another type than in the other files, and HDF5 "
+                "cannot convert it in a virtual dataset; pass virtual=False"
+            )
+    return h5py.h5t.py_create(dtype, logical=True)
 
 
-def _feature_names(
-    name: str, sources: list[Source], shape: tuple[int, ...]
-) -> tuple[str, ...] | None:
+def _promoted_dtype(sources: list[Source], fill: float | None) -> np.dtype:
+    dtypes = {source.dtype for source in sources}
+    if fill:
+        return np.result_type(*dtypes, fill)
+    if len(dtypes) == 1:  # result_type would change the byte order
+        return sources[0].dtype
+    return np.result_type(*dtypes)
+
+
+def _feature_names(name: str, sources: list[Source], shape: tuple[int, ...]) -> Names | None:
     """Return the names of all features; None if a feature is named in no file."""
     names: list[str | None] = [None] * (shape[0] if len(shape) == 3 else 0)
     for part in sources:
@@ -448,61 +540,47 @@ def _feature_names(
     return complete if names and len(complete) == len(names) else None
 
 
-def _refer_to_sources(
-    file: h5py.File,
-    name: str,
-    sources: list[Source],
-    shape: tuple[int, ...],
-    kind: Any,
-    fill: float | None,
-    folder: str,
-) -> h5py.Dataset:
+def _refer_to_sources(file: h5py.File, joined: JoinedDataset, dst: PathLike) -> h5py.Dataset:
     """Create a virtual dataset that refers to the sources."""
-    first = sources[0]
-    for source in sources:
+    first = joined.sources[0]
+    for source in joined.sources:
         if source.axes != first.axes:
             raise H5DataError(
-                f"{describe(source.path, name)} is in the order {source.axes}, in {first.path} it "
-                f"is {first.axes}; pass virtual=False"
+                f"{describe(source.path, joined.name)} is in the order {source.axes}, in "
+                f"{first.path} it is {first.axes}; pass virtual=False"
             )
-    order = np.argsort(
-        fnt_axes(first.axes, len(shape))
-    )  # the axis of (F, N, T) for each axis in the file
+    # the axis of (F, N, T) for each axis in the file
+    order = np.argsort(fnt_axes(first.axes, len(joined.shape)))
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    if fill:
-        plist.set_fill_value(np.asarray(fill, kind.dtype))
-    file_shape = tuple(shape[i] for i in order)
+    if joined.fill:
+        plist.set_fill_value(np.asarray(joined.fill, joined.type.dtype))
+    file_shape = tuple(joined.shape[i] for i in order)
     space = h5py.h5s.create_simple(file_shape)
-    for source in sources:
+    folder = os.path.dirname(os.path.realpath(os.fsdecode(dst)))
+    for source in joined.sources:
         if 0 in source.shape:
             continue
         size = tuple(source.shape[i] for i in order)
         space.select_hyperslab(tuple(source.at[i] for i in order), size)
-        relative = escape(os.path.relpath(os.path.realpath(source.path), folder))
+        # relative, so that the folder can be moved as a whole
+        path = escape(os.path.relpath(os.path.realpath(source.path), folder))
         taken = h5py.h5s.create_simple(size)
         taken.select_hyperslab((0,) * len(size), size)  # a fixed region: the file may grow later
-        plist.set_virtual(space, os.fsencode(relative), escape(name).encode(), taken)
-    return make_dataset(file, name, file_shape, kind, plist)
+        plist.set_virtual(space, os.fsencode(path), escape(joined.name).encode(), taken)
+    return make_dataset(file, joined.name, file_shape, joined.type, plist)
 
 
 def _copy_sources(
-    file: h5py.File,
-    name: str,
-    sources: list[Source],
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    fill: float | None,
-    update: Callable[[int], Any],
+    file: h5py.File, joined: JoinedDataset, update: Callable[[int], object]
 ) -> h5py.Dataset:
-    first = sources[0]
-    order = fnt_axes(first.axes, len(shape))
-    file_shape = [shape[i] for i in np.argsort(order)]
-    dataset = allocate(file, name, file_shape, dtype, first.axes, fill)
-    for source in sources:
-        array = h5mmap(source.path, name, source.axes)
+    order = fnt_axes(joined.axes, len(joined.shape))
+    file_shape = [joined.shape[i] for i in np.argsort(order)]
+    dataset = allocate(file, joined.name, file_shape, joined.type, joined.axes, joined.fill)
+    for source in joined.sources:
+        array = h5mmap(source.path, joined.name, source.axes)
         if array.shape != source.shape or array.dtype != source.dtype:
             raise H5DataError(
-                f"{describe(source.path, name)} was replaced while being copied; join again"
+                f"{describe(source.path, joined.name)} was replaced while being copied; join again"
             )
         copy_into(dataset, array, order, update, source.at)
         if isinstance(array, H5Lazy):
@@ -510,7 +588,18 @@ def _copy_sources(
     return dataset
 
 
-def _copy_attributes(source: Any, target: Any) -> None:
+def _write_attributes(dataset: h5py.Dataset, joined: JoinedDataset, dst: PathLike) -> None:
+    with open_file(joined.sources[0].path) as first:
+        _copy_attributes(first[joined.name], dataset)
+    if joined.axes is not None:
+        dataset.attrs["axes"] = joined.axes
+    # those of the first file may be other features than those of the result
+    dataset.attrs.pop("feature_names", None)
+    if joined.feature_names is not None:
+        write_names(dataset, joined.feature_names, describe(dst, joined.name))
+
+
+def _copy_attributes(source: h5py.Dataset | h5py.File, target: h5py.Dataset | h5py.File) -> None:
     for key, value in source.attrs.items():
         if key not in NOT_COPIED:
             target.attrs[key] = value

@@ -16,23 +16,19 @@ from fluxutils_py.data.hdf5.damage import find_heap_damage, read_attribute
 from fluxutils_py.errors import H5DataError
 
 LETTERS = "FNT"
-PACKING = (
-    "_FillValue",
-    "missing_value",
-    "scale_factor",
-    "add_offset",
-)  # CF conventions, sections 2.5.1 and 8.1
+# of NetCDF: CF conventions, sections 2.5.1 and 8.1
+PACKING = ("_FillValue", "missing_value", "scale_factor", "add_offset")
 ATTRIBUTES = ("axes", "feature_names", *PACKING)  # that are read
 DAMAGED = "cannot be read, as the file is damaged ({}); copy or write it again"
-CACHE_BYTES, CACHE_SLOTS = (
-    64 << 20,
-    10007,
-)  # of chunks: HDF5's own 1 MiB holds none of the usual size
+
+# of the cache of chunks: the 1 MiB that is HDF5's default holds none of the usual size
+CACHE_BYTES = 64 << 20
+CACHE_SLOTS = 10007  # a prime, at best 100 times the number of chunks
 
 
 def open_file(path: str | os.PathLike[str], mode: str = "r", **options: Any) -> h5py.File:
-    """Open an HDF5 file, at its real path: sources of a virtual dataset lie beside that, not beside
-    a link to it.
+    """Open an HDF5 file, at its real path: sources of a virtual dataset are in that folder, not in
+    that of a link to it.
 
     Raises
     ------
@@ -50,22 +46,22 @@ def open_file(path: str | os.PathLike[str], mode: str = "r", **options: Any) -> 
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{shown}: there is no such file or folder") from error
     except OSError as error:
-        if (
-            "locking flag" in str(error) and options.get("locking") is not False
-        ):  # open here, without a lock
+        # this process has it open without a lock, as for reopening a map
+        if "locking flag" in str(error) and options.get("locking") is not False:
             return open_file(path, mode, **options | {"locking": False})
         raise H5DataError(f"{shown}: {_why_not(shown, str(error), error)}") from error
 
 
 def find_dataset(file: h5py.File, path: str | os.PathLike[str], name: str) -> h5py.Dataset:
-    """The dataset of that name, which holds an array of real numbers.
+    """Return the dataset of that name, which holds an array of real numbers.
 
     Raises
     ------
     H5DataError
         If there is none, or it holds something else.
     """
-    dataset, where = get_object(file, path, name), describe(path, name)
+    dataset = get_object(file, path, name)
+    where = describe(path, name)
     with wrap_h5_errors(where):
         problem = _not_numbers(dataset)
     if problem is not None:
@@ -74,7 +70,7 @@ def find_dataset(file: h5py.File, path: str | os.PathLike[str], name: str) -> h5
 
 
 def get_object(file: h5py.File, path: str | os.PathLike[str], name: str) -> Any:
-    """The group or dataset of that name.
+    """Return the group or dataset of that name.
 
     Raises
     ------
@@ -91,9 +87,8 @@ def get_object(file: h5py.File, path: str | os.PathLike[str], name: str) -> Any:
             reason = _why_missing(file, name, error)
         raise H5DataError(f"{where} {reason}") from error
     with wrap_h5_errors(where):
-        if (
-            isinstance(item, h5py.Dataset) and item.file.filename != file.filename
-        ):  # through an external link
+        # through an external link, whose file was not checked yet
+        if isinstance(item, h5py.Dataset) and item.file.filename != file.filename:
             check_heap(item.file, item.name, where)
     return item
 
@@ -109,7 +104,7 @@ def holds_numbers(dataset: h5py.Dataset) -> bool:
 
 @contextlib.contextmanager
 def wrap_h5_errors(where: str) -> Iterator[None]:
-    """Errors of h5py, which names neither file nor dataset, as an H5DataError that does."""
+    """Turn errors of h5py, which name neither file nor dataset, into an H5DataError that does."""
     try:
         yield
     except (H5DataError, FileNotFoundError):
@@ -125,32 +120,29 @@ def check_heap(
     attributes: Sequence[str] = ATTRIBUTES,
     values: bool = False,
 ) -> None:
-    """Check that HDF5 comes back from reading a dataset and some of its attributes, or its values
-    too.
+    """Check that HDF5 can read a dataset and some of its attributes, or its values too, without
+    hanging.
     """
     damage = find_heap_damage(file, name, attributes, values)
     if damage is not None:
         raise H5DataError(f"{where} {DAMAGED.format(damage)}")
 
 
-def check_path(path: Any, argument: str = "path") -> str:
-    """A path as text.
+def check_path(path: object, argument: str = "path") -> str:
+    """Return a path as text.
 
     Raises
     ------
     H5DataError
         If it can name no file.
     """
-    if (
-        not isinstance(path, str | bytes | os.PathLike)
-        or not os.fsdecode(path)
-        or "\0" in os.fsdecode(path)
-    ):
+    text = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
+    if not text or "\0" in text:
         raise H5DataError(f"{argument} must be the name of a file, got {path!r}")
-    return os.fsdecode(path)
+    return text
 
 
-def check_name(path: str | os.PathLike[str], name: Any) -> None:
+def check_name(path: str | os.PathLike[str], name: object) -> None:
     """Check that something can name a dataset."""
     if not isinstance(name, str) or not name.strip("/") or "\0" in name:
         raise H5DataError(
@@ -159,18 +151,18 @@ def check_name(path: str | os.PathLike[str], name: Any) -> None:
 
 
 def describe(path: str | os.PathLike[str], name: str) -> str:
-    """How messages begin."""
+    """Return the beginning of a message about a dataset."""
     return f"{os.fsdecode(path)}: dataset '{name}'"
 
 
 def numpy_dtype(dataset: h5py.Dataset) -> np.dtype:
-    """NumPy's type of a dataset of numbers, without what h5py notes in it about enumerations."""
+    """Return NumPy's type of a dataset of numbers, without the names of an enumeration."""
     return np.dtype(dataset.dtype.str)
 
 
 def read_axes(dataset: h5py.Dataset, axes: str | None, where: str) -> str | None:
-    """Which axis of the file is which, as ``"TNF"``; None where axes have no letters and stay as
-    they are.
+    """Return which axis of the file is which, as ``"TNF"``; None where axes have no letters and
+    stay as they are.
 
     Raises
     ------
@@ -183,11 +175,9 @@ def read_axes(dataset: h5py.Dataset, axes: str | None, where: str) -> str | None
     known = noted if isinstance(noted, str) and is_axes_order(noted, dataset.ndim) else None
     if axes is None:
         if known is None and dataset.ndim == 3:
-            stored = (
-                "no attribute 'axes'"
-                if noted is None
-                else f"an attribute 'axes' that says {noted!r}"
-            )
+            stored = "no attribute 'axes'"
+            if noted is not None:
+                stored = f"an attribute 'axes' that says {noted!r}"
             raise H5DataError(
                 f"{where} has {stored}, so the order of its axes {dataset.shape} cannot be known; "
                 "pass axes='TNF' for a file from Julia or other column-major software, axes='FNT' "
@@ -202,7 +192,7 @@ def read_axes(dataset: h5py.Dataset, axes: str | None, where: str) -> str | None
         )
     if known is not None and known != axes:
         raise H5DataError(
-            f"{where} is in the order {known!r} by its own attribute 'axes', not {axes!r}; leave "
+            f"{where} is in the order {known!r} by its attribute 'axes', not {axes!r}; leave "
             "axes out"
         )
     return axes
@@ -214,18 +204,16 @@ def is_axes_order(axes: str, ndim: int) -> bool:
 
 
 def fnt_axes(axes: str | None, ndim: int) -> list[int]:
-    """Which axis of the file each axis of the (F, N, T) face is: what to transpose the file's array
-    by.
+    """Return which axis of the file each axis of the (F, N, T) array is: the order to transpose the
+    file's array by.
     """
-    return (
-        list(range(ndim))
-        if axes is None
-        else sorted(range(ndim), key=lambda i: LETTERS.index(axes[i]))
-    )
+    if axes is None:
+        return list(range(ndim))
+    return sorted(range(ndim), key=lambda i: LETTERS.index(axes[i]))
 
 
 def check_axes(axes: str, ndim: int, where: str) -> list[int]:
-    """Which axis of the file each axis of an array is; only three axes are put into another order."""
+    """Return which axis of the file each axis of an array is; only three axes change their order."""
     if not isinstance(axes, str) or not is_axes_order(axes, 3):
         raise H5DataError(
             f"{where}: axes must name F (features), N (series) and T (time steps), as 'TNF', got "
@@ -235,22 +223,22 @@ def check_axes(axes: str, ndim: int, where: str) -> list[int]:
 
 
 def unmappable_reason(dataset: h5py.Dataset) -> str | None:
-    """Why the bytes of a dataset cannot be used where they lie in the file; None if they can."""
+    """Return why the bytes of a dataset cannot be used where they are; None if they can."""
     plist = dataset.id.get_create_plist()
     layout = plist.get_layout()
     if dataset.file.driver not in ("sec2", "stdio", "direct"):
         return f"comes through the file driver {dataset.file.driver!r}"
     if layout == h5py.h5d.VIRTUAL:
-        return "is virtual: its data lie in other files"
+        return "is virtual: its data are in other files"
     if layout == h5py.h5d.CHUNKED:
         filters = [
             plist.get_filter(i)[3].decode() or "a filter" for i in range(plist.get_nfilters())
         ]
         return "is chunked" + (f" and stored with {', '.join(filters)}" if filters else "")
     if layout == h5py.h5d.COMPACT:
-        return "is compact: it lies within the header of the file"
+        return "is compact: it is within the header of the file"
     if plist.get_external_count():
-        return "lies in external files"
+        return "is in external files"
     if not dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype, logical=True)):
         return "has a number format that NumPy lacks"
     if dataset.size and dataset.id.get_offset() is None:
@@ -258,10 +246,11 @@ def unmappable_reason(dataset: h5py.Dataset) -> str | None:
     return None
 
 
-# -- what is wrong ------------------------------------------------------------------------------------------
+# -- what is wrong ----------------------------------------------------------------------------------
 
 
 def _why_not(path: str, text: str, error: OSError) -> str:
+    """Return why a file cannot be opened, as far as HDF5's error tells, and what to do."""
     if os.path.isdir(path):
         return "this is a directory; give a file"
     if isinstance(error, PermissionError):
@@ -272,24 +261,32 @@ def _why_not(path: str, text: str, error: OSError) -> str:
             "HDF5_USE_FILE_LOCKING=FALSE in the environment if that process leaves this data alone"
         )
     if "read-only" in text:
-        return "the file is open for reading in this process, by h5py or as a lazy array; close that first"
+        return (
+            "the file is open for reading in this process, by h5py or as a lazy array; close that "
+            "first"
+        )
     if "open for" in text or "already open" in text:
         return (
             "the file is open for writing in another process, or that process died; pass swmr=True "
             "if it writes in SWMR mode, run `h5clear -s` on the file if it died"
         )
-    if os.path.exists(path):
-        n_bytes = os.path.getsize(path)
-        if n_bytes == 0:
-            return "the file is empty; write it again"
-        truncated = re.search(r"stored_eof = (\d+)", text)
-        if truncated:
-            return (
-                f"the file is truncated, {n_bytes} bytes of {truncated[1]}; write or copy it again"
-            )
-        if not h5py.is_hdf5(path):
-            return "this is not an HDF5 file; write one, as with h5save"
-    return f"the file cannot be opened ({text}); check it with `h5dump -H`, or write it again"
+    problem = _broken_file(path, text) if os.path.exists(path) else None
+    return (
+        problem
+        or f"the file cannot be opened ({text}); check it with `h5dump -H`, or write it again"
+    )
+
+
+def _broken_file(path: str, text: str) -> str | None:
+    n_bytes = os.path.getsize(path)
+    if n_bytes == 0:
+        return "the file is empty; write it again"
+    truncated = re.search(r"stored_eof = (\d+)", text)
+    if truncated:
+        return f"the file is truncated, {n_bytes} bytes of {truncated[1]}; write or copy it again"
+    if not h5py.is_hdf5(path):
+        return "this is not an HDF5 file; write one, as with h5save"
+    return None
 
 
 def _why_missing(file: h5py.File, name: str, error: Exception) -> str:
@@ -309,13 +306,20 @@ def _why_missing(file: h5py.File, name: str, error: Exception) -> str:
             group = group[part]
         except (KeyError, OSError, RuntimeError, ValueError) as reason:
             if isinstance(link, h5py.SoftLink):
-                return f"leads nowhere: '{so_far}' is a soft link to '{link.path}', which does not exist; {_holds(file)}"
+                return (
+                    f"leads nowhere: '{so_far}' is a soft link to '{link.path}', which does not "
+                    f"exist; {_holds(file)}"
+                )
             if isinstance(link, h5py.ExternalLink):
                 target = os.path.join(os.path.dirname(file.filename), link.filename)
                 state = "does not exist; put that file back, or make a new link"
                 if os.path.exists(target):
-                    state = f"does not give it ({str(reason).strip(chr(34))}); open that file itself to see why"
-                return f"leads nowhere: '{so_far}' is an external link to '{link.path}' in {target}, which {state}"
+                    cause = str(reason).strip('"')
+                    state = f"does not give it ({cause}); open that file itself to see why"
+                return (
+                    f"leads nowhere: '{so_far}' is an external link to '{link.path}' in {target}, "
+                    f"which {state}"
+                )
             return f"cannot be opened ({reason}); check the file with `h5dump -H`"
     return f"cannot be opened ({error}); check the file with `h5dump -H`"
 
@@ -329,7 +333,7 @@ def _holds(group: h5py.Group) -> str:
 
 
 def _not_numbers(item: Any) -> str | None:
-    """What is the matter with something that should be an array of real numbers."""
+    """Return what is wrong with something that should be an array of real numbers."""
     if isinstance(item, h5py.Group):
         return f"is a group; name a dataset in it: {_holds(item)}"
     if not isinstance(item, h5py.Dataset):
@@ -341,33 +345,35 @@ def _not_numbers(item: Any) -> str | None:
     if item.shape is None:
         return "is null: it has a type and no data; write it again with data"
     if dtype.subdtype is not None:
-        return f"is of array type {dtype.subdtype[0]}{dtype.subdtype[1]}; write it again with one axis more"
+        base, shape = dtype.subdtype
+        return f"is of array type {base}{shape}; write it again with one axis more"
     if dtype.kind not in "fiub":
-        return "is of type {}, not of real numbers; {}".format(*_type_and_remedy(dtype))
+        type_name, remedy = _type_and_remedy(dtype)
+        return f"is of type {type_name}, not of real numbers; {remedy}"
     if item.shape == ():
         return "is a scalar, not an array; read it with h5py: file[name][()]"
     return None
 
 
 def _type_and_remedy(dtype: np.dtype) -> tuple[str, str]:
-    """What a type that is no real number is called, and what to save in its place."""
+    """Return the name of a type that is no real number, and what to save in its place."""
     if dtype.kind == "c":
-        return f"complex ({dtype})", "save real and imaginary part as features of their own"
+        return f"complex ({dtype})", "save real and imaginary part as separate features"
     if dtype.names:
-        return f"compound ({', '.join(dtype.names)})", "save each field as a dataset of its own"
-    kind = f"opaque ({dtype})"
+        return f"compound ({', '.join(dtype.names)})", "save each field as a separate dataset"
+    type_name = f"opaque ({dtype})"
     if h5py.check_string_dtype(dtype) is not None or dtype.kind == "S":
-        kind = "string"
+        type_name = "string"
     elif h5py.check_vlen_dtype(dtype) is not None:
-        kind = f"variable length ({h5py.check_vlen_dtype(dtype)})"
+        type_name = f"variable length ({h5py.check_vlen_dtype(dtype)})"
     elif h5py.check_ref_dtype(dtype) is not None:
-        kind = "reference"
-    return kind, "read it with h5py, and save numbers in its place"
+        type_name = "reference"
+    return type_name, "read it with h5py, and save numbers in its place"
 
 
 def _open_object(file: h5py.File, name: str) -> Any:
-    """What has that name. External files are looked for beside the HDF5 file; HDF5 takes the
-    current directory.
+    """Return what has that name. External files are looked for in the folder of the HDF5 file, not
+    in the current directory, as HDF5 does.
     """
     try:
         item = file[name]

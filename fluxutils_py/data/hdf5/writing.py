@@ -281,7 +281,7 @@ def copy_into(
     dataset: h5py.Dataset,
     source: Any,
     axes: Sequence[int],
-    update: Callable[[int], Any],
+    update: Callable[[int], object],
     at: Sequence[int] | None = None,
 ) -> None:
     """Copy an array into a dataset block by block; either may be larger than memory.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.data import H5Lazy, H5Map, h5concat, h5mmap, h5save
-from fluxutils_py.data.hdf5.concat import inspect_sources
+from fluxutils_py.data.hdf5.concat import JoinAxes, inspect_sources
 from fluxutils_py.errors import H5DataError
 
 BOTH = pytest.mark.parametrize("virtual", [True, False])
@@ -278,7 +278,7 @@ def test_what_the_files_hold(tmp_path):
         file["y"], file["notes/n"] = np.zeros((4, 3)), 1
     looked_at = []
     joined, copied = inspect_sources(
-        list(map(str, paths)), None, None, (None, -2), np.nan, looked_at.append
+        list(map(str, paths)), None, None, JoinAxes(None, -2), np.nan, looked_at.append
     )
     assert {name: [(s.shape, s.exists) for s in sources] for name, sources in joined.items()} == {
         "x": [((2, 1, 3), True), ((2, 4, 3), True)],

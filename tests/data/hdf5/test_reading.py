@@ -216,9 +216,9 @@ LAYOUTS = {
         path, numbers("i4"), scaleoffset=0
     ),
     "is chunked and stored with fletcher32": lambda path: write(path, fletcher32=True),
-    "is compact: it lies within the header of the file": compact,
-    "lies in external files": external,
-    "is virtual: its data lie in other files": virtual,
+    "is compact: it is within the header of the file": compact,
+    "is in external files": external,
+    "is virtual: its data are in other files": virtual,
 }
 
 
@@ -372,10 +372,10 @@ NOT_NUMBERS = {
     "is of type variable length (float32), not of real numbers; read it with h5py, and save numbers in its place": (
         lambda f: f.create_dataset("x", (2,), h5py.vlen_dtype("f4"))
     ),
-    "is of type compound (a, b), not of real numbers; save each field as a dataset of its own": lambda f: (
+    "is of type compound (a, b), not of real numbers; save each field as a separate dataset": lambda f: (
         f.create_dataset("x", data=np.zeros(2, [("a", "f4"), ("b", "i4")]))
     ),
-    "is of type complex (complex64), not of real numbers; save real and imaginary part as features of their own": (
+    "is of type complex (complex64), not of real numbers; save real and imaginary part as separate features": (
         lambda f: f.create_dataset("x", data=np.zeros(SHAPE, "c8"))
     ),
     "is of type opaque (|V3), not of real numbers; read it with h5py, and save numbers in its place": lambda f: (
@@ -449,7 +449,7 @@ def test_order_noted_by_other_software(tmp_path, noted):
 def test_order_that_the_file_contradicts(tmp_path):
     path = write(tmp_path / "a.h5")
     assert error(path, "x", axes="FNT") == (
-        f"{path}: dataset 'x' is in the order 'TNF' by its own attribute 'axes', not 'FNT'; leave "
+        f"{path}: dataset 'x' is in the order 'TNF' by its attribute 'axes', not 'FNT'; leave "
         "axes out"
     )
 
