@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,18 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.features import Features, Past
 
 T = TypeVar("T")
+
+
+class ArrayFNT(Protocol):
+    """An array of shape (F, N, T) that takes slices: of NumPy, h5py, a memory map, ..."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
 
 
 class PackedSeries:
@@ -75,7 +87,7 @@ class ArraySource:
 
     is_complete = False
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: ArrayFNT) -> None:
         self.array = array
         n_features, self.n_per_feature, self.n_steps = (int(n) for n in array.shape)
         self.n_series = n_features * self.n_per_feature
