@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.forecasting.panel import Panel
+from fluxutils_py.forecasting.panel import Columns, Panel
 from fluxutils_py.forecasting.panel_windows import Channels
 
 
@@ -37,12 +38,19 @@ class Covariate:
         """Fit the conversion to the values that are not missing."""
         if values.dtype == object:
             different = {v for v in values if v is not None}
+            # by text, since categories may be of several types
             return cls(name, categories=tuple(sorted(different, key=str)))
         known = values[~np.isnan(values)]
         if not len(known):
             return cls(name)
-        mean, scale = float(known.mean()), float(known.std())
+        mean = float(known.mean())
+        scale = float(known.std())
+        # the spread of equal values is a rounding error, by which nothing may be divided
         return cls(name, mean, scale if scale > 1e-12 * abs(mean) else 1.0)
+
+    @property
+    def is_category(self) -> bool:
+        return self.categories is not None
 
     def channel(self, values: np.ndarray) -> np.ndarray:
         """Return standardised numbers, or codes: (total,), NaN where missing.
@@ -54,34 +62,32 @@ class Covariate:
         DataError
             If the column held numbers in training and holds text now, or the reverse.
         """
-        if (
-            self.categories
-            and values.dtype != object
-            and not any(isinstance(c, str) for c in self.categories)
-        ):
-            missing, values = (
-                np.isnan(values),
-                values.astype(object),
-            )  # numbers that were categories in training
-            values[missing] = None
-        if (values.dtype == object) != (self.categories is not None):
-            now, then = (
-                ("text", "numbers") if self.categories is None else ("numbers", "categories")
-            )
+        if values.dtype != object and self._has_number_categories():
+            values = _as_labels(values)
+        if (values.dtype == object) != self.is_category:
+            kinds = ("numbers", "categories") if self.is_category else ("text", "numbers")
             raise DataError(
-                f"column {self.name!r} holds {now}, and held {then} when the forecaster was fitted"
+                f"column {self.name!r} holds {kinds[0]}, and held {kinds[1]} when the forecaster "
+                "was fitted"
             )
         if self.categories is None:
             return (values - self.mean) / self.scale
-        number: dict[Any, float] = {v: i + 1.0 for i, v in enumerate(self.categories)}
-        codes = np.array([np.nan if v is None else number.get(v, 0.0) for v in values], float)
-        new = {v for v, c in zip(values, codes, strict=True) if c == 0}
+        return self._codes(values, self.categories)
+
+    def _has_number_categories(self) -> bool:
+        """Whether the categories were numbers in a column of objects, which may come as numbers."""
+        return bool(self.categories) and not any(isinstance(c, str) for c in self.categories or ())
+
+    def _codes(self, labels: np.ndarray, categories: tuple[Any, ...]) -> np.ndarray:
+        code_of: dict[Any, float] = {v: i + 1.0 for i, v in enumerate(categories)}
+        codes = np.array([np.nan if v is None else code_of.get(v, 0.0) for v in labels], float)
+        new = set(labels[codes == 0])
         if new:
             shown = ", ".join(sorted(map(repr, new))[:3])
             warnings.warn(
                 f"column {self.name!r} has categories that were not there in training: {shown}; "
                 "their embedding is zero",
-                stacklevel=2,
+                stacklevel=3,
             )
         return codes
 
@@ -94,6 +100,13 @@ class Covariate:
         return repr(self.categories[int(code) - 1])
 
 
+def _as_labels(values: np.ndarray) -> np.ndarray:
+    """Convert numbers to objects, None where missing."""
+    labels = values.astype(object)
+    labels[np.isnan(values)] = None
+    return labels
+
+
 def filled_forward(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Fill missing values of channels (C, total) with the last value before in the same series, or
     0.
@@ -103,43 +116,70 @@ def filled_forward(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     begin = np.repeat(np.cumsum(lengths) - lengths, lengths)
     at = np.where(np.isnan(values), -1, np.arange(values.shape[1]))
     at = np.maximum.accumulate(at, axis=1)
-    found = np.take_along_axis(values, np.maximum(at, 0), 1)
-    return np.where(at >= begin, found, 0.0)
+    last = np.take_along_axis(values, np.maximum(at, 0), 1)
+    # the last value may be one of the series before
+    return np.where(at >= begin, last, 0.0)
 
 
 @dataclass(frozen=True)
 class Covariates:
-    """All covariates of a panel, as fitted in training; numbers before categories in each group."""
+    """All covariates of a panel, as fitted in training; numbers before categories in each group.
+
+    This is the order of :class:`Channels`, on which the networks depend.
+    """
 
     hist: tuple[Covariate, ...] = ()
     futr: tuple[Covariate, ...] = ()
     stat: tuple[Covariate, ...] = ()
 
     @classmethod
-    def of(cls, panel: Panel, hist: Any, futr: Any, stat: Any) -> Covariates:
-        sources = (hist, panel.values), (futr, panel.values), (stat, panel.static)
-        groups = [[Covariate.of(c, values[c]) for c in names] for names, values in sources]
+    def of(cls, panel: Panel, columns: Columns) -> Covariates:
+        """Fit the covariates that ``columns`` names."""
         return cls(
-            *(tuple(sorted(group, key=lambda c: c.categories is not None)) for group in groups)
+            hist=_fit_group(columns.hist, panel.values),
+            futr=_fit_group(columns.futr, panel.values),
+            stat=_fit_group(columns.stat, panel.static),
         )
 
-    def steps(self, panel: Panel, kind: str) -> np.ndarray:
+    def steps(self, panel: Panel, group: str) -> np.ndarray:
         """Return the channels (C, total) of the ``"hist"`` or ``"futr"`` covariates, NaN where
         missing.
         """
-        parts = [c.channel(panel.values[c.name]) for c in getattr(self, kind)]
-        return np.stack(parts) if parts else np.empty((0, int(panel.lengths.sum())))
+        covariates: tuple[Covariate, ...] = getattr(self, group)
+        if not covariates:
+            return np.empty((0, int(panel.lengths.sum())))
+        return np.stack([c.channel(panel.values[c.name]) for c in covariates])
 
     def static(self, panel: Panel) -> np.ndarray:
         """Return the channels (N, C) of the static covariates."""
-        found = [c.channel(panel.static[c.name]) for c in self.stat]
-        return np.stack(found, 1) if found else np.empty((panel.n_series, 0))
+        if not self.stat:
+            return np.empty((panel.n_series, 0))
+        return np.stack([c.channel(panel.static[c.name]) for c in self.stat], 1)
 
     def channels(self, h: int, history: int, base: bool) -> Channels:
         """Return the channels of a network's input, ``history`` of which come from the target."""
-        hist, stat, futr = (
-            tuple(len(c.categories) + 1 for c in group if c.categories is not None)
-            for group in (self.hist, self.stat, self.futr)
+        return Channels(
+            h,
+            history,
+            hist=_count_numbers(self.hist),
+            stat=_count_numbers(self.stat),
+            futr=_count_numbers(self.futr),
+            hist_categories=_count_codes(self.hist),
+            stat_categories=_count_codes(self.stat),
+            futr_categories=_count_codes(self.futr),
+            base=base,
         )
-        numbers = len(self.hist) - len(hist), len(self.stat) - len(stat), len(self.futr) - len(futr)
-        return Channels(h, history, *numbers, hist, stat, futr, base)
+
+
+def _fit_group(names: Sequence[str], values: dict[str, np.ndarray]) -> tuple[Covariate, ...]:
+    group = [Covariate.of(name, values[name]) for name in names]
+    return tuple(sorted(group, key=lambda c: c.is_category))  # keeps the user's order within each
+
+
+def _count_numbers(group: tuple[Covariate, ...]) -> int:
+    return sum(not c.is_category for c in group)
+
+
+def _count_codes(group: tuple[Covariate, ...]) -> tuple[int, ...]:
+    # one more than categories: code 0
+    return tuple(len(c.categories) + 1 for c in group if c.categories is not None)

@@ -5,72 +5,93 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from sklearn.base import clone
-from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.baselines import baseline_forecasts
+from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
+from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
 from fluxutils_py.forecasting.frames import Frame, is_frame, make_frame, require, with_arrow_types
 from fluxutils_py.forecasting.history import forecasts_along, start_history
-from fluxutils_py.forecasting.model_fitting import course_of_fit
-from fluxutils_py.forecasting.outputs import check_output_names, column_names, forecast_values
-from fluxutils_py.forecasting.panel import Panel, read_panel
+from fluxutils_py.forecasting.model_fitting import fit_panel
+from fluxutils_py.forecasting.outputs import forecast_values
+from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.validation import check_integer
 
 KNOWN = 2_000  # the baselines use at most so many last values
 
 
-def cross_validate(
-    fc: Any,
-    ranks: RankGroup,
-    df: Any,
-    n_windows: int,
-    step_size: int | None,
-    refit: bool | None,
-    static_df: Any,
-) -> Any:
-    """Implement ``Forecaster.cross_validation``."""
-    step_size = int(fc.h) if step_size is None else step_size
-    for name, value in (("n_windows", n_windows), ("step_size", step_size)):
-        check_integer(name, value, 1)
-    walk = {"n_windows": n_windows, "step_size": step_size, "refit": refit}
-    ranks.require_equal(walk | course_of_fit(fc))
+@dataclass(frozen=True)
+class Walk:
+    """The windows of a cross-validation.
+
+    Attributes
+    ----------
+    n_windows, step_size : int
+    refit : bool or None
+        As in ``Forecaster.cross_validation``.
+    """
+
+    n_windows: int
+    step_size: int
+    refit: bool | None
+
+    def steps_behind(self, h: int) -> np.ndarray:
+        """Return the number of steps after each cutoff: (W,), in order of time."""
+        return h + self.step_size * np.arange(self.n_windows - 1, -1, -1)
+
+
+def check_walk(h: int, n_windows: int, step_size: int | None, refit: bool | None) -> Walk:
+    """Return the windows of a cross-validation; ValueError if a number is below 1."""
+    walk = Walk(n_windows, int(h) if step_size is None else step_size, refit)
+    check_integer("n_windows", walk.n_windows, 1)
+    check_integer("step_size", walk.step_size, 1)
+    return walk
+
+
+def require_frame(df: object) -> None:
+    """Raise DataError for an array."""
     if not is_frame(df):
         raise DataError(
             "cross_validation takes a data frame; of an array (F, N, T), cut off steps and predict"
         )
-    if refit is None:
-        check_is_fitted(fc, "models_")
-    check_output_names(fc)
-    panel = read_panel(
-        df, fc._columns, fc.freq if refit is not None else fc.frequency_, static_df=static_df
-    )
-    behind = int(fc.h) + step_size * np.arange(
-        n_windows - 1, -1, -1
-    )  # (W,) steps after each cutoff
+
+
+def cross_validate(
+    settings: ForecasterSettings,
+    fitted: FittedForecaster | None,
+    ranks: RankGroup,
+    panel: Panel,
+    walk: Walk,
+) -> Any:
+    """Implement ``Forecaster.cross_validation``; ``fitted`` is given if ``walk.refit`` is None."""
+    h = int(settings.h)
+    behind = walk.steps_behind(h)
     cutoffs = np.maximum(panel.lengths[:, None] - behind, 0)  # (N, W); 0: the series has not begun
-    _require_long_series(panel, cutoffs[:, 0], int(behind[0]), least=1 if refit is None else 2)
-    none = np.zeros(panel.n_series, int)
-    parts: list[dict[str, Any]] = []
-    values: Iterator[np.ndarray] = iter(())
-    fitted = fc if refit is None else None
+    least = 1 if walk.refit is None else 2  # training needs a step and the one after it
+    _require_long_series(panel, cutoffs[:, 0], int(behind[0]), least)
+    first_step = np.zeros(panel.n_series, int)
+    parts: list[dict[str, np.ndarray]] = []
+    forecasts: Iterator[np.ndarray] = iter(())
     for cutoff in cutoffs.T:
-        past = panel.cut(none, cutoff)
-        if refit or fitted is None:
-            fitted = clone(fc)._fit_panel(ranks, past)
-        if refit:
-            values = _forecast_at_cutoff(fitted, panel, past, cutoff)
+        past = panel.cut(first_step, cutoff)
+        if walk.refit or fitted is None:
+            fitted = fit_panel(clone(settings), ranks, past).fitted
+        if walk.refit:
+            forecasts = _forecast_at_cutoff(fitted, panel, past, cutoff)
         elif not parts:  # one pass over the series serves all cutoffs
-            fitted._require_modelled(panel.cut(none, cutoffs[:, -1]))
-            windows = fitted._windows(panel, None)
-            values = forecasts_along(fitted.models_, windows, cutoffs - 1, len(fc.quantiles))
-        parts.append(_frame_columns(fitted, panel, past, cutoff, next(values)))
+            fitted.require_modelled(panel.cut(first_step, cutoffs[:, -1]))
+            windows = fitted.windows(panel, None)
+            forecasts = forecasts_along(fitted.models, windows, cutoffs - 1, fitted.n_quantiles)
+        parts.append(_frame_columns(fitted, panel, past, cutoff, next(forecasts)))
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return make_frame(columns, panel.types | {"cutoff": panel.types[fc.time_col]}, panel.backend)
+    types = panel.types | {"cutoff": panel.types[settings.time_col]}
+    return make_frame(columns, types, panel.backend)
 
 
 def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int, least: int) -> None:
@@ -94,45 +115,59 @@ def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int, least: i
 
 
 def _forecast_at_cutoff(
-    fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray
+    fitted: FittedForecaster, panel: Panel, past: Panel, cutoff: np.ndarray
 ) -> Iterator[np.ndarray]:
-    """Yield the forecasts (N, 1 + quantiles, h) at one cutoff, NaN for series that have not begun."""
-    h, series = int(fc.h), np.flatnonzero(cutoff)
-    future = panel.cut(*_horizon_spans(panel, series, cutoff[series], h))
-    ahead = fc.covariates_.steps(future, "futr").reshape(-1, len(series), h)
-    found = np.full((panel.n_series, 1 + len(fc.quantiles), h), np.nan)
-    found[series] = forecast_values(
-        fc, start_history(fc.models_, fc._windows(past, None), past), np.nan_to_num(ahead)
-    )
-    yield found
+    """Yield the forecasts (N, 1 + quantiles, h) at one cutoff, NaN for series that have not
+    begun.
+    """
+    h = fitted.h
+    series = np.flatnonzero(cutoff)
+    future = _cut_horizon(panel, series, cutoff[series], h)
+    ahead = fitted.covariates.steps(future, "futr").reshape(-1, len(series), h)
+    history = start_history(fitted.models, fitted.windows(past, None), past)
+    values = np.full((panel.n_series, len(fitted.names), h), np.nan)
+    values[series] = forecast_values(fitted, history, np.nan_to_num(ahead))
+    yield values
 
 
 def _frame_columns(
-    fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray, found: np.ndarray
-) -> dict[str, Any]:
+    fitted: FittedForecaster,
+    panel: Panel,
+    past: Panel,
+    cutoff: np.ndarray,
+    forecasts: np.ndarray,
+) -> dict[str, np.ndarray]:
     """Return keys, truth, forecasts and baselines of one window, for the series that have begun."""
-    h, series = int(fc.h), np.flatnonzero(cutoff)
-    n, cutoff, found = len(series), cutoff[series], found[series]
-    future = panel.cut(*_horizon_spans(panel, series, cutoff, h))
-    rows, steps = np.repeat(np.arange(n), h), np.repeat(cutoff, h) + np.tile(np.arange(h), n)
-    columns: dict[str, Any] = {
-        fc.id_col: past.ids[rows],
-        fc.time_col: past.times(rows, steps),
-        "cutoff": past.times(rows, np.repeat(cutoff, h) - 1),
-        fc.target_col: future.values[fc.target_col],
+    h = fitted.h
+    names = fitted.columns
+    series = np.flatnonzero(cutoff)
+    cutoff = cutoff[series]
+    future = _cut_horizon(panel, series, cutoff, h)
+    rows = np.repeat(np.arange(len(series)), h)
+    begin = np.repeat(cutoff, h)
+    columns: dict[str, np.ndarray] = {
+        names.id: past.ids[rows],
+        names.time: past.times(rows, begin + np.tile(np.arange(h), len(series))),
+        "cutoff": past.times(rows, begin - 1),
+        names.target: future.values[names.target],
     }
-    columns.update({name: found[:, i].ravel() for i, name in enumerate(column_names(fc))})
-    season, tail = fc.features_.season, tail_values(past, fc.target_col)
-    made = baseline_forecasts(tail, h, season, first_values(past, fc.target_col))
-    return columns | {name: y.ravel() for name, y in made.items()}
+    columns |= {name: forecasts[series, i].ravel() for i, name in enumerate(fitted.names)}
+    baselines = baseline_forecasts(
+        tail_values(past, names.target),
+        h,
+        fitted.features.season,
+        first_values(past, names.target),
+    )
+    return columns | {name: y.ravel() for name, y in baselines.items()}
 
 
-def _horizon_spans(
-    panel: Panel, series: np.ndarray, cutoff: np.ndarray, h: int
-) -> tuple[np.ndarray, np.ndarray]:
-    start, stop = np.zeros(panel.n_series, int), np.zeros(panel.n_series, int)
-    start[series], stop[series] = cutoff, cutoff + h
-    return start, stop
+def _cut_horizon(panel: Panel, series: np.ndarray, cutoff: np.ndarray, h: int) -> Panel:
+    """Return the ``h`` steps after the cutoff of each of some series."""
+    start = np.zeros(panel.n_series, int)
+    stop = np.zeros(panel.n_series, int)
+    start[series] = cutoff
+    stop[series] = cutoff + h
+    return panel.cut(start, stop)
 
 
 def tail_values(panel: Panel, column: str) -> np.ndarray:
@@ -146,8 +181,8 @@ def tail_values(panel: Panel, column: str) -> np.ndarray:
 
 
 def first_values(panel: Panel, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first value of each series that is not missing, and how many steps it lies before
-    the last step.
+    """Return the first value of each series that is not missing, and how many steps before the last
+    step it is.
     """
     first = np.full(panel.n_series, np.nan)
     age = np.zeros(panel.n_series, int)
@@ -202,19 +237,17 @@ def evaluate(
     ImportError
         Without utilsforecast, which the extra ``forecast`` installs.
     """
-    losses, evaluation = require("utilsforecast.losses"), require("utilsforecast.evaluation")
+    losses = require("utilsforecast.losses")
+    evaluation = require("utilsforecast.evaluation")
     frame = Frame(df, "df")
-    keys = {id_col, time_col, target_col, "cutoff"}
     if models is None:
-        models = [
-            c
-            for c in frame.frame.columns
-            if c not in keys and not _is_quantile(c, frame.frame.columns)
-        ]
+        models = _forecast_columns(frame, {id_col, time_col, target_col, "cutoff"})
+    if metrics is None:
+        metrics = [losses.smape, losses.mae, losses.rmse]
     of_arrow = frame.backend == "pyarrow"  # which utilsforecast does not read
     scores = evaluation.evaluate(
         _as_pandas(df) if of_arrow else df,
-        [losses.smape, losses.mae, losses.rmse] if metrics is None else metrics,
+        metrics,
         models=models,
         train_df=_as_pandas(train_df) if of_arrow else train_df,
         id_col=id_col,
@@ -226,12 +259,14 @@ def evaluate(
     if not of_arrow:
         return scores
     table = require("pyarrow").Table.from_pandas(scores, preserve_index=False)
-    types = {
-        name: df.schema.field(name).type
-        for name in (id_col, "cutoff")
-        if name in table.column_names
-    }
-    return with_arrow_types(table, types)
+    # pandas has changed the types of keys, which are to be joined with those of df
+    keys = {id_col, "cutoff"} & set(table.column_names)
+    return with_arrow_types(table, {name: df.schema.field(name).type for name in keys})
+
+
+def _forecast_columns(frame: Frame, keys: set[str]) -> list[str]:
+    names = frame.frame.columns
+    return [name for name in names if name not in keys and not _is_quantile(name, names)]
 
 
 def _as_pandas(table: Any) -> Any:
@@ -240,13 +275,13 @@ def _as_pandas(table: Any) -> Any:
 
 
 def _is_quantile(column: str, columns: Iterable[str]) -> bool:
-    """Whether a column holds quantiles of another one: its name is that of the other, and a level."""
-    model, found, level = column.rpartition("-q")
-    return (
-        bool(found)
-        and model in columns
-        and re.fullmatch(r"0?\.\d+|\d(\.\d+)?e-\d+", level) is not None
-    )
+    """Whether a column holds quantiles of another one: its name is the name of that one and a
+    level.
+    """
+    model, mark, level = column.rpartition("-q")
+    # as "%g" writes numbers below 1
+    is_level = re.fullmatch(r"0?\.\d+|\d(\.\d+)?e-\d+", level) is not None
+    return bool(mark) and is_level and model in columns
 
 
 class WalkForwardSplit:
@@ -282,17 +317,20 @@ class WalkForwardSplit:
     def __init__(
         self, h: int, n_splits: int = 3, step_size: int | None = None, time_col: str = "ds"
     ) -> None:
-        self.h, self.n_splits, self.step_size, self.time_col = h, n_splits, step_size, time_col
+        self.h = h
+        self.n_splits = n_splits
+        self.step_size = step_size
+        self.time_col = time_col
 
-    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
+    def get_n_splits(self, X: object = None, y: object = None, groups: object = None) -> int:
         return self.n_splits
 
     def split(
-        self, X: Any, y: Any = None, groups: Any = None
+        self, X: object, y: object = None, groups: object = None
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        times, at = np.unique(
-            np.asarray(Frame(X, "X").times(self.time_col).absolute), return_inverse=True
-        )
+        column = Frame(X, "X").times(self.time_col)
+        # over all series: a test set begins at one time, however long each series is
+        times, at = np.unique(np.asarray(column.absolute), return_inverse=True)
         step = self.h if self.step_size is None else self.step_size
         for i in range(self.n_splits):
             begin = len(times) - self.h - step * (self.n_splits - 1 - i)
@@ -301,4 +339,6 @@ class WalkForwardSplit:
                     f"{self.n_splits} splits of {self.h} times leave nothing to train on of "
                     f"{len(times)}"
                 )
-            yield np.flatnonzero(at < begin), np.flatnonzero((at >= begin) & (at < begin + self.h))
+            train = at < begin
+            test = (at >= begin) & (at < begin + self.h)
+            yield np.flatnonzero(train), np.flatnonzero(test)

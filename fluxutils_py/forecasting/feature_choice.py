@@ -1,31 +1,17 @@
-"""Choose transform and lags from the data, and check settings."""
+"""Choose season, transform and lags from the data."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError
-from fluxutils_py.forecasting.baselines import BASELINES
-from fluxutils_py.forecasting.direct_model import LOSSES
-from fluxutils_py.forecasting.features import LARGEST, TRANSFORMS, Features, rolling_mean
+from fluxutils_py.forecasting.features import LARGEST, Features, rolling_mean
 from fluxutils_py.forecasting.frequency import DAY, Frequency
-from fluxutils_py.forecasting.model_fitting import cell_of
 from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
-from fluxutils_py.validation import check_integer, check_positive
 
-POSITIVE_INTEGERS = (
-    "h",
-    "hidden_size",
-    "num_layers",
-    "n_models",
-    "max_steps",
-    "batchsize",
-    "seqsize",
-)
 SAMPLED = 256, 2048  # number of series and of last steps to sample
 BLOCK_SERIES, BLOCK_STEPS = 256, 2048  # of an array that is read for its smallest value
 MOST_SEASONS = 8  # largest long season, in seasons
@@ -34,46 +20,6 @@ LEAST_CHANGE = (
     0.002  # of a series that has a say in the choice of a long season, relative to the largest
 )
 LEAST_SHARE = 0.02  # share of the variance of errors that a long season must explain
-
-
-def check_settings(fc: Any) -> None:
-    """Raise SpecError, which names the parameter, if a setting of a forecaster is invalid."""
-    for name in POSITIVE_INTEGERS:
-        check_integer(name, getattr(fc, name), 1, error=SpecError)
-    check_integer("season_length", fc.season_length, 1, optional=True, error=SpecError)
-    check_integer("input_size", fc.input_size, 1, optional=True, error=SpecError)
-    check_positive("lr", fc.lr, error=SpecError)
-    if fc.lag not in ("auto", None):
-        check_integer("lag", fc.lag, 1, error=SpecError)
-    if fc.transform not in ("auto", *TRANSFORMS):
-        raise SpecError(f"transform must be 'auto', 'log' or 'none', got {fc.transform!r}")
-    if (
-        fc.loss != "auto"
-        and fc.loss not in LOSSES
-        and (isinstance(fc.loss, str | type) or not callable(fc.loss))
-    ):
-        raise SpecError(
-            f"loss must be 'auto', {', '.join(map(repr, LOSSES))} or a criterion of torch, got "
-            f"{fc.loss!r}"
-        )
-    for name in ("quantiles", "hist_exog_list", "futr_exog_list", "stat_exog_list"):
-        value, what = getattr(fc, name), "numbers" if name == "quantiles" else "columns"
-        if isinstance(value, str) or not isinstance(value, Iterable):
-            raise SpecError(f"{name} must be a list of {what}, got {value!r}")
-    taken = (fc.id_col, fc.time_col, fc.target_col, "cutoff", *BASELINES)
-    if not isinstance(fc.alias, str) or fc.alias in taken:
-        raise SpecError(
-            f"alias must be a name other than {', '.join(map(repr, taken))}, got {fc.alias!r}"
-        )
-    numbers = [q for q in fc.quantiles if isinstance(q, float | np.floating) and 0 < q < 1]
-    names = {f"{q:g}" for q in numbers}  # in the columns of forecasts
-    if len(numbers) < len(fc.quantiles) or len(names) < len(numbers):
-        raise SpecError(
-            f"quantiles must be different numbers between 0 and 1, got {fc.quantiles!r}; columns "
-            "have six digits"
-        )
-    if fc.model is None:
-        cell_of(fc.cell)
 
 
 def usual_season(frequency: Frequency | None) -> int:

@@ -1,12 +1,18 @@
-"""Compute causal features of series: normalised values, lags and statistics."""
+"""Compute causal features of series: normalised values, lags and statistics.
+
+:class:`Features` has the formulas, once for NumPy and torch: training reads the past of all steps
+of a window through :class:`WindowPast`, and the exported step reads that of one step in torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from torch import Tensor
 
 from fluxutils_py.errors import DataError
 
@@ -14,34 +20,66 @@ LARGEST = 8.0  # inputs are clipped to this absolute value
 SEASONS_BACK = 2  # number of past seasons from which to fill in a missing value
 TRANSFORMS = ("log", "none")
 
+Array = TypeVar("Array", np.ndarray, Tensor)
 
-class Past(NamedTuple):
+
+class PastValues(Protocol[Array]):
+    """Values before and at each of S steps of B series, with missing ones filled in.
+
+    Attributes
+    ----------
+    xp : module
+        NumPy or torch: the formulas use ``where``, ``isnan`` and ``log``.
+    """
+
+    xp: Any
+
+    def recent(self, n: int) -> Array:
+        """Return the last ``n`` values at each step: (B, S, n)."""
+
+    def at(self, offsets: np.ndarray) -> Array:
+        """Return the values at ``step + offset`` for each offset, 0 or less: (B, S, offsets)."""
+
+    def back(self, n: int) -> Array:
+        """Return the value ``n`` steps before each step: (B, S)."""
+
+    def mean(self, n: int, back: int = 0) -> Array:
+        """Return the mean of the known values in the ``n`` steps up to ``back`` steps before each
+        step: (B, S), NaN if there are none.
+        """
+
+    def mean_change(self, back: int, n: int) -> Array:
+        """Return the mean absolute change over ``back`` steps in the last ``n`` steps: (B, S).
+
+        Only values that were given count, not those that were filled in. NaN if there are none.
+        """
+
+    def any_missing(self, values: Array) -> bool:
+        """Whether formulas must treat missing values; always true where a graph is traced."""
+
+
+class Past(NamedTuple, Generic[Array]):
     """Statistics at each of S steps of B series, from values up to that step.
 
     Attributes
     ----------
-    naive : ndarray of shape (B, S, h)
+    naive : array of shape (B, S, h)
         Seasonal naive forecast in units of the transform: the last known value at the same position
         in the season.
-    level, scale : ndarray of shape (B, S)
+    level, scale : array of shape (B, S)
         Mean of the last season; mean absolute difference between values one season apart.
-    known : ndarray of bool, shape (B, S)
+    known : array of bool, shape (B, S)
         Whether there is a value to forecast from. Elsewhere ``naive`` and ``level`` are 0 and
         ``scale`` is 1.
-    filled, levels : ndarray of shape (B, K)
-        Values with missing ones filled in, and the level, at the S steps and K - S steps before
-        them.
-    steps : slice
-        Position of the S steps among the K.
+    values : PastValues
+        The values from which these were computed.
     """
 
-    naive: np.ndarray
-    level: np.ndarray
-    scale: np.ndarray
-    known: np.ndarray
-    filled: np.ndarray
-    levels: np.ndarray
-    steps: slice
+    naive: Array
+    level: Array
+    scale: Array
+    known: Array
+    values: PastValues[Array]
 
 
 @dataclass(frozen=True)
@@ -91,17 +129,19 @@ class Features:
         return max(128, 4 * self.season, 2 * self.lag, min(28 * self.season, 672))
 
     @property
+    def n_lags(self) -> int:
+        """Number of long seasons back to the counterpart of the last forecast step."""
+        return -(-self.h // self.lag)
+
+    @property
     def reach(self) -> int:
         """Number of earlier steps that the features of a step need, if no value is missing."""
-        turns = -(
-            -self.h // self.lag
-        )  # number of long seasons back to the counterpart of the last forecast step
-        reach = max(
+        return max(
             self.memory + self.season,
-            turns * self.lag + self.season,
+            self.n_lags * self.lag + self.season,
             -(-self.h // self.season) * self.season,
+            self.input_size,
         )
-        return max(reach, self.input_size)
 
     @property
     def lookback(self) -> int:
@@ -130,60 +170,85 @@ class Features:
         """Undo :meth:`forward`."""
         return np.exp(values) if self.log else values
 
-    def past(self, z: np.ndarray, n_steps: int) -> Past:
+    def past(self, z: np.ndarray, n_steps: int) -> Past[np.ndarray]:
         """Compute the statistics at the last ``n_steps`` of transformed values (B, K), with the
         steps before.
         """
-        K = z.shape[1]
-        steps = slice(K - n_steps, K)
-        filled = self._fill_missing(z)
-        levels = rolling_mean(filled, self.season)
-        level = levels[:, steps]
-        scale = self._compute_scale(z)[:, steps]
-        here = ~np.isnan(filled[:, steps])
-        naive = _gather_steps(filled, steps, self.counterparts())
-        if not here.all() or np.isnan(naive).any():
-            naive = np.where(np.isnan(naive), filled[:, steps, None], naive)
-            naive = np.where(here[:, :, None], naive, 0.0)
-            level = np.where(here, level, 0.0)
-            scale = np.where(here, scale, 1.0)
-        return Past(naive, level, scale, here, filled, levels, steps)
+        return self.statistics(WindowPast(z, self._fill_missing(z), n_steps))
 
-    def inputs(self, past: Past, out: np.ndarray) -> None:
+    def inputs(self, past: Past[np.ndarray], out: np.ndarray) -> None:
         """Write the inputs of each step to ``out``, of shape (B, S, n_inputs)."""
-        filled, steps, level, scale = past.filled, past.steps, past.level, past.scale
-        n, inverse = self.input_size, 1.0 / scale[:, :, None]
-        last = sliding_window_view(filled, n, axis=1)[:, steps.start - n + 1 : steps.stop - n + 1]
-        out[:, :, :n] = (last - level[:, :, None]) * inverse
-        before = slice(steps.start - self.lag, steps.stop - self.lag)
-        statistics = (
-            level - past.levels[:, before],
-            filled[:, steps] - filled[:, steps.start - self.season : steps.stop - self.season],
-            rolling_mean(filled, self.lag)[:, steps] - level,
-        )
-        for i, column in enumerate(statistics):
-            out[:, :, n + i] = column / scale
-        out[:, :, n + 3] = np.log(scale / self.unit)
-        if self.lag > self.season:
-            lagged = _gather_steps(filled, steps, self.counterparts(self.lag))
-            turns = -(-np.arange(1, self.h + 1) // self.lag)  # number of long seasons back
-            for turn in np.unique(turns):
-                shift = int(turn) * self.lag
-                lagged[:, :, turns == turn] -= _shift_steps(past.levels, steps, shift)[:, :, None]
-            lagged -= past.naive - level[:, :, None]
-            np.multiply(lagged, inverse, out=out[:, :, n + 4 :], casting="same_kind")
+        start = 0
+        for columns in self.input_columns(past):
+            stop = start + columns.shape[2]
+            out[:, :, start:stop] = columns
+            start = stop
         np.clip(out, -LARGEST, LARGEST, out=out)
         np.copyto(out, 0.0, where=np.isnan(out))
         if not past.known.all():
             out[~past.known] = 0.0
 
-    def counterparts(self, period: int | None = None) -> np.ndarray:
+    def statistics(self, values: PastValues[Array]) -> Past[Array]:
+        """Compute level, scale and seasonal naive forecast at each step."""
+        where, isnan = values.xp.where, values.xp.isnan
+        scale = values.mean_change(self.season, self.memory)
+        if values.any_missing(scale):  # in the first season: change from step to step
+            scale = where(isnan(scale), values.mean_change(1, self.memory), scale)
+        # also where the scale is NaN, which no comparison is true of
+        scale = where(scale > self.smallest_scale, scale, self.smallest_scale)
+        level = values.mean(self.season)
+        last = values.back(0)
+        known = ~isnan(last)
+        naive = values.at(self.counterparts())
+        if values.any_missing(last) or values.any_missing(naive):
+            naive = where(isnan(naive), last[:, :, None], naive)
+            naive = where(known[:, :, None], naive, 0.0)
+            level = where(known, level, 0.0)
+            scale = where(known, scale, 1.0)
+        return Past(naive, level, scale, known, values)
+
+    def input_columns(self, past: Past[Array]) -> Iterator[Array]:
+        """Yield the inputs in order, in groups of columns (B, S, n); not clipped, NaN where
+        missing.
+        """
+        values = past.values
+        level = past.level
+        scale = past.scale
+        inverse = 1.0 / scale[:, :, None]
+        yield (values.recent(self.input_size) - level[:, :, None]) * inverse
+        trends = (
+            level - values.mean(self.season, self.lag),
+            values.back(0) - values.back(self.season),
+            values.mean(self.lag) - level,
+        )
+        for trend in trends:
+            yield (trend / scale)[:, :, None]
+        yield values.xp.log(scale / self.unit)[:, :, None]
+        if self.lag > self.season:
+            yield from self._lagged_columns(past, inverse)
+
+    def _lagged_columns(self, past: Past[Array], inverse: Array) -> Iterator[Array]:
+        """Yield how each forecast step's value a few long seasons ago differed from its level then,
+        less what the seasonal naive forecast already says.
+        """
+        level = past.level[:, :, None]
+        for turn in range(1, self.n_lags + 1):
+            shift = turn * self.lag
+            # the forecast steps whose last counterpart is so many long seasons back
+            ahead = np.arange(shift - self.lag, min(shift, self.h))
+            lagged = past.values.at(ahead + 1 - shift)
+            # in place: these are the largest arrays of a window
+            lagged -= past.values.mean(self.season, shift)[:, :, None]
+            lagged -= past.naive[:, :, ahead[0] : ahead[-1] + 1] - level
+            lagged *= inverse
+            yield lagged
+
+    def counterparts(self) -> np.ndarray:
         """Return the offset (0 or less) from the current step to the last counterpart of each
         forecast step: (h,).
         """
-        period = self.season if period is None else period
-        k = np.arange(1, self.h + 1)
-        return k - period * -(-k // period)
+        ahead = np.arange(1, self.h + 1)
+        return ahead - self.season * -(-ahead // self.season)
 
     def _fill_missing(self, z: np.ndarray) -> np.ndarray:
         """Fill in missing values from the same position in one of the last seasons, else with the
@@ -195,22 +260,74 @@ class Features:
         filled = z.copy()
         for back in range(1, SEASONS_BACK + 1):
             shift = back * self.season
-            earlier = z[:, :-shift]
-            now = filled[:, shift:]
-            np.copyto(now, earlier, where=np.isnan(now))
+            later = filled[:, shift:]
+            # from z, not from filled: a value that was itself filled in does not count
+            np.copyto(later, z[:, :-shift], where=np.isnan(later))
         missing = np.isnan(filled)
-        at = np.where(missing, -1, np.arange(z.shape[1]))
-        at = np.maximum.accumulate(at, axis=1)
-        near = missing & (at >= 0) & (np.arange(z.shape[1]) - at <= self.memory)
-        rows, columns = np.nonzero(near)
-        filled[rows, columns] = filled[rows, at[rows, columns]]
+        columns = np.arange(z.shape[1])
+        last = np.maximum.accumulate(np.where(missing, -1, columns), axis=1)
+        near = missing & (last >= 0) & (columns - last <= self.memory)
+        at = np.nonzero(near)
+        filled[at] = filled[at[0], last[at]]
         return filled
 
-    def _compute_scale(self, z: np.ndarray) -> np.ndarray:
-        scale = _mean_change(z, self.season, self.memory)
-        if np.isnan(scale).any():  # in the first season: change from step to step
-            scale = np.where(np.isnan(scale), _mean_change(z, 1, self.memory), scale)
-        return np.fmax(scale, self.smallest_scale)
+
+class WindowPast:
+    """Past of the last ``n_steps`` steps of values (B, K) in NumPy, as :class:`PastValues`.
+
+    Parameters
+    ----------
+    z, filled : ndarray of shape (B, K)
+        Transformed values as they were given, and with missing ones filled in.
+    n_steps : int
+    """
+
+    xp: Any = np  # of the class: pickle does not take modules
+
+    def __init__(self, z: np.ndarray, filled: np.ndarray, n_steps: int) -> None:
+        self.z = z
+        self.filled = filled
+        self.n_steps = n_steps
+        # of all K steps, by their length: several features need the same mean
+        self._means: dict[int, np.ndarray] = {}
+
+    def recent(self, n: int) -> np.ndarray:
+        return self._views(n)
+
+    def at(self, offsets: np.ndarray) -> np.ndarray:
+        lowest = int(offsets.min())
+        return self._views(1 - lowest)[:, :, offsets - lowest]
+
+    def back(self, n: int) -> np.ndarray:
+        return self._shifted(self.filled, n)
+
+    def mean(self, n: int, back: int = 0) -> np.ndarray:
+        if n not in self._means:
+            self._means[n] = rolling_mean(self.filled, n)
+        return self._shifted(self._means[n], back)
+
+    def mean_change(self, back: int, n: int) -> np.ndarray:
+        change = np.full(self.z.shape, np.nan)
+        np.abs(self.z[:, back:] - self.z[:, :-back], out=change[:, back:])
+        return self._shifted(rolling_mean(change, n), 0)
+
+    def any_missing(self, values: np.ndarray) -> bool:
+        return bool(np.isnan(values).any())
+
+    def _views(self, n: int) -> np.ndarray:
+        """Return the last ``n`` filled values at each step, (B, S, n), without a copy."""
+        return sliding_window_view(self.filled, n, axis=1)[:, -self.n_steps :]
+
+    def _shifted(self, values: np.ndarray, back: int) -> np.ndarray:
+        """Return ``values`` (B, K) ``back`` steps before each step; NaN before the first column."""
+        stop = values.shape[1] - back
+        start = stop - self.n_steps
+        if start >= 0:
+            return values[:, start:stop]
+        out = np.full((len(values), self.n_steps), np.nan)
+        if stop > 0:
+            out[:, -stop:] = values[:, :stop]
+        return out
 
 
 def rolling_mean(values: np.ndarray, n: int) -> np.ndarray:
@@ -231,32 +348,6 @@ def rolling_mean(values: np.ndarray, n: int) -> np.ndarray:
 def _rolling_sum(values: np.ndarray, n: int) -> np.ndarray:
     total = np.cumsum(values, axis=1)
     if n < values.shape[1]:
+        # the copy: NumPy would read columns that it has already changed
         total[:, n:] -= total[:, :-n].copy()
     return total
-
-
-def _mean_change(z: np.ndarray, back: int, n: int) -> np.ndarray:
-    change = np.full(z.shape, np.nan)
-    np.abs(z[:, back:] - z[:, :-back], out=change[:, back:])
-    return rolling_mean(change, n)
-
-
-def _gather_steps(filled: np.ndarray, steps: slice, ahead: np.ndarray) -> np.ndarray:
-    """Return the values at ``step + ahead`` for each step: (B, S, len(ahead))."""
-    low = int(ahead.min())
-    view = sliding_window_view(filled, 1 - low, axis=1)[
-        :, steps.start + low : steps.stop + low
-    ]  # step+low .. step
-    return view[:, :, ahead - low]
-
-
-def _shift_steps(values: np.ndarray, steps: slice, back: int) -> np.ndarray:
-    """Return the values ``back`` steps before each step; NaN before the first column."""
-    first = steps.start - back
-    if first >= 0:
-        return values[:, first : steps.stop - back]
-    out = np.full((len(values), steps.stop - steps.start), np.nan)
-    n = max(0, steps.stop - back)
-    if n:
-        out[:, -n:] = values[:, :n]
-    return out

@@ -9,8 +9,11 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.errors import DataError
+from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
+from fluxutils_py.forecasting.forecaster import Forecaster
 from fluxutils_py.forecasting.frames import Frame, require
-from fluxutils_py.forecasting.outputs import column_names, forecast_values, future_covariates
+from fluxutils_py.forecasting.history import History
+from fluxutils_py.forecasting.outputs import forecast_values, future_covariates
 from fluxutils_py.forecasting.panel import read_steps
 
 
@@ -46,11 +49,11 @@ class ForecastDisplay:
     @classmethod
     def from_forecaster(
         cls,
-        fc: Any,
+        fc: Forecaster,
         ids: Sequence[Any] | None = None,
         *,
-        futr_df: Any = None,
-        truth_df: Any = None,
+        futr_df: object = None,
+        truth_df: object = None,
         n_history: int | None = None,
         axes: Any = None,
     ) -> Self:
@@ -71,7 +74,8 @@ class ForecastDisplay:
             One per series. None: make a new figure.
         """
         check_is_fitted(fc, "models_")
-        history, h = fc._history, fc.features_.h
+        fitted = FittedForecaster.of(fc, fc.features_, fc.channels_, fc.covariates_, fc.models_)
+        history = fc.history_
         number = {label: i for i, label in enumerate(fc.ids_)}
         ids = list(fc.ids_[:4]) if ids is None else list(ids)
         unknown = [i for i in ids if i not in number]
@@ -80,29 +84,24 @@ class ForecastDisplay:
                 f"ids has {unknown[0]!r}, which is none of the {len(number)} series of the "
                 "forecaster"
             )
-        forecasts = forecast_values(fc, history, future_covariates(fc, history, futr_df))
-        n = min(3 * h if n_history is None else n_history, history.n_kept)
-        past, forecast, bands = [], [], []
-        for series in (number[i] for i in ids):
-            length = int(history.lengths[series])
-            steps = np.arange(max(0, length - n), length)
-            past.append(
-                (
-                    _step_times(history, series, steps),
-                    history.tail[0, series, history.n_kept - len(steps) :],
-                )
-            )
-            forecast.append(
-                (_step_times(history, series, length + np.arange(h)), forecasts[series, 0])
-            )
-            if len(column_names(fc)) > 2:
-                bands.append((forecasts[series, 1], forecasts[series, -1]))
-        truth = (
-            None
-            if truth_df is None
-            else _read_truth(fc, history, truth_df, [number[i] for i in ids])
+        series = [number[i] for i in ids]
+        values = forecast_values(fitted, history, future_covariates(fitted, history, futr_df))
+        n = min(3 * fitted.h if n_history is None else n_history, history.n_kept)
+        bands = []
+        if fitted.n_quantiles > 1:
+            # the outputs are the point forecast, then the quantiles in order
+            bands = [(values[i, 1], values[i, -1]) for i in series]
+        truth = None
+        if truth_df is not None:
+            truth = _read_truth(fitted, history, truth_df, series)
+        display = cls(
+            ids=ids,
+            history=[_last_values(history, i, n) for i in series],
+            forecast=[(_times_ahead(history, i, fitted.h), values[i, 0]) for i in series],
+            bands=bands,
+            truth=truth,
         )
-        return cls(ids=ids, history=past, forecast=forecast, bands=bands, truth=truth).plot(axes)
+        return display.plot(axes)
 
     def plot(self, axes: Any = None) -> Self:
         """Plot on the given axes, or on a new figure."""
@@ -116,51 +115,62 @@ class ForecastDisplay:
         self.axes_ = np.ravel(np.asarray(axes, dtype=object))
         self.figure_ = self.axes_[0].figure
         for i, (ax, name) in enumerate(zip(self.axes_, self.ids, strict=True)):
-            times, values = self.forecast[i]
-            ax.plot(*self.history[i], color="0.4", label="history")
-            if self.truth is not None:
-                ax.plot(*self.truth[i], color="0.4", linestyle=":", label="truth")
-            ax.plot(
-                times, values, color="C0", label="forecast", marker="o" if len(times) == 1 else None
-            )
-            if len(self.bands):
-                ax.fill_between(
-                    times, *self.bands[i], color="C0", alpha=0.2, linewidth=0, label="band"
-                )
-            if np.issubdtype(np.asarray(times).dtype, np.datetime64):
-                ax.xaxis.set_major_formatter(
-                    dates.ConciseDateFormatter(ax.xaxis.get_major_locator())
-                )
+            self._plot_series(ax, i)
+            if np.issubdtype(np.asarray(self.forecast[i][0]).dtype, np.datetime64):
+                locator = ax.xaxis.get_major_locator()
+                ax.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
             ax.set_title(str(name), loc="left")
         self.axes_[0].legend(
             frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2
         )
         return self
 
+    def _plot_series(self, ax: Any, i: int) -> None:
+        times, values = self.forecast[i]
+        marker = "o" if len(times) == 1 else None  # a line of one point cannot be seen
+        ax.plot(*self.history[i], color="0.4", label="history")
+        if self.truth is not None:
+            ax.plot(*self.truth[i], color="0.4", linestyle=":", label="truth")
+        ax.plot(times, values, color="C0", label="forecast", marker=marker)
+        if len(self.bands):
+            lower, upper = self.bands[i]
+            ax.fill_between(times, lower, upper, color="C0", alpha=0.2, linewidth=0, label="band")
 
-def _step_times(history: Any, series: int, steps: np.ndarray) -> np.ndarray:
+
+def _times_ahead(history: History, series: int, h: int) -> np.ndarray:
+    """Return the times of the ``h`` steps after the end of a series."""
+    return _step_times(history, series, int(history.lengths[series]) + np.arange(h))
+
+
+def _last_values(history: History, series: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the times and values of the last ``n`` steps of a series, or fewer."""
+    length = int(history.lengths[series])
+    steps = np.arange(max(0, length - n), length)
+    values = history.tail[0, series, history.n_kept - len(steps) :]
+    return _step_times(history, series, steps), values
+
+
+def _step_times(history: History, series: int, steps: np.ndarray) -> np.ndarray:
     if history.panel is None:
         return steps
-    found: np.ndarray = history.panel.times(np.full(len(steps), series), steps)
-    return found
+    return history.panel.times(np.full(len(steps), series), steps)
 
 
 def _read_truth(
-    fc: Any, history: Any, truth_df: Any, series: list[int]
+    fitted: FittedForecaster, history: History, truth_df: object, series: list[int]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     if history.panel is None:
         raise DataError("the forecaster was fitted on an array; truth_df is for frames")
+    columns = fitted.columns
     frame = Frame(truth_df, "truth_df")
-    frame.require({fc.id_col: "id_col", fc.time_col: "time_col", fc.target_col: "target_col"})
-    of, steps = read_steps(frame, fc._columns, history.panel)
-    values = frame.numbers(fc.target_col, missing=True)
-    found = []
+    frame.require({columns.id: "id_col", columns.time: "time_col", columns.target: "target_col"})
+    row_series, steps = read_steps(frame, columns, history.panel)
+    values = frame.numbers(columns.target, missing=True)
+    truth = []
     for i in series:
-        here = np.flatnonzero(
-            (of == i)
-            & (steps >= history.lengths[i])
-            & (steps < history.lengths[i] + fc.features_.h)
-        )
-        here = here[np.argsort(steps[here])]
-        found.append((_step_times(history, i, steps[here]), values[here]))
-    return found
+        # the truth may have gaps, rows of the past, and rows after the horizon
+        ahead = steps - history.lengths[i]
+        rows = np.flatnonzero((row_series == i) & (ahead >= 0) & (ahead < fitted.h))
+        rows = rows[np.argsort(steps[rows])]
+        truth.append((_step_times(history, i, steps[rows]), values[rows]))
+    return truth

@@ -1,20 +1,52 @@
-"""One step of a forecaster as a pure function in torch: values in, forecasts in the units of the
-series out.
-"""
+"""Compute one step of a forecaster in torch: values in, forecasts in the series' units out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fluxutils_py.exporting import InitialState, ModelStep
-from fluxutils_py.forecasting.covariates import Covariates
+from fluxutils_py.forecasting.covariates import Covariate, Covariates
 from fluxutils_py.forecasting.direct_model import Ensemble
-from fluxutils_py.forecasting.features import LARGEST, SEASONS_BACK, Features
+from fluxutils_py.forecasting.features import LARGEST, SEASONS_BACK, Features, Past
 from fluxutils_py.forecasting.panel_windows import Channels
+
+
+class StepState(NamedTuple):
+    """What a step keeps of the steps before it, besides the states of the networks.
+
+    Attributes
+    ----------
+    values : Tensor of shape (2, B, K)
+        The last values, as they came and with missing ones filled in.
+    age : Tensor of shape (B,)
+        Steps since the last value that was not filled in from it; NaN before the first.
+    past : Tensor of shape (B, n), optional
+        The last past covariates.
+    known : Tensor of shape (B, n, season), optional
+        Each covariate known ahead at the last season's steps.
+    """
+
+    values: Tensor
+    age: Tensor
+    past: Tensor | None = None
+    known: Tensor | None = None
+
+    def present(self) -> tuple[Tensor, ...]:
+        """Return the tensors that the forecaster has."""
+        return tuple(tensor for tensor in self if tensor is not None)
+
+
+class CovariateInputs(NamedTuple):
+    """Covariates of one step as channels of the networks: at this step, and at the next ones."""
+
+    current: list[Tensor]
+    ahead: list[Tensor]
 
 
 class ForecastStep(nn.Module):
@@ -39,15 +71,13 @@ class ForecastStep(nn.Module):
     inputs : dict of str to int
         Names and numbers of features of the inputs.
     initial : tuple of InitialState
-        The last values, as they came and with missing ones filled in, ``(2, B, K)``; the number of
-        steps since the last value, ``(B,)``; the last covariates; then the states of the networks.
+        The tensors of a :class:`StepState`, then the states of the networks.
     n_outputs : int
         The point forecast and each quantile, ``(B, h)``.
 
     Notes
     -----
-    The same definitions as :class:`Features`, for one step; their sums over the past are taken anew
-    at each.
+    The formulas are those of :class:`Features`, on the values that the state holds.
     """
 
     def __init__(
@@ -59,139 +89,192 @@ class ForecastStep(nn.Module):
         n_quantiles: int,
     ) -> None:
         super().__init__()
-        self.features, self.channels, self.n_models = features, channels, len(models)
-        c = channels
-        n_past = c.hist + len(c.hist_categories)
+        self.features = features
+        self.channels = channels
+        self.n_models = len(models)
+        self.n_outputs = 1 + n_quantiles
         sizes = {
-            "past": n_past,
-            "static": c.stat + len(c.stat_categories),
-            "known": c.n_ahead * (1 + c.h),
+            "past": channels.n_past,
+            "static": channels.n_static,
+            "known": channels.n_ahead * (1 + channels.h),
         }
         self.inputs = {"y": 1, **{name: n for name, n in sizes.items() if n}}
-        dtype = next(models[0].parameters()).dtype
+        self._register_scales("past", covariates.hist)
+        self._register_scales("static", covariates.stat)
+        self._register_scales("known", covariates.futr, times=1 + channels.h)
+        self.dtype = next(models[0].parameters()).dtype
+        self.network = self._network_step(models)
+        # enough for every feature, and for the seasons from which a missing value is filled in
+        self.n_kept = max(features.reach, SEASONS_BACK * features.season) + 1
+        states = self._initial_states()
+        self.n_states = len(states)
+        self.initial = (*states, *self.network.initial)
+
+    def _register_scales(self, name: str, group: tuple[Covariate, ...], times: int = 1) -> None:
+        means = [covariate.mean for covariate in group]
+        scales = [covariate.scale for covariate in group]
+        self.register_buffer(f"mean_{name}", _repeat_values(means, times))
+        self.register_buffer(f"scale_{name}", _repeat_values(scales, times))
+
+    def _network_step(self, models: Sequence[nn.Module]) -> ModelStep:
         networks = iter(models)
         ensemble = Ensemble(lambda: next(networks), len(models))
-        example = torch.randn(4, 2, c.total, generator=torch.Generator().manual_seed(0)).to(dtype)
-        self.network, self.dtype = ModelStep(ensemble, [example]), dtype
-        groups = (covariates.hist, 1), (covariates.stat, 1), (covariates.futr, 1 + c.h)
-        for name, (group, times) in zip(sizes, groups, strict=True):
-            self.register_buffer(f"mean_{name}", _repeat_values([of.mean for of in group], times))
-            self.register_buffer(f"scale_{name}", _repeat_values([of.scale for of in group], times))
-        self.n_outputs = 1 + n_quantiles
-        self.n_kept = max(features.reach, SEASONS_BACK * features.season) + 1
-        nan = torch.full((1, 1, 1), torch.nan, dtype=torch.float64)
-        own = [
-            InitialState(nan.expand(2, 1, self.n_kept).clone(), 1),
-            InitialState(nan[0, 0].clone(), 0),
-        ]
-        if n_past:
-            own.append(InitialState(nan[0].expand(1, n_past).clone(), 0))
-        if c.n_ahead:  # each covariate at the last season's steps
-            own.append(InitialState(nan.expand(1, c.n_ahead, features.season).clone(), 0))
-        self.n_own = len(own)
-        self.initial = (*own, *self.network.initial)
+        # a separate generator: an export must not change the user's random numbers
+        generator = torch.Generator().manual_seed(0)
+        example = torch.randn(4, 2, self.channels.total, generator=generator)
+        return ModelStep(ensemble, [example.to(self.dtype)])
+
+    def _initial_states(self) -> list[InitialState]:
+        """Return the tensors of a :class:`StepState` before the first step: nothing is known."""
+
+        def missing(*shape: int) -> Tensor:
+            return torch.full(shape, torch.nan, dtype=torch.float64)
+
+        channels = self.channels
+        states = [InitialState(missing(2, 1, self.n_kept), 1), InitialState(missing(1), 0)]
+        if channels.n_past:
+            states.append(InitialState(missing(1, channels.n_past), 0))
+        if channels.n_ahead:
+            states.append(InitialState(missing(1, channels.n_ahead, self.features.season), 0))
+        return states
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        f, c = self.features, self.channels
-        xs = dict(zip(self.inputs, tensors, strict=False))
-        for name in [*xs][1:]:
+        n_inputs = len(self.inputs)
+        xs = self._scaled_inputs(tensors[:n_inputs])
+        state = self._named_state(tensors[n_inputs : n_inputs + self.n_states])
+        network_states = tensors[n_inputs + self.n_states :]
+        state = self._next_state(state, xs)
+        z, filled = state.values.unbind()
+        past = self.features.statistics(StepPast(z, filled))
+        inputs = self._network_inputs(past, self._covariate_inputs(xs, state))
+        out, *next_states = self.network(inputs, *network_states)
+        return (*self._forecasts(past, out).unbind(-2), *state.present(), *next_states)
+
+    def _scaled_inputs(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        xs = dict(zip(self.inputs, tensors, strict=True))
+        for name in [*xs][1:]:  # all but y, in order: a graph is traced
             xs[name] = (xs[name] - getattr(self, f"mean_{name}")) / getattr(self, f"scale_{name}")
-        states = list(tensors[len(xs) :])
-        own, of_network = states[: self.n_own], states[self.n_own :]
-        values, age = self._append_value(own[0], own[1], xs["y"])
-        following = [values, age]
-        level, scale, naive, here, parts = self._compute_features(*values.unbind())
-        now: list[Tensor] = []
-        ahead: list[Tensor] = []
-        if "past" in xs:
-            past = torch.where(xs["past"].isnan(), own[2], xs["past"])
-            following.append(past)
-            now += past.unbind(-1)
-        if "static" in xs:
-            now += xs["static"].unbind(-1)
-        if "known" in xs:
-            known = xs["known"].unflatten(
-                -1, (c.n_ahead, 1 + c.h)
-            )  # at this step, and at the next h
-            before = own[-1]
-            current = torch.where(known[..., :1].isnan(), before[..., -1:], known[..., :1])
-            before = torch.cat([before[..., 1:], current], -1)
-            following.append(before)
-            now += current[..., 0].unbind(-1)
-            at = torch.from_numpy(f.season - 1 + f.counterparts())
-            ahead = [torch.cat([known[..., 1:], before[..., at]], -1).flatten(-2)]
-        ordered = [
-            channel
-            for _, channel in sorted(zip(c.positions, now, strict=True), key=lambda pair: pair[0])
-        ]
-        rest = [torch.stack(ordered, -1)] if ordered else []
-        tail = torch.zeros_like(level).expand(-1, c.h * c.base + 1)  # for the loss in training
-        x = torch.cat([parts, *(t.nan_to_num() for t in (*rest, *ahead)), tail], -1).to(self.dtype)
-        found = self.network(x, *of_network)
-        outputs = found[0].double().unflatten(-1, (self.n_models, -1)).mean(-2)
-        z = naive.unsqueeze(-2) + scale.unsqueeze(-1) * outputs.unflatten(-1, (self.n_outputs, -1))
-        y = torch.where(here.unsqueeze(-1), z.exp() if f.log else z, torch.nan)
-        return (*y.unbind(-2), *following, *found[1:])
+        return xs
 
-    def _append_value(self, values: Tensor, age: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the last values with this one, and the steps since the last value that was not
-        filled in from it.
+    def _named_state(self, tensors: Sequence[Tensor]) -> StepState:
+        values, age, *others = tensors
+        past = others.pop(0) if self.channels.n_past else None
+        known = others.pop(0) if self.channels.n_ahead else None
+        return StepState(values, age, past, known)
+
+    def _next_state(self, state: StepState, xs: dict[str, Tensor]) -> StepState:
+        """Return the state with the values and covariates of this step."""
+        state = self._append_value(state, xs["y"])
+        if state.past is not None:
+            past = torch.where(xs["past"].isnan(), state.past, xs["past"])
+            state = state._replace(past=past)
+        if state.known is not None:
+            current = self._unflattened_known(xs)[..., :1]
+            current = torch.where(current.isnan(), state.known[..., -1:], current)
+            state = state._replace(known=torch.cat([state.known[..., 1:], current], -1))
+        return state
+
+    def _append_value(self, state: StepState, y: Tensor) -> StepState:
+        """Return the state with one more value, filled in if it is missing.
+
+        The rule is that of ``Features.past``: from the last seasons, else from the last value.
         """
-        f = self.features
-        new = y.log() if f.log else y  # (B, 1)
-        filled, (given, filled_in) = new, values.unbind()
+        new = y.log() if self.features.log else y  # (B, 1)
+        given, filled_in = state.values.unbind()
+        filled = new
         for back in range(1, SEASONS_BACK + 1):
-            at = self.n_kept - back * f.season
+            at = self.n_kept - back * self.features.season
             filled = torch.where(filled.isnan(), given.narrow(1, at, 1), filled)
-        missing = filled.isnan().squeeze(1)
-        age = torch.where(missing, age + 1, 0.0)
-        last = torch.where((age <= f.memory).unsqueeze(1), filled_in.narrow(1, -1, 1), torch.nan)
-        filled = torch.where(filled.isnan(), last, filled)
-        return torch.cat(
-            [values.narrow(2, 1, self.n_kept - 1), torch.stack([new, filled])], -1
-        ), age
+        missing = filled.isnan()
+        age = torch.where(missing.squeeze(1), state.age + 1, 0.0)
+        near = (age <= self.features.memory).unsqueeze(1)
+        last = torch.where(near, filled_in.narrow(1, -1, 1), torch.nan)
+        filled = torch.where(missing, last, filled)
+        earlier = state.values.narrow(2, 1, self.n_kept - 1)
+        values = torch.cat([earlier, torch.stack([new, filled])], -1)
+        return state._replace(values=values, age=age)
 
-    def _compute_features(
-        self, z: Tensor, filled: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return level, scale (B, 1), the seasonal naive forecast (B, h), whether there is a value,
-        and the inputs.
+    def _unflattened_known(self, xs: dict[str, Tensor]) -> Tensor:
+        """Return the covariates known ahead, at this step and at the next h: (B, n, 1 + h)."""
+        return xs["known"].unflatten(-1, (self.channels.n_ahead, 1 + self.channels.h))
+
+    def _covariate_inputs(self, xs: dict[str, Tensor], state: StepState) -> CovariateInputs:
+        current: list[Tensor] = []
+        ahead: list[Tensor] = []
+        if state.past is not None:
+            current += state.past.unbind(-1)
+        if "static" in xs:
+            current += xs["static"].unbind(-1)
+        if state.known is not None:
+            current += state.known[..., -1].unbind(-1)
+            # of the values that the seasonal naive forecast repeats, the last one is the current
+            offsets = self.features.season - 1 + self.features.counterparts()
+            before = state.known[..., torch.from_numpy(offsets)]
+            later = self._unflattened_known(xs)[..., 1:]
+            ahead.append(torch.cat([later, before], -1).flatten(-2))
+        return CovariateInputs(current, ahead)
+
+    def _network_inputs(self, past: Past[Tensor], covariates: CovariateInputs) -> Tensor:
+        """Return the channels of the networks in the order of :class:`Channels`: (B, channels)."""
+        features = torch.cat(list(self.features.input_columns(past)), -1)
+        features = features.clamp(-LARGEST, LARGEST)
+        features = torch.where(features.isnan() | ~past.known[:, :, None], 0.0, features)
+        parts = [features.squeeze(1)]
+        if covariates.current:
+            ordered = self.channels.in_order(covariates.current)
+            parts.append(torch.stack(ordered, -1).nan_to_num())
+        parts += [channels.nan_to_num() for channels in covariates.ahead]
+        # base and scale, which only the loss in training reads
+        n_unused = self.channels.h * self.channels.base + 1
+        parts.append(torch.zeros_like(past.level).expand(-1, n_unused))
+        return torch.cat(parts, -1).to(self.dtype)
+
+    def _forecasts(self, past: Past[Tensor], out: Tensor) -> Tensor:
+        """Return the forecasts (B, outputs, h) in the units of the series; NaN where no value is
+        known.
         """
-        f, K, last = self.features, self.n_kept, filled.narrow(1, -1, 1)
-        here = ~last.isnan()
-        level = _known_mean(filled, K, f.season)
-        scale = self._compute_scale(z)
-        season_before = filled.index_select(1, K - 1 + torch.from_numpy(f.counterparts()))
-        naive = torch.where(season_before.isnan(), last, season_before)
-        columns = [
-            filled.narrow(1, K - f.input_size, f.input_size) - level,
-            level - _known_mean(filled, K - f.lag, f.season),
-            last - filled.narrow(1, K - 1 - f.season, 1),
-            _known_mean(filled, K, f.lag) - level,
-        ]
-        columns = [torch.cat(columns, -1) / scale]
-        columns.append((scale / f.unit).log())
-        if f.lag > f.season:
-            at = K - 1 + torch.from_numpy(f.counterparts(f.lag))
-            turns = -(-np.arange(1, f.h + 1) // f.lag)
-            levels = {
-                turn: _known_mean(filled, K - turn * f.lag, f.season)
-                for turn in map(int, np.unique(turns))
-            }
-            before = torch.cat([levels[turn] for turn in map(int, turns)], -1)
-            columns.append((filled.index_select(1, at) - before - (naive - level)) / scale)
-        x = torch.cat(columns, -1).clamp(-LARGEST, LARGEST)
-        x = torch.where(x.isnan() | ~here, 0.0, x)
-        return level, torch.where(here, scale, 1.0), torch.where(here, naive, 0.0), here, x
+        mean = out.double().unflatten(-1, (self.n_models, -1)).mean(-2)
+        z = past.naive + past.scale[:, :, None] * mean.unflatten(-1, (self.n_outputs, -1))
+        y = z.exp() if self.features.log else z
+        return torch.where(past.known[:, :, None], y, torch.nan)
 
-    def _compute_scale(self, z: Tensor) -> Tensor:
-        f, K = self.features, self.n_kept
-        changes = [
-            (z.narrow(1, back, K - back) - z.narrow(1, 0, K - back)).abs() for back in (f.season, 1)
-        ]
-        seasonal, single = (_known_mean(change, change.shape[1], f.memory) for change in changes)
-        scale = torch.where(seasonal.isnan(), single, seasonal)
-        return torch.where(scale.isnan(), f.smallest_scale, scale.clamp(min=f.smallest_scale))
+
+class StepPast:
+    """Past of one step in torch, as :class:`PastValues` with S = 1.
+
+    Parameters
+    ----------
+    z, filled : Tensor of shape (B, K)
+        The last values, the current one last, as they came and with missing ones filled in.
+    """
+
+    xp: ModuleType = torch
+
+    def __init__(self, z: Tensor, filled: Tensor) -> None:
+        self.z = z
+        self.filled = filled
+        self.n_kept = filled.shape[1]
+
+    def recent(self, n: int) -> Tensor:
+        return self.filled.narrow(1, self.n_kept - n, n).unsqueeze(1)
+
+    def at(self, offsets: np.ndarray) -> Tensor:
+        positions = torch.from_numpy(self.n_kept - 1 + offsets)
+        return self.filled.index_select(1, positions).unsqueeze(1)
+
+    def back(self, n: int) -> Tensor:
+        return self.filled.narrow(1, self.n_kept - 1 - n, 1)
+
+    def mean(self, n: int, back: int = 0) -> Tensor:
+        return _known_mean(self.filled, self.n_kept - back, n)
+
+    def mean_change(self, back: int, n: int) -> Tensor:
+        n_changes = self.n_kept - back
+        change = (self.z.narrow(1, back, n_changes) - self.z.narrow(1, 0, n_changes)).abs()
+        return _known_mean(change, n_changes, n)
+
+    def any_missing(self, values: Tensor) -> bool:
+        return True  # a traced graph has one way through, for all values
 
 
 def _repeat_values(values: Sequence[float], times: int) -> Tensor:

@@ -3,45 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.estimator.spec import explains_arguments
-from fluxutils_py.forecasting.covariates import Covariates, filled_forward
-from fluxutils_py.forecasting.cross_validation import cross_validate
-from fluxutils_py.forecasting.feature_choice import (
-    check_settings,
-    choose_features,
-    season_within,
-    usual_season,
-)
+from fluxutils_py.exporting.export_files import check_format
+from fluxutils_py.forecasting.covariates import Covariates
+from fluxutils_py.forecasting.cross_validation import check_walk, cross_validate, require_frame
+from fluxutils_py.forecasting.features import Features
+from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster, warn_short_series
 from fluxutils_py.forecasting.forecaster_export import check_forecaster_export, export_forecaster
-from fluxutils_py.forecasting.forecaster_files import load_forecaster, save_forecaster
+from fluxutils_py.forecasting.forecaster_files import (
+    FittedParts,
+    load_parts,
+    read_forecaster,
+    save_forecaster,
+)
+from fluxutils_py.forecasting.forecaster_settings import (
+    check_output_names,
+    check_settings,
+    columns_of,
+    course_of_fit,
+)
 from fluxutils_py.forecasting.frames import is_frame
+from fluxutils_py.forecasting.frequency import Frequency
 from fluxutils_py.forecasting.history import History, start_history
-from fluxutils_py.forecasting.model_fitting import course_of_fit, fit_models, require_same_panel
+from fluxutils_py.forecasting.model_fitting import fit_panel
 from fluxutils_py.forecasting.outputs import (
     array_shape,
     array_steps,
     forecast_frame,
-    format_time,
     further_steps,
     future_frame,
     require_same_static,
     score_forecasts,
-    warn_short_series,
 )
-from fluxutils_py.forecasting.panel import Columns, Panel, read_panel
-from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries, PanelWindows
+from fluxutils_py.forecasting.panel import Panel, read_panel
+from fluxutils_py.forecasting.panel_windows import ArrayFNT, Channels, PanelWindows
 from fluxutils_py.inputs import as_series
 from fluxutils_py.parallel import RankGroup, get_communicator
 
 
-def _id_type(label: Any) -> type:
+def _id_type(label: object) -> type:
+    # subclasses of text, such as numpy.str_, may stand with text in one column
     return str if isinstance(label, str) else type(label)
 
 
@@ -120,6 +130,8 @@ class Forecaster(BaseEstimator):
     models_ : list of nn.Module
     loss_curve_ : list of float
         Training loss per epoch, averaged over the networks.
+    history_ : History
+        Ends of the series, from which ``predict`` forecasts; computed on first use after ``fit``.
     ids_ : ndarray
         Ids of the series that ``predict`` forecasts; numbers from 0 if the forecaster was fitted on
         an array.
@@ -142,6 +154,14 @@ class Forecaster(BaseEstimator):
     >>> fc.predict().shape
     (1, 1, 6)
     """
+
+    features_: Features
+    channels_: Channels
+    covariates_: Covariates
+    frequency_: Frequency | None
+    loss_name_: Any
+    loss_curve_: list[float]
+    models_: list[nn.Module]
 
     def __init__(
         self,
@@ -214,9 +234,9 @@ class Forecaster(BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    # -- fit and predict -----------------------------------------------------------------------------
+    # -- fit and predict ---------------------------------------------------------------------------
 
-    def fit(self, df: Any, y: Any = None, *, static_df: Any = None) -> Self:
+    def fit(self, df: object, y: object = None, *, static_df: object = None) -> Self:
         """Train on a panel of series.
 
         Parameters
@@ -250,9 +270,24 @@ class Forecaster(BaseEstimator):
         with RankGroup.from_comm(self.comm, "Forecaster.fit") as ranks:
             check_settings(self)
             ranks.require_equal(course_of_fit(self))
-            return self._fit_panel(ranks, *self._read(df, static_df))
+            panel, array = self._read(df, static_df)
+            # before any attribute changes: after an error the earlier fit stays
+            fit = fit_panel(self, ranks, panel, array)
+        fitted = fit.fitted
+        self.features_ = fitted.features
+        self.channels_ = fitted.channels
+        self.covariates_ = fitted.covariates
+        self.frequency_ = None if panel is None else panel.frequency
+        self.loss_name_ = fit.loss
+        self.models_ = list(fitted.models)
+        self.loss_curve_ = fit.loss_curve
+        self._shape = array_shape(array)
+        self._origin = (fit.windows, panel)
+        return self
 
-    def predict(self, df: Any = None, *, futr_df: Any = None, static_df: Any = None) -> Any:
+    def predict(
+        self, df: object = None, *, futr_df: object = None, static_df: object = None
+    ) -> Any:
         """Forecast the next ``h`` steps of each series.
 
         Parameters
@@ -278,17 +313,15 @@ class Forecaster(BaseEstimator):
                 "static_df is given without df: the static covariates of the stored series are "
                 "those of fit; give df, or leave static_df out"
             )
-        history, shape = self._history, self._shape
-        if df is not None:
-            panel, array = self._read(df, static_df, fitted=True)
-            history, shape = (
-                start_history(self.models_, self._windows(panel, array), panel),
-                array_shape(array),
-            )
-            warn_short_series(self, history.lengths, panel)
-        return forecast_frame(self, history, shape, futr_df)
+        fitted = self._fitted
+        if df is None:
+            return forecast_frame(fitted, self.history_, self._shape, futr_df)
+        panel, array = self._read_fitted(df, static_df)
+        history = start_history(fitted.models, fitted.windows(panel, array), panel)
+        warn_short_series(fitted.features.season, history.lengths, panel)
+        return forecast_frame(fitted, history, array_shape(array), futr_df)
 
-    def update(self, df: Any, *, static_df: Any = None) -> Self:
+    def update(self, df: object, *, static_df: object = None) -> Self:
         """Append new observations without training; the network reads only the new steps.
 
         Parameters
@@ -312,9 +345,15 @@ class Forecaster(BaseEstimator):
             Nothing changes then.
         """
         check_is_fitted(self, "models_")
+        fitted = self._fitted
+        history = self.history_
         panel, array = self._read_further(df, static_df)
-        steps = further_steps(self, panel, df) if panel is not None else array_steps(self, array)
-        self._origin = self._history.extended(self.models_, steps, self._tail_windows)
+        if panel is not None:
+            steps = further_steps(fitted, history, panel, df)
+        else:
+            assert array is not None
+            steps = array_steps(history, array, self._shape)
+        self._origin = history.extended(fitted.models, steps, fitted.tail_windows)
         return self
 
     def make_future_dataframe(self) -> Any:
@@ -322,16 +361,16 @@ class Forecaster(BaseEstimator):
         known ahead to.
         """
         check_is_fitted(self, "models_")
-        return future_frame(self, self._history)
+        return future_frame(self._fitted, self.history_)
 
     def cross_validation(
         self,
-        df: Any,
+        df: object,
         n_windows: int = 1,
         step_size: int | None = None,
         *,
         refit: bool | None = False,
-        static_df: Any = None,
+        static_df: object = None,
     ) -> Any:
         """Evaluate forecasts of the last part of each series, walking forward in time.
 
@@ -359,17 +398,27 @@ class Forecaster(BaseEstimator):
         comm = None if refit is None else self.comm  # forecasts need no other ranks
         with RankGroup.from_comm(comm, "Forecaster.cross_validation") as ranks:
             check_settings(self)
-            return cross_validate(self, ranks, df, n_windows, step_size, refit, static_df)
+            walk = check_walk(self.h, n_windows, step_size, refit)
+            ranks.require_equal(asdict(walk) | course_of_fit(self))
+            require_frame(df)
+            if refit is None:
+                check_is_fitted(self, "models_")
+            check_output_names(self)
+            fitted = self._fitted if refit is None else None
+            freq = self.freq if fitted is None else self.frequency_
+            panel = read_panel(df, columns_of(self), freq, static_df=static_df)
+            return cross_validate(self, fitted, ranks, panel, walk)
 
-    def score(self, df: Any, y: Any = None) -> float:
+    def score(self, df: object, y: object = None) -> float:
         """Return the negative mean absolute error of the forecasts, in units of each series' scale.
 
         ``df`` holds the steps after the stored series. Rows of other series and times are ignored;
         DataError if no row is left.
         """
-        return score_forecasts(self, df)
+        check_is_fitted(self, "models_")
+        return score_forecasts(self._fitted, self.history_, df)
 
-    def export(self, path: Any, format: str = "onnx") -> None:
+    def export(self, path: object, format: str = "onnx") -> None:
         """Write the forecaster to a file that runs without this package: from values in to
         forecasts out.
 
@@ -394,103 +443,97 @@ class Forecaster(BaseEstimator):
         after every step. The metadata name the covariates, and the categories in the order of their
         codes, from 1. All numbers are float64.
         """
-        export_forecaster(self, path, format)
+        check_format(format)
+        check_is_fitted(self, "models_")
+        export_forecaster(self._fitted, path, format, type(self).__name__, self.comm)
 
-    def save(self, path: Any) -> None:
+    def save(self, path: object) -> None:
         """Write networks, settings, and the ends of the series to a file of plain data.
 
         Of several ranks only rank 0 writes; the others return at once.
         """
         check_is_fitted(self, "models_")
-        if get_communicator(self.comm).rank == 0:
-            save_forecaster(self, path)
+        if get_communicator(self.comm).rank != 0:
+            return
+        parts = FittedParts(
+            features=self.features_,
+            channels=self.channels_,
+            covariates=self.covariates_,
+            frequency=self.frequency_,
+            loss_name=self.loss_name_,
+            loss_curve=self.loss_curve_,
+            models=self.models_,
+            shape=self._shape,
+            history=self.history_,
+        )
+        save_forecaster(path, self, parts)
 
     @classmethod
-    def load(cls, path: Any, **arguments: Any) -> Self:
+    def load(cls, path: object, **arguments: Any) -> Self:
         """Load a forecaster that :meth:`save` wrote, without running code from the file.
 
         ``arguments`` replace stored ones. A custom ``model``, ``cell`` or ``loss`` is not stored:
         pass it again. Raises FileNotFoundError if there is no such file, and LoadError if it holds
         no forecaster.
         """
-        return load_forecaster(cls, path, arguments)
+        content = read_forecaster(path, arguments, cls.__name__)
+        forecaster = cls(**{**content["settings"], **arguments})
+        parts = load_parts(content, forecaster, path)
+        forecaster.__dict__.update(
+            features_=parts.features,
+            channels_=parts.channels,
+            covariates_=parts.covariates,
+            frequency_=parts.frequency,
+            loss_name_=parts.loss_name,
+            loss_curve_=parts.loss_curve,
+            models_=parts.models,
+            _shape=parts.shape,
+            _origin=parts.history,
+        )
+        return forecaster
 
-    # -- data ----------------------------------------------------------------------------------------
-
-    def _fit_panel(self, ranks: RankGroup, panel: Panel | None, array: Any = None) -> Self:
-        """Train on a panel, or on an array, which all ranks have."""
-        require_same_panel(ranks, panel, array)
-        covariates = Covariates()
-        if panel is not None:
-            covariates = Covariates.of(
-                panel, self.hist_exog_list, self.futr_exog_list, self.stat_exog_list
-            )
-        before = dict(vars(self))
-        try:
-            self.covariates_, self.frequency_ = (
-                covariates,
-                None if panel is None else panel.frequency,
-            )
-            own = (
-                None
-                if panel is None
-                else PackedSeries(panel.values[self.target_col][None], panel.lengths)
-            )
-            source = own or ArraySource(array)
-            if self.season_length is None:
-                season = season_within(usual_season(self.frequency_), int(source.lengths.max()))
-            else:
-                season = int(self.season_length)
-            features = choose_features(
-                source, int(self.h), season, self.lag, self.input_size, self.transform
-            )
-            loss = self.loss if self.loss != "auto" else "smape" if features.log else "mae"
-            base = loss == ("mase" if features.log else "smape")
-            self.features_, self.loss_name_ = features, loss
-            self.channels_ = covariates.channels(features.h, features.n_inputs, base)
-            windows = self._windows(panel, array)
-            fitted = fit_models(self, windows, loss, ranks)
-            self.models_ = list(fitted.model_.members)
-            self.loss_curve_ = [loss / len(self.models_) for loss in fitted.loss_curve_]
-            self._origin, self._shape = (windows, panel), array_shape(array)
-        except BaseException:  # the earlier fit stays
-            self.__dict__ = before
-            raise
-        warn_short_series(self, windows.source.lengths, panel)
-        return self
-
-    _origin: Any  # the history, or the arguments from which start_history computes it
+    # -- data --------------------------------------------------------------------------------------
 
     @property
-    def _columns(self) -> Columns:
-        lists = (
-            tuple(names)
-            for names in (self.hist_exog_list, self.futr_exog_list, self.stat_exog_list)
+    def _fitted(self) -> FittedForecaster:
+        """What this forecaster has learnt, with the column names that its settings have now."""
+        return FittedForecaster.of(
+            self, self.features_, self.channels_, self.covariates_, self.models_
         )
-        return Columns(self.id_col, self.time_col, self.target_col, *lists)
 
-    def _read(
-        self, df: Any, static_df: Any, fitted: bool = False, zone: str | None = None
-    ) -> tuple[Panel | None, Any]:
-        """Return ``(panel, None)`` for a frame, ``(None, array)`` for an array; ``zone`` as in
-        read_panel.
-        """
+    def _read(self, df: object, static_df: object) -> tuple[Panel | None, ArrayFNT | None]:
+        """Return ``(panel, None)`` for a frame, ``(None, array)`` for an array."""
         if is_frame(df):
-            if fitted and self.frequency_ is None:
-                raise DataError(
-                    "df is a data frame, but the forecaster was fitted on an array (F, N, T)"
-                )
-            freq = self.frequency_ if fitted else self.freq
-            panel = read_panel(df, self._columns, freq, static_df=static_df, zone=zone)
-            known: Panel | None = self._history.panel if fitted else None
-            if known is not None and (panel.zone is None) != (known.zone is None):
-                raise DataError(
-                    f"the times of column {self.time_col!r} must have a time zone if those of fit "
-                    "had one"
-                )
-            if fitted:
-                self._require_modelled(panel)
-            return panel, None
+            return read_panel(df, columns_of(self), self.freq, static_df=static_df), None
+        return None, self._read_array(df, static_df, None)
+
+    def _read_fitted(
+        self, df: object, static_df: object, zone: str | None = None
+    ) -> tuple[Panel | None, ArrayFNT | None]:
+        """Return what :meth:`_read` returns, for data of the kind of ``fit``; ``zone`` as in
+        :func:`read_panel`.
+        """
+        if not is_frame(df):
+            return None, self._read_array(df, static_df, self.frequency_)
+        if self.frequency_ is None:
+            raise DataError(
+                "df is a data frame, but the forecaster was fitted on an array (F, N, T)"
+            )
+        panel = read_panel(df, columns_of(self), self.frequency_, static_df=static_df, zone=zone)
+        known = self.history_.panel
+        # a time without a zone cannot be compared with one that has one
+        if known is not None and (panel.zone is None) != (known.zone is None):
+            raise DataError(
+                f"the times of column {self.time_col!r} must have a time zone if those of fit "
+                "had one"
+            )
+        self._fitted.require_modelled(panel)
+        return panel, None
+
+    def _read_array(self, df: object, static_df: object, frequency: Frequency | None) -> ArrayFNT:
+        """Return an array (F, N, T); ``frequency`` is that of the frame of ``fit``, if there is
+        one.
+        """
         if static_df is not None:
             raise DataError(
                 "static_df is for data frames; an array (F, N, T) has no static covariates"
@@ -500,13 +543,15 @@ class Forecaster(BaseEstimator):
                 f"df={df} is no data: the number of steps to forecast is h of the constructor, "
                 f"{self.h}"
             )
-        if fitted and self.frequency_ is not None:
+        if frequency is not None:
             raise DataError("df is an array, but the forecaster was fitted on a data frame")
-        if self._columns.hist or self._columns.futr or self._columns.stat:
+        columns = columns_of(self)
+        if columns.hist or columns.futr or columns.stat:
             raise DataError("covariates are columns of data frames; an array (F, N, T) has none")
-        return None, as_series(df, "df")[0].array
+        array: ArrayFNT = as_series(df, "df")[0].array
+        return array
 
-    def _read_further(self, df: Any, static_df: Any) -> tuple[Panel | None, Any]:
+    def _read_further(self, df: object, static_df: object) -> tuple[Panel | None, ArrayFNT | None]:
         """Return what :meth:`_read` returns, for the steps after the stored series.
 
         Raises
@@ -514,22 +559,24 @@ class Forecaster(BaseEstimator):
         DataError
             If they cannot follow: the stored series would be unusable from then on.
         """
-        known = self._history.panel
-        panel, array = self._read(
-            df, static_df, fitted=True, zone=None if known is None else known.zone
-        )
+        fitted = self._fitted
+        history = self.history_
+        known = history.panel
+        zone = None if known is None else known.zone
+        panel, array = self._read_fitted(df, static_df, zone)
         if panel is not None and known is not None:
             self._require_ids(panel.ids, known.ids)
-            require_same_static(self, panel, static_df)
+            require_same_static(fitted, history, panel, static_df)
         if array is not None:
-            self._require_finite(np.asarray(array[:, :, :]))
+            fitted.require_finite(np.asarray(array[:, :, :]))
         return panel, array
 
     def _require_ids(self, ids: np.ndarray, known: np.ndarray) -> None:
         """Raise DataError if a new id is of a type that no stored one has: one column may not hold
         both.
         """
-        stored, types = set(known), {_id_type(label) for label in known}
+        stored = set(known)
+        types = {_id_type(label) for label in known}
         odd = [label for label in ids if label not in stored and _id_type(label) not in types]
         if odd:
             raise DataError(
@@ -538,75 +585,23 @@ class Forecaster(BaseEstimator):
                 "fitted; convert the ids"
             )
 
-    def _require_modelled(self, panel: Panel) -> None:
-        """Raise DataError, with series and time, if logarithms are modelled and a value has none."""
-        if not self.features_.log:
-            return
-        values = panel.values[self.target_col]
-        bad = np.flatnonzero(values <= 0)  # False for NaN
-        if len(bad):
-            series = np.searchsorted(np.cumsum(panel.lengths), bad[:1], side="right")
-            time = panel.times(series, bad[:1] - panel.offsets[series])[0]
-            raise DataError(
-                f"column {self.target_col!r} of df is {values[bad[0]]:g} in series "
-                f"{panel.ids[series[0]]!r} at {format_time(time)}; the values were positive when "
-                "the forecaster was fitted, and are modelled by their logarithms: correct it, set "
-                "NaN, or fit with transform='none'"
-            )
-
-    def _require_finite(self, values: np.ndarray) -> None:
-        """Raise DataError if a value of an array (F, N, T) is infinite, or not positive where
-        logarithms are.
-        """
-        bad = np.isinf(values)
-        if self.features_.log:
-            bad |= values <= 0
-        if bad.any():
-            at = tuple(int(i) for i in np.argwhere(bad)[0])
-            need = "finite and positive, as in fit" if self.features_.log else "finite"
-            raise DataError(
-                f"df[{', '.join(map(str, at))}] is {values[at]:g}; values must be {need}, or NaN"
-            )
-
-    def _windows(self, panel: Panel | None, array: Any) -> PanelWindows:
-        """Return the windows of a panel or an array, from its first step."""
-        if panel is None:
-            return PanelWindows(ArraySource(array), self.features_, self.channels_)
-        hist, futr = (
-            filled_forward(self.covariates_.steps(panel, kind), panel.lengths)
-            for kind in ("hist", "futr")
-        )
-        source = PackedSeries(
-            np.concatenate([panel.values[self.target_col][None], hist]), panel.lengths
-        )
-        ahead = PackedSeries(futr, panel.lengths) if len(futr) else None
-        return PanelWindows(
-            source, self.features_, self.channels_, self.covariates_.static(panel), ahead
-        )
-
-    def _tail_windows(self, tail: np.ndarray, static: np.ndarray) -> PanelWindows:
-        """Return the windows of tails (C, N, K). Where only covariates are known ahead, other
-        channels are NaN.
-        """
-        n_own, n = len(tail) - self.channels_.n_ahead, tail.shape[1]
-        lengths = np.full(n, tail.shape[2])
-        flat = tail.reshape(len(tail), -1)
-        ahead = PackedSeries(flat[n_own:], lengths) if len(flat) > n_own else None
-        return PanelWindows(
-            PackedSeries(flat[:n_own], lengths), self.features_, self.channels_, static, ahead
-        )
+    # the history, or the arguments from which start_history computes it
+    _origin: History | tuple[PanelWindows, Panel | None]
+    _shape: tuple[int, int] | None  # (F, N) of the array of fit
 
     @property
-    def _history(self) -> History:
-        """The ends of the series, from which forecasts start; computed on first use after a fit."""
+    def history_(self) -> History:
+        # computed on first use after a fit: many forecasters are only scored by cross-validation
         if isinstance(self._origin, tuple):
             self._origin = start_history(self.models_, *self._origin)
         return self._origin
 
     @property
     def ids_(self) -> np.ndarray:
-        panel = self._history.panel
-        return np.arange(self._history.n_series) if panel is None else panel.ids
+        panel = self.history_.panel
+        return np.arange(self.history_.n_series) if panel is None else panel.ids
 
-    def _check_export(self, path: Any, df: Any, tolerance: float) -> float:
-        return check_forecaster_export(self, path, df, tolerance)
+    def _check_export(self, path: object, df: object, tolerance: float) -> float:
+        check_is_fitted(self, "models_")
+        panel, array = self._read_fitted(df, None)
+        return check_forecaster_export(self._fitted, path, panel, array, tolerance)

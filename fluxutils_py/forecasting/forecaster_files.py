@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import math
 import re
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from fluxutils_py.errors import DataError, LoadError
 from fluxutils_py.estimator.bounded_building import build_bounded
@@ -17,6 +19,7 @@ from fluxutils_py.estimator.building import build_model, check_device
 from fluxutils_py.estimator.persistence import read_dtype
 from fluxutils_py.forecasting.covariates import Covariate, Covariates
 from fluxutils_py.forecasting.features import Features
+from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
 from fluxutils_py.forecasting.frames import require
 from fluxutils_py.forecasting.frequency import Frequency
 from fluxutils_py.forecasting.history import History
@@ -25,54 +28,77 @@ from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.forecasting.panel_windows import Channels
 from fluxutils_py.training.plain_files import read_file, write_file
 
-KIND, FORMAT = "fluxutils_py forecaster", 2
+KIND = "fluxutils_py forecaster"
+FORMAT = 2
 PLAIN = (bool, int, float, str, type(None))
 NOT_STORED = ("callbacks", "device", "comm")  # code, or specific to a machine
 CODE = ("cell", "model", "loss", "freq")  # stored only if they are plain data
+GROUPS = ("hist", "futr", "stat")  # of covariates
+ARRAYS = ("tail", "lengths", "static")  # of a history
 
 
-def save_forecaster(fc: Any, path: Any) -> None:
+@dataclass(frozen=True)
+class FittedParts:
+    """What a file holds of a fitted forecaster besides its settings: the attributes of the
+    Forecaster, and its history.
+    """
+
+    features: Features
+    channels: Channels
+    covariates: Covariates
+    frequency: Frequency | None
+    loss_name: Any
+    loss_curve: list[float]
+    models: list[nn.Module]
+    shape: tuple[int, int] | None
+    history: History
+
+
+def save_forecaster(path: object, settings: ForecasterSettings, parts: FittedParts) -> None:
     """Write a fitted forecaster; see ``Forecaster.save``."""
-    _require_plain_labels(fc)
-    settings = {k: v for k, v in fc.get_params(deep=False).items() if k not in NOT_STORED}
-    settings = {
-        k: list(v) if isinstance(v, tuple | list | np.ndarray) else v for k, v in settings.items()
+    _require_plain_labels(settings.id_col, parts)
+    arguments = {
+        name: list(value) if isinstance(value, tuple | list | np.ndarray) else value
+        for name, value in settings.get_params(deep=False).items()
+        if name not in NOT_STORED
     }
+    dtype = next(parts.models[0].parameters()).dtype
     content = {
         "kind": KIND,
         "format": FORMAT,
-        "settings": {k: _to_plain(v) for k, v in settings.items() if _is_plain(v)},
-        "code": [k for k in CODE if not _is_plain(settings[k])],
-        "features": asdict(fc.features_),
-        "channels": asdict(fc.channels_),
+        "settings": {k: _to_plain(v) for k, v in arguments.items() if _is_plain(v)},
+        "code": [name for name in CODE if not _is_plain(arguments[name])],
+        "features": asdict(parts.features),
+        "channels": asdict(parts.channels),
         "covariates": {
-            k: [_to_plain(asdict(c)) for c in getattr(fc.covariates_, k)]
-            for k in ("hist", "futr", "stat")
+            group: [_to_plain(asdict(c)) for c in getattr(parts.covariates, group)]
+            for group in GROUPS
         },
-        "frequency": None if fc.frequency_ is None else asdict(fc.frequency_),
-        "loss_name": fc.loss_name_ if isinstance(fc.loss_name_, str) else None,
-        "loss_curve": fc.loss_curve_,
-        "models": [{k: v.detach() for k, v in model.state_dict().items()} for model in fc.models_],
-        "dtype": str(next(fc.models_[0].parameters()).dtype).removeprefix("torch."),
-        "shape": fc._shape,
-        "history": _plain_history(fc._history),
+        "frequency": None if parts.frequency is None else asdict(parts.frequency),
+        "loss_name": parts.loss_name if isinstance(parts.loss_name, str) else None,
+        "loss_curve": parts.loss_curve,
+        "models": [_plain_parameters(model) for model in parts.models],
+        "dtype": str(dtype).removeprefix("torch."),
+        "shape": parts.shape,
+        "history": _plain_history(parts.history),
     }
     write_file(path, content)
 
 
-def _require_plain_labels(fc: Any) -> None:
+def _plain_parameters(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in model.state_dict().items()}
+
+
+def _require_plain_labels(id_col: str, parts: FittedParts) -> None:
     """Raise DataError, before a file is written, if it could not be read: ids and categories must
     be plain data.
     """
-    labels = {} if fc._history.panel is None else {fc.id_col: fc._history.panel.ids}
-    for kind in ("hist", "futr", "stat"):
-        labels.update(
-            {
-                c.name: c.categories
-                for c in getattr(fc.covariates_, kind)
-                if c.categories is not None
-            }
-        )
+    labels: dict[str, Iterable[Any]] = {}
+    if parts.history.panel is not None:
+        labels[id_col] = parts.history.panel.ids
+    for group in GROUPS:
+        for covariate in getattr(parts.covariates, group):
+            labels[covariate.name] = covariate.categories or ()
     for column, values in labels.items():
         odd = [v for v in values if not isinstance(_to_plain(v), PLAIN)]
         if odd:
@@ -83,47 +109,74 @@ def _require_plain_labels(fc: Any) -> None:
             )
 
 
-def load_forecaster(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
-    """Read a forecaster; see ``Forecaster.load``."""
-    c = read_file(path, KIND, format=FORMAT)
-    missing = [k for k in c["code"] if k not in arguments]
+def read_forecaster(path: object, arguments: dict[str, Any], class_name: str) -> dict[str, Any]:
+    """Read the file of a forecaster; LoadError if ``arguments`` lack the code that it does not
+    hold.
+    """
+    content = read_file(path, KIND, format=FORMAT)
+    missing = [name for name in content["code"] if name not in arguments]
     if missing:
         raise LoadError(
             f"{path} does not hold the forecaster's {' and '.join(missing)}, which is code of its "
-            f"author's; give it: {cls.__name__}.load(path, {missing[0]}=...)"
+            f"author's; give it: {class_name}.load(path, {missing[0]}=...)"
         )
-    fc = cls(**{**c["settings"], **arguments})
+    return content
+
+
+def load_parts(content: dict[str, Any], settings: ForecasterSettings, path: object) -> FittedParts:
+    """Return what a file holds besides the settings; see ``Forecaster.load``."""
     try:
-        fc.features_ = _load_features(c["features"])
-        channels: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in c["channels"].items()
-        }
-        fc.channels_ = Channels(**channels)
-        kinds = {
-            k: tuple(_load_covariate(one) for one in c["covariates"][k])
-            for k in ("hist", "futr", "stat")
-        }
-        fc.covariates_ = Covariates(**kinds)
-        fc.frequency_ = None if c["frequency"] is None else Frequency(**c["frequency"])
-        fc.loss_name_ = fc.loss if c["loss_name"] is None else c["loss_name"]
-        fc.loss_curve_, dtype = c["loss_curve"], read_dtype(c["dtype"], path)
-        fc._shape = None if c["shape"] is None else tuple(c["shape"])
-        fc.models_ = []
-        for stored in c["models"]:
-            model = build_bounded(
-                lambda: build_model(make_network(fc, fc.channels_), None, None, dtype, None),
-                stored,
-                path,
-            )
-            model = model.to(check_device(fc.device))
-            model.load_state_dict(stored)
-            fc.models_.append(model.eval())
-        fc._origin = _load_history(c["history"], fc.frequency_)
+        return _load_parts(content, settings, path)
     except LoadError:
         raise
+    # whatever a damaged entry leads to: a missing key, a wrong type, shape or number
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
-    return fc
+
+
+def _load_parts(content: dict[str, Any], settings: ForecasterSettings, path: object) -> FittedParts:
+    channels = _load_channels(content["channels"])
+    stored_frequency = content["frequency"]
+    frequency = None if stored_frequency is None else Frequency(**stored_frequency)
+    loss_name = content["loss_name"]
+    dtype = read_dtype(content["dtype"], path)
+    shape = content["shape"]
+    return FittedParts(
+        features=_load_features(content["features"]),
+        channels=channels,
+        covariates=_load_covariates(content["covariates"]),
+        frequency=frequency,
+        loss_name=settings.loss if loss_name is None else loss_name,
+        loss_curve=content["loss_curve"],
+        models=[
+            _load_network(stored, settings, channels, dtype, path) for stored in content["models"]
+        ],
+        shape=None if shape is None else tuple(shape),
+        history=_load_history(content["history"], frequency),
+    )
+
+
+def _load_channels(content: dict[str, Any]) -> Channels:
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in content.items()
+    }
+    return Channels(**fields)
+
+
+def _load_network(
+    stored: dict[str, Tensor],
+    settings: ForecasterSettings,
+    channels: Channels,
+    dtype: torch.dtype,
+    path: object,
+) -> nn.Module:
+    def build() -> nn.Module:
+        return build_model(make_network(settings, channels), None, None, dtype, None)
+
+    # before memory is used: the sizes in the file may be wrong
+    model = build_bounded(build, stored, path).to(check_device(settings.device))
+    model.load_state_dict(stored)
+    return model.eval()
 
 
 def _load_features(content: dict[str, Any]) -> Features:
@@ -137,28 +190,38 @@ def _load_features(content: dict[str, Any]) -> Features:
     return Features(**content, smallest_scale=1e-6 * content["unit"])
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(isinstance(v, (*PLAIN, np.generic)) for v in value)
-    return isinstance(value, (*PLAIN, np.generic))
+def _is_plain(value: object) -> bool:
+    values = value if isinstance(value, list) else [value]
+    return all(isinstance(v, (*PLAIN, np.generic)) for v in values)
 
 
 def _to_plain(value: Any) -> Any:
-    """Return the numbers and text of Python for those of NumPy and for subclasses of them."""
+    """Return the numbers and text of Python for those of NumPy and for subclasses of them.
+
+    Other values stay: :func:`_require_plain_labels` names their column. ``to_plain_data`` of
+    ``training/plain_files.py`` would refuse them, and subclasses of text such as enumerations.
+    """
     if isinstance(value, dict):
         return {k: _to_plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_to_plain(v) for v in value]
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # before int, of which it is a subclass
         return value
     if isinstance(value, str):
         return str.__str__(value)  # of an enumeration: its value, not its name
-    for kind in (int, float):
-        if isinstance(value, kind):
-            return kind(value)
+    for plain_type in (int, float):
+        if isinstance(value, plain_type):
+            return plain_type(value)
     return value
+
+
+def _load_covariates(content: dict[str, Any]) -> Covariates:
+    groups = {
+        group: tuple(_load_covariate(covariate) for covariate in content[group]) for group in GROUPS
+    }
+    return Covariates(**groups)
 
 
 def _load_covariate(content: dict[str, Any]) -> Covariate:
@@ -167,53 +230,65 @@ def _load_covariate(content: dict[str, Any]) -> Covariate:
 
 
 def _plain_history(history: History) -> dict[str, Any]:
-    panel = history.panel
+    # copies: a view of a large array would be stored with all of it
+    arrays = {name: torch.from_numpy(np.array(getattr(history, name))) for name in ARRAYS}
+    return {**arrays, "states": history.states, "panel": _plain_panel(history.panel)}
+
+
+def _plain_panel(panel: Panel | None) -> dict[str, Any] | None:
+    if panel is None:
+        return None
     return {
-        **{
-            k: torch.from_numpy(np.array(getattr(history, k)))
-            for k in ("tail", "lengths", "static")
-        },
-        "states": history.states,
-        "panel": None
-        if panel is None
-        else {
-            "ids": [_to_plain(i) for i in panel.ids],
-            "first": torch.from_numpy(np.array(panel.first)),
-            "zone": panel.zone,
-            "backend": panel.backend,
-            "types": {k: repr(v) for k, v in panel.types.items()},
-        },
+        "ids": [_to_plain(i) for i in panel.ids],
+        "first": torch.from_numpy(np.array(panel.first)),
+        "zone": panel.zone,
+        "backend": panel.backend,
+        "types": {k: repr(v) for k, v in panel.types.items()},
     }
 
 
 def _load_history(content: dict[str, Any], frequency: Frequency | None) -> History:
-    arrays = {k: content[k].numpy() for k in ("tail", "lengths", "static")}
-    stored, panel = content["panel"], None
-    if stored is not None and frequency is not None:
-        ids = np.empty(len(stored["ids"]), object)
-        ids[:] = stored["ids"]
-        types = {k: _parse_type(v) for k, v in stored["types"].items()}
-        where = stored["zone"], types, stored["backend"]
-        panel = Panel(ids, stored["first"].numpy(), arrays["lengths"], {}, {}, frequency, *where)
+    arrays = {name: content[name].numpy() for name in ARRAYS}
+    panel = None
+    if content["panel"] is not None and frequency is not None:
+        panel = _load_panel(content["panel"], arrays["lengths"], frequency)
     return History(**arrays, states=content["states"], panel=panel)
+
+
+def _load_panel(content: dict[str, Any], lengths: np.ndarray, frequency: Frequency) -> Panel:
+    # not np.array(ids): ids of one type would become an array of it
+    ids = np.empty(len(content["ids"]), object)
+    ids[:] = content["ids"]
+    return Panel(
+        ids,
+        content["first"].numpy(),
+        lengths,
+        values={},
+        static={},
+        frequency=frequency,
+        zone=content["zone"],
+        types={k: _parse_type(v) for k, v in content["types"].items()},
+        backend=content["backend"],
+    )
 
 
 def _parse_type(text: str) -> Any:
     """Parse the ``repr`` of a data type of narwhals or pyarrow."""
     nw = require("narwhals")
-    if found := re.fullmatch(r"DataType\((\w+)\)", text):
-        return require("pyarrow").type_for_alias(found[1])
-    if found := re.fullmatch(
+    if match := re.fullmatch(r"DataType\((\w+)\)", text):
+        return require("pyarrow").type_for_alias(match[1])
+    if match := re.fullmatch(
         r"DictionaryType\(dictionary<values=(\w+), indices=(\w+), ordered=([01])>\)", text
     ):
         pa = require("pyarrow")
-        kinds = [pa.type_for_alias(found[i]) for i in (2, 1)]
-        return pa.dictionary(*kinds, ordered=found[3] == "1")
-    found = re.fullmatch(r"Datetime\(time_unit='(\w+)', time_zone=(?:None|'([^']*)')\)", text)
-    if found:
-        return nw.Datetime(found[1], found[2])
-    if found := re.fullmatch(r"Enum\(categories=(\[.*\])\)", text, re.DOTALL):
-        return nw.Enum(ast.literal_eval(found[1]))
-    if not re.fullmatch(r"Date|U?Int\d+|String|Categorical|Object", text):
-        return nw.String()
-    return getattr(nw, text)()
+        values = pa.type_for_alias(match[1])
+        indices = pa.type_for_alias(match[2])
+        return pa.dictionary(indices, values, ordered=match[3] == "1")
+    if match := re.fullmatch(r"Datetime\(time_unit='(\w+)', time_zone=(?:None|'([^']*)')\)", text):
+        return nw.Datetime(match[1], match[2])
+    if match := re.fullmatch(r"Enum\(categories=(\[.*\])\)", text, re.DOTALL):
+        return nw.Enum(ast.literal_eval(match[1]))
+    # the text comes from a file: no other attribute of narwhals may be looked up by it
+    if re.fullmatch(r"Date|U?Int\d+|String|Categorical|Object", text):
+        return getattr(nw, text)()
+    return nw.String()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -12,65 +14,131 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.errors import DataError, RankError, SpecError
+from fluxutils_py.errors import DataError, RankError
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
 from fluxutils_py.estimator.fit_data import FitRequest
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.minibatch_size import whole_batchsize
-from fluxutils_py.estimator.sequence_estimators import CELLS
+from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.direct_model import (
     DirectModel,
     Ensemble,
     ForecastLoss,
     recurrent_body,
 )
+from fluxutils_py.forecasting.feature_choice import (
+    choose_features,
+    season_within,
+    usual_season,
+)
+from fluxutils_py.forecasting.fitted_forecaster import (
+    FittedForecaster,
+    warn_long_horizon,
+    warn_short_series,
+)
+from fluxutils_py.forecasting.forecaster_settings import (
+    ForecasterSettings,
+    cell_of,
+    columns_of,
+    sorted_quantiles,
+)
 from fluxutils_py.forecasting.panel import Panel
-from fluxutils_py.forecasting.panel_windows import Channels, PanelWindows, WindowArray
+from fluxutils_py.forecasting.panel_windows import (
+    ArrayFNT,
+    ArraySource,
+    Channels,
+    PackedSeries,
+    PanelWindows,
+    WindowArray,
+)
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.make_optimizer import adamw
 
 MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
 FEW_STEPS = 300
-OF_RANK = (
-    "comm",
-    "n_jobs",
-    "device",
-    "callbacks",
-    "random_state",
-    "verbose",
-    "id_col",
-    "time_col",
-    "target_col",
-    "alias",
-)
 PIECE = 8  # a piece of a long series has at least so many windows
 
 
-def make_network(forecaster: Any, channels: Channels) -> Any:
-    """Return a callable that makes the network of a forecaster, for inputs with these channels."""
-    body = (
-        recurrent_body(cell_of(forecaster.cell), int(forecaster.num_layers))
-        if forecaster.model is None
-        else partial(_own_body, forecaster.model)
+class Fit(NamedTuple):
+    """Result of :func:`fit_panel`.
+
+    Attributes
+    ----------
+    fitted : FittedForecaster
+    loss : str or callable
+        The loss of the point forecast, chosen if it was "auto".
+    loss_curve : list of float
+        Loss per epoch, averaged over the networks.
+    windows : PanelWindows
+        What the networks were trained on.
+    """
+
+    fitted: FittedForecaster
+    loss: Any
+    loss_curve: list[float]
+    windows: PanelWindows
+
+
+def fit_panel(
+    settings: ForecasterSettings,
+    ranks: RankGroup,
+    panel: Panel | None,
+    array: ArrayFNT | None = None,
+) -> Fit:
+    """Choose features and train networks on a panel, or on an array, which all ranks have."""
+    require_same_panel(ranks, panel, array)
+    covariates = Covariates()
+    frequency = None
+    source: PackedSeries | ArraySource
+    if panel is not None:
+        covariates = Covariates.of(panel, columns_of(settings))
+        frequency = panel.frequency
+        source = PackedSeries(panel.values[settings.target_col][None], panel.lengths)
+    else:
+        assert array is not None
+        source = ArraySource(array)
+    if settings.season_length is None:
+        season = season_within(usual_season(frequency), int(source.lengths.max()))
+    else:
+        season = int(settings.season_length)
+    features = choose_features(
+        source, int(settings.h), season, settings.lag, settings.input_size, settings.transform
     )
-    quantiles = tuple(sorted(map(float, forecaster.quantiles)))
-    sizes = int(forecaster.hidden_size), float(forecaster.dropout)
-    return partial(DirectModel, body, channels, quantiles, *sizes)
+    loss = settings.loss
+    if loss == "auto":
+        loss = "smape" if features.log else "mae"
+    # these losses compare values, for which they add the seasonal naive forecast
+    base = loss == ("mase" if features.log else "smape")
+    channels = covariates.channels(features.h, features.n_inputs, base)
+    fitted = FittedForecaster.of(settings, features, channels, covariates)
+    windows = fitted.windows(panel, array)
+    est = fit_models(settings, windows, loss, ranks)
+    fitted = replace(fitted, models=list(est.model_.members))
+    loss_curve = [value / len(fitted.models) for value in est.loss_curve_]
+    lengths = np.asarray(windows.source.lengths)
+    warn_long_horizon(features.h, lengths)
+    warn_short_series(features.season, lengths, panel)
+    return Fit(fitted, loss, loss_curve, windows)
 
 
-def cell_of(cell: Any) -> Any:
-    """Return the recurrent layer for a name, or a class unchanged; SpecError for anything else."""
-    if isinstance(cell, str):
-        if cell not in CELLS:
-            raise SpecError(f"cell must be one of {', '.join(CELLS)}, or a class, got {cell!r}")
-        return CELLS[cell]
-    if not callable(cell):
-        raise SpecError(f"cell must be one of {', '.join(CELLS)}, or a class, got {cell!r}")
-    return cell
+def make_network(settings: ForecasterSettings, channels: Channels) -> Callable[[], DirectModel]:
+    """Return a callable that makes the network of a forecaster, for inputs with these channels."""
+    if settings.model is None:
+        body = recurrent_body(cell_of(settings.cell), int(settings.num_layers))
+    else:
+        body = partial(_custom_body, settings.model)
+    return partial(
+        DirectModel,
+        body,
+        channels,
+        sorted_quantiles(settings),
+        int(settings.hidden_size),
+        float(settings.dropout),
+    )
 
 
-def _own_body(model: Any, n_in: int, n_out: int) -> nn.Module:
+def _custom_body(model: object, n_in: int, n_out: int) -> nn.Module:
     return build_model(model, n_in, n_out, None, None)
 
 
@@ -82,62 +150,54 @@ def warmup_of(windows: PanelWindows) -> np.ndarray:
     return np.minimum(windows.features.lag, lengths // 4)
 
 
-def course_of_fit(forecaster: Any) -> dict[str, str]:
-    """Return the settings that decide what is trained and how, by name, as texts that ranks
-    compare.
-
-    Callbacks are compared by the fits of the networks.
-    """
-    settings = forecaster.get_params(deep=False)
-    return {name: _describe(value) for name, value in settings.items() if name not in OF_RANK}
-
-
-def _describe(value: Any) -> str:
-    """Return a text that is the same in every process; of code only its name."""
-    if isinstance(value, list | tuple | np.ndarray):
-        return str([_describe(v) for v in value])
-    if isinstance(value, type) or hasattr(value, "__qualname__"):
-        return str(value.__qualname__)
-    return type(value).__name__ if callable(value) and " at 0x" in repr(value) else str(value)
-
-
-def require_same_panel(ranks: RankGroup, panel: Panel | None, array: Any) -> None:
+def require_same_panel(ranks: RankGroup, panel: Panel | None, array: ArrayFNT | None) -> None:
     """Raise :class:`RankError` on every rank unless all have the same series, before anything is
     chosen by them.
     """
     if ranks.is_single:
         return
-    if panel is None:
-        told = {
-            "the shape of the array": tuple(array.shape),
-            "its type": array.dtype,
-            "whether it is in memory": type(array) is np.ndarray,
-        }
-    else:
-        values, static = (
-            [np.asarray(v if v.dtype != object else v.astype(str)) for v in columns.values()]
-            for columns in (panel.values, panel.static)
-        )
-        told = {
-            "the number of series": panel.n_series,
-            "the ids of the series (digest)": digest_arrays(panel.ids.astype(str)),
-            "the times of the series (digest)": digest_arrays(panel.first, panel.lengths),
-            "the frequency": panel.frequency.text,
-            "the values of the series (digest)": digest_arrays(*values),
-            "the static covariates (digest)": digest_arrays(*static),
-        }
+    traits = _panel_traits(panel) if panel is not None else _array_traits(array)
     try:
-        ranks.require_equal(told)
+        ranks.require_equal(traits)
     except RankError as error:
         raise RankError(
             f"{error}. A forecaster has no sharded=True, since what it chooses depends on all "
             "series (transform, lags, scales): give all of them on every rank, such as an array "
-            "(F, N, T) that maps a file, or set comm=None to fit a forecaster of its own on each "
+            "(F, N, T) that maps a file, or set comm=None to fit a separate forecaster on each "
             "rank"
         ) from None
 
 
-def fit_models(forecaster: Any, windows: PanelWindows, loss: Any, ranks: RankGroup) -> Estimator:
+def _array_traits(array: ArrayFNT | None) -> dict[str, object]:
+    # not the values: the array may be larger than memory
+    assert array is not None
+    return {
+        "the shape of the array": tuple(array.shape),
+        "its type": array.dtype,
+        "whether it is in memory": type(array) is np.ndarray,
+    }
+
+
+def _panel_traits(panel: Panel) -> dict[str, object]:
+    return {
+        "the number of series": panel.n_series,
+        "the ids of the series (digest)": digest_arrays(panel.ids.astype(str)),
+        "the times of the series (digest)": digest_arrays(panel.first, panel.lengths),
+        "the frequency": panel.frequency.text,
+        "the values of the series (digest)": _digest_columns(panel.values),
+        "the static covariates (digest)": _digest_columns(panel.static),
+    }
+
+
+def _digest_columns(columns: dict[str, np.ndarray]) -> str:
+    # the bytes of objects are addresses: categories are compared as text
+    arrays = [v.astype(str) if v.dtype == object else v for v in columns.values()]
+    return digest_arrays(*map(np.asarray, arrays))
+
+
+def fit_models(
+    settings: ForecasterSettings, windows: PanelWindows, loss: object, ranks: RankGroup
+) -> Estimator:
     """Train an :class:`Ensemble` of ``n_models`` networks, which differ in initial weights and
     dropout.
 
@@ -152,45 +212,52 @@ def fit_models(forecaster: Any, windows: PanelWindows, loss: Any, ranks: RankGro
     lengths = np.asarray(windows.source.lengths)
     if lengths.max() < 2:
         raise DataError("there is nothing to learn from: no series has two steps")
-    quantiles = tuple(sorted(map(float, forecaster.quantiles)))
-    n_models = int(forecaster.n_models)
-    criterion = ForecastLoss(loss, windows.features.h, quantiles, windows.features.log, n_models)
-    in_memory = windows.source.in_memory
-    batchsize, seqsize = int(forecaster.batchsize), int(forecaster.seqsize)
-    whole = whole_batchsize(batchsize, forecaster.scaling, ranks.size)
-    n_steps = steps_per_epoch(lengths, whole, seqsize)
-    most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes overfit
-    epochs = min(most, max(1, round(forecaster.max_steps / n_steps)))
-    lr = float(forecaster.lr)
-    spec = Spec(
-        epochs=epochs,
-        batchsize=batchsize,
-        seqsize=seqsize,
-        shuffle=in_memory,  # in a file, neighbouring series are read together
-        clip=math.sqrt(n_models),  # bounds the joint norm of all networks' gradients
-        scheduler=partial(OneCycleLR, max_lr=lr, total_steps=epochs * n_steps + 1),
-        schedule_every="step",
-    )
+    features = windows.features
+    n_models = int(settings.n_models)
+    criterion = ForecastLoss(loss, features.h, sorted_quantiles(settings), features.log, n_models)
+    optimizer = partial(adamw, lr=float(settings.lr), weight_decay=float(settings.weight_decay))
     est = Estimator(
-        partial(Ensemble, make_network(forecaster, windows.channels), n_models),
+        partial(Ensemble, make_network(settings, windows.channels), n_models),
         criterion,
-        partial(adamw, lr=lr, weight_decay=float(forecaster.weight_decay)),
-        spec,
+        optimizer,
+        _training_spec(settings, windows, ranks),
         comm=ranks,
-        scaling=forecaster.scaling,
-        n_jobs=forecaster.n_jobs,
-        device=forecaster.device,
-        callbacks=forecaster.callbacks,
-        random_state=forecaster.random_state,
-        verbose=forecaster.verbose,
+        scaling=settings.scaling,
+        n_jobs=settings.n_jobs,
+        device=settings.device,
+        callbacks=settings.callbacks,
+        random_state=settings.random_state,
+        verbose=settings.verbose,
     )
-    x, y = WindowArray(windows, "inputs"), WindowArray(windows, "targets", warmup_of(windows))
+    x = WindowArray(windows, "inputs")
+    y = WindowArray(windows, "targets", warmup_of(windows))
     # not est.fit, which warns of few updates: their number is chosen here
     same_length = (lengths == lengths[0]).all()
     run_fit(est, FitRequest(x, y, lengths=None if same_length else lengths))
     for member in est.model_.members:
+        # no series has targets so far ahead
         member.forget_steps(int(lengths.max()) - 1)
     return est
+
+
+def _training_spec(settings: ForecasterSettings, windows: PanelWindows, ranks: RankGroup) -> Spec:
+    """Return the spec of the fit, whose learning rate follows one cycle over all steps."""
+    batchsize = int(settings.batchsize)
+    seqsize = int(settings.seqsize)
+    whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
+    n_steps = steps_per_epoch(np.asarray(windows.source.lengths), whole, seqsize)
+    most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes overfit
+    epochs = min(most, max(1, round(settings.max_steps / n_steps)))
+    return Spec(
+        epochs=epochs,
+        batchsize=batchsize,
+        seqsize=seqsize,
+        shuffle=windows.source.in_memory,  # in a file, neighbouring series are read together
+        clip=math.sqrt(settings.n_models),  # bounds the joint norm of all networks' gradients
+        # one more step than there are: the scheduler raises an error after its last one
+        scheduler=partial(OneCycleLR, max_lr=float(settings.lr), total_steps=epochs * n_steps + 1),
+        schedule_every="step",
+    )
 
 
 def steps_per_epoch(lengths: np.ndarray, batchsize: int, seqsize: int) -> int:

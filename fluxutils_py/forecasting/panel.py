@@ -159,6 +159,11 @@ def series_name(panel: Panel | None, series: int) -> str:
     return f"number {series}" if panel is None else repr(panel.ids[series])
 
 
+def format_time(time: object) -> str:
+    """Return a time of a panel as text for messages."""
+    return str(time.astype("M8[s]") if isinstance(time, np.datetime64) else time)
+
+
 def read_panel(
     df: Any,
     columns: Columns,

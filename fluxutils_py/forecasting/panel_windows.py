@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -12,6 +13,20 @@ from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.features import Features, Past
+
+T = TypeVar("T")
+
+
+class ArrayFNT(Protocol):
+    """An array of shape (F, N, T) that takes slices: of NumPy, h5py, a memory map, ..."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
 
 
 class PackedSeries:
@@ -72,7 +87,7 @@ class ArraySource:
 
     is_complete = False
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: ArrayFNT) -> None:
         self.array = array
         n_features, self.n_per_feature, self.n_steps = (int(n) for n in array.shape)
         self.n_series = n_features * self.n_per_feature
@@ -154,6 +169,16 @@ class Channels:
         return self.hist_categories + self.stat_categories + self.futr_categories
 
     @property
+    def n_past(self) -> int:
+        """Number of past covariates."""
+        return self.hist + len(self.hist_categories)
+
+    @property
+    def n_static(self) -> int:
+        """Number of static covariates."""
+        return self.stat + len(self.stat_categories)
+
+    @property
     def n_ahead(self) -> int:
         """Number of covariates known ahead."""
         return self.futr + len(self.futr_categories)
@@ -167,16 +192,25 @@ class Channels:
         """Positions of the covariates at the current step: past, static, known ahead, numbers first
         in each group.
         """
-        number, code, found = self.history, self.numeric, []
+        positions: list[int] = []
+        number = self.history
+        code = self.numeric
         groups = (
             (self.hist, self.hist_categories),
             (self.stat, self.stat_categories),
             (self.futr, self.futr_categories),
         )
-        for n_numbers, codes in groups:
-            found += [*range(number, number + n_numbers), *range(code, code + len(codes))]
-            number, code = number + n_numbers, code + len(codes)
-        return found
+        for n_numbers, categories in groups:
+            positions += range(number, number + n_numbers)
+            positions += range(code, code + len(categories))
+            number += n_numbers
+            code += len(categories)
+        return positions
+
+    def in_order(self, covariates: Sequence[T]) -> list[T]:
+        """Return covariates, one for each of :attr:`positions`, in the order of their channels."""
+        pairs = sorted(zip(self.positions, covariates, strict=True), key=lambda pair: pair[0])
+        return [covariate for _, covariate in pairs]
 
     @property
     def total(self) -> int:
@@ -225,11 +259,12 @@ class PanelWindows:
         the row's start.
         """
         values, _, past = self._cut_window(rows, start, stop)
+        lookback = self.lookback
         c, features = self.channels, self.features
         n_steps = stop - start
         out = np.empty((len(rows), n_steps, c.total), np.float32)
         features.inputs(past, out[:, :, : c.history])
-        now = [*values[1:, :, past.steps]]
+        now = [*values[1:, :, lookback:]]
         if c.stat or c.stat_categories:
             assert self.static is not None
             now += [*self.static[rows.series].T[:, :, None]]
@@ -238,12 +273,12 @@ class PanelWindows:
             known = self.ahead.cut(
                 rows.series, rows.start + start - self.lookback, values.shape[2] + c.h
             )
-            now += [*known[:, :, past.steps]]
+            now += [*known[:, :, lookback : lookback + n_steps]]
             at = c.numeric + len(c.categories)
             for channel in known:
                 for offsets in (np.arange(1, c.h + 1), features.counterparts()):
                     for k, offset in enumerate(offsets):
-                        first = past.steps.start + int(offset)
+                        first = lookback + int(offset)
                         out[:, :, at + k] = channel[:, first : first + n_steps]
                     at += c.h
         for at, channel in zip(c.positions, now, strict=True):
@@ -263,7 +298,7 @@ class PanelWindows:
         features, n_steps = self.features, stop - start
         out = np.full((len(rows), n_steps, features.h), np.nan, np.float32)
         later = features.forward(self.source.cut(rows.series, rows.start + stop, features.h)[0])
-        both = np.concatenate([z[:, past.steps], later], axis=1)  # (B, S + h)
+        both = np.concatenate([z[:, self.lookback :], later], axis=1)  # (B, S + h)
         for k in range(1, features.h + 1):
             out[:, :, k - 1] = (both[:, k : k + n_steps] - past.naive[:, :, k - 1]) / past.scale
         out[~past.known] = np.nan

@@ -119,11 +119,11 @@ def later(df, name, n, y=21.0):
 
 def refuses(fc, rows, match, **arguments):
     """Assert that an update raises DataError and changes nothing."""
-    before, lengths = fc.predict(), fc._history.lengths.copy()
+    before, lengths = fc.predict(), fc.history_.lengths.copy()
     with pytest.raises(DataError, match=match):
         fc.update(rows, **arguments)
     pd.testing.assert_frame_equal(fc.predict(), before)
-    np.testing.assert_array_equal(fc._history.lengths, lengths)
+    np.testing.assert_array_equal(fc.history_.lengths, lengths)
 
 
 def test_a_row_long_after_the_last_one_is_refused_with_both_times(df, small):

@@ -78,7 +78,7 @@ def test_nothing_of_the_future_leaks(panel, small, cutoff):
     expected = fc.predict(past)
     found = fc.predict(changed[changed.ds <= times[cutoff]])
     pd.testing.assert_frame_equal(found, expected)
-    before, after = (fc._windows(fc._read(df, None)[0], None) for df in (panel, changed))
+    before, after = (fc._fitted.windows(fc._read(df, None)[0], None) for df in (panel, changed))
     n, length = before.n_series, int(before.source.lengths.max())
     segments = make_segments(n, length)
     first = fc._read(panel, None)[0].first
@@ -120,7 +120,7 @@ def test_several_models_are_the_mean_of_each_in_the_units_of_the_transform(make_
     each = []
     for i in range(3):
         one = clone(fc).set_params(n_models=1).fit(make_panel(("wave",)))
-        one.models_, one._history.states = [fc.models_[i]], [fc._history.states[i]]
+        one.models_, one.history_.states = [fc.models_[i]], [fc.history_.states[i]]
         each.append(np.log(column(one, one.predict())))
     assert np.ptp(each, 0).max() > 1e-3
     np.testing.assert_allclose(np.log(column(fc, fc.predict())), np.mean(each, 0), rtol=1e-6)

@@ -14,17 +14,7 @@ def test_the_history_is_computed_when_it_is_first_needed(panel, small):
     assert isinstance(fc, Forecaster)
     assert isinstance(fc._origin, tuple)
     assert fc.ids_.tolist() == sorted(panel.unique_id.unique())
-    assert fc._origin is fc._history
-
-
-def test_tails_are_windows_of_the_last_steps_alone(panel, small):
-    fc = Forecaster(3, **small).fit(panel)
-    tail = fc._history.tail
-    windows = fc._tail_windows(tail, fc._history.static)
-    assert windows.ahead is None
-    np.testing.assert_array_equal(
-        windows.source.cut(np.array([2]), np.array([0]), tail.shape[2])[0, 0], tail[0, 2]
-    )
+    assert fc._origin is fc.history_
 
 
 def test_covariates_need_a_frame(small, rng):

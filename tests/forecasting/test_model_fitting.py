@@ -10,7 +10,8 @@ from torch import nn
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting import Forecaster
-from fluxutils_py.forecasting.model_fitting import course_of_fit, steps_per_epoch
+from fluxutils_py.forecasting.forecaster_settings import course_of_fit
+from fluxutils_py.forecasting.model_fitting import steps_per_epoch
 
 
 @pytest.mark.parametrize("batchsize", [1, 4, 48])

@@ -1,0 +1,213 @@
+"""Check the settings of a forecaster, and derive column names from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from fluxutils_py.errors import SpecError
+from fluxutils_py.estimator.sequence_estimators import CELLS
+from fluxutils_py.forecasting.baselines import BASELINES
+from fluxutils_py.forecasting.direct_model import LOSSES
+from fluxutils_py.forecasting.features import TRANSFORMS
+from fluxutils_py.forecasting.panel import Columns
+from fluxutils_py.validation import check_integer, check_positive
+
+POSITIVE_INTEGERS = (
+    "h",
+    "hidden_size",
+    "num_layers",
+    "n_models",
+    "max_steps",
+    "batchsize",
+    "seqsize",
+)
+# what a rank may choose for itself, since it does not change what is trained
+OF_RANK = (
+    "comm",
+    "n_jobs",
+    "device",
+    "callbacks",
+    "random_state",
+    "verbose",
+    "id_col",
+    "time_col",
+    "target_col",
+    "alias",
+)
+
+
+class ForecasterSettings(Protocol):
+    """The arguments of a :class:`Forecaster`, as its attributes: see there."""
+
+    h: int
+    season_length: int | None
+    freq: Any
+    quantiles: Sequence[float]
+    lag: Any
+    input_size: int | None
+    transform: str
+    loss: Any
+    cell: Any
+    model: Any
+    hidden_size: int
+    num_layers: int
+    dropout: float
+    n_models: int
+    max_steps: int
+    batchsize: int
+    seqsize: int
+    lr: float
+    weight_decay: float
+    hist_exog_list: Sequence[str]
+    futr_exog_list: Sequence[str]
+    stat_exog_list: Sequence[str]
+    id_col: str
+    time_col: str
+    target_col: str
+    alias: str
+    comm: Any
+    scaling: str
+    n_jobs: int | None
+    device: Any
+    callbacks: Any
+    random_state: Any
+    verbose: Any
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]: ...
+
+
+def check_settings(settings: ForecasterSettings) -> None:
+    """Raise SpecError, which names the parameter, if a setting of a forecaster is invalid."""
+    for name in POSITIVE_INTEGERS:
+        check_integer(name, getattr(settings, name), 1, error=SpecError)
+    for name in ("season_length", "input_size"):
+        check_integer(name, getattr(settings, name), 1, optional=True, error=SpecError)
+    check_positive("lr", settings.lr, error=SpecError)
+    if settings.lag not in ("auto", None):
+        check_integer("lag", settings.lag, 1, error=SpecError)
+    if settings.transform not in ("auto", *TRANSFORMS):
+        raise SpecError(f"transform must be 'auto', 'log' or 'none', got {settings.transform!r}")
+    _check_loss(settings.loss)
+    # before the quantiles are counted and the names are compared
+    _check_list("quantiles", settings.quantiles, "numbers")
+    for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list"):
+        _check_list(name, getattr(settings, name), "columns")
+    _check_alias(settings)
+    _check_quantiles(settings.quantiles)
+    if settings.model is None:
+        cell_of(settings.cell)
+
+
+def _check_loss(loss: object) -> None:
+    if isinstance(loss, str):
+        valid = loss in ("auto", *LOSSES)
+    else:
+        valid = callable(loss) and not isinstance(loss, type)  # a class is not yet a criterion
+    if not valid:
+        raise SpecError(
+            f"loss must be 'auto', {', '.join(map(repr, LOSSES))} or a criterion of torch, got "
+            f"{loss!r}"
+        )
+
+
+def _check_list(name: str, value: object, items: str) -> None:
+    # a string is iterable too, but a single column is most often a slip
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise SpecError(f"{name} must be a list of {items}, got {value!r}")
+
+
+def _check_alias(settings: ForecasterSettings) -> None:
+    used = (settings.id_col, settings.time_col, settings.target_col, "cutoff", *BASELINES)
+    if not isinstance(settings.alias, str) or settings.alias in used:
+        raise SpecError(
+            f"alias must be a name other than {', '.join(map(repr, used))}, got {settings.alias!r}"
+        )
+
+
+def _check_quantiles(quantiles: Sequence[float]) -> None:
+    valid = [q for q in quantiles if isinstance(q, float | np.floating) and 0 < q < 1]
+    names = {f"{q:g}" for q in valid}  # in the columns of forecasts
+    if len(valid) < len(quantiles) or len(names) < len(valid):
+        raise SpecError(
+            f"quantiles must be different numbers between 0 and 1, got {quantiles!r}; columns "
+            "have six digits"
+        )
+
+
+def cell_of(cell: object) -> Callable[..., Any]:
+    """Return the recurrent layer for a name, or a class unchanged; SpecError for anything else."""
+    layer = CELLS.get(cell) if isinstance(cell, str) else cell
+    if not callable(layer):
+        raise SpecError(f"cell must be one of {', '.join(CELLS)}, or a class, got {cell!r}")
+    return layer
+
+
+def course_of_fit(settings: ForecasterSettings) -> dict[str, str]:
+    """Return the settings that decide what is trained and how, by name, as texts that ranks
+    compare.
+
+    Callbacks are compared by the fits of the networks.
+    """
+    values = settings.get_params(deep=False)
+    return {name: _describe(value) for name, value in values.items() if name not in OF_RANK}
+
+
+def _describe(value: object) -> str:
+    """Return a text that is the same in every process; of code only its name."""
+    if isinstance(value, list | tuple | np.ndarray):
+        return str([_describe(v) for v in value])
+    if isinstance(value, type) or hasattr(value, "__qualname__"):
+        return str(value.__qualname__)
+    # an address in memory differs from process to process
+    if callable(value) and " at 0x" in repr(value):
+        return type(value).__name__
+    return str(value)
+
+
+def sorted_quantiles(settings: ForecasterSettings) -> tuple[float, ...]:
+    """Return the quantiles in the order of the networks' outputs."""
+    return tuple(sorted(map(float, settings.quantiles)))
+
+
+def columns_of(settings: ForecasterSettings) -> Columns:
+    """Return the columns that a forecaster reads."""
+    return Columns(
+        settings.id_col,
+        settings.time_col,
+        settings.target_col,
+        tuple(settings.hist_exog_list),
+        tuple(settings.futr_exog_list),
+        tuple(settings.stat_exog_list),
+    )
+
+
+def column_names(settings: ForecasterSettings) -> list[str]:
+    """Return the names of the columns with forecasts: of the point forecast, then each quantile."""
+    alias = settings.alias
+    return [alias, *(f"{alias}-q{q:g}" for q in sorted_quantiles(settings))]
+
+
+def check_output_names(settings: ForecasterSettings) -> None:
+    """Raise SpecError if a column that forecasts or cross-validation add has the name of a column
+    of the user.
+
+    Also if two added columns have one name.
+    """
+    added = [*column_names(settings), "cutoff", *BASELINES]
+    for argument in ("id_col", "time_col", "target_col"):
+        name = getattr(settings, argument)
+        if name in added:
+            raise SpecError(
+                f"{argument}={name!r} is the name of a column that the forecasts have "
+                f"({', '.join(added)}); rename the column of the data, or choose another alias"
+            )
+    twice = sorted({name for name in added if added.count(name) > 1})
+    if twice:
+        raise SpecError(
+            f"two columns of the forecasts would be called {twice[0]!r} (alias={settings.alias!r}, "
+            f"quantiles={tuple(settings.quantiles)!r}); choose another alias, or quantiles that "
+            "differ in six digits"
+        )
