@@ -10,19 +10,21 @@
 namespace FLUXUTILS_UNIT {
 namespace {
 
-constexpr int UNITS_GROUP = 8;
+constexpr int UNITS_GROUP = 8, MOST_SERIES = 4;  // of a group; of a run through its units
 constexpr int64_t INPUT_BYTES = 96 << 10;  // of products with inputs that are computed ahead
 constexpr int64_t ROWS_TOGETHER = 64;      // steps times series in one block of weight gradients
 
-// Whether few series leave so many lanes empty that units fill them better. r is the ratio of the lanes that both ways
-// need, for the widest vectors, whatever the instruction set: results do not depend on it, but what is measured does.
+// Whether few series leave so many lanes empty that units fill them better, by the shape alone. r is the ratio of the
+// lanes that both ways need in vectors of 16; the bounds were measured. Up to 32 series are one task for a thread with
+// series in the lanes, and several with units in them.
 inline bool units_in_lanes(const fluxutils_call &c) {
     constexpr int64_t WIDTH = 16;
     double of_units = double(c.B) * ((c.H + WIDTH - 1) / WIDTH * WIDTH);
     double of_series = double(c.H) * ((c.B + WIDTH - 1) / WIDTH * WIDTH);
     double r = of_units / of_series;
-    if (c.H >= 64 && c.B <= 32) return r <= 1.0;  // also more tasks for threads
-    return r <= (c.H >= 16 ? 0.8 : 0.5);
+    if (c.H < WIDTH) return r <= 0.5;
+    bool equal_is_better = c.B <= 16 || (c.H >= 64 && c.B <= 32);
+    return r <= (equal_is_better ? 1.0 : 0.8);
 }
 
 // The first n lanes, of which the others are zero; n vectors' worth if n is at least L.
@@ -39,23 +41,187 @@ template <class T> FK_INLINE void store_some(T *p, typename Lanes<T>::V v, int64
     for (int64_t i = 0; i < n; i++) p[i] = room[i];
 }
 
+// -- what does not depend on the cell, and is compiled once for each type -------------------------------------------------
+
+// f(start, Int<length>) for parts of 0...n of MAX, then of half as many, and so on.
+template <int MAX, class Fn> FK_INLINE void in_halves(int64_t n, const Fn &f, int64_t start = 0) {
+    for (; start + MAX <= n; start += MAX) f(start, Int<MAX>{});
+    if constexpr (MAX > 1)
+        if (start < n) in_halves<MAX / 2>(n, f, start);
+}
+
+// [block][k][q][L] from rows q H + u of n numbers, with zeros for units that do not exist.
+template <class T> __attribute__((noinline)) void pack_units(
+    T *to, const T *weights, int64_t blocks, int64_t H, int64_t n) {
+    constexpr int N = N_BLOCK<T>, L = Lanes<T>::L;
+    const int64_t apart = blocks * L;
+    for (int64_t unit = 0; unit < H; unit += L)
+        for (int64_t q = 0; q < blocks; q++) {
+            const T *from = weights + (q * H + unit) * n;
+            T *out = to + (unit * n * blocks + q * L);
+            if (unit + L > H || n < N) {
+                for (int64_t k = 0; k < n; k++)
+                    for (int64_t l = 0; l < L; l++) out[k * apart + l] = unit + l < H ? from[l * n + k] : T(0);
+                continue;
+            }
+            for (int64_t k = 0; k < n; k += N) {
+                if (k > n - N) k = n - N;  // the last block overlaps the one before
+                typename Lanes<T>::V lanes[N];
+                FK_UNROLL
+                for (int j = 0; j < N; j++) lanes[j] = quads(from + j * n + k, N * n);
+                transpose(lanes);
+                FK_UNROLL
+                for (int j = 0; j < N; j++) store(out + (k + j) * apart, lanes[j]);
+            }
+        }
+}
+
+// Where the sums of some rows are: [row][block][ROWS][L], and which of a unit's sums the blocks of a weight add to.
+template <class T> struct UnitSums {
+    T *sums;
+    int64_t apart, block_apart;  // from row to row, from block to block
+    const int *rows;
+    int64_t n_blocks;
+};
+
+// sums[r][block][rows[q]] += sum over k < n of weights[block][k][q] * in[r][k], for R rows and UV blocks of units
+template <class T, int N, int R, int UV> FK_INLINE void add_block(
+    const UnitSums<T> &of, int64_t block, const T *const *in, const T *weights, int64_t n) {
+    using V = typename Lanes<T>::V;
+    constexpr int L = Lanes<T>::L;
+    V a[UV][R][N];
+    T *sums = of.sums + block * of.block_apart;
+    FK_UNROLL
+    for (int g = 0; g < UV; g++)
+        FK_UNROLL
+        for (int r = 0; r < R; r++)
+            FK_UNROLL
+            for (int q = 0; q < N; q++) a[g][r][q] = load(sums + r * of.apart + g * of.block_apart + of.rows[q] * L);
+    const T *w = weights + block * n * N * L;
+    for (int64_t k = 0; k < n; k++, w += N * L) {
+        V x[R];
+        FK_UNROLL
+        for (int r = 0; r < R; r++) x[r] = every(in[r][k]);
+        FK_UNROLL
+        for (int g = 0; g < UV; g++)
+            FK_UNROLL
+            for (int q = 0; q < N; q++) {
+                V weight = load(w + g * n * N * L + q * L);
+                FK_UNROLL
+                for (int r = 0; r < R; r++) a[g][r][q] = fma(weight, x[r], a[g][r][q]);
+            }
+    }
+    FK_UNROLL
+    for (int g = 0; g < UV; g++)
+        FK_UNROLL
+        for (int r = 0; r < R; r++)
+            FK_UNROLL
+            for (int q = 0; q < N; q++) store(sums + r * of.apart + g * of.block_apart + of.rows[q] * L, a[g][r][q]);
+}
+
+// The same for all blocks, and up to MOST_SERIES rows. Two blocks at once where rows are few: more chains of sums than
+// the latency of a processor. Backwards: from the last block on, which the step before has left in the cache.
+template <class T, int N> __attribute__((noinline)) void add_to_sums(
+    const UnitSums<T> &of, const T *const *in, const T *weights, int64_t n, int64_t rows, bool backwards) {
+    constexpr int MOST = ACCUMULATORS / N > MOST_SERIES ? MOST_SERIES : ACCUMULATORS / N;
+    in_parts<MOST>(rows, [&](int64_t r0, auto constant) {
+        constexpr int R = decltype(constant)::value, UV = R * N < 16 && 2 * R * N <= ACCUMULATORS ? 2 : 1;
+        UnitSums<T> some = of;
+        some.sums += r0 * of.apart;
+        const int64_t pairs = of.n_blocks / UV;
+        for (int64_t i = 0; i < pairs; i++)
+            add_block<T, N, R, UV>(some, (backwards ? pairs - 1 - i : i) * UV, in + r0, weights, n);
+        if constexpr (UV > 1)
+            if (of.n_blocks % UV) add_block<T, N, R, 1>(some, of.n_blocks - 1, in + r0, weights, n);
+    });
+}
+
+// The gradients of the sums of some rows, and which of them belong to the blocks of a weight.
+template <class T> struct RowGradients {
+    const T *d;     // (rows, ROWS, wide)
+    int64_t apart;  // from row to row
+    int64_t wide, H;
+    const int *rows;
+    int blocks;
+};
+
+// out[r][j] (+)= sum over blocks q and units u of weights[q H + u][j] * d[r][rows[q]][u], for R rows of d, where the
+// weights have n columns, a multiple of L, as out has
+template <class T, int R> __attribute__((noinline)) void rows_back(
+    T *out, bool add, const RowGradients<T> &of, const T *weights, int64_t n) {
+    using V = typename Lanes<T>::V;
+    constexpr int L = Lanes<T>::L, C = ACCUMULATORS / R >= 8 ? 8 : ACCUMULATORS / R >= 4 ? 4 : 2;
+    in_halves<C>(n / L, [&](int64_t c0, auto constant) {
+        constexpr int N = decltype(constant)::value;
+        V sums[R][N];
+        FK_UNROLL
+        for (int r = 0; r < R; r++)
+            FK_UNROLL
+            for (int c = 0; c < N; c++) sums[r][c] = add ? load(out + r * n + (c0 + c) * L) : every(T(0));
+        for (int q = 0; q < of.blocks; q++) {
+            const T *w = weights + q * of.H * n + c0 * L, *d = of.d + of.rows[q] * of.wide;
+            for (int64_t u = 0; u < of.H; u++, w += n) {
+                V g[R];
+                FK_UNROLL
+                for (int r = 0; r < R; r++) g[r] = every(d[r * of.apart + u]);
+                FK_UNROLL
+                for (int c = 0; c < N; c++) {
+                    V weight = load(w + c * L);
+                    FK_UNROLL
+                    for (int r = 0; r < R; r++) sums[r][c] = fma(weight, g[r], sums[r][c]);
+                }
+            }
+        }
+        FK_UNROLL
+        for (int r = 0; r < R; r++)
+            FK_UNROLL
+            for (int c = 0; c < N; c++) store(out + r * n + (c0 + c) * L, sums[r][c]);
+    });
+}
+
+// Gradients of weights: out[q H + u][k] += sum over n rows of panels[rows[q]][u][row] * z[row][k], where a panel holds
+// [unit / L][row][L], with room for ROWS_TOGETHER rows.
+template <class T> __attribute__((noinline)) void add_outer(
+    T *out, const T *panels, const int *rows, int blocks, int64_t H, const T *z, int64_t columns, int64_t n) {
+    using V = typename Lanes<T>::V;
+    constexpr int L = Lanes<T>::L, C = 3, U = ACCUMULATORS / C > L ? L : ACCUMULATORS / C;
+    const int64_t n_blocks = (H + L - 1) / L;
+    for (int q = 0; q < blocks; q++)
+        in_halves<U>(H, [&](int64_t u0, auto n_units) {
+            constexpr int R = decltype(n_units)::value;
+            const T *d = panels + (rows[q] * n_blocks + u0 / L) * ROWS_TOGETHER * L + u0 % L;
+            in_parts<C>(columns / L, [&](int64_t c0, auto n_columns) {
+                constexpr int N = decltype(n_columns)::value;
+                T *o = out + (q * H + u0) * columns + c0 * L;
+                const T *zr = z + c0 * L, *dr = d;
+                V sums[R][N];
+                FK_UNROLL
+                for (int j = 0; j < R; j++)
+                    FK_UNROLL
+                    for (int c = 0; c < N; c++) sums[j][c] = load(o + j * columns + c * L);
+                for (int64_t row = 0; row < n; row++, zr += columns, dr += L) {
+                    V in[N];
+                    FK_UNROLL
+                    for (int c = 0; c < N; c++) in[c] = load(zr + c * L);
+                    FK_UNROLL
+                    for (int j = 0; j < R; j++) {
+                        V g = every(dr[j]);
+                        FK_UNROLL
+                        for (int c = 0; c < N; c++) sums[j][c] = fma(g, in[c], sums[j][c]);
+                    }
+                }
+                FK_UNROLL
+                for (int j = 0; j < R; j++)
+                    FK_UNROLL
+                    for (int c = 0; c < N; c++) store(o + j * columns + c * L, sums[j][c]);
+            });
+        });
+}
+
 template <class Cell, class T> struct Units : Window<Cell, T> {
     using Base = Window<Cell, T>;
     using V = typename Lanes<T>::V;
     using Base::B, Base::F, Base::H, Base::S, Base::call, Base::L, Base::NH, Base::NX, Base::ROWS, Base::SAVED;
-
-    // Series in one run through a block of units: as many as registers hold.
-    static constexpr int MOST = ACCUMULATORS / ROWS > 6 ? 6 : ACCUMULATORS / ROWS;
-    // Blocks of units at once: more chains of sums than a processor's latency where series are few.
-    template <int NB> static constexpr int blocks_at_once() {
-        int sums = NB * (NH ? NH : 1);
-        return sums >= 16 ? 1 : 2 * NB * ROWS <= ACCUMULATORS ? 2 : 1;
-    }
-    // Vectors of units at once in products with the weights' rows.
-    template <int NB> static constexpr int columns_at_once() {
-        int n = ACCUMULATORS / NB;
-        return n >= 16 ? 16 : n >= 8 ? 8 : n >= 4 ? 4 : n;
-    }
 
     const int64_t n_blocks, wide;  // of L units; the units filled up
 
@@ -63,39 +229,11 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
         : Base(c, UNITS_GROUP), n_blocks((c.H + L - 1) / L), wide((c.H + L - 1) / L * L) {}
 
     int64_t width(int64_t block) const { return block + 1 < n_blocks ? L : H - block * L; }
-    static int64_t runs(int64_t series) { return (series + MOST - 1) / MOST; }
 
     // -- packing -----------------------------------------------------------------------------------------------------
 
     T *biases = nullptr, *of_x = nullptr, *of_h = nullptr;  // [block][row][L], [block][k][q][L], [block][k][q][L]
     T *zeros = nullptr;
-
-    // [block][k][q][L] from rows q H + u of n numbers; rows of four are transposed in registers.
-    void pack_rows(T *to, const void *weights, int64_t blocks_of_rows, int64_t n) const {
-        constexpr int N = N_BLOCK<T>;
-        const T *w = static_cast<const T *>(weights);
-        for (int64_t block = 0; block < n_blocks; block++)
-            for (int64_t q = 0; q < blocks_of_rows; q++) {
-                const T *from = w + (q * H + block * L) * n;
-                T *out = to + (block * n * blocks_of_rows + q) * L;
-                const int64_t apart = blocks_of_rows * L;
-                if (width(block) < L || n < N) {
-                    for (int64_t k = 0; k < n; k++)
-                        for (int64_t l = 0; l < L; l++)
-                            out[k * apart + l] = l < width(block) ? from[l * n + k] : T(0);
-                    continue;
-                }
-                for (int64_t k = 0; k < n; k += N) {
-                    if (k > n - N) k = n - N;  // the last block overlaps the one before
-                    V lanes[N];
-                    FK_UNROLL
-                    for (int j = 0; j < N; j++) lanes[j] = quads(from + j * n + k, N * n);
-                    transpose(lanes);
-                    FK_UNROLL
-                    for (int j = 0; j < N; j++) store(out + (k + j) * apart, lanes[j]);
-                }
-            }
-    }
 
     void pack_biases() const {
         auto b_x = at<T>(call.b_x, 0), b_h = at<T>(call.b_h, 0);
@@ -121,113 +259,60 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
         return rows < UNITS_GROUP ? UNITS_GROUP : rows;
     }
 
-    template <int R> FK_INLINE void add_inputs(T *sums, const T *const *x, int64_t block) const {
-        V a[R][ROWS];
-        const T *bias = biases + block * ROWS * L, *w = of_x + block * F * NX * L;
-        FK_UNROLL
-        for (int r = 0; r < R; r++)
-            FK_UNROLL
-            for (int i = 0; i < ROWS; i++) a[r][i] = load(bias + i * L);
-        for (int64_t k = 0; k < F; k++, w += NX * L) {
-            V in[R];
-            FK_UNROLL
-            for (int r = 0; r < R; r++) in[r] = every(x[r][k]);
-            FK_UNROLL
-            for (int q = 0; q < NX; q++) {
-                V weight = load(w + q * L);
-                FK_UNROLL
-                for (int r = 0; r < R; r++)
-                    a[r][Cell::X_ROWS[q]] = fma(weight, in[r], a[r][Cell::X_ROWS[q]]);
-            }
-        }
-        FK_UNROLL
-        for (int r = 0; r < R; r++)
-            FK_UNROLL
-            for (int i = 0; i < ROWS; i++) store(sums + (r * n_blocks + block) * ROWS * L + i * L, a[r][i]);
-    }
-
-    // The sums of n rows, which are those of consecutive steps and series.
+    // The sums of n rows of inputs, which are those of consecutive steps and series.
     void inputs_forward(T *sums, int64_t b0, int64_t series, int64_t first, int64_t n) const {
-        in_parts<MOST>(n, [&](int64_t row, auto constant) {
-            constexpr int R = decltype(constant)::value;
-            const T *x[R];
+        const int64_t numbers = n_blocks * ROWS * L;
+        for (int64_t row = 0; row < n; row++) memcpy(sums + row * numbers, biases, numbers * sizeof(T));
+        for (int64_t row = 0, R; row < n; row += R) {
+            R = n - row < MOST_SERIES ? n - row : MOST_SERIES;
+            const T *x[MOST_SERIES];
             for (int r = 0; r < R; r++) {
                 int64_t t = first + (row + r) / series, b = b0 + (row + r) % series;
                 x[r] = at<T>(call.x, (t * B + b) * F);
             }
-            for (int64_t block = 0; block < n_blocks; block++)
-                add_inputs<R>(sums + row * n_blocks * ROWS * L, x, block);
-        });
-    }
-
-    // One step of NB series through UV blocks of units. saved is that of the step and the group.
-    template <int NB, int UV> FK_INLINE void blocks_forward(
-        int64_t block, const T *sums, const T *const *before, T *const *after, T *c, T *saved, int64_t b,
-        int64_t series) const {
-        V a[UV][NB][ROWS];
-        FK_UNROLL
-        for (int g = 0; g < UV; g++)
-            FK_UNROLL
-            for (int r = 0; r < NB; r++)
-                FK_UNROLL
-                for (int i = 0; i < ROWS; i++)
-                    a[g][r][i] = load(sums + (r * n_blocks + block + g) * ROWS * L + i * L);
-        if constexpr (NH > 0) {
-            const T *w = of_h + block * H * NH * L;
-            const int64_t apart = H * NH * L;
-            for (int64_t k = 0; k < H; k++, w += NH * L) {
-                V h[NB];
-                FK_UNROLL
-                for (int r = 0; r < NB; r++) h[r] = every(before[r][k]);
-                FK_UNROLL
-                for (int g = 0; g < UV; g++)
-                    FK_UNROLL
-                    for (int q = 0; q < NH; q++) {
-                        V weight = load(w + g * apart + q * L);
-                        FK_UNROLL
-                        for (int r = 0; r < NB; r++)
-                            a[g][r][Cell::H_ROWS[q]] = fma(weight, h[r], a[g][r][Cell::H_ROWS[q]]);
-                    }
-            }
-        }
-        FK_UNROLL
-        for (int g = 0; g < UV; g++) {
-            const int64_t unit = (block + g) * L, n = width(block + g);
-            FK_UNROLL
-            for (int r = 0; r < NB; r++) {
-                V kept[SAVED + 1];
-                Step<T> s;
-                s.alpha = static_cast<T>(call.alpha);
-                if (Cell::NEEDS_BEFORE) s.before = load_some(before[r] + unit, n);
-                if (Cell::HAS_C) s.c = load(c + r * wide + unit);
-                store_some(after[r] + unit, Cell::template forward<T>(a[g][r], s, kept), n);
-                if (Cell::HAS_C) store(c + r * wide + unit, s.c);
-                if (!saved) continue;
-                T *to = saved + unit * SAVED * series + (b + r) * SAVED * n;
-                FK_UNROLL
-                for (int i = 0; i < SAVED; i++) store_some(to + i * n, kept[i], n);
-            }
+            add_to_sums<T, NX>({sums + row * numbers, numbers, ROWS * L, Cell::X_ROWS, n_blocks}, x, of_x, F, R, false);
         }
     }
 
-    template <int NB> void step_forward(
-        const T *sums, int64_t t, int64_t b0, int64_t b, int64_t series, T *c, T *saved) const {
-        constexpr int UV = blocks_at_once<NB>();
-        const T *before[NB];
-        T *after[NB];
-        for (int r = 0; r < NB; r++) {
-            before[r] = this->rows_before(t, b0 + b + r);
-            if (!before[r]) before[r] = zeros;
-            after[r] = at<T>(call.y, (t * B + b0 + b + r) * H);
+    // What the units of one series make of their sums. saved is that of the step and the group.
+    void gates_forward(
+        const T *sums, const T *before, T *after, T *c, T *saved, int64_t b, int64_t series) const {
+        for (int64_t block = 0; block < n_blocks; block++, sums += ROWS * L) {
+            const int64_t unit = block * L, n = width(block);
+            V a[ROWS], kept[SAVED + 1];
+            FK_UNROLL
+            for (int i = 0; i < ROWS; i++) a[i] = load(sums + i * L);
+            Step<T> s;
+            s.alpha = static_cast<T>(call.alpha);
+            if (Cell::NEEDS_BEFORE) s.before = load_some(before + unit, n);
+            if (Cell::HAS_C) s.c = load(c + unit);
+            store_some(after + unit, Cell::template forward<T>(a, s, kept), n);
+            if (Cell::HAS_C) store(c + unit, s.c);
+            if (!saved) continue;
+            T *to = saved + unit * SAVED * series + b * SAVED * n;
+            FK_UNROLL
+            for (int i = 0; i < SAVED; i++) store_some(to + i * n, kept[i], n);
         }
-        const int64_t pairs = n_blocks / UV;
-        for (int64_t i = 0; i < pairs; i++) {  // odd steps begin with the blocks that the last step left in the cache
-            int64_t block = (t % 2 ? pairs - 1 - i : i) * UV;
-            blocks_forward<NB, UV>(block, sums, before, after, c, saved, b, series);
+    }
+
+    // One step of some series of a group.
+    void step_forward(T *sums, int64_t t, int64_t b0, int64_t series, T *c, T *saved) const {
+        const int64_t numbers = n_blocks * ROWS * L;
+        const T *before[UNITS_GROUP];
+        for (int64_t b = 0; b < series; b++) {
+            before[b] = this->rows_before(t, b0 + b);
+            if (!before[b]) before[b] = zeros;
         }
-        if constexpr (UV > 1)
-            for (int64_t block = pairs * UV; block < n_blocks; block++)
-                blocks_forward<NB, 1>(block, sums, before, after, c, saved, b, series);
+        if constexpr (NH > 0)
+            for (int64_t b = 0, R; b < series; b += R) {
+                // 8 series are twice 4, and 5 are 3 and 2
+                R = part_length(series, n_parts_of<MOST_SERIES>(series), b > 0);
+                add_to_sums<T, NH>({sums + b * numbers, numbers, ROWS * L, Cell::H_ROWS, n_blocks}, before + b, of_h, H,
+                                   R, t % 2);
+            }
+        for (int64_t b = 0; b < series; b++)
+            gates_forward(sums + b * numbers, before[b], at<T>(call.y, (t * B + b0 + b) * H), c + b * wide, saved, b,
+                          series);
     }
 
     void units_forward(int64_t group) {
@@ -247,11 +332,7 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
             const int64_t end = first + steps < S ? first + steps : S;
             inputs_forward(own.sums, b0, series, first, (end - first) * series);
             for (int64_t t = first; t < end; t++) {
-                const T *sums = own.sums + (t - first) * series * row;
-                in_parts<MOST>(series, [&](int64_t b, auto constant) {
-                    step_forward<decltype(constant)::value>(
-                        sums + b * row, t, b0, b, series, own.c + b * wide, saved);
-                });
+                step_forward(own.sums + (t - first) * series * row, t, b0, series, own.c, saved);
                 if (saved) saved += H * SAVED * series;
             }
         }
@@ -280,8 +361,8 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
         layout_forward(room);
         memset(zeros, 0, wide * sizeof(T));
         pack_biases();
-        pack_rows(of_x, call.w_x, NX, F);
-        if constexpr (NH > 0) pack_rows(of_h, call.w_h, NH, H);
+        pack_units(of_x, at<T>(call.w_x, 0), NX, H, F);
+        if constexpr (NH > 0) pack_units(of_h, at<T>(call.w_h, 0), NH, H, H);
         fk_parallel(
             this->threads(), this->n_groups, [](void *w, int64_t i) { static_cast<Units *>(w)->units_forward(i); },
             this);
@@ -314,40 +395,8 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
               panels(room.take<T>(ROWS_TOGETHER * ROWS * u.wide)),
               z_x(room.take<T>(ROWS_TOGETHER * u.x_columns() + L)),
               z_h(room.take<T>(ROWS_TOGETHER * u.h_columns() + L)),
-              dx(room.take<T>(UNITS_GROUP * u.wide_x())) {}
+              dx(room.take<T>(ROWS_TOGETHER * u.wide_x())) {}
     };
-
-    // out[r][j] (+)= sum over blocks q and units u of weights[q H + u][j] * d[r][rows[q]][u], for R rows of d
-    template <int R, int BLOCKS> FK_INLINE void back(
-        T *out, int64_t apart, bool add, const T *d, const int (&rows)[BLOCKS], const T *weights, int64_t n) const {
-        constexpr int C = columns_at_once<R>();
-        in_parts<C>(n / L, [&](int64_t c0, auto constant) {
-            constexpr int N = decltype(constant)::value;
-            V sums[R][N];
-            FK_UNROLL
-            for (int r = 0; r < R; r++)
-                FK_UNROLL
-                for (int c = 0; c < N; c++) sums[r][c] = add ? load(out + r * apart + (c0 + c) * L) : every(T(0));
-            for (int q = 0; q < BLOCKS; q++) {
-                const T *w = weights + q * H * n + c0 * L, *from = d + rows[q] * wide;
-                for (int64_t u = 0; u < H; u++, w += n) {
-                    V g[R];
-                    FK_UNROLL
-                    for (int r = 0; r < R; r++) g[r] = every(from[r * ROWS * wide + u]);
-                    FK_UNROLL
-                    for (int c = 0; c < N; c++) {
-                        V weight = load(w + c * L);
-                        FK_UNROLL
-                        for (int r = 0; r < R; r++) sums[r][c] = fma(weight, g[r], sums[r][c]);
-                    }
-                }
-            }
-            FK_UNROLL
-            for (int r = 0; r < R; r++)
-                FK_UNROLL
-                for (int c = 0; c < N; c++) store(out + r * apart + (c0 + c) * L, sums[r][c]);
-        });
-    }
 
     // The gradients of the sums of one step.
     void units_backward(const BackwardRoom &r, int64_t t, int64_t row, int64_t b0, int64_t series) const {
@@ -410,42 +459,14 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
             }
     }
 
-    // Gradients of weights: out[q H + u][k] += sum over rows of d[row][rows[q]][u] * z[row][k]
-    template <int BLOCKS> void add_outer(
-        T *out, const T *panels, const int (&rows)[BLOCKS], const T *z, int64_t columns, int64_t n) const {
-        constexpr int C = 3, U = ACCUMULATORS / C > L ? L : ACCUMULATORS / C;
-        for (int q = 0; q < BLOCKS; q++)
-            for (int64_t u0 = 0; u0 < H; u0 += U) {
-                const T *d = panels + (rows[q] * n_blocks + u0 / L) * ROWS_TOGETHER * L + u0 % L;
-                with_constant<U>(H - u0 < U ? H - u0 : U, [&](auto n_units) {
-                    constexpr int R = decltype(n_units)::value;
-                    in_parts<C>(columns / L, [&](int64_t c0, auto n_columns) {
-                        constexpr int N = decltype(n_columns)::value;
-                        T *o = out + (q * H + u0) * columns + c0 * L;
-                        const T *zr = z + c0 * L, *dr = d;
-                        V sums[R][N];
-                        FK_UNROLL
-                        for (int j = 0; j < R; j++)
-                            FK_UNROLL
-                            for (int c = 0; c < N; c++) sums[j][c] = load(o + j * columns + c * L);
-                        for (int64_t row = 0; row < n; row++, zr += columns, dr += L) {
-                            V in[N];
-                            FK_UNROLL
-                            for (int c = 0; c < N; c++) in[c] = load(zr + c * L);
-                            FK_UNROLL
-                            for (int j = 0; j < R; j++) {
-                                V g = every(dr[j]);
-                                FK_UNROLL
-                                for (int c = 0; c < N; c++) sums[j][c] = fma(g, in[c], sums[j][c]);
-                            }
-                        }
-                        FK_UNROLL
-                        for (int j = 0; j < R; j++)
-                            FK_UNROLL
-                            for (int c = 0; c < N; c++) store(o + j * columns + c * L, sums[j][c]);
-                    });
-                });
-            }
+    // Products of some rows of gradients with a weight's rows, a few at a time.
+    static void back(T *out, bool add, RowGradients<T> of, const T *weights, int64_t n, int64_t rows) {
+        constexpr int MOST_ROWS = ACCUMULATORS / 4 > MOST_SERIES ? MOST_SERIES : ACCUMULATORS / 4;
+        in_parts<MOST_ROWS>(rows, [&](int64_t row, auto constant) {
+            RowGradients<T> some = of;
+            some.d += row * of.apart;
+            rows_back<T, decltype(constant)::value>(out + row * n, add, some, weights, n);
+        });
     }
 
     void group_backward(int64_t group, const BackwardRoom &r, T *sums_of_part) const {
@@ -460,31 +481,24 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
             for (int64_t t = end - 1; t >= first; t--) {
                 const int64_t row = (t - first) * series;
                 units_backward(r, t, row, b0, series);
-                if constexpr (NH > 0)
-                    if (t || call.dh0)
-                        in_parts<MOST>(series, [&](int64_t b, auto constant) {
-                            back<decltype(constant)::value>(r.dh + b * wide, wide, Cell::DIRECT,
-                                                            r.d + (row + b) * ROWS * wide, Cell::H_ROWS, rows_h, wide);
-                        });
-            }
-            if (call.dx)
-                for (int64_t row = 0, R; row < rows; row += R) {
-                    R = rows - row < MOST ? rows - row : MOST;
-                    with_constant<MOST>(R, [&](auto constant) {
-                        back<decltype(constant)::value>(
-                            r.dx, wide_x(), false, r.d + row * ROWS * wide, Cell::X_ROWS, rows_x, wide_x());
-                    });
-                    for (int64_t i = 0; i < R; i++) {
-                        int64_t t = first + (row + i) / series, b = b0 + (row + i) % series;
-                        memcpy(at<T>(call.dx, (t * B + b) * F), r.dx + i * wide_x(), F * sizeof(T));
-                    }
+                if (NH > 0 && (t || call.dh0)) {
+                    RowGradients<T> of{r.d + row * ROWS * wide, ROWS * wide, wide, H, Cell::H_ROWS, NH};
+                    back(r.dh, Cell::DIRECT, of, rows_h, wide, series);
                 }
+            }
+            if (call.dx) {
+                back(r.dx, false, {r.d, ROWS * wide, wide, H, Cell::X_ROWS, NX}, rows_x, wide_x(), rows);
+                for (int64_t row = 0; row < rows; row++) {
+                    int64_t t = first + row / series, b = b0 + row % series;
+                    memcpy(at<T>(call.dx, (t * B + b) * F), r.dx + row * wide_x(), F * sizeof(T));
+                }
+            }
             if (!this->of_weights()) continue;
             fill_rows(r, b0, series, first, end);
-            add_outer(sums_of_part, r.panels, Cell::X_ROWS, r.z_x, this->x_columns(), rows);
+            add_outer(sums_of_part, r.panels, Cell::X_ROWS, NX, H, r.z_x, this->x_columns(), rows);
             if constexpr (NH > 0 && !Base::same_rows())
-                add_outer(sums_of_part + NX * H * this->x_columns(), r.panels, Cell::H_ROWS, r.z_h, this->h_columns(),
-                          rows);
+                add_outer(sums_of_part + NX * H * this->x_columns(), r.panels, Cell::H_ROWS, NH, H, r.z_h,
+                          this->h_columns(), rows);
         }
         for (int64_t b = 0; b < series; b++) {
             if (call.dh0) memcpy(at<T>(call.dh0, (b0 + b) * H), r.dh + b * wide, H * sizeof(T));
