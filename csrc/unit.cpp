@@ -2,7 +2,7 @@
 // of its own: what lies in its namespace is never shared with another unit.
 #include "input_gated_cells.h"
 #include "linear.h"
-#include "window.h"
+#include "units.h"
 
 namespace FLUXUTILS_UNIT {
 namespace {
@@ -30,6 +30,10 @@ template <class Fn> int32_t with_window(const void *p, const Fn &f) {
     const fluxutils_call &call = *static_cast<const fluxutils_call *>(p);
     return with_cell(call.cell, FK_BAD_ARGUMENT, [&](auto cell) -> int32_t {
         using Cell = decltype(cell);
+        if (units_in_lanes(call)) {
+            if (call.type == FK_FLOAT32) return f(Units<Cell, float>(call));
+            return f(Units<Cell, double>(call));
+        }
         if (call.type == FK_FLOAT32) return f(Window<Cell, float>(call));
         return f(Window<Cell, double>(call));
     });

@@ -47,8 +47,8 @@ template <class Cell, class T> struct Window {
     fluxutils_call call;
     const int64_t S, B, F, H, n_groups;
 
-    explicit Window(const fluxutils_call &c)
-        : call(c), S(c.S), B(c.B), F(c.F), H(c.H), n_groups((c.B + GROUP - 1) / GROUP) {
+    explicit Window(const fluxutils_call &c, int group = GROUP)
+        : call(c), S(c.S), B(c.B), F(c.F), H(c.H), n_groups((c.B + group - 1) / group) {
         if (Cell::H_BIASES < NH) {  // one bias: of blocks of the state, then of those of the input
             call.b_x = at<T>(c.b_h, Cell::H_BIASES * H);
             call.db_x = at<T>(c.db_h, Cell::H_BIASES * H);
@@ -404,14 +404,19 @@ template <class Cell, class T> struct Window {
         fk_parallel(
             threads(), n_parts(), [](void *w, int64_t i) { static_cast<Window *>(w)->part_backward(i); }, this);
         if (out_of_memory) return FK_OUT_OF_MEMORY;
-        if (!of_weights()) return FK_OK;
+        add_up_parts();
+        return FK_OK;
+    }
+
+    // The gradients of the weights, from those of all parts.
+    void add_up_parts() const {
+        if (!of_weights()) return;
         const int64_t apart = same_rows() ? x_columns() : h_columns();
         const T *of_states = same_rows() ? sums + F : sums + NX * H * x_columns();
         add_parts(call.dw_x, NX * H, F, sums, x_columns());
         add_parts(call.dw_h, NH * H, H, of_states, apart);
         add_parts(call.db_x, NX * H, 1, same_rows() ? of_states + H : sums + F, x_columns());
         add_parts(call.db_h, Cell::H_BIASES * H, 1, of_states + H, apart);
-        return FK_OK;
     }
 };
 

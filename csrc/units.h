@@ -1,0 +1,560 @@
+// A window through one layer with units in the lanes of the vectors: for few series, which would leave lanes of their
+// own empty. The sums are the same chains of fma() as in window.h, so that outputs, states and their gradients are equal
+// to the last bit; which of the two computes a call depends on its shape alone.
+//
+// Series are divided into groups of UNITS_GROUP; a group is computed from its first step to its last by one thread. The
+// weights are packed by blocks of L units, filled up with zeros, and stream from the second cache once per step and group.
+#pragma once
+#include "window.h"
+
+namespace FLUXUTILS_UNIT {
+namespace {
+
+constexpr int UNITS_GROUP = 8, MOST_SERIES = 4;  // of a group; of a run through its units
+constexpr int64_t INPUT_BYTES = 96 << 10;  // of products with inputs that are computed ahead
+constexpr int64_t ROWS_TOGETHER = 64;      // steps times series in one block of weight gradients
+
+// Whether few series leave so many lanes empty that units fill them better, by the shape alone. r is the ratio of the
+// lanes that both ways need in vectors of 16; the bounds were measured. Up to 32 series are one task for a thread with
+// series in the lanes, and several with units in them.
+inline bool units_in_lanes(const fluxutils_call &c) {
+    constexpr int64_t WIDTH = 16;
+    double of_units = double(c.B) * ((c.H + WIDTH - 1) / WIDTH * WIDTH);
+    double of_series = double(c.H) * ((c.B + WIDTH - 1) / WIDTH * WIDTH);
+    double r = of_units / of_series;
+    if (c.H < WIDTH) return r <= 0.5;
+    bool equal_is_better = c.B <= 16 || (c.H >= 64 && c.B <= 32);
+    return r <= (equal_is_better ? 1.0 : 0.8);
+}
+
+// The first n lanes, of which the others are zero; n vectors' worth if n is at least L.
+template <class T> FK_INLINE typename Lanes<T>::V load_some(const T *p, int64_t n) {
+    if (n >= Lanes<T>::L) return load(p);
+    T room[Lanes<T>::L] = {};
+    for (int64_t i = 0; i < n; i++) room[i] = p[i];
+    return load(room);
+}
+template <class T> FK_INLINE void store_some(T *p, typename Lanes<T>::V v, int64_t n) {
+    if (n >= Lanes<T>::L) return store(p, v);
+    T room[Lanes<T>::L];
+    store(room, v);
+    for (int64_t i = 0; i < n; i++) p[i] = room[i];
+}
+
+// -- what does not depend on the cell, and is compiled once for each type -------------------------------------------------
+
+// f(start, Int<length>) for parts of 0...n of MAX, then of half as many, and so on.
+template <int MAX, class Fn> FK_INLINE void in_halves(int64_t n, const Fn &f, int64_t start = 0) {
+    for (; start + MAX <= n; start += MAX) f(start, Int<MAX>{});
+    if constexpr (MAX > 1)
+        if (start < n) in_halves<MAX / 2>(n, f, start);
+}
+
+// [block][k][q][L] from rows q H + u of n numbers, with zeros for units that do not exist.
+template <class T> __attribute__((noinline)) void pack_units(
+    T *to, const T *weights, int64_t blocks, int64_t H, int64_t n) {
+    constexpr int N = N_BLOCK<T>, L = Lanes<T>::L;
+    const int64_t apart = blocks * L;
+    for (int64_t unit = 0; unit < H; unit += L)
+        for (int64_t q = 0; q < blocks; q++) {
+            const T *from = weights + (q * H + unit) * n;
+            T *out = to + (unit * n * blocks + q * L);
+            if (unit + L > H || n < N) {
+                for (int64_t k = 0; k < n; k++)
+                    for (int64_t l = 0; l < L; l++) out[k * apart + l] = unit + l < H ? from[l * n + k] : T(0);
+                continue;
+            }
+            for (int64_t k = 0; k < n; k += N) {
+                if (k > n - N) k = n - N;  // the last block overlaps the one before
+                typename Lanes<T>::V lanes[N];
+                FK_UNROLL
+                for (int j = 0; j < N; j++) lanes[j] = quads(from + j * n + k, N * n);
+                transpose(lanes);
+                FK_UNROLL
+                for (int j = 0; j < N; j++) store(out + (k + j) * apart, lanes[j]);
+            }
+        }
+}
+
+// Where the sums of some rows are: [row][block][ROWS][L], and which of a unit's sums the blocks of a weight add to.
+template <class T> struct UnitSums {
+    T *sums;
+    int64_t apart, block_apart;  // from row to row, from block to block
+    const int *rows;
+    int64_t n_blocks;
+};
+
+// sums[r][block][rows[q]] += sum over k < n of weights[block][k][q] * in[r][k], for R rows and UV blocks of units
+template <class T, int N, int R, int UV> FK_INLINE void add_block(
+    const UnitSums<T> &of, int64_t block, const T *const *in, const T *weights, int64_t n) {
+    using V = typename Lanes<T>::V;
+    constexpr int L = Lanes<T>::L;
+    V a[UV][R][N];
+    T *sums = of.sums + block * of.block_apart;
+    FK_UNROLL
+    for (int g = 0; g < UV; g++)
+        FK_UNROLL
+        for (int r = 0; r < R; r++)
+            FK_UNROLL
+            for (int q = 0; q < N; q++) a[g][r][q] = load(sums + r * of.apart + g * of.block_apart + of.rows[q] * L);
+    const T *w = weights + block * n * N * L;
+    for (int64_t k = 0; k < n; k++, w += N * L) {
+        V x[R];
+        FK_UNROLL
+        for (int r = 0; r < R; r++) x[r] = every(in[r][k]);
+        FK_UNROLL
+        for (int g = 0; g < UV; g++)
+            FK_UNROLL
+            for (int q = 0; q < N; q++) {
+                V weight = load(w + g * n * N * L + q * L);
+                FK_UNROLL
+                for (int r = 0; r < R; r++) a[g][r][q] = fma(weight, x[r], a[g][r][q]);
+            }
+    }
+    FK_UNROLL
+    for (int g = 0; g < UV; g++)
+        FK_UNROLL
+        for (int r = 0; r < R; r++)
+            FK_UNROLL
+            for (int q = 0; q < N; q++) store(sums + r * of.apart + g * of.block_apart + of.rows[q] * L, a[g][r][q]);
+}
+
+// The same for all blocks, and up to MOST_SERIES rows. Two blocks at once where rows are few: more chains of sums than
+// the latency of a processor. Backwards: from the last block on, which the step before has left in the cache.
+template <class T, int N> __attribute__((noinline)) void add_to_sums(
+    const UnitSums<T> &of, const T *const *in, const T *weights, int64_t n, int64_t rows, bool backwards) {
+    constexpr int MOST = ACCUMULATORS / N > MOST_SERIES ? MOST_SERIES : ACCUMULATORS / N;
+    in_parts<MOST>(rows, [&](int64_t r0, auto constant) {
+        constexpr int R = decltype(constant)::value, UV = R * N < 16 && 2 * R * N <= ACCUMULATORS ? 2 : 1;
+        UnitSums<T> some = of;
+        some.sums += r0 * of.apart;
+        const int64_t pairs = of.n_blocks / UV;
+        for (int64_t i = 0; i < pairs; i++)
+            add_block<T, N, R, UV>(some, (backwards ? pairs - 1 - i : i) * UV, in + r0, weights, n);
+        if constexpr (UV > 1)
+            if (of.n_blocks % UV) add_block<T, N, R, 1>(some, of.n_blocks - 1, in + r0, weights, n);
+    });
+}
+
+// The gradients of the sums of some rows, and which of them belong to the blocks of a weight.
+template <class T> struct RowGradients {
+    const T *d;     // (rows, ROWS, wide)
+    int64_t apart;  // from row to row
+    int64_t wide, H;
+    const int *rows;
+    int blocks;
+};
+
+// out[r][j] (+)= sum over blocks q and units u of weights[q H + u][j] * d[r][rows[q]][u], for R rows of d, where the
+// weights have n columns, a multiple of L, as out has
+template <class T, int R> __attribute__((noinline)) void rows_back(
+    T *out, bool add, const RowGradients<T> &of, const T *weights, int64_t n) {
+    using V = typename Lanes<T>::V;
+    constexpr int L = Lanes<T>::L, C = ACCUMULATORS / R >= 8 ? 8 : ACCUMULATORS / R >= 4 ? 4 : 2;
+    in_halves<C>(n / L, [&](int64_t c0, auto constant) {
+        constexpr int N = decltype(constant)::value;
+        V sums[R][N];
+        FK_UNROLL
+        for (int r = 0; r < R; r++)
+            FK_UNROLL
+            for (int c = 0; c < N; c++) sums[r][c] = add ? load(out + r * n + (c0 + c) * L) : every(T(0));
+        for (int q = 0; q < of.blocks; q++) {
+            const T *w = weights + q * of.H * n + c0 * L, *d = of.d + of.rows[q] * of.wide;
+            for (int64_t u = 0; u < of.H; u++, w += n) {
+                V g[R];
+                FK_UNROLL
+                for (int r = 0; r < R; r++) g[r] = every(d[r * of.apart + u]);
+                FK_UNROLL
+                for (int c = 0; c < N; c++) {
+                    V weight = load(w + c * L);
+                    FK_UNROLL
+                    for (int r = 0; r < R; r++) sums[r][c] = fma(weight, g[r], sums[r][c]);
+                }
+            }
+        }
+        FK_UNROLL
+        for (int r = 0; r < R; r++)
+            FK_UNROLL
+            for (int c = 0; c < N; c++) store(out + r * n + (c0 + c) * L, sums[r][c]);
+    });
+}
+
+// Gradients of weights: out[q H + u][k] += sum over n rows of panels[rows[q]][u][row] * z[row][k], where a panel holds
+// [unit / L][row][L], with room for ROWS_TOGETHER rows.
+template <class T> __attribute__((noinline)) void add_outer(
+    T *out, const T *panels, const int *rows, int blocks, int64_t H, const T *z, int64_t columns, int64_t n) {
+    using V = typename Lanes<T>::V;
+    constexpr int L = Lanes<T>::L, C = 3, U = ACCUMULATORS / C > L ? L : ACCUMULATORS / C;
+    const int64_t n_blocks = (H + L - 1) / L;
+    for (int q = 0; q < blocks; q++)
+        in_halves<U>(H, [&](int64_t u0, auto n_units) {
+            constexpr int R = decltype(n_units)::value;
+            const T *d = panels + (rows[q] * n_blocks + u0 / L) * ROWS_TOGETHER * L + u0 % L;
+            in_parts<C>(columns / L, [&](int64_t c0, auto n_columns) {
+                constexpr int N = decltype(n_columns)::value;
+                T *o = out + (q * H + u0) * columns + c0 * L;
+                const T *zr = z + c0 * L, *dr = d;
+                V sums[R][N];
+                FK_UNROLL
+                for (int j = 0; j < R; j++)
+                    FK_UNROLL
+                    for (int c = 0; c < N; c++) sums[j][c] = load(o + j * columns + c * L);
+                for (int64_t row = 0; row < n; row++, zr += columns, dr += L) {
+                    V in[N];
+                    FK_UNROLL
+                    for (int c = 0; c < N; c++) in[c] = load(zr + c * L);
+                    FK_UNROLL
+                    for (int j = 0; j < R; j++) {
+                        V g = every(dr[j]);
+                        FK_UNROLL
+                        for (int c = 0; c < N; c++) sums[j][c] = fma(g, in[c], sums[j][c]);
+                    }
+                }
+                FK_UNROLL
+                for (int j = 0; j < R; j++)
+                    FK_UNROLL
+                    for (int c = 0; c < N; c++) store(o + j * columns + c * L, sums[j][c]);
+            });
+        });
+}
+
+template <class Cell, class T> struct Units : Window<Cell, T> {
+    using Base = Window<Cell, T>;
+    using V = typename Lanes<T>::V;
+    using Base::B, Base::F, Base::H, Base::S, Base::call, Base::L, Base::NH, Base::NX, Base::ROWS, Base::SAVED;
+
+    const int64_t n_blocks, wide;  // of L units; the units filled up
+
+    explicit Units(const fluxutils_call &c)
+        : Base(c, UNITS_GROUP), n_blocks((c.H + L - 1) / L), wide((c.H + L - 1) / L * L) {}
+
+    int64_t width(int64_t block) const { return block + 1 < n_blocks ? L : H - block * L; }
+
+    // -- packing -----------------------------------------------------------------------------------------------------
+
+    T *biases = nullptr, *of_x = nullptr, *of_h = nullptr;  // [block][row][L], [block][k][q][L], [block][k][q][L]
+    T *zeros = nullptr;
+
+    void pack_biases() const {
+        auto b_x = at<T>(call.b_x, 0), b_h = at<T>(call.b_h, 0);
+        for (int64_t i = 0; i < n_blocks * ROWS * L; i++) biases[i] = 0;
+        for (int64_t u = 0; u < H; u++) {
+            T *out = biases + u / L * ROWS * L + u % L;
+            for (int q = 0; b_x && q < NX; q++) out[Cell::X_ROWS[q] * L] += b_x[q * H + u];
+            for (int q = 0; b_h && q < NH && q < Cell::H_BIASES; q++) out[Cell::H_ROWS[q] * L] += b_h[q * H + u];
+        }
+    }
+
+    // -- forwards ----------------------------------------------------------------------------------------------------
+
+    struct ForwardRoom {
+        T *sums, *c;  // [row][block][ROWS][L] of the inputs of some steps; (series, wide)
+        ForwardRoom(Room &room, const Units &u)
+            : sums(room.take<T>(u.rows_ahead() * u.n_blocks * ROWS * L)), c(room.take<T>(UNITS_GROUP * u.wide)) {}
+    };
+
+    // Steps times series whose products with the inputs are computed ahead; whole steps of a group.
+    int64_t rows_ahead() const {
+        int64_t rows = INPUT_BYTES / (n_blocks * ROWS * L * static_cast<int64_t>(sizeof(T)));
+        return rows < UNITS_GROUP ? UNITS_GROUP : rows;
+    }
+
+    // The sums of n rows of inputs, which are those of consecutive steps and series.
+    void inputs_forward(T *sums, int64_t b0, int64_t series, int64_t first, int64_t n) const {
+        const int64_t numbers = n_blocks * ROWS * L;
+        for (int64_t row = 0; row < n; row++) memcpy(sums + row * numbers, biases, numbers * sizeof(T));
+        for (int64_t row = 0, R; row < n; row += R) {
+            R = n - row < MOST_SERIES ? n - row : MOST_SERIES;
+            const T *x[MOST_SERIES];
+            for (int r = 0; r < R; r++) {
+                int64_t t = first + (row + r) / series, b = b0 + (row + r) % series;
+                x[r] = at<T>(call.x, (t * B + b) * F);
+            }
+            add_to_sums<T, NX>({sums + row * numbers, numbers, ROWS * L, Cell::X_ROWS, n_blocks}, x, of_x, F, R, false);
+        }
+    }
+
+    // What the units of one series make of their sums. saved is that of the step and the group.
+    void gates_forward(
+        const T *sums, const T *before, T *after, T *c, T *saved, int64_t b, int64_t series) const {
+        for (int64_t block = 0; block < n_blocks; block++, sums += ROWS * L) {
+            const int64_t unit = block * L, n = width(block);
+            V a[ROWS], kept[SAVED + 1];
+            FK_UNROLL
+            for (int i = 0; i < ROWS; i++) a[i] = load(sums + i * L);
+            Step<T> s;
+            s.alpha = static_cast<T>(call.alpha);
+            if (Cell::NEEDS_BEFORE) s.before = load_some(before + unit, n);
+            if (Cell::HAS_C) s.c = load(c + unit);
+            store_some(after + unit, Cell::template forward<T>(a, s, kept), n);
+            if (Cell::HAS_C) store(c + unit, s.c);
+            if (!saved) continue;
+            T *to = saved + unit * SAVED * series + b * SAVED * n;
+            FK_UNROLL
+            for (int i = 0; i < SAVED; i++) store_some(to + i * n, kept[i], n);
+        }
+    }
+
+    // One step of some series of a group.
+    void step_forward(T *sums, int64_t t, int64_t b0, int64_t series, T *c, T *saved) const {
+        const int64_t numbers = n_blocks * ROWS * L;
+        const T *before[UNITS_GROUP];
+        for (int64_t b = 0; b < series; b++) {
+            before[b] = this->rows_before(t, b0 + b);
+            if (!before[b]) before[b] = zeros;
+        }
+        if constexpr (NH > 0)
+            for (int64_t b = 0, R; b < series; b += R) {
+                // 8 series are twice 4, and 5 are 3 and 2
+                R = part_length(series, n_parts_of<MOST_SERIES>(series), b > 0);
+                add_to_sums<T, NH>({sums + b * numbers, numbers, ROWS * L, Cell::H_ROWS, n_blocks}, before + b, of_h, H,
+                                   R, t % 2);
+            }
+        for (int64_t b = 0; b < series; b++)
+            gates_forward(sums + b * numbers, before[b], at<T>(call.y, (t * B + b0 + b) * H), c + b * wide, saved, b,
+                          series);
+    }
+
+    void units_forward(int64_t group) {
+        Room count{nullptr};
+        ForwardRoom(count, *this);
+        Room room{static_cast<char *>(fk_scratch(1, count.used))};
+        if (!room.start) {
+            this->out_of_memory = true;
+            return;
+        }
+        ForwardRoom own(room, *this);
+        const int64_t b0 = group * UNITS_GROUP, series = this->series_of(group);
+        const int64_t steps = rows_ahead() / series, row = n_blocks * ROWS * L;
+        if (Cell::HAS_C) this->states_from(own.c, call.c0, b0, series);
+        T *saved = at<T>(call.saved, S * b0 * H * SAVED);
+        for (int64_t first = 0; first < S; first += steps) {
+            const int64_t end = first + steps < S ? first + steps : S;
+            inputs_forward(own.sums, b0, series, first, (end - first) * series);
+            for (int64_t t = first; t < end; t++) {
+                step_forward(own.sums + (t - first) * series * row, t, b0, series, own.c, saved);
+                if (saved) saved += H * SAVED * series;
+            }
+        }
+        for (int64_t b = 0; b < series; b++) {
+            if (call.h) memcpy(at<T>(call.h, (b0 + b) * H), at<T>(call.y, ((S - 1) * B + b0 + b) * H), H * sizeof(T));
+            if (Cell::HAS_C) memcpy(at<T>(call.c, (b0 + b) * H), own.c + b * wide, H * sizeof(T));
+        }
+    }
+
+    int64_t series_of(int64_t group) const {
+        int64_t left = B - group * UNITS_GROUP;
+        return left < UNITS_GROUP ? left : UNITS_GROUP;
+    }
+
+    // (series, wide) from rows of H numbers, of which null means zeros.
+    void states_from(T *to, const void *from, int64_t b0, int64_t series) const {
+        memset(to, 0, series * wide * sizeof(T));
+        for (int64_t b = 0; from && b < series; b++) memcpy(to + b * wide, at<T>(from, (b0 + b) * H), H * sizeof(T));
+    }
+
+    int32_t forward() {
+        Room count{nullptr};
+        layout_forward(count);
+        Room room{static_cast<char *>(fk_scratch(0, count.used))};
+        if (!room.start) return FK_OUT_OF_MEMORY;
+        layout_forward(room);
+        memset(zeros, 0, wide * sizeof(T));
+        pack_biases();
+        pack_units(of_x, at<T>(call.w_x, 0), NX, H, F);
+        if constexpr (NH > 0) pack_units(of_h, at<T>(call.w_h, 0), NH, H, H);
+        fk_parallel(
+            this->threads(), this->n_groups, [](void *w, int64_t i) { static_cast<Units *>(w)->units_forward(i); },
+            this);
+        return this->out_of_memory ? FK_OUT_OF_MEMORY : FK_OK;
+    }
+
+    void layout_forward(Room &room) {
+        biases = room.take<T>(n_blocks * ROWS * L);
+        of_x = room.take<T>(n_blocks * F * NX * L);
+        of_h = room.take<T>(n_blocks * H * NH * L);
+        zeros = room.take<T>(wide);
+    }
+
+    // -- backwards ---------------------------------------------------------------------------------------------------
+
+    // Rows of the weights, filled up to whole vectors; the weights themselves where they need no filling.
+    const T *rows_h = nullptr, *rows_x = nullptr;
+    int64_t wide_x() const { return (F + L - 1) / L * L; }
+
+    struct BackwardRoom {
+        T *dh, *dc, *c0;   // (series, wide)
+        T *d;              // (rows, ROWS, wide)
+        T *panels;         // [ROWS][block][row][L]: the same
+        T *z_x, *z_h, *dx;  // (rows, columns), (rows, columns), (rows, wide_x)
+        BackwardRoom(Room &room, const Units &u)
+            : dh(room.take<T>(UNITS_GROUP * u.wide)),
+              dc(room.take<T>(UNITS_GROUP * u.wide)),
+              c0(room.take<T>(UNITS_GROUP * u.wide)),
+              d(room.take<T>(ROWS_TOGETHER * ROWS * u.wide)),
+              panels(room.take<T>(ROWS_TOGETHER * ROWS * u.wide)),
+              z_x(room.take<T>(ROWS_TOGETHER * u.x_columns() + L)),
+              z_h(room.take<T>(ROWS_TOGETHER * u.h_columns() + L)),
+              dx(room.take<T>(ROWS_TOGETHER * u.wide_x())) {}
+    };
+
+    // The gradients of the sums of one step.
+    void units_backward(const BackwardRoom &r, int64_t t, int64_t row, int64_t b0, int64_t series) const {
+        const T *saved = at<T>(call.saved, (S * b0 + t * series) * H * SAVED);
+        const T *saved_before = t ? saved - H * SAVED * series : nullptr;
+        for (int64_t block = 0; block < n_blocks; block++) {
+            const int64_t unit = block * L, n = width(block);
+            for (int64_t b = 0; b < series; b++) {
+                const int64_t from = unit * SAVED * series + b * SAVED * n;
+                V kept[SAVED + 1], gradients[ROWS];
+                FK_UNROLL
+                for (int i = 0; i < SAVED; i++) kept[i] = load_some(saved + from + i * n, n);
+                Step<T> s;
+                s.alpha = static_cast<T>(call.alpha);
+                if (Cell::NEEDS_BEFORE) {
+                    const T *before = this->rows_before(t, b0 + b);
+                    s.before = before ? load_some(before + unit, n) : every(T(0));
+                }
+                if (Cell::NEEDS_AFTER) s.after = load_some(at<T>(call.y, (t * B + b0 + b) * H + unit), n);
+                if (Cell::HAS_C) {
+                    s.c = kept[SAVED - 1];
+                    s.c_before = saved_before ? load_some(saved_before + from + (SAVED - 1) * n, n)
+                                              : load(r.c0 + b * wide + unit);
+                    s.dc = load(r.dc + b * wide + unit);
+                }
+                s.dh = load(r.dh + b * wide + unit);
+                if (call.dy) s.dh = s.dh + load_some(at<T>(call.dy, (t * B + b0 + b) * H + unit), n);
+                Cell::template backward<T>(kept, s, gradients);
+                if (Cell::HAS_C) store(r.dc + b * wide + unit, s.dc);
+                if (Cell::DIRECT) store(r.dh + b * wide + unit, s.direct);
+                FK_UNROLL
+                for (int i = 0; i < ROWS; i++) {
+                    store(r.d + ((row + b) * ROWS + i) * wide + unit, gradients[i]);
+                    store(r.panels + ((i * n_blocks + block) * ROWS_TOGETHER + row + b) * L, gradients[i]);
+                }
+            }
+        }
+    }
+
+    void fill_rows(const BackwardRoom &r, int64_t b0, int64_t series, int64_t first, int64_t end) const {
+        V one = every(T(0));
+        one[0] = 1;
+        const int64_t x_columns = this->x_columns(), h_columns = this->h_columns();
+        T *to_x = r.z_x, *to_h = r.z_h;
+        for (int64_t t = first; t < end; t++)
+            for (int64_t b = 0; b < series; b++, to_x += x_columns, to_h += h_columns) {
+                memcpy(to_x, at<T>(call.x, (t * B + b0 + b) * F), F * sizeof(T));
+                if (NH == 0) {
+                    store(to_x + F, one);
+                    continue;
+                }
+                T *states = this->same_rows() ? to_x + F : to_h;
+                const T *h = this->rows_before(t, b0 + b);
+                if (h)
+                    memcpy(states, h, H * sizeof(T));
+                else
+                    memset(states, 0, H * sizeof(T));
+                if (!this->same_rows()) store(to_x + F, one);
+                store(states + H, one);
+            }
+    }
+
+    // Products of some rows of gradients with a weight's rows, a few at a time.
+    static void back(T *out, bool add, RowGradients<T> of, const T *weights, int64_t n, int64_t rows) {
+        constexpr int MOST_ROWS = ACCUMULATORS / 4 > MOST_SERIES ? MOST_SERIES : ACCUMULATORS / 4;
+        in_parts<MOST_ROWS>(rows, [&](int64_t row, auto constant) {
+            RowGradients<T> some = of;
+            some.d += row * of.apart;
+            rows_back<T, decltype(constant)::value>(out + row * n, add, some, weights, n);
+        });
+    }
+
+    void group_backward(int64_t group, const BackwardRoom &r, T *sums_of_part) const {
+        const int64_t b0 = group * UNITS_GROUP, series = series_of(group), steps = ROWS_TOGETHER / series;
+        states_from(r.dh, call.dh, b0, series);
+        if (Cell::HAS_C) {
+            states_from(r.dc, call.dc, b0, series);
+            states_from(r.c0, call.c0, b0, series);
+        }
+        for (int64_t end = S; end > 0; end -= steps) {
+            const int64_t first = end > steps ? end - steps : 0, rows = (end - first) * series;
+            for (int64_t t = end - 1; t >= first; t--) {
+                const int64_t row = (t - first) * series;
+                units_backward(r, t, row, b0, series);
+                if (NH > 0 && (t || call.dh0)) {
+                    RowGradients<T> of{r.d + row * ROWS * wide, ROWS * wide, wide, H, Cell::H_ROWS, NH};
+                    back(r.dh, Cell::DIRECT, of, rows_h, wide, series);
+                }
+            }
+            if (call.dx) {
+                back(r.dx, false, {r.d, ROWS * wide, wide, H, Cell::X_ROWS, NX}, rows_x, wide_x(), rows);
+                for (int64_t row = 0; row < rows; row++) {
+                    int64_t t = first + row / series, b = b0 + row % series;
+                    memcpy(at<T>(call.dx, (t * B + b) * F), r.dx + row * wide_x(), F * sizeof(T));
+                }
+            }
+            if (!this->of_weights()) continue;
+            fill_rows(r, b0, series, first, end);
+            add_outer(sums_of_part, r.panels, Cell::X_ROWS, NX, H, r.z_x, this->x_columns(), rows);
+            if constexpr (NH > 0 && !Base::same_rows())
+                add_outer(sums_of_part + NX * H * this->x_columns(), r.panels, Cell::H_ROWS, NH, H, r.z_h,
+                          this->h_columns(), rows);
+        }
+        for (int64_t b = 0; b < series; b++) {
+            if (call.dh0) memcpy(at<T>(call.dh0, (b0 + b) * H), r.dh + b * wide, H * sizeof(T));
+            if (Cell::HAS_C && call.dc0) memcpy(at<T>(call.dc0, (b0 + b) * H), r.dc + b * wide, H * sizeof(T));
+        }
+    }
+
+    void units_part_backward(int64_t part) {
+        Room count{nullptr};
+        BackwardRoom(count, *this);
+        Room room{static_cast<char *>(fk_scratch(1, count.used))};
+        if (!room.start) {
+            this->out_of_memory = true;
+            return;
+        }
+        BackwardRoom own(room, *this);
+        // columns between the last number of a row and its end are multiplied, but not used
+        memset(own.z_x, 0, (ROWS_TOGETHER * this->x_columns() + L) * sizeof(T));
+        memset(own.z_h, 0, (ROWS_TOGETHER * this->h_columns() + L) * sizeof(T));
+        T *sums_of_part = this->sums + part * this->part_numbers();
+        memset(sums_of_part, 0, this->part_numbers() * sizeof(T));
+        const int64_t n = this->n_groups, parts = this->n_parts();
+        for (int64_t g = n * part / parts; g < n * (part + 1) / parts; g++) group_backward(g, own, sums_of_part);
+    }
+
+    // (rows, wide) of (rows, n), or these themselves
+    static const T *fill_up(T *room, const void *weights, int64_t rows, int64_t n, int64_t to) {
+        const T *w = static_cast<const T *>(weights);
+        if (n == to) return w;
+        memset(room, 0, rows * to * sizeof(T));
+        for (int64_t i = 0; i < rows; i++) memcpy(room + i * to, w + i * n, n * sizeof(T));
+        return room;
+    }
+
+    int32_t backward() {
+        Room count{nullptr};
+        T *h = nullptr, *x = nullptr;
+        auto layout = [&](Room &room) {
+            this->sums = room.take<T>(this->n_parts() * this->part_numbers());
+            h = room.take<T>(H == wide ? 0 : NH * H * wide);
+            x = room.take<T>(F == wide_x() || !call.dx ? 0 : NX * H * wide_x());
+        };
+        layout(count);
+        Room room{static_cast<char *>(fk_scratch(0, count.used))};
+        if (!room.start) return FK_OUT_OF_MEMORY;
+        layout(room);
+        if (NH > 0) rows_h = fill_up(h, call.w_h, NH * H, H, wide);
+        if (call.dx) rows_x = fill_up(x, call.w_x, NX * H, F, wide_x());
+        fk_parallel(
+            this->threads(), this->n_parts(),
+            [](void *w, int64_t i) { static_cast<Units *>(w)->units_part_backward(i); }, this);
+        if (this->out_of_memory) return FK_OUT_OF_MEMORY;
+        this->add_up_parts();
+        return FK_OK;
+    }
+};
+
+}  // namespace
+}  // namespace FLUXUTILS_UNIT
