@@ -35,6 +35,7 @@ from fluxutils_py.nn import LSTM
 from fluxutils_py.training import StopTraining
 
 B, S = 10, 100
+# N, T
 SIZES = [
     (10, 10**3),
     (10, 10**4),
@@ -43,7 +44,7 @@ SIZES = [
     (10**3, 100),
     (10**4, 100),
     (10**5, 100),
-]  # N, T
+]
 QUICK = [(10, 200), (20, 100)]
 ORDERS = ["(F, N, T) in C order", "time-major"]
 

@@ -22,13 +22,14 @@ from torch import Tensor, nn
 
 from fluxutils_py.nn import Recur, kernels, native_kernels
 
+# F, H, B, S
 SHAPES = [
     (10, 10, 100, 100),
     (10, 32, 100, 100),
     (32, 64, 64, 64),
     (32, 128, 64, 64),
     (1, 16, 20, 10),
-]  # F, H, B, S
+]
 LAYERS = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
 CELLS = {"LSTM": nn.LSTMCell, "GRU": nn.GRUCell, "RNN": nn.RNNCell}
 BASE = "torch"

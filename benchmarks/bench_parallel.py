@@ -83,11 +83,12 @@ BESIDE = {  # of each launcher, the first is the base
     "mpirun": {"DDP with gloo": "ddp", "fit": "fit"},
 }
 APART, TOGETHER = "2 unconnected processes", "2 ranks, mpirun"
+# which communicator each has
 TURNS = {
     APART: None,
     TOGETHER: "auto",
     "2 unconnected again (A/A)": None,
-}  # which communicator each has
+}
 WAITING = "2 unconnected, each step as long as the slower's"
 LINKS = [Link(1), Link(10), Link(1, 0.1), Link(1, 1), Link(10, 0.1), Link(10, 1)]
 ACCUMULATE = [1, 2, 4, 8]

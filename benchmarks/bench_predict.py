@@ -52,9 +52,8 @@ def compare(name: str, report: Report, rounds: int, quick: bool) -> None:
         "Estimator.predict": partial(est.predict, x),
     }
     expected = contenders[BASE]()
-    apart = {
-        c: float(np.abs(run() - expected).max()) for c, run in contenders.items()
-    }  # and all are warm
+    # and all are warm
+    apart = {c: float(np.abs(run() - expected).max()) for c, run in contenders.items()}
     assert max(apart.values()) < 1e-5, apart
     seconds = interleaved({c: partial(stopwatch, run) for c, run in contenders.items()}, rounds)
     table = Table(

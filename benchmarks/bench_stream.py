@@ -112,9 +112,8 @@ def compare(n_hidden: int, n_series: int, report: Report, rounds: int, n_steps: 
     last = {
         name: np.asarray([step(v) for v in xs][-1]).reshape(-1) for name, (step, xs) in work.items()
     }
-    apart = {
-        name: float(np.abs(y - last[BASE]).max()) for name, y in last.items()
-    }  # and all are warm
+    # and all are warm
+    apart = {name: float(np.abs(y - last[BASE]).max()) for name, y in last.items()}
     assert max(apart.values()) < 1e-5, apart
     taken = by_turns(work, rounds)
     medians = {

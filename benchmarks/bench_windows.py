@@ -38,9 +38,8 @@ from fluxutils_py.training.tensors import to_tensor
 
 F, N, T, B, S = 32, 1024, 1024, 64, 64
 CPU = torch.device("cpu")
-ROWS = {
-    n: Segments.from_lengths(N, T)[n : n + B] for n in range(0, N, B)
-}  # the groups of series, as an epoch has them
+# the groups of series, as an epoch has them
+ROWS = {n: Segments.from_lengths(N, T)[n : n + B] for n in range(0, N, B)}
 
 
 def ways(folder: Path) -> dict[str, Callable[[int, int], torch.Tensor]]:

@@ -221,10 +221,11 @@ def mpirun() -> list[str] | None:
     found = shutil.which("mpirun", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None or not version("mpi4py"):
         return None
+    # Open MPI, MPICH
     for flags in (
         ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"],
         [],
-    ):  # Open MPI, MPICH
+    ):
         if (
             subprocess.run(
                 [found, *flags, "-n", "2", "true"], capture_output=True, timeout=60

@@ -25,9 +25,8 @@ def arrays(z):
     """
     padded = np.concatenate([np.repeat(z[:1], DAY, 0), z])  # a first day for the lags to reach into
     x = z - padded[:-DAY]  # change against the day before
-    naive = np.concatenate(
-        [padded[k + 1 : k + 1 + TEST] for k in range(DAY)], 1
-    )  # hour t+k: as hour t+k-24
+    # hour t+k: as hour t+k-24
+    naive = np.concatenate([padded[k + 1 : k + 1 + TEST] for k in range(DAY)], 1)
     truth = np.full((TEST, H * C), np.nan, "float32")
     truth[:-H] = np.concatenate([z[k : k + TEST - H] for k in range(1, H + 1)], 1)
     return tuple(a.T[:, None] for a in (x, naive, truth))

@@ -201,11 +201,12 @@ def measure(name: str, args: argparse.Namespace, of: str) -> str:
 def run(command: Sequence[Any], environment: Mapping[str, str], limit: float) -> str:
     """Run a program, its output shown; returns why it failed, or nothing."""
     paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # measures the clone that it lies in
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         **environment,
-    }  # measures the clone that it lies in
+    }
     started = subprocess.Popen(
         [str(c) for c in command],
         stdout=sys.stderr,

@@ -42,9 +42,8 @@ def two_hosts() -> Iterator[tuple[str, str]]:
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc"))):
         raise Unavailable("network namespaces need root and iproute2")
     names = f"flux{os.getpid()}a", f"flux{os.getpid()}b"
-    before = signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # so that they are removed then, too
+    # so that they are removed then, too
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         for name in names:
             _run("ip", "netns", "add", name)

@@ -63,9 +63,8 @@ SHAPES = {
 }
 
 Data = tuple[np.ndarray, np.ndarray, nn.Module]
-Contender = Callable[
-    ..., Tensor
-]  # called with x, y, model and shape; returns the weights that it ends with
+# called with x, y, model and shape; returns the weights that it ends with
+Contender = Callable[..., Tensor]
 
 
 def make(shape: Shape) -> Data:

@@ -49,9 +49,8 @@ def progress_bar(verbose: Any, what: str, total: int, unit: str) -> Iterator[Cal
         yield lambda n: None
         return
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # tqdm warns when the notebook lacks widgets, then falls back to text
+        # tqdm warns when the notebook lacks widgets, then falls back to text
+        warnings.simplefilter("ignore")
         from tqdm.auto import tqdm
     with tqdm(
         total=total, desc=what, unit=unit, unit_scale=unit == "B", delay=1, dynamic_ncols=True

@@ -76,9 +76,8 @@ def seeded():
 
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  scikit-learn still draws from the global generator
-    torch.default_generator.manual_seed(
-        0
-    )  # torch.manual_seed formats the stack for devices that may come later
+    # torch.manual_seed formats the stack for devices that may come later
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -113,11 +112,12 @@ def load_script():
 
 
 PRELOADED = TESTS / "programs" / "preloaded_python.py"
+# the last: the first optimizer imports it
 MODULES = (
     "fluxutils_py",
     "sklearn.model_selection",
     "torch._dynamo",
-)  # the last: the first optimizer imports it
+)
 
 
 @pytest.fixture(scope="session")

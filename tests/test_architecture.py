@@ -21,11 +21,12 @@ NAME = "fluxutils_py"
 PACKAGE = Path(fluxutils_py.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 TESTS = Path(__file__).resolve().parent
+# in an ``__all__``, of the top level; of any other package:
 MAX_NAMES = {
     "": 40,
     ".gomlx": 40,
     ".bobbin": 55,
-}  # in an ``__all__``, of the top level; of any other package:
+}
 MAX_NAMES_OF_A_PACKAGE = 25
 
 # From top to bottom: a part imports from itself and from parts further down. A new folder or

@@ -85,9 +85,8 @@ def test_an_estimator_tells_the_schedule_its_length(every, n):
     est.fit(x, x[:1])
     assert len(rates) == 12
     expected = [gomlx_rate(k * n // 12, n, 1, 0, 0.8, 0) for k in range(12)]
-    found = (
-        [0.8, *rates[:-1]] if every == "step" else rates
-    )  # callbacks see the rate of the next step
+    # callbacks see the rate of the next step
+    found = [0.8, *rates[:-1]] if every == "step" else rates
     assert found == pytest.approx(expected, abs=1e-9)
 
 

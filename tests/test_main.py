@@ -57,9 +57,8 @@ def test_csv_file_is_forecast_and_scored_on_its_last_fifth(tmp_path, capsys, csv
         == 0
     )
     text = capsys.readouterr().out
-    assert (
-        "next 2 steps, 2 columns, 80 times" in text
-    )  # the 81 rows from 322 on: 80 pairs of neighbours
+    # the 81 rows from 322 on: 80 pairs of neighbours
+    assert "next 2 steps, 2 columns, 80 times" in text
     z = (z - z[:241].mean(0)) / z[:241].std(0)
     naive = np.mean([(z[t + k] - z[t]) ** 2 for t in range(321, 401) for k in (1, 2)])
     assert shown_table(text)["naive: the last value"] == pytest.approx(naive, abs=1e-4)

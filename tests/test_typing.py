@@ -54,9 +54,8 @@ def test_a_users_script_is_checked(tmp_path, monkeypatch):
     pytest.importorskip("mypy")
     package = Path(fluxutils_py.__file__).parent
     assert (package / "py.typed").exists()
-    if package.parent != Path(
-        sysconfig.get_path("purelib")
-    ):  # installed, mypy finds it as it does for users
+    # installed, mypy finds it as it does for users
+    if package.parent != Path(sysconfig.get_path("purelib")):
         monkeypatch.setenv("MYPYPATH", str(package.parent))
     monkeypatch.chdir(tmp_path)
     Path("user.py").write_text(SCRIPT)
@@ -73,8 +72,9 @@ def test_a_users_script_is_checked(tmp_path, monkeypatch):
     ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert not ended.stderr
+    # of all NumPys
     said = re.sub(
         r"ndarray\[(Any|tuple\[[^]]*\]), (Any|[\w.]*dtype\[Any\])\]", "ndarray", ended.stdout
-    )  # of all NumPys
+    )
     found = [line.partition(": ")[2] for line in said.splitlines()]
     assert [line for line in found if line.startswith(("note: Reveal", "error"))] == SEEN

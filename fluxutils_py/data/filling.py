@@ -83,8 +83,8 @@ class ForwardFilled(DerivedArray):
         there is none.
         """
         known = self._last  # read once: other threads may replace it
-        if known is not None and isinstance(series, range):
-            if known.series == series and known.stop == stop:
+        if known is not None and known.stop == stop and isinstance(series, range):  # noqa: SIM102
+            if known.series == series:  # only ranges compare as a whole
                 return known.values
         values = np.full(missing.shape, np.nan, self.dtype)
         size = LOOK_BACK

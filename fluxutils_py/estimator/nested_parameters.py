@@ -26,11 +26,12 @@ from fluxutils_py.estimator.spec import NAMES, Spec, spec_fields
 from fluxutils_py.sklearn_private import HtmlTables
 from fluxutils_py.training.make_optimizer import adamw
 
+# arguments of user code that fit fills in
 FILLED = {
     "params",
     "optimizer",
     *SIZES,
-}  # arguments of user code that fit fills in
+}
 
 
 def parameter_names(cls: type) -> list[str]:

@@ -28,10 +28,11 @@ from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.optim import ChainedOptimizer, ChainFactory
 from fluxutils_py.training.plain_files import SETTING_TYPES, plain_or_none
 
+# arguments that no config has: they are the estimator's
 MACHINE = (
     "device",
     "dtype",
-)  # arguments that no config has: they are the estimator's
+)
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 # -- modules ---------------------------------------------------------------------------------

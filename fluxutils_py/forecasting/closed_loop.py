@@ -99,9 +99,8 @@ def generate(
     live, scores = _warmed(est, x, "predict" if labels is None else "predict_log_proba")
     out = np.empty((1, x.shape[1], n_steps), x.dtype)
     for t in range(n_steps):
-        if (
-            temperature > 0
-        ):  # Gumbel-max: the argmax of scores plus Gumbel noise is a sample from their softmax
+        # Gumbel-max: the argmax of scores plus Gumbel noise is a sample from their softmax
+        if temperature > 0:
             scores = scores / temperature + random.gumbel(size=scores.shape)
         drawn = scores.argmax(0)
         out[0, :, t] = drawn if labels is None else labels[drawn]

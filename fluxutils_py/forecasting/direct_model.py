@@ -67,10 +67,11 @@ class ForecastLoss:
 
     def _point_loss(self, out: Tensor, ys: Tensor, xs: Tensor) -> Tensor:
         """Return the loss of each output, (S, B, h)."""
+        # the scale is 0 after the end of a series
         error, scale = (
             (out - ys).abs(),
             xs[..., -1:].clamp(min=1e-12),
-        )  # the scale is 0 after the end of a series
+        )
         if self.loss == "mae":
             return error
         if self.loss == "mse":
@@ -193,9 +194,10 @@ class DirectModel(nn.Module):
         """
         c = self.channels
         first = c.numeric + len(c.categories)
+        # (.., n, h, 2)
         channels = (
             x[..., first : first + c.ahead].unflatten(-1, (c.n_ahead, 2, c.h)).transpose(-1, -2)
-        )  # (.., n, h, 2)
+        )
         tables = self.embeddings[len(c.categories) - len(c.futr_categories) :]
         codes = channels[..., c.futr :, :, :].unbind(-3)
         parts = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from os import PathLike
 from typing import Any, Self
 
 import numpy as np
@@ -418,7 +419,7 @@ class Forecaster(BaseEstimator):
         check_is_fitted(self, "models_")
         return score_forecasts(self._fitted, self.history_, df)
 
-    def export(self, path: object, format: str = "onnx") -> None:
+    def export(self, path: str | PathLike[str], format: str = "onnx") -> None:
         """Write the forecaster to a file that runs without this package: from values in to
         forecasts out.
 
@@ -447,7 +448,7 @@ class Forecaster(BaseEstimator):
         check_is_fitted(self, "models_")
         export_forecaster(self._fitted, path, format, type(self).__name__, self.comm)
 
-    def save(self, path: object) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write networks, settings, and the ends of the series to a file of plain data.
 
         Of several ranks only rank 0 writes; the others return at once.
@@ -469,7 +470,7 @@ class Forecaster(BaseEstimator):
         save_forecaster(path, self, parts)
 
     @classmethod
-    def load(cls, path: object, **arguments: Any) -> Self:
+    def load(cls, path: str | PathLike[str], **arguments: Any) -> Self:
         """Load a forecaster that :meth:`save` wrote, without running code from the file.
 
         ``arguments`` replace stored ones. A custom ``model``, ``cell`` or ``loss`` is not stored:
@@ -601,7 +602,7 @@ class Forecaster(BaseEstimator):
         panel = self.history_.panel
         return np.arange(self.history_.n_series) if panel is None else panel.ids
 
-    def _check_export(self, path: object, df: object, tolerance: float) -> float:
+    def _check_export(self, path: str | PathLike[str], df: object, tolerance: float) -> float:
         check_is_fitted(self, "models_")
         panel, array = self._read_fitted(df, None)
         return check_forecaster_export(self._fitted, path, panel, array, tolerance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ N_COMPARED = 24  # steps at which forecasts are compared
 
 
 def export_forecaster(
-    fitted: FittedForecaster, path: object, format: str, class_name: str, comm: object
+    fitted: FittedForecaster, path: str | PathLike[str], format: str, class_name: str, comm: object
 ) -> None:
     """Implement ``Forecaster.export``; ``class_name`` is that of the forecaster."""
     step = ForecastStep(
@@ -60,7 +61,7 @@ def _describe_covariate(covariate: Covariate) -> dict[str, Any]:
 
 def check_forecaster_export(
     fitted: FittedForecaster,
-    path: object,
+    path: str | PathLike[str],
     panel: Panel | None,
     array: ArrayFNT | None,
     tolerance: float,
@@ -104,7 +105,9 @@ def _relative_differences(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     return np.nan_to_num(away, nan=np.inf)
 
 
-def _run_file(path: object, windows: PanelWindows, covariates: Covariates) -> list[np.ndarray]:
+def _run_file(
+    path: str | PathLike[str], windows: PanelWindows, covariates: Covariates
+) -> list[np.ndarray]:
     """Return the outputs of a file for all steps of all series from their first ones, each (T, N,
     h).
     """

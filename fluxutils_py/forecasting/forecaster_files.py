@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,9 @@ class FittedParts:
     history: History
 
 
-def save_forecaster(path: object, settings: ForecasterSettings, parts: FittedParts) -> None:
+def save_forecaster(
+    path: str | PathLike[str], settings: ForecasterSettings, parts: FittedParts
+) -> None:
     """Write a fitted forecaster; see ``Forecaster.save``."""
     _require_plain_labels(settings.id_col, parts)
     arguments = {
@@ -109,7 +112,9 @@ def _require_plain_labels(id_col: str, parts: FittedParts) -> None:
             )
 
 
-def read_forecaster(path: object, arguments: dict[str, Any], class_name: str) -> dict[str, Any]:
+def read_forecaster(
+    path: str | PathLike[str], arguments: dict[str, Any], class_name: str
+) -> dict[str, Any]:
     """Read the file of a forecaster; LoadError if ``arguments`` lack the code that it does not
     hold.
     """
@@ -123,7 +128,9 @@ def read_forecaster(path: object, arguments: dict[str, Any], class_name: str) ->
     return content
 
 
-def load_parts(content: dict[str, Any], settings: ForecasterSettings, path: object) -> FittedParts:
+def load_parts(
+    content: dict[str, Any], settings: ForecasterSettings, path: str | PathLike[str]
+) -> FittedParts:
     """Return what a file holds besides the settings; see ``Forecaster.load``."""
     try:
         return _load_parts(content, settings, path)
@@ -134,7 +141,9 @@ def load_parts(content: dict[str, Any], settings: ForecasterSettings, path: obje
         raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
 
 
-def _load_parts(content: dict[str, Any], settings: ForecasterSettings, path: object) -> FittedParts:
+def _load_parts(
+    content: dict[str, Any], settings: ForecasterSettings, path: str | PathLike[str]
+) -> FittedParts:
     channels = _load_channels(content["channels"])
     stored_frequency = content["frequency"]
     frequency = None if stored_frequency is None else Frequency(**stored_frequency)
@@ -168,7 +177,7 @@ def _load_network(
     settings: ForecasterSettings,
     channels: Channels,
     dtype: torch.dtype,
-    path: object,
+    path: str | PathLike[str],
 ) -> nn.Module:
     def build() -> nn.Module:
         return build_model(make_network(settings, channels), None, None, dtype, None)

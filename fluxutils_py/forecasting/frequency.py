@@ -12,6 +12,7 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.frames import require
 
 POLARS = re.compile(r"(\d*)(ns|us|ms|s|m|h|d|w|mo|q|y)")
+# aliases of polars to those of pandas
 OF_POLARS = {
     "m": "min",
     "d": "D",
@@ -19,7 +20,7 @@ OF_POLARS = {
     "mo": "MS",
     "q": "QS",
     "y": "YS",
-}  # aliases of polars to those of pandas
+}
 RENAMED = re.compile(
     r"([\w-]+)\. Did you mean ([\w-]+)\?|'([\w-]+)' is no longer supported.* use '([\w-]+)' instead"
 )
@@ -91,9 +92,8 @@ class Frequency:
         if self.kind in ("integer", "elapsed", "days"):
             return first + steps * self.size
         day, clock = np.divmod(first, DAY)
-        if (
-            self.kind == "business"
-        ):  # from a weekend on: from Monday, which is found to be another day
+        # from a weekend on: from Monday, which is found to be another day
+        if self.kind == "business":
             days = np.busday_offset(day.astype("M8[D]"), steps * self.size, roll="forward")
             return days.astype(np.int64) * DAY + clock
         month = _to_months(first) + steps * self.size

@@ -176,9 +176,8 @@ def run_steps(
     for _ in predictor:
         pass
     after = predictor.state()
-    still = torch.from_numpy(
-        np.flatnonzero(count == 0)
-    )  # restore the states of series without a step
+    # restore the states of series without a step
+    still = torch.from_numpy(np.flatnonzero(count == 0))
     triples = zip(after, before, dims, strict=True)
     return [
         a.index_copy(d, still.to(a.device), b.index_select(d, still.to(b.device)))

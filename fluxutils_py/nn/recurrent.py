@@ -119,9 +119,8 @@ class Recur(nn.Module):
         ``nn.LSTM``, else 0.
         """
         m = self.module
-        if isinstance(
-            m, TORCH_LAYERS
-        ):  # a module takes a microsecond to say that it lacks something
+        # a module takes a microsecond to say that it lacks something
+        if isinstance(m, TORCH_LAYERS):
             return int(isinstance(m, nn.RNNBase))
         return int(getattr(m, "batch_dim", 0))
 
@@ -191,9 +190,8 @@ class Recur(nn.Module):
         """Forget: the next call starts from the initial state and may have any batch size."""
         if self.state is not None:
             self.form = 0 if isinstance(self.state, Tensor) else len(self.state)
-        self.__dict__.update(
-            state=None, _marked=None, _mark=None
-        )  # a module's own way takes a microsecond for each
+        # a module's own way takes a microsecond for each
+        self.__dict__.update(state=None, _marked=None, _mark=None)
 
     def truncate(self) -> None:
         """Detach the state: its value stays, gradients stop here."""
@@ -300,9 +298,8 @@ class Recur(nn.Module):
             y = state[0] if isinstance(module, nn.LSTMCell) else state
         else:
             y, state = module(x, self.state)
-        object.__setattr__(
-            self, "state", state
-        )  # a module's own takes a microsecond, at every step
+        # a module's own takes a microsecond, at every step
+        object.__setattr__(self, "state", state)
         return y
 
     def _check_batch(self, state: State, n_series: int) -> None:
@@ -356,9 +353,8 @@ class _Ready(Recur):
         bias: bool = True,
         trainable_init: bool = False,
     ) -> None:
-        n_in, n_out, num_layers = map(
-            operator.index, (n_in, n_out, num_layers)
-        )  # torch refuses NumPy's integers
+        # torch refuses NumPy's integers
+        n_in, n_out, num_layers = map(operator.index, (n_in, n_out, num_layers))
         dropout, bias = float(dropout), bool(bias)
         super().__init__(
             self.layer(n_in, n_out, num_layers, dropout=dropout, bias=bias), trainable_init
@@ -429,9 +425,8 @@ def wrap_recurrent(model: nn.Module) -> nn.Module:
             isinstance(container, nn.Sequential)
             and type(container).forward is nn.Sequential.forward
         ):
-            for name, child in list(
-                container._modules.items()
-            ):  # named_children shows a layer used twice once
+            # named_children shows a layer used twice once
+            for name, child in list(container._modules.items()):
                 if isinstance(child, TORCH_LAYERS):
                     setattr(container, name, Recur(child))
     return model

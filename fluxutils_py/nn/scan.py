@@ -26,9 +26,8 @@ from torch.autograd import Function
 from fluxutils_py.nn.activations import BEND, KNEE, PLATEAU, REACH
 
 HALF = 0.5**0.5
-BELOW_ZERO = (
-    -1e-30
-)  # added to what may be 0, for which ptanh is negative: copysign goes by the sign of the zero
+# added to what may be 0, for which ptanh is negative: copysign goes by the sign of the zero
+BELOW_ZERO = -1e-30
 
 
 def scan_lstm(
@@ -152,9 +151,8 @@ class _LSTM(Function):
         h, weight, G, W, T, V, C, Y = ctx.saved_tensors
         S, B, H = Y.shape
         i, f, g, o = G.view(S, B, 4, H).unbind(2)
-        P = (2 * W).view(
-            S, B, 4, H
-        )  # from the gradients of c (thrice) and of h to those of the gates
+        # from the gradients of c (thrice) and of h to those of the gates
+        P = (2 * W).view(S, B, 4, H)
         for k, other in enumerate((g, C[:-1], i, T)):
             P[:, :, k] *= other
         through = (o * V).mul_(2 * BEND)  # from the gradient of h to that of c
@@ -237,12 +235,10 @@ class _GRU(Function):
         n_gates, k = G.shape[2], weight.shape[0] // H
         slopes = (G * (1 - G) if exact else 1 - M).view(S, B, k - 1, H)
         r, z = G[..., :H], G[..., -H:] * alpha
-        kept = (
-            1 - z if reverse else z
-        )  # share of the state, from its gradient to that of the one before
-        P_n = (1 - N * N if exact else 2 * W).mul_(
-            1 - kept
-        )  # from the gradient of h to those of candidate and gates
+        # share of the state, from its gradient to that of the one before
+        kept = 1 - z if reverse else z
+        # from the gradient of h to those of candidate and gates
+        P_n = (1 - N * N if exact else 2 * W).mul_(1 - kept)
         P = torch.empty_like(A).view(S, B, k, H)
         torch.mul(P_n, r, out=P[:, :, -1])
         P_r = P_n * A[..., -H:]

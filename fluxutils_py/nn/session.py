@@ -90,9 +90,8 @@ class InferenceSession:
         if self._ages is None:
             return tuple(o[-n_steps:] for o in self._outputs(xs))
         outs: list[Tensor] = []
-        for age in (
-            self._ages.unique().tolist()
-        ):  # series that have seen as many steps are computed together
+        # series that have seen as many steps are computed together
+        for age in self._ages.unique().tolist():
             series = (self._ages == age).nonzero()[:, 0]
             part = self._outputs(tuple(x[-age - n_steps :, series] for x in xs))
             outs = outs or [o.new_empty(n_steps, xs[0].shape[1], o.shape[2]) for o in part]

@@ -132,9 +132,8 @@ def grad2net(m: M, v: Any) -> M:
     tensor([[1., 2.]])
     """
     for p, part in _split_vector("grad2net", m, v):
-        p.grad = torch.empty_like(p).copy_(
-            part
-        )  # in the memory order of p, as fused optimizers need it
+        # in the memory order of p, as fused optimizers need it
+        p.grad = torch.empty_like(p).copy_(part)
     return m
 
 

@@ -145,9 +145,10 @@ def winsor_statistics(
     n = ranks.n
     low, high = ranks.values.view(-1, len(QUANTILES), 2).unbind(2)
     share, empty = ranks.share, (n == 0)[:, None]
+    # as NumPy rounds
     between = torch.where(
         share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share)
-    )  # as NumPy rounds
+    )
     bounds = torch.where(low == high, low, between).masked_fill(empty, 0)
     if not bounds.isfinite().all():
         f = int((~bounds.isfinite()).any(1).nonzero()[0])
@@ -156,13 +157,11 @@ def winsor_statistics(
             "missing"
         )
     lower, upper = bounds[:, :1], bounds[:, 1:]
-    count, mean, squares = (
-        torch.zeros(len(n), dtype=torch.float64) for _ in range(3)
-    )  # of distances from lower
+    # of distances from lower
+    count, mean, squares = (torch.zeros(len(n), dtype=torch.float64) for _ in range(3))
     for block in passes():
-        y = (
-            block.to(torch.float64, copy=True).clamp_(lower, upper).sub_(lower)
-        )  # small numbers: no digits are lost
+        # small numbers: no digits are lost
+        y = block.to(torch.float64, copy=True).clamp_(lower, upper).sub_(lower)
         missing = y.isnan()
         more = y.shape[1] - missing.sum(1)
         block_mean = y.nansum(1) / more.clamp_min(1)
@@ -205,9 +204,8 @@ class _Ranks:
         for f, row in enumerate(block):
             keys = _to_keys(row[~row.isnan()]) >> shift
             if self.passes == 0:
-                self.counts[f, 0] += torch.bincount(
-                    keys + n_digits // 2, minlength=n_digits
-                )  # the sign is in it
+                # the sign is in it
+                self.counts[f, 0] += torch.bincount(keys + n_digits // 2, minlength=n_digits)
                 continue
             beginnings = keys >> self.digit
             for prefix in self.prefix[f].unique():
@@ -220,17 +218,14 @@ class _Ranks:
         self.counts = add_up(self.counts)
         if self.passes == 0:
             self.n = self.counts.sum((1, 2))
-            at = (
-                torch.tensor(QUANTILES, dtype=torch.float64) * (self.n - 1).clamp_min(0)[:, None]
-            )  # (F, 2)
+            # (F, 2)
+            at = torch.tensor(QUANTILES, dtype=torch.float64) * (self.n - 1).clamp_min(0)[:, None]
             self.share = at - at.floor()
-            self.rank = (
-                torch.stack([at.floor(), at.ceil()], 2).long().flatten(1)
-            )  # (F, 4), among those of the prefix
+            # (F, 4), among those of the prefix
+            self.rank = torch.stack([at.floor(), at.ceil()], 2).long().flatten(1)
             self.prefix = torch.zeros_like(self.rank)
-        up_to = (
-            self.counts.cumsum(2).expand(-1, self.rank.shape[1], -1).contiguous()
-        )  # (F, 4, digits)
+        # (F, 4, digits)
+        up_to = self.counts.cumsum(2).expand(-1, self.rank.shape[1], -1).contiguous()
         digit = torch.searchsorted(up_to, self.rank[:, :, None], right=True)
         digit = digit.clamp_max(up_to.shape[2] - 1)  # of features without values
         self.rank -= (up_to.gather(2, digit) - self.counts.expand_as(up_to).gather(2, digit))[
@@ -279,7 +274,6 @@ def _blocks(x: Any) -> Iterator[Tensor]:
         for b in range(0, second, n_second):
             outer, inner = slice(a, a + n_first), slice(b, b + n_second)
             part = x[:, outer, inner] if by_series else x[:, inner, outer]
-            block = (
-                part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(part)
-            )  # copied: may be read-only
+            # copied: may be read-only
+            block = part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(part)
             yield block.reshape(F, -1)

@@ -51,9 +51,8 @@ def classindexes(t: Any) -> dict[Any, np.ndarray]:
         raise DataError(f"class labels must be of one kind that can be sorted: {error}") from None
     order = np.argsort(which, kind="stable")
     indices = np.split(order, np.cumsum(np.bincount(which, minlength=len(classes)))[:-1])
-    return {
-        c: i for c, i in zip(classes.tolist(), indices, strict=len(classes) > 0) if c == c
-    }  # NaN != NaN
+    # NaN != NaN
+    return {c: i for c, i in zip(classes.tolist(), indices, strict=len(classes) > 0) if c == c}
 
 
 def balanced_sample(ci: Mapping[Any, Any], n: int, rng: Any = None) -> np.ndarray:

@@ -159,10 +159,11 @@ def ptrain(
     prepare = preparesamples if bs is None else lambda: as_sample(preparesamples())
     with Threads(n) as threads:
         in_threads = ThreadedLoss(compute, as_module(params), threads, parts, replicate=False)
+        # what a rank's share of a minibatch is
         told = {
             "axis": axis,
             "whether bs is None": bs is None,
-        }  # what a rank's share of a minibatch is
+        }
         _train(
             in_threads, divide, params, prepare, opt, iterations, told=told, **settings, defer=False
         )

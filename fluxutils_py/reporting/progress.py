@@ -14,11 +14,12 @@ from fluxutils_py.terminal import shows_progress
 
 _said: set[str] = set()  # lines that this process needs only once
 LOG = logging.getLogger("fluxutils_py")
+# not shown among the numbers of an epoch's record
 HIDDEN_KEYS = (
     "epoch",
     "mean_batch_loss",
     "seconds",
-)  # not shown among the numbers of an epoch's record
+)
 
 
 def progress_hook(verbose: Any) -> ProgressBar | EpochLog | None:
@@ -104,9 +105,8 @@ class ProgressBar:
         if not is_main_process(loop):
             return
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # tqdm warns when the notebook lacks widgets, then falls back to text
+            # tqdm warns when the notebook lacks widgets, then falls back to text
+            warnings.simplefilter("ignore")
             from tqdm.auto import tqdm
         total = None if loop.end_step is None else max(loop.end_step - loop.start_step, 0)
         done = loop.step - loop.start_step  # not 0 in a run that continues an interrupted one
@@ -118,9 +118,8 @@ class ProgressBar:
             print(line, file=sys.stderr, flush=True)
 
     def on_step(self, loop: Any) -> None:
-        if (
-            self._bar is not None and self._bar.update()
-        ):  # true when tqdm redraws the bar; format numbers only then
+        # true when tqdm redraws the bar; format numbers only then
+        if self._bar is not None and self._bar.update():
             self._show_epoch(loop)
 
     def _show_epoch(self, loop: Any) -> None:

@@ -176,8 +176,7 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
             yield
         finally:
             with suppress(OSError):
-                fcntl.flock(
-                    lock, fcntl.LOCK_UN
-                )  # releases it even if a forked process has the folder open
+                # releases it even if a forked process has the folder open
+                fcntl.flock(lock, fcntl.LOCK_UN)
     finally:
         os.close(lock)

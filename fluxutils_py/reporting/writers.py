@@ -272,10 +272,11 @@ class SummaryWriter(Writer):
         auto_flush: bool = False,
         filename_suffix: str = "",
     ) -> None:
+        # the file is opened by a thread, later
         self.log_dir, self.auto_flush = (
             Path(log_dir).absolute(),
             auto_flush,
-        )  # the file is opened by a thread, later
+        )
         self._torch = self._open_torch(
             purge_step=purge_step, flush_secs=self.flush_s, filename_suffix=filename_suffix
         )

@@ -17,11 +17,12 @@ from fluxutils_py.nn import Recur
 from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.training.plain_files import PLAIN_TYPES
 
+# their functions and modules are described by name
 LIBRARIES = (
     "torch",
     "numpy",
     "fluxutils_py",
-)  # their functions and modules are described by name
+)
 # Values that are shown by their text. Files hold others (see plain_files): no NumPy scalars.
 PLAIN = (*PLAIN_TYPES, np.generic, torch.dtype, torch.Size)
 OF_MODULES = frozenset(vars(nn.Module()))

@@ -210,9 +210,8 @@ def test_modes_states_gradients_and_generators_are_as_before(given, fails):
             raise OSError("disk on fire")
         return model(batch[0]).requires_grad
 
-    loader = DataLoader(
-        TensorDataset(torch.randn(7, 2)), batch_size=4, shuffle=True
-    )  # draws a seed
+    # draws a seed
+    loader = DataLoader(TensorDataset(torch.randn(7, 2)), batch_size=4, shuffle=True)
     generator = torch.get_rng_state()
     if fails:
         with pytest.raises(OSError, match=r"^disk on fire$"):
@@ -263,9 +262,8 @@ def test_windows_carry_the_state_over_time():
     est = Estimator(model, spec=Spec(1, 3, 4), random_state=0).fit(x, x[:1])
     expected = est.predict(x)  # (1, 5, 7), each series as a whole
     found = eval_batches(Calls(lambda batch, est: est.model_(batch.x)), "dev", batches, est)
-    got = [
-        torch.cat(found.values[i : i + 2]) for i in (0, 2)
-    ]  # two windows of each of two groups of series
+    # two windows of each of two groups of series
+    got = [torch.cat(found.values[i : i + 2]) for i in (0, 2)]
     got = torch.cat(got, 1).permute(2, 1, 0).numpy()
     np.testing.assert_allclose(got, expected, atol=1e-12)
 

@@ -64,9 +64,8 @@ def test_orders_of_memory_and_of_bytes_do_not_matter(dtype):
 
 
 def test_what_no_row_walks_through_may_be_anything():
-    rows = Segments(
-        np.array([0, 1, 1, 6]), np.array([0, 2, 5, 4]), np.array([11, 3, 4, 7])
-    )  # 1 has two stretches
+    # 1 has two stretches
+    rows = Segments(np.array([0, 1, 1, 6]), np.array([0, 2, 5, 4]), np.array([11, 3, 4, 7]))
     live = np.zeros((N, T), bool)
     live[0], live[1, 2:9], live[6, 4:] = True, True, True
     whole = digest(X, rows)

@@ -92,10 +92,11 @@ def test_masked_inputs_are_what_nan_in_inputs_is(holes):
     views = [samples(a) for a in (Lazy(holes), holes.filled(np.nan))]
     np.testing.assert_array_equal(*map(np.asarray, views))
     partly = np.ma.MaskedArray(holes.data, holes.mask & (np.arange(F) == 0)[:, None, None])
+    # of a step with a target, one input of several
     for data in (
         Lazy(partly),
         partly.filled(np.nan),
-    ):  # of a step with a target, one input of several
+    ):
         with pytest.raises(DataError, match="NaN"):
             Estimator(spec=SPEC).fit(data, np.zeros((1, N, T), "float32"))
 

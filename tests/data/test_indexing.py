@@ -51,9 +51,8 @@ def take(key):
 def test_an_index_picks_what_numpy_picks(key):
     wanted = A[[]] if isinstance(key, np.ndarray) and key.size == 0 else A[key]
     if isinstance(key, tuple) and key[:1] == (0,) and isinstance(key[-1], list):
-        wanted = (
-            wanted.T
-        )  # NumPy moves the axis of an index array before that of an earlier integer; h5py does not
+        # NumPy moves the axis of an index array before that of an earlier integer; h5py does not
+        wanted = wanted.T
     found = take(key)
     assert found.shape == wanted.shape
     assert np.array_equal(found, wanted)
@@ -106,9 +105,8 @@ def test_what_runs_up_by_one_is_a_range():
     assert compose_index(range(10), np.array([3, 4, 5])) == range(3, 6)
     assert compose_index(np.array([1, 3, 4, 9]), np.array([1, 2])) == range(3, 5)
     assert compose_index(np.array([1, 3]), np.array([1])) == range(3, 4)
-    assert isinstance(
-        compose_index(range(10), np.array([3, 5, 4, 6])), np.ndarray
-    )  # as long as what lies between its ends
+    # as long as what lies between its ends
+    assert isinstance(compose_index(range(10), np.array([3, 5, 4, 6])), np.ndarray)
 
 
 @pytest.mark.parametrize(

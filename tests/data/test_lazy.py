@@ -110,9 +110,8 @@ def test_runs_of_neighbours_are_read_in_one_go_and_nothing_between_them():
     a = LazyArray(source, np.array([4, 5, 0, 1, 1]), np.array([0, 1, 2, 7, 8]))
     assert source.asked == []
     assert np.array_equal(a[...], part(a.series, a.steps))
-    assert sorted(source.asked) == sorted(
-        [(F, n, t) for t in (3, 2) for n in (2, 2)]
-    )  # each place once
+    # each place once
+    assert sorted(source.asked) == sorted([(F, n, t) for t in (3, 2) for n in (2, 2)])
     source.asked.clear()
     assert np.array_equal(a[:, 1:3, 2:4], part(a.series, a.steps)[:, 1:3, 2:4])
     assert source.values == F * 4

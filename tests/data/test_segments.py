@@ -56,15 +56,13 @@ def test_folds_are_those_of_array_split(lengths, batchsize):
         return
     expected = []
     for series, length in enumerate(lengths):
-        for fold in np.array_split(
-            np.arange(length), n if length > n else 1
-        ):  # too short a series stays whole
+        # too short a series stays whole
+        for fold in np.array_split(np.arange(length), n if length > n else 1):
             expected.append((series, fold[0], len(fold)))
     assert as_list(folded) == expected
     steps = [(s, t) for s, start, length in as_list(folded) for t in range(start, start + length)]
-    assert steps == [
-        (s, t) for s, length in enumerate(lengths) for t in range(length)
-    ]  # once each, nothing dropped
+    # once each, nothing dropped
+    assert steps == [(s, t) for s, length in enumerate(lengths) for t in range(length)]
     assert folded.min_length >= 1
     assert len(folded) <= batchsize
 
@@ -77,9 +75,8 @@ def test_folds_of_series_that_divide_are_those_of_a_reshape(n_series, n_steps, b
     n = batchsize // n_series
     rows = rebatch(Segments.from_lengths(n_series, n_steps), batchsize)
     got = [x[s, start : start + length].tolist() for s, start, length in as_list(rows)]
-    assert (
-        got == x.reshape(n_series * n, n_steps // n).tolist()
-    )  # row b * n + k holds fold k of series b
+    # row b * n + k holds fold k of series b
+    assert got == x.reshape(n_series * n, n_steps // n).tolist()
 
 
 def test_rows_that_begin_within_a_series_are_folded_from_there():

@@ -168,9 +168,8 @@ def test_equal_lengths_leave_nothing_to_mask(which, batchsize, seqsize, overlap,
     lengths = [length for _, _, length in seen]
     assert lengths == sorted(lengths, reverse=True)
     alike = [lengths.count(n) for n in set(lengths)]
-    assert sum(w.index.first for w in found) == sum(
-        -(-n // batchsize) for n in alike
-    )  # no fuller than they could be
+    # no fuller than they could be
+    assert sum(w.index.first for w in found) == sum(-(-n // batchsize) for n in alike)
 
 
 def test_windows_can_be_walked_through_again():
@@ -214,9 +213,8 @@ def test_shuffling_draws_a_new_order_of_rows_and_keeps_time(equal_lengths):
     second = order()
     assert sorted(first) == sorted(second) == list(range(n_series))
     assert len({tuple(o) for o in (given, first, second)}) == 3
-    assert (
-        len(windows) == n_windows or not equal_lengths
-    )  # groups of other lengths may have other windows
+    # groups of other lengths may have other windows
+    assert len(windows) == n_windows or not equal_lengths
     assert len(list(windows)) == len(windows)
     windows.shuffle(np.random.default_rng(5))
     assert order() == first
@@ -338,9 +336,8 @@ def test_steps_without_a_target_do_not_count():
             i = w.index.segments.series.tolist().index(s)
             assert w.w[t - w.index.start, i, 0] == 0
             assert w.y[0][t - w.index.start, i].tolist() == [0, 0]  # the whole step
-            assert (
-                w.x[0][t - w.index.start, i].tolist() == x[:, s, t].tolist()
-            )  # its input still moves the state
+            # its input still moves the state
+            assert w.x[0][t - w.index.start, i].tolist() == x[:, s, t].tolist()
         assert w.n_live == w.x[0].shape[0] * len(w.index.segments) - len(inside)
         assert w.w is None or (w.w == 0).sum() == len(inside)
         n_live += w.n_live

@@ -47,9 +47,8 @@ def test_the_rows_of_all_ranks_make_up_the_whole(counts):
         shards = shards_of(counts, rank)
         own = shards.own(rows)
         at = [i for i, n in enumerate(rows.series) if shards.owner[n] == rank]
-        assert own.series.tolist() == [
-            shards.local[rows.series[i]] for i in at
-        ]  # in the same order
+        # in the same order
+        assert own.series.tolist() == [shards.local[rows.series[i]] for i in at]
         assert own.start.tolist() == rows.start[at].tolist()
         assert own.length.tolist() == rows.length[at].tolist()
         n_rows += len(own)
@@ -58,11 +57,12 @@ def test_the_rows_of_all_ranks_make_up_the_whole(counts):
 
 def test_values_of_ranks_are_put_in_the_common_order():
     shards = shards_of((2, 0, 3))
+    # the second rank has a stand-in
     values = [
         np.array([10, 11]),
         np.array([99]),
         np.array([30, 31, 32]),
-    ]  # the second rank has a stand-in
+    ]
     found = shards.in_common_order(values)
     assert found.tolist() == [
         (10, 0, 30)[r] + j for r, j in zip(shards.owner, shards.local, strict=True)

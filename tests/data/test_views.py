@@ -455,9 +455,8 @@ def test_a_shuffled_splitter_of_time_is_an_error():
     with pytest.raises(ValueError, match=r"^time steps must stay in their order"):
         train_test_split(v, random_state=0)
     a, b = next(KFold(3, shuffle=True, random_state=0).split(v))
-    assert (
-        _safe_indexing(v, a).contiguous_runs() != []
-    )  # sorted, with gaps: the state is forgotten there
+    # sorted, with gaps: the state is forgotten there
+    assert _safe_indexing(v, a).contiguous_runs() != []
     assert len(_safe_indexing(v, b)) == 7
 
 

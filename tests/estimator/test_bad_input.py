@@ -172,9 +172,8 @@ class Case:
     telling: str | tuple[str, ...]
     arguments: Callable[[], dict[str, Any]] = dict  # of fit, or of predict or score
     settings: Callable[[], dict[str, Any]] = dict  # of the constructor
-    loops: bool = field(
-        default=False
-    )  # whether it shows in the first window only; else no hook has run
+    # whether it shows in the first window only; else no hook has run
+    loops: bool = field(default=False)
 
 
 def table(*cases):
@@ -784,24 +783,23 @@ def test_not_finite_in_a_later_window(kind, accumulate, opt):
         value = three(model, xs, ys)
         if len(calls) < 7:
             return value
-        return (
-            value * torch.nan if kind == "loss" else value + (model.head.bias * 0).sqrt().sum()
-        )  # 0 * inf backwards
+        # 0 * inf backwards
+        return value * torch.nan if kind == "loss" else value + (model.head.bias * 0).sqrt().sum()
 
     record = Recorder()
+    # 4 windows an epoch
     spec = {
         **PLAIN,
         "batchsize": 5,
         "shuffle": False,
         "accumulate": accumulate,
         "seqsize": 3,
-    }  # 4 windows an epoch
+    }
     est = Estimator(Net(), loss, opt, spec, callbacks=record, random_state=0)
     with pytest.raises(FloatingPointError, match="is nan at steps"):
         est.fit(X, Y)
-    assert (
-        len(record.parameters) == 6
-    )  # a gradient too is looked at in its own step, also while it waits
+    # a gradient too is looked at in its own step, also while it waits
+    assert len(record.parameters) == 6
     assert torch.equal(net2vec(est), record.parameters[5])
     assert picture(est.optimizer_.state_dict()) == picture(record.optimizer[5])
     assert all(p.grad is None for p in est.model_.parameters())

@@ -228,9 +228,8 @@ def test_an_error_carries_the_name_of_its_hook(event):
         est.fit(X, Y)
     assert info.value.__notes__ == [f"raised by the on_{event} hook 'my hook'"]
     assert len(closed) == 1
-    assert hasattr(est, "model_") is (
-        event != "start"
-    )  # where nothing was learnt, nothing is changed
+    # where nothing was learnt, nothing is changed
+    assert hasattr(est, "model_") is (event != "start")
     if event != "start":
         assert np.isfinite(est.predict(X)).all()
 
@@ -654,9 +653,8 @@ def test_grad_is_the_mean_of_the_last_epoch_before_clipping():
     clipped = make(opt=Remembering, epochs=1, clip=1e-12).fit(X, Y)
     assert max(g.norm() for g in grads) <= 1e-12
     assert clipped.grad_.norm() > 1e-3
-    assert torch.allclose(
-        clipped.grad_, first, rtol=0.5, atol=0.05
-    )  # nearly the same weights throughout
+    # nearly the same weights throughout
+    assert torch.allclose(clipped.grad_, first, rtol=0.5, atol=0.05)
 
 
 def test_the_history_is_a_table_of_loss_validation_loss_and_learning_rate():

@@ -223,9 +223,8 @@ class TestUnscaled:
         x[1] = 0.1  # a constant
         x[2, 3] = 1  # a class of series
         x[3, 0, 5] = 1  # a rare event
-        x[4] = 0.3 + 1e-9 * np.random.default_rng(0).normal(
-            size=(7, 600)
-        )  # a constant, up to rounding
+        # a constant, up to rounding
+        x[4] = 0.3 + 1e-9 * np.random.default_rng(0).normal(size=(7, 600))
         y = np.where(np.arange(600) % 599 == 7, 1.0, 0) + np.zeros((1, 7, 1))
         assert self.fit(x, y, Estimator(spec={"epochs": 1}, random_state=0)) == []
         assert self.fit(x, np.ones_like(y), Estimator(spec={"epochs": 1}, random_state=0)) == []

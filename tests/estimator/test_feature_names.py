@@ -127,9 +127,8 @@ def test_frames_and_sequences_have_them_in_common():
     scaler = SequenceScaler().fit(frame)
     assert scaler.transform(samples(X, feature_names=NAMES)).feature_names == NAMES
     of_view = SequenceScaler().set_output(transform="pandas").fit(samples(X, feature_names=NAMES))
-    assert isinstance(
-        of_view.transform(np.asarray(samples(X))), np.ndarray
-    )  # of 27 columns, not 3 features
+    # of 27 columns, not 3 features
+    assert isinstance(of_view.transform(np.asarray(samples(X))), np.ndarray)
     assert list(scaler.set_output(transform="pandas").transform(frame).columns) == list(NAMES)
 
 

@@ -83,9 +83,8 @@ def est_rows(est, x, y, lengths):
 
 def test_steps_to_burn_in_do_not_count_as_memory():
     x, y = delayed(1, 97)
-    assert (
-        small(batchsize=256, seqsize=2, burn_in=40).fit(x, y).history_[0]["folds"] == 2
-    )  # of 48 and 49 steps
+    # of 48 and 49 steps
+    assert small(batchsize=256, seqsize=2, burn_in=40).fit(x, y).history_[0]["folds"] == 2
 
 
 @pytest.mark.parametrize(
@@ -100,9 +99,8 @@ def test_the_setting(setting, folds):
 
 def test_the_guard_of_the_reference():
     x, y = delayed(2, 16)
-    assert (
-        small(batchsize=32, seqsize=4, rebatch=True).fit(x, y).history_[-1]["folds"] == 1
-    )  # T <= n
+    # T <= n
+    assert small(batchsize=32, seqsize=4, rebatch=True).fit(x, y).history_[-1]["folds"] == 1
     assert small(batchsize=30, seqsize=4, rebatch=True).fit(x, y).history_[-1]["folds"] == 15
     assert rebatch(x, 32) is x
     assert rebatch(x, 30).shape == (1, 30, 2)

@@ -94,10 +94,11 @@ def test_float16_with_threads_scales_the_loss():
 @pytest.mark.parametrize("precision", LOW)
 @pytest.mark.parametrize("n_jobs", [1, 2])
 def test_resuming_ends_with_the_bits_of_an_uninterrupted_fit(tmp_path, precision, n_jobs):
+    # overflows
     far = {
         "loss": lambda net, xs, ys: 1e4 * (net(xs).float() - ys).square().mean(),
         "accumulate": 2,
-    }  # overflows
+    }
     whole = estimator(precision, n_jobs=n_jobs, shuffle=True, **far).fit(*data())
 
     def kill(loop):

@@ -132,9 +132,8 @@ def test_features_have_names(x, tmp_path):
     est = SequenceRegressor(4, epochs=1).fit(view, samples(x[:1]))
     est.export(tmp_path / "m.pt2", "torch")
     assert read_metadata(tmp_path / "m.pt2")["feature_names"] == ["a", "b", "c"]
-    rows = pd.DataFrame(
-        np.asarray(samples(x)), columns=[f"c{i}" for i in range(3 * T)]
-    )  # names of F * T columns
+    # names of F * T columns
+    rows = pd.DataFrame(np.asarray(samples(x)), columns=[f"c{i}" for i in range(3 * T)])
     est = SequenceRegressor(4, epochs=1, n_timesteps=T).fit(rows, x[0, :, -1])
     est.export(tmp_path / "m.pt2", "torch")
     assert read_metadata(tmp_path / "m.pt2")["feature_names"] is None

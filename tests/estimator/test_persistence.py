@@ -234,9 +234,8 @@ def test_optimizers(opt, tmp_path):
     est = Estimator(None, None, opt, SPEC, random_state=0).fit(X, Y)
     loaded = round_trip(est, tmp_path)
     assert type(loaded.optimizer_) is type(est.optimizer_)
-    assert torch.equal(
-        net2vec(loaded.fit(X, Y)), net2vec(est.fit(X, Y))
-    )  # the settings are there too: model=None
+    # the settings are there too: model=None
+    assert torch.equal(net2vec(loaded.fit(X, Y)), net2vec(est.fit(X, Y)))
 
 
 def test_an_optimizer_instance_with_two_groups(tmp_path):

@@ -262,9 +262,8 @@ def test_of_one_series_the_last_steps_are_held_out(form):
 
 def test_steps_with_gaps_are_held_out_at_the_end():
     steps = np.array([0, 1, 2, 3, 5, 6, 7, 8, 10, 11])
-    unscaled = partial(
-        SequenceRegressor, scale_target=False
-    )  # sums would be rounded in another order
+    # sums would be rounded in another order
+    unscaled = partial(SequenceRegressor, scale_target=False)
     est, trace = traced(unscaled, timesteps(X)[steps], timesteps(Y)[steps])
     by_hand = unscaled(**SMALL, callbacks=(hand := Trace()))
     parts = [(timesteps(X)[steps[k]], timesteps(Y)[steps[k]]) for k in (slice(7), slice(7, 10))]

@@ -242,10 +242,11 @@ def test_several_inputs_and_outputs():
     x, y = data()
     k = np.random.default_rng(1).integers(0, 4, size=(1, N, T))
     est = Estimator(Two(), spec=Spec(epochs=1, batchsize=8, seqsize=10)).fit((x, k), (y, y[:1]))
+    # of the copy's model it is not known yet whether it takes windows
     for fresh in (
         est,
         copy.deepcopy(est),
-    ):  # of the copy's model it is not known yet whether it takes windows
+    ):
         live = fresh.stream(N)
         found = [live.step((x[:, :, t], k[:, :, t])) for t in range(T)]
         for one, whole in zip(zip(*found, strict=True), est.predict((x, k)), strict=True):

@@ -15,12 +15,13 @@ KINDS = [
     *("torch", "torch_cells", "own_cells", "own_cells_in_recur", "scans", "convolutions", "stacks"),
     *("norms", "no_state", "several", "context", "classifier"),
 ]
+# as programs of torch, whose scan runs in Python
 CHEAP = [
     "torch_cells",
     "no_state",
     "context",
     "classifier",
-]  # as programs of torch, whose scan runs in Python
+]
 
 
 def arrays(kind, n_series, n_steps, dtype="float32"):

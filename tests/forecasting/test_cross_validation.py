@@ -190,9 +190,8 @@ def test_a_first_zero_after_the_first_cutoff_is_named(small, refit):
     with pytest.raises(DataError, match=r"is 0 in series 'b' at 45;.*transform='none'"):
         fc.cross_validation(later, n_windows=3, refit=refit)
     assert len(fc.cross_validation(later, n_windows=3, refit=True)) == 2 * 3 * 3
-    last = df.assign(
-        y=np.where((df.unique_id == "b") & (df.ds == 48), 0.0, df.y)
-    )  # to score against, nothing else
+    # to score against, nothing else
+    last = df.assign(y=np.where((df.unique_id == "b") & (df.ds == 48), 0.0, df.y))
     found = fc.cross_validation(last, n_windows=3, refit=refit)
     assert (found.y == 0).sum() == 1
     assert np.isfinite(found.Forecaster).all()

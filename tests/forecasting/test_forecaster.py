@@ -328,11 +328,12 @@ def test_arrays_equal_frames(rng, small):
 def test_maps_equal_arrays_in_memory(rng, small, tmp_path):
     x = (rng.normal(size=(1, 9, 50)) + 9).astype("float32")
     h5save(tmp_path / "x.h5", {"x": x})
+    # all series in each window, in whatever order
     settings = {
         **small,
         "batchsize": 9,
         "dropout": 0.0,
-    }  # all series in each window, in whatever order
+    }
     found = Forecaster(3, season_length=7, **settings).fit(h5mmap(tmp_path / "x.h5", "x")).predict()
     expected = Forecaster(3, season_length=7, **settings).fit(x).predict()
     np.testing.assert_allclose(found, expected, rtol=1e-5)

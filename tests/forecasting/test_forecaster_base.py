@@ -1,6 +1,5 @@
 """The data that a forecaster reads and keeps."""
 
-import numpy as np
 import pytest
 
 from fluxutils_py.errors import DataError

@@ -19,9 +19,8 @@ H, M = 4, 3
 @pytest.fixture
 def windows(rng):
     lengths = np.array([11, 1, 26, 7])
-    values = rng.normal(
-        size=(5, lengths.sum())
-    )  # target, past number and category; number and category known ahead
+    # target, past number and category; number and category known ahead
+    values = rng.normal(size=(5, lengths.sum()))
     values[[2, 4]] = rng.integers(0, 4, (2, lengths.sum()))
     features = Features(H, M, 2 * M, 5, False, 1.0, 1e-6)
     channels = Channels(H, features.n_inputs, 1, 2, 1, (4,), (4,), (4,), base=True)

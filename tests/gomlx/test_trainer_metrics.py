@@ -119,9 +119,8 @@ def test_masks_and_weights_among_the_labels_reach_all_metrics():
     ):
         assert found["accuracy"] == pytest.approx(3 / 5)
         assert found["mae"] == pytest.approx((3 * 0.1 + 0.8 + 0.6) / 5)
-        assert found["as the loss"] == pytest.approx(
-            (3 * 0.1**2 + 0.8**2 + 0.6**2) / 4
-        )  # gomlx: over all elements
+        # gomlx: over all elements
+        assert found["as the loss"] == pytest.approx((3 * 0.1**2 + 0.8**2 + 0.6**2) / 4)
 
 
 def test_gomlx_accuracy_of_classes_with_weights_and_mask_is_two_of_three_and_a_half():

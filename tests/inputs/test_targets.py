@@ -94,10 +94,11 @@ def test_a_matrix_of_all_steps_beside_samples_is_every_steps(x, y, g):
     flat = SequenceRegressor(**SMALL, n_timesteps=T).fit(matrix(x), matrix(y[:g]))
     assert same(flat, native)
     assert same(est.partial_fit(samples(x), matrix(y[:g])), native.partial_fit(x, y[:g]))
+    # so few steps could be targets of series, had it not been fitted
     other = (
         x[:, :, :3],
         y[:g, :, :3],
-    )  # so few steps could be targets of series, had it not been fitted
+    )
     assert est.score(samples(other[0]), matrix(other[1])) == native.score(*other)
 
 

@@ -186,9 +186,8 @@ def test_shuffle_moves_series_never_time(task):
         for group in range(5):
             windows = epoch[group * 5 : group * 5 + 5]
             series = [by_series[round(float(v), 12)] for v in windows[0][0]]
-            assert torch.equal(
-                torch.cat(windows), torch.tensor(task.x[0, series].T)
-            )  # each walks forward, whole
+            # each walks forward, whole
+            assert torch.equal(torch.cat(windows), torch.tensor(task.x[0, series].T))
             order += series
         assert sorted(order) == list(range(37))
         orders.append(order)

@@ -17,9 +17,8 @@ from fluxutils_py.nn import GRU, LSTM, RNN, Recur
 
 from .conftest import B, S, T, difference, flat, plain_loop, window
 
-still = partial(
-    torch.optim.SGD, lr=0.0
-)  # an optimizer that changes nothing: fit then measures gradients
+# an optimizer that changes nothing: fit then measures gradients
+still = partial(torch.optim.SGD, lr=0.0)
 sgd = partial(torch.optim.SGD, lr=0.05)
 
 
@@ -46,9 +45,8 @@ def test_short_windows_see_the_same_losses_and_truncated_gradients(task):
     whole = Estimator(task.ours(), None, still, Spec(epochs=1, batchsize=B, seqsize=T)).fit(
         task.x, task.y
     )
-    assert est.loss_curve_[0] == pytest.approx(
-        whole.loss_curve_[0], rel=1e-13
-    )  # the state came across
+    # the state came across
+    assert est.loss_curve_[0] == pytest.approx(whole.loss_curve_[0], rel=1e-13)
     assert difference(est.grad_, torch.stack(grads).mean(0)) < 1e-14
     assert difference(est.grad_, whole.grad_) > 1e-3  # the gradient did not
 

@@ -82,9 +82,8 @@ def test_predictions_depend_neither_on_seqsize_nor_on_chunks(kind, monkeypatch):
     for seqsize in (1, 4, 10, 43, 100, None):
         est.set_params(spec=Spec(epochs=1, batchsize=B, seqsize=seqsize, overlap=OVERLAP))
         assert difference(est.predict(task.x), expected) < 1e-12
-        single = (
-            [list(range(1, T))] if seqsize in (1, 10, None) else []
-        )  # the others have the same windows
+        # the others have the same windows
+        single = [list(range(1, T))] if seqsize in (1, 10, None) else []
         for cuts in ([1], [3, 5, 30], *single):
             state, parts = None, []
             for start, stop in zip([0, *cuts], [*cuts, T], strict=True):

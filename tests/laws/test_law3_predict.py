@@ -137,9 +137,8 @@ def test_the_state_goes_into_the_model_and_comes_from_it():
     assert np.abs(found - whole[:, :, 13:]).max() < 1e-12
     reset(est).model_(xs[:29])
     assert np.abs(est.predict(x[:, :, 29:], state=states(est)) - whole[:, :, 29:]).max() < 1e-12
-    assert np.array_equal(
-        est.predict(x, state=states(reset(est))), whole
-    )  # a fresh state is that of no series
+    # a fresh state is that of no series
+    assert np.array_equal(est.predict(x, state=states(reset(est))), whole)
 
 
 def test_a_state_of_some_series_goes_on_for_them():
@@ -178,9 +177,10 @@ def test_modules_of_ones_own_go_on_from_a_state():
     assert [t.dtype.is_floating_point for t in state] == [True, False, True, True, True, False]
     assert {int(n) for n in state[1]} == {T}
     again = copy.deepcopy(est)
+    # never ran
     again.model_ = nn.Sequential(
         Recur(Own()), copy.deepcopy(est.model_[1]), Recur(Own()), est.model_[3]
-    )  # never ran
+    )
     assert np.array_equal(again.predict(x, state=state), est.predict(x, state=state))
 
 

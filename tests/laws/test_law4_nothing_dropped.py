@@ -61,9 +61,8 @@ def test_every_step_of_folded_series_is_a_target_exactly_once(
 def test_folds_equal_series_cut_by_hand(time_major):
     task = make_task(n_series=3, n_steps=44)
     n = 11  # folds of 4 steps: 33 rows of a batch of 35
-    x, y = (
-        a.reshape(a.shape[0], 3, n, 4).reshape(a.shape[0], 3 * n, 4) for a in (task.x, task.y)
-    )  # row b*n + k
+    # row b*n + k
+    x, y = (a.reshape(a.shape[0], 3, n, 4).reshape(a.shape[0], 3 * n, 4) for a in (task.x, task.y))
     hand = make_task(n_series=3, n_steps=44)
     hand.x, hand.y = x, y
     expected, _, _ = plain_loop(hand, sgd, epochs=2, batchsize=100, seqsize=3)

@@ -150,10 +150,11 @@ def test_single_missing_outputs_are_masked_by_themselves(task, form, weighted):
         (windows[:, 0] * windows[:, 1]).sum() / windows[:, 1].sum(), rel=1e-12
     )
     if seen:
+        # one column where whole steps are there or missing
         assert {shape[2] for shape in seen} == {
             1,
             2,
-        }  # one column where whole steps are there or missing
+        }
 
 
 class Columns(nn.Module):
@@ -286,9 +287,8 @@ def test_a_loss_with_four_arguments_gets_scaled_weights(task):
     assert (
         difference(net2vec(est), weighted_oracle(task, np.broadcast_to(w[:, None], (N, T)))) < 1e-12
     )
-    assert (
-        difference(net2vec(fit(task, loss)), net2vec(fit(task))) < 1e-12
-    )  # without weights it gets ones
+    # without weights it gets ones
+    assert difference(net2vec(fit(task, loss)), net2vec(fit(task))) < 1e-12
 
 
 @pytest.mark.parametrize(

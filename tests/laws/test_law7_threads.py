@@ -19,9 +19,8 @@ from fluxutils_py.training import StopTraining
 from .conftest import B, S, T, difference, make_task
 
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
-sgd = partial(
-    torch.optim.SGD, lr=0.1, momentum=0.9
-)  # Adam makes much of the rounding of tiny gradients
+# Adam makes much of the rounding of tiny gradients
+sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 spec = Spec(epochs=1, batchsize=B, seqsize=S)
 
 
@@ -234,9 +233,8 @@ def test_losses_of_the_users_own(task):
     assert_alike(fit(task, 3, loss=regularised), fit(task, 1, loss=regularised), 1e-12)
     case = {"loss": by_steps, "y": gaps(task), "weight": sample_weights(task)}
     assert_alike(fit(task, 3, **case), fit(task, 1, **case), 1e-12)
-    assert_alike(
-        fit(task, 3, loss=by_steps), fit(task, 1, loss=by_steps), 1e-12
-    )  # weights are made up for it
+    # weights are made up for it
+    assert_alike(fit(task, 3, loss=by_steps), fit(task, 1, loss=by_steps), 1e-12)
 
 
 # -- models ------------------------------------------------------------------------------------------------
@@ -398,10 +396,11 @@ def test_threads_end_with_the_fit_and_torch_has_its_own_back(task):
         3,
         callbacks=lambda loop: seen.append((threading.active_count(), torch.get_num_threads())),
     )
+    # a third is started when two have work at a time
     assert {n for n, _ in seen} <= {
         before + 1,
         before + 2,
-    }  # a third is started when two have work at a time
+    }
     assert {n for _, n in seen} == {1}
     assert (threading.active_count(), torch.get_num_threads()) == (before, 2)
     seen.clear()

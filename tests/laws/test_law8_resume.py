@@ -30,10 +30,11 @@ from fluxutils_py.training import Checkpointer, EveryNSteps, StopTraining
 from fluxutils_py.training.triggers import EveryNSeconds
 
 PROGRAM = Path(__file__).parent / "programs" / "resume.py"
+# with batchsize 4 and seqsize 4: groups of 4 and 3 series, 3 windows each, the last of 3 steps
 N, T = (
     7,
     11,
-)  # with batchsize 4 and seqsize 4: groups of 4 and 3 series, 3 windows each, the last of 3 steps
+)
 STEPS = 6  # per epoch
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(2, N, T))
@@ -138,9 +139,8 @@ def same(a, b):
 PLATEAU = partial(lr_scheduler.ReduceLROnPlateau, patience=0)
 MISSING = np.where(RNG.random(Y.shape) < 0.2, np.nan, Y)
 LABELS = RNG.integers(5, size=(1, N, T))
-WITHOUT_LIFE = np.where(
-    np.arange(N)[None, :, None] >= 4, np.nan, Y
-)  # a whole group that teaches nothing
+# a whole group that teaches nothing
+WITHOUT_LIFE = np.where(np.arange(N)[None, :, None] >= 4, np.nan, Y)
 CASES = {
     "plain": ({}, {}),
     "shuffled": ({"shuffle": True}, {}),
@@ -226,9 +226,8 @@ def test_a_fit_stopped_at_any_step_and_called_again_equals_the_uninterrupted_one
 def test_a_finished_fit_goes_on_for_more_epochs_as_if_they_had_been_asked_for_at_once(
     tmp_path, settings
 ):
-    held = {
-        "validation_data": (XV, -YV)
-    }  # the best weights come early, the last ones are what goes on
+    # the best weights come early, the last ones are what goes on
+    held = {"validation_data": (XV, -YV)}
     for trigger in (None, EveryNSteps(5)):
         folder = tmp_path / str(trigger is None)
         for epochs in (1, 2, 5):
@@ -449,9 +448,8 @@ def program(python, tmp_path):
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
         assert process.returncode == 0, err
-        return json.loads(
-            out.splitlines()[-1]
-        )  # before it, gloo of older torch says who is connected
+        # before it, gloo of older torch says who is connected
+        return json.loads(out.splitlines()[-1])
 
     return run
 
@@ -494,11 +492,12 @@ def test_of_two_ranks_that_save_together_one_may_fail(program, tmp_path):
         ["RemoteError: rank 1: LoadError: not here", *rest],
         ["LoadError: not here", *rest],
     ]
+    # it goes on, and there is nothing left to do
     assert found["one process"] == [
         None,
         24,
         [*found["fine"][0][2], 24],
-    ]  # it goes on, and there is nothing left to do
+    ]
     assert found["after hook"] == found["after last hook"] == [True, 24, 2]
     assert found["after stop"] == [False, 6, 1]  # it stays stopped
     assert found["after stop between epochs"] == [False, 12, 1]

@@ -173,9 +173,8 @@ def test_the_users_data_are_never_written_to(task):
         def forward(self, x):
             return self.head(self.lstm(x.mul_(2)))
 
-    x = np.ascontiguousarray(task.x.transpose(2, 1, 0)).transpose(
-        2, 1, 0
-    )  # windows could be views of this
+    # windows could be views of this
+    x = np.ascontiguousarray(task.x.transpose(2, 1, 0)).transpose(2, 1, 0)
     x.flags.writeable = task.y.flags.writeable = False
     before = x.copy()
     model = InPlace()

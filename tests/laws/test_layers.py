@@ -53,13 +53,11 @@ LAYERS = {
     "a cell, trained": lambda: Recur(SMGUCell(3, 6), trainable_init=True),
 }
 every = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
-EXACT = {
-    name: layer for name, layer in LAYERS.items() if name != "a stack of LSTM"
-}  # that one draws random numbers
+# that one draws random numbers
+EXACT = {name: layer for name, layer in LAYERS.items() if name != "a stack of LSTM"}
 every_exact = pytest.mark.parametrize("layer", EXACT.values(), ids=EXACT)
-adam = partial(
-    torch.optim.Adam, lr=0.01, eps=1e-3
-)  # a smaller eps blows up the rounding of gradients near zero
+# a smaller eps blows up the rounding of gradients near zero
+adam = partial(torch.optim.Adam, lr=0.01, eps=1e-3)
 TRAINED = [name for name in LAYERS if "trained" in name]
 
 
@@ -99,10 +97,11 @@ def test_laws_1_and_2_a_fit_is_a_hand_written_loop(layer, overlap):
     """A window begins ``overlap`` steps early, from the detached state of then; its loss is of its
     own steps.
     """
+    # with a last group of three or five
     task, model = (
         make_task(n_series=11 if overlap else 37),
         network(layer),
-    )  # with a last group of three or five
+    )
     est = fit(layer, task, overlap=overlap)
     opt = adam(model.parameters())
     for g in range(0, task.x.shape[1], B):

@@ -43,9 +43,8 @@ def by_itself(task, parts, *, epochs=1, batchsize=B, seqsize=S, overlap=0, burn_
         for g in range(0, len(parts), batchsize):
             group = parts[g : g + batchsize]
             longest = max(x.shape[1] for x, _, _ in group)
-            before = [
-                {0: zero} for _ in group
-            ]  # the state before each step, as it was last computed
+            # the state before each step, as it was last computed
+            before = [{0: zero} for _ in group]
             burn = [
                 (t, min(t + seqsize, burn_in), False)
                 for t in range(0, min(burn_in, longest), seqsize)
@@ -260,10 +259,11 @@ def test_early_stopping_holds_out_the_last_steps_of_one_series_that_begins_late(
     est.resolved_params = lambda: settings
     y = np.where((np.arange(T) >= 5) & (np.arange(T) < 35), task.y, np.nan)
     est.fit(np.where(np.isnan(y[:1]), np.nan, task.x), y, starts=[5], lengths=[30])
+    # of 30 steps, a quarter is held out
     assert [tuple(v.shape) for v in seen] == [
         (22, 1, 2),
         (8, 1, 2),
-    ]  # of 30 steps, a quarter is held out
+    ]
     assert difference(seen[0][:, 0].T, task.y[:, 0, 5:27]) == 0
     assert difference(seen[1][:, 0].T, task.y[:, 0, 27:35]) == 0
 

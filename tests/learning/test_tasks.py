@@ -65,9 +65,8 @@ def test_recall_beyond_the_window_needs_overlap(overlap, learned):
     y[:, :, lag:] = x[:, :, :-lag]
     torch.manual_seed(0)
     rnn = RNN(1, 32)
-    nn.init.orthogonal_(
-        rnn.module.weight_hh_l0
-    )  # remembers from the start, so that only credit has to be assigned
+    # remembers from the start, so that only credit has to be assigned
+    nn.init.orthogonal_(rnn.module.weight_hh_l0)
     spec = Spec(epochs=20, batchsize=32, seqsize=seqsize, overlap=overlap, burn_in=lag, clip=1.0)
     est = Estimator(
         nn.Sequential(rnn, nn.Linear(32, 1)), None, partial(torch.optim.Adam, lr=3e-3), spec

@@ -417,9 +417,8 @@ def _(names, value):
     keep = names["RunEval"](names["Count"](), {"dev": names["dev"]}).keep_best_checkpoint(
         "dev", "best"
     )
-    again = keep(
-        names["train_state"]
-    )  # a new process reads the best; an equal result is not better
+    # a new process reads the best; an equal result is not better
+    again = keep(names["train_state"])
     assert (again.current_best, again.saved_train_state) == (expected, None)
 
 
@@ -588,9 +587,8 @@ def _(names, value):
         image[:] = columns
         return published(names["MplImageSummary"](image, h_paddings=paddings, vmin=0, vmax=1))
 
-    assert np.array_equal(
-        bars((0, 0, 0.4, 1), (0, 1, 0, 1)), bars(None, (0, 1, 0))
-    )  # the last is left out
+    # the last is left out
+    assert np.array_equal(bars((0, 0, 0.4, 1), (0, 1, 0, 1)), bars(None, (0, 1, 0)))
     assert not np.array_equal(bars((0, 0, 0, 0), (0, 1, 0, 1)), bars(None, (0, 1, 0)))
     drawn = published(value)
     assert drawn.ndim == 3
@@ -689,9 +687,8 @@ def _(names, value):
 
 @checks.of('assert_replica_integrity({"w": torch.ones(2)})')
 def _(names, value):
-    assert (
-        value is None
-    )  # one process agrees with itself; several are compared in the tests under mpirun
+    # one process agrees with itself; several are compared in the tests under mpirun
+    assert value is None
 
 
 @checks.of('list(flatten_with_paths({"a": {"b": 1}}))')

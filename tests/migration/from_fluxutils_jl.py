@@ -335,9 +335,8 @@ def _(names, value):
     page = names["julia"].transpose()
     assert np.array_equal(h5load("all.h5")["y"], np.concatenate([page, page], 1))
     first, second = save_two_parts("listed")
-    names["h5concat"](
-        "listed.h5", ["listed/b.h5", "listed/a.h5"], dims=1
-    )  # in the order of the list
+    # in the order of the list
+    names["h5concat"]("listed.h5", ["listed/b.h5", "listed/a.h5"], dims=1)
     assert np.array_equal(h5load("listed.h5")["x"], np.concatenate([second, first], 1))
 
 

@@ -72,9 +72,8 @@ def _(names, value):
 
 @checks.of("metrics = trainer.eval(ds)")
 def _(names, value):
-    assert names["metrics"]["loss"] == pytest.approx(
-        mse(names), rel=1e-5
-    )  # batches of 8 and one of 2
+    # batches of 8 and one of 2
+    assert names["metrics"]["loss"] == pytest.approx(mse(names), rel=1e-5)
 
 
 @checks.of("trainer.reset_train_metrics()")
@@ -244,11 +243,12 @@ def _(names, value):
     def add(loop, fn):
         loop.on_step("name", fn, trigger=names["EveryNSteps"](100))
 
+    # later gomlx begins to count at LoopStep
     assert steps_of(add, 250, first=150) == [
         199,
         299,
         399,
-    ]  # later gomlx begins to count at LoopStep
+    ]
 
 
 @checks.of('NTimesDuringLoop(loop, 10, "name", 0, fn)')
@@ -264,11 +264,12 @@ def _(names, value):
     def add(loop, fn):
         names["PeriodicCallback"](loop, 60.0, True, "name", 0, fn, clock=lambda: next(clock))
 
+    # 25 s between two looks; the time counts from the end of a call
     assert steps_of(add, 9) == [
         3,
         6,
         9,
-    ]  # 25 s between two looks; the time counts from the end of a call
+    ]
 
 
 @checks.of('ExponentialCallback(loop, 100, 1.2, True, "name", 0, fn)')
@@ -394,9 +395,8 @@ def _(names, value):
 @checks.of("binary_accuracy(p, y)")
 def _(names, value):
     assert value.item() == float((names["p"] > 0.5).double().mean())
-    probabilities = torch.tensor(
-        [0.1, 0.1, 0.5, 0.5, 0.8, 0.9]
-    )  # the test of gomlx: ties are misses
+    # the test of gomlx: ties are misses
+    probabilities = torch.tensor([0.1, 0.1, 0.5, 0.5, 0.8, 0.9])
     labels = torch.tensor([1, 0, 1, 0, 0, 1])
     assert names["binary_accuracy"](probabilities, labels).item() == pytest.approx(2 / 6)
 

@@ -97,9 +97,8 @@ def _(names, value):
 def _(names, value):
     problem, losses = Problem(), []
     names["ptrain"](problem.loss, problem.ps, problem.prepare, sgd, 3, bs=2, cby=losses.append)
-    expected, expected_losses = (
-        problem.trained_on_samples()
-    )  # 7 rows too: 4 and 3 count by their size
+    # 7 rows too: 4 and 3 count by their size
+    expected, expected_losses = problem.trained_on_samples()
     close(problem.ps, expected)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     assert problem.callers == {threading.get_ident()}  # a single thread prepares
@@ -126,10 +125,11 @@ def _(names, value):
 @checks.of("itrain(loss, ps, lambda: environments, opt, iterations, tau=0.5)")
 def _(names, value):
     weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+    # these are the gradients
     environments = (
         (torch.tensor([2.0, 3.0]),),
         (torch.tensor([4.0, -1.0]),),
-    )  # these are the gradients
+    )
     losses = []
     names["itrain"](
         lambda x: (weight * x).sum(),
@@ -140,9 +140,8 @@ def _(names, value):
         tau=0.5,
         cby=losses.append,
     )
-    torch.testing.assert_close(
-        weight.detach(), torch.tensor([0.7, 2.0])
-    )  # 1 - .1 * (2 + 4) / 2; signs differ
+    # 1 - .1 * (2 + 4) / 2; signs differ
+    torch.testing.assert_close(weight.detach(), torch.tensor([0.7, 2.0]))
     assert losses == [5.0]  # (8 + 2) / 2
 
 
@@ -182,9 +181,8 @@ def _(names, value):
 def _(names, value):
     problem = Problem()
     found, grads = names["tgradient"](problem.loss, problem.ps, problem.prepare, 3)
-    mean = (
-        sum(problem.loss(*sample) for sample in problem.samples) / 3
-    )  # equal weights, whatever their sizes
+    # equal weights, whatever their sizes
+    mean = sum(problem.loss(*sample) for sample in problem.samples) / 3
     assert np.isclose(found, mean.item(), rtol=1e-5)
     close(grads, torch.autograd.grad(mean, problem.ps))
     assert [g.shape for g in names["grads"]] == [p.shape for p in names["ps"]]

@@ -46,9 +46,8 @@ TOGETHER = {  # programs that one mpirun runs, by number of ranks, and one torch
 for n in (2, 3):
     TOGETHER[n].append("shared_searches")
 NEEDED = {"event_files": "tensorboard", "forecasting": "narwhals", "shared_searches": "optuna"}
-PYTHONPATH = str(
-    Path(fluxutils_py.__file__).parents[1]
-)  # a checkout, or where the package is installed
+# a checkout, or where the package is installed
+PYTHONPATH = str(Path(fluxutils_py.__file__).parents[1])
 
 
 @functools.cache
@@ -60,10 +59,11 @@ def launcher():
     mpirun = shutil.which("mpirun", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
     if mpirun is None:
         return None
+    # Open MPI, MPICH
     for flags in (
         ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"],
         [],
-    ):  # Open MPI, MPICH
+    ):
         done = subprocess.run([mpirun, *flags, "-n", "2", "true"], capture_output=True, timeout=60)
         if done.returncode == 0:
             return [mpirun, *flags]
@@ -74,11 +74,12 @@ def run(command, timeout, environment=None):
     """Run a command in a process group of its own, which does not outlive it; returns status,
     stdout, stderr.
     """
+    # cores are shared
     ours = {
         "PYTHONPATH": PYTHONPATH,
         "OMP_NUM_THREADS": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",
-    }  # cores are shared
+    }
     env = {**os.environ, **ours, **(environment or {})}
     started = subprocess.Popen(
         command,

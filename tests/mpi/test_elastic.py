@@ -49,9 +49,8 @@ def test_rank_0_says_once_how_large_the_minibatches_are(ran):
         line
         == "3 ranks train on minibatches of all 5 series, 1 or 2 on each rank (batchsize=8, scaling='strong')"
     )
-    assert [epoch.split(":")[0] for epoch in epochs] == [
-        "epoch 1"
-    ]  # verbose=True shows those, "auto" does not
+    # verbose=True shows those, "auto" does not
+    assert [epoch.split(":")[0] for epoch in epochs] == ["epoch 1"]
     assert others == [""] * 3
 
 

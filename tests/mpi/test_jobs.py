@@ -104,9 +104,8 @@ def kubernetes():
     assert spec["completions"] == spec["parallelism"] == 2
     name = job["metadata"]["name"]
     environment = {e["name"]: e["value"] for e in container["env"]}
-    assert (
-        environment["HEAD"] == f"{name}-0.{pod['subdomain']}"
-    )  # as the pods of an Indexed Job are called
+    # as the pods of an Indexed Job are called
+    assert environment["HEAD"] == f"{name}-0.{pod['subdomain']}"
     assert service["metadata"]["name"] == pod["subdomain"]
     assert service["spec"]["selector"] == {"job-name": name}
     return container["command"], environment

@@ -73,9 +73,8 @@ def test_ranks_train_in_bfloat16_as_one_process_up_to_its_rounding(ran, n):
         program().in_precision(precision, n, None) for precision in ("bfloat16", "float32")
     )
     differences = apart(found, one)  # another batchsize is 0.07 and more apart
-    assert (
-        differences.pop("gradient") < 2**-7
-    )  # each rank's part is rounded, and so was the one process's
+    # each rank's part is rounded, and so was the one process's
+    assert differences.pop("gradient") < 2**-7
     assert max(differences.values()) < 2**-8
     assert apart(found, exact)["gradient"] > 1e-4  # of float32, ranks would be within 1e-6
 

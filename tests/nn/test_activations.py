@@ -50,9 +50,8 @@ def test_derivatives_are_those_of_autograd_and_of_small_differences(f, df):
     x = torch.from_numpy(POINTS[abs(POINTS) < 1e30]).requires_grad_()
     (gradient,) = torch.autograd.grad(f(x).sum(), x)
     torch.testing.assert_close(df(x), gradient, rtol=0, atol=1e-15)
-    smooth = x.detach()[
-        ((x.detach().abs() - 1.92033).abs() > 1e-4) & (x.detach().abs() > 1e-4)
-    ]  # off the knees and 0
+    # off the knees and 0
+    smooth = x.detach()[((x.detach().abs() - 1.92033).abs() > 1e-4) & (x.detach().abs() > 1e-4)]
     difference = (f(smooth + 1e-6) - f(smooth - 1e-6)) / 2e-6
     torch.testing.assert_close(df(smooth), difference, rtol=0, atol=1e-6)
     away = torch.tensor([-3.0, -1.0, 0.3, 1.5, 3.7], dtype=torch.float64, requires_grad=True)

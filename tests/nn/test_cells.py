@@ -302,10 +302,11 @@ def test_second_derivatives_of_a_window_and_of_a_step_by_the_kernels(make):
     n = cell.n_states
     for run, first in ((cell.window, x[:2]), (cell, x[0])):
         given = (first.detach().requires_grad_(), *state, *cell.parameters())
+        # along a random direction, not along each of hundreds
         fast = make not in (
             SMGUCell,
             CELLS["exact MGU"],
-        )  # along a random direction, not along each of hundreds
+        )
         assert torch.autograd.gradgradcheck(
             lambda x, *r, run=run: tensors(run(x, packed(r[:n]))), given, fast_mode=fast
         )

@@ -88,9 +88,8 @@ def fitted(model, compile, **settings):
 @pytest.mark.parametrize("model", MODELS)
 def test_a_compiled_fit_equals_a_plain_one(model, n_graphs):
     found, plain = fitted(model, EAGER), fitted(model, False)
-    assert (
-        0 < n_graphs() <= 8
-    )  # for short windows, small groups, states with and without gradient, validation
+    # for short windows, small groups, states with and without gradient, validation
+    assert 0 < n_graphs() <= 8
     torch.testing.assert_close(net2vec(found), net2vec(plain), rtol=0, atol=1e-12)
     np.testing.assert_allclose(
         found.validation_loss_curve_, plain.validation_loss_curve_, rtol=1e-12
@@ -102,9 +101,8 @@ def test_nothing_compiled_stays(tmp_path, n_graphs):
     seen = []
 
     def predict(loop):
-        if (
-            loop.step == 3
-        ):  # within the fit: by a copy that is not compiled, and leaves the state alone
+        # within the fit: by a copy that is not compiled, and leaves the state alone
+        if loop.step == 3:
             graphs = n_graphs()
             seen.append(loop.shared_data["estimator"].predict(X[:, :4]))
             assert n_graphs() == graphs

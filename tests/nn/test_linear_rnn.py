@@ -133,9 +133,8 @@ def test_the_kernels_give_the_same_bits_on_any_instruction_set_with_any_threads_
             layer.reset()
             y = torch.cat([layer(part) for part in x.split(cuts)])
             assert "_RecurrenceBackward" in str(layer.state.grad_fn)
-            wanted = (
-                [x, *layer.parameters()] if len(cuts) == 1 else [x]
-            )  # cut sums over time are rounded otherwise
+            # cut sums over time are rounded otherwise
+            wanted = [x, *layer.parameters()] if len(cuts) == 1 else [x]
             outcomes.append([y, *torch.autograd.grad((y * weight).sum(), wanted)])
     for other in outcomes[1:]:
         assert all(torch.equal(a, b) for a, b in zip(outcomes[0], other, strict=False))

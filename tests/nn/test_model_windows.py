@@ -28,6 +28,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:LSTM with projections is not supported with oneDNN:UserWarning"
 )
 
+# S, B, F
 SHAPES = [
     (7, 6, 3),
     (1, 1, 1),
@@ -37,7 +38,7 @@ SHAPES = [
     (5, 2, 1),
     (1, 5, 2),
     (3, 2, 2),
-]  # S, B, F
+]
 
 
 class Module(nn.Module):

@@ -171,9 +171,8 @@ def test_wrong_shapes_raise_torchs_errors(x):
         RuntimeError, match=r"input.size\(-1\) must be equal to input_size. Expected 3, got 2"
     ):
         layer(x[..., :2])
-    layer.module.bias_hh_l0 = nn.Parameter(
-        torch.zeros(4 * H + 1)
-    )  # reading on would be out of bounds
+    # reading on would be out of bounds
+    layer.module.bias_hh_l0 = nn.Parameter(torch.zeros(4 * H + 1))
     with pytest.raises(RuntimeError):
         layer(x)
 

@@ -47,10 +47,11 @@ def test_every_layer_runs_and_learns_near_its_float32(make, native, precision):
             for part in (layer, *layer.modules()):
                 getattr(part, "reset", lambda: None)()
             with autocast(chosen, CPU):
+                # the second from the state of the first
                 parts = [
                     as_float32(model(x)),
                     as_float32(model(x)),
-                ]  # the second from the state of the first
+                ]
             torch.cat(parts).square().mean().backward()
         found.append((torch.cat(parts).detach(), [p.grad.clone() for p in model.parameters()]))
         model.zero_grad()
@@ -95,10 +96,11 @@ def test_a_wide_lstm_is_torchs_own_in_bfloat16_where_the_processor_multiplies_it
 def test_torchs_lstm_is_float32_where_torch_does_not_compute_it_in_bfloat16(
     monkeypatch, torch_has_the_lstm, as_here
 ):
+    # the kernels have no dropout
     layer, x = (
         Recur(nn.LSTM(F, 5, 2, dropout=0.1)),
         torch.randn(S, B, F),
-    )  # the kernels have no dropout
+    )
     computes = precisions._computes_lstm_in_bfloat16
     computes.cache_clear()
     before = torch.get_rng_state()
@@ -120,9 +122,8 @@ def test_gradients_of_weights_used_at_every_step_add_up_in_float32_and_survive_a
     with autocast("bfloat16", CPU):
         with torch.no_grad():
             layer(x)
-        loss = (
-            sum(layer(x) for _ in range(300)).float().sum()
-        )  # the sum of 300 ones in bfloat16 is 256
+        # the sum of 300 ones in bfloat16 is 256
+        loss = sum(layer(x) for _ in range(300)).float().sum()
     loss.backward()
     assert layer.weight.grad.item() == 300
 

@@ -18,13 +18,14 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 F, H = 3, 5
+# steps, series: one of each, and as many series as features
 SHAPES = [
     (1, 1),
     (7, 3),
     (4, 5),
     (6, 1),
     (1, 4),
-]  # steps, series: one of each, and as many series as features
+]
 ATOL = 1e-12
 FUSED = {
     "LSTM": lambda: nn.LSTM(F, H),

@@ -72,9 +72,8 @@ def test_inputs_of_any_size_give_the_gradients_of_the_formulas(make, scale, dtyp
         by_torch = gradients(layer, x)
         exact = gradients(copy.deepcopy(layer).double(), x.double())
     for value, reference, truth in zip(ours, by_torch, exact, strict=True):
-        rounding = (
-            (reference.double() - truth).abs().max()
-        )  # torch's own, which grows with the input too
+        # torch's own, which grows with the input too
+        rounding = (reference.double() - truth).abs().max()
         bound = 2 * rounding + 1e-5 * (1 + truth.abs().max())
         assert (value.double() - truth).abs().max() <= bound
 

@@ -105,9 +105,8 @@ def test_outside_of_calls_a_rank_waits_as_long_as_it_takes_and_in_silence():
 
 
 def test_where_all_ranks_are_waiting_the_network_is_suspected():
-    comm = in_fit(
-        Late(10**9, patience=0.03, abort_after=0.2)
-    )  # an idle machine polls for .05 s before it looks
+    # an idle machine polls for .05 s before it looks
+    comm = in_fit(Late(10**9, patience=0.03, abort_after=0.2))
     comm._announced_ranks = lambda n: {1, 2}
     told = "for 0 s, though all ranks are there, so the network may be down"
     with pytest.warns(RuntimeWarning, match=told), pytest.raises(SystemExit):

@@ -143,9 +143,8 @@ def test_batches_are_samples_with_their_classes(shape, axis, first):
         assert y.sum(1).tolist() == [2] * 3
         for k in range(6):
             sample = np.take(xb, k, axis)
-            (i,) = (
-                i for i in range(13) if np.array_equal(np.take(x, i, axis), sample)
-            )  # from the data
+            # from the data
+            (i,) = (i for i in range(13) if np.array_equal(np.take(x, i, axis), sample))
             assert "abc"[int(y[:, k].argmax())] == t[i]
             seen.add(i)
     assert seen == set(range(13))

@@ -233,9 +233,8 @@ def test_itrain_with_tau_0_takes_the_plain_mean():
     model, twin = make_model(), make_model()
     opt, losses, found = SGD(twin.parameters()), [], []
     for _ in range(10):
-        value = (
-            sum(loss_of(twin)(x, y) for x, y in samples) / 3
-        )  # 4, 3 and 3 observations weigh alike
+        # 4, 3 and 3 observations weigh alike
+        value = sum(loss_of(twin)(x, y) for x, y in samples) / 3
         opt.zero_grad()
         value.backward()
         opt.step()

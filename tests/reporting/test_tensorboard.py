@@ -179,9 +179,8 @@ def test_a_fit_that_is_killed_and_resumed_has_each_point_once(
     assert est.loss_curve_ == whole.loss_curve_
     found, expected = (without_times(scalars(path)) for path in (tmp_path / "cut", folder))
     saved = killed_at - (killed_at % STEPS != 0)
-    if (
-        every == 1 and saved and saved % STEPS == 0
-    ):  # between the last step of an epoch and its end: one point makes way
+    # between the last step of an epoch and its end: one point makes way
+    if every == 1 and saved and saved % STEPS == 0:
         expected["train/batch_loss"].pop(saved - 1)
     assert found == expected
 

@@ -206,9 +206,8 @@ def test_without_tensorboard_it_says_what_to_install(monkeypatch, tmp_path):
 
 
 def test_writers_one_after_another_are_read_in_their_order(tmp_path, scalars):
-    for step in range(
-        13
-    ):  # within a second or two: numbers of files pass from one digit to two, or two to three
+    # within a second or two: numbers of files pass from one digit to two, or two to three
+    for step in range(13):
         with SummaryWriter(tmp_path) as writer:
             writer.add_scalar("a", step, step)
     assert scalars(tmp_path) == {"a": [(step, float(step)) for step in range(13)]}

@@ -1,10 +1,10 @@
 """Break the package in one place at a time, and see whether the tests notice.
 
-``python -m tests.tools.mutate --seed 1 --number 60`` draws 60 lines of the package and breaks each in a
-copy: an operator is exchanged, a condition negated, a number changed, an argument or a statement
-left out, the wrong name returned. For each it runs the tests, the nearest first, until one fails. A
-breakage that survives shows a test that is missing, or code that nothing needs. ``--list`` only
-shows what was drawn, and ``--only 7 tests/laws`` runs other tests for one.
+``python -m tests.tools.mutate --seed 1 --number 60`` draws 60 lines of the package and breaks each
+in a copy: an operator is exchanged, a condition negated, a number changed, an argument or a
+statement left out, the wrong name returned. For each it runs the tests, the nearest first, until
+one fails. A breakage that survives shows a test that is missing, or code that nothing needs.
+``--list`` only shows what was drawn, and ``--only 7 tests/laws`` runs other tests for one.
 
 A seed draws the same lines again while they stay as they are, whatever changes elsewhere: lines are
 ordered by a digest of the seed and their text. What reads the same to every caller is in
@@ -58,12 +58,13 @@ SWAPS: dict[type[ast.AST], tuple[str, str]] = {
     ast.BitAnd: ("&", "|"),
 }
 OTHER_FUNCTION = {"min": "max", "max": "min", "any": "all", "all": "any"}
+# arguments that only change what is printed
 WORDS = {
     "help",
     "description",
     "metavar",
     "stacklevel",
-}  # arguments that only change what is printed
+}
 
 
 class Breakage(NamedTuple):
@@ -154,9 +155,8 @@ class Breaker(ast.NodeVisitor):
     def visit_If(self, node: ast.If | ast.IfExp | ast.While) -> None:
         if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             return
-        if not isinstance(
-            node.test, ast.Compare | ast.UnaryOp
-        ):  # these have breakages of their own
+        # these have breakages of their own
+        if not isinstance(node.test, ast.Compare | ast.UnaryOp):
             self.replace(node.test, "not ({})")
         self.generic_visit(node)
 
@@ -327,9 +327,8 @@ def stages(path: str, root: Path = ROOT) -> list[tuple[list[str], float]]:
 
 def run(tests: list[str], folder: Path, seconds: float, log: Path) -> str | None:
     """Run tests of a folder until one fails, and name that one; None if all pass."""
-    child = (
-        os.fork()
-    )  # of a process that has imported the libraries, which takes longer than most of the tests
+    # of a process that has imported the libraries, which takes longer than most of the tests
+    child = os.fork()
     if child == 0:
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -447,9 +446,8 @@ def write(path: Path, source: str, second: int) -> None:
 def prepare() -> None:
     """Import once what every run needs, but nothing of the package."""
     os.nice(10)
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(1)
-    )  # ends the tests, too, and removes the copy
+    # ends the tests, too, and removes the copy
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     os.environ["OMP_NUM_THREADS"] = os.environ["SCIPY_ARRAY_API"] = (
         "1"  # as tests/conftest.py has it
     )

@@ -73,9 +73,8 @@ def test_sources_of_one_size_are_not_taken_for_each_other(tmp_path):
         mutate.write(tmp_path / "one.py", source, second)
         spec = importlib.util.spec_from_file_location("one", tmp_path / "one.py")
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(
-            module
-        )  # reads what it compiled before, if that is of the same second and size
+        # reads what it compiled before, if that is of the same second and size
+        spec.loader.exec_module(module)
         assert module.a == second + 1
         assert os.path.exists(spec.cached)
 
@@ -125,13 +124,14 @@ def test_some_of_those_drawn_are_listed(monkeypatch, capsys):
 
 def test_a_breakage_that_no_test_sees_survives(tmp_path):
     package(tmp_path, "def clip(x, top=3):\n    if x > top:\n        return top\n    return x\n")
+    # to import quickly
     for name in (
         "h5py",
         "torch/__init__",
         "torch/_dynamo",
         "sklearn/__init__",
         "sklearn/model_selection",
-    ):  # to import quickly
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.py").touch()
     near = tmp_path / "tests" / "part" / "test_one.py"

@@ -68,9 +68,8 @@ def test_signals_go_to_the_program_and_its_end_by_a_signal_comes_back(python, nu
         started.send_signal(number)
         assert started.wait(timeout=60) == -number
     deadline = time.monotonic() + 60
-    while os.path.exists(
-        f"/proc/{child}"
-    ):  # of one that was killed itself, the server ends the program
+    # of one that was killed itself, the server ends the program
+    while os.path.exists(f"/proc/{child}"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

@@ -34,9 +34,8 @@ def test_what_a_killed_save_left_is_not_listed_and_is_cleared_away(tmp_path):
 def test_a_second_run_in_the_folder_is_refused_and_both_can_go_on(tmp_path):
     model = nn.Linear(1, 1)
     first, second = (Checkpointer(tmp_path, keep=-1).track(model=model) for _ in range(2))
-    assert (
-        not second.restore()
-    )  # starts anew, and so does the first, which neither restores nor knows of others
+    # starts anew, and so does the first, which neither restores nor knows of others
+    assert not second.restore()
     for _ in range(2):
         first.save(Loop(StepInfo))
     files = names(tmp_path)
@@ -129,9 +128,8 @@ def test_of_two_processes_that_fit_into_one_folder_one_ends_as_if_alone(tmp_path
     )
     assert [text for text in failed if not told.search(text)] == []
     expected = torch.load(tmp_path / "alone.pt")
-    if (
-        len(failed) == 2
-    ):  # neither knew of the other before both had saved: started again, it goes on
+    # neither knew of the other before both had saved: started again, it goes on
+    if len(failed) == 2:
         start("both", "a.pt").communicate(timeout=120)
     ended = [torch.load(tmp_path / name) for name in ("a.pt", "b.pt") if (tmp_path / name).exists()]
     assert ended

@@ -33,6 +33,7 @@ def test_steps_losses_and_sizes_are_listed(tmp_path, capsys):
     assert cells(lines[1]) == ["checkpoint", "step", "size", "parameters", "batch_loss", "mae"]
     for line, path, step, loss in zip(lines[2:], paths, (10, 20), (0.5, 0.25), strict=True):
         size = f"{path.stat().st_size / 1e6:.3g}MB"
+        # 3*5+5, 4*5, 1
         assert cells(line) == [
             path.name,
             str(step),
@@ -40,7 +41,7 @@ def test_steps_losses_and_sizes_are_listed(tmp_path, capsys):
             "41",
             f"{loss:g}",
             f"{2 * loss:g}",
-        ]  # 3*5+5, 4*5, 1
+        ]
 
 
 def test_runs_are_compared_by_their_newest(tmp_path, capsys):

@@ -54,9 +54,8 @@ def test_windows_come_to_a_gpu_as_they_are_whatever_is_cut_behind_them():
     windows = SequenceWindows(
         [SeriesArray(x, "x")], batchsize=2, seqsize=3, segments=Segments.from_lengths(N, T)
     )
-    batches = list(
-        TensorBatches(windows, torch.float64, torch.device("cuda"))
-    )  # pinned memory is used anew meanwhile
+    # pinned memory is used anew meanwhile
+    batches = list(TensorBatches(windows, torch.float64, torch.device("cuda")))
     for batch, w in zip(batches, windows, strict=True):
         assert batch.x.is_cuda
         assert np.array_equal(batch.x.cpu().numpy(), w.x[0])

@@ -349,12 +349,13 @@ def test_step_durations_are_of_the_steps_alone(monkeypatch):
     loop.on_step("slow", lambda loop: tick(1000))
     assert loop.median_train_step_duration() == 0.001
     loop.run_epochs(data(), 1)
+    # in the order of the steps, also after the median
     assert list(loop.train_step_durations) == [
         5,
         1,
         2,
         4,
-    ]  # in the order of the steps, also after the median
+    ]
     assert loop.median_train_step_duration() == 3
     assert list(loop.train_step_durations) == [5, 1, 2, 4]
     assert loop.record["seconds"] == 4 * 1100 + 12

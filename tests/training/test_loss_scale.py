@@ -26,9 +26,8 @@ def net():
 def batches(n=13, far=100):
     generator = torch.Generator().manual_seed(1)
     xs = [torch.randn(7, 3, generator=generator) for _ in range(n)]
-    return [
-        (x, far * x.sum(1, keepdim=True)) for x in xs
-    ]  # far away: gradients overflow float16 at first
+    # far away: gradients overflow float16 at first
+    return [(x, far * x.sum(1, keepdim=True)) for x in xs]
 
 
 def by_hand(model, opt, data, precision, clip=None, accumulate=1):
@@ -137,9 +136,8 @@ def by_threads(model, data, opt, **settings):
 @pytest.mark.parametrize("way", [by_trainer, by_task, by_function, by_threads])
 def test_every_way_to_train_has_it(way, precision):
     model, expected = net(), net()
-    data = batches(
-        far=0.1 if way is by_threads else 100
-    )  # parts of a batch overflow elsewhere than the whole
+    # parts of a batch overflow elsewhere than the whole
+    data = batches(far=0.1 if way is by_threads else 100)
     way(model, data, adamw, precision=precision)
     by_hand(expected, adamw(expected.parameters()), data, precision)
     near = 0.02 if way is by_threads else 0  # halves of a batch are rounded apart

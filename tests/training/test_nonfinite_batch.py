@@ -190,11 +190,12 @@ def test_the_parameter_without_a_finite_gradient_is_named():
 
 
 def test_a_loss_is_computed_again_only_after_a_failure_and_draws_as_if_it_had_not_been():
+    # the global generator, as users' losses call it
     model, calls, drawing = (
         nn.Linear(3, 1),
         [],
         np.random.mtrand,
-    )  # the global generator, as users' losses call it
+    )
 
     def loss(x, y):
         calls.append(drawing.random())

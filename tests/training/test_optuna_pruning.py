@@ -151,10 +151,11 @@ def test_a_killed_study_goes_on_in_the_middle_of_a_trial(python, tmp_path):
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["states"] == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
     assert found["lr"][2] == found["lr"][1]
+    # trial 2 goes on from two epochs
     assert found["epochs"] == [
         [2, 2],
         [2, 3],
         *([3, e] for e in range(4)),
-    ]  # trial 2 goes on from two epochs
+    ]
     uninterrupted = estimator(lr=found["lr"][2]).fit(X, Y)
     assert found["values"][2] == uninterrupted.loss_

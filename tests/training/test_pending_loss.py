@@ -106,9 +106,8 @@ def test_what_is_not_finite_is_an_error_that_changes_no_parameter(late, where, a
         est = estimator(loss=partial(broken, at=at, where=where), epochs=1, accumulate=accumulate)
         with pytest.raises(FloatingPointError) as error:
             est.fit(*data())
-        assert hasattr(est, "optimizer_") == (
-            at > 1
-        )  # nothing was learnt: as if it had not been tried
+        # nothing was learnt: as if it had not been tried
+        assert hasattr(est, "optimizer_") == (at > 1)
         moments = est.optimizer_.state_dict()["state"] if at > 1 else {}
         found.append((str(error.value), net2vec(est), copy.deepcopy(moments)))
         broken.calls = 100

@@ -151,9 +151,8 @@ def test_the_old_file_is_there_until_the_new_one_is_whole(path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", look)
     write_file(path, content(version=2))
-    assert seen == [
-        (1, 2, path.parent)
-    ]  # in the same folder, so that the move is one step of the file system
+    # in the same folder, so that the move is one step of the file system
+    assert seen == [(1, 2, path.parent)]
 
 
 # -- reading -------------------------------------------------------------------------------------------
@@ -279,9 +278,8 @@ def test_a_damaged_index_is_refused(path):
         with zipfile.ZipFile(path, "w") as archive:
             for name, member in members.items():
                 archive.writestr(name, bytes(data) if name == pickled else member)
-        with contextlib.suppress(
-            LoadError
-        ):  # a flipped bit in a number is none that a reader could see
+        # a flipped bit in a number is none that a reader could see
+        with contextlib.suppress(LoadError):
             read_file(path, KIND)
 
 

@@ -296,9 +296,10 @@ def test_windows_that_were_done_are_not_read_again():
     assert len(read) == len(again) == len(rest) > 0
     assert all(torch.equal(a.x, b.x) for a, b in zip(again, rest, strict=True))
     assert not torch.equal(seen[0].x, again[0].x)
+    # the next pass
     assert [torch.equal(a.x, b.x) for a, b in zip(first, second, strict=True)] == [True] * len(
         first
-    )  # the next pass
+    )
 
 
 def test_shuffled_and_other_windows_are_told_apart():
@@ -364,9 +365,8 @@ def test_training_goes_on_after_any_step(patience):
     for whole, rest in outcomes:
         assert rest[:3] == whole[:3]
         assert rest[3] == whole[3] or not rest[3]  # no step was left to make
-    steps = (
-        15 if patience else 18
-    )  # of 3 in an epoch; the second epoch is the best, then two are not
+    # of 3 in an epoch; the second epoch is the best, then two are not
+    steps = 15 if patience else 18
     epochs = steps // 3 - (1 if patience else 0)
     assert len(outcomes) == (steps if not patience else 12) + (6 if not patience else epochs)
 

@@ -106,9 +106,8 @@ def test_shapes_of_binary_labels_must_fit():
         ValueError, match=r"^predictions \(4, 1\) and labels \(3,\) differ in shape$"
     ):
         binary_accuracy(torch.zeros(4, 1), torch.zeros(3))
-    hits = binary_accuracy(
-        torch.tensor([[0.9], [0.1], [0.2], [0.7]]), torch.tensor([1, 0, 1, 0])
-    )  # (B, 1) with (B,)
+    # (B, 1) with (B,)
+    hits = binary_accuracy(torch.tensor([[0.9], [0.1], [0.2], [0.7]]), torch.tensor([1, 0, 1, 0]))
     assert hits == 0.5
 
 
@@ -128,13 +127,14 @@ def test_accuracy_over_classes_with_weights_and_mask():
 
 # -- weights of the elements ---------------------------------------------------------------------------
 
+# prediction, target, weight
 ROWS = [
     (0, 9.0, 0.5),
     (4, 1.0, 2.0),
     (7, -3.0, 0.0),
     (2, 5.0, 1.5),
     (1, 1.0, 0.25),
-]  # prediction, target, weight
+]
 
 
 def columns(dtype=torch.float64):

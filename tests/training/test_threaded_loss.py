@@ -14,12 +14,13 @@ from fluxutils_py.training.gradient_step import BatchLoss
 from fluxutils_py.training.running_metrics import MeanMetric
 from fluxutils_py.training.threaded_loss import ThreadedLoss, join_parts, shares
 
+# 3 threads: nothing divides, and one batch has fewer observations than threads
 SIZES = (
     8,
     5,
     1,
     7,
-)  # 3 threads: nothing divides, and one batch has fewer observations than threads
+)
 
 
 def sgd(params):

@@ -177,6 +177,7 @@ def test_exponential_fires_at_the_steps_of_gomlx():
 
 
 def test_halves_are_rounded_up():
+    # skips 2 (of 1.5), 3, 5 (4.5)
     assert steps_of(Exponential(1, 1.5), 60, at="loop_step") == [
         1,
         3,
@@ -185,7 +186,7 @@ def test_halves_are_rounded_up():
         19,
         31,
         49,
-    ]  # skips 2 (of 1.5), 3, 5 (4.5)
+    ]
 
 
 def test_a_factor_of_one_is_a_constant_distance():
@@ -213,9 +214,8 @@ def test_a_period_is_counted_from_the_end_of_the_action():
 
     PeriodicCallback(loop, 5, False, "slow", 0, slow, clock=clock)
     loop.run_steps(range(30), 30)
-    assert started == [
-        1006 + 8 * k for k in range(len(started))
-    ]  # the clock starts at the first step, at 1001
+    # the clock starts at the first step, at 1001
+    assert started == [1006 + 8 * k for k in range(len(started))]
     assert len(started) == 5
 
 
@@ -386,11 +386,12 @@ def test_of_several_only_those_that_fired_are_told_that_the_action_is_over():
     trigger = AtSteps(3) | EveryNSeconds(4, clock=clock)
     loop.on_step("note", lambda loop: fired.append(loop.step), trigger=trigger)
     loop.run_steps(range(10), 10)
+    # 5: 4 seconds after the first step, though something else fired meanwhile
     assert fired == [
         3,
         5,
         9,
-    ]  # 5: 4 seconds after the first step, though something else fired meanwhile
+    ]
 
 
 def test_only_triggers_can_be_combined():

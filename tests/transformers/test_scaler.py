@@ -339,9 +339,8 @@ def test_predictions_get_back_the_units_of_their_targets(x):
         assert s.inverse_transform(rows) == pytest.approx(
             np.asarray(face(y)), rel=1e-12, nan_ok=True
         )
-    short = (
-        SequenceScaler().fit(samples(y)).inverse_transform(np.zeros((N, 4)))
-    )  # series of other lengths
+    # series of other lengths
+    short = SequenceScaler().fit(samples(y)).inverse_transform(np.zeros((N, 4)))
     assert short == near(np.full((N, 4), moments(y)[0][0]))
 
 

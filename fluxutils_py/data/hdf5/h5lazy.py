@@ -202,10 +202,11 @@ class H5Lazy(DuckArray):
             if self._virtual:
                 check_open_file_limit(describe(self.path, self.name))
         except H5DataError:
+            # what was not found stays so while the file is open
             handle, self._handle = (
                 self._handle,
                 None,
-            )  # what was not found stays so while the file is open
+            )
             if handle is not None:
                 handle[1].close()
             raise

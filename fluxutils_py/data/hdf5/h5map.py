@@ -119,9 +119,8 @@ class H5Map(np.memmap):
         feature_names: tuple[str, ...] | None = None,
     ) -> H5Map:
         dtype = np.dtype(dtype)
-        below = sum(
-            (n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0
-        )  # negative strides reach back
+        # negative strides reach back
+        below = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
         above = (
             sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0) + dtype.itemsize
         )

@@ -137,9 +137,8 @@ def _try_map(
     """
     where = describe(path, name)
     with contextlib.closing(open_file(path, swmr=swmr)) as file, opening.wrap_h5_errors(where):
-        if (
-            file.mode != "r"
-        ):  # open for writing in this process: the map would miss what is not written yet
+        # open for writing in this process: the map would miss what is not written yet
+        if file.mode != "r":
             file.flush()
         dataset = opening.find_dataset(file, path, name)
         order = opening.fnt_axes(opening.read_axes(dataset, axes, where), dataset.ndim)

@@ -77,9 +77,8 @@ def _find_problems(dataset: h5py.Dataset, seen: frozenset[tuple[str, str]]) -> I
     sources = defaultdict(list)
     for source in dataset.virtual_sources():
         patterns = (source.file_name.replace("%%", ""), source.dset_name.replace("%%", ""))
-        if not any(
-            re.search(r"%\d*b", p) for p in patterns
-        ):  # an open end: as many files as there are
+        # an open end: as many files as there are
+        if not any(re.search(r"%\d*b", p) for p in patterns):
             sources[source.file_name.replace("%%", "%")].append(source)
     here = os.path.realpath(dataset.file.filename)
     for name, parts in sources.items():

@@ -264,9 +264,8 @@ def test_a_pattern_stands_for_the_files_that_match_it(tmp_path, virtual):
         assert np.array_equal(read(tmp_path / "all.h5"), expected)
     h5concat(tmp_path / "all.h5", [[f"{folder}/*.h5"]], (2, 1), virtual)
     assert np.array_equal(read(tmp_path / "all.h5"), expected)
-    h5concat(
-        tmp_path / "one.h5", tmp_path / "parts [1]" / "a.h5", 1, virtual
-    )  # a file, though it looks like a pattern
+    # a file, though it looks like a pattern
+    h5concat(tmp_path / "one.h5", tmp_path / "parts [1]" / "a.h5", 1, virtual)
     assert np.array_equal(read(tmp_path / "one.h5"), arrays[0])
     with pytest.raises(FileNotFoundError, match=r"\*\.npy: no file matches this pattern$"):
         h5concat(tmp_path / "all.h5", f"{tmp_path}/*.npy", 1, virtual)

@@ -39,9 +39,8 @@ def test_names_stand_beside_the_data(tmp_path, form):
         )
         assert file["y"].attrs["feature_names"].tolist() == ["load"]
     assert h5mmap(tmp_path / "a.h5", "g/x").feature_names == NAMES
-    h5save(
-        tmp_path / "b.h5", {"x": X, "n": 3}, feature_names=NAMES
-    )  # of the one array that has features
+    # of the one array that has features
+    h5save(tmp_path / "b.h5", {"x": X, "n": 3}, feature_names=NAMES)
     assert h5mmap(tmp_path / "b.h5", "x").feature_names == NAMES
     assert saved(tmp_path / "c.h5", None).feature_names is None
 
@@ -106,10 +105,11 @@ def test_lazy_arrays_have_the_names_of_their_source(tmp_path):
             assert pickle.loads(pickle.dumps(half)).feature_names == NAMES
             assert select(source, range(1, 3), None).feature_names == NAMES
             assert LazyArray(half, functions=(np.negative,)).feature_names == NAMES
+            # who knows what they do
             for function in (
                 lambda block: block[:2],
                 lambda block: block[::-1],
-            ):  # who knows what they do
+            ):
                 assert LazyArray(half, functions=(function,)).feature_names is None
             assert LazyArray(x[1:]).feature_names == NAMES[1:]
         assert (

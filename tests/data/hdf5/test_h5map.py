@@ -335,9 +335,8 @@ def test_a_warm_map_is_looked_at_now_and_then_and_a_cold_one_each_time(tmp_path,
     for window in range(100):
         series.prefetch(rows, window, window + 1)
         expected = np.asarray(x)[:, :, window : window + 1].transpose(2, 1, 0)
-        assert np.array_equal(
-            series.read(rows, window, window + 1), expected
-        )  # reading looks no second time
+        # reading looks no second time
+        assert np.array_equal(series.read(rows, window, window + 1), expected)
     assert asked[:8] == list(range(8))
     assert asked[8:] == [8 * k - 1 for k in range(2, 13)]
     asked.clear()

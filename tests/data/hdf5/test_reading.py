@@ -275,9 +275,8 @@ def test_virtual_with_a_source_that_shrank(tmp_path):
         "has shape (2, 5, 3) where (4, 5, 3) is taken from it; fix that, or recreate the dataset"
     )
     with h5py.File(tmp_path / "source0.h5", "w") as file:
-        file["part"] = np.zeros(
-            (4, N, F + 1), "f4"
-        )  # of which HDF5 itself would take the first numbers in file order
+        # of which HDF5 itself would take the first numbers in file order
+        file["part"] = np.zeros((4, N, F + 1), "f4")
     assert "has shape (4, 5, 4) where (4, 5, 3) is taken from it" in error(tmp_path / "a.h5", "x")
 
 

@@ -97,6 +97,7 @@ STACKS = {  # cells, and whether each begins a layer
     "attention": [("attention", True)],
     "mingru2": [("stack", True)],
 }
+# SequenceRegressor has them
 READY = {
     "lstm",
     "gru",
@@ -108,7 +109,7 @@ READY = {
     "mgu2",
     "hfgru",
     "mingru2",
-}  # SequenceRegressor has them
+}
 OF_CELLS = {"lstmcell", "grucell", "rnncell", "leaky"}  # whose states are (B, H)
 MORE_STEPS = 4  # other data of a case are longer by fewer than this
 NO_WEIGHTS = {"custom", "custom_steps"}  # losses without a fourth argument
@@ -266,9 +267,8 @@ def settle(case):
         c.update(
             weights=None, missing=None, lengths=False, starts=False, listed=False, rebatch=False
         )
-        unless(
-            c["net"] not in ("causalconv", "tcn"), net="gru"
-        )  # without bounds: large steps diverge
+        # without bounds: large steps diverge
+        unless(c["net"] not in ("causalconv", "tcn"), net="gru")
     unless(c["missing"] or not c["nan_inputs"], nan_inputs=False)
     unless(c["missing"] != "outputs" or c["targets"] > 1, missing="steps")
     unless(not c["shuffle"] or (c["dtype"] != "float16" and not c["nan_inputs"]), shuffle=False)

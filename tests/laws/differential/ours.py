@@ -285,9 +285,8 @@ SEQUENCE_FIELDS = [
     "clip",
     "rebatch",
 ]
-SPEC_FIELDS = [
-    f.name for f in dataclasses.fields(Spec) if f.name != "precision"
-]  # the loop computes in full
+# the loop computes in full
+SPEC_FIELDS = [f.name for f in dataclasses.fields(Spec) if f.name != "precision"]
 
 
 def plain_spec(case):

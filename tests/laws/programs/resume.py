@@ -263,9 +263,8 @@ def faults():
 
 
 if __name__ == "__main__":
-    os.fsync = lambda handle: time.sleep(
-        0.002
-    )  # the real one is slower; time enough to be killed while writing
+    # the real one is slower; time enough to be killed while writing
+    os.fsync = lambda handle: time.sleep(0.002)
     torch.set_num_threads(1)
     if sys.argv[2] == "mpi":
         comm = get_communicator("mpi")

@@ -53,9 +53,8 @@ class Norm(nn.Module):
 
 
 def statistics_of_batches_are_averaged_by_live_steps():
-    m = (
-        est(Norm(), spec=Spec(1, 4, 40)).fit(x, y).model_
-    )  # one window: rank 0 has series 0 to 3, rank 1 4 to 6
+    # one window: rank 0 has series 0 to 3, rank 1 4 to 6
+    m = est(Norm(), spec=Spec(1, 4, 40)).fit(x, y).model_
     parts = [x[:, :4].reshape(3, -1), x[:, 4:].reshape(3, -1)]
     stats = [(0.1 * p.mean(1), 0.9 + 0.1 * p.var(1, ddof=1)) for p in parts]
     mean, var = ((4 * a + 3 * b) / 7 for a, b in zip(*stats, strict=True))

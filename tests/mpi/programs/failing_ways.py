@@ -64,9 +64,8 @@ def in_a_loop_of_its_own(model, data, **settings):
     step_fn = task.make_training_step_fn(**settings)
     for batch in data:
         state, _ = step_fn(state, batch, 0)
-    gather_from_processes(
-        "the next collective", comm=settings.get("comm", "auto")
-    )  # until here others may go on
+    # until here others may go on
+    gather_from_processes("the next collective", comm=settings.get("comm", "auto"))
     model.load_state_dict(state.model.state_dict())
 
 
@@ -80,10 +79,11 @@ def distance():
 
 
 def unequal_samples(function):
+    # raises StopIteration
     model, prepare = (
         network(0),
         iter(batches(3 + (rank == 0), 7, 0)).__next__,
-    )  # raises StopIteration
+    )
     function(lambda x, y: mse(model(x), y), model, prepare, SGD(model.parameters(), lr=0.1), 9)
 
 

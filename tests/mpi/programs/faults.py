@@ -28,9 +28,8 @@ rng = np.random.default_rng(0)
 x = rng.standard_normal((3, 13, 30))
 y = x.mean(0, keepdims=True)
 torch.manual_seed(rank)  # models differ until they are broadcast
-SPEC = Spec(
-    epochs=2, batchsize=2, seqsize=10
-)  # on 3 ranks 9 steps per epoch: windows of 3 groups of series
+# on 3 ranks 9 steps per epoch: windows of 3 groups of series
+SPEC = Spec(epochs=2, batchsize=2, seqsize=10)
 
 
 def model():

@@ -59,9 +59,8 @@ class Task:
         self.holes[0, :5] = np.nan  # some ranks have nothing to learn from
         self.pair = np.concatenate([self.y, self.x[:2]])
         self.pair[rng.random(self.pair.shape) < 0.3] = np.nan
-        self.pair[:, 7:] = np.concatenate([self.y, self.x[:2]])[
-            :, 7:
-        ]  # of some series no output is missing
+        # of some series no output is missing
+        self.pair[:, 7:] = np.concatenate([self.y, self.x[:2]])[:, 7:]
         self.starts = rng.integers(0, T - 1, N)
         self.spans = rng.integers(1, T - self.starts + 1)
         self.labels = rng.integers(0, 3, (1, N, T))
@@ -277,9 +276,8 @@ def main(folder):
         dtypes = ("float64",)
     found = {}
     for dtype in dtypes:
-        strong = (
-            dtype == "float64" and get_communicator(comm).size == 3
-        )  # 4 series for 3 ranks; for the last group, 1
+        # 4 series for 3 ranks; for the last group, 1
+        strong = dtype == "float64" and get_communicator(comm).size == 3
         found |= results(dtype, 1, comm, "strong" if strong else "weak")
     low = in_precision("bfloat16", 1, comm)
     if get_communicator(comm).rank == 0:

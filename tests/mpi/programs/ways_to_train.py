@@ -241,9 +241,8 @@ def main(folder):
         message = ranks.allgather(not_finite_on_rank_1(-1.0))
         assert "loss is nan" in message[0], message
         assert all("first given by module '1' (Root)" in text for text in message[:2]), message
-        message = ranks.allgather(
-            not_finite_on_rank_1(0.0)
-        )  # the root is finite, its derivative is not
+        # the root is finite, its derivative is not
+        message = ranks.allgather(not_finite_on_rank_1(0.0))
         assert "gradient norm on rank 1" in message[0], message
         assert all("in the gradient of parameter '0.weight'" in text for text in message), message
     norm = nn.Sequential(nn.BatchNorm1d(F).double(), net())
