@@ -79,13 +79,7 @@ def read_csv(path: str) -> tuple[np.ndarray, list[str]]:
     """The numeric columns of a CSV file, (T, C), and their names; where a value is missing, the one
     before it holds.
     """
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is no CSV file: {error}") from None
+    rows = read_rows(path)
     for i, row in enumerate(rows, 1):
         if len(row) != len(rows[0]):
             raise ValueError(f"{path} has {len(row)} cells in row {i} and {len(rows[0])} in row 1")
@@ -96,6 +90,17 @@ def read_csv(path: str) -> tuple[np.ndarray, list[str]]:
             f"{path} has no column of numbers below a header, with commas between columns"
         )
     return np.stack([v for _, v in numeric], 1), [name for name, _ in numeric]
+
+
+def read_rows(path: str) -> list[list[str]]:
+    """The cells of a CSV file without its empty rows."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            return [row for row in csv.reader(file) if row]
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is no CSV file: {error}") from None
 
 
 def read_column(cells: Sequence[str]) -> np.ndarray | None:
@@ -287,7 +292,8 @@ def show_checkpoints(argv: Sequence[str]) -> int:
     """List the checkpoints in folders, and compare runs; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m fluxutils_py checkpoints",
-        description="List the checkpoints in folders: steps, sizes and losses; of several folders, compare the newest.",
+        description="List the checkpoints in folders: steps, sizes and losses; of several "
+        "folders, compare the newest.",
     )
     parser.add_argument(
         "folders", nargs="+", metavar="FOLDER", help="that a Checkpointer has written to"

@@ -11,7 +11,7 @@ import numpy as np
 
 
 def require_package(name: str, extra: str, purpose: str) -> Any:
-    """Import a module of an optional package, or raise ImportError that names the extra to install."""
+    """Import an optional package's module, or raise ImportError that names the extra."""
     package = name.partition(".")[0]
     try:
         importlib.import_module(package)  # a module of it may be loaded already

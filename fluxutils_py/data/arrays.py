@@ -268,18 +268,23 @@ def check_named_axes(array: Any, name: str, rows: str = "features") -> None:
     dims = getattr(array, "dims", None)
     if not isinstance(dims, tuple) or not all(isinstance(dim, str) for dim in dims):
         return
-    times = [dim for dim in dims if dim.lower() in TIMES]
-    if len(times) != 1:
-        return
-    features = [dim for dim in dims if dim.lower() in FEATURES]
-    others = [dim for dim in dims if dim not in (*times, *features)]
-    wanted = (*features, *others, *times)
+    wanted = _usual_order(dims)
     if wanted != dims:
         expected = "(features, series, time steps)" if len(dims) == 3 else f"({rows}, time steps)"
         raise ShapeError(
             f"{name} has the dimensions {dims}, and arrays are {expected}: use "
             f"{name}.transpose({', '.join(map(repr, wanted))})"
         )
+
+
+def _usual_order(dims: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of dimensions with features first and time last, if one of them is time."""
+    times = [dim for dim in dims if dim.lower() in TIMES]
+    if len(times) != 1:
+        return dims
+    features = [dim for dim in dims if dim.lower() in FEATURES]
+    others = [dim for dim in dims if dim not in (*times, *features)]
+    return (*features, *others, *times)
 
 
 def _check_axes_attribute(dataset: h5py.Dataset, name: str) -> None:

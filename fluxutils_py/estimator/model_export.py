@@ -61,7 +61,7 @@ def transformer_module(transformer: object, name: str, n_features: int) -> nn.Mo
 
 
 def _sklearn_module(transformer: Any, n_features: int) -> nn.Module | None:
-    """Return one of scikit-learn's transformers as a module; None if it is not one of those known."""
+    """Return one of scikit-learn's transformers as a module; None if it is unknown."""
     if not type(transformer).__module__.startswith("sklearn."):
         return None
     zeros = np.zeros(n_features)

@@ -36,9 +36,9 @@ def baseline_forecasts(
 
     Examples
     --------
-    >>> found = baseline_forecasts(np.array([[1.0, 2.0, 3.0, 4.0]]), h=2, season=2)
-    >>> {name: y[0].tolist() for name, y in found.items()}
-    {'Naive': [4.0, 4.0], 'SeasonalNaive': [3.0, 4.0], 'Drift': [5.0, 6.0], 'WindowAverage': [3.5, 3.5]}
+    >>> forecasts = baseline_forecasts(np.array([[1.0, 2.0, 3.0, 4.0]]), h=2, season=2)
+    >>> forecasts["SeasonalNaive"].tolist(), forecasts["Drift"].tolist()
+    ([[3.0, 4.0]], [[5.0, 6.0]])
     """
     n, k = values.shape
     known = ~np.isnan(values)

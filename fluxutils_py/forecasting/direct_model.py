@@ -162,7 +162,7 @@ class DirectModel(nn.Module):
             nn.init.zeros_(self.ahead_skip.weight)
 
     def forget_steps(self, first: int) -> None:
-        """Let the point forecasts from step ``first`` of the horizon on be the seasonal naive ones."""
+        """Make the point forecasts from step ``first`` of the horizon the seasonal naive ones."""
         with torch.no_grad():
             for layer in (self.head, self.skip):
                 layer.weight[first:] = 0.0

@@ -67,7 +67,7 @@ def sample(source: PackedSeries | ArraySource) -> np.ndarray:
 
 
 def smallest_value(source: PackedSeries | ArraySource) -> float:
-    """Return the smallest of all values, read block by block from a file; NaN if all are missing."""
+    """Return the smallest of all values, read block by block; NaN if all are missing."""
     smallest = np.nan
     if isinstance(source, PackedSeries):
         return float(np.fmin.reduce(source.values[0], initial=np.nan))

@@ -60,11 +60,7 @@ def save_forecaster(
 ) -> None:
     """Write a fitted forecaster; see ``Forecaster.save``."""
     _require_plain_labels(settings.id_col, parts)
-    arguments = {
-        name: list(value) if isinstance(value, tuple | list | np.ndarray) else value
-        for name, value in settings.get_params(deep=False).items()
-        if name not in NOT_STORED
-    }
+    arguments = _stored_arguments(settings)
     dtype = next(parts.models[0].parameters()).dtype
     content = {
         "kind": KIND,
@@ -86,6 +82,16 @@ def save_forecaster(
         "history": _plain_history(parts.history),
     }
     write_file(path, content)
+
+
+def _stored_arguments(settings: ForecasterSettings) -> dict[str, Any]:
+    """Return the arguments of the constructor that a file holds, sequences as lists."""
+    arguments = settings.get_params(deep=False)
+    return {
+        name: list(value) if isinstance(value, tuple | list | np.ndarray) else value
+        for name, value in arguments.items()
+        if name not in NOT_STORED
+    }
 
 
 def _plain_parameters(model: nn.Module) -> dict[str, Tensor]:

@@ -211,7 +211,7 @@ class Frame:
         return found
 
     def times(self, column: str) -> TimeColumn:
-        """Return a column of dates or integers; DataError names column and row of what is neither."""
+        """Return a column of dates or integers; DataError names the row of what is neither."""
         nw, values, dtype = require("narwhals"), self.frame[column], self.dtype(column)
         self._refuse_missing(column, values.is_null().to_numpy())
         if dtype.is_integer():

@@ -33,7 +33,10 @@ NANOSECONDS = {
 }
 NANOSECONDS |= {"Micro": 1_000, "Nano": 1}
 DAY = 86_400_000_000_000
-WAYS_OUT = "an integer for integer times, or an alias of pandas such as 'h', '15min', 'D', 'W', 'MS', 'ME', 'QS', 'B'"
+WAYS_OUT = (
+    "an integer for integer times, or an alias of pandas such as 'h', '15min', 'D', 'W', 'MS', "
+    "'ME', 'QS', 'B'"
+)
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class Steps:
 def start_history(
     models: Sequence[nn.Module], windows: PanelWindows, panel: Panel | None
 ) -> History:
-    """Run the networks through all series from the first step, and return the history at the end."""
+    """Run the networks through all series from the first step; return the history at the end."""
     lengths = np.asarray(windows.source.lengths)
     n, K = windows.n_series, windows.features.lookback + 1
     series = np.arange(n)

@@ -18,7 +18,7 @@ TORCH_LAYERS = (nn.RNNBase, nn.RNNCellBase)  # made once: a union takes longer t
 
 
 class Memory(NamedTuple):
-    """What a :class:`Recur` remembers: its state, the steps to its mark, and the state noted there."""
+    """What a :class:`Recur` remembers: its state, the steps to its mark, the state noted there."""
 
     state: State | None
     mark: int | None
@@ -35,7 +35,8 @@ class Recur(nn.Module):
 
         - ``nn.LSTM``, ``nn.GRU``, ``nn.RNN`` (any number of layers, time-major, one direction);
         - ``nn.LSTMCell``, ``nn.GRUCell``, ``nn.RNNCell``;
-        - any module with ``forward(x, state) -> (y, state)``. ``state`` is None on the first call, then the state that
+        - any module with ``forward(x, state) -> (y, state)``. ``state`` is None on the first
+          call, then the state that
           the module returned: a tensor or a tuple of tensors, whose axis 0 is the batch (set
           ``batch_dim = 1`` on the module for another axis). The module gets one time step ``(B,
           F)`` at a time, or whole windows ``(S, B, F)`` if it has ``takes_windows = True``. A
@@ -111,7 +112,7 @@ class Recur(nn.Module):
         if self.trainable_init:
             self.initial_state = _InitialState(self._zero_state())
 
-    # -- what kind of module is inside ---------------------------------------------------------------
+    # -- what kind of module is inside -------------------------------------------------------------
 
     @property
     def batch_dim(self) -> int:
@@ -165,7 +166,7 @@ class Recur(nn.Module):
             shape[self.batch_dim] = 1
         return [t.new_zeros(shape) for t, shape in zip(empty, shapes, strict=True)]
 
-    # -- state ---------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     def _set_initial_state(self, n_series: int) -> None:
         """Set the state to the trained initial one, which gradients then reach."""
@@ -211,7 +212,7 @@ class Recur(nn.Module):
         """
         return self._marked
 
-    # -- some of the series --------------------------------------------------------------------------
+    # -- some of the series ------------------------------------------------------------------------
 
     def memory(self) -> Memory:
         """Return the layer's memory, not copied."""
@@ -227,23 +228,24 @@ class Recur(nn.Module):
         self._mark = memory.mark
 
     def join_series(self, memories: Sequence[Memory]) -> None:
-        """Join the memories of layers of the same kind, their series one after the other, detached."""
+        """Join the memories of layers of one kind, their series one after the other, detached."""
         self.state = self.joined([m.state for m in memories])
         self._marked = self.joined([m.marked for m in memories])
         self._mark = memories[0].mark
 
     def joined(self, parts: Sequence[State | None]) -> State | None:
-        """Return states of several groups of series as one, detached; None if one of them is None."""
+        """Return states of several groups of series as one, detached; None if one is None."""
         kept = [p for p in parts if p is not None]
         if len(kept) < len(parts):
             return None
         if isinstance(kept[0], Tensor):
-            return torch.cat([p.detach() for p in kept], self.batch_dim)  # type: ignore[union-attr]  # all are
+            tensors: Any = kept  # if one is a tensor, all are
+            return torch.cat([p.detach() for p in tensors], self.batch_dim)
         return tuple(
             torch.cat([t.detach() for t in ts], self.batch_dim) for ts in zip(*kept, strict=True)
         )
 
-    # -- computing -----------------------------------------------------------------------------------
+    # -- computing ---------------------------------------------------------------------------------
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() not in (2, 3):
@@ -314,7 +316,7 @@ class Recur(nn.Module):
     def _name(self) -> str:
         return f"{type(self).__name__}({type(self.module).__name__})"
 
-    # -- moving and copying --------------------------------------------------------------------------
+    # -- moving and copying ------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Recur:
         super()._apply(fn, recurse)
@@ -368,7 +370,9 @@ class _Ready(Recur):
         )
 
 
-_READY_DOC = """{name} that carries its state: ``Recur(nn.{name}(n_in, n_out, num_layers, dropout=dropout))``.
+_READY_DOC = """{name} that carries its state.
+
+    The same as ``Recur(nn.{name}(n_in, n_out, num_layers, dropout=dropout))``.
 
     Parameters
     ----------
@@ -385,7 +389,8 @@ _READY_DOC = """{name} that carries its state: ``Recur(nn.{name}(n_in, n_out, nu
 
     Notes
     -----
-    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``; see :class:`Recur`.
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``; see
+    :class:`Recur`.
     Source: ``RNN(in, out, nlayers, dropout)`` of FluxUtils.jl.
 
     Examples

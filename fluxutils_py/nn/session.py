@@ -32,8 +32,8 @@ class InferenceSession:
     """Run a model over one window after another, down to single steps, without changing the model.
 
     The session's state is the recurrent state of the model. A model without recurrent state that
-    must see windows (see
-    :func:`needs_context`) gets its last ``overlap`` inputs again with each window; these are then its state.
+    must see windows (see :func:`needs_context`) gets its last ``overlap`` inputs again with each
+    window; these are then its state.
 
     Parameters
     ----------
@@ -89,18 +89,21 @@ class InferenceSession:
         self._context = tuple(x[max(0, x.shape[0] - self.overlap) :] for x in xs)
         if self._ages is None:
             return tuple(o[-n_steps:] for o in self._outputs(xs))
+        return self._run_by_age(xs, self._ages, n_steps)
+
+    def _run_by_age(self, xs: tuple[Tensor, ...], ages: Tensor, n_steps: int) -> tuple[Tensor, ...]:
+        """Return the outputs of the last steps, of each series with the inputs that it has."""
         outs: list[Tensor] = []
         # series that have seen as many steps are computed together
-        for age in self._ages.unique().tolist():
-            series = (self._ages == age).nonzero()[:, 0]
+        for age in ages.unique().tolist():
+            series = (ages == age).nonzero()[:, 0]
             part = self._outputs(tuple(x[-age - n_steps :, series] for x in xs))
             outs = outs or [o.new_empty(n_steps, xs[0].shape[1], o.shape[2]) for o in part]
             for out, o in zip(outs, part, strict=True):
                 out[:, series] = o[-n_steps:]
         kept = self._context[0].shape[0]
-        self._ages = (self._ages + n_steps).clamp(max=kept)
-        if int(self._ages.min()) == kept:
-            self._ages = None
+        ages = (ages + n_steps).clamp(max=kept)
+        self._ages = None if int(ages.min()) == kept else ages
         return tuple(outs)
 
     def _outputs(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -118,7 +121,7 @@ class InferenceSession:
                 )
         return outs
 
-    # -- the state -----------------------------------------------------------------------------------
+    # -- the state ---------------------------------------------------------------------------------
 
     @property
     def state(self) -> list[Tensor]:

@@ -236,7 +236,7 @@ def _tensor_counts(
     if n == sum(fresh):  # no module of the user's own had a state
         return fresh
     counts = [_n_tensors(r) for r in layers]
-    rest = n - sum(k or 0 for k in counts)
+    rest = n - sum(filter(None, counts))
     if counts.count(None) > 1 and rest > 0:
         raise ShapeError(
             "state: cannot tell which tensors belong to which of "
@@ -244,7 +244,7 @@ def _tensor_counts(
         )
     if rest < 0 or (rest > 0 and None not in counts):
         raise ShapeError(f"state has {n} tensor{'s' * (n != 1)}, that of the model has {n - rest}")
-    return [k if k is not None else rest for k in counts]
+    return [rest if k is None else k for k in counts]
 
 
 def _n_tensors(r: Recur) -> int | None:
@@ -266,22 +266,22 @@ def _copy_like(t: Tensor, like: Tensor | None) -> Tensor:
 def _check_shapes(
     r: Recur, expected: tuple[Tensor, ...] | None, part: list[Tensor], at: int, m: Any
 ) -> None:
-    for i, (got, want) in enumerate(zip(part, part if expected is None else expected, strict=True)):
+    for i, (got, want) in enumerate(zip(part, expected or part, strict=True)):
         shape = list(want.shape)
         if got.ndim == want.ndim > r.batch_dim:
             shape[r.batch_dim] = got.shape[r.batch_dim]  # any batch size
         if list(got.shape) != shape:
-            wanted = ", ".join(
-                "B" if d == r.batch_dim else str(n) for d, n in enumerate(want.shape)
-            )
+            sizes = [*map(str, want.shape)]
+            sizes[r.batch_dim] = "B"
             raise ShapeError(
                 f"state[{at + i}], of {_name(r, m)!r}, has shape {tuple(got.shape)}; expected "
-                f"({wanted})"
+                f"({', '.join(sizes)})"
             )
         if want.is_floating_point() > got.is_floating_point():
             kind = f"has dtype {got.dtype}; expected floating-point numbers"
             raise DataError(f"state[{at + i}], of {_name(r, m)!r}, {kind}")
-    if any(t.ndim <= r.batch_dim for t in part) or len({t.shape[r.batch_dim] for t in part}) > 1:
+    n_series = {t.shape[r.batch_dim] if t.ndim > r.batch_dim else None for t in part}
+    if None in n_series or len(n_series) > 1:
         shapes = [tuple(t.shape) for t in part]
         raise ShapeError(
             f"state: the tensors of {_name(r, m)!r} differ in their number of series: {shapes}"

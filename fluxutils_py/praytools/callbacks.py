@@ -121,15 +121,15 @@ class EvalCby:
         if self.writes:
             self.printer(f"{self.step}: {', '.join(texts)}")
         if self.resultdir is not None and self.writes:
-            self.resultdir.mkdir(parents=True, exist_ok=True)
-            with atomic_write(self.resultdir / "history.json") as f:
-                f.write(json.dumps(self.history, indent=1).encode())
-            if self.model is not None:
-                parameters = {k: v.detach() for k, v in self.model.state_dict().items()}
-                write_file(
-                    self.resultdir / f"model_{self.step}.pt",
-                    {"kind": KIND, "parameters": parameters},
-                )
+            self._write_files(self.resultdir)
+
+    def _write_files(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(folder / "history.json") as f:
+            f.write(json.dumps(self.history, indent=1).encode())
+        if self.model is not None:
+            parameters = {k: v.detach() for k, v in self.model.state_dict().items()}
+            write_file(folder / f"model_{self.step}.pt", {"kind": KIND, "parameters": parameters})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, the sum of the losses since the last record, and the history."""
@@ -203,7 +203,7 @@ def initevalcby(
 
 
 class ModelSelector(BestModel):
-    """Callable that evaluates a model and keeps its best parameters. See :func:`bestmodelselector`."""
+    """Evaluates a model and keeps its best parameters; see :func:`bestmodelselector`."""
 
     def __init__(
         self,

@@ -60,9 +60,9 @@ def train(
         Axis of the observations, along which several ranks divide a minibatch.
     **settings
         ``cb``: a function without arguments, or a sequence of functions, called after each
-        iteration;
-        :class:`StopTraining` ends training. ``cby``: called with the loss after ``cb``. ``comm``, ``batches``,
-        ``clip``, ``accumulate``, ``precision``, ``stateful``: see :class:`GradientStep`.
+        iteration; :class:`StopTraining` ends training. ``cby``: called with the loss after
+        ``cb``. ``comm``, ``batches``, ``clip``, ``accumulate``, ``precision``, ``stateful``: see
+        :class:`GradientStep`.
 
     Raises
     ------

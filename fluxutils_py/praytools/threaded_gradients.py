@@ -112,7 +112,8 @@ def tgradient(
     generator are the same in every run; numbers from a NumPy generator that the threads share are
     not. Source: ``tgradient`` of PrayTools.jl.
     """
-    n = (threads.n if threads else torch.get_num_threads()) if n is None else n
+    if n is None:
+        n = threads.n if threads else torch.get_num_threads()
     with threads or Threads(n) as at_work:
         return pgradient(
             loss, params, at_work.map(lambda _: preparesamples(), range(n)), threads=at_work

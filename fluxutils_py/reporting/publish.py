@@ -96,19 +96,25 @@ class PublishTrainingProgress:
                 "trainer/steps_per_sec", (step - self._last[0]) / (now - self._last[1]), step
             )
         self._last = step, now
+        self._write_metrics(loop, step_info)
+        self._write_summaries(loop)
+
+    def _write_metrics(self, loop: Any, step_info: Any) -> None:
         step_info = getattr(loop, "step_info", None) if step_info is None else step_info
         if step_info is not None:
             for name, value in {"batch_loss": step_info.batch_loss, **step_info.metrics}.items():
                 if (number := as_number(value)) is not None:
-                    self.writer.add_scalar(f"train/{name}", number, step)
+                    self.writer.add_scalar(f"train/{name}", number, loop.step)
+
+    def _write_summaries(self, loop: Any) -> None:
         collector = active_collector()
         if collector is not None and loop.model is not None:
-            publish_train_intermediates(self.writer, collector.take(loop.model), step)
+            publish_train_intermediates(self.writer, collector.take(loop.model), loop.step)
         elif collector is None and nobody_collected(loop.model):
             warnings.warn(
                 "summaries from sow() are not published: run the training loop inside 'with "
                 "collected_summaries():'",
-                stacklevel=2,
+                stacklevel=3,
             )
 
     def on_start(self, loop: Any) -> None:
@@ -163,7 +169,8 @@ def publish_trainer_env_info(
         "param_shape": summarize_shape(params),
         "local_device": "\n".join(describe_device(torch.device(d)) for d in devices),
         "trainer_argv": "\n".join(sys.argv),
-        "process": f"rank {ranks.rank} of {ranks.size}, pid {os.getpid()} on {socket.gethostname()}",
+        "process": f"rank {ranks.rank} of {ranks.size}, pid {os.getpid()} on "
+        f"{socket.gethostname()}",
     }
     writer = with_torch_names(writer)
     for name, text in texts.items():

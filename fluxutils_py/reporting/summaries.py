@@ -143,7 +143,7 @@ _missed: WeakSet[nn.Module] = WeakSet()  # modules that sowed a summary while th
 
 
 def nobody_collected(model: nn.Module | None) -> bool:
-    """Return whether a model in training sowed summaries without a collector since the last call."""
+    """Return whether a model sowed summaries that nobody collected since the last call."""
     missed = set() if model is None else {m for m in model.modules() if m in _missed}
     _missed.difference_update(missed)
     return bool(missed)

@@ -64,7 +64,7 @@ class Writer:
         global_step: Any = None,
         **options: Any,
     ) -> None:
-        """Write several numbers for one plot, each into a separate directory below this writer's."""
+        """Write several numbers for one plot, each into a directory below this writer's."""
         self._write("add_scalars", main_tag, dict(tag_scalar_dict), global_step, **options)
 
     def add_image(self, tag: str, img_tensor: Any, global_step: Any = None, **options: Any) -> None:
@@ -153,7 +153,7 @@ class Writer:
         self.add_text(tag, textdata, step)
 
     def write(self, tag: str, tensor: Any, step: Any, metadata: Any = None) -> None:
-        """Same as :meth:`add_tensor`; ``metadata`` is ignored, as torch's writer cannot store it."""
+        """Same as :meth:`add_tensor`; ``metadata`` is ignored: torch's writer cannot store it."""
         self.add_tensor(tag, tensor, step)
 
     def hparams(self, hparams: dict[str, Any]) -> None:
@@ -368,7 +368,8 @@ def import_torch_writer() -> Any:
         from torch.utils.tensorboard import SummaryWriter as TorchWriter
     except ImportError as error:
         raise ImportError(
-            'writing for TensorBoard needs the package tensorboard: pip install "fluxutils_py[tensorboard]"'
+            "writing for TensorBoard needs the package tensorboard: "
+            'pip install "fluxutils_py[tensorboard]"'
         ) from error
     return TorchWriter
 

@@ -364,7 +364,7 @@ class _Contents:
         return {name: first.path for name, first in self.values.items()} | self.groups
 
     def sources_of(self, name: str) -> list[Source] | None:
-        """Return the source in each file, or its gap; None for a dataset that can only be copied."""
+        """Return the source in each file, or its gap; None if the dataset can only be copied."""
         having = [file for file in self.files if name in file.by_name]
         first = having[0].by_name[name]
         for file in having:

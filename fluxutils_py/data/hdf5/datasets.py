@@ -87,7 +87,8 @@ def warn_of_packing(dataset: h5py.Dataset, where: str) -> None:
     warnings.warn(
         f"{where} has the attributes {shown} of NetCDF, which h5py and h5mmap ignore: missing "
         "values stay the numbers that stand for them, packed values stay packed; take "
-        f'xarray.open_dataset({os.fsdecode(dataset.file.filename)!r})["{variable}"], which applies them',
+        f'xarray.open_dataset({os.fsdecode(dataset.file.filename)!r})["{variable}"], which '
+        "applies them",
         stacklevel=4,
     )
 
@@ -100,7 +101,7 @@ def _says_something(name: str, value: Any) -> bool:
     return not bool(np.isnan(value).all())
 
 
-# -- other processes -----------------------------------------------------------------------------------------
+# -- other processes -------------------------------------------------------------------------------
 
 
 def locate_dataset(dataset: h5py.Dataset) -> tuple[str, str, FileIdentity, tuple[int, ...], str]:

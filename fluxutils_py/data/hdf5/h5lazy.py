@@ -112,7 +112,7 @@ class H5Lazy(DuckArray):
     def read(self, *index: Index) -> np.ndarray:
         return read_slices(self._read_slices, index, strides=True)
 
-    # -- the file ------------------------------------------------------------------------------------
+    # -- the file ----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the file in this process. Reading afterwards is an error."""

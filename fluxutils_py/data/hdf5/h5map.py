@@ -186,7 +186,7 @@ class H5Map(np.memmap):
         if self._origin is not None and self._origin.mode != "r":
             self._origin.memory.flush()
 
-    # -- other processes -----------------------------------------------------------------------------
+    # -- other processes ---------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
         if self._origin is None:
@@ -205,7 +205,7 @@ class H5Map(np.memmap):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.__reduce__()
 
-    # -- reading from disk ---------------------------------------------------------------------------
+    # -- reading from disk -------------------------------------------------------------------------
 
     def willneed(self, *views: np.ndarray) -> bool:
         """Ask the kernel to read the pages of views, all at once and in the background.
@@ -297,7 +297,7 @@ def _memory_address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-# -- which pages --------------------------------------------------------------------------------------------
+# -- which pages -----------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=256)

@@ -213,7 +213,7 @@ def fnt_axes(axes: str | None, ndim: int) -> list[int]:
 
 
 def check_axes(axes: str, ndim: int, where: str) -> list[int]:
-    """Return which axis of the file each axis of an array is; only three axes change their order."""
+    """Return which axis of the file each axis of an array is; only three can change places."""
     if not isinstance(axes, str) or not is_axes_order(axes, 3):
         raise H5DataError(
             f"{where}: axes must name F (features), N (series) and T (time steps), as 'TNF', got "
@@ -246,7 +246,7 @@ def unmappable_reason(dataset: h5py.Dataset) -> str | None:
     return None
 
 
-# -- what is wrong ----------------------------------------------------------------------------------
+# -- what is wrong ---------------------------------------------------------------------------------
 
 
 def _why_not(path: str, text: str, error: OSError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -151,9 +152,7 @@ def _try_map(
         if reason is not None:
             return None, reason
         warn_of_packing(dataset, where)
-        strides = [
-            dtype.itemsize * int(np.prod(shape[i + 1 :], dtype=object)) for i in range(len(shape))
-        ]
+        strides = _contiguous_strides(shape, dtype)
         layout, real_path = Layout.of(dataset), os.path.realpath(dataset.file.filename)
         try:
             array = H5Map(
@@ -176,6 +175,11 @@ def _try_map(
             ) from error
         except OSError as error:
             return None, f"lies where files cannot be mapped ({error.strerror})"
+
+
+def _contiguous_strides(shape: tuple[int, ...], dtype: np.dtype) -> list[int]:
+    # Python's integers do not overflow
+    return [dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
 def h5load(
@@ -224,7 +228,7 @@ def h5load(
     ('H5Map', {'unit': 'kWh'})
     """
     with contextlib.closing(open_file(path)) as file, opening.wrap_h5_errors(os.fsdecode(path)):
-        wanted = list(file) if names is None else [names] if isinstance(names, str) else list(names)
+        wanted = [names] if isinstance(names, str) else list(file if names is None else names)
         loaded = {name: _load_object(file, path, name, axes, mmap) for name in wanted}
     return loaded[names] if isinstance(names, str) else loaded
 

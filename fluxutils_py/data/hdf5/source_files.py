@@ -60,7 +60,7 @@ def check_open_file_limit(where: str) -> None:
 
 
 def escape(name: str) -> str:
-    """A file or dataset name as a virtual dataset stores it, where a percent sign begins a pattern."""
+    """Return a name as virtual datasets store it, where a percent sign begins a pattern."""
     return name.replace("%", "%%")
 
 
@@ -116,7 +116,10 @@ def _part_problems(
                 len(needed) != source.ndim or source.shape == needed
             )
     if not fits:
-        yield f"its source '{name}' in {path} has shape {source.shape} where {needed} is taken from it"
+        yield (
+            f"its source '{name}' in {path} has shape {source.shape} where {needed} is taken from "
+            "it"
+        )
     elif (path, name) in seen:
         yield f"its source '{name}' in {path} takes data from itself"
     else:

@@ -188,15 +188,7 @@ def _as_array(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple) and any(isinstance(v, np.ma.MaskedArray) for v in value):
         value = np.ma.stack(value)
     if isinstance(value, np.ma.MaskedArray):
-        if value.dtype.kind == "f":
-            return value.filled(np.nan)
-        if np.ma.is_masked(value):
-            raise H5DataError(
-                f"{where}: {np.ma.count_masked(value)} values are masked, and a file has no mask "
-                f"for {value.dtype}; convert the array to float, in which they are stored as NaN, "
-                "or fill them, as with x.filled(0)"
-            )
-        return value.data
+        return _without_mask(value, where)
     try:
         value = to_numpy(value)
     except TypeError as error:
@@ -214,7 +206,19 @@ def _as_array(value: Any, where: str) -> Any:
         ) from error
 
 
-# -- datasets -----------------------------------------------------------------------------------------------
+def _without_mask(value: np.ma.MaskedArray, where: str) -> np.ndarray:
+    if value.dtype.kind == "f":
+        return value.filled(np.nan)
+    if np.ma.is_masked(value):
+        raise H5DataError(
+            f"{where}: {np.ma.count_masked(value)} values are masked, and a file has no mask "
+            f"for {value.dtype}; convert the array to float, in which they are stored as NaN, "
+            "or fill them, as with x.filled(0)"
+        )
+    return value.data
+
+
+# -- datasets --------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -544,7 +548,10 @@ def _describe_misfit(
             f"{wanted} in the order {axes}",
         )
     if present != wanted:
-        return f" and has, in the file, {present} in place of {wanted}; pass overwrite=True to put a new one in its place"
+        return (
+            f" and has, in the file, {present} in place of {wanted}; pass overwrite=True to put a "
+            "new one in its place"
+        )
     reason = opening.unmappable_reason(dataset)
     return (
         reason
