@@ -35,7 +35,7 @@ WITHOUT_KERNELS = {"CXX": "false"}  # a compiler that always fails
 TESTS_OF_EXTRAS = {
     "plot": ["tests/estimator/test_display.py", "tests/test_main.py"],
     "mpi": ["tests/parallel", "tests/mpi"],
-    "tensorboard": ["tests/reporting", "tests/evaluation"],
+    "tensorboard": ["tests/reporting", "tests/bobbin"],
     "pandas": ["tests/estimator/test_feature_names.py", "tests/inputs/test_inputs.py"],
     "forecast": ["tests/forecasting"],
     "export": ["tests/exporting", "tests/estimator/test_model_export.py"],

@@ -63,6 +63,7 @@ PARTS = {
         "bench_layer_quality.py", ["--seconds", "10"], data="etth1", needs_data=False
     ),
     "characters": Part("bench_characters.py"),
+    "few_series": Part("bench_few_series.py"),
     "kernels": Part("bench_kernels.py", environment={"OMP_NUM_THREADS": "1"}),
     "hooks": Part("bench_hooks.py"),
     "import": Part("bench_import.py"),

@@ -464,3 +464,24 @@ def test_windows_and_steps_of_a_layer_are_the_same_to_the_last_bit_and_torchs_to
     layer.reset()
     with native_kernels(False):
         torch.testing.assert_close(layer(x), window, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("n_units", "dtype"), [(7, "float32"), (24, "float64"), (64, "float32")])
+def test_a_series_alone_equals_itself_in_any_minibatch(name, n_units, dtype):
+    # with few series units fill the lanes of vectors, with many series do
+    layer = Recur(LAYERS[name](3, n_units)).to(getattr(torch, dtype))
+    x = torch.randn(11, 41, 3, dtype=getattr(torch, dtype))
+    weight = torch.randn(11, 41, n_units, dtype=x.dtype)
+
+    def outputs_and_input_gradients(first, stop):
+        part = x[:, first:stop].clone().requires_grad_()
+        layer.reset()
+        y = layer(part)
+        (gradient,) = torch.autograd.grad((y * weight[:, first:stop]).sum(), part)
+        return y.detach(), gradient
+
+    whole = outputs_and_input_gradients(0, 41)
+    for first, stop in ((0, 1), (5, 7), (3, 8), (20, 28), (1, 18), (0, 33)):
+        for part, of_all in zip(outputs_and_input_gradients(first, stop), whole, strict=True):
+            assert torch.equal(part, of_all[:, first:stop]), (first, stop)
