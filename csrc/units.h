@@ -10,7 +10,7 @@
 namespace FLUXUTILS_UNIT {
 namespace {
 
-constexpr int UNITS_GROUP = 8, MOST_SERIES = 4;  // of a group; of a run through its units
+constexpr int UNITS_GROUP = 4;  // series that share the loads of weights; more gain nothing, and leave threads idle
 constexpr int64_t INPUT_BYTES = 96 << 10;  // of products with inputs that are computed ahead
 constexpr int64_t ROWS_TOGETHER = 64;      // steps times series in one block of weight gradients
 
@@ -119,11 +119,11 @@ template <class T, int N, int R, int UV> FK_INLINE void add_block(
             for (int q = 0; q < N; q++) store(sums + r * of.apart + g * of.block_apart + of.rows[q] * L, a[g][r][q]);
 }
 
-// The same for all blocks, and up to MOST_SERIES rows. Two blocks at once where rows are few: more chains of sums than
+// The same for all blocks, and up to UNITS_GROUP rows. Two blocks at once where rows are few: more chains of sums than
 // the latency of a processor. Backwards: from the last block on, which the step before has left in the cache.
 template <class T, int N> __attribute__((noinline)) void add_to_sums(
     const UnitSums<T> &of, const T *const *in, const T *weights, int64_t n, int64_t rows, bool backwards) {
-    constexpr int MOST = ACCUMULATORS / N > MOST_SERIES ? MOST_SERIES : ACCUMULATORS / N;
+    constexpr int MOST = ACCUMULATORS / N > UNITS_GROUP ? UNITS_GROUP : ACCUMULATORS / N;
     in_parts<MOST>(rows, [&](int64_t r0, auto constant) {
         constexpr int R = decltype(constant)::value, UV = R * N < 16 && 2 * R * N <= ACCUMULATORS ? 2 : 1;
         UnitSums<T> some = of;
@@ -264,8 +264,8 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
         const int64_t numbers = n_blocks * ROWS * L;
         for (int64_t row = 0; row < n; row++) memcpy(sums + row * numbers, biases, numbers * sizeof(T));
         for (int64_t row = 0, R; row < n; row += R) {
-            R = n - row < MOST_SERIES ? n - row : MOST_SERIES;
-            const T *x[MOST_SERIES];
+            R = n - row < UNITS_GROUP ? n - row : UNITS_GROUP;
+            const T *x[UNITS_GROUP];
             for (int r = 0; r < R; r++) {
                 int64_t t = first + (row + r) / series, b = b0 + (row + r) % series;
                 x[r] = at<T>(call.x, (t * B + b) * F);
@@ -304,12 +304,7 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
             if (!before[b]) before[b] = zeros;
         }
         if constexpr (NH > 0)
-            for (int64_t b = 0, R; b < series; b += R) {
-                // 8 series are twice 4, and 5 are 3 and 2
-                R = part_length(series, n_parts_of<MOST_SERIES>(series), b > 0);
-                add_to_sums<T, NH>({sums + b * numbers, numbers, ROWS * L, Cell::H_ROWS, n_blocks}, before + b, of_h, H,
-                                   R, t % 2);
-            }
+            add_to_sums<T, NH>({sums, numbers, ROWS * L, Cell::H_ROWS, n_blocks}, before, of_h, H, series, t % 2);
         for (int64_t b = 0; b < series; b++)
             gates_forward(sums + b * numbers, before[b], at<T>(call.y, (t * B + b0 + b) * H), c + b * wide, saved, b,
                           series);
@@ -461,7 +456,7 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
 
     // Products of some rows of gradients with a weight's rows, a few at a time.
     static void back(T *out, bool add, RowGradients<T> of, const T *weights, int64_t n, int64_t rows) {
-        constexpr int MOST_ROWS = ACCUMULATORS / 4 > MOST_SERIES ? MOST_SERIES : ACCUMULATORS / 4;
+        constexpr int MOST_ROWS = ACCUMULATORS / 4 > UNITS_GROUP ? UNITS_GROUP : ACCUMULATORS / 4;
         in_parts<MOST_ROWS>(rows, [&](int64_t row, auto constant) {
             RowGradients<T> some = of;
             some.d += row * of.apart;
