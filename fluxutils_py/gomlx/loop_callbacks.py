@@ -68,7 +68,7 @@ def NTimesDuringLoop(
     fn: LoopAndMetrics,
 ) -> None:
     """Call ``fn(loop, metrics)`` ``n`` times in each run, the last time at its end: see
-    :class:`NTimes`.
+    :class:`fluxutils_py.training.NTimes`.
     """
     OnStep(loop, name, priority, fn, NTimes(n))
 
@@ -82,7 +82,9 @@ def ExponentialCallback(
     priority: float,
     fn: LoopAndMetrics,
 ) -> None:
-    """Call ``fn(loop, metrics)`` at growing intervals: see :class:`Exponential`."""
+    """Call ``fn(loop, metrics)`` at growing intervals: see ``Exponential`` in
+    ``training.triggers``.
+    """
     OnStep(loop, name, priority, fn, Exponential(start, factor, at_end))
 
 
@@ -96,5 +98,7 @@ def PeriodicCallback(
     *,
     clock: Clock = time.monotonic,
 ) -> None:
-    """Call ``fn(loop, metrics)`` every ``seconds`` seconds: see :class:`EveryNSeconds`."""
+    """Call ``fn(loop, metrics)`` every ``seconds`` seconds: see
+    :class:`fluxutils_py.training.EveryNSeconds`.
+    """
     OnStep(loop, name, priority, fn, EveryNSeconds(seconds, at_end, clock=clock))

@@ -47,7 +47,7 @@ def as_dataset(data: object, name: str | None = None, kind: object = None) -> Da
     ----------
     data : iterable
         Items that :func:`as_minibatch` takes: a list, a ``torch.utils.data.DataLoader``,
-        :class:`TensorBatches`.
+        ``TensorBatches``.
     name : str, optional
         By default the name of its class.
     kind : hashable, optional

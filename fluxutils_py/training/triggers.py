@@ -377,5 +377,8 @@ class ForEachTSeconds(EveryNSeconds):
 
 # bobbin's names
 ForEachNSteps = EveryNSteps
-AtNthStep = AtSteps
 OrTrigger = AnyOf
+
+
+class AtNthStep(AtSteps):
+    """Fire after the given steps: ``AtNthStep(10)`` or ``AtNthStep((10, 20))``."""
