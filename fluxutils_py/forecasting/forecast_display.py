@@ -46,6 +46,7 @@ class ForecastDisplay:
         self.bands = bands
         self.truth = truth
 
+    # More than 12 branches: each part of the picture may be left out.
     @classmethod
     def from_forecaster(
         cls,

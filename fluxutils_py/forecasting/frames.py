@@ -299,6 +299,7 @@ class Frame:
         return str(self.frame.implementation.value)
 
 
+# More than 12 branches: each library and type of column is one case.
 def make_frame(columns: dict[str, Any], like: dict[str, Any], backend: str) -> Any:
     """Make a frame of the library ``backend`` from arrays.
 

@@ -108,6 +108,7 @@ class Frequency:
         return (start + (length - 1 if self.at == "end" else own)) * DAY + clock
 
 
+# More than 12 branches: each family of aliases is one case.
 def parse_frequency(freq: Any, integer: bool, polars: bool) -> Frequency:
     """Parse the ``freq`` of a user.
 
@@ -175,6 +176,7 @@ def _hint(freq: Any) -> str:
     return ""
 
 
+# More than 12 branches: each family of frequencies is tried in turn.
 def infer_frequency(
     differences: np.ndarray, times: np.ndarray, integer: bool, first: np.ndarray | None = None
 ) -> Frequency:

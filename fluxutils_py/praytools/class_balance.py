@@ -96,6 +96,7 @@ def balanced_sample(ci: Mapping[Any, Any], n: int, rng: Any = None) -> np.ndarra
     )
 
 
+# More than 12 branches: each container of samples is one case.
 def initbatchprovider(
     data: Any, targets: Any, *indices_and_n: Any, axis: int = -1, random_state: Any = None
 ) -> Callable[[], tuple[Any, Any]]:

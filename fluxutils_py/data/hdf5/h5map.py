@@ -207,6 +207,7 @@ class H5Map(np.memmap):
 
     # -- reading from disk -------------------------------------------------------------------------
 
+    # More than 12 branches: each way in which a view may lie in the file is one case.
     def willneed(self, *views: np.ndarray) -> bool:
         """Ask the kernel to read the pages of views, all at once and in the background.
 

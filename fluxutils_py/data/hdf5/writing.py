@@ -34,6 +34,7 @@ BLOCK_BYTES = 32 << 20
 RUN_BYTES = 64 << 10  # read this much in one piece where the source lies in another order
 
 
+# More than 12 branches: each kind of content is one case.
 def h5save(
     path: str | os.PathLike[str],
     mapping: Mapping[str, Any],
@@ -149,6 +150,7 @@ def _by_name(
     return arrays
 
 
+# More than 12 branches: each form in which names may be given is one case.
 def _names_by_name(
     path: str | os.PathLike[str], arrays: dict[str, Any], given: Any
 ) -> dict[str, Names]:
@@ -344,6 +346,7 @@ SPARE = 1 << 20  # bytes for what HDF5 notes about a dataset
 LARGEST = 1 << 62  # bytes: HDF5 counts them in 64 bits, and wraps
 
 
+# More than 12 branches: each state of the file before is one case, and all are left as they were on an error.
 def h5create(
     path: str | os.PathLike[str],
     name: str,
