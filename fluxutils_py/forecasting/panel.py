@@ -164,7 +164,7 @@ def format_time(time: object) -> str:
     return str(time.astype("M8[s]") if isinstance(time, np.datetime64) else time)
 
 
-# More than 12 branches: each fault of a frame is one case, in the order in which a user would mend them.
+# More than 12 branches: each fault of a frame is one case, in the order of mending.
 def read_panel(
     df: Any,
     columns: Columns,

@@ -346,7 +346,7 @@ SPARE = 1 << 20  # bytes for what HDF5 notes about a dataset
 LARGEST = 1 << 62  # bytes: HDF5 counts them in 64 bits, and wraps
 
 
-# More than 12 branches: each state of the file before is one case, and all are left as they were on an error.
+# More than 12 branches: each state of the file is one case, restored on an error.
 def h5create(
     path: str | os.PathLike[str],
     name: str,
