@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.sequence_windows import SequenceWindows, Window
 from fluxutils_py.data.views import SequenceView, flattened_steps
-from fluxutils_py.errors import DataError, SingleStepWarning
+from fluxutils_py.errors import DataError, SingleStepWarning, warn
 from fluxutils_py.inputs.inputs import Inputs, is_native
 from fluxutils_py.nn import Recur
 from fluxutils_py.nn.model_windows import cut_dependence
@@ -73,21 +72,6 @@ NORMALIZE = (
 )
 
 _is_said = False
-
-
-def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn, at the line outside this package that led here."""
-    warnings.warn(message, category, stacklevel=levels_to_caller())
-
-
-def levels_to_caller() -> int:
-    """Return the ``stacklevel`` of the line outside this package that led here."""
-    level = 1
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _module_of(frame).startswith("fluxutils_py."):
-        level += 1
-        frame = frame.f_back
-    return level
 
 
 def _module_of(frame: FrameType) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fluxutils_py.data.sequence_windows import SequenceWindows
-from fluxutils_py.estimator.data_warnings import warn
+from fluxutils_py.errors import warn
 
 ENOUGH = 50  # updates; from fewer, a network seldom learns
 
