@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from itertools import combinations
 from pathlib import Path
 
 # One thread: the models are small, and two threads that wait for each other are slow where the
@@ -43,10 +44,53 @@ def pytest_collection_modifyitems(items):
     """Long tests first, programs under mpirun and notebooks, so that the workers of pytest-xdist
     end together.
 
-    One of the workers begins with them all: what they have in common is made once.
+    One of the workers begins with them all: what they have in common is made once. Of matrices that
+    are marked so, only a covering of all pairs is left.
     """
+    items[:] = without_repeated_pairs(items)
     long = {TESTS / "mpi", TESTS / "laws" / "test_law8_resume.py", TESTS / "test_notebooks.py"}
     items.sort(key=lambda item: long.isdisjoint((item.path, item.path.parent)))
+
+
+def covering(rows):
+    """Return positions of rows that hold every pair of values that any two columns hold together.
+
+    Most faults that depend on parameters depend on one or two of them. Greedy and deterministic:
+    the row with the most pairs that are still missing comes next.
+
+    Parameters
+    ----------
+    rows : list of tuple
+        Each as long as the others.
+
+    Returns
+    -------
+    list of int
+        In ascending order.
+    """
+    pairs = [frozenset(combinations(enumerate(row), 2)) for row in rows]
+    missing = frozenset().union(*pairs)
+    chosen = []
+    while missing:
+        best = max(range(len(rows)), key=lambda i: (len(pairs[i] & missing), -i))
+        chosen.append(best)
+        missing -= pairs[best]
+    return sorted(chosen)
+
+
+def without_repeated_pairs(items):
+    """Return collected tests in their order, those marked ``pairwise`` reduced to a covering."""
+    functions = {}
+    for item in items:
+        if item.get_closest_marker("pairwise"):
+            functions.setdefault((item.parent, item.originalname), []).append(item)
+    left_out = set()
+    for tests in functions.values():
+        # by identity: values need not be hashable, and the parameters of a test share them
+        rows = [tuple(map(id, test.callspec.params.values())) for test in tests]
+        kept = set(covering(rows))
+        left_out.update(id(test) for i, test in enumerate(tests) if i not in kept)
+    return [item for item in items if id(item) not in left_out]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -140,6 +140,7 @@ def key_of(key, n):
     return np.arange(n) % 3 != 1 if isinstance(key, str) else key
 
 
+@pytest.mark.pairwise
 @places
 @makes
 @pytest.mark.parametrize("forms", ["key", "(key, ...)", "(key, :)", "take"])

@@ -249,6 +249,7 @@ def test_hooks_have_names(hook, name):
     assert info.value.__notes__ == [f"raised by the on_step hook {name!r}"]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError, SystemExit])
 @pytest.mark.parametrize("step", [1, 5, 13, 16])
 @pytest.mark.parametrize("accumulate", [1, 3])

@@ -158,6 +158,7 @@ def test_models(model, dtype, tmp_path):
     assert repr(loaded.model_) == repr(est.model_)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(
     "scheduler",
     [

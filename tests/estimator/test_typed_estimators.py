@@ -104,6 +104,7 @@ def test_labels_per_step_are_learnt_as_their_places_among_the_classes(kind, view
     )
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("form", [np.asarray, list, lambda a: pd.Series(a, index=range(5, 5 + N))],
                          ids=["array", "list", "Series"])  # fmt: skip
 @pytest.mark.parametrize("view", [VIEWS["native"], samples], ids=["native", "samples"])
@@ -238,6 +239,7 @@ def test_partial_fits_are_a_fit():
 # -- weights of classes ----------------------------------------------------------------------------------
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(
     "class_weight", ["balanced", {"down": 1, "level": 5, "up": 0.5}, {"level": 3}]
 )

@@ -132,6 +132,7 @@ def test_a_window_is_its_steps_by_the_formula(make):
         np.testing.assert_allclose(ours.detach().numpy(), theirs, rtol=0, atol=1e-13)
 
 
+@pytest.mark.pairwise
 @every_cell
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("used", ["all", "outputs", "last state"])

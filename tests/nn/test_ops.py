@@ -79,6 +79,7 @@ def test_bmm_gradient_equals_the_formula():
     np.testing.assert_allclose(B.grad.numpy(), np.einsum("mkb,mnb->knb", a, g), rtol=0, atol=1e-13)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("transA", "transB"), LETTERS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("alpha", [1, 1.0, -0.5, 0.0])

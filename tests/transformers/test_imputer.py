@@ -74,6 +74,7 @@ def mapped(x, path):
     return h5mmap(path, "x")
 
 
+@pytest.mark.pairwise
 @strategies
 @pytest.mark.parametrize("order", ["FNT", "TNF", "NTF"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -43,6 +43,7 @@ def error(*args, **kwargs):
 # -- one axis -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.pairwise
 @BOTH
 @pytest.mark.parametrize("axes", ["TNF", "FNT", "NFT"])
 @pytest.mark.parametrize("dims", [0, 1, 2, -1, -2, -3])
