@@ -40,14 +40,17 @@ TESTS = Path(__file__).parent
 collect_ignore_glob = ["programs/*", "*/programs/*"]
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Long tests first, programs under mpirun and notebooks, so that the workers of pytest-xdist
     end together.
 
     One of the workers begins with them all: what they have in common is made once. Of matrices that
     are marked so, only a covering of all pairs is left.
     """
-    items[:] = without_repeated_pairs(items)
+    chosen = without_repeated_pairs(items)
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = chosen
     long = {TESTS / "mpi", TESTS / "laws" / "test_law8_resume.py", TESTS / "test_notebooks.py"}
     items.sort(key=lambda item: long.isdisjoint((item.path, item.path.parent)))
 
