@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fluxutils_py.errors import DataError, ShapeError
 
 QUANTILES = (0.01, 0.99)
+STATISTICS = ("lower", "upper", "mean", "std")
 BLOCK = 1 << 20  # values to read at once
 # more features than this use digits of 8 bits: counts of 16-bit digits would take much memory
 MANY = 64
@@ -57,7 +58,7 @@ class WinsorNorm(nn.Module):
 
     def __init__(self, n_features: int = 0) -> None:
         super().__init__()
-        for name, value in (("lower", -math.inf), ("upper", math.inf), ("mean", 0.0), ("std", 1.0)):
+        for name, value in zip(STATISTICS, (-math.inf, math.inf, 0.0, 1.0), strict=True):
             self.register_buffer(name, torch.full((n_features,), value, dtype=torch.float64))
 
     @property
@@ -84,31 +85,34 @@ class WinsorNorm(nn.Module):
         ------
         ShapeError, DataError
             If ``x`` does not have three axes or is empty, or if more than a hundredth of a feature
-            is infinite. Nothing is changed then.
+            is infinite. The module is left unchanged.
         """
         shape = tuple(x.shape)
         if len(shape) != 3 or 0 in shape:
             raise ShapeError(
                 f"WinsorNorm is fitted on a non-empty array of shape (F, N, T), got {shape}"
             )
+        device = self.mean.device
         statistics = winsor_statistics(lambda: _blocks(x))
-        for name, value in zip(("lower", "upper", "mean", "std"), statistics, strict=True):
-            self.register_buffer(name, value.to(self.mean.device))
+        for name, value in zip(STATISTICS, statistics, strict=True):
+            self.register_buffer(name, value.to(device))
         return self
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.n_features:
-            way_out = ": call fit first" if self.n_features == 0 else ""
+            remedy = ": call fit first" if self.n_features == 0 else ""
             raise ShapeError(
                 f"WinsorNorm has {self.n_features} features, the input has shape "
-                f"{tuple(x.shape)}{way_out}"
+                f"{tuple(x.shape)}{remedy}"
             )
         if not x.is_floating_point():
             x = x.to(torch.get_default_dtype())
-        lower, upper, mean, std = (
-            b.to(x.dtype) for b in (self.lower, self.upper, self.mean, self.std)
-        )
-        return ((x.clamp(lower, upper) - mean) / std).masked_fill(x.isnan(), 0)
+        lower = self.lower.to(x.dtype)
+        upper = self.upper.to(x.dtype)
+        mean = self.mean.to(x.dtype)
+        std = self.std.to(x.dtype)
+        standard = (x.clamp(lower, upper) - mean) / std
+        return standard.masked_fill(x.isnan(), 0)
 
     def extra_repr(self) -> str:
         return f"{self.n_features}"
@@ -142,36 +146,8 @@ def winsor_statistics(
         for block in passes():
             ranks.count(block)
         ranks.end_pass(add_up)
-    n = ranks.n
-    low, high = ranks.values.view(-1, len(QUANTILES), 2).unbind(2)
-    share, empty = ranks.share, (n == 0)[:, None]
-    # as NumPy rounds
-    between = torch.where(
-        share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share)
-    )
-    bounds = torch.where(low == high, low, between).masked_fill(empty, 0)
-    if not bounds.isfinite().all():
-        f = int((~bounds.isfinite()).any(1).nonzero()[0])
-        raise DataError(
-            f"feature {f} is infinite in more than a hundredth of its values; use NaN for what is "
-            "missing"
-        )
-    lower, upper = bounds[:, :1], bounds[:, 1:]
-    # of distances from lower
-    count, mean, squares = (torch.zeros(len(n), dtype=torch.float64) for _ in range(3))
-    for block in passes():
-        # small numbers: no digits are lost
-        y = block.to(torch.float64, copy=True).clamp_(lower, upper).sub_(lower)
-        missing = y.isnan()
-        more = y.shape[1] - missing.sum(1)
-        block_mean = y.nansum(1) / more.clamp_min(1)
-        y.sub_(block_mean[:, None]).masked_fill_(missing, 0)
-        total = (count + more).clamp_min(1)
-        away = block_mean - mean
-        squares += y.square_().sum(1) + away.square() * count * more / total
-        mean += away * more / total
-        count += more
-    count, mean, squares = merge(count, mean, squares)
+    lower, upper = _quantiles(ranks)
+    count, mean, squares = merge(*_moments(passes, lower, upper))
     std = (squares / (count - 1).clamp_min(1)).sqrt()
     return (
         lower[:, 0].clone(),
@@ -181,62 +157,132 @@ def winsor_statistics(
     )
 
 
+def _quantiles(ranks: _Ranks) -> tuple[Tensor, Tensor]:
+    """Interpolate the quantiles, (F, 1) each, between the order statistics on both sides.
+
+    Raises
+    ------
+    DataError
+        If one is infinite: the clamped values would have no mean.
+    """
+    low, high = ranks.values.view(-1, len(QUANTILES), 2).unbind(2)
+    share = ranks.share
+    span = high - low
+    # from the nearer side, to round as NumPy does
+    between = torch.where(share < 0.5, low + span * share, high - span * (1 - share))
+    # where both are the same infinity, the span is NaN
+    bounds = torch.where(low == high, low, between)
+    bounds = bounds.masked_fill(ranks.n[:, None] == 0, 0)
+    infinite = ~bounds.isfinite().all(1)
+    if infinite.any():
+        f = int(infinite.nonzero()[0])
+        raise DataError(
+            f"feature {f} is infinite in more than a hundredth of its values; use NaN for what is "
+            "missing"
+        )
+    lower, upper = bounds.split(1, 1)
+    return lower, upper
+
+
+def _moments(
+    passes: Callable[[], Iterable[Tensor]], lower: Tensor, upper: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return number, mean and sum of squared distances from it of the clamped values, less
+    ``lower``: on small numbers, no digits are lost.
+    """
+    count, mean, squares = torch.zeros(3, len(lower), dtype=torch.float64)
+    for block in passes():
+        y = block.to(torch.float64, copy=True).clamp_(lower, upper).sub_(lower)
+        missing = y.isnan()
+        n_block = y.shape[1] - missing.sum(1)
+        block_mean = y.nansum(1) / n_block.clamp_min(1)
+        y.sub_(block_mean[:, None]).masked_fill_(missing, 0)
+        total = (count + n_block).clamp_min(1)
+        away = block_mean - mean
+        squares += y.square_().sum(1) + away.square() * count * n_block / total
+        mean += away * n_block / total
+        count += n_block
+    return count, mean, squares
+
+
 class _Ranks:
     """The order statistics on both sides of each quantile, (F, 4); each pass finds one more digit
     of them.
     """
 
+    n: Tensor  # values of each feature, (F,)
+    share: Tensor  # where each quantile is between its order statistics, 0..1, (F, 2)
+    rank: Tensor  # of each order statistic among the values that begin with its prefix, (F, 4)
+    prefix: Tensor  # the digits of each order statistic that are known so far, (F, 4)
+    values: Tensor  # the order statistics, once done, (F, 4)
+
     def __init__(self) -> None:
-        self.passes, self.done = 0, False
+        self.passes = 0
+        self.done = False
 
     def start_pass(self) -> None:
         self.counts = torch.empty(0)
 
     def count(self, block: Tensor) -> None:
         """Count how often each next digit occurs in a block (F, n)."""
-        block = block if block.dtype in (torch.float32, torch.float64) else block.double()
+        if block.dtype not in (torch.float32, torch.float64):
+            block = block.double()
         if not self.counts.numel():
-            self.dtype, self.bits = block.dtype, block.element_size() * 8
+            self.dtype = block.dtype
+            self.bits = block.element_size() * 8
             self.digit = 8 if len(block) > MANY else 16
             n_ranks = 2 * len(QUANTILES) if self.passes else 1
             self.counts = torch.zeros(len(block), n_ranks, 1 << self.digit, dtype=torch.int64)
-        shift, n_digits = self.bits - self.digit * (self.passes + 1), 1 << self.digit
+        shift = self.bits - self.digit * (self.passes + 1)
         for f, row in enumerate(block):
             keys = _to_keys(row[~row.isnan()]) >> shift
             if self.passes == 0:
-                # the sign is in it
-                self.counts[f, 0] += torch.bincount(keys + n_digits // 2, minlength=n_digits)
-                continue
-            beginnings = keys >> self.digit
-            for prefix in self.prefix[f].unique():
-                digits = keys[beginnings == prefix] & n_digits - 1
-                self.counts[f, self.prefix[f] == prefix] += torch.bincount(
-                    digits, minlength=n_digits
-                )
+                self._count_first_digits(f, keys)
+            else:
+                self._count_next_digits(f, keys)
+
+    def _count_first_digits(self, f: int, keys: Tensor) -> None:
+        n_digits = 1 << self.digit
+        # keys have a sign, bincount takes no negative numbers
+        self.counts[f, 0] += torch.bincount(keys + n_digits // 2, minlength=n_digits)
+
+    def _count_next_digits(self, f: int, keys: Tensor) -> None:
+        n_digits = 1 << self.digit
+        prefixes = self.prefix[f]
+        beginnings = keys >> self.digit
+        # order statistics close to each other begin alike: each prefix is counted once
+        for prefix in prefixes.unique():
+            digits = keys[beginnings == prefix] & n_digits - 1
+            self.counts[f, prefixes == prefix] += torch.bincount(digits, minlength=n_digits)
 
     def end_pass(self, add_up: Callable[[Tensor], Tensor]) -> None:
         self.counts = add_up(self.counts)
-        if self.passes == 0:
-            self.n = self.counts.sum((1, 2))
-            # (F, 2)
-            at = torch.tensor(QUANTILES, dtype=torch.float64) * (self.n - 1).clamp_min(0)[:, None]
-            self.share = at - at.floor()
-            # (F, 4), among those of the prefix
-            self.rank = torch.stack([at.floor(), at.ceil()], 2).long().flatten(1)
-            self.prefix = torch.zeros_like(self.rank)
+        first = self.passes == 0
+        if first:
+            self._place_quantiles()
         # (F, 4, digits)
         up_to = self.counts.cumsum(2).expand(-1, self.rank.shape[1], -1).contiguous()
         digit = torch.searchsorted(up_to, self.rank[:, :, None], right=True)
         digit = digit.clamp_max(up_to.shape[2] - 1)  # of features without values
-        self.rank -= (up_to.gather(2, digit) - self.counts.expand_as(up_to).gather(2, digit))[
-            :, :, 0
-        ]
-        if self.passes == 0:
+        smaller = up_to.gather(2, digit) - self.counts.expand_as(up_to).gather(2, digit)
+        self.rank -= smaller[:, :, 0]
+        if first:  # undo the shift of _count_first_digits
             digit -= up_to.shape[2] // 2
         self.prefix = (self.prefix << self.digit) + digit[:, :, 0]
         self.passes += 1
         if self.passes * self.digit == self.bits:
-            self.values, self.done = _from_keys(self.prefix, self.dtype).double(), True
+            self.values = _from_keys(self.prefix, self.dtype).double()
+            self.done = True
+
+    def _place_quantiles(self) -> None:
+        """Find the ranks on both sides of each quantile, from the numbers of values."""
+        self.n = self.counts.sum((1, 2))
+        quantiles = torch.tensor(QUANTILES, dtype=torch.float64)
+        positions = quantiles * (self.n - 1).clamp_min(0)[:, None]  # (F, 2)
+        below = positions.floor()
+        self.share = positions - below
+        self.rank = torch.stack([below, positions.ceil()], 2).long().flatten(1)
+        self.prefix = torch.zeros_like(self.rank)
 
 
 def _to_keys(x: Tensor) -> Tensor:
@@ -265,15 +311,20 @@ def _blocks(x: Any) -> Iterator[Tensor]:
     memory order.
     """
     F, N, T = x.shape
-    strides = x.stride() if isinstance(x, Tensor) else getattr(x, "strides", None) or (0, 0, 1)
+    if isinstance(x, Tensor):
+        strides = x.stride()
+    else:
+        strides = getattr(x, "strides", None) or (0, 0, 1)  # HDF5 has none: steps are contiguous
     by_series = strides[2] < strides[1]
-    first, second = (N, T) if by_series else (T, N)
-    n_first = max(1, BLOCK // (F * second))
-    n_second = second if n_first > 1 else max(1, BLOCK // F)
-    for a in range(0, first, n_first):
-        for b in range(0, second, n_second):
-            outer, inner = slice(a, a + n_first), slice(b, b + n_second)
+    n_outer = N if by_series else T
+    n_inner = T if by_series else N
+    outer_size = max(1, BLOCK // (F * n_inner))
+    inner_size = n_inner if outer_size > 1 else max(1, BLOCK // F)
+    for outer_start in range(0, n_outer, outer_size):
+        outer = slice(outer_start, outer_start + outer_size)
+        for inner_start in range(0, n_inner, inner_size):
+            inner = slice(inner_start, inner_start + inner_size)
             part = x[:, outer, inner] if by_series else x[:, inner, outer]
-            # copied: may be read-only
+            # an array is copied, because torch warns of memory that is read-only
             block = part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(part)
             yield block.reshape(F, -1)
