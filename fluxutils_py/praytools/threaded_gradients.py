@@ -83,13 +83,15 @@ def pgradient(
     if len(shares) != len(samples):
         raise ValueError(f"there are {len(samples)} samples, but {len(shares)} weights")
     total = sum(shares)
-    if not total > 0:
+    if not total > 0:  # NaN too
         raise ValueError(f"the weights of the samples must have a positive sum, it is {total}")
 
     def compute(part: tuple[tuple[Any, ...], float]) -> tuple[float, Gradients]:
         sample, share = part
         value = loss(*sample)
-        return value_and_gradient(value if share == total else value * (share / total), tensors)
+        if share != total:  # a single sample costs no multiplication
+            value = value * (share / total)
+        return value_and_gradient(value, tensors)
 
     parts = list(zip(samples, shares, strict=True))
     with threads or Threads(len(samples)) as running:
@@ -114,10 +116,9 @@ def tgradient(
     """
     if n is None:
         n = threads.n if threads else torch.get_num_threads()
-    with threads or Threads(n) as at_work:
-        return pgradient(
-            loss, params, at_work.map(lambda _: preparesamples(), range(n)), threads=at_work
-        )
+    with threads or Threads(n) as running:
+        samples = running.map(lambda _: preparesamples(), range(n))
+        return pgradient(loss, params, samples, threads=running)
 
 
 def parallelization_stats(
@@ -164,14 +165,15 @@ def parallelization_stats(
         raise ValueError(
             f"minibatch_size and steps must be at least 1, got {minibatch_size} and {steps}"
         )
-    params, minibatch = as_params(params), prepare_minibatch()
+    params = as_params(params)
+    minibatch = prepare_minibatch()
     if try_parts is None:
         try_parts = [2**k for k in range(round(math.log2(minibatch_size)) + 1)]
     rows = []
     for parts in (1, *try_parts):
         samples = dividebatch(parts, *minibatch, axis=axis)
         with Threads(len(samples)) as threads:
-            for step in range(-1, steps):
+            for step in range(-1, steps):  # the first one warms up
                 if step == 0:
                     began = time.perf_counter()
                 pgradient(loss, params, samples, threads=threads)
