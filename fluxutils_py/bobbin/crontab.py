@@ -111,6 +111,7 @@ class CronTab:
             )
         if name is None:
             function_name = str(getattr(action, "__qualname__", type(action).__name__))
+            # the same function may be scheduled twice, with other triggers
             name = next(n for n in numbered(function_name) if n not in self._rows)
         when = triggers[0] if len(triggers) == 1 else AnyOf(*triggers)
         return self.add(name, when, action)
@@ -154,7 +155,7 @@ class CronTab:
                 raise ValueError(
                     f"CronTab.run knows steps only; give {name!r} a trigger of steps, or use a Loop"
                 )
-        kwargs.pop("is_train_state_replicated", None)
+        kwargs.pop("is_train_state_replicated", None)  # a model here is never replicated
         self._step_results.clear()  # the caller gets those of this step, self.results all
         self._hooks.run("step", state, *args, **kwargs)
         self.results.update(self._step_results)

@@ -108,13 +108,13 @@ def raise_undefined(thing: object, method: str, purpose: str) -> NoReturn:
     raise NotImplementedError(f"{type(thing).__name__} does not define {method}, which {purpose}")
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: object) -> str:
     numbers = as_tensor(value)
     if numbers is None:
         return str(value)
     if numbers.numel() != 1:
         return f"of shape {tuple(numbers.shape)}"
-    number = numbers.item()
+    number = numbers.item()  # an integer stays one: %g would round large counts
     return f"{number:.6g}" if isinstance(number, float) else str(number)
 
 

@@ -80,9 +80,8 @@ def tpmap(
         raise TypeError("tpmap needs argtypes, one for each positional argument")
     if isinstance(devices, int):
         devices = ["cpu"] * devices
-    mapped = _MappedFunction(
-        f, argtypes, dict(kwargtypes or {}), [torch.device(d) for d in devices], wrap_return
-    )
+    devices = [torch.device(device) for device in devices]
+    mapped = _MappedFunction(f, argtypes, dict(kwargtypes or {}), devices, wrap_return)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return mapped(*args, **kwargs)
@@ -158,7 +157,7 @@ class _MappedFunction:
 def _divide_argument(argtype: str, value: Any, devices: Sequence[torch.device]) -> list[Any]:
     """Return the part of an argument for each device."""
     n = len(devices)
-    if argtype == "static":
+    if argtype == "static":  # not copied, so it may be anything
         return [value] * n
     if argtype == "rng":
         # one draw from the caller's generator, so that the parts do not depend on thread timing
@@ -173,8 +172,9 @@ def _divide_argument(argtype: str, value: Any, devices: Sequence[torch.device]) 
     ]
 
 
-def _require_divisible(argtype: str, value: Any, n: int) -> None:
+def _require_divisible(argtype: str, value: object, n: int) -> None:
     """Raise ValueError if a leaf has no part for each of ``n`` devices."""
+    # here, because an error in a thread would not name the argument
     for path, leaf in named_leaves(value):
         shape = tuple(np.shape(leaf))
         if argtype == "thru":
@@ -201,5 +201,6 @@ def _part_of_leaf(argtype: str, i: int, n: int, device: torch.device, leaf: Any)
 
 def _stack_results(*values: Any) -> Any:
     if isinstance(values[0], Tensor):
+        # a stacked tensor has one device: that of the first
         return torch.stack([v.to(values[0].device) for v in values])
     return np.stack(values)

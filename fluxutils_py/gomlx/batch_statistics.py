@@ -122,7 +122,9 @@ def _run_over(model: nn.Module, data: Dataset) -> int:
     for batch in data:
         if begins_series(batch):
             reset(model)
-        model(*(batch if device is None else batch.to(device)).inputs)
+        if device is not None:
+            batch = batch.to(device)
+        model(*batch.inputs)
         n_batches += 1
-    data.reset()
+    data.reset()  # for the pass over the next layer
     return n_batches

@@ -55,7 +55,8 @@ def categorical_cross_entropy(
             "sparse_categorical_cross_entropy"
         )
     epsilon = EPSILON[prediction.dtype]
-    return _reduced(-(target * prediction.clamp(epsilon, 1 - epsilon).log()).sum(-1), reduction)
+    clipped = prediction.clamp(epsilon, 1 - epsilon)
+    return _reduced(-(target * clipped.log()).sum(-1), reduction)
 
 
 def sparse_categorical_cross_entropy(
@@ -98,6 +99,7 @@ def sparse_categorical_cross_entropy(
             f"sparse_categorical_cross_entropy needs scores (..., V) and labels (..., 1), got "
             f"{tuple(prediction.shape)} and {tuple(target.shape)}"
         )
+    # long() would cut them to integers, and take a mask for two classes
     if target.is_floating_point() or target.dtype is torch.bool:
         raise DataError(
             f"sparse_categorical_cross_entropy needs integer labels, got {target.dtype}"
