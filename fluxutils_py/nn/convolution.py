@@ -60,6 +60,7 @@ class _Convolution(nn.Module):
         both = torch.cat([state, x])  # (n_past + S, B, F)
         weight: Tensor = self.weight
         if self.norm is not None:
+            # computed anew each time, so that gradients flow through the lengths
             scale = self.norm / self._lengths()
             weight = weight * scale[:, None, None]
         # one product over all taps is faster than conv1d, which needs time as the last axis
@@ -157,9 +158,11 @@ class _ResidualBlock(nn.Module):
             dilation=dilation,
             weight_norm=True,
         )
+        # the second sees as far again, so a block sees twice (kernel_size - 1) dilation back
         self.conv1 = make(n_in)
         self.conv2 = make(n_out)
         self.dropout = nn.Dropout(dropout)
+        # a sum needs as many channels; where they agree, x itself keeps gradients as they are
         self.skip = nn.Identity() if n_in == n_out else nn.Linear(n_in, n_out)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -221,13 +224,11 @@ class TCN(nn.Module):
         super().__init__()
         set_sizes(self, n_in=n_in, n_out=n_out, n_levels=n_levels, kernel_size=kernel_size)
         self.dropout = check_probability(self, "dropout", dropout)
-        blocks = []
-        n_channels = self.n_in
+        self.blocks = nn.Sequential()
         for k in range(self.n_levels):
+            n_channels = self.n_out if k else self.n_in
             block = _ResidualBlock(n_channels, self.n_out, self.kernel_size, 2**k, self.dropout)
-            blocks.append(block)
-            n_channels = self.n_out
-        self.blocks = nn.Sequential(*blocks)
+            self.blocks.append(block)
 
     @property
     def receptive_field(self) -> int:

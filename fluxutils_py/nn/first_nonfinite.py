@@ -24,9 +24,9 @@ def first_nonfinite(model: nn.Module, run: Callable[[], object]) -> str:
     for name, p in model.named_parameters():
         if not p.isfinite().all():
             return f": parameter {name!r} is not finite"
-    places: list[str] = []
+    places: list[str] = []  # a list, because hooks cannot return a result
     states = snapshot(model)
-    buffers = [(b, b.clone()) for b in model.buffers()]
+    buffers = [(b, b.clone()) for b in model.buffers()]  # such as the means of BatchNorm
     # hooks stay on the modules that the model itself calls, in their order
     hooks = []
     for name, m in model.named_modules():

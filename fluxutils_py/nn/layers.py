@@ -133,6 +133,7 @@ class BatchNorm(nn.BatchNorm1d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        # torch would take the series of (S, B, F) for the channels
         rows = x.reshape(-1, x.shape[-1])
         return super().forward(rows).reshape(x.shape)
 
@@ -152,6 +153,7 @@ class Elementwise(nn.Module):
 
 
 def _as_module(function: Callable[..., Any]) -> nn.Module:
+    # one instance in several places would share weights, and a name in state_dict
     if isinstance(function, nn.Module):
         raise TypeError(
             f"each layer needs a separate module: give the class {type(function).__name__}, not "

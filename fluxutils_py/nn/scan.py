@@ -25,13 +25,19 @@ from torch.autograd import Function
 
 from fluxutils_py.nn.activations import BEND, KNEE, PLATEAU, REACH
 
+Gradients = tuple[Tensor | None, ...]
 HALF = 0.5**0.5
 # added to what may be 0, for which ptanh is negative: copysign goes by the sign of the zero
 BELOW_ZERO = -1e-30
 
 
 def scan_lstm(
-    x: Tensor, h: Tensor, c: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """An LSTM with the approximate activations, over a window; gates in the order i, f, g, o.
 
@@ -57,8 +63,10 @@ def scan_lstm(
     offset = per_gate(0.5, 0.0)
 
     scale = per_gate(HALF / REACH, BEND**0.5)
-    pre = F.linear(x, weight_ih * scale[:, None], bias * scale + BELOW_ZERO)
-    weight = weight_hh * scale[:, None]
+    of_rows = scale[:, None]
+    bias = bias * scale + BELOW_ZERO
+    pre = F.linear(x, weight_ih * of_rows, bias)
+    weight = weight_hh * of_rows
     recording = _recording(pre, h, c, weight)
     return _LSTM.apply(pre, h, c, weight, knee, top, offset, recording)
 
@@ -100,8 +108,8 @@ def scan_gru(
     n_gates = len(weight_hh) // n - 1
     n_rows = len(weight_ih)  # the last ones: those of the candidate, with or without the gates
     if not exact:
-        scale = bias.new_tensor([1 / REACH] * n_gates + [BEND**0.5])
-        scale = scale.repeat_interleave(n)
+        scales = [1 / REACH] * n_gates + [BEND**0.5]
+        scale = bias.new_tensor(scales).repeat_interleave(n)
         weight_ih = weight_ih * scale[-n_rows:, None]
         weight_hh = weight_hh * scale[:, None]
         bias = bias * scale + BELOW_ZERO
@@ -144,7 +152,8 @@ class _LSTM(Function):
         below_zero = pre.new_tensor(BELOW_ZERO)
 
         # lists of views, made once: each index into a tensor would cost as much as a step's sum
-        i, f, g, o = (_steps(gate, S) for gate in gates.view(n, B, 4, H).unbind(2))
+        parts = gates.view(n, B, 4, H).unbind(2)
+        i, f, g, o = (_steps(part, S) for part in parts)
         pres = pre.unbind()
         step_gates = _steps(gates, S)
         step_slopes = _steps(slopes, S)
@@ -153,15 +162,19 @@ class _LSTM(Function):
         step_cells = _steps(cells, S + 1)
         ys = y.unbind()
         state = h
+        cell = step_cells[0]
         for t in range(S):
             torch.addmm(pres[t], state, across, out=raw)
-            _write_ptanh(step_gates[t], step_slopes[t], raw, knee, top)
-            step_gates[t].add_(offset)
+            gate = step_gates[t]
+            _write_ptanh(gate, step_slopes[t], raw, knee, top)
+            gate.add_(offset)
+            before = cell
             cell = step_cells[t + 1]
-            torch.addcmul(below_zero, f[t], step_cells[t], out=cell)
+            torch.addcmul(below_zero, f[t], before, out=cell)
             cell.addcmul_(i[t], g[t])
-            _write_ptanh(step_squashed[t], step_c_slopes[t], cell, c_knee, c_top, BEND)
-            state = torch.mul(o[t], step_squashed[t], out=ys[t])
+            out = step_squashed[t]
+            _write_ptanh(out, step_c_slopes[t], cell, c_knee, c_top, BEND)
+            state = torch.mul(o[t], out, out=ys[t])
 
         if recording:
             ctx.save_for_backward(h, weight, gates, slopes, squashed, c_slopes, cells, y)
@@ -169,14 +182,20 @@ class _LSTM(Function):
         return y, y[-1].clone(), cells[-1].clone()
 
     @staticmethod
-    def backward(ctx: Any, d_y: Tensor, d_h: Tensor, d_c: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any,
+        d_y: Tensor,
+        d_h: Tensor,
+        d_c: Tensor,
+    ) -> Gradients:
         _require_first_order()
         h, weight, gates, slopes, squashed, c_slopes, cells, y = ctx.saved_tensors
         S, B, H = y.shape
         i, f, g, o = gates.view(S, B, 4, H).unbind(2)
 
         # factors from the gradient of c (of i, f and g) or h (of o) to those of the gates
-        factors = (2 * slopes).view(S, B, 4, H)
+        doubled = 2 * slopes
+        factors = doubled.view(S, B, 4, H)
         of_i, of_f, of_g, of_o = factors.unbind(2)
         of_i.mul_(g)
         of_f.mul_(cells[:-1])
@@ -188,7 +207,8 @@ class _LSTM(Function):
         # lists of views, as forwards
         by_c = factors[:, :, :3].unbind()
         by_h = of_o.unbind()
-        h_to_c = (o * c_slopes).mul_(2 * BEND).unbind()
+        factors_c = (o * c_slopes).mul_(2 * BEND)
+        h_to_c = factors_c.unbind()
         forgets = f.unbind()
         d_ys = d_y.unbind()
         d_pres = d_pre.unbind()
@@ -253,15 +273,21 @@ class _GRU(Function):
         state = h
         for t in range(S):
             torch.mm(state, across, out=step_products[t])
-            gate = torch.add(h_gates[t], x_gates[t], out=step_gates[t])
+            gate = step_gates[t]
+            torch.add(h_gates[t], x_gates[t], out=gate)
+            x_new = x_candidates[t]
+            h_new = h_candidates[t]
             new = news[t]
             if exact:
                 gate.sigmoid_()
-                torch.addcmul(x_candidates[t], r[t], h_candidates[t], out=new).tanh_()
+                torch.addcmul(x_new, r[t], h_new, out=new)
+                new.tanh_()
             else:
-                magnitude = torch.abs(gate.clamp_(-1, 1), out=step_magnitudes[t])
-                torch.addcmul(gate, gate, magnitude, value=-0.5, out=gate).add_(0.5)
-                torch.addcmul(x_candidates[t], r[t], h_candidates[t], out=raw)
+                gate.clamp_(-1, 1)
+                magnitude = torch.abs(gate, out=step_magnitudes[t])
+                torch.addcmul(gate, gate, magnitude, value=-0.5, out=gate)
+                gate.add_(0.5)
+                torch.addcmul(x_new, r[t], h_new, out=raw)
                 _write_ptanh(new, step_slopes[t], raw, knee, top)
             weighted = z[t] if alpha == 1 else alpha * z[t]
             if reverse:
@@ -275,7 +301,11 @@ class _GRU(Function):
         return y, y[-1].clone()
 
     @staticmethod
-    def backward(ctx: Any, d_y: Tensor, d_h: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any,
+        d_y: Tensor,
+        d_h: Tensor,
+    ) -> Gradients:
         _require_first_order()
         h, weight, products, gates, magnitudes, squashed, slopes, y = ctx.saved_tensors
         exact, reverse, alpha = ctx.settings
@@ -291,12 +321,14 @@ class _GRU(Function):
         by_new = 1 - squashed * squashed if exact else 2 * slopes
         by_new.mul_(1 - kept)
         by_r = by_new * products[..., -H:]
-        by_z = torch.cat([h[None], y[:-1]]).sub_(squashed)
+        by_z = torch.cat([h[None], y[:-1]])  # the states before each step
+        by_z.sub_(squashed)
         by_z.mul_(-alpha if reverse else alpha)
         gate_slopes = gates * (1 - gates) if exact else 1 - magnitudes
         gate_slopes = gate_slopes.split(H, 2)
         by_gates = [by_r + by_z] if k == 2 else [by_r, by_z]  # two blocks: one gate is both
-        factors = torch.empty_like(products).view(S, B, k, H)
+        factors = torch.empty_like(products)
+        factors = factors.view(S, B, k, H)
         *of_gates, of_new = factors.unbind(2)
         torch.mul(by_new, r, out=of_new)
         for factor, by_gate, slope in zip(of_gates, by_gates, gate_slopes, strict=True):
@@ -317,7 +349,8 @@ class _GRU(Function):
         for t in range(S - 1, -1, -1):
             torch.mul(step_factors[t], d_hs_each[t], out=d_each[t])
             if t > 0:
-                earlier = torch.addmm(d_ys[t - 1], ds[t], weight, out=d_hs[t - 1])
+                earlier = d_hs[t - 1]
+                torch.addmm(d_ys[t - 1], ds[t], weight, out=earlier)
             else:
                 earlier = ds[t] @ weight
             earlier.addcmul_(d_hs[t], shares[t])
@@ -327,14 +360,22 @@ class _GRU(Function):
 
 
 def _write_ptanh(
-    out: Tensor, slope: Tensor, raw: Tensor, knee: Tensor, top: Tensor, bend: float = 1
+    out: Tensor,
+    slope: Tensor,
+    raw: Tensor,
+    knee: Tensor,
+    top: Tensor,
+    bend: float = 1,
 ) -> None:
     """Write the two parabolas of ``raw`` into ``out``, and half their slope into ``slope``.
 
     The three need separate memory: ``raw`` gives the signs at the end.
     """
-    torch.sub(knee, torch.abs(raw, out=slope), out=slope).clamp_min_(0)
-    torch.addcmul(top, slope, slope, value=-bend, out=out).copysign_(raw)
+    torch.abs(raw, out=slope)
+    torch.sub(knee, slope, out=slope)
+    slope.clamp_min_(0)
+    torch.addcmul(top, slope, slope, value=-bend, out=out)
+    out.copysign_(raw)
 
 
 def _require_first_order() -> None:
@@ -353,8 +394,9 @@ def _weight_gradient(d_products: Tensor, h: Tensor, y: Tensor) -> Tensor:
     ``h``, then all of ``y`` but the last.
     """
     first = d_products[0].t() @ h
-    rest = d_products[1:].flatten(0, 1)
-    return first.addmm_(rest.t(), y[:-1].flatten(0, 1))
+    others = d_products[1:].flatten(0, 1)
+    states = y[:-1].flatten(0, 1)
+    return first.addmm_(others.t(), states)
 
 
 def _steps(a: Tensor, n: int) -> Sequence[Tensor]:
