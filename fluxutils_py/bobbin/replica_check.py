@@ -18,7 +18,11 @@ PIECE = 1 << 22  # values per comparison
 
 
 def assert_replica_integrity(
-    tree: object, *, atol: float = 1e-5, rtol: float = 1e-5, comm: object = "auto"
+    tree: object,
+    *,
+    atol: float = 1e-5,
+    rtol: float = 1e-5,
+    comm: object = "auto",
 ) -> None:
     """Raise an error on every rank unless all ranks hold the same values. All ranks must call it.
 
@@ -111,7 +115,10 @@ def _first_difference(outlines: list[list[tuple[str, str]]]) -> str | None:
 
 
 def _first_distant_array(
-    leaves: list[tuple[str, Any]], ranks: RankGroup, atol: float, rtol: float
+    leaves: list[tuple[str, Any]],
+    ranks: RankGroup,
+    atol: float,
+    rtol: float,
 ) -> str | None:
     """Describe this rank's first array that is too far from that of rank 0; None if there is none.
 

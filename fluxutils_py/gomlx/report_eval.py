@@ -18,7 +18,9 @@ class Evaluator(Protocol):
 
 
 def report_eval(
-    trainer: Evaluator, *datasets: Iterable[Any], printer: Callable[[str], Any] = print
+    trainer: Evaluator,
+    *datasets: Iterable[Any],
+    printer: Callable[[str], Any] = print,
 ) -> None:
     """Evaluate each dataset and print a table with a row per dataset and a column per metric.
 
@@ -66,7 +68,10 @@ def report_eval(
     printer(text_table(rows))
 
 
-def evaluate_datasets(trainer: Evaluator, datasets: Iterable[Any]) -> dict[str, dict[str, Any]]:
+def evaluate_datasets(
+    trainer: Evaluator,
+    datasets: Iterable[Any],
+) -> dict[str, dict[str, Any]]:
     """Return the results of ``trainer.eval`` by dataset name; those of one name are numbered."""
     datasets = list(datasets)
     if not datasets:

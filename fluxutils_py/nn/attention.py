@@ -104,6 +104,7 @@ class _WindowedAttention(nn.Module):
             return rows.transpose(1, 2)
 
         cos, sin = rotary_table(n_keys, n_features // 2, q.dtype, q.device)
+        # each block attends as if it were another series: one call for all
         blocks = q.view(n_blocks, size, B, *head)
         blocks = blocks.permute(0, 2, 3, 1, 4)
         queries = blocks.flatten(0, 1)

@@ -87,6 +87,7 @@ class _CellLayer(Recur):
             raise ValueError(f"num_layers must be 1 or more, got {num_layers}")
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout is a probability, from 0 to 1, got {dropout}")
+        # each cell but the first reads the outputs of the one before
         cells = [self._make(n_out if k else n_in, n_out) for k in range(num_layers)]
         super().__init__(CellStack(cells, dropout), trainable_init)
         self.n_in = n_in

@@ -111,7 +111,7 @@ def _copy_shallow(
     if content is None:
         return None
     twin = made[id(module)] = object.__new__(type(module))
-    children = content["_modules"]
+    children = content["_modules"]  # a copy of the dict: the original keeps its modules
     # not named_children, which leaves out None and shows a module used twice once
     for name, child in children.items():
         if child is not None:

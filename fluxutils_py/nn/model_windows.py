@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.errors import ShapeError
+from fluxutils_py.errors import ShapeError, warn
 from fluxutils_py.nn.copying import deep_copy, shallow_copy
 from fluxutils_py.nn.recurrent import Recur, unwrapped_recurrent
 from fluxutils_py.nn.states import recurrent_layers, reset
@@ -228,7 +227,7 @@ def _neither_way(
     return ShapeError(
         f"the model {type(model).__name__} runs neither on a window (S, B, F) = {shapes} "
         f"({whole_error}) nor on its steps (B, F) ({steps_error}). Windows have time first and "
-        "features last; a layer with others, as nn.Conv1d, needs x.permute(1, 2, 0); or use "
+        "features last; a layer with others, such as nn.Conv1d, needs x.permute(1, 2, 0); or use "
         "fluxutils_py.nn.CausalConv1d"
     )
 
@@ -328,11 +327,10 @@ def _require_series_apart(trial: _Trial, attempt: _Attempt) -> None:
                 "series for steps, because windows come as (S, B, F), time first. Build it with "
                 "batch_first=False"
             )
-    warnings.warn(
+    warn(
         f"{mixes}: what it predicts depends on which series are in a minibatch. Windows come as "
         "(S, B, F), time first; compute each series of axis 1 by itself, unless you mean to mix "
-        "them",
-        stacklevel=5,
+        "them"
     )
 
 

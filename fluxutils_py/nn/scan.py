@@ -67,7 +67,7 @@ def scan_lstm(
     bias = bias * scale + BELOW_ZERO
     pre = F.linear(x, weight_ih * of_rows, bias)
     weight = weight_hh * of_rows
-    recording = _recording(pre, h, c, weight)
+    recording = _recording(pre, h, c, weight)  # here, because forward runs without gradients
     return _LSTM.apply(pre, h, c, weight, knee, top, offset, recording)
 
 
@@ -113,7 +113,8 @@ def scan_gru(
         weight_ih = weight_ih * scale[-n_rows:, None]
         weight_hh = weight_hh * scale[:, None]
         bias = bias * scale + BELOW_ZERO
-    pre = F.linear(x, weight_ih, bias[-n_rows:])
+    x_bias = bias[-n_rows:]
+    pre = F.linear(x, weight_ih, x_bias)
     if n_rows == n:
         gates = bias[:-n].expand(*x.shape[:2], -1)
         candidate = pre
@@ -247,7 +248,8 @@ class _GRU(Function):
         S, B, H = candidate.shape
         n = S if recording else 1
         n_gates = len(weight) - H
-        products = h.new_empty(n, B, n_gates + H)  # with the state
+        n_products = n_gates + H
+        products = h.new_empty(n, B, n_products)  # with the state
         active, magnitudes = h.new_empty(2, n, B, n_gates)  # gates, 1 less their slopes
         squashed, slopes = h.new_empty(2, n, B, H)  # candidates, half their slopes
         y = h.new_empty(S, B, H)

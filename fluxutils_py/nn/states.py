@@ -20,7 +20,8 @@ M = TypeVar("M")
 
 def recurrent_layers(m: object) -> list[Recur]:
     """Return the :class:`Recur` layers of a model, in module order."""
-    return [r for r in module_of(m).modules() if isinstance(r, Recur)]
+    modules = module_of(m).modules()
+    return [r for r in modules if isinstance(r, Recur)]
 
 
 def reset(m: M) -> M:
@@ -100,7 +101,8 @@ def loadstates(m: M, s: Sequence[Tensor]) -> M:
     Source: ``loadstates!`` of FluxUtils.jl, which ignores a surplus and writes into the initial
     state.
     """
-    for layer, part in match_states(recurrent_layers(m), s, m):
+    layers = recurrent_layers(m)
+    for layer, part in match_states(layers, s, m):
         assign_state(layer, part)
     return m
 
@@ -163,7 +165,9 @@ def _state_tensor(value: Any, i: int) -> Tensor:
             f"{type(value).__name__}{of_dtype}"
         )
     # torch reads only the byte order of the machine
-    return torch.tensor(value if dtype.isnative else value.astype(dtype.newbyteorder("=")))
+    if not dtype.isnative:
+        value = value.astype(dtype.newbyteorder("="))
+    return torch.tensor(value)
 
 
 def batch_dims(m: object) -> list[int]:
@@ -236,7 +240,9 @@ def _tensors(r: Recur) -> list[Tensor]:
 
 
 def _tensor_counts(
-    layers: list[Recur], empty: list[tuple[Tensor, ...] | None], n: int
+    layers: list[Recur],
+    empty: list[tuple[Tensor, ...] | None],
+    n: int,
 ) -> list[int]:
     """Return how many of ``n`` tensors belong to each layer."""
     fresh = [len(e or ()) for e in empty]
@@ -274,13 +280,18 @@ def _copy_like(t: Tensor, like: Tensor | None) -> Tensor:
 
 
 def _check_shapes(
-    r: Recur, expected: tuple[Tensor, ...] | None, part: list[Tensor], start: int, m: object
+    r: Recur,
+    expected: tuple[Tensor, ...] | None,
+    part: list[Tensor],
+    start: int,
+    m: object,
 ) -> None:
     """Compare the tensors of a layer, which begin at ``start`` in the list, with those that it
     expects (None: unknown).
     """
     axis = r.batch_dim
-    for i, (got, want) in enumerate(zip(part, expected or part, strict=True), start):
+    pairs = zip(part, expected or part, strict=True)
+    for i, (got, want) in enumerate(pairs, start):
         shape = list(want.shape)
         if got.ndim == want.ndim > axis:
             shape[axis] = got.shape[axis]  # any batch size

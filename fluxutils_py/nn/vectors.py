@@ -112,7 +112,8 @@ def net2grad(m: object, dtype: torch.dtype | None = None) -> Tensor:
     ``m`` is a module or an estimator. The vector is a detached copy of shape ``(P,)``. Source:
     ``net2grad`` of FluxUtils.jl.
     """
-    return _flatten(dense_gradients(module_of(m).parameters()), dtype)
+    grads = dense_gradients(module_of(m).parameters())
+    return _flatten(grads, dtype)
 
 
 def grad2net(m: M, v: object) -> M:
@@ -160,7 +161,8 @@ def flatten_into(tensors: Sequence[Tensor], out: Tensor) -> Tensor:
     """Copy tensors one after another into the vector ``out``, in one kernel and without an
     allocation.
     """
-    return torch.cat([t.reshape(-1) for t in tensors], out=out)
+    parts = [t.reshape(-1) for t in tensors]
+    return torch.cat(parts, out=out)
 
 
 def _split_vector(caller: str, m: object, v: object) -> list[tuple[nn.Parameter, Tensor]]:
@@ -179,10 +181,12 @@ def _split_vector(caller: str, m: object, v: object) -> list[tuple[nn.Parameter,
             f"{caller}: vector has {vector.numel()} values, the model has {n} parameters"
         )
     parts = vector.detach().split(sizes)
-    return [(p, part.view_as(p)) for p, part in zip(params, parts, strict=True)]
+    pairs = zip(params, parts, strict=True)
+    return [(p, part.view_as(p)) for p, part in pairs]
 
 
 def _flatten(tensors: Iterable[Tensor], dtype: torch.dtype | None) -> Tensor:
     parts = [t.detach().reshape(-1) for t in tensors]
-    v = torch.cat(parts) if parts else torch.empty(0)
-    return v.to(dtype)
+    if not parts:  # of which torch.cat makes no vector
+        parts = [torch.empty(0)]
+    return torch.cat(parts).to(dtype)

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from fluxutils_py.errors import DataError, ShapeError
 
 QUANTILES = (0.01, 0.99)
-STATISTICS = ("lower", "upper", "mean", "std")
+# names, and values before ``fit``, which change nothing
+STATISTICS = {
+    "lower": -math.inf,
+    "upper": math.inf,
+    "mean": 0.0,
+    "std": 1.0,
+}
 BLOCK = 1 << 20  # values to read at once
 # more features than this use digits of 8 bits: counts of 16-bit digits would take much memory
 MANY = 64
@@ -58,8 +64,9 @@ class WinsorNorm(nn.Module):
 
     def __init__(self, n_features: int = 0) -> None:
         super().__init__()
-        for name, value in zip(STATISTICS, (-math.inf, math.inf, 0.0, 1.0), strict=True):
-            self.register_buffer(name, torch.full((n_features,), value, dtype=torch.float64))
+        for name, value in STATISTICS.items():
+            values = torch.full((n_features,), value, dtype=torch.float64)
+            self.register_buffer(name, values)
 
     @property
     def n_features(self) -> int:
@@ -147,12 +154,16 @@ def winsor_statistics(
             ranks.count(block)
         ranks.end_pass(add_up)
     lower, upper = _quantiles(ranks)
-    count, mean, squares = merge(*_moments(passes, lower, upper))
-    std = (squares / (count - 1).clamp_min(1)).sqrt()
+    moments = _moments(passes, lower, upper)
+    count, mean, squares = merge(*moments)
+    n_free = (count - 1).clamp_min(1)
+    variance = squares / n_free
+    std = variance.sqrt()
+    lower = lower[:, 0]
     return (
-        lower[:, 0].clone(),
+        lower.clone(),  # views of one tensor, which would keep each other in memory
         upper[:, 0].clone(),
-        lower[:, 0] + mean,
+        lower + mean,
         std.masked_fill(std == 0, 1),
     )
 
@@ -165,14 +176,18 @@ def _quantiles(ranks: _Ranks) -> tuple[Tensor, Tensor]:
     DataError
         If one is infinite: the clamped values would have no mean.
     """
-    low, high = ranks.values.view(-1, len(QUANTILES), 2).unbind(2)
+    pairs = ranks.values.view(-1, len(QUANTILES), 2)
+    low, high = pairs.unbind(2)
     share = ranks.share
     span = high - low
     # from the nearer side, to round as NumPy does
-    between = torch.where(share < 0.5, low + span * share, high - span * (1 - share))
+    from_low = low + span * share
+    from_high = high - span * (1 - share)
+    between = torch.where(share < 0.5, from_low, from_high)
     # where both are the same infinity, the span is NaN
     bounds = torch.where(low == high, low, between)
-    bounds = bounds.masked_fill(ranks.n[:, None] == 0, 0)
+    empty = ranks.n[:, None] == 0
+    bounds = bounds.masked_fill(empty, 0)
     infinite = ~bounds.isfinite().all(1)
     if infinite.any():
         f = int(infinite.nonzero()[0])
@@ -192,14 +207,18 @@ def _moments(
     """
     count, mean, squares = torch.zeros(3, len(lower), dtype=torch.float64)
     for block in passes():
-        y = block.to(torch.float64, copy=True).clamp_(lower, upper).sub_(lower)
+        # in place, because a block is large; of a copy, because it may be the user's data
+        y = block.to(torch.float64, copy=True)
+        y.clamp_(lower, upper).sub_(lower)
         missing = y.isnan()
         n_block = y.shape[1] - missing.sum(1)
         block_mean = y.nansum(1) / n_block.clamp_min(1)
-        y.sub_(block_mean[:, None]).masked_fill_(missing, 0)
-        total = (count + n_block).clamp_min(1)
+        y.sub_(block_mean[:, None])
+        y.masked_fill_(missing, 0)
+        within = y.square_().sum(1)
         away = block_mean - mean
-        squares += y.square_().sum(1) + away.square() * count * n_block / total
+        total = (count + n_block).clamp_min(1)
+        squares += within + away.square() * count * n_block / total
         mean += away * n_block / total
         count += n_block
     return count, mean, squares
@@ -231,9 +250,12 @@ class _Ranks:
             self.dtype = block.dtype
             self.bits = block.element_size() * 8
             self.digit = 8 if len(block) > MANY else 16
+            # in the first pass, all begin alike
             n_ranks = 2 * len(QUANTILES) if self.passes else 1
-            self.counts = torch.zeros(len(block), n_ranks, 1 << self.digit, dtype=torch.int64)
-        shift = self.bits - self.digit * (self.passes + 1)
+            shape = (len(block), n_ranks, 1 << self.digit)
+            self.counts = torch.zeros(shape, dtype=torch.int64)
+        n_known = self.digit * (self.passes + 1)
+        shift = self.bits - n_known
         for f, row in enumerate(block):
             keys = _to_keys(row[~row.isnan()]) >> shift
             if self.passes == 0:
@@ -244,7 +266,8 @@ class _Ranks:
     def _count_first_digits(self, f: int, keys: Tensor) -> None:
         n_digits = 1 << self.digit
         # keys have a sign, bincount takes no negative numbers
-        self.counts[f, 0] += torch.bincount(keys + n_digits // 2, minlength=n_digits)
+        digits = keys + n_digits // 2
+        self.counts[f, 0] += torch.bincount(digits, minlength=n_digits)
 
     def _count_next_digits(self, f: int, keys: Tensor) -> None:
         n_digits = 1 << self.digit
@@ -253,21 +276,25 @@ class _Ranks:
         # order statistics close to each other begin alike: each prefix is counted once
         for prefix in prefixes.unique():
             digits = keys[beginnings == prefix] & n_digits - 1
-            self.counts[f, prefixes == prefix] += torch.bincount(digits, minlength=n_digits)
+            counts = torch.bincount(digits, minlength=n_digits)
+            self.counts[f, prefixes == prefix] += counts
 
     def end_pass(self, add_up: Callable[[Tensor], Tensor]) -> None:
         self.counts = add_up(self.counts)
         first = self.passes == 0
         if first:
             self._place_quantiles()
-        # (F, 4, digits)
-        up_to = self.counts.cumsum(2).expand(-1, self.rank.shape[1], -1).contiguous()
+        n_digits = self.counts.shape[2]
+        n_ranks = self.rank.shape[1]
+        # all (F, 4, digits); the first pass counted once for all four
+        counts = self.counts.expand(-1, n_ranks, -1)
+        up_to = counts.cumsum(2).contiguous()
         digit = torch.searchsorted(up_to, self.rank[:, :, None], right=True)
-        digit = digit.clamp_max(up_to.shape[2] - 1)  # of features without values
-        smaller = up_to.gather(2, digit) - self.counts.expand_as(up_to).gather(2, digit)
+        digit = digit.clamp_max(n_digits - 1)  # of features without values
+        smaller = up_to.gather(2, digit) - counts.gather(2, digit)
         self.rank -= smaller[:, :, 0]
         if first:  # undo the shift of _count_first_digits
-            digit -= up_to.shape[2] // 2
+            digit -= n_digits // 2
         self.prefix = (self.prefix << self.digit) + digit[:, :, 0]
         self.passes += 1
         if self.passes * self.digit == self.bits:
@@ -278,10 +305,13 @@ class _Ranks:
         """Find the ranks on both sides of each quantile, from the numbers of values."""
         self.n = self.counts.sum((1, 2))
         quantiles = torch.tensor(QUANTILES, dtype=torch.float64)
-        positions = quantiles * (self.n - 1).clamp_min(0)[:, None]  # (F, 2)
+        last = (self.n - 1).clamp_min(0)
+        positions = quantiles * last[:, None]  # (F, 2)
         below = positions.floor()
+        above = positions.ceil()
         self.share = positions - below
-        self.rank = torch.stack([below, positions.ceil()], 2).long().flatten(1)
+        both = torch.stack([below, above], 2)
+        self.rank = both.long().flatten(1)
         self.prefix = torch.zeros_like(self.rank)
 
 
@@ -289,13 +319,18 @@ def _to_keys(x: Tensor) -> Tensor:
     """Return integers in the order of the floating numbers: their bits, inverted but for the sign
     if negative.
     """
-    bits = x.view(torch.int32 if x.dtype == torch.float32 else torch.int64)
+    bits = x.view(_integer_type(x.dtype))
     return bits ^ _inverted_bits(bits)
 
 
 def _from_keys(keys: Tensor, dtype: torch.dtype) -> Tensor:
-    keys = keys.to(torch.int32 if dtype == torch.float32 else torch.int64)
-    return (keys ^ _inverted_bits(keys)).view(dtype)
+    keys = keys.to(_integer_type(dtype))
+    bits = keys ^ _inverted_bits(keys)
+    return bits.view(dtype)
+
+
+def _integer_type(dtype: torch.dtype) -> torch.dtype:
+    return torch.int32 if dtype == torch.float32 else torch.int64
 
 
 def _inverted_bits(bits: Tensor) -> Tensor:
@@ -314,7 +349,8 @@ def _blocks(x: Any) -> Iterator[Tensor]:
     if isinstance(x, Tensor):
         strides = x.stride()
     else:
-        strides = getattr(x, "strides", None) or (0, 0, 1)  # HDF5 has none: steps are contiguous
+        # a dataset of HDF5 has none: its steps are contiguous
+        strides = getattr(x, "strides", None) or (0, 0, 1)
     by_series = strides[2] < strides[1]
     n_outer = N if by_series else T
     n_inner = T if by_series else N
@@ -325,6 +361,8 @@ def _blocks(x: Any) -> Iterator[Tensor]:
         for inner_start in range(0, n_inner, inner_size):
             inner = slice(inner_start, inner_start + inner_size)
             part = x[:, outer, inner] if by_series else x[:, inner, outer]
-            # an array is copied, because torch warns of memory that is read-only
-            block = part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(part)
+            if isinstance(part, Tensor):
+                block = part.detach().cpu()
+            else:  # copied, because torch warns of memory that is read-only
+                block = torch.tensor(part)
             yield block.reshape(F, -1)

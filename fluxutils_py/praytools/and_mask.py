@@ -101,8 +101,10 @@ def igradient(
         return value_and_gradient(loss(*sample), tensors)
 
     # with no samples, maskedgrad raises the error
-    with threads or Threads(max(1, len(samples))) as running:
+    n = max(1, len(samples))
+    with threads or Threads(n) as running:
         parts = running.map(compute, samples, idempotent=True)
     gradients = maskedgrad([gradient for _, gradient in parts], tau)
-    total = tree_reduce([value for value, _ in parts], float.__add__)
+    values = [value for value, _ in parts]
+    total = tree_reduce(values, float.__add__)
     return total / len(parts), gradients

@@ -44,22 +44,28 @@ def classindexes(t: object) -> dict[Any, np.ndarray]:
     >>> classindexes(["b", "a", "b"])
     {'a': array([1]), 'b': array([0, 2])}
     """
-    labels = np.asarray(t)
-    if labels.ndim != 1:
-        raise ShapeError(f"class labels must have shape (N,), got {labels.shape}")
+    samples = np.asarray(t)
+    if samples.ndim != 1:
+        raise ShapeError(f"class labels must have shape (N,), got {samples.shape}")
     try:
-        classes, which = np.unique(labels, return_inverse=True)
+        classes, which = np.unique(samples, return_inverse=True)
     except TypeError as error:
         raise DataError(f"class labels must be of one kind that can be sorted: {error}") from None
     order = np.argsort(which, kind="stable")
     sizes = np.bincount(which, minlength=len(classes))
-    indices = np.split(order, np.cumsum(sizes)[:-1])
+    ends = np.cumsum(sizes)
+    indices = np.split(order, ends[:-1])
     # without classes, split still returns one empty part; NaN, no class, differs from itself
-    pairs = zip(classes.tolist(), indices, strict=len(classes) > 0)
+    labels = classes.tolist()
+    pairs = zip(labels, indices, strict=bool(labels))
     return {label: i for label, i in pairs if label == label}
 
 
-def balanced_sample(ci: Mapping[Any, Any], n: int, rng: RandomSource = None) -> np.ndarray:
+def balanced_sample(
+    ci: Mapping[Any, Any],
+    n: int,
+    rng: RandomSource = None,
+) -> np.ndarray:
     """Draw equally many samples of each class, without replacement; return their indices.
 
     Parameters
@@ -95,8 +101,11 @@ def balanced_sample(ci: Mapping[Any, Any], n: int, rng: RandomSource = None) -> 
     """
     per_class = _per_class(ci, n)
     rng = _generator(rng)
-    indices = (np.asarray(i) for i in ci.values())
-    return np.concatenate([rng.choice(i, per_class, replace=False) for i in indices])
+    drawn = []
+    for indices in ci.values():
+        indices = np.asarray(indices)
+        drawn.append(rng.choice(indices, per_class, replace=False))
+    return np.concatenate(drawn)
 
 
 def initbatchprovider(
@@ -175,7 +184,8 @@ def initbatchprovider(
     per_class = _per_class(ci, n)
 
     # a minibatch has its classes in order, so all have the same targets
-    onehot = np.repeat(np.eye(len(ci), dtype=np.float32), per_class, axis=1)  # (k, m)
+    each_class = np.eye(len(ci), dtype=np.float32)
+    onehot = np.repeat(each_class, per_class, axis=1)  # (k, m)
     n_axes = len(arrays[0].shape)
     if axis == 0 or (n_axes > 1 and axis == -n_axes):  # -1 of a vector keeps PrayTools' (k, m)
         onehot = onehot.T
@@ -186,7 +196,8 @@ def initbatchprovider(
         with lock:  # the draws of one minibatch follow each other
             ii = balanced_sample(ci, n, rng)
         x = tuple(_take_along(a, ii, axis) for a in arrays)
-        return x if is_tuple else x[0], _like_input(arrays[0], onehot)
+        y = _like_input(arrays[0], onehot)
+        return x if is_tuple else x[0], y
 
     return provider
 
@@ -198,7 +209,8 @@ def _as_arrays(data: Sequence[Any]) -> list[Any]:
 
 def _require_samples(a: Any, n_samples: int, axis: int) -> None:
     shape = tuple(a.shape)
-    if not -len(shape) <= axis < len(shape) or shape[axis] != n_samples:
+    n_axes = len(shape)
+    if not -n_axes <= axis < n_axes or shape[axis] != n_samples:
         raise ShapeError(
             f"data of shape {shape} must have the {n_samples} samples of targets along axis {axis}"
         )
@@ -207,13 +219,14 @@ def _require_samples(a: Any, n_samples: int, axis: int) -> None:
 def _per_class(ci: Mapping[Any, Any], n: int) -> int:
     if not ci:
         raise DataError("there are no classes to sample from")
-    empty = [c for c, i in ci.items() if len(i) == 0]
+    empty = [repr(c) for c, i in ci.items() if len(i) == 0]
     if empty:
-        raise DataError(f"no samples of class {', '.join(map(repr, empty))} to draw from")
+        raise DataError(f"no samples of class {', '.join(empty)} to draw from")
     k = len(ci)
     if n < k:
         raise ValueError(f"{n} samples cannot be balanced over {k} classes; n must be at least {k}")
-    return min(n // k, min(map(len, ci.values())))
+    smallest = min(map(len, ci.values()))
+    return min(n // k, smallest)
 
 
 def _chosen_mask(indices: object, n: int) -> np.ndarray:
@@ -222,8 +235,10 @@ def _chosen_mask(indices: object, n: int) -> np.ndarray:
     if chosen.dtype.kind == "b" and chosen.shape == (n,):
         return chosen
     # an empty list has no integer type; negative indices would hide a mistake
-    if chosen.size and (chosen.dtype.kind not in "iu" or chosen.min() < 0 or chosen.max() >= n):
-        raise DataError(f"train_indices must be integers from 0 to {n - 1}, or {n} booleans")
+    if chosen.size:
+        integers = chosen.dtype.kind in "iu"
+        if not integers or chosen.min() < 0 or chosen.max() >= n:
+            raise DataError(f"train_indices must be integers from 0 to {n - 1}, or {n} booleans")
     mask = np.zeros(n, bool)
     mask[chosen.astype(int)] = True
     return mask
@@ -232,7 +247,8 @@ def _chosen_mask(indices: object, n: int) -> np.ndarray:
 def _take_along(a: Any, ii: np.ndarray, axis: int) -> Any:
     axis %= len(a.shape)
     if isinstance(a, np.ndarray) or is_tensor(a):
-        return a[(*(slice(None),) * axis, ii)]
+        before = (slice(None),) * axis
+        return a[(*before, ii)]
     places: list[Any] = [range(n) for n in a.shape]
     places[axis] = ii
     return read_block(a, *places)
@@ -244,10 +260,13 @@ def _like_input(a: Any, onehot: np.ndarray) -> Any:
         copy = a.new_tensor(onehot)
         return copy if a.dtype.is_floating_point else copy.float()
     dtype = np.dtype(a.dtype)
-    return onehot.astype(dtype if dtype.kind == "f" else np.float32)
+    if dtype.kind != "f":
+        dtype = onehot.dtype
+    return onehot.astype(dtype)  # a copy: the caller may change its minibatch
 
 
 def _generator(rng: RandomSource) -> np.random.Generator:
     if isinstance(rng, np.random.RandomState):  # advances it, so that each call draws others
-        return np.random.default_rng(rng.randint(np.iinfo(np.int32).max))
+        largest = np.iinfo(np.int32).max
+        rng = rng.randint(largest)
     return np.random.default_rng(rng)

@@ -196,7 +196,7 @@ def ttrain(
         return BatchLoss(loss(*sample))
 
     def parts(samples: Sequence[Sample], n: int) -> Sequence[Sample]:
-        return samples
+        return samples  # prepared one by one, so there is nothing to divide
 
     with Threads(torch.get_num_threads() if n is None else n) as threads:
         in_threads = ThreadedLoss(compute, as_module(params), threads, parts, replicate=False)
@@ -246,6 +246,7 @@ def itrain(
         value, gradients = igradient(loss, params, samples, tau, threads=threads)
         return BatchLoss(value, gradients=gradients)
 
+    # to find the module that gave a NaN; only the forward pass matters for that
     def run_again(samples: Sequence[Sample]) -> None:
         for sample in samples:
             loss(*sample)
@@ -308,6 +309,7 @@ def as_module(params: object) -> nn.Module | None:
 
 def checked(preparesamples: Callable[[], object]) -> Callable[[], Sample]:
     """Return a function that prepares a sample and checks it."""
+    # a tensor returned alone would be taken for its rows
     return lambda: as_sample(preparesamples())
 
 

@@ -83,13 +83,14 @@ def pgradient(
     if len(shares) != len(samples):
         raise ValueError(f"there are {len(samples)} samples, but {len(shares)} weights")
     total = sum(shares)
-    if not total > 0:  # NaN too
+    if not total > 0:  # NaN too, of which each comparison is False
         raise ValueError(f"the weights of the samples must have a positive sum, it is {total}")
 
     def compute(part: tuple[tuple[Any, ...], float]) -> tuple[float, Gradients]:
         sample, share = part
         value = loss(*sample)
-        if share != total:  # a single sample costs no multiplication
+        # scaled before its gradient, so that gradients only have to be added up
+        if share != total:
             value = value * (share / total)
         return value_and_gradient(value, tensors)
 
@@ -116,6 +117,7 @@ def tgradient(
     """
     if n is None:
         n = threads.n if threads else torch.get_num_threads()
+    # entered twice, here and in pgradient: the threads stop when the outer block ends
     with threads or Threads(n) as running:
         samples = running.map(lambda _: preparesamples(), range(n))
         return pgradient(loss, params, samples, threads=running)
@@ -170,8 +172,10 @@ def parallelization_stats(
     if try_parts is None:
         try_parts = [2**k for k in range(round(math.log2(minibatch_size)) + 1)]
     rows = []
+    # the undivided minibatch first, with which the others are compared
     for parts in (1, *try_parts):
         samples = dividebatch(parts, *minibatch, axis=axis)
+        # as many as there are samples, which may be fewer than parts
         with Threads(len(samples)) as threads:
             for step in range(-1, steps):  # the first one warms up
                 if step == 0:
@@ -181,4 +185,4 @@ def parallelization_stats(
     return rows
 
 
-paralelization_stats = parallelization_stats
+paralelization_stats = parallelization_stats  # as PrayTools.jl spells it

@@ -54,10 +54,12 @@ class ImageSummary(Summary):
 
     def __init__(self, image: Any, dataformats: str | None = None) -> None:
         super().__init__(image)
+        # an image without an axis of colours is grey
         self.dataformats = "HWC"[: image.ndim] if dataformats is None else dataformats
 
     def publish(self, writer: object, tag: str, step: int) -> None:
-        with_torch_names(writer).add_image(tag, self.value, step, dataformats=self.dataformats)
+        torch_writer = with_torch_names(writer)
+        torch_writer.add_image(tag, self.value, step, dataformats=self.dataformats)
 
 
 class MplImageSummary(ImageSummary):
@@ -150,7 +152,9 @@ _missed: WeakSet[nn.Module] = WeakSet()
 
 def nobody_collected(model: nn.Module | None) -> bool:
     """Return whether a model sowed summaries that nobody collected since the last call."""
-    missed = set() if model is None else {m for m in model.modules() if m in _missed}
+    if model is None:
+        return False
+    missed = {m for m in model.modules() if m in _missed}
     _missed.difference_update(missed)
     return bool(missed)
 

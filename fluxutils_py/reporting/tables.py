@@ -10,7 +10,8 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows of equal length as lines of text: the first column to the left, numbers to the
     right.
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = zip(*rows, strict=True)
+    widths = [max(map(len, column)) for column in columns]
     lines = []
     for first, *others in rows:
         cells = [first.ljust(widths[0])]

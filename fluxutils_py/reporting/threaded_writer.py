@@ -59,6 +59,7 @@ class ThreadedSummaryWriter(Writer):
         self.base_writer: Any = base_writer
         self.wait_on_flush = wait_on_flush
         self.log_dir = getattr(base_writer, "log_dir", base_writer)
+        # one thread, because order matters and a file takes one summary at a time
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="summaries")
         self._failed: list[tuple[str, Exception]] = []
         self._process = OpenInProcess(self.close)

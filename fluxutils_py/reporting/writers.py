@@ -147,7 +147,12 @@ class Writer:
             self.add_image(tag, image, step, dataformats="HWC"[: image.ndim])
 
     def audio(
-        self, tag: str, audiodata: Any, step: Step, sample_rate: int = 44100, max_outputs: int = 3
+        self,
+        tag: str,
+        audiodata: Any,
+        step: Step,
+        sample_rate: int = 44100,
+        max_outputs: int = 3,
     ) -> None:
         """Write sound (L,) or (1, L), or the first ``max_outputs`` of (N, L, 1), as ``tag/0``,
         ``tag/1``, ...
@@ -186,7 +191,12 @@ class FlaxNames(Writer):
         self.writer: Any = writer
 
     def _call(
-        self, method: str, tag: Any, value: object = None, step: Step = None, **options: Any
+        self,
+        method: str,
+        tag: Any,
+        value: object = None,
+        step: Step = None,
+        **options: Any,
     ) -> None:
         name = "write" if method == "add_tensor" else method.removeprefix("add_")
         # flax has no add_scalars, for instance
