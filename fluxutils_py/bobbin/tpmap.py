@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -92,29 +93,24 @@ def tpmap(
     return call
 
 
+@dataclass(frozen=True)
 class _MappedFunction:
     """Calls a function on each device, with its part of the arguments."""
 
-    def __init__(
-        self,
-        f: Callable[..., Any],
-        argtypes: Sequence[str],
-        kwargtypes: Mapping[str, str],
-        devices: Sequence[torch.device],
-        wrap_return: Callable[[Any], Any] | None,
-    ) -> None:
-        if not devices:
+    f: Callable[..., Any]
+    argtypes: Sequence[str]
+    kwargtypes: Mapping[str, str]
+    devices: Sequence[torch.device]
+    wrap_return: Callable[[Any], Any] | None
+
+    def __post_init__(self) -> None:
+        if not self.devices:
             raise ValueError("tpmap needs at least one device")
-        for argtype in (*argtypes, *kwargtypes.values()):
+        for argtype in (*self.argtypes, *self.kwargtypes.values()):
             if argtype not in ARGTYPES:
                 raise ValueError(
                     f"argument type must be one of {', '.join(ARGTYPES)}; got {argtype!r}"
                 )
-        self.f = f
-        self.argtypes = argtypes
-        self.kwargtypes = kwargtypes
-        self.devices = devices
-        self.wrap_return = wrap_return
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         calls = self._calls_of_devices(args, kwargs)

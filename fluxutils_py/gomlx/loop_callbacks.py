@@ -60,6 +60,7 @@ def EveryNSteps(
 
     Later gomlx counts all steps of training, as ``OnStep`` does with ``trigger=EveryNSteps(n)``.
     """
+    # relative: a loop that has run before begins to count anew
     OnStep(loop, name, priority, fn, EveryNStepsTrigger(n, relative=True))
 
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell, _Cell
 from fluxutils_py.nn.native import State
 from fluxutils_py.nn.recurrent import Recur
+from fluxutils_py.nn.sizes import check_probability
+from fluxutils_py.validation import check_integer
 
 
 class CellStack(nn.Module):
@@ -80,13 +82,11 @@ class _CellLayer(Recur):
         dropout: float = 0.0,
         trainable_init: bool = False,
     ) -> None:
-        # torch refuses NumPy's integers
-        n_in, n_out, num_layers = map(operator.index, (n_in, n_out, num_layers))
-        dropout = float(dropout)
-        if num_layers < 1:
-            raise ValueError(f"num_layers must be 1 or more, got {num_layers}")
-        if not 0 <= dropout <= 1:
-            raise ValueError(f"dropout is a probability, from 0 to 1, got {dropout}")
+        # as Python's integers: torch refuses those of NumPy
+        n_in = operator.index(n_in)
+        n_out = operator.index(n_out)
+        num_layers = check_integer("num_layers", num_layers, 1)
+        dropout = check_probability(self, "dropout", dropout)
         # each cell but the first reads the outputs of the one before
         cells = [self._make(n_out if k else n_in, n_out) for k in range(num_layers)]
         super().__init__(CellStack(cells, dropout), trainable_init)

@@ -89,6 +89,7 @@ class _Cell(nn.Module):
 
     def zero_state(self, x: Tensor) -> State:
         """Return the state of zeros for an input (B, n_in) or (S, B, n_in)."""
+        # not of the type of x: under autocast, states keep the type of the parameters
         zeros = self.weight_hh.new_zeros(x.shape[-2], self.n_out)
         return zeros if self.n_states == 1 else (zeros,) * self.n_states
 
@@ -257,7 +258,7 @@ class _StateGated(_Gated):
         *biases, bn = bias.chunk(n_blocks)
         gates = [sigmoid(gate + b) for gate, b in zip(h_gates, biases, strict=True)]
         r = gates[0]
-        z = gates[-1]
+        z = gates[-1]  # the same one where there is one for both
         n = tanh(F.linear(x, w_x, bn) + r * hn)
         return ((1 - z) * n + z * h,)
 
@@ -361,6 +362,7 @@ class HFGRUCell(_Cell):
 
     def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, State]:
         weights = (self.weight_ih, self.weight_hh, self.bias)
+        # z weighs the candidate here, and the state in the other cells
         return scan_gru(x, state, *weights, exact=True, reverse=True, alpha=self.alpha)
 
     @property

@@ -28,8 +28,9 @@ IMMUTABLE = frozenset(
         torch.dtype,
         torch.device,
         torch.Size,
+        types.FunctionType,
+        types.BuiltinFunctionType,
     }
-    | {types.FunctionType, types.BuiltinFunctionType}
 )
 COPYING = (
     "__copy__",

@@ -116,7 +116,8 @@ def scan_gru(
     x_bias = bias[-n_rows:]
     pre = F.linear(x, weight_ih, x_bias)
     if n_rows == n:
-        gates = bias[:-n].expand(*x.shape[:2], -1)
+        S, B, _ = x.shape
+        gates = bias[:-n].expand(S, B, -1)
         candidate = pre
     else:
         gates, candidate = pre.split([n_rows - n, n], 2)
@@ -410,4 +411,6 @@ def _steps(a: Tensor, n: int) -> Sequence[Tensor]:
 
 
 def _recording(*inputs: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+    if not torch.is_grad_enabled():
+        return False
+    return any(t.requires_grad for t in inputs)

@@ -165,7 +165,11 @@ def flatten_into(tensors: Sequence[Tensor], out: Tensor) -> Tensor:
     return torch.cat(parts, out=out)
 
 
-def _split_vector(caller: str, m: object, v: object) -> list[tuple[nn.Parameter, Tensor]]:
+def _split_vector(
+    caller: str,
+    m: object,
+    v: object,
+) -> list[tuple[nn.Parameter, Tensor]]:
     """Return each parameter of a model with its part of the vector, in its shape."""
     params = list(module_of(m).parameters())
     vector = torch.as_tensor(v)

@@ -200,12 +200,15 @@ def _quantiles(ranks: _Ranks) -> tuple[Tensor, Tensor]:
 
 
 def _moments(
-    passes: Callable[[], Iterable[Tensor]], lower: Tensor, upper: Tensor
+    passes: Callable[[], Iterable[Tensor]],
+    lower: Tensor,
+    upper: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return number, mean and sum of squared distances from it of the clamped values, less
     ``lower``: on small numbers, no digits are lost.
     """
-    count, mean, squares = torch.zeros(3, len(lower), dtype=torch.float64)
+    n_features = len(lower)
+    count, mean, squares = torch.zeros(3, n_features, dtype=torch.float64)
     for block in passes():
         # in place, because a block is large; of a copy, because it may be the user's data
         y = block.to(torch.float64, copy=True)
@@ -295,10 +298,12 @@ class _Ranks:
         self.rank -= smaller[:, :, 0]
         if first:  # undo the shift of _count_first_digits
             digit -= n_digits // 2
-        self.prefix = (self.prefix << self.digit) + digit[:, :, 0]
+        shifted = self.prefix << self.digit
+        self.prefix = shifted + digit[:, :, 0]
         self.passes += 1
         if self.passes * self.digit == self.bits:
-            self.values = _from_keys(self.prefix, self.dtype).double()
+            values = _from_keys(self.prefix, self.dtype)
+            self.values = values.double()
             self.done = True
 
     def _place_quantiles(self) -> None:

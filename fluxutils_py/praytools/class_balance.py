@@ -180,7 +180,7 @@ def initbatchprovider(
         _require_samples(a, n_samples, axis)
     if indices:
         keep = _chosen_mask(indices[0], n_samples)
-        ci = {c: i[keep[i]] for c, i in ci.items()}
+        ci = {label: i[keep[i]] for label, i in ci.items()}
     per_class = _per_class(ci, n)
 
     # a minibatch has its classes in order, so all have the same targets
@@ -207,7 +207,11 @@ def _as_arrays(data: Sequence[Any]) -> list[Any]:
     return [a if hasattr(a, "shape") else np.asarray(a) for a in data]
 
 
-def _require_samples(a: Any, n_samples: int, axis: int) -> None:
+def _require_samples(
+    a: Any,
+    n_samples: int,
+    axis: int,
+) -> None:
     shape = tuple(a.shape)
     n_axes = len(shape)
     if not -n_axes <= axis < n_axes or shape[axis] != n_samples:
@@ -240,7 +244,8 @@ def _chosen_mask(indices: object, n: int) -> np.ndarray:
         if not integers or chosen.min() < 0 or chosen.max() >= n:
             raise DataError(f"train_indices must be integers from 0 to {n - 1}, or {n} booleans")
     mask = np.zeros(n, bool)
-    mask[chosen.astype(int)] = True
+    places = chosen.astype(int)
+    mask[places] = True
     return mask
 
 
