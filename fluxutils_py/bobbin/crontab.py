@@ -29,10 +29,10 @@ TIMES: Mapping[str, Callable[[Any], Trigger]] = {
 
 
 class CronTab:
-    """Table of actions and triggers, for a :class:`Loop` or your own ``for`` loop.
+    """Table of actions and triggers, for a :class:`Loop` or a custom ``for`` loop.
 
     An action is a hook, a function of the loop. ``loop.hooks.attach(crontab)``, or
-    ``callbacks=[crontab]`` of an ``Estimator``, makes each row a hook. In your own loop, call
+    ``callbacks=[crontab]`` of an ``Estimator``, makes each row a hook. In a custom loop, call
     :meth:`run` with the training state after every step; it passes the state and its other
     arguments to each action that is due.
 
@@ -180,7 +180,7 @@ def with_state(action: Callable[..., Any]) -> Callable[[Any], Any]:
 
     It is for a :class:`Loop`, or for a ``CronTab`` attached to one.
 
-    In your own ``for`` loop, ``CronTab.run(train_state, step_info=info)`` calls these actions
+    In a custom ``for`` loop, ``CronTab.run(train_state, step_info=info)`` calls these actions
     without this adapter.
     """
 

@@ -516,7 +516,7 @@ class RunEvalKeepBest:
 
 
 class _Best(NamedTuple):
-    """The best result so far, and the checkpoint of this model if the result is its own."""
+    """The best result so far, and the checkpoint of this model if it gave that result."""
 
     value: EvalResults
     saved_path: Path | None

@@ -193,7 +193,7 @@ class BaseTrainTask:
         """
 
         def save_checkpoint(loop: Any, *_: Any, **__: Any) -> object:
-            state = getattr(loop, "state", loop)  # your own loop passes the state itself
+            state = getattr(loop, "state", loop)  # a custom loop passes the state itself
             return Checkpointer(path, keep).track(**state.parts()).save(loop)
 
         save_checkpoint.collective = True  # type: ignore[attr-defined]  # functions have attributes

@@ -15,7 +15,7 @@ EPSILON = {torch.float16: 1e-4, torch.bfloat16: 1e-2, torch.float32: 1e-7, torch
 def categorical_cross_entropy(
     prediction: Tensor, target: Tensor, reduction: str = "mean"
 ) -> Tensor:
-    """Cross-entropy of predicted probabilities, such as those of a softmax.
+    """Compute the cross-entropy of predicted probabilities, such as those of a softmax.
 
     Parameters
     ----------
@@ -62,7 +62,8 @@ def categorical_cross_entropy(
 def sparse_categorical_cross_entropy(
     prediction: Tensor, target: Tensor, reduction: str = "mean"
 ) -> Tensor:
-    """Cross-entropy of scores (logits) with one integer label in the last axis of the target.
+    """Compute the cross-entropy of scores (logits) with one integer label in the last axis of the
+    target.
 
     Parameters
     ----------

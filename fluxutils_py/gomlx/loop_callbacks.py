@@ -105,4 +105,5 @@ def PeriodicCallback(
     """Call ``fn(loop, metrics)`` every ``seconds`` seconds: see
     :class:`fluxutils_py.training.EveryNSeconds`.
     """
+    # of several ranks, rank 0's clock decides
     OnStep(loop, name, priority, fn, EveryNSeconds(seconds, at_end, clock=clock))

@@ -64,7 +64,7 @@ class TotalLoss(NamedTuple):
     """Loss of a batch, and the part of it that ``loss_fn`` gave; None without ``loss_fn``."""
 
     total: Tensor
-    own: float | None
+    of_loss_fn: float | None
 
 
 class Trainer:
@@ -90,7 +90,7 @@ class Trainer:
         moving averages.
     comm, batches, clip, accumulate, precision
         See :class:`GradientStep`. With several ranks, a :class:`MeanMetric` covers all of them;
-        others only their own.
+        others cover this rank only.
     n_jobs : int or None
         Number of threads, which divide each batch as ranks do, to the same result; see
         :class:`Estimator`.
@@ -306,7 +306,7 @@ class Trainer:
             loss = self._total_loss(prediction, batch)
         prediction = detached(prediction)
         self._predictions[thread] = self._train_metrics.predictions_of(prediction, batch)
-        numbers = self._train_metrics.measure(prediction, batch, loss.own)
+        numbers = self._train_metrics.measure(prediction, batch, loss.of_loss_fn)
         n = n_elements(prediction, batch.weight)
         return BatchLoss(loss.total, n, numbers=numbers.pack())
 
@@ -396,7 +396,7 @@ class Trainer:
             executor = self._executor(batch.kind, Mode.EVAL)
             prediction = tree_map(as_float32, executor(batch.inputs))
             loss = self._total_loss(prediction, batch)
-        self._eval_metrics.add_batch(loss.total.item(), loss.own, prediction, batch)
+        self._eval_metrics.add_batch(loss.total.item(), loss.of_loss_fn, prediction, batch)
         return compute_all(self.eval_metrics)
 
     # -- both --------------------------------------------------------------------------------------
@@ -445,8 +445,8 @@ class Trainer:
         added = get_losses()
         if self.loss_fn is not None:
             require_equal_shapes(self.loss_fn, prediction, batch.y)
-            own = weighted_mean(self.loss_fn(prediction, batch.y), batch.weight)
-            return TotalLoss(own if added is None else own + added, own.item())
+            loss = weighted_mean(self.loss_fn(prediction, batch.y), batch.weight)
+            return TotalLoss(loss if added is None else loss + added, loss.item())
         if added is None:
             raise ValueError(
                 "there is no loss: give the Trainer a loss_fn, or call add_loss in the model"

@@ -62,6 +62,7 @@ class CellStack(nn.Module):
         """Return the states of the cells as one state with the cells as the first axis."""
         if self.n_states == 1:
             return torch.stack(cast(list[Tensor], states))  # no tuples then
+        # from a tuple per cell to a tensor per state
         return tuple(map(torch.stack, zip(*states, strict=True)))
 
     def empty_state(self) -> tuple[Tensor, ...]:

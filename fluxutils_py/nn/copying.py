@@ -162,7 +162,7 @@ def _copy_collection(value: Any) -> Any:
 
 
 def _copies_plainly(module_class: type) -> bool:
-    """Whether copying a module of this class means copying its attributes."""
+    """Return whether copying a module of this class means copying its attributes."""
     plain = _plain.get(module_class)
     if plain is None:
         known = (object, nn.Module, Recur, nn.RNNBase)

@@ -51,8 +51,8 @@ def run_window(model: nn.Module, xs: Tensor | Tensors) -> Outputs:
 
 
 def takes_windows(model: nn.Module, xs: Tensors) -> bool:
-    """Whether the model takes a whole window ``(S, B, F)`` instead of its steps ``(B, F)`` one by
-    one.
+    """Return whether the model takes a whole window ``(S, B, F)`` instead of its steps ``(B, F)``
+    one by one.
 
     A whole window through a fused ``nn.LSTM`` is four to five times faster than its steps. An
     attribute ``takes_windows`` of the model decides. Without it, the model is tried out once, on a
@@ -71,7 +71,8 @@ def takes_windows(model: nn.Module, xs: Tensors) -> bool:
 
 
 def needs_context(model: nn.Module, xs: Tensors) -> bool:
-    """Whether a model without recurrent state must see the steps before a window in the same call.
+    """Return whether a model without recurrent state must see the steps before a window in the same
+    call.
 
     This holds for a model without :class:`Recur` layers that has ``takes_windows = True`` or cannot
     run on single steps: a causal convolution, attention over the window. Arguments and errors are
@@ -176,7 +177,7 @@ class _Attempt(NamedTuple):
     error: Exception | None
 
     def equals(self, other: _Attempt) -> bool:
-        """Whether both ran, with equal outputs."""
+        """Return whether both ran, with equal outputs."""
         return not (self.error or other.error) and _equal_outputs(self.outputs, other.outputs)
 
 
@@ -425,8 +426,8 @@ def _equal_outputs(a: Tensors, b: Tensors) -> bool:
 
 
 def _equal_values(u: Tensor, v: Tensor) -> bool:
-    """Whether values are equal to rounding, relative to their variation: with a large bias, all
-    values look equal.
+    """Return whether values are equal to rounding, relative to their variation: with a large bias,
+    all values look equal.
     """
     if not v.is_floating_point():
         return u.equal(v)

@@ -39,7 +39,8 @@ def scan_lstm(
     weight_hh: Tensor,
     bias: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """An LSTM with the approximate activations, over a window; gates in the order i, f, g, o.
+    """Compute an LSTM with the approximate activations over a window; its gates have the order i, f,
+    g, o.
 
     Parameters
     ----------
@@ -82,8 +83,8 @@ def scan_gru(
     reverse: bool = False,
     alpha: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """A relative of the GRU, over a window: ``h' = (1 - z) n + z h`` with ``n = tanh(.. + r * (Whn
-    h))``.
+    """Compute a relative of the GRU over a window: ``h' = (1 - z) n + z h`` with ``n = tanh(.. + r
+    * (Whn h))``.
 
     Parameters
     ----------

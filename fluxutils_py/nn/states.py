@@ -57,7 +57,7 @@ def states(m: object) -> list[Tensor]:
     list of Tensor
         Detached copies: ``(L, B, H)`` for LSTM, GRU and RNN layers, ``(B, H)`` for cells. A layer
         without a state (new, or after :func:`reset`) gives tensors for a batch of 0, so the list
-        keeps its length and loads back. Only your own modules without ``empty_state`` then
+        keeps its length and loads back. Only custom modules without ``empty_state`` then
         contribute nothing.
 
     Notes
@@ -270,7 +270,7 @@ def _n_tensors(r: Recur) -> int | None:
 
 
 def _copy_like(t: Tensor, like: Tensor | None) -> Tensor:
-    """Copy a tensor to the type and device of ``like``; integers, which your own modules may keep,
+    """Copy a tensor to the type and device of ``like``; integers, which custom modules may keep,
     stay integers.
     """
     if like is None:

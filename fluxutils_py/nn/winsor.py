@@ -212,24 +212,26 @@ def _moments(
     for block in passes():
         # in place, because a block is large; of a copy, because it may be the user's data
         y = block.to(torch.float64, copy=True)
-        y.clamp_(lower, upper).sub_(lower)
+        y.clamp_(lower, upper)
+        y.sub_(lower)
         missing = y.isnan()
         n_block = y.shape[1] - missing.sum(1)
         block_mean = y.nansum(1) / n_block.clamp_min(1)
         y.sub_(block_mean[:, None])
         y.masked_fill_(missing, 0)
         within = y.square_().sum(1)
+        # Chan et al.: distances from the common mean, of this block and of those before
         away = block_mean - mean
         total = (count + n_block).clamp_min(1)
         squares += within + away.square() * count * n_block / total
         mean += away * n_block / total
-        count += n_block
+        count += n_block  # last: both lines above need the number before
     return count, mean, squares
 
 
 class _Ranks:
-    """The order statistics on both sides of each quantile, (F, 4); each pass finds one more digit
-    of them.
+    """Find the order statistics on both sides of each quantile, (F, 4): one more digit of them in
+    each pass.
     """
 
     n: Tensor  # values of each feature, (F,)
@@ -311,7 +313,8 @@ class _Ranks:
         self.n = self.counts.sum((1, 2))
         quantiles = torch.tensor(QUANTILES, dtype=torch.float64)
         last = (self.n - 1).clamp_min(0)
-        positions = quantiles * last[:, None]  # (F, 2)
+        # (F, 2)
+        positions = quantiles * last[:, None]
         below = positions.floor()
         above = positions.ceil()
         self.share = positions - below
@@ -343,7 +346,8 @@ def _inverted_bits(bits: Tensor) -> Tensor:
     ``where``.)
     """
     info = torch.iinfo(bits.dtype)
-    return (bits >> info.bits - 1) & info.max
+    sign = bits >> info.bits - 1
+    return sign & info.max
 
 
 def _blocks(x: Any) -> Iterator[Tensor]:
