@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 import torch
 from torch import nn
 
-from fluxutils_py.bobbin.results import EvalResults, raise_undefined
+from fluxutils_py.bobbin.results import EvalResults, on_cpu, raise_undefined
 from fluxutils_py.bobbin.treejson import dump_pytree_json, read_pytree_json, write_pytree_json
 from fluxutils_py.errors import DataError, warn
 from fluxutils_py.nn.parameters import module_of
+from fluxutils_py.nn.seeding import gpus_of
 from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.multi_directory_writer import MultiDirectorySummaryWriter
@@ -231,7 +232,7 @@ class _Evaluation(NamedTuple):
                 result = self.task.evaluate(batch, *self.args, **self.kwargs)
                 total = _reduce_results(total, _check_type(result, type(empty), "evaluate"))
             # ranks may have different devices
-            return tree_map(_on_cpu, total)
+            return tree_map(on_cpu, total)
 
     def _merge_results(self, results: list[Any], is_single: bool) -> EvalResults:
         total, *others = results if is_single else map(pickle.loads, results)
@@ -253,10 +254,6 @@ def _reduce_results(one: EvalResults, other: EvalResults) -> EvalResults:
     return _check_type(one.reduce(other), type(one), f"{type(one).__name__}.reduce")
 
 
-def _on_cpu(leaf: object) -> object:
-    return leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf
-
-
 def _model_of(args: tuple[Any, ...]) -> nn.Module | None:
     """Return the first argument if it is a model, else its model, else None."""
     try:
@@ -275,8 +272,7 @@ def evaluation_mode(model: nn.Module | None) -> Iterator[None]:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             yield
         return
-    gpus = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(gpus)), evaluating(model):
+    with torch.random.fork_rng(devices=gpus_of(model)), evaluating(model):
         yield
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fluxutils_py.bobbin.results import on_cpu
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.rank_group import RankGroup
 from fluxutils_py.tree import as_tensor, named_leaves, tree_map
@@ -90,14 +91,10 @@ def gather_from_processes(tree: object, *, comm: object = "auto") -> list[Any]:
     """
     with RankGroup.from_comm(comm, "gather_from_processes", allow_nested=False) as ranks:
         # another rank may not have the device, and a graph cannot be pickled
-        return ranks.allgather(tree_map(_on_cpu, tree))
+        return ranks.allgather(tree_map(on_cpu, tree))
 
 
 gather_from_jax_processes = gather_from_processes
-
-
-def _on_cpu(value: object) -> object:
-    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
 
 
 def _describe_leaf(value: object) -> str:

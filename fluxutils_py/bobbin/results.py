@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from fluxutils_py.tree import as_tensor, unshard
 from fluxutils_py.validation import check_integer
@@ -101,6 +102,11 @@ class EvalResults:
         raise_undefined(
             self, "write_to_tensorboard(state, writer)", "writes results to a summary writer"
         )
+
+
+def on_cpu(leaf: object) -> object:
+    """Return a tensor detached and in main memory, any other value as it is."""
+    return leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf
 
 
 def raise_undefined(thing: object, method: str, purpose: str) -> NoReturn:

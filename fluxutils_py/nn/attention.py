@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fluxutils_py.nn.linear_recurrence import append_zeros
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sizes import check_features, set_sizes
 
@@ -88,10 +89,10 @@ class _WindowedAttention(nn.Module):
         n_steps = n_blocks * size
         surplus = n_steps - S
         if surplus:
-            q = _with_padding(q, surplus)
-            k = _with_padding(k, surplus)
-            v = _with_padding(v, surplus)
-            exists = _with_padding(exists, surplus)
+            q = append_zeros(q, surplus)
+            k = append_zeros(k, surplus)
+            v = append_zeros(v, surplus)
+            exists = append_zeros(exists, surplus)
         n_features = H // self.n_heads
         head = (self.n_heads, n_features)
 
@@ -118,12 +119,6 @@ class _WindowedAttention(nn.Module):
         y = y.unflatten(0, (n_blocks, B))
         y = y.permute(0, 3, 1, 2, 4)
         return y.reshape(n_steps, B, H)[:S]
-
-
-def _with_padding(t: Tensor, n_steps: int) -> Tensor:
-    """Append steps of zeros; F.pad counts axes from the last."""
-    of_other_axes = (0, 0) * (t.ndim - 1)
-    return F.pad(t, (*of_other_axes, 0, n_steps))
 
 
 def _attention_mask(exists: Tensor, n_past: int) -> Tensor:

@@ -39,8 +39,8 @@ def scan_lstm(
     weight_hh: Tensor,
     bias: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute an LSTM with the approximate activations over a window; its gates have the order i, f,
-    g, o.
+    """Compute an LSTM with the approximate activations over a window; gates in the order i, f, g,
+    o.
 
     Parameters
     ----------

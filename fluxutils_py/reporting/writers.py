@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fluxutils_py.data.arrays import to_numpy
+
 Step: TypeAlias = int | None
 
 
@@ -207,9 +209,7 @@ class FlaxNames(Writer):
             raise AttributeError(f"{type(self.writer).__name__} has neither {method} nor {name}")
         if name == "image":
             value = _channels_last(value, options.get("dataformats", "CHW"))
-        if isinstance(value, Tensor):
-            value = value.detach().cpu().numpy()
-        getattr(self.writer, name)(tag, value, step)
+        getattr(self.writer, name)(tag, to_numpy(value), step)
 
     def flush(self) -> None:
         self.writer.flush()
@@ -229,10 +229,8 @@ def with_torch_names(writer: object) -> Any:
 
 def _channels_last(image: Any, dataformats: str) -> np.ndarray:
     """Return an image with axes (H, W, C)."""
-    if isinstance(image, Tensor):
-        image = image.detach().cpu()
     axes = [dataformats.index(axis) for axis in "HWC" if axis in dataformats]
-    image = np.asarray(image).transpose(axes)
+    image = np.asarray(to_numpy(image)).transpose(axes)
     return image if "C" in dataformats else image[:, :, None]
 
 
