@@ -204,11 +204,13 @@ class SampledSet(Collection[T]):
         if not priorities:
             pairs = _with_priorities(values, rng)
         smallest = _nsmallest(max_size, pairs)
-        # the dataclass is frozen
-        object.__setattr__(self, "max_size", max_size)
-        object.__setattr__(self, "values", tuple(x for _, x in smallest))
-        object.__setattr__(self, "priorities", tuple(priority for priority, _ in smallest))
-        object.__setattr__(self, "_rng", rng)
+        # not by assignment: the dataclass is frozen
+        vars(self).update(
+            max_size=max_size,
+            values=tuple(x for _, x in smallest),
+            priorities=tuple(priority for priority, _ in smallest),
+            _rng=rng,
+        )
 
     def add(self, x: T) -> SampledSet[T]:
         """Return a new set with ``x`` added."""

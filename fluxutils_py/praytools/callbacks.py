@@ -9,6 +9,7 @@ import operator
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -75,30 +76,25 @@ def _let_rank_0_write(function: object, loop: Loop) -> None:
         function.writes = loop.rank == 0
 
 
+@dataclass(eq=False, repr=False)  # an object with a state, not a value
 class EvalCby:
     """Callable that takes the loss of each step and records their mean every ``steps`` steps:
     :func:`initevalcby`.
     """
 
-    def __init__(
-        self,
-        steps: int,
-        accuracy: Callable[[], Any] | None,
-        resultdir: PathLike | None,
-        model: nn.Module | None,
-        printer: Callable[[str], Any],
-        clock: Clock,
-    ) -> None:
-        self.steps = check_integer("steps", steps, 1)
-        self.accuracy = accuracy
-        self.model = model
-        self.resultdir = None if resultdir is None else Path(resultdir)
-        self.printer = printer
-        self.clock = clock
+    steps: int
+    accuracy: Callable[[], Any] | None
+    resultdir: PathLike | None
+    model: nn.Module | None
+    printer: Callable[[str], Any]
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self.steps = check_integer("steps", self.steps, 1)
         self.writes = True  # of several ranks only rank 0 writes and prints
         self.history: list[dict[str, Any]] = []
         self.step = 0
-        self._begin_mean(clock())
+        self._begin_mean(self.clock())
 
     def _begin_mean(self, now: float) -> None:
         self.sum = 0.0
@@ -130,7 +126,7 @@ class EvalCby:
         ]
         self.printer(f"{self.step}: {', '.join(texts)}")
         if self.resultdir is not None:
-            self._write_files(self.resultdir)
+            self._write_files(Path(self.resultdir))
 
     def _write_files(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
