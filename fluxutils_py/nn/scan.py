@@ -154,7 +154,7 @@ class _LSTM(Function):
         c_top = pre.new_tensor(PLATEAU)
         below_zero = pre.new_tensor(BELOW_ZERO)
 
-        # lists of views, made once: each index into a tensor would cost as much as a step's sum
+        # lists of views, made once: to index a tensor costs as much as an operation of a step
         parts = gates.view(n, B, 4, H).unbind(2)
         i, f, g, o = (_steps(part, S) for part in parts)
         pres = pre.unbind()
