@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
@@ -22,7 +21,13 @@ class _Convolution(nn.Module):
     batch_dim = 1
 
     def __init__(
-        self, n_in: int, n_out: int, kernel_size: int, dilation: int, bias: bool, weight_norm: bool
+        self,
+        n_in: int,
+        n_out: int,
+        kernel_size: int,
+        dilation: int,
+        bias: bool,
+        weight_norm: bool,
     ) -> None:
         super().__init__()
         self.n_in = n_in
@@ -151,16 +156,9 @@ class _ResidualBlock(nn.Module):
         self, n_in: int, n_out: int, kernel_size: int, dilation: int, dropout: float
     ) -> None:
         super().__init__()
-        make = functools.partial(
-            CausalConv1d,
-            n_out=n_out,
-            kernel_size=kernel_size,
-            dilation=dilation,
-            weight_norm=True,
-        )
-        # the second sees as far again, so a block sees twice (kernel_size - 1) dilation back
-        self.conv1 = make(n_in)
-        self.conv2 = make(n_out)
+        self.conv1 = CausalConv1d(n_in, n_out, kernel_size, dilation, weight_norm=True)
+        # it sees as far again, so a block sees twice (kernel_size - 1) dilation back
+        self.conv2 = CausalConv1d(n_out, n_out, kernel_size, dilation, weight_norm=True)
         self.dropout = nn.Dropout(dropout)
         # a sum needs as many channels; where they agree, x itself keeps gradients as they are
         self.skip = nn.Identity() if n_in == n_out else nn.Linear(n_in, n_out)
@@ -219,7 +217,12 @@ class TCN(nn.Module):
     kernel_size: int
 
     def __init__(
-        self, n_in: int, n_out: int, n_levels: int = 6, kernel_size: int = 3, dropout: float = 0.0
+        self,
+        n_in: int,
+        n_out: int,
+        n_levels: int = 6,
+        kernel_size: int = 3,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         set_sizes(self, n_in=n_in, n_out=n_out, n_levels=n_levels, kernel_size=kernel_size)
