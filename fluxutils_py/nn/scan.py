@@ -322,7 +322,10 @@ class _GRU(Function):
         # share of the state, from its gradient to that of the one before
         kept = 1 - z if reverse else z
         # factors from the gradient of h to those of the candidate and of the gates
-        by_new = 1 - squashed * squashed if exact else 2 * slopes
+        if exact:
+            by_new = 1 - squashed * squashed
+        else:
+            by_new = 2 * slopes
         by_new.mul_(1 - kept)
         by_r = by_new * products[..., -H:]
         by_z = torch.cat([h[None], y[:-1]])  # the states before each step

@@ -112,7 +112,8 @@ def net2grad(m: object, dtype: torch.dtype | None = None) -> Tensor:
     ``m`` is a module or an estimator. The vector is a detached copy of shape ``(P,)``. Source:
     ``net2grad`` of FluxUtils.jl.
     """
-    grads = dense_gradients(module_of(m).parameters())
+    params = module_of(m).parameters()
+    grads = dense_gradients(params)
     return _flatten(grads, dtype)
 
 

@@ -369,7 +369,10 @@ def _blocks(x: Any) -> Iterator[Tensor]:
         outer = slice(outer_start, outer_start + outer_size)
         for inner_start in range(0, n_inner, inner_size):
             inner = slice(inner_start, inner_start + inner_size)
-            part = x[:, outer, inner] if by_series else x[:, inner, outer]
+            if by_series:
+                part = x[:, outer, inner]
+            else:
+                part = x[:, inner, outer]
             if isinstance(part, Tensor):
                 block = part.detach().cpu()
             else:  # copied, because torch warns of memory that is read-only

@@ -51,7 +51,8 @@ def signalign(xs: Sequence[Any], tau: float) -> Tensor | None:
     # whole numbers, so that rounding cannot decide which entries agree
     agreement = tree_reduce([x.sign() for x in tensors], torch.add).abs()
     mean = tree_reduce(tensors, torch.add) / len(tensors)
-    return torch.where(agreement >= tau * len(tensors), mean, 0.0)
+    needed = tau * len(tensors)
+    return torch.where(agreement >= needed, mean, 0.0)
 
 
 def maskedgrad(grads: Sequence[Sequence[Any]], tau: float) -> Gradients:

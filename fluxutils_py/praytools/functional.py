@@ -190,7 +190,8 @@ def ttrain(
     prepare_one = checked(preparesamples)
 
     def prepare() -> tuple[Sample, ...]:
-        return tuple(threads.map(lambda _: prepare_one(), range(threads.n)))
+        samples = threads.map(lambda _: prepare_one(), range(threads.n))
+        return tuple(samples)
 
     def compute(sample: Sample, *_: Any) -> BatchLoss:
         return BatchLoss(loss(*sample))
@@ -254,7 +255,11 @@ def itrain(
     def divide(samples: Sequence[Sample], rank: int, size: int) -> Sequence[Sample]:
         return samples  # the signs of all environments count on every rank
 
-    together: dict[str, Any] = {"told": {"tau": tau}, "compute_again": run_again, "defer": False}
+    together: dict[str, Any] = {
+        "told": {"tau": tau},
+        "compute_again": run_again,
+        "defer": False,
+    }
     with Threads(torch.get_num_threads()) as threads:
         _train(compute, divide, params, prepare, opt, iterations, **settings, **together)
 

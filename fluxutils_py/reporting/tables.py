@@ -53,7 +53,9 @@ def history_table(history: Iterable[Mapping[str, Any]]) -> Any:
     """
     records = list(history)
     names = dict.fromkeys(name for record in records for name in record)
-    columns = {name: [record.get(name) for record in records] for name in names}
+    columns = {}
+    for name in names:
+        columns[name] = [record.get(name) for record in records]
     try:
         import pandas  # type: ignore[import-untyped]  # its stubs are a separate package
     except ImportError:
