@@ -334,7 +334,6 @@ BRANCHED = {
     "forecasting/frequency.py infer_frequency",
     "forecasting/frequency.py parse_frequency",
     "forecasting/panel.py read_panel",
-    "praytools/class_balance.py initbatchprovider",
 }
 # Names that begin with an underscore, but are the only ones that a library has for it: of named
 # tuples, of torch, of scikit-learn (in sklearn_private.py alone).

@@ -29,10 +29,10 @@ TIMES: Mapping[str, Callable[[Any], Trigger]] = {
 
 
 class CronTab:
-    """Table of actions and triggers, for a :class:`Loop` or your own ``for`` loop.
+    """Table of actions and triggers, for a :class:`Loop` or a custom ``for`` loop.
 
     An action is a hook, a function of the loop. ``loop.hooks.attach(crontab)``, or
-    ``callbacks=[crontab]`` of an ``Estimator``, makes each row a hook. In your own loop, call
+    ``callbacks=[crontab]`` of an ``Estimator``, makes each row a hook. In a custom loop, call
     :meth:`run` with the training state after every step; it passes the state and its other
     arguments to each action that is due.
 
@@ -111,6 +111,7 @@ class CronTab:
             )
         if name is None:
             function_name = str(getattr(action, "__qualname__", type(action).__name__))
+            # the same function may be scheduled twice, with other triggers
             name = next(n for n in numbered(function_name) if n not in self._rows)
         when = triggers[0] if len(triggers) == 1 else AnyOf(*triggers)
         return self.add(name, when, action)
@@ -154,7 +155,7 @@ class CronTab:
                 raise ValueError(
                     f"CronTab.run knows steps only; give {name!r} a trigger of steps, or use a Loop"
                 )
-        kwargs.pop("is_train_state_replicated", None)
+        kwargs.pop("is_train_state_replicated", None)  # a model here is never replicated
         self._step_results.clear()  # the caller gets those of this step, self.results all
         self._hooks.run("step", state, *args, **kwargs)
         self.results.update(self._step_results)
@@ -179,7 +180,7 @@ def with_state(action: Callable[..., Any]) -> Callable[[Any], Any]:
 
     It is for a :class:`Loop`, or for a ``CronTab`` attached to one.
 
-    In your own ``for`` loop, ``CronTab.run(train_state, step_info=info)`` calls these actions
+    In a custom ``for`` loop, ``CronTab.run(train_state, step_info=info)`` calls these actions
     without this adapter.
     """
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 import torch
 from torch import nn
 
-from fluxutils_py.bobbin.results import EvalResults, raise_undefined
+from fluxutils_py.bobbin.results import EvalResults, on_cpu, raise_undefined
 from fluxutils_py.bobbin.treejson import dump_pytree_json, read_pytree_json, write_pytree_json
 from fluxutils_py.errors import DataError, warn
 from fluxutils_py.nn.parameters import module_of
+from fluxutils_py.nn.seeding import gpus_of
 from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.multi_directory_writer import MultiDirectorySummaryWriter
@@ -97,7 +98,7 @@ class EvalTask:
         datasets: Mapping[str, Batches],
         *,
         tensorboard_root_path: str | os.PathLike[str] | None = None,
-        comm: Any = "auto",
+        comm: object = "auto",
     ) -> RunEval:
         """Return a hook that runs this task in a training loop: a :class:`RunEval`."""
         return RunEval(self, datasets, tensorboard_root_path, comm=comm)
@@ -108,7 +109,7 @@ def eval_batches(
     dataset_name: str,
     batches: Batches,
     *args: Any,
-    comm: Any = "auto",
+    comm: object = "auto",
     **kwargs: Any,
 ) -> Any:
     """Evaluate a task on one dataset and return its result; see :func:`eval_datasets`."""
@@ -116,7 +117,11 @@ def eval_batches(
 
 
 def eval_datasets(
-    task: EvalTask, datasets: Mapping[str, Batches], *args: Any, comm: Any = "auto", **kwargs: Any
+    task: EvalTask,
+    datasets: Mapping[str, Batches],
+    *args: Any,
+    comm: object = "auto",
+    **kwargs: Any,
 ) -> dict[str, Any]:
     """Evaluate a task on several datasets and return the results by name.
 
@@ -193,10 +198,9 @@ class _Evaluation(NamedTuple):
         """Evaluate; return the merged result of all ranks, on every rank."""
         answers = ranks.allgather(ranks.guard(self._evaluate_rank, ranks.is_single))
         wrong = {rank: a.type_error for rank, a in enumerate(answers) if a.type_error}
-        if wrong and ranks.is_single:
-            ranks.raise_on_all(TypeError(wrong[0]))
         if wrong:
-            text = "; ".join(f"rank {rank}: {error}" for rank, error in wrong.items())
+            texts = [f"rank {rank}: {error}" for rank, error in wrong.items()]
+            text = wrong[0] if ranks.is_single else "; ".join(texts)
             ranks.raise_on_all(TypeError(text))
         results = [answer.result for answer in answers]
         total = ranks.guard(self._merge_results, results, ranks.is_single)
@@ -216,6 +220,7 @@ class _Evaluation(NamedTuple):
         """Return the result of the batches of this rank."""
         empty = self.task.create_eval_results(self.dataset_name)
         total = _check_type(empty, EvalResults, "create_eval_results")
+        # only of the first argument, which is the state in a loop
         model = _model_of(self.args)
         with evaluation_mode(model):
             dataset = self.batches() if callable(self.batches) else self.batches
@@ -226,7 +231,8 @@ class _Evaluation(NamedTuple):
                     reset(model)
                 result = self.task.evaluate(batch, *self.args, **self.kwargs)
                 total = _reduce_results(total, _check_type(result, type(empty), "evaluate"))
-            return tree_map(_on_cpu, total)
+            # ranks may have different devices
+            return tree_map(on_cpu, total)
 
     def _merge_results(self, results: list[Any], is_single: bool) -> EvalResults:
         total, *others = results if is_single else map(pickle.loads, results)
@@ -248,10 +254,6 @@ def _reduce_results(one: EvalResults, other: EvalResults) -> EvalResults:
     return _check_type(one.reduce(other), type(one), f"{type(one).__name__}.reduce")
 
 
-def _on_cpu(leaf: Any) -> Any:
-    return leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf
-
-
 def _model_of(args: tuple[Any, ...]) -> nn.Module | None:
     """Return the first argument if it is a model, else its model, else None."""
     try:
@@ -270,8 +272,7 @@ def evaluation_mode(model: nn.Module | None) -> Iterator[None]:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             yield
         return
-    gpus = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(gpus)), evaluating(model):
+    with torch.random.fork_rng(devices=gpus_of(model)), evaluating(model):
         yield
 
 
@@ -345,9 +346,10 @@ class RunEval:
         datasets: Mapping[str, Batches],
         tensorboard_root_path: str | os.PathLike[str] | None = None,
         *,
-        comm: Any = "auto",
+        comm: object = "auto",
     ) -> None:
         for name, batches in datasets.items():
+            # at the second evaluation it would seem empty
             if isinstance(batches, Iterator) and not hasattr(batches, "reset"):
                 raise DataError(
                     f"dataset {name!r} is a {type(batches).__name__}, which can be iterated over "
@@ -390,6 +392,7 @@ class RunEval:
         Returns the results by name.
         """
         results = eval_datasets(self.task, self.datasets, loop, comm=ranks)
+        # a processor may write files, which can fail on one rank alone
         ranks.guard(self._process_results, results, loop, ranks.rank)
         ranks.allgather()  # has a processor failed, or stopped the loop, on any rank?
         return results
@@ -509,7 +512,7 @@ class RunEvalKeepBest:
 
 
 class _Best(NamedTuple):
-    """The best result so far, and the checkpoint of this model if the result is its own."""
+    """The best result so far, and the checkpoint of this model if it gave that result."""
 
     value: EvalResults
     saved_path: Path | None
@@ -525,6 +528,7 @@ class _BestCheckpoint(BestModel):
 
     def save_if_better(self, result: EvalResults, loop: Loop | TrainState) -> _Best:
         """Save the model if it is the best so far."""
+        # read late: only a result of this run tells which types the file has
         if self.value is None:
             self.value = self._read_best(result)
         self.model = loop
@@ -551,7 +555,7 @@ class _BestCheckpoint(BestModel):
             return None
 
 
-def ranks_of(loop: object, comm: Any, call: str) -> RankGroup:
+def ranks_of(loop: object, comm: object, call: str) -> RankGroup:
     """Return the ranks of a loop, or the ranks of ``comm`` for a state without ``ranks``."""
     ranks = getattr(loop, "ranks", None)
     return RankGroup.from_comm(comm if ranks is None else ranks, call)

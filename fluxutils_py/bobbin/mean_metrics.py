@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,11 @@ from fluxutils_py.nn.parameters import module_of
 from fluxutils_py.reporting.writers import Writer, with_torch_names
 from fluxutils_py.training.minibatch import as_minibatch
 from fluxutils_py.training.running_metrics import MeanMetric, n_elements
+from fluxutils_py.training.train_state import TrainState
 from fluxutils_py.tree import tree_map
+
+if TYPE_CHECKING:
+    from fluxutils_py.training.loop import Loop
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Means(EvalResults):
 
     def is_better_than(self, other: Means) -> bool:
         """Compare the first measure: a number is better than NaN, NaN is never better."""
+        # of the measures, in the order in which they were given
         mine = next(iter(self.means.values()))
         best = next(iter(other.means.values()))
         if math.isnan(mine) or math.isnan(best):
@@ -63,7 +68,7 @@ class Means(EvalResults):
 
     def write_to_tensorboard(
         self,
-        state: Any,
+        state: Loop | TrainState,
         writer: Writer,
     ) -> None:
         for name, mean in self.means.items():
@@ -117,7 +122,7 @@ class MetricsEval(EvalTask):
     def evaluate(
         self,
         batch: Any,
-        state: Any,
+        state: object,
     ) -> Means:
         batch = as_minibatch(batch)
         model = module_of(state)
@@ -129,8 +134,9 @@ class MetricsEval(EvalTask):
         label = labels[0] if len(labels) == 1 else labels
         weight = to_device(batch.weight)  # of each element, or one for the batch
         if isinstance(weight, Tensor):
-            total = float(weight.double().sum())
+            total = float(weight.double().sum())  # float32 could not count beyond 2**24
         else:
+            # without a weight in the batch, its number of predictions
             weight = total = n_elements(prediction, weight)
         sums = {}
         for name, measure in self.measures.items():

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fluxutils_py.bobbin.results import on_cpu
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.rank_group import RankGroup
 from fluxutils_py.tree import as_tensor, named_leaves, tree_map
@@ -18,13 +19,17 @@ PIECE = 1 << 22  # values per comparison
 
 
 def assert_replica_integrity(
-    tree: Any, *, atol: float = 1e-5, rtol: float = 1e-5, comm: Any = "auto"
+    tree: object,
+    *,
+    atol: float = 1e-5,
+    rtol: float = 1e-5,
+    comm: object = "auto",
 ) -> None:
     """Raise an error on every rank unless all ranks hold the same values. All ranks must call it.
 
     Parameters
     ----------
-    tree : Any
+    tree : object
         A model, or nested lists, tuples and dicts of tensors, arrays and other values.
     atol, rtol : float
         Tolerance against the numbers of rank 0, as in ``numpy.testing.assert_allclose``. With 0,
@@ -58,23 +63,20 @@ def assert_replica_integrity(
         if difference is not None:
             ranks.raise_on_all(AssertionError(f"ranks hold different things: {difference}"))
         mine = _first_distant_array(leaves, ranks, atol, rtol)
-        differing = [
-            f"rank {rank}: {text}"
-            for rank, text in enumerate(ranks.allgather(mine))
-            if text is not None
-        ]
+        texts = enumerate(ranks.allgather(mine))
+        differing = [f"rank {rank}: {text}" for rank, text in texts if text is not None]
         if differing:
-            text = f"replicas differ from rank 0, {'; '.join(differing)}"
-            ranks.raise_on_all(AssertionError(text))
+            message = f"replicas differ from rank 0, {'; '.join(differing)}"
+            ranks.raise_on_all(AssertionError(message))
 
 
-def gather_from_processes(tree: Any, *, comm: Any = "auto") -> list[Any]:
+def gather_from_processes(tree: object, *, comm: object = "auto") -> list[Any]:
     """Return a list of the values of all ranks, in rank order, on every rank. All ranks must call
     it.
 
     Parameters
     ----------
-    tree : Any
+    tree : object
         Any picklable value. Tensors come back detached, on the CPU.
     comm : "auto", "mpi", "torch", None or Communicator
 
@@ -88,9 +90,8 @@ def gather_from_processes(tree: Any, *, comm: Any = "auto") -> list[Any]:
     [{'loss': 0.5}]
     """
     with RankGroup.from_comm(comm, "gather_from_processes", allow_nested=False) as ranks:
-        return ranks.allgather(
-            tree_map(lambda v: v.detach().cpu() if isinstance(v, torch.Tensor) else v, tree)
-        )
+        # another rank may not have the device, and a graph cannot be pickled
+        return ranks.allgather(tree_map(on_cpu, tree))
 
 
 gather_from_jax_processes = gather_from_processes
@@ -111,7 +112,10 @@ def _first_difference(outlines: list[list[tuple[str, str]]]) -> str | None:
 
 
 def _first_distant_array(
-    leaves: list[tuple[str, Any]], ranks: RankGroup, atol: float, rtol: float
+    leaves: list[tuple[str, Any]],
+    ranks: RankGroup,
+    atol: float,
+    rtol: float,
 ) -> str | None:
     """Describe this rank's first array that is too far from that of rank 0; None if there is none.
 
@@ -134,15 +138,16 @@ def _distance_from_first(
     """Return the distance of this rank's values from those of rank 0; None within the tolerance."""
     exact = torch.complex128 if t.is_complex() else torch.float64
     worst = None
+    # in pieces: the copies in float64 of a large layer would not fit in memory
     for piece in t.reshape(-1).split(PIECE):
         first = piece.clone()
         ranks.broadcast([first])
         mine = piece.to(exact).numpy()
         theirs = first.to(exact).numpy()
         if not np.allclose(mine, theirs, rtol=rtol, atol=atol, equal_nan=True):
-            distance = np.abs(mine - theirs)
-            # NaN on one rank alone is infinitely far; NaN on both is equal
+            # NaN on both ranks is equal; on one alone it is infinitely far
+            different = ~(np.isnan(mine) & np.isnan(theirs))
+            distance = np.abs(mine - theirs)[different]
             distance[np.isnan(distance)] = np.inf
-            both_nan = np.isnan(mine) & np.isnan(theirs)
-            worst = max(worst or 0.0, float(distance[~both_nan].max()))
+            worst = max(worst or 0.0, float(distance.max()))
     return worst

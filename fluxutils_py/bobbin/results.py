@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from fluxutils_py.tree import as_tensor, unshard
 from fluxutils_py.validation import check_integer
@@ -103,18 +104,23 @@ class EvalResults:
         )
 
 
+def on_cpu(leaf: object) -> object:
+    """Return a tensor detached and in main memory, any other value as it is."""
+    return leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf
+
+
 def raise_undefined(thing: object, method: str, purpose: str) -> NoReturn:
     """Raise NotImplementedError for a method that the subclass must define."""
     raise NotImplementedError(f"{type(thing).__name__} does not define {method}, which {purpose}")
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: object) -> str:
     numbers = as_tensor(value)
     if numbers is None:
         return str(value)
     if numbers.numel() != 1:
         return f"of shape {tuple(numbers.shape)}"
-    number = numbers.item()
+    number = numbers.item()  # an integer stays one: %g would round large counts
     return f"{number:.6g}" if isinstance(number, float) else str(number)
 
 
@@ -198,11 +204,13 @@ class SampledSet(Collection[T]):
         if not priorities:
             pairs = _with_priorities(values, rng)
         smallest = _nsmallest(max_size, pairs)
-        # the dataclass is frozen
-        object.__setattr__(self, "max_size", max_size)
-        object.__setattr__(self, "values", tuple(x for _, x in smallest))
-        object.__setattr__(self, "priorities", tuple(priority for priority, _ in smallest))
-        object.__setattr__(self, "_rng", rng)
+        # not by assignment: the dataclass is frozen
+        vars(self).update(
+            max_size=max_size,
+            values=tuple(x for _, x in smallest),
+            priorities=tuple(priority for priority, _ in smallest),
+            _rng=rng,
+        )
 
     def add(self, x: T) -> SampledSet[T]:
         """Return a new set with ``x`` added."""

@@ -98,7 +98,7 @@ class TaskStep:
         state: TrainState | None = None,
         seed: int = 0,
         *,
-        comm: Any = "auto",
+        comm: object = "auto",
         n_jobs: int | None = None,
         **settings: Any,
     ) -> None:
@@ -151,19 +151,20 @@ class TaskStep:
     def __call__(
         self,
         state: TrainState,
-        batch: Any,
+        batch: object,
         rng: Seed,
     ) -> tuple[TrainState, StepInfo]:
         """Take one step, changing the given state in place. See
         :meth:`BaseTrainTask.make_training_step_fn`.
         """
+        # not bound again at each step, which would lose the gradients that wait for more batches
         if self._bound != (state.model, state.opt):
             self._bind_state(state)
         self.state = state
         info = self._take_step(batch, rng)
         return state, StepInfo(None, 0) if info is None else info
 
-    def train_step(self, batch: Any) -> StepInfo | None:
+    def train_step(self, batch: object) -> StepInfo | None:
         """Train on one batch; pass None on a rank that has no more batches.
 
         Returns
@@ -175,12 +176,13 @@ class TaskStep:
 
     def _take_step(
         self,
-        batch: Any,
+        batch: object,
         rng: Seed,
     ) -> StepInfo | None:
         state = self.state
         self._rng = rng
         self._parts: dict[int, _Part] = {}  # of this rank's batch; a single one without threads
+        # asked first: train() goes through all modules
         if not state.model.training:
             state.model.train()
         if self._threads.n > 1:
@@ -192,7 +194,7 @@ class TaskStep:
 
     def _run_step(
         self,
-        batch: Any,
+        batch: object,
         rng: Seed,
     ) -> StepInfo | None:
         state = self.state
@@ -200,6 +202,7 @@ class TaskStep:
         if ranks.is_single:
             info = self._step(batch)
         else:
+            # a rank whose batches are used up takes part in the steps of the others without one
             with ranks.step(lambda: self._take_step(None, rng)):
                 info = self._step(batch)
                 if info is not None and info.batch_loss is not None and state.extra_vars:
@@ -211,10 +214,10 @@ class TaskStep:
         state.step += 1
         return replace(info, metrics=metrics)
 
-    def _compute_loss(self, batch: Any) -> BatchLoss | None:
+    def _compute_loss(self, batch: object) -> BatchLoss | None:
         """Return the loss of a batch, with the random numbers of this step and rank."""
         n = self.task.batch_weight(batch)
-        if not n:
+        if not n:  # a mean over no data would be NaN
             return None
         rng = as_generator(self._rng, self.state.step, self.ranks.rank)
         with self._seeded_torch(rng):
@@ -222,7 +225,7 @@ class TaskStep:
 
     def _compute_part_loss(
         self,
-        part: Any,
+        part: object,
         model: nn.Module,
         i: int,
     ) -> BatchLoss | None:
@@ -230,6 +233,7 @@ class TaskStep:
         n = self.task.batch_weight(part)
         if not n:
             return None
+        # by part, not drawn in turn: threads run in any order
         rng = generator(np.random.SeedSequence(self._part_seed, spawn_key=(i,)))
         return self._compute_part(i, model, part, n, rng)
 
@@ -237,7 +241,7 @@ class TaskStep:
         self,
         i: int,
         model: nn.Module,
-        batch: Any,
+        batch: object,
         n: float,
         rng: torch.Generator,
     ) -> BatchLoss:
@@ -248,7 +252,7 @@ class TaskStep:
         self._parts[i] = _Part(n, detached(aux))
         return BatchLoss(loss, n)
 
-    def _run_again(self, batch: Any) -> None:
+    def _run_again(self, batch: object) -> None:
         """Call the task's loss of a batch; a generator that the user gave does not advance."""
         given = self._rng
         before = given.get_state() if isinstance(given, torch.Generator) else None
@@ -262,14 +266,17 @@ class TaskStep:
 
     def _seeded_torch(self, rng: torch.Generator) -> AbstractContextManager[Any]:
         """Seed torch's global generators, which dropout uses, from ``rng``, for a block."""
+        # reading the generator of another GPU would start a context there
         device = next(self.state.model.parameters()).device
         return seeded(draw(rng), [device] if device.type == "cuda" else [])
 
     def _mean_metrics(self) -> dict[str, Any]:
         """Return the metrics of this rank's batch; with threads, averaged over its parts."""
+        # in order, because threads finish in any order and sums of floats depend on it
         parts = [self._parts[i] for i in sorted(self._parts)]
         if self._threads.n == 1:  # not averaged, so any values will do
             return dict(parts[0].metrics or {}) if parts else {}
+        # a part without metrics counts in the total, as it does in the loss
         total = sum(part.weight for part in parts)
         with_metrics = [part for part in parts if part.metrics is not None]
         if not with_metrics:
@@ -281,7 +288,7 @@ class TaskStep:
 
     def on_start(self, loop: Loop) -> None:
         """Begin a run, perhaps from a restored checkpoint."""
-        self._threads.__enter__()
+        self._threads.__enter__()  # for the whole run: starting threads costs time
         self.state.step = loop.step
 
     def on_close(self, loop: Loop) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -80,9 +81,8 @@ def tpmap(
         raise TypeError("tpmap needs argtypes, one for each positional argument")
     if isinstance(devices, int):
         devices = ["cpu"] * devices
-    mapped = _MappedFunction(
-        f, argtypes, dict(kwargtypes or {}), [torch.device(d) for d in devices], wrap_return
-    )
+    devices = [torch.device(device) for device in devices]
+    mapped = _MappedFunction(f, argtypes, dict(kwargtypes or {}), devices, wrap_return)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return mapped(*args, **kwargs)
@@ -93,29 +93,24 @@ def tpmap(
     return call
 
 
+@dataclass(frozen=True)
 class _MappedFunction:
     """Calls a function on each device, with its part of the arguments."""
 
-    def __init__(
-        self,
-        f: Callable[..., Any],
-        argtypes: Sequence[str],
-        kwargtypes: Mapping[str, str],
-        devices: Sequence[torch.device],
-        wrap_return: Callable[[Any], Any] | None,
-    ) -> None:
-        if not devices:
+    f: Callable[..., Any]
+    argtypes: Sequence[str]
+    kwargtypes: Mapping[str, str]
+    devices: Sequence[torch.device]
+    wrap_return: Callable[[Any], Any] | None
+
+    def __post_init__(self) -> None:
+        if not self.devices:
             raise ValueError("tpmap needs at least one device")
-        for argtype in (*argtypes, *kwargtypes.values()):
+        for argtype in (*self.argtypes, *self.kwargtypes.values()):
             if argtype not in ARGTYPES:
                 raise ValueError(
                     f"argument type must be one of {', '.join(ARGTYPES)}; got {argtype!r}"
                 )
-        self.f = f
-        self.argtypes = argtypes
-        self.kwargtypes = kwargtypes
-        self.devices = devices
-        self.wrap_return = wrap_return
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         calls = self._calls_of_devices(args, kwargs)
@@ -158,7 +153,7 @@ class _MappedFunction:
 def _divide_argument(argtype: str, value: Any, devices: Sequence[torch.device]) -> list[Any]:
     """Return the part of an argument for each device."""
     n = len(devices)
-    if argtype == "static":
+    if argtype == "static":  # not copied, so it may be anything
         return [value] * n
     if argtype == "rng":
         # one draw from the caller's generator, so that the parts do not depend on thread timing
@@ -173,8 +168,9 @@ def _divide_argument(argtype: str, value: Any, devices: Sequence[torch.device]) 
     ]
 
 
-def _require_divisible(argtype: str, value: Any, n: int) -> None:
+def _require_divisible(argtype: str, value: object, n: int) -> None:
     """Raise ValueError if a leaf has no part for each of ``n`` devices."""
+    # here, because an error in a thread would not name the argument
     for path, leaf in named_leaves(value):
         shape = tuple(np.shape(leaf))
         if argtype == "thru":
@@ -201,5 +197,6 @@ def _part_of_leaf(argtype: str, i: int, n: int, device: torch.device, leaf: Any)
 
 def _stack_results(*values: Any) -> Any:
     if isinstance(values[0], Tensor):
+        # a stacked tensor has one device: that of the first
         return torch.stack([v.to(values[0].device) for v in values])
     return np.stack(values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,7 @@ class BaseTrainTask:
         if step_info is None:
             logger.log(loglevel, "@step=%d", state.step)
             return
+        # None if the batch had nothing to learn from; %f needs a number
         loss = math.nan if step_info.loss is None else step_info.loss
         logger.log(loglevel, "@step=%d, loss=%f", state.step, loss)
 
@@ -130,7 +132,9 @@ class BaseTrainTask:
 
         By default, split all arrays of the batch along their first axis; split windows by series.
         """
-        return batch.shard(rank, size) if isinstance(batch, Minibatch) else shard(batch, rank, size)
+        if isinstance(batch, Minibatch):  # its arrays have series on different axes
+            return batch.shard(rank, size)
+        return shard(batch, rank, size)
 
     def make_training_step_fn(self, **settings: Any) -> TaskStep:
         """Return a function that takes one training step.
@@ -173,14 +177,14 @@ class BaseTrainTask:
         return write_log
 
     def make_training_progress_publisher(
-        self, writer: Any, summary_collections: Iterable[str] = ()
+        self, writer: object, summary_collections: Iterable[str] = ()
     ) -> Action:
         """Return a hook that publishes the progress of training, a
         :class:`PublishTrainingProgress`.
         """
         return PublishTrainingProgress(writer, summary_collections)
 
-    def make_checkpoint_saver(self, path: Any, keep: int = 1) -> Action:
+    def make_checkpoint_saver(self, path: str | os.PathLike[str], keep: int = 1) -> Action:
         """Return a hook that saves model, optimizer and step for
         :meth:`TrainTask.initialize_train_state`.
 
@@ -188,8 +192,8 @@ class BaseTrainTask:
         well. Rank 0 writes.
         """
 
-        def save_checkpoint(loop: Any, *_: Any, **__: Any) -> Any:
-            state = getattr(loop, "state", loop)  # your own loop passes the state itself
+        def save_checkpoint(loop: Any, *_: Any, **__: Any) -> object:
+            state = getattr(loop, "state", loop)  # a custom loop passes the state itself
             return Checkpointer(path, keep).track(**state.parts()).save(loop)
 
         save_checkpoint.collective = True  # type: ignore[attr-defined]  # functions have attributes
@@ -259,11 +263,12 @@ class TrainTask(BaseTrainTask):
             raise ValueError(
                 f"generators must have different names, got {', '.join(sorted(twice))} twice"
             )
+        # spawned, not counted up from the seed: neighbouring seeds must not share numbers
         seeds = np.random.SeedSequence(draw(rng)).spawn(len(names))
         return {name: generator(seed) for name, seed in zip(names, seeds, strict=True)}
 
     def initialize_train_state(
-        self, seed: Seed, opt: Any, checkpoint_path: Any = None
+        self, seed: Seed, opt: Any, checkpoint_path: str | os.PathLike[str] | None = None
     ) -> TrainState:
         """Return a new model and optimizer, or restore them from the newest checkpoint.
 
@@ -288,6 +293,7 @@ class TrainTask(BaseTrainTask):
         """
         with seeded(draw(seed)):
             model = self._make_model()
+        # the optimizer would get parameters without values
         lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
         if lazy:
             raise ValueError(
@@ -317,7 +323,7 @@ class TrainTask(BaseTrainTask):
 
     def _call_once(self, model: nn.Module) -> None:
         with evaluating(model):  # keep the running means of batch normalisation
-            reset(model)
+            reset(model)  # a given module may have a state for another batch size
             args, kwargs = tree_map(_array_to_tensor, (self.example_args, self.example_kwargs))
             model(*args, **kwargs)
 
@@ -326,6 +332,7 @@ class TrainTask(BaseTrainTask):
         if path is None:
             return
         saved = checkpoints.read(path) or {}
+        # it may be a checkpoint of something else, such as a loop alone
         if missing := [name for name in state.parts() if name not in saved]:
             raise LoadError(
                 f"{path} has no {' and no '.join(missing)}, it is of {sorted(saved)}; save with "
@@ -339,7 +346,7 @@ class TrainTask(BaseTrainTask):
         state.step = checkpoints.latest_step()
 
 
-def _array_to_tensor(value: Any) -> Any:
+def _array_to_tensor(value: object) -> object:
     """Return a numeric array as a tensor, anything else as it is."""
     tensor = as_tensor(value) if isinstance(value, np.ndarray) else None
     return value if tensor is None else tensor

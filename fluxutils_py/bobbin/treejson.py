@@ -35,7 +35,7 @@ MARKS = {*ARRAYS, "__float__", "__complex__", "__items__"}
 KEYS = (str, int, float, bool, type(None))
 
 
-def dump_pytree_json(tree: Any) -> str:
+def dump_pytree_json(tree: object) -> str:
     """Return a tree as JSON text in one line.
 
     Parameters
@@ -63,7 +63,7 @@ def dump_pytree_json(tree: Any) -> str:
     return json.dumps(_encode_value(tree, ""), allow_nan=False)
 
 
-def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
+def parse_pytree_json(text: str | bytes, template: object = None) -> Any:
     """Parse a tree that :func:`dump_pytree_json` wrote.
 
     Parameters
@@ -97,7 +97,7 @@ def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
     try:
         stored = json.loads(text)
         decoded = _decode_value(stored, "")
-    except LoadError:
+    except LoadError:  # a ValueError too, but one that names the path
         raise
     except ValueError as error:
         raise LoadError(f"not JSON: {error}") from error
@@ -106,14 +106,14 @@ def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
     return _fit_template(decoded, template, "")
 
 
-def write_pytree_json(path: str | os.PathLike[str], tree: Any) -> None:
+def write_pytree_json(path: str | os.PathLike[str], tree: object) -> None:
     """Write a tree to a file atomically; see :func:`dump_pytree_json`."""
-    text = dump_pytree_json(tree)
+    text = dump_pytree_json(tree)  # first: an error must not touch the file
     with atomic_write(path) as f:
         f.write(text.encode("ascii"))
 
 
-def read_pytree_json(path: str | os.PathLike[str], template: Any = None) -> Any:
+def read_pytree_json(path: str | os.PathLike[str], template: object = None) -> Any:
     """Read a tree from a file; see :func:`parse_pytree_json`. Raises FileNotFoundError if it is
     missing.
     """
@@ -149,6 +149,7 @@ def _encode_value(value: object, path: str) -> Any:
 
 def _encode_items(items: dict[Any, Any], path: str) -> dict[str, Any]:
     """Convert the items of a mapping, a named tuple, a dataclass or a module."""
+    # an infinite or NaN key could be written, but JSON has no number for it
     for key in items:
         if type(key) not in KEYS or (type(key) is float and not np.isfinite(key)):
             raise TypeError(
@@ -176,13 +177,14 @@ def _encode_array(value: Tensor | np.ndarray | np.generic, path: str) -> dict[st
         )
     stored = {_array_mark(value): True, "dtype": content.dtype, "data": content.data}
     if not np.prod(value.shape):
-        stored["shape"] = list(value.shape)  # nested lists of no elements do not tell it
+        # nested lists of no elements do not tell the shape
+        stored["shape"] = list(value.shape)
     return stored
 
 
 def _array_content(value: Tensor | np.ndarray | np.generic) -> _ArrayContent | None:
     """Return what to write of an array; None if it is of a type that torch does not have."""
-    if not isinstance(value, Tensor) and value.dtype.kind == "U":
+    if not isinstance(value, Tensor) and value.dtype.kind == "U":  # torch has no text
         return _ArrayContent(value.dtype.str, value.tolist())
     try:
         tensor = as_tensor(value)
@@ -205,6 +207,7 @@ def _tensor_data(tensor: Tensor) -> Any:
         return _tensor_data(torch.view_as_real(tensor.resolve_conj()))
     if not tensor.is_floating_point():
         return tensor.tolist()
+    # float64 holds each shorter type exactly, bfloat16 too, which NumPy lacks
     values = tensor.resolve_neg().double().numpy()
     data = values.astype(object)
     data[np.isposinf(values)] = "Infinity"
@@ -213,7 +216,7 @@ def _tensor_data(tensor: Tensor) -> Any:
     return data.tolist()
 
 
-def _decode_value(stored: Any, path: str) -> Any:
+def _decode_value(stored: object, path: str) -> Any:
     """Convert JSON data to values, with dicts and lists as containers."""
     if isinstance(stored, list):
         return [_decode_value(item, f"{path}/{i}") for i, item in enumerate(stored)]
@@ -254,6 +257,7 @@ def _decode_array(mark: str, stored: dict[str, Any]) -> Any:
     shape = stored.get("shape")
     if isinstance(dtype, str) and dtype[1:2] == "U":
         texts = _elements(data, (str,))
+        # a wrong width would cut the texts, a huge one fill the memory
         check_text_type(np.dtype(dtype), texts)
         array = (texts if shape is None else texts.reshape(shape)).astype(dtype)
     else:
@@ -261,12 +265,12 @@ def _decode_array(mark: str, stored: dict[str, Any]) -> Any:
         if mark == "__tensor__":
             return tensor
         array = tensor.numpy()
-    return array if mark == "__array__" else array[()]
+    return array if mark == "__array__" else array[()]  # a NumPy scalar
 
 
 def _tensor(
-    data: Any,
-    dtype: Any,
+    data: object,
+    dtype: object,
     shape: list[int] | None = None,
 ) -> Tensor:
     """Invert :func:`_tensor_data`."""
@@ -284,9 +288,10 @@ def _tensor(
     return tensor if shape is None else tensor.reshape(shape)
 
 
-def _elements(data: Any, types: tuple[type, ...]) -> np.ndarray:
+def _elements(data: object, types: tuple[type, ...]) -> np.ndarray:
     """Return nested lists as an array of objects, which must have one of these types."""
     elements = np.array(data, dtype=object)
+    # lists of different lengths stay among the elements, and are refused here
     for item in elements.flat:
         if type(item) not in types:
             expected = " or ".join(t.__name__ for t in types)
@@ -296,7 +301,7 @@ def _elements(data: Any, types: tuple[type, ...]) -> np.ndarray:
 
 def _fit_template(
     parsed: Any,
-    template: Any,
+    template: object,
     path: str,
 ) -> Any:
     """Convert a parsed tree to the containers of the template."""
@@ -321,7 +326,7 @@ def _matches_any_length(template: object, target: dict[Any, Any]) -> bool:
     return not target and (is_sequence(template) or isinstance(template, Mapping))
 
 
-def _fit_leaf(parsed: Any, template: object) -> Any:
+def _fit_leaf(parsed: object, template: object) -> Any:
     """Return an array of numbers as a tensor if the template has one."""
     if isinstance(template, Tensor) and isinstance(parsed, np.ndarray | np.generic):
         return parsed if parsed.dtype.kind == "U" else as_tensor(parsed)

@@ -36,16 +36,6 @@ class _Moments:
         self.squares = self.squares + (x - x.mean(0)).square().sum(0) + between
 
 
-class _Collector:
-    """Hook that computes the moments of the inputs of several layers, in the order of the calls."""
-
-    def __init__(self) -> None:
-        self.moments: dict[nn.Module, _Moments] = {}
-
-    def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.moments.setdefault(layer, _Moments()).add(inputs[0])
-
-
 def recompute_batch_norm(model: nn.Module, dataset: Iterable[Any]) -> None:
     """Set the running mean and variance of each BatchNorm layer to those of its inputs over a
     finite dataset.
@@ -102,8 +92,12 @@ def _collect_moments(
     model: nn.Module, data: Dataset, layers: Sequence[nn.Module]
 ) -> dict[nn.Module, _Moments]:
     """Return the moments of the inputs of each layer that the model calls, in calling order."""
-    collector = _Collector()
-    handles = [layer.register_forward_pre_hook(collector) for layer in layers]
+    moments: dict[nn.Module, _Moments] = {}
+
+    def add_inputs(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        moments.setdefault(layer, _Moments()).add(inputs[0])
+
+    handles = [layer.register_forward_pre_hook(add_inputs) for layer in layers]
     try:
         with evaluating(model):
             n_batches = _run_over(model, data)
@@ -112,7 +106,7 @@ def _collect_moments(
             handle.remove()
     if not n_batches:
         raise DataError(f"dataset {data.name!r} has no batches: there are no statistics")
-    return collector.moments
+    return moments
 
 
 def _run_over(model: nn.Module, data: Dataset) -> int:
@@ -122,7 +116,9 @@ def _run_over(model: nn.Module, data: Dataset) -> int:
     for batch in data:
         if begins_series(batch):
             reset(model)
-        model(*(batch if device is None else batch.to(device)).inputs)
+        if device is not None:
+            batch = batch.to(device)
+        model(*batch.inputs)
         n_batches += 1
-    data.reset()
+    data.reset()  # for the pass over the next layer
     return n_batches

@@ -15,7 +15,7 @@ EPSILON = {torch.float16: 1e-4, torch.bfloat16: 1e-2, torch.float32: 1e-7, torch
 def categorical_cross_entropy(
     prediction: Tensor, target: Tensor, reduction: str = "mean"
 ) -> Tensor:
-    """Cross-entropy of predicted probabilities, such as those of a softmax.
+    """Compute the cross-entropy of predicted probabilities, such as those of a softmax.
 
     Parameters
     ----------
@@ -55,13 +55,15 @@ def categorical_cross_entropy(
             "sparse_categorical_cross_entropy"
         )
     epsilon = EPSILON[prediction.dtype]
-    return _reduced(-(target * prediction.clamp(epsilon, 1 - epsilon).log()).sum(-1), reduction)
+    clipped = prediction.clamp(epsilon, 1 - epsilon)
+    return _reduced(-(target * clipped.log()).sum(-1), reduction)
 
 
 def sparse_categorical_cross_entropy(
     prediction: Tensor, target: Tensor, reduction: str = "mean"
 ) -> Tensor:
-    """Cross-entropy of scores (logits) with one integer label in the last axis of the target.
+    """Compute the cross-entropy of scores (logits) with one integer label in the last axis of the
+    target.
 
     Parameters
     ----------
@@ -98,6 +100,7 @@ def sparse_categorical_cross_entropy(
             f"sparse_categorical_cross_entropy needs scores (..., V) and labels (..., 1), got "
             f"{tuple(prediction.shape)} and {tuple(target.shape)}"
         )
+    # long() would cut them to integers, and take a mask for two classes
     if target.is_floating_point() or target.dtype is torch.bool:
         raise DataError(
             f"sparse_categorical_cross_entropy needs integer labels, got {target.dtype}"

@@ -12,6 +12,7 @@ from fluxutils_py.training.triggers import EveryNSteps as EveryNStepsTrigger
 if TYPE_CHECKING:
     from fluxutils_py.training.loop import Loop
 
+# quoted: evaluated at import, when Loop is not there
 LoopAndMetrics = Callable[["Loop", Mapping[str, Any]], Any]
 
 
@@ -22,6 +23,7 @@ def OnStart(
     fn: Callable[[Loop, Any], Any],
 ) -> None:
     """Call ``fn(loop, dataset)`` before the first step of each run."""
+    # gomlx calls the batches of the run a dataset
     loop.on_start(name, lambda loop: fn(loop, loop.batches), priority)
 
 
@@ -43,6 +45,7 @@ def OnEnd(
     fn: LoopAndMetrics,
 ) -> None:
     """Call ``fn(loop, metrics)`` after the last step of each run."""
+    # those of the last step, as gomlx passes them
     loop.on_end(name, lambda loop: fn(loop, loop.metrics), priority)
 
 
@@ -57,6 +60,7 @@ def EveryNSteps(
 
     Later gomlx counts all steps of training, as ``OnStep`` does with ``trigger=EveryNSteps(n)``.
     """
+    # relative: a loop that has run before begins to count anew
     OnStep(loop, name, priority, fn, EveryNStepsTrigger(n, relative=True))
 
 
@@ -101,4 +105,5 @@ def PeriodicCallback(
     """Call ``fn(loop, metrics)`` every ``seconds`` seconds: see
     :class:`fluxutils_py.training.EveryNSeconds`.
     """
+    # of several ranks, rank 0's clock decides
     OnStep(loop, name, priority, fn, EveryNSeconds(seconds, at_end, clock=clock))

@@ -91,23 +91,24 @@ class PointsWriter:
         if self.trainer is not None:
             for data, values in evaluate_datasets(self.trainer, self.datasets).items():
                 metrics[f"Eval on {data}"] = values
-        if is_main_process(loop):
+        if is_main_process(loop):  # only now: all ranks take part in the evaluation
             self.write(loop.step, metrics)
 
     def write(self, step: int, metrics_by_source: Mapping[str, Mapping[str, Any]]) -> None:
         """Append metrics, grouped by their source, such as ``{"Train": {"loss": 0.5}}``."""
-        points = [
-            Point(step, f"{source}: {name}", _plot_type(name), value)
-            for source, metrics in metrics_by_source.items()
-            for name, number in metrics.items()
-            if (value := as_number(number)) is not None and math.isfinite(value)
-        ]
-        lines = [json.dumps(point.as_dict()) for point in points]
+        lines = []
+        for source, metrics in metrics_by_source.items():
+            for name, number in metrics.items():
+                value = as_number(number)
+                if value is not None and math.isfinite(value):  # JSON has no NaN
+                    point = Point(step, f"{source}: {name}", _plot_type(name), value)
+                    lines.append(json.dumps(point.as_dict()) + "\n")
+        # opened each time: another process may read or move the file in between
         with open(self.path, "a+b") as file:
             if file.tell() and _ends_within_a_line(file):
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
-            file.write("".join(line + "\n" for line in lines).encode())
+            file.write("".join(lines).encode())
 
 
 def _plot_type(metric_name: str) -> str:

@@ -18,7 +18,9 @@ class Evaluator(Protocol):
 
 
 def report_eval(
-    trainer: Evaluator, *datasets: Iterable[Any], printer: Callable[[str], Any] = print
+    trainer: Evaluator,
+    *datasets: Iterable[Any],
+    printer: Callable[[str], Any] = print,
 ) -> None:
     """Evaluate each dataset and print a table with a row per dataset and a column per metric.
 
@@ -55,21 +57,28 @@ def report_eval(
     results = evaluate_datasets(trainer, datasets)  # on all ranks: it may be collective
     if not is_main_process(trainer):
         return
-    names = list(dict.fromkeys(name for row in results.values() for name in row))
+    # datasets may have different metrics: each once, in the order in which they occur
+    names: dict[str, None] = {}
+    for row in results.values():
+        names |= dict.fromkeys(row)
     rows = [["dataset", *names]]
     for data, row in results.items():
-        rows.append([data, *(format_metric(row.get(name)) for name in names)])
+        values = [format_metric(row.get(name)) for name in names]
+        rows.append([data, *values])
     printer(text_table(rows))
 
 
-def evaluate_datasets(trainer: Evaluator, datasets: Iterable[Any]) -> dict[str, dict[str, Any]]:
+def evaluate_datasets(
+    trainer: Evaluator,
+    datasets: Iterable[Any],
+) -> dict[str, dict[str, Any]]:
     """Return the results of ``trainer.eval`` by dataset name; those of one name are numbered."""
     datasets = list(datasets)
     if not datasets:
         raise ValueError("there is nothing to evaluate: give at least one dataset")
     names = [getattr(data, "name", None) or type(data).__name__ for data in datasets]
-    by_name = zip(number_equal(names), datasets, strict=True)
-    return {name: trainer.eval(data) for name, data in by_name}
+    numbered = number_equal(names)
+    return {name: trainer.eval(data) for name, data in zip(numbered, datasets, strict=True)}
 
 
 def number_equal(names: Sequence[str]) -> list[str]:

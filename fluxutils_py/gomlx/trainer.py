@@ -64,7 +64,7 @@ class TotalLoss(NamedTuple):
     """Loss of a batch, and the part of it that ``loss_fn`` gave; None without ``loss_fn``."""
 
     total: Tensor
-    own: float | None
+    of_loss_fn: float | None
 
 
 class Trainer:
@@ -90,7 +90,7 @@ class Trainer:
         moving averages.
     comm, batches, clip, accumulate, precision
         See :class:`GradientStep`. With several ranks, a :class:`MeanMetric` covers all of them;
-        others only their own.
+        others cover this rank only.
     n_jobs : int or None
         Number of threads, which divide each batch as ranks do, to the same result; see
         :class:`Estimator`.
@@ -169,7 +169,7 @@ class Trainer:
         train_metrics: Sequence[Any] = (),
         eval_metrics: Sequence[Any] = (),
         *,
-        comm: Any = "auto",
+        comm: object = "auto",
         batches: str = "same",
         axis: int = 0,
         clip: float | None = None,
@@ -248,7 +248,7 @@ class Trainer:
         self._updates[name or str(getattr(fn, "__name__", repr(fn)))] = fn
         return self
 
-    def to(self, device: Any) -> Trainer:
+    def to(self, device: torch.device | str) -> Trainer:
         """Move the model and the optimizer's state to a device. Later batches follow.
 
         Returns self.
@@ -267,7 +267,7 @@ class Trainer:
 
     # -- training ----------------------------------------------------------------------------------
 
-    def train_step(self, batch: Any) -> StepInfo | None:
+    def train_step(self, batch: object) -> StepInfo | None:
         """Train on one batch: anything that :func:`as_minibatch` takes, or None if this rank has no
         more batches.
 
@@ -280,7 +280,7 @@ class Trainer:
             raise ValueError("this Trainer has no optimizer: give it opt to train")
         if not self.model.training:
             self.model.train()
-        before = self._step.n_updates
+        before = self._step.n_updates  # with accumulate, most steps update nothing
         self._predictions: dict[int, Predictions] = {}  # by thread
         with self._threads:
             info = self._step(None if batch is None else self.ranks.guard(as_minibatch, batch))
@@ -306,7 +306,7 @@ class Trainer:
             loss = self._total_loss(prediction, batch)
         prediction = detached(prediction)
         self._predictions[thread] = self._train_metrics.predictions_of(prediction, batch)
-        numbers = self._train_metrics.measure(prediction, batch, loss.own)
+        numbers = self._train_metrics.measure(prediction, batch, loss.of_loss_fn)
         n = n_elements(prediction, batch.weight)
         return BatchLoss(loss.total, n, numbers=numbers.pack())
 
@@ -336,7 +336,7 @@ class Trainer:
 
     def on_start(self, loop: Loop) -> None:
         """Begin a run; reset the metrics unless the run continues an interrupted one."""
-        self._threads.__enter__()
+        self._threads.__enter__()  # for the whole run: starting threads costs time
         if loop.step == loop.start_step:
             self.reset_train_metrics()
         n_updates = None
@@ -355,7 +355,7 @@ class Trainer:
 
     # -- evaluation --------------------------------------------------------------------------------
 
-    def eval_step(self, batch: Any) -> dict[str, Any]:
+    def eval_step(self, batch: object) -> dict[str, Any]:
         """Update the evaluation metrics with one batch; return their values so far by name."""
         with evaluating(self.model):
             return self._eval_step(batch)
@@ -388,7 +388,7 @@ class Trainer:
             raise ValueError(f"dataset {data.name!r} has no batches: nothing to evaluate")
         return compute_all(self.eval_metrics)
 
-    def _eval_step(self, batch: Any) -> dict[str, Any]:
+    def _eval_step(self, batch: object) -> dict[str, Any]:
         batch = self._check_batch(as_minibatch(batch), Mode.EVAL)
         if begins_series(batch, self.stateful):
             reset(self.model)
@@ -396,12 +396,12 @@ class Trainer:
             executor = self._executor(batch.kind, Mode.EVAL)
             prediction = tree_map(as_float32, executor(batch.inputs))
             loss = self._total_loss(prediction, batch)
-        self._eval_metrics.add_batch(loss.total.item(), loss.own, prediction, batch)
+        self._eval_metrics.add_batch(loss.total.item(), loss.of_loss_fn, prediction, batch)
         return compute_all(self.eval_metrics)
 
     # -- both --------------------------------------------------------------------------------------
 
-    def _executor(self, kind: Any, mode: Mode) -> Executor:
+    def _executor(self, kind: object, mode: Mode) -> Executor:
         """Return the function that calls the model for a kind of batch.
 
         There is one per kind and mode, so that a compiled model is compiled once for each.
@@ -419,13 +419,13 @@ class Trainer:
                 handler(executor, mode)
         return self._executors[key]
 
-    def _make_executor(self, kind: Any) -> Executor:
+    def _make_executor(self, kind: object) -> Executor:
         def run(inputs: tuple[Any, ...]) -> Any:  # torch.compile takes no functools.partial
             return self._call_model(self.model, kind, inputs)
 
         return run if self._compile is None else self._compile(run)
 
-    def _call_model(self, model: nn.Module, kind: Any, inputs: tuple[Any, ...]) -> Any:
+    def _call_model(self, model: nn.Module, kind: object, inputs: tuple[Any, ...]) -> Any:
         return model(kind, *inputs) if self.takes_kind else model(*inputs)
 
     def _check_batch(self, batch: Minibatch, mode: Mode) -> Minibatch:
@@ -445,8 +445,8 @@ class Trainer:
         added = get_losses()
         if self.loss_fn is not None:
             require_equal_shapes(self.loss_fn, prediction, batch.y)
-            own = weighted_mean(self.loss_fn(prediction, batch.y), batch.weight)
-            return TotalLoss(own if added is None else own + added, own.item())
+            loss = weighted_mean(self.loss_fn(prediction, batch.y), batch.weight)
+            return TotalLoss(loss if added is None else loss + added, loss.item())
         if added is None:
             raise ValueError(
                 "there is no loss: give the Trainer a loss_fn, or call add_loss in the model"
@@ -491,7 +491,7 @@ class Trainer:
         restore(self.model, state["states"])
 
 
-def kind_key(kind: Any) -> Any:
+def kind_key(kind: object) -> object:
     """Return a hashable key for a kind of batch."""
     try:
         hash(kind)

@@ -97,7 +97,7 @@ class TrainMetrics:
             self.ema_loss_fn = EMAMetric(name="ema_loss_fn", short_name="~loss", metric_type="loss")
             self.all.append(self.ema_loss_fn)
         self.all += given
-        require_different_names(self.all)
+        require_different_names(self.all)  # results are by name
         # ranks average the numbers of these; the others need predictions
         self.means = [metric for metric in given if _is_mean(metric)]
         self.others = [metric for metric in given if not _is_mean(metric)]
@@ -109,7 +109,7 @@ class TrainMetrics:
 
     def measure(
         self,
-        prediction: Any,
+        prediction: object,
         batch: Minibatch,
         own_loss: float | None,
     ) -> BatchNumbers:
@@ -121,21 +121,21 @@ class TrainMetrics:
     def _measure_mean(
         self,
         metric: MeanMetric,
-        prediction: Any,
+        prediction: object,
         batch: Minibatch,
         n: float,
     ) -> MetricMean:
         target, weight = _target_and_weight(metric, self.loss_fn, batch)
         weighting = n if weight is None else weight
         value, amount = metric.weighed(prediction, target, weight=weighting)
-        if not n:
+        if not n:  # no data on this rank; others may have some
             return MetricMean(0.0, 0.0)
         share = amount / n
         return MetricMean(value * share, share)
 
     def predictions_of(
         self,
-        prediction: Any,
+        prediction: object,
         batch: Minibatch,
     ) -> Predictions:
         """Return what :meth:`add_predictions` needs of a batch; raise DataError if a metric cannot
@@ -158,7 +158,7 @@ class TrainMetrics:
         if numbers.own_loss is not None:
             self.ema_loss_fn.add(numbers.own_loss, n_live)
         for metric, mean in zip(self.means, numbers.means, strict=True):
-            if mean.share:
+            if mean.share:  # else no rank had data for the metric
                 metric.add(mean.scaled / mean.share, mean.share * n_live)
 
     def add_predictions(
@@ -167,7 +167,7 @@ class TrainMetrics:
         axis: int,
     ) -> None:
         """Add the predictions of this rank's threads, joined along an axis of the batch."""
-        if not parts or not self.others:
+        if not parts or not self.others:  # joining copies the predictions
             return
         columns = zip(*parts, strict=True)
         joined = Predictions(*(join_parts(column, axis) for column in columns))
@@ -203,7 +203,7 @@ class EvalMetrics:
         self,
         loss: float,
         own_loss: float | None,
-        prediction: Any,
+        prediction: object,
         batch: Minibatch,
     ) -> None:
         """Add a batch, the part of its loss that ``loss_fn`` gave included."""
@@ -239,7 +239,7 @@ def target_for_metrics(loss_fn: object, batch: Minibatch) -> tuple[Any, Tensor |
     target, among_labels = target_and_weight(batch.labels)
     if among_labels is None:
         return target, weight
-    if weight is None:
+    if weight is None:  # in float64, in which metrics sum
         return target, among_labels.double()
     return target, among_labels * weight
 
@@ -247,7 +247,7 @@ def target_for_metrics(loss_fn: object, batch: Minibatch) -> tuple[Any, Tensor |
 def update_from_batch(
     metric: Any,
     loss_fn: object,
-    prediction: Any,
+    prediction: object,
     batch: Minibatch,
 ) -> None:
     """Add a batch to a metric of any kind."""
@@ -261,6 +261,7 @@ def update_from_batch(
 
 def _is_mean(metric: object) -> bool:
     """Return whether a metric is a mean of numbers, which can be averaged over ranks."""
+    # a median has the methods of a mean, but no sum that ranks could exchange
     return isinstance(metric, MeanMetric) and not isinstance(metric, MedianMetric)
 
 

@@ -61,7 +61,7 @@ class WeightedLoss:
         # the name of a metric of this loss
         self.__name__ = getattr(loss, "__name__", None) or type(loss).__name__
 
-    def __call__(self, prediction: Any, labels: Any) -> Tensor:
+    def __call__(self, prediction: Any, labels: object) -> Tensor:
         target, share = target_and_weight(labels)
         require_equal_shapes(self.loss, prediction, target)
         if share is None:

@@ -30,7 +30,8 @@ def dpsigmoid(x: Tensor) -> Tensor:
     """Compute the derivative of :func:`psigmoid`. Source: FluxUtils.jl, where it is 4.1 times too
     large.
     """
-    return (1 - (x / REACH).clamp(-1, 1).abs()) / REACH
+    u = (x / REACH).clamp(-1, 1)
+    return (1 - u.abs()) / REACH
 
 
 def ptanh(x: Tensor) -> Tensor:
@@ -44,11 +45,14 @@ def ptanh(x: Tensor) -> Tensor:
     tensor([-0.9602, -0.7396,  0.7396,  0.9602])
     """
     v = x.clamp(-KNEE, KNEE)
-    right = PLATEAU - BEND * (v - KNEE).square()
-    left = BEND * (v + KNEE).square() - PLATEAU
+    above = v + KNEE
+    below = v - KNEE
+    right = PLATEAU - BEND * below.square()
+    left = BEND * above.square() - PLATEAU
     return torch.where(x > 0, right, left)
 
 
 def dptanh(x: Tensor) -> Tensor:
     """Compute the derivative of :func:`ptanh`. Source: FluxUtils.jl."""
-    return 2 * BEND * (KNEE - x.clamp(-KNEE, KNEE).abs())
+    v = x.clamp(-KNEE, KNEE)
+    return 2 * BEND * (KNEE - v.abs())

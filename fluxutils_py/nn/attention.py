@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fluxutils_py.nn.linear_recurrence import append_zeros
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sizes import check_features, set_sizes
 
@@ -27,7 +28,13 @@ class _WindowedAttention(nn.Module):
     takes_windows = True
     batch_dim = 1
 
-    def __init__(self, n_in: int, n_out: int, n_heads: int, window: int) -> None:
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        n_heads: int,
+        window: int,
+    ) -> None:
         super().__init__()
         self.n_in = n_in
         self.n_out = n_out
@@ -37,29 +44,40 @@ class _WindowedAttention(nn.Module):
         self.out = nn.Linear(n_out, n_out)
 
     def empty_state(self) -> State:
-        weight = self.out.weight.detach()
-        n_past = self.window - 1
-        k, v = weight.new_zeros(2, n_past, 0, self.n_out)
-        exists = weight.new_zeros(n_past, 0)
-        return k, v, exists
+        return self._no_past(self.out.weight.detach(), 0)
+
+    def _no_past(self, like: Tensor, n_series: int) -> State:
+        """Return the state before the start of a series, of the type of ``like``."""
+        zeros = like.new_zeros(self.window - 1, n_series, self.n_out)
+        return zeros, zeros, zeros[..., 0]
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         check_features("SlidingWindowAttention", x, self.n_in)
         S, B, _ = x.shape
         q, k, v = self.qkv(x).chunk(3, 2)
         if state is None:
-            past = x.new_zeros(self.window - 1, B, self.n_out)
-            state = past, past, past[..., 0]
+            state = self._no_past(x, B)
         past_k, past_v, past_exists = state
         k = torch.cat([past_k, k])  # (window - 1 + S, B, H)
         v = torch.cat([past_v, v])
-        exists = torch.cat([past_exists, past_exists.new_ones(S, B)])
+        new_exists = past_exists.new_ones(S, B)
+        exists = torch.cat([past_exists, new_exists])
         attended = self._attend_in_blocks(q, k, v, exists != 0)
         # clones, because views would keep the whole window in memory
-        state = (k[S:].clone(), v[S:].clone(), exists[S:].clone())
+        state = (
+            k[S:].clone(),
+            v[S:].clone(),
+            exists[S:].clone(),
+        )
         return self.out(attended), state
 
-    def _attend_in_blocks(self, q: Tensor, k: Tensor, v: Tensor, exists: Tensor) -> Tensor:
+    def _attend_in_blocks(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        exists: Tensor,
+    ) -> Tensor:
         """Attend in blocks of queries, each with the keys that it sees: cost and memory are linear
         in S.
         """
@@ -67,45 +85,62 @@ class _WindowedAttention(nn.Module):
         n_past = self.window - 1
         n_blocks = math.ceil(S / self.window)
         size = math.ceil(S / n_blocks)  # steps per block, at most ``window``
-        surplus = n_blocks * size - S
-        if surplus:
-            q, k, v = (F.pad(t, (0, 0, 0, 0, 0, surplus)) for t in (q, k, v))
-            exists = F.pad(exists, (0, 0, 0, surplus))
         n_keys = n_past + size
-        head = (self.n_heads, H // self.n_heads)
+        n_steps = n_blocks * size
+        surplus = n_steps - S
+        if surplus:
+            q = append_zeros(q, surplus)
+            k = append_zeros(k, surplus)
+            v = append_zeros(v, surplus)
+            exists = append_zeros(exists, surplus)
+        n_features = H // self.n_heads
+        head = (self.n_heads, n_features)
 
         def windows(t: Tensor) -> Tensor:
             """Cut (past + S, B, H) into (n_blocks * B, heads, n_keys, H / heads)."""
-            blocks = t.unfold(0, n_keys, size).permute(0, 1, 3, 2)
-            return blocks.unflatten(3, head).flatten(0, 1).transpose(1, 2)
+            blocks = t.unfold(0, n_keys, size)
+            blocks = blocks.permute(0, 1, 3, 2)
+            blocks = blocks.unflatten(3, head)
+            rows = blocks.flatten(0, 1)
+            return rows.transpose(1, 2)
 
+        cos, sin = rotary_table(n_keys, n_features // 2, q.dtype, q.device)
+        # each block attends as if it were another series: one call for all
         blocks = q.view(n_blocks, size, B, *head)
-        queries = blocks.permute(0, 2, 3, 1, 4).flatten(0, 1)
-        cos, sin = rotary_table(n_keys, head[1] // 2, q.dtype, q.device)
+        blocks = blocks.permute(0, 2, 3, 1, 4)
+        queries = blocks.flatten(0, 1)
+        # angles count from the first key of a block, which is n_past steps before its first query
         queries = _rotate_pairs(queries, cos[n_past:], sin[n_past:])
         keys = _rotate_pairs(windows(k), cos, sin)
-        exists = exists.unfold(0, n_keys, size).flatten(0, 1)  # (n_blocks * B, n_keys)
+        exists = exists.unfold(0, n_keys, size)
+        exists = exists.flatten(0, 1)  # (n_blocks * B, n_keys)
         mask = _attention_mask(exists, n_past)
         y = F.scaled_dot_product_attention(queries, keys, windows(v), attn_mask=mask)
-        y = y.unflatten(0, (n_blocks, B)).permute(0, 3, 1, 2, 4)
-        return y.reshape(n_blocks * size, B, H)[:S]
+        y = y.unflatten(0, (n_blocks, B))
+        y = y.permute(0, 3, 1, 2, 4)
+        return y.reshape(n_steps, B, H)[:S]
 
 
 def _attention_mask(exists: Tensor, n_past: int) -> Tensor:
     """Return which keys each query sees (n_rows, 1, size, n_keys): itself and the ``n_past`` keys
     before it, if they exist (n_rows, n_keys).
     """
-    steps = torch.arange(exists.shape[1], device=exists.device)
+    _, n_keys = exists.shape
+    steps = torch.arange(n_keys, device=exists.device)
     ahead = steps - steps[n_past:, None]  # (size, n_keys), from query to key
     in_reach = (ahead <= 0) & (ahead >= -n_past)
     # padded queries see themselves: a softmax over nothing would make outputs and gradients NaN
-    mask = in_reach & exists[:, None] | (ahead == 0)
+    itself = ahead == 0
+    mask = in_reach & exists[:, None] | itself
     return mask[:, None]
 
 
 @functools.lru_cache(maxsize=64)
 def rotary_table(
-    n_steps: int, n_pairs: int, dtype: torch.dtype, device: torch.device
+    n_steps: int,
+    n_pairs: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """Return cosine and sine, both (n_steps, n_pairs), of the rotation of each pair of features at
     each step.
@@ -128,8 +163,12 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     n = cos.shape[1]
     first = x[..., :n]
     second = x[..., n : 2 * n]
-    turned = [first * cos - second * sin, second * cos + first * sin]
-    return torch.cat([*turned, x[..., 2 * n :]], -1)
+    parts = [
+        first * cos - second * sin,
+        second * cos + first * sin,
+        x[..., 2 * n :],
+    ]
+    return torch.cat(parts, -1)
 
 
 class SlidingWindowAttention(Recur):
@@ -177,11 +216,18 @@ class SlidingWindowAttention(Recur):
     n_heads: int
     window: int
 
-    def __init__(self, n_in: int, n_out: int, n_heads: int = 4, window: int = 64) -> None:
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        n_heads: int = 4,
+        window: int = 64,
+    ) -> None:
         set_sizes(self, n_in=n_in, n_out=n_out, n_heads=n_heads, window=window)
         if self.n_out % self.n_heads:
             raise ValueError(
                 f"SlidingWindowAttention: n_heads={self.n_heads} does not divide "
                 f"n_out={self.n_out}; each head has n_out / n_heads features"
             )
-        super().__init__(_WindowedAttention(self.n_in, self.n_out, self.n_heads, self.window))
+        inner = _WindowedAttention(self.n_in, self.n_out, self.n_heads, self.window)
+        super().__init__(inner)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell, _Cell
 from fluxutils_py.nn.native import State
 from fluxutils_py.nn.recurrent import Recur
+from fluxutils_py.nn.sizes import check_probability
+from fluxutils_py.validation import check_integer
 
 
 class CellStack(nn.Module):
@@ -29,13 +31,13 @@ class CellStack(nn.Module):
         super().__init__()
         self.cells = nn.ModuleList(cells)
         self.dropout = dropout
-        self.n_states = cells[0].n_states
+        self.n_states = cells[0].n_states  # all cells are of one class
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         states = []
         cell: Any
         for k, cell in enumerate(self.cells):
-            if k:  # not before the first cell
+            if k > 0:  # between cells only, as in nn.LSTM
                 x = F.dropout(x, self.dropout, self.training)
             x, after = cell.window(x, self._state_of_cell(state, k))
             states.append(after)
@@ -44,6 +46,7 @@ class CellStack(nn.Module):
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Compute one step (B, n_in) by the cells' formulas, for export."""
         states = []
+        # without dropout: what is exported only predicts
         for k, cell in enumerate(self.cells):
             x, after = cell(x, self._state_of_cell(state, k))
             states.append(after)
@@ -58,7 +61,8 @@ class CellStack(nn.Module):
     def _stacked(self, states: list[State]) -> State:
         """Return the states of the cells as one state with the cells as the first axis."""
         if self.n_states == 1:
-            return torch.stack(cast(list[Tensor], states))
+            return torch.stack(cast(list[Tensor], states))  # no tuples then
+        # from a tuple per cell to a tensor per state
         return tuple(map(torch.stack, zip(*states, strict=True)))
 
     def empty_state(self) -> tuple[Tensor, ...]:
@@ -79,13 +83,12 @@ class _CellLayer(Recur):
         dropout: float = 0.0,
         trainable_init: bool = False,
     ) -> None:
-        # also of NumPy's integers
-        n_in, n_out, num_layers = map(operator.index, (n_in, n_out, num_layers))
-        dropout = float(dropout)
-        if num_layers < 1:
-            raise ValueError(f"num_layers must be 1 or more, got {num_layers}")
-        if not 0 <= dropout <= 1:
-            raise ValueError(f"dropout is a probability, from 0 to 1, got {dropout}")
+        # as Python's integers: torch refuses those of NumPy
+        n_in = operator.index(n_in)
+        n_out = operator.index(n_out)
+        num_layers = check_integer("num_layers", num_layers, 1)
+        dropout = check_probability(self, "dropout", dropout)
+        # each cell but the first reads the outputs of the one before
         cells = [self._make(n_out if k else n_in, n_out) for k in range(num_layers)]
         super().__init__(CellStack(cells, dropout), trainable_init)
         self.n_in = n_in
@@ -175,7 +178,7 @@ class HFGRU(_CellLayer):
         alpha: float = 1.0,
         trainable_init: bool = False,
     ) -> None:
-        self.alpha = float(alpha)
+        self.alpha = float(alpha)  # before the cells are made, which take it
         super().__init__(n_in, n_out, num_layers, dropout, trainable_init)
 
     def _make(self, n_in: int, n_out: int) -> _Cell:

@@ -68,7 +68,7 @@ class _Cell(nn.Module):
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
-        # NumPy's integers too, which torch refuses
+        # torch refuses NumPy's integers
         self.n_in = n_in = operator.index(n_in)
         self.n_out = n_out = operator.index(n_out)
         x_rows = self.x_blocks * n_out
@@ -89,6 +89,7 @@ class _Cell(nn.Module):
 
     def zero_state(self, x: Tensor) -> State:
         """Return the state of zeros for an input (B, n_in) or (S, B, n_in)."""
+        # not of the type of x: under autocast, states keep the type of the parameters
         zeros = self.weight_hh.new_zeros(x.shape[-2], self.n_out)
         return zeros if self.n_states == 1 else (zeros,) * self.n_states
 
@@ -105,6 +106,7 @@ class _Cell(nn.Module):
         states = (state,) if isinstance(state, Tensor) else state
         after = self.formula(x, states, self.weight_ih, self.weight_hh, None, self.bias, self.form)
         y = after[0]
+        # as Recur expects it: one tensor is not in a tuple
         return y, y if self.n_states == 1 else after
 
     def window(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -172,7 +174,7 @@ class _Approximate(_Cell):
         return super().extra_repr() + (", exact=True" if self.exact else "")
 
 
-# a number, because the kernels and the formulas share it as the form of a cell
+# a float, because kernels and formulas share the form of a cell, which is alpha elsewhere
 def _activations(exact: float) -> tuple[Activation, Activation]:
     return (torch.sigmoid, torch.tanh) if exact else (psigmoid, ptanh)
 
@@ -236,10 +238,32 @@ class _Gated(_Approximate):
     """A GRU cell with fewer products or gates: ``h' = (1 - z) n + z h``."""
 
     def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, State]:
+        # the shapes of the weights tell which of the cells it is
         return scan_gru(x, state, self.weight_ih, self.weight_hh, self.bias, exact=self.exact)
 
 
-class SGRUCell(_Gated):
+class _StateGated(_Gated):
+    """A cell whose gates see the state alone: two of them, or one for both purposes."""
+
+    x_blocks = 1
+
+    @staticmethod
+    def formula(
+        x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float
+    ) -> States:
+        sigmoid, tanh = _activations(exact)
+        (h,) = state
+        n_blocks = w_h.shape[0] // h.shape[1]
+        *h_gates, hn = F.linear(h, w_h).chunk(n_blocks, 1)
+        *biases, bn = bias.chunk(n_blocks)
+        gates = [sigmoid(gate + b) for gate, b in zip(h_gates, biases, strict=True)]
+        r = gates[0]
+        z = gates[-1]  # the same one where there is one for both
+        n = tanh(F.linear(x, w_x, bn) + r * hn)
+        return ((1 - z) * n + z * h,)
+
+
+class SGRUCell(_StateGated):
     __doc__ = _CELL_DOC.format(
         name="SGRUCell",
         first="A GRU cell whose gates see the state alone.",
@@ -251,22 +275,8 @@ class SGRUCell(_Gated):
         state="``h`` (B, H)",
         but="",
     )
-    x_blocks = 1
     h_blocks = 3
     kernel = 5
-
-    @staticmethod
-    def formula(
-        x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float
-    ) -> States:
-        sigmoid, tanh = _activations(exact)
-        (h,) = state
-        hr, hz, hn = F.linear(h, w_h).chunk(3, 1)
-        br, bz, bn = bias.chunk(3)
-        r = sigmoid(hr + br)
-        z = sigmoid(hz + bz)
-        n = tanh(F.linear(x, w_x, bn) + r * hn)
-        return ((1 - z) * n + z * h,)
 
 
 class MGUCell(_Gated):
@@ -298,7 +308,7 @@ class MGUCell(_Gated):
         return ((1 - z) * n + z * h,)
 
 
-class SMGUCell(_Gated):
+class SMGUCell(_StateGated):
     __doc__ = _CELL_DOC.format(
         name="SMGUCell",
         first="A GRU cell with one gate for both purposes, which sees the state alone.",
@@ -309,21 +319,8 @@ class SMGUCell(_Gated):
         state="``h`` (B, H)",
         but="",
     )
-    x_blocks = 1
     h_blocks = 2
     kernel = 7
-
-    @staticmethod
-    def formula(
-        x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float
-    ) -> States:
-        sigmoid, tanh = _activations(exact)
-        (h,) = state
-        hz, hn = F.linear(h, w_h).chunk(2, 1)
-        bz, bn = bias.chunk(2)
-        z = sigmoid(hz + bz)
-        n = tanh(F.linear(x, w_x, bn) + z * hn)
-        return ((1 - z) * n + z * h,)
 
 
 class HFGRUCell(_Cell):
@@ -361,10 +358,11 @@ class HFGRUCell(_Cell):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        _glorot_(self.bias)
+        _glorot_(self.bias)  # after the weights: the order of the draws is part of a seed's result
 
     def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, State]:
         weights = (self.weight_ih, self.weight_hh, self.bias)
+        # z weighs the candidate here, and the state in the other cells
         return scan_gru(x, state, *weights, exact=True, reverse=True, alpha=self.alpha)
 
     @property

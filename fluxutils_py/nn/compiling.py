@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from fluxutils_py.errors import SpecError
+from fluxutils_py.errors import SpecError, warn
 from fluxutils_py.nn.recurrent import Recur
 
 # largest number of compiled versions of a function: for sizes, modes, and states with and without
@@ -78,11 +77,10 @@ def compiled(model: nn.Module, arguments: Mapping[str, Any] | None) -> Iterator[
         return
     parts = parts_to_compile(model)
     if not parts:
-        warnings.warn(
+        warn(
             f"compile changes nothing: {type(model).__name__} has only recurrent layers, which "
             "run as native kernels, and single layers around them. Put what is to be compiled "
-            "together into a separate module, such as nn.Sequential",
-            stacklevel=2,
+            "together into a separate module, such as nn.Sequential"
         )
         yield
         return
@@ -118,10 +116,7 @@ class _Call:
         except torch._dynamo.exc.TorchDynamoException as error:
             self._compiled = None  # do not try again with each window
             name = type(self.part).__name__
-            warnings.warn(
-                f"{name} trains uncompiled, since compiling it failed: {_reason(error)}",
-                stacklevel=2,
-            )
+            warn(f"{name} trains uncompiled, since compiling it failed: {_reason(error)}")
             return self._run(*args, **kwargs)
 
 

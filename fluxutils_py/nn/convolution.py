@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
@@ -22,7 +21,13 @@ class _Convolution(nn.Module):
     batch_dim = 1
 
     def __init__(
-        self, n_in: int, n_out: int, kernel_size: int, dilation: int, bias: bool, weight_norm: bool
+        self,
+        n_in: int,
+        n_out: int,
+        kernel_size: int,
+        dilation: int,
+        bias: bool,
+        weight_norm: bool,
     ) -> None:
         super().__init__()
         self.n_in = n_in
@@ -60,6 +65,7 @@ class _Convolution(nn.Module):
         both = torch.cat([state, x])  # (n_past + S, B, F)
         weight: Tensor = self.weight
         if self.norm is not None:
+            # computed anew each time, so that gradients flow through the lengths
             scale = self.norm / self._lengths()
             weight = weight * scale[:, None, None]
         # one product over all taps is faster than conv1d, which needs time as the last axis
@@ -150,16 +156,11 @@ class _ResidualBlock(nn.Module):
         self, n_in: int, n_out: int, kernel_size: int, dilation: int, dropout: float
     ) -> None:
         super().__init__()
-        make = functools.partial(
-            CausalConv1d,
-            n_out=n_out,
-            kernel_size=kernel_size,
-            dilation=dilation,
-            weight_norm=True,
-        )
-        self.conv1 = make(n_in)
-        self.conv2 = make(n_out)
+        self.conv1 = CausalConv1d(n_in, n_out, kernel_size, dilation, weight_norm=True)
+        # it sees as far again, so a block sees twice (kernel_size - 1) dilation back
+        self.conv2 = CausalConv1d(n_out, n_out, kernel_size, dilation, weight_norm=True)
         self.dropout = nn.Dropout(dropout)
+        # a sum needs as many channels; where they agree, x itself keeps gradients as they are
         self.skip = nn.Identity() if n_in == n_out else nn.Linear(n_in, n_out)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -216,18 +217,21 @@ class TCN(nn.Module):
     kernel_size: int
 
     def __init__(
-        self, n_in: int, n_out: int, n_levels: int = 6, kernel_size: int = 3, dropout: float = 0.0
+        self,
+        n_in: int,
+        n_out: int,
+        n_levels: int = 6,
+        kernel_size: int = 3,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         set_sizes(self, n_in=n_in, n_out=n_out, n_levels=n_levels, kernel_size=kernel_size)
         self.dropout = check_probability(self, "dropout", dropout)
-        blocks = []
-        n_channels = self.n_in
+        self.blocks = nn.Sequential()
         for k in range(self.n_levels):
+            n_channels = self.n_out if k else self.n_in
             block = _ResidualBlock(n_channels, self.n_out, self.kernel_size, 2**k, self.dropout)
-            blocks.append(block)
-            n_channels = self.n_out
-        self.blocks = nn.Sequential(*blocks)
+            self.blocks.append(block)
 
     @property
     def receptive_field(self) -> int:

@@ -28,8 +28,9 @@ IMMUTABLE = frozenset(
         torch.dtype,
         torch.device,
         torch.Size,
+        types.FunctionType,
+        types.BuiltinFunctionType,
     }
-    | {types.FunctionType, types.BuiltinFunctionType}
 )
 COPYING = (
     "__copy__",
@@ -111,7 +112,7 @@ def _copy_shallow(
     if content is None:
         return None
     twin = made[id(module)] = object.__new__(type(module))
-    children = content["_modules"]
+    children = content["_modules"]  # a copy of the dict: the original keeps its modules
     # not named_children, which leaves out None and shows a module used twice once
     for name, child in children.items():
         if child is not None:
@@ -161,7 +162,7 @@ def _copy_collection(value: Any) -> Any:
 
 
 def _copies_plainly(module_class: type) -> bool:
-    """Whether copying a module of this class means copying its attributes."""
+    """Return whether copying a module of this class means copying its attributes."""
     plain = _plain.get(module_class)
     if plain is None:
         known = (object, nn.Module, Recur, nn.RNNBase)

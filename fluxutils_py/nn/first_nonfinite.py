@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from fluxutils_py.nn.seeding import gpus_of
 from fluxutils_py.nn.states import restore, snapshot
 from fluxutils_py.tree import tree_map
 
@@ -24,17 +25,17 @@ def first_nonfinite(model: nn.Module, run: Callable[[], object]) -> str:
     for name, p in model.named_parameters():
         if not p.isfinite().all():
             return f": parameter {name!r} is not finite"
-    places: list[str] = []
+    places: list[str] = []  # a list, because hooks cannot return a result
     states = snapshot(model)
-    buffers = [(b, b.clone()) for b in model.buffers()]
+    buffers = [(b, b.clone()) for b in model.buffers()]  # such as the means of BatchNorm
     # hooks stay on the modules that the model itself calls, in their order
     hooks = []
     for name, m in model.named_modules():
         hooks.append(m.register_forward_hook(partial(_note_place, places, name)))
-    gpus = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    gpus = gpus_of(model)
     try:
         # the error of ``run`` is not raised: the caller is about to raise another one
-        with contextlib.suppress(Exception), torch.random.fork_rng(devices=list(gpus)):
+        with contextlib.suppress(Exception), torch.random.fork_rng(devices=gpus):
             run()
     finally:
         for hook in hooks:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.nn.recurrent import LSTM
+from fluxutils_py.validation import check_integer
 
 __all__ = ["DenseReLU", "ffnn"]
 
@@ -49,8 +50,7 @@ def RNNStack(
     >>> [type(m).__name__ for m in RNNStack(3, 5, 2, 0.1, GRU)]
     ['GRU', 'Dropout', 'GRU']
     """
-    if nlayers < 1:
-        raise ValueError(f"nlayers must be 1 or more, got {nlayers}")
+    check_integer("nlayers", nlayers, 1)
     layers = [layer(n_in, n_out)]
     # dropout stands between layers, so the last one has none after it
     for _ in range(nlayers - 1):
@@ -111,8 +111,7 @@ def ffnn(
     >>> [type(m).__name__ for m in ffnn(3, 5, 2, nn.Tanh, dropout=0.1, last_linear=True)]
     ['Linear', 'Tanh', 'Dropout', 'Linear']
     """
-    if nlayers < 1:
-        raise ValueError(f"nlayers must be 1 or more, got {nlayers}")
+    check_integer("nlayers", nlayers, 1)
     layers: list[nn.Module] = []
     for k in range(nlayers):
         layers.append(nn.Linear(nneurons if k else idim, nneurons))
@@ -133,6 +132,7 @@ class BatchNorm(nn.BatchNorm1d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        # torch would take the series of (S, B, F) for the channels
         rows = x.reshape(-1, x.shape[-1])
         return super().forward(rows).reshape(x.shape)
 
@@ -152,6 +152,7 @@ class Elementwise(nn.Module):
 
 
 def _as_module(function: Callable[..., Any]) -> nn.Module:
+    # one instance in several places would share weights, and a name in state_dict
     if isinstance(function, nn.Module):
         raise TypeError(
             f"each layer needs a separate module: give the class {type(function).__name__}, not "

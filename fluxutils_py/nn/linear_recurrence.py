@@ -137,8 +137,8 @@ def _chunked(a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
     surplus = -S % size
     if surplus:
         if len(a) > 1 or S == 1:  # one factor for all steps needs no more
-            a = _with_zeros(a, surplus)
-        b = _with_zeros(b, surplus)
+            a = append_zeros(a, surplus)
+        b = append_zeros(b, surplus)
     if len(a) == 1:
         factors = a.expand(size, -1, -1)[None]  # (1, size, ...)
     else:
@@ -163,8 +163,8 @@ def _chunked(a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
     return torch.cat(chunks)[:S]
 
 
-def _with_zeros(t: Tensor, n_steps: int) -> Tensor:
-    """Return a tensor with this many steps of zeros after its own."""
+def append_zeros(t: Tensor, n_steps: int) -> Tensor:
+    """Return a window with this many more steps, all zero."""
     zeros = t.new_zeros(n_steps, *t.shape[1:])
     return torch.cat([t, zeros])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.errors import ShapeError
+from fluxutils_py.errors import ShapeError, warn
 from fluxutils_py.nn.copying import deep_copy, shallow_copy
 from fluxutils_py.nn.recurrent import Recur, unwrapped_recurrent
 from fluxutils_py.nn.states import recurrent_layers, reset
@@ -52,8 +51,8 @@ def run_window(model: nn.Module, xs: Tensor | Tensors) -> Outputs:
 
 
 def takes_windows(model: nn.Module, xs: Tensors) -> bool:
-    """Whether the model takes a whole window ``(S, B, F)`` instead of its steps ``(B, F)`` one by
-    one.
+    """Return whether the model takes a whole window ``(S, B, F)`` instead of its steps ``(B, F)``
+    one by one.
 
     A whole window through a fused ``nn.LSTM`` is four to five times faster than its steps. An
     attribute ``takes_windows`` of the model decides. Without it, the model is tried out once, on a
@@ -72,7 +71,8 @@ def takes_windows(model: nn.Module, xs: Tensors) -> bool:
 
 
 def needs_context(model: nn.Module, xs: Tensors) -> bool:
-    """Whether a model without recurrent state must see the steps before a window in the same call.
+    """Return whether a model without recurrent state must see the steps before a window in the same
+    call.
 
     This holds for a model without :class:`Recur` layers that has ``takes_windows = True`` or cannot
     run on single steps: a causal convolution, attention over the window. Arguments and errors are
@@ -177,7 +177,7 @@ class _Attempt(NamedTuple):
     error: Exception | None
 
     def equals(self, other: _Attempt) -> bool:
-        """Whether both ran, with equal outputs."""
+        """Return whether both ran, with equal outputs."""
         return not (self.error or other.error) and _equal_outputs(self.outputs, other.outputs)
 
 
@@ -228,7 +228,7 @@ def _neither_way(
     return ShapeError(
         f"the model {type(model).__name__} runs neither on a window (S, B, F) = {shapes} "
         f"({whole_error}) nor on its steps (B, F) ({steps_error}). Windows have time first and "
-        "features last; a layer with others, as nn.Conv1d, needs x.permute(1, 2, 0); or use "
+        "features last; a layer with others, such as nn.Conv1d, needs x.permute(1, 2, 0); or use "
         "fluxutils_py.nn.CausalConv1d"
     )
 
@@ -328,11 +328,10 @@ def _require_series_apart(trial: _Trial, attempt: _Attempt) -> None:
                 "series for steps, because windows come as (S, B, F), time first. Build it with "
                 "batch_first=False"
             )
-    warnings.warn(
+    warn(
         f"{mixes}: what it predicts depends on which series are in a minibatch. Windows come as "
         "(S, B, F), time first; compute each series of axis 1 by itself, unless you mean to mix "
-        "them",
-        stacklevel=5,
+        "them"
     )
 
 
@@ -427,8 +426,8 @@ def _equal_outputs(a: Tensors, b: Tensors) -> bool:
 
 
 def _equal_values(u: Tensor, v: Tensor) -> bool:
-    """Whether values are equal to rounding, relative to their variation: with a large bias, all
-    values look equal.
+    """Return whether values are equal to rounding, relative to their variation: with a large bias,
+    all values look equal.
     """
     if not v.is_floating_point():
         return u.equal(v)

@@ -111,7 +111,7 @@ def batched_gemm(transA: Trans, transB: Trans, *operands: Any) -> Any:
 
 
 def batched_gemm_(
-    transA: Trans, transB: Trans, alpha: Any, A: Any, B: Any, beta: Any, C: Any
+    transA: Trans, transB: Trans, alpha: Any, A: Array, B: Array, beta: Any, C: Any
 ) -> Any:
     """Write ``alpha * op(A) @ op(B) + beta * C`` into ``C``, for each matrix of a batch, with the
     batch axis last.
@@ -258,6 +258,7 @@ def _batch_of_matrices(
             f"{'first' if batch_first else 'last'}; add one to a single matrix with "
             f"{name}.unsqueeze({0 if batch_first else -1})"
         )
+    # a view: torch.bmm accepts any strides, so nothing is copied here
     view = X if batch_first else X.permute(2, 0, 1)
     if trans == "T":
         return view.mT

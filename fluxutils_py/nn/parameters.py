@@ -26,9 +26,9 @@ def module_of(m: object) -> nn.Module:
         model = getattr(m, attribute, None)
         if isinstance(model, nn.Module):
             return model
-    hint = ": it has no model yet, call fit first" if hasattr(m, "fit") else ""
+    remedy = ": it has no model yet, call fit first" if hasattr(m, "fit") else ""
     raise TypeError(
-        f"expected a torch module or an estimator that holds one, got {type(m).__name__}{hint}"
+        f"expected a torch module or an estimator that holds one, got {type(m).__name__}{remedy}"
     )
 
 
@@ -73,6 +73,7 @@ def notrack(m: object) -> nn.Module:
     False
     """
     model = module_of(m)
+    # a second copy of a large model is worth avoiding
     if not any(p.requires_grad for p in model.parameters()):
         return model
     return copy.deepcopy(model).requires_grad_(False).eval()
@@ -107,6 +108,7 @@ def gradinfo(grads: Iterable[Tensor | None]) -> GradInfo:
         if grad is None:
             continue
         values = grad.detach().to_dense().reshape(-1)
+        # a maximum with a NaN is NaN, which would hide the size of the others
         numbers = values[~values.isnan()]
         n_nan += len(values) - len(numbers)
         n_inf += int(numbers.isinf().sum())

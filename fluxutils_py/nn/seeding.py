@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 _lock = threading.RLock()
 
@@ -43,6 +44,12 @@ def seeded(seed: int, devices: Sequence[Any] = ()) -> Iterator[None]:
         else:
             torch.manual_seed(seed)
         yield
+
+
+def gpus_of(model: nn.Module) -> list[torch.device]:
+    """Return the CUDA devices of a model, whose generators its calls may draw from."""
+    devices = {p.device for p in model.parameters()}
+    return [device for device in devices if device.type == "cuda"]
 
 
 def _built_for_devices() -> bool:

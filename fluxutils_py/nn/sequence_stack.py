@@ -19,7 +19,7 @@ class _Block(nn.Module):
         self.layer_norm = nn.LayerNorm(n)
         self.layer = layer
         self.mlp_norm = nn.LayerNorm(n)
-        self.up = nn.Linear(n, 2 * n)
+        self.up = nn.Linear(n, 2 * n)  # gate and value, in one product
         self.down = nn.Linear(n, n)
         self.dropout = nn.Dropout(dropout)
 
@@ -92,10 +92,9 @@ class SequenceStack(nn.Module):
         set_sizes(self, n_in=n_in, n_out=n_out, n_layers=n_layers)
         self.dropout = check_probability(self, "dropout", dropout)
         self.embed = nn.Linear(self.n_in, self.n_out)
-        blocks = []
-        for _ in range(self.n_layers):
-            blocks.append(_Block(self._layer(), self.n_out, self.dropout))
+        blocks = [_Block(self._layer(), self.n_out, self.dropout) for _ in range(self.n_layers)]
         self.blocks = nn.Sequential(*blocks)
+        # blocks normalise their inputs, so nothing has normalised the sum of their outputs
         self.norm = nn.LayerNorm(self.n_out)
 
     def _layer(self) -> nn.Module:

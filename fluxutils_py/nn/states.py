@@ -18,9 +18,10 @@ __all__ = ["loadstates", "reset", "states", "truncate"]
 M = TypeVar("M")
 
 
-def recurrent_layers(m: Any) -> list[Recur]:
-    """The :class:`Recur` layers of a model, in module order."""
-    return [r for r in module_of(m).modules() if isinstance(r, Recur)]
+def recurrent_layers(m: object) -> list[Recur]:
+    """Return the :class:`Recur` layers of a model, in module order."""
+    modules = module_of(m).modules()
+    return [r for r in modules if isinstance(r, Recur)]
 
 
 def reset(m: M) -> M:
@@ -44,7 +45,7 @@ def truncate(m: M) -> M:
     return m
 
 
-def states(m: Any) -> list[Tensor]:
+def states(m: object) -> list[Tensor]:
     """Return the state of every recurrent layer, as a flat list in module order (``h, c, h, ...``).
 
     Parameters
@@ -56,7 +57,7 @@ def states(m: Any) -> list[Tensor]:
     list of Tensor
         Detached copies: ``(L, B, H)`` for LSTM, GRU and RNN layers, ``(B, H)`` for cells. A layer
         without a state (new, or after :func:`reset`) gives tensors for a batch of 0, so the list
-        keeps its length and loads back. Only your own modules without ``empty_state`` then
+        keeps its length and loads back. Only custom modules without ``empty_state`` then
         contribute nothing.
 
     Notes
@@ -92,14 +93,16 @@ def loadstates(m: M, s: Sequence[Tensor]) -> M:
     Raises
     ------
     ShapeError, DataError
-        If the number of tensors, a shape or a type does not fit. Nothing is changed then.
+        If the number of tensors, a shape or a type does not fit. The model is left
+        unchanged.
 
     Notes
     -----
     Source: ``loadstates!`` of FluxUtils.jl, which ignores a surplus and writes into the initial
     state.
     """
-    for layer, part in match_states(recurrent_layers(m), s, m):
+    layers = recurrent_layers(m)
+    for layer, part in match_states(layers, s, m):
         assign_state(layer, part)
     return m
 
@@ -107,14 +110,16 @@ def loadstates(m: M, s: Sequence[Tensor]) -> M:
 def assign_state(layer: Recur, part: Sequence[Tensor]) -> None:
     """Copy its tensors into one layer; tensors for a batch of 0 mean the initial state."""
     layer.reset()
-    if part and all(t.shape[layer.batch_dim] for t in part):
-        like = next(layer.parameters(), None)
-        copied = [_copy_like(t, like) for t in part]
-        layer.state = copied[0] if len(copied) == 1 and not layer.form else tuple(copied)
+    if not part or not all(t.shape[layer.batch_dim] for t in part):
+        return
+    like = next(layer.parameters(), None)
+    copied = tuple(_copy_like(t, like) for t in part)
+    # a layer whose state was a tuple wants a tuple again, even of one tensor
+    layer.state = copied if len(copied) > 1 or layer.form else copied[0]
 
 
 def match_states(
-    layers: list[Recur], s: Sequence[Tensor], m: Any
+    layers: list[Recur], s: Sequence[Tensor], m: object
 ) -> list[tuple[Recur, list[Tensor]]]:
     """Return each recurrent layer with its tensors from a list of states; errors as in
     :func:`loadstates`.
@@ -122,18 +127,18 @@ def match_states(
     tensors = read_states(s)
     matched: list[tuple[Recur, list[Tensor]]] = []
     empty = [layer.empty_state() for layer in layers]
-    at = 0
-    for layer, expected, n in zip(
-        layers, empty, _tensor_counts(layers, empty, len(tensors)), strict=True
-    ):
-        part = tensors[at : at + n]
-        _check_shapes(layer, expected, part, at, m)
+    counts = _tensor_counts(layers, empty, len(tensors))
+    start = 0
+    # all are checked before the first is assigned, so that an error changes nothing
+    for layer, expected, n in zip(layers, empty, counts, strict=True):
+        part = tensors[start : start + n]
+        _check_shapes(layer, expected, part, start, m)
         matched.append((layer, part))
-        at += n
+        start += n
     return matched
 
 
-def read_states(s: Any) -> list[Tensor]:
+def read_states(s: object) -> list[Tensor]:
     """Return a list of states as detached tensors, not copied.
 
     Raises
@@ -153,37 +158,40 @@ def _state_tensor(value: Any, i: int) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach()
     dtype: Any = getattr(value, "dtype", None)
-    if getattr(dtype, "kind", "O") not in "fiub":  # NumPy's: no objects, no text
-        of = "" if dtype is None else f" of dtype {dtype}"
+    if getattr(dtype, "kind", "O") not in "fiub":  # NumPy's kinds: no objects, no text
+        of_dtype = "" if dtype is None else f" of dtype {dtype}"
         raise DataError(
-            f"state[{i}] must be a tensor or an array of numbers, got {type(value).__name__}{of}"
+            f"state[{i}] must be a tensor or an array of numbers, got "
+            f"{type(value).__name__}{of_dtype}"
         )
-    return torch.tensor(value if dtype.isnative else value.astype(dtype.newbyteorder("=")))
+    # torch reads only the byte order of the machine
+    if not dtype.isnative:
+        value = value.astype(dtype.newbyteorder("="))
+    return torch.tensor(value)
 
 
-def batch_dims(m: Any) -> list[int]:
+def batch_dims(m: object) -> list[int]:
     """Return the batch axis of each tensor of :func:`states`."""
     return [r.batch_dim for r in recurrent_layers(m) for _ in _tensors(r)]
 
 
-def snapshot(m: Any) -> list[State | None]:
+def snapshot(m: object) -> list[State | None]:
     """Return the state of each recurrent layer, detached, not copied, for :func:`restore` on the
     same model.
     """
-    return [
-        None if r.state is None else map_state(Tensor.detach, r.state) for r in recurrent_layers(m)
-    ]
+    layer_states = [r.state for r in recurrent_layers(m)]
+    return [None if s is None else map_state(Tensor.detach, s) for s in layer_states]
 
 
-def restore(m: Any, snapshots: Sequence[State | None]) -> None:
+def restore(m: object, snapshots: Sequence[State | None]) -> None:
     """Restore states that :func:`snapshot` or :func:`marked` returned."""
     for r, state in zip(recurrent_layers(m), snapshots, strict=True):
-        r.reset()
+        r.reset()  # also forgets what the layer keeps besides its state, such as a mark
         r.state = state
 
 
 @contextmanager
-def evaluating(m: Any) -> Iterator[None]:
+def evaluating(m: object) -> Iterator[None]:
     """Inside, a model is in evaluation mode and there are no gradients; then its modes and states
     are as before.
 
@@ -197,19 +205,21 @@ def evaluating(m: Any) -> Iterator[None]:
     >>> [layer.training for layer in m.modules()]
     [True, True, False]
     """
-    m = module_of(m)
-    snapshots, modes = snapshot(m), [(layer, layer.training) for layer in m.modules()]
+    model = module_of(m)
+    snapshots = snapshot(model)
+    # layer by layer, because some may have been in evaluation mode before
+    modes = {layer: layer.training for layer in model.modules()}
     try:
-        m.eval()
+        model.eval()
         with torch.no_grad():
             yield
     finally:
-        for layer, mode in modes:
+        for layer, mode in modes.items():
             layer.training = mode
-        restore(m, snapshots)
+        restore(model, snapshots)
 
 
-def mark(m: Any, steps: int) -> None:
+def mark(m: object, steps: int) -> None:
     """Let every recurrent layer note its state after ``steps`` more steps (0: now); :func:`marked`
     returns it.
     """
@@ -217,7 +227,7 @@ def mark(m: Any, steps: int) -> None:
         r.mark(steps)
 
 
-def marked(m: Any) -> list[State | None]:
+def marked(m: object) -> list[State | None]:
     """Return the states noted since :func:`mark`, for :func:`restore`."""
     return [r.marked() for r in recurrent_layers(m)]
 
@@ -225,26 +235,31 @@ def marked(m: Any) -> list[State | None]:
 def _tensors(r: Recur) -> list[Tensor]:
     if r.state is None:
         return list(r.empty_state() or ())
-    return [t.detach().clone() for t in ((r.state,) if isinstance(r.state, Tensor) else r.state)]
+    tensors = (r.state,) if isinstance(r.state, Tensor) else r.state
+    return [t.detach().clone() for t in tensors]
 
 
 def _tensor_counts(
-    layers: list[Recur], empty: list[tuple[Tensor, ...] | None], n: int
+    layers: list[Recur],
+    empty: list[tuple[Tensor, ...] | None],
+    n: int,
 ) -> list[int]:
     """Return how many of ``n`` tensors belong to each layer."""
     fresh = [len(e or ()) for e in empty]
-    if n == sum(fresh):  # no module of the user's own had a state
+    if n == sum(fresh):  # no custom module had a state
         return fresh
     counts = [_n_tensors(r) for r in layers]
-    rest = n - sum(filter(None, counts))
-    if counts.count(None) > 1 and rest > 0:
+    n_known = sum(filter(None, counts))
+    n_unknown = counts.count(None)
+    surplus = n - n_known  # belongs to the one custom module that has not run yet
+    if surplus > 0 and n_unknown > 1:
         raise ShapeError(
-            "state: cannot tell which tensors belong to which of "
-            f"{counts.count(None)} own recurrent modules; run the model on one step first"
+            f"state: cannot tell which tensors belong to which of {n_unknown} custom recurrent "
+            "modules; run the model on one step first"
         )
-    if rest < 0 or (rest > 0 and None not in counts):
-        raise ShapeError(f"state has {n} tensor{'s' * (n != 1)}, that of the model has {n - rest}")
-    return [rest if k is None else k for k in counts]
+    if surplus < 0 or (surplus > 0 and n_unknown == 0):
+        raise ShapeError(f"state has {n} tensor{'s' * (n != 1)}, that of the model has {n_known}")
+    return [surplus if k is None else k for k in counts]
 
 
 def _n_tensors(r: Recur) -> int | None:
@@ -255,32 +270,44 @@ def _n_tensors(r: Recur) -> int | None:
 
 
 def _copy_like(t: Tensor, like: Tensor | None) -> Tensor:
-    """Copy a tensor to the type and device of ``like``; integers, which your own modules may keep,
+    """Copy a tensor to the type and device of ``like``; integers, which custom modules may keep,
     stay integers.
     """
     if like is None:
         return t.clone()
-    return t.to(like.device, like.dtype if t.is_floating_point() else t.dtype, copy=True)
+    dtype = like.dtype if t.is_floating_point() else t.dtype
+    return t.to(like.device, dtype, copy=True)
 
 
 def _check_shapes(
-    r: Recur, expected: tuple[Tensor, ...] | None, part: list[Tensor], at: int, m: Any
+    r: Recur,
+    expected: tuple[Tensor, ...] | None,
+    part: list[Tensor],
+    start: int,
+    m: object,
 ) -> None:
-    for i, (got, want) in enumerate(zip(part, expected or part, strict=True)):
+    """Compare the tensors of a layer, which begin at ``start`` in the list, with those that it
+    expects (None: unknown).
+    """
+    axis = r.batch_dim
+    pairs = zip(part, expected or part, strict=True)
+    for i, (got, want) in enumerate(pairs, start):
         shape = list(want.shape)
-        if got.ndim == want.ndim > r.batch_dim:
-            shape[r.batch_dim] = got.shape[r.batch_dim]  # any batch size
+        if got.ndim == want.ndim > axis:
+            shape[axis] = got.shape[axis]  # any batch size
         if list(got.shape) != shape:
             sizes = [*map(str, want.shape)]
-            sizes[r.batch_dim] = "B"
+            sizes[axis] = "B"
             raise ShapeError(
-                f"state[{at + i}], of {_name(r, m)!r}, has shape {tuple(got.shape)}; expected "
+                f"state[{i}], of {_name(r, m)!r}, has shape {tuple(got.shape)}; expected "
                 f"({', '.join(sizes)})"
             )
-        if want.is_floating_point() > got.is_floating_point():
-            kind = f"has dtype {got.dtype}; expected floating-point numbers"
-            raise DataError(f"state[{at + i}], of {_name(r, m)!r}, {kind}")
-    n_series = {t.shape[r.batch_dim] if t.ndim > r.batch_dim else None for t in part}
+        if want.is_floating_point() and not got.is_floating_point():
+            raise DataError(
+                f"state[{i}], of {_name(r, m)!r}, has dtype {got.dtype}; expected floating-point "
+                "numbers"
+            )
+    n_series = {t.shape[axis] if t.ndim > axis else None for t in part}
     if None in n_series or len(n_series) > 1:
         shapes = [tuple(t.shape) for t in part]
         raise ShapeError(
@@ -288,7 +315,7 @@ def _check_shapes(
         )
 
 
-def _name(r: Recur, m: Any) -> str:
-    return (
-        next(name for name, other in module_of(m).named_modules() if other is r) or type(r).__name__
-    )
+def _name(r: Recur, m: object) -> str:
+    modules = module_of(m).named_modules()
+    path = next(name for name, other in modules if other is r)
+    return path or type(r).__name__  # a model that is the layer itself has no path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ __all__ = ["grad2net", "net2grad", "net2vec", "vec2net", "windices"]
 M = TypeVar("M")
 
 
-def net2vec(m: Any, dtype: torch.dtype | None = None) -> Tensor:
+def net2vec(m: object, dtype: torch.dtype | None = None) -> Tensor:
     """Return all parameters of a model in one vector.
 
     Parameters
@@ -40,10 +40,10 @@ def net2vec(m: Any, dtype: torch.dtype | None = None) -> Tensor:
     >>> net2vec(nn.Linear(2, 3)).shape
     torch.Size([9])
     """
-    return _flatten_tensors((p.detach() for p in module_of(m).parameters()), dtype)
+    return _flatten(module_of(m).parameters(), dtype)
 
 
-def vec2net(m: M, v: Any) -> M:
+def vec2net(m: M, v: object) -> M:
     """Copy a vector, as :func:`net2vec` made it, into the parameters of a model, and return ``m``.
 
     ``v`` is a tensor, or anything that ``torch.as_tensor`` takes, of shape ``(P,)``. The model
@@ -52,21 +52,22 @@ def vec2net(m: M, v: Any) -> M:
     Raises
     ------
     ShapeError
-        If ``v`` is not a vector of exactly as many values as the model has parameters. Nothing is
-        changed then.
+        If ``v`` is not a vector of exactly as many values as the model has parameters. The model
+        is left unchanged.
 
     Notes
     -----
     Source: ``vec2net!`` of FluxUtils.jl. It ignores surplus values, and so does
     ``torch.nn.utils.vector_to_parameters``, which also lets the model share memory with the vector.
     """
-    with torch.no_grad():
-        for p, part in _split_vector("vec2net", m, v):
+    parts = _split_vector("vec2net", m, v)
+    with torch.no_grad():  # a parameter that requires gradients cannot be written to otherwise
+        for p, part in parts:
             p.copy_(part)
     return m
 
 
-def windices(m: Any, maxnorm: bool = False) -> list[Tensor]:
+def windices(m: object, maxnorm: bool = False) -> list[Tensor]:
     """Return the indices of the weights, as ``weights`` lists them, in the vector of
     :func:`net2vec`.
 
@@ -92,26 +93,31 @@ def windices(m: Any, maxnorm: bool = False) -> list[Tensor]:
     >>> [i.tolist() for i in windices(model, maxnorm=True)]
     [[0, 1], [2, 3], [4, 5]]
     """
-    indices_of_weights, begin = [], 0
+    indices_of_weights: list[Tensor] = []
+    start = 0
     for p in module_of(m).parameters():
-        if p.ndim >= 2:
-            indices = torch.arange(begin, begin + p.numel())
-            indices_of_weights += list(indices.reshape(p.shape[0], -1)) if maxnorm else [indices]
-        begin += p.numel()
+        stop = start + p.numel()
+        if p.ndim >= 2:  # no bias
+            indices = torch.arange(start, stop)
+            units = len(p) if maxnorm else 1
+            indices_of_weights.extend(indices.reshape(units, -1))
+        start = stop
     return indices_of_weights
 
 
-def net2grad(m: Any, dtype: torch.dtype | None = None) -> Tensor:
+def net2grad(m: object, dtype: torch.dtype | None = None) -> Tensor:
     """Return the gradients of all parameters in one vector, in the order of :func:`net2vec`; zeros
     where there is none.
 
     ``m`` is a module or an estimator. The vector is a detached copy of shape ``(P,)``. Source:
     ``net2grad`` of FluxUtils.jl.
     """
-    return _flatten_tensors((g.detach() for g in dense_gradients(module_of(m).parameters())), dtype)
+    params = module_of(m).parameters()
+    grads = dense_gradients(params)
+    return _flatten(grads, dtype)
 
 
-def grad2net(m: M, v: Any) -> M:
+def grad2net(m: M, v: object) -> M:
     """Set the gradients of all parameters from a vector, as :func:`net2grad` made it, and return
     ``m``.
 
@@ -122,8 +128,8 @@ def grad2net(m: M, v: Any) -> M:
     Raises
     ------
     ShapeError
-        If ``v`` is not a vector of exactly as many values as the model has parameters. Nothing is
-        changed then.
+        If ``v`` is not a vector of exactly as many values as the model has parameters. The model
+        is left unchanged.
 
     Examples
     --------
@@ -141,31 +147,51 @@ def dense_gradients(params: Iterable[nn.Parameter]) -> list[Tensor]:
     """Return the gradient of each parameter as a dense tensor, copied only if sparse; zeros where
     there is none.
     """
-    grads = (torch.zeros_like(p, requires_grad=False) if p.grad is None else p.grad for p in params)
-    return [g.to_dense() if g.is_sparse else g for g in grads]
+    grads: list[Tensor] = []
+    for p in params:
+        grad = p.grad
+        if grad is None:
+            grad = torch.zeros_like(p, requires_grad=False)
+        elif grad.is_sparse:
+            grad = grad.to_dense()
+        grads.append(grad)
+    return grads
 
 
 def flatten_into(tensors: Sequence[Tensor], out: Tensor) -> Tensor:
     """Copy tensors one after another into the vector ``out``, in one kernel and without an
     allocation.
     """
-    return torch.cat([t.reshape(-1) for t in tensors], out=out)
-
-
-def _split_vector(caller: str, m: Any, v: Any) -> list[tuple[nn.Parameter, Tensor]]:
-    """Each parameter of a model with its part of the vector, in its shape."""
-    params = list(module_of(m).parameters())
-    v = torch.as_tensor(v)
-    n = sum(p.numel() for p in params)
-    if v.ndim != 1:
-        raise ShapeError(f"{caller}: expected a vector of shape ({n},), got shape {tuple(v.shape)}")
-    if v.numel() != n:
-        raise ShapeError(f"{caller}: vector has {v.numel()} values, the model has {n} parameters")
-    parts = v.detach().split([p.numel() for p in params])
-    return [(p, part.view_as(p)) for p, part in zip(params, parts, strict=True)]
-
-
-def _flatten_tensors(tensors: Iterable[Tensor], dtype: torch.dtype | None) -> Tensor:
     parts = [t.reshape(-1) for t in tensors]
-    v = torch.cat(parts) if parts else torch.empty(0)
-    return v if dtype is None else v.to(dtype)
+    return torch.cat(parts, out=out)
+
+
+def _split_vector(
+    caller: str,
+    m: object,
+    v: object,
+) -> list[tuple[nn.Parameter, Tensor]]:
+    """Return each parameter of a model with its part of the vector, in its shape."""
+    params = list(module_of(m).parameters())
+    vector = torch.as_tensor(v)
+    sizes = [p.numel() for p in params]
+    n = sum(sizes)
+    # an exact fit, because split and torch's vector_to_parameters would ignore surplus values
+    if vector.ndim != 1:
+        raise ShapeError(
+            f"{caller}: expected a vector of shape ({n},), got shape {tuple(vector.shape)}"
+        )
+    if vector.numel() != n:
+        raise ShapeError(
+            f"{caller}: vector has {vector.numel()} values, the model has {n} parameters"
+        )
+    parts = vector.detach().split(sizes)
+    pairs = zip(params, parts, strict=True)
+    return [(p, part.view_as(p)) for p, part in pairs]
+
+
+def _flatten(tensors: Iterable[Tensor], dtype: torch.dtype | None) -> Tensor:
+    parts = [t.detach().reshape(-1) for t in tensors]
+    if not parts:  # of which torch.cat makes no vector
+        parts = [torch.empty(0)]
+    return torch.cat(parts).to(dtype)

@@ -12,6 +12,13 @@ from torch import Tensor, nn
 from fluxutils_py.errors import DataError, ShapeError
 
 QUANTILES = (0.01, 0.99)
+# names, and values before ``fit``, which change nothing
+STATISTICS = {
+    "lower": -math.inf,
+    "upper": math.inf,
+    "mean": 0.0,
+    "std": 1.0,
+}
 BLOCK = 1 << 20  # values to read at once
 # more features than this use digits of 8 bits: counts of 16-bit digits would take much memory
 MANY = 64
@@ -57,8 +64,9 @@ class WinsorNorm(nn.Module):
 
     def __init__(self, n_features: int = 0) -> None:
         super().__init__()
-        for name, value in (("lower", -math.inf), ("upper", math.inf), ("mean", 0.0), ("std", 1.0)):
-            self.register_buffer(name, torch.full((n_features,), value, dtype=torch.float64))
+        for name, value in STATISTICS.items():
+            values = torch.full((n_features,), value, dtype=torch.float64)
+            self.register_buffer(name, values)
 
     @property
     def n_features(self) -> int:
@@ -84,31 +92,34 @@ class WinsorNorm(nn.Module):
         ------
         ShapeError, DataError
             If ``x`` does not have three axes or is empty, or if more than a hundredth of a feature
-            is infinite. Nothing is changed then.
+            is infinite. The module is left unchanged.
         """
         shape = tuple(x.shape)
         if len(shape) != 3 or 0 in shape:
             raise ShapeError(
                 f"WinsorNorm is fitted on a non-empty array of shape (F, N, T), got {shape}"
             )
+        device = self.mean.device
         statistics = winsor_statistics(lambda: _blocks(x))
-        for name, value in zip(("lower", "upper", "mean", "std"), statistics, strict=True):
-            self.register_buffer(name, value.to(self.mean.device))
+        for name, value in zip(STATISTICS, statistics, strict=True):
+            self.register_buffer(name, value.to(device))
         return self
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.n_features:
-            way_out = ": call fit first" if self.n_features == 0 else ""
+            remedy = ": call fit first" if self.n_features == 0 else ""
             raise ShapeError(
                 f"WinsorNorm has {self.n_features} features, the input has shape "
-                f"{tuple(x.shape)}{way_out}"
+                f"{tuple(x.shape)}{remedy}"
             )
         if not x.is_floating_point():
             x = x.to(torch.get_default_dtype())
-        lower, upper, mean, std = (
-            b.to(x.dtype) for b in (self.lower, self.upper, self.mean, self.std)
-        )
-        return ((x.clamp(lower, upper) - mean) / std).masked_fill(x.isnan(), 0)
+        lower = self.lower.to(x.dtype)
+        upper = self.upper.to(x.dtype)
+        mean = self.mean.to(x.dtype)
+        std = self.std.to(x.dtype)
+        standard = (x.clamp(lower, upper) - mean) / std
+        return standard.masked_fill(x.isnan(), 0)
 
     def extra_repr(self) -> str:
         return f"{self.n_features}"
@@ -142,114 +153,192 @@ def winsor_statistics(
         for block in passes():
             ranks.count(block)
         ranks.end_pass(add_up)
-    n = ranks.n
-    low, high = ranks.values.view(-1, len(QUANTILES), 2).unbind(2)
-    share, empty = ranks.share, (n == 0)[:, None]
-    # as NumPy rounds
-    between = torch.where(
-        share < 0.5, low + (high - low) * share, high - (high - low) * (1 - share)
-    )
-    bounds = torch.where(low == high, low, between).masked_fill(empty, 0)
-    if not bounds.isfinite().all():
-        f = int((~bounds.isfinite()).any(1).nonzero()[0])
-        raise DataError(
-            f"feature {f} is infinite in more than a hundredth of its values; use NaN for what is "
-            "missing"
-        )
-    lower, upper = bounds[:, :1], bounds[:, 1:]
-    # of distances from lower
-    count, mean, squares = (torch.zeros(len(n), dtype=torch.float64) for _ in range(3))
-    for block in passes():
-        # small numbers: no digits are lost
-        y = block.to(torch.float64, copy=True).clamp_(lower, upper).sub_(lower)
-        missing = y.isnan()
-        more = y.shape[1] - missing.sum(1)
-        block_mean = y.nansum(1) / more.clamp_min(1)
-        y.sub_(block_mean[:, None]).masked_fill_(missing, 0)
-        total = (count + more).clamp_min(1)
-        away = block_mean - mean
-        squares += y.square_().sum(1) + away.square() * count * more / total
-        mean += away * more / total
-        count += more
-    count, mean, squares = merge(count, mean, squares)
-    std = (squares / (count - 1).clamp_min(1)).sqrt()
+    lower, upper = _quantiles(ranks)
+    moments = _moments(passes, lower, upper)
+    count, mean, squares = merge(*moments)
+    n_free = (count - 1).clamp_min(1)
+    variance = squares / n_free
+    std = variance.sqrt()
+    lower = lower[:, 0]
     return (
-        lower[:, 0].clone(),
+        lower.clone(),  # views of one tensor, which would keep each other in memory
         upper[:, 0].clone(),
-        lower[:, 0] + mean,
+        lower + mean,
         std.masked_fill(std == 0, 1),
     )
 
 
+def _quantiles(ranks: _Ranks) -> tuple[Tensor, Tensor]:
+    """Interpolate the quantiles, (F, 1) each, between the order statistics on both sides.
+
+    Raises
+    ------
+    DataError
+        If one is infinite: the clamped values would have no mean.
+    """
+    pairs = ranks.values.view(-1, len(QUANTILES), 2)
+    low, high = pairs.unbind(2)
+    share = ranks.share
+    span = high - low
+    # from the nearer side, to round as NumPy does
+    from_low = low + span * share
+    from_high = high - span * (1 - share)
+    between = torch.where(share < 0.5, from_low, from_high)
+    # where both are the same infinity, the span is NaN
+    bounds = torch.where(low == high, low, between)
+    empty = ranks.n[:, None] == 0
+    bounds = bounds.masked_fill(empty, 0)
+    infinite = ~bounds.isfinite().all(1)
+    if infinite.any():
+        f = int(infinite.nonzero()[0])
+        raise DataError(
+            f"feature {f} is infinite in more than a hundredth of its values; use NaN for what is "
+            "missing"
+        )
+    lower, upper = bounds.split(1, 1)
+    return lower, upper
+
+
+def _moments(
+    passes: Callable[[], Iterable[Tensor]],
+    lower: Tensor,
+    upper: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return number, mean and sum of squared distances from it of the clamped values, less
+    ``lower``: on small numbers, no digits are lost.
+    """
+    n_features = len(lower)
+    count, mean, squares = torch.zeros(3, n_features, dtype=torch.float64)
+    for block in passes():
+        # in place, because a block is large; of a copy, because it may be the user's data
+        y = block.to(torch.float64, copy=True)
+        y.clamp_(lower, upper)
+        y.sub_(lower)
+        missing = y.isnan()
+        n_block = y.shape[1] - missing.sum(1)
+        block_mean = y.nansum(1) / n_block.clamp_min(1)
+        y.sub_(block_mean[:, None])
+        y.masked_fill_(missing, 0)
+        within = y.square_().sum(1)
+        # Chan et al.: distances from the common mean, of this block and of those before
+        away = block_mean - mean
+        total = (count + n_block).clamp_min(1)
+        squares += within + away.square() * count * n_block / total
+        mean += away * n_block / total
+        count += n_block  # last: both lines above need the number before
+    return count, mean, squares
+
+
 class _Ranks:
-    """The order statistics on both sides of each quantile, (F, 4); each pass finds one more digit
-    of them.
+    """Find the order statistics on both sides of each quantile, (F, 4): one more digit of them in
+    each pass.
     """
 
+    n: Tensor  # values of each feature, (F,)
+    share: Tensor  # where each quantile is between its order statistics, 0..1, (F, 2)
+    rank: Tensor  # of each order statistic among the values that begin with its prefix, (F, 4)
+    prefix: Tensor  # the digits of each order statistic that are known so far, (F, 4)
+    values: Tensor  # the order statistics, once done, (F, 4)
+
     def __init__(self) -> None:
-        self.passes, self.done = 0, False
+        self.passes = 0
+        self.done = False
 
     def start_pass(self) -> None:
         self.counts = torch.empty(0)
 
     def count(self, block: Tensor) -> None:
         """Count how often each next digit occurs in a block (F, n)."""
-        block = block if block.dtype in (torch.float32, torch.float64) else block.double()
+        if block.dtype not in (torch.float32, torch.float64):
+            block = block.double()
         if not self.counts.numel():
-            self.dtype, self.bits = block.dtype, block.element_size() * 8
+            self.dtype = block.dtype
+            self.bits = block.element_size() * 8
             self.digit = 8 if len(block) > MANY else 16
+            # in the first pass, all begin alike
             n_ranks = 2 * len(QUANTILES) if self.passes else 1
-            self.counts = torch.zeros(len(block), n_ranks, 1 << self.digit, dtype=torch.int64)
-        shift, n_digits = self.bits - self.digit * (self.passes + 1), 1 << self.digit
+            shape = (len(block), n_ranks, 1 << self.digit)
+            self.counts = torch.zeros(shape, dtype=torch.int64)
+        n_known = self.digit * (self.passes + 1)
+        shift = self.bits - n_known
         for f, row in enumerate(block):
             keys = _to_keys(row[~row.isnan()]) >> shift
             if self.passes == 0:
-                # the sign is in it
-                self.counts[f, 0] += torch.bincount(keys + n_digits // 2, minlength=n_digits)
-                continue
-            beginnings = keys >> self.digit
-            for prefix in self.prefix[f].unique():
-                digits = keys[beginnings == prefix] & n_digits - 1
-                self.counts[f, self.prefix[f] == prefix] += torch.bincount(
-                    digits, minlength=n_digits
-                )
+                self._count_first_digits(f, keys)
+            else:
+                self._count_next_digits(f, keys)
+
+    def _count_first_digits(self, f: int, keys: Tensor) -> None:
+        n_digits = 1 << self.digit
+        # keys have a sign, bincount takes no negative numbers
+        digits = keys + n_digits // 2
+        self.counts[f, 0] += torch.bincount(digits, minlength=n_digits)
+
+    def _count_next_digits(self, f: int, keys: Tensor) -> None:
+        n_digits = 1 << self.digit
+        prefixes = self.prefix[f]
+        beginnings = keys >> self.digit
+        # order statistics close to each other begin alike: each prefix is counted once
+        for prefix in prefixes.unique():
+            digits = keys[beginnings == prefix] & n_digits - 1
+            counts = torch.bincount(digits, minlength=n_digits)
+            self.counts[f, prefixes == prefix] += counts
 
     def end_pass(self, add_up: Callable[[Tensor], Tensor]) -> None:
         self.counts = add_up(self.counts)
-        if self.passes == 0:
-            self.n = self.counts.sum((1, 2))
-            # (F, 2)
-            at = torch.tensor(QUANTILES, dtype=torch.float64) * (self.n - 1).clamp_min(0)[:, None]
-            self.share = at - at.floor()
-            # (F, 4), among those of the prefix
-            self.rank = torch.stack([at.floor(), at.ceil()], 2).long().flatten(1)
-            self.prefix = torch.zeros_like(self.rank)
-        # (F, 4, digits)
-        up_to = self.counts.cumsum(2).expand(-1, self.rank.shape[1], -1).contiguous()
+        first = self.passes == 0
+        if first:
+            self._place_quantiles()
+        n_digits = self.counts.shape[2]
+        n_ranks = self.rank.shape[1]
+        # all (F, 4, digits); the first pass counted once for all four
+        counts = self.counts.expand(-1, n_ranks, -1)
+        up_to = counts.cumsum(2).contiguous()
         digit = torch.searchsorted(up_to, self.rank[:, :, None], right=True)
-        digit = digit.clamp_max(up_to.shape[2] - 1)  # of features without values
-        self.rank -= (up_to.gather(2, digit) - self.counts.expand_as(up_to).gather(2, digit))[
-            :, :, 0
-        ]
-        if self.passes == 0:
-            digit -= up_to.shape[2] // 2
-        self.prefix = (self.prefix << self.digit) + digit[:, :, 0]
+        digit = digit.clamp_max(n_digits - 1)  # of features without values
+        smaller = up_to.gather(2, digit) - counts.gather(2, digit)
+        self.rank -= smaller[:, :, 0]
+        if first:  # undo the shift of _count_first_digits
+            digit -= n_digits // 2
+        shifted = self.prefix << self.digit
+        self.prefix = shifted + digit[:, :, 0]
         self.passes += 1
         if self.passes * self.digit == self.bits:
-            self.values, self.done = _from_keys(self.prefix, self.dtype).double(), True
+            values = _from_keys(self.prefix, self.dtype)
+            self.values = values.double()
+            self.done = True
+
+    def _place_quantiles(self) -> None:
+        """Find the ranks on both sides of each quantile, from the numbers of values."""
+        self.n = self.counts.sum((1, 2))
+        quantiles = torch.tensor(QUANTILES, dtype=torch.float64)
+        last = (self.n - 1).clamp_min(0)
+        # (F, 2)
+        positions = quantiles * last[:, None]
+        below = positions.floor()
+        above = positions.ceil()
+        self.share = positions - below
+        both = torch.stack([below, above], 2)
+        self.rank = both.long().flatten(1)
+        self.prefix = torch.zeros_like(self.rank)
 
 
 def _to_keys(x: Tensor) -> Tensor:
     """Return integers in the order of the floating numbers: their bits, inverted but for the sign
     if negative.
     """
-    bits = x.view(torch.int32 if x.dtype == torch.float32 else torch.int64)
+    bits = x.view(_integer_type(x.dtype))
     return bits ^ _inverted_bits(bits)
 
 
 def _from_keys(keys: Tensor, dtype: torch.dtype) -> Tensor:
-    keys = keys.to(torch.int32 if dtype == torch.float32 else torch.int64)
-    return (keys ^ _inverted_bits(keys)).view(dtype)
+    keys = keys.to(_integer_type(dtype))
+    bits = keys ^ _inverted_bits(keys)
+    return bits.view(dtype)
+
+
+def _integer_type(dtype: torch.dtype) -> torch.dtype:
+    return torch.int32 if dtype == torch.float32 else torch.int64
 
 
 def _inverted_bits(bits: Tensor) -> Tensor:
@@ -257,7 +346,8 @@ def _inverted_bits(bits: Tensor) -> Tensor:
     ``where``.)
     """
     info = torch.iinfo(bits.dtype)
-    return (bits >> info.bits - 1) & info.max
+    sign = bits >> info.bits - 1
+    return sign & info.max
 
 
 def _blocks(x: Any) -> Iterator[Tensor]:
@@ -265,15 +355,26 @@ def _blocks(x: Any) -> Iterator[Tensor]:
     memory order.
     """
     F, N, T = x.shape
-    strides = x.stride() if isinstance(x, Tensor) else getattr(x, "strides", None) or (0, 0, 1)
+    if isinstance(x, Tensor):
+        strides = x.stride()
+    else:
+        # a dataset of HDF5 has none: its steps are contiguous
+        strides = getattr(x, "strides", None) or (0, 0, 1)
     by_series = strides[2] < strides[1]
-    first, second = (N, T) if by_series else (T, N)
-    n_first = max(1, BLOCK // (F * second))
-    n_second = second if n_first > 1 else max(1, BLOCK // F)
-    for a in range(0, first, n_first):
-        for b in range(0, second, n_second):
-            outer, inner = slice(a, a + n_first), slice(b, b + n_second)
-            part = x[:, outer, inner] if by_series else x[:, inner, outer]
-            # copied: may be read-only
-            block = part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(part)
+    n_outer = N if by_series else T
+    n_inner = T if by_series else N
+    outer_size = max(1, BLOCK // (F * n_inner))
+    inner_size = n_inner if outer_size > 1 else max(1, BLOCK // F)
+    for outer_start in range(0, n_outer, outer_size):
+        outer = slice(outer_start, outer_start + outer_size)
+        for inner_start in range(0, n_inner, inner_size):
+            inner = slice(inner_start, inner_start + inner_size)
+            if by_series:
+                part = x[:, outer, inner]
+            else:
+                part = x[:, inner, outer]
+            if isinstance(part, Tensor):
+                block = part.detach().cpu()
+            else:  # copied, because torch warns of memory that is read-only
+                block = torch.tensor(part)
             yield block.reshape(F, -1)

@@ -45,12 +45,14 @@ def signalign(xs: Sequence[Any], tau: float) -> Tensor | None:
     >>> signalign([torch.tensor([1.0, 1.0]), torch.tensor([3.0, -2.0])], tau=0.5)
     tensor([2., 0.])
     """
-    tensors = [x.to_dense() for x in (torch.as_tensor(x) for x in xs if x is not None)]
+    tensors = [torch.as_tensor(x).to_dense() for x in xs if x is not None]
     if not tensors:
         return None
-    agreement = tree_reduce([x.sign() for x in tensors], torch.add).abs()  # sums of signs are exact
+    # whole numbers, so that rounding cannot decide which entries agree
+    agreement = tree_reduce([x.sign() for x in tensors], torch.add).abs()
     mean = tree_reduce(tensors, torch.add) / len(tensors)
-    return torch.where(agreement >= tau * len(tensors), mean, 0.0)
+    needed = tau * len(tensors)
+    return torch.where(agreement >= needed, mean, 0.0)
 
 
 def maskedgrad(grads: Sequence[Sequence[Any]], tau: float) -> Gradients:
@@ -91,12 +93,19 @@ def igradient(
     -----
     Source: ``igradient`` of PrayTools.jl; Parascandolo et al. (2020), arXiv:2009.00329.
     """
-    tensors, samples = as_params(params), list(samples)
+    tensors = as_params(params)
+    samples = list(samples)
     if len(samples) > 1:
         require_thread_safe(params)
-    with threads or Threads(max(1, len(samples))) as at_work:
-        parts = at_work.map(
-            lambda sample: value_and_gradient(loss(*sample), tensors), samples, idempotent=True
-        )
+
+    def compute(sample: tuple[Any, ...]) -> tuple[float, Gradients]:
+        return value_and_gradient(loss(*sample), tensors)
+
+    # with no samples, maskedgrad raises the error
+    n = max(1, len(samples))
+    with threads or Threads(n) as running:
+        parts = running.map(compute, samples, idempotent=True)
     gradients = maskedgrad([gradient for _, gradient in parts], tau)
-    return tree_reduce([value for value, _ in parts], float.__add__) / len(parts), gradients
+    values = [value for value, _ in parts]
+    total = tree_reduce(values, float.__add__)
+    return total / len(parts), gradients

@@ -6,21 +6,27 @@ from __future__ import annotations
 
 import json
 import operator
+import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
 from fluxutils_py.files import atomic_write
 from fluxutils_py.training.best_model import BestModel
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.plain_files import write_file
 from fluxutils_py.training.triggers import Clock
 from fluxutils_py.validation import check_integer
 
 KIND = "fluxutils_py parameters"
-FIRST, FIRST_EVERY = 200, 20  # during the first 200 steps, print the running mean every 20 steps
+PathLike: TypeAlias = str | os.PathLike[str]
+# during the first 200 steps, print the running mean every 20 steps
+FIRST = 200
+FIRST_EVERY = 20
 
 
 class cb:
@@ -39,11 +45,14 @@ class cb:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function, self.name = function, getattr(function, "__name__", type(self).__name__)
+        self.function = function
+        self.name = getattr(function, "__name__", type(self).__name__)
+        # only then has this hook a state, which the loop puts into checkpoints
         if hasattr(function, "state_dict") and hasattr(function, "load_state_dict"):
-            self.state_dict, self.load_state_dict = function.state_dict, function.load_state_dict
+            self.state_dict = function.state_dict
+            self.load_state_dict = function.load_state_dict
 
-    def on_step(self, loop: Any) -> None:
+    def on_step(self, loop: Loop) -> None:
         _let_rank_0_write(self.function, loop)
         self.function()
 
@@ -53,13 +62,13 @@ class cby(cb):
     PrayTools does.
     """
 
-    def on_step(self, loop: Any) -> None:
+    def on_step(self, loop: Loop) -> None:
         if loop.batch_loss is not None:
             _let_rank_0_write(self.function, loop)
             self.function(loop.batch_loss)
 
 
-def _let_rank_0_write(function: Any, loop: Any) -> None:
+def _let_rank_0_write(function: object, loop: Loop) -> None:
     """Of several ranks, let only rank 0 print and write files, if the function is one of this
     module that does so.
     """
@@ -67,26 +76,30 @@ def _let_rank_0_write(function: Any, loop: Any) -> None:
         function.writes = loop.rank == 0
 
 
+@dataclass(eq=False, repr=False)  # an object with a state, not a value
 class EvalCby:
     """Callable that takes the loss of each step and records their mean every ``steps`` steps:
     :func:`initevalcby`.
     """
 
-    def __init__(
-        self,
-        steps: int,
-        accuracy: Callable[[], Any] | None,
-        resultdir: Any,
-        model: nn.Module | None,
-        printer: Callable[[str], Any],
-        clock: Clock,
-    ) -> None:
-        self.steps, self.accuracy, self.model = check_integer("steps", steps, 1), accuracy, model
-        self.resultdir = None if resultdir is None else Path(resultdir)
-        self.printer, self.clock = printer, clock
+    steps: int
+    accuracy: Callable[[], Any] | None
+    resultdir: PathLike | None
+    model: nn.Module | None
+    printer: Callable[[str], Any]
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self.steps = check_integer("steps", self.steps, 1)
         self.writes = True  # of several ranks only rank 0 writes and prints
         self.history: list[dict[str, Any]] = []
-        self.step, self.sum, self.n, self.started = 0, 0.0, 0, clock()
+        self.step = 0
+        self._begin_mean(self.clock())
+
+    def _begin_mean(self, now: float) -> None:
+        self.sum = 0.0
+        self.n = 0
+        self.started = now
 
     def __call__(self, loss: float) -> None:
         self.step += 1
@@ -98,33 +111,26 @@ class EvalCby:
             self.printer(f"{self.step}: loss {self.sum / self.n:.6g}")
 
     def _record(self) -> None:
-        now, values = self.clock(), None if self.accuracy is None else self.accuracy()
-        if not isinstance(values, Mapping):
-            values = {} if values is None else {"accuracy": values}
-        numbers = {
-            name: value.item() if hasattr(value, "item") else value
-            for name, value in values.items()
-        }
-        record = {
-            "step": self.step,
-            "loss": self.sum / self.n,
-            **numbers,
-            "seconds": now - self.started,
-        }
+        now = self.clock()  # before accuracy, whose time counts in the next record
+        numbers = {} if self.accuracy is None else _as_numbers(self.accuracy())
+        mean = self.sum / self.n
+        record = {"step": self.step, "loss": mean, **numbers, "seconds": now - self.started}
         self.history.append(record)
-        self.sum, self.n, self.started = 0.0, 0, now
-        texts = (
-            f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}"
-            for k, v in record.items()
-            if k != "step"
-        )
-        if self.writes:
-            self.printer(f"{self.step}: {', '.join(texts)}")
-        if self.resultdir is not None and self.writes:
-            self._write_files(self.resultdir)
+        self._begin_mean(now)
+        if not self.writes:
+            return
+        texts = [
+            f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in record.items()
+            if name != "step"
+        ]
+        self.printer(f"{self.step}: {', '.join(texts)}")
+        if self.resultdir is not None:
+            self._write_files(Path(self.resultdir))
 
     def _write_files(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        # atomic: a reader, or a run that is killed, never sees half a file
         with atomic_write(folder / "history.json") as f:
             f.write(json.dumps(self.history, indent=1).encode())
         if self.model is not None:
@@ -133,26 +139,38 @@ class EvalCby:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters, the sum of the losses since the last record, and the history."""
-        elapsed = self.clock() - self.started
         return {
             "step": self.step,
             "sum": self.sum,
             "n": self.n,
-            "elapsed": elapsed,
+            "elapsed": self.clock() - self.started,
             "history": list(self.history),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self.step, self.sum, self.n = state["step"], state["sum"], state["n"]
+        self.step = state["step"]
+        self.sum = state["sum"]
+        self.n = state["n"]
+        # the clock of another process counts from another origin
         self.started = self.clock() - state["elapsed"]
         self.history[:] = state["history"]  # in place: the user has this list
+
+
+def _as_numbers(values: Any) -> dict[str, Any]:
+    """Return the result of a user's function as Python numbers by name."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        values = {"accuracy": values}
+    # records are written as JSON, which has no tensors or NumPy scalars
+    return {k: v.item() if hasattr(v, "item") else v for k, v in values.items()}
 
 
 def initevalcby(
     steps: int = 1000,
     accuracy: Callable[[], Any] | None = None,
-    resultdir: Any = None,
+    resultdir: PathLike | None = None,
     model: nn.Module | None = None,
     printer: Callable[[str], Any] = print,
     *,
@@ -213,22 +231,22 @@ class ModelSelector(BestModel):
         every: int,
     ):
         super().__init__(model, operator.gt)
-        self.accuracy, self.show, self.every, self.calls = (
-            accuracy,
-            show,
-            check_integer("every", every, 1),
-            0,
-        )
+        self.accuracy = accuracy
+        self.show = show
+        self.every = check_integer("every", every, 1)
+        self.calls = 0
         self.writes = True  # of several ranks only rank 0 prints
 
     def __call__(self) -> None:
         self.calls += 1
-        if self.calls % self.every == 0:
-            accuracy = float(self.accuracy())
-            self.update(accuracy)
-            if self.show is not None and self.writes:
-                best = self.value if self.value is None else f"{self.value:.6g}"
-                self.show(f"accuracy {accuracy:.6g}, the best so far {best}")
+        if self.calls % self.every != 0:
+            return
+        accuracy = float(self.accuracy())
+        self.update(accuracy)
+        if self.show is not None and self.writes:
+            # None as long as all accuracies were NaN
+            best = None if self.value is None else f"{self.value:.6g}"
+            self.show(f"accuracy {accuracy:.6g}, the best so far {best}")
 
     def state_dict(self) -> dict[str, Any]:
         return {"calls": self.calls, **super().state_dict()}
@@ -280,5 +298,6 @@ def bestmodelselector(
     >>> best.value
     -1.0
     """
-    best = ModelSelector(model, accuracy, print if show is True else show or None, every)
-    return best, best
+    printer = print if show is True else show or None
+    best = ModelSelector(model, accuracy, printer, every)
+    return best, best  # one object is both the callback and the best model

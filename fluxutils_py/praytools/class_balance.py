@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,8 +13,10 @@ from fluxutils_py.errors import DataError, ShapeError
 
 __all__ = ["balanced_sample", "classindexes", "initbatchprovider"]
 
+RandomSource: TypeAlias = np.random.Generator | np.random.RandomState | int | None
 
-def classindexes(t: Any) -> dict[Any, np.ndarray]:
+
+def classindexes(t: object) -> dict[Any, np.ndarray]:
     """Return the indices of each class.
 
     Parameters
@@ -42,20 +44,28 @@ def classindexes(t: Any) -> dict[Any, np.ndarray]:
     >>> classindexes(["b", "a", "b"])
     {'a': array([1]), 'b': array([0, 2])}
     """
-    labels = np.asarray(t)
-    if labels.ndim != 1:
-        raise ShapeError(f"class labels must have shape (N,), got {labels.shape}")
+    samples = np.asarray(t)
+    if samples.ndim != 1:
+        raise ShapeError(f"class labels must have shape (N,), got {samples.shape}")
     try:
-        classes, which = np.unique(labels, return_inverse=True)
+        classes, which = np.unique(samples, return_inverse=True)
     except TypeError as error:
         raise DataError(f"class labels must be of one kind that can be sorted: {error}") from None
     order = np.argsort(which, kind="stable")
-    indices = np.split(order, np.cumsum(np.bincount(which, minlength=len(classes)))[:-1])
-    # NaN != NaN
-    return {c: i for c, i in zip(classes.tolist(), indices, strict=len(classes) > 0) if c == c}
+    sizes = np.bincount(which, minlength=len(classes))
+    ends = np.cumsum(sizes)
+    indices = np.split(order, ends[:-1])
+    # without classes, split still returns one empty part; NaN, no class, differs from itself
+    labels = classes.tolist()
+    pairs = zip(labels, indices, strict=bool(labels))
+    return {label: i for label, i in pairs if label == label}
 
 
-def balanced_sample(ci: Mapping[Any, Any], n: int, rng: Any = None) -> np.ndarray:
+def balanced_sample(
+    ci: Mapping[Any, Any],
+    n: int,
+    rng: RandomSource = None,
+) -> np.ndarray:
     """Draw equally many samples of each class, without replacement; return their indices.
 
     Parameters
@@ -91,14 +101,19 @@ def balanced_sample(ci: Mapping[Any, Any], n: int, rng: Any = None) -> np.ndarra
     """
     per_class = _per_class(ci, n)
     rng = _generator(rng)
-    return np.concatenate(
-        [rng.choice(np.asarray(i), per_class, replace=False) for i in ci.values()]
-    )
+    drawn = []
+    for indices in ci.values():
+        indices = np.asarray(indices)
+        drawn.append(rng.choice(indices, per_class, replace=False))
+    return np.concatenate(drawn)
 
 
-# More than 12 branches: each container of samples is one case.
 def initbatchprovider(
-    data: Any, targets: Any, *indices_and_n: Any, axis: int = -1, random_state: Any = None
+    data: Any,
+    targets: Any,
+    *indices_and_n: Any,
+    axis: int = -1,
+    random_state: RandomSource = None,
 ) -> Callable[[], tuple[Any, Any]]:
     """Return a function that draws another class-balanced minibatch at each call.
 
@@ -157,68 +172,91 @@ def initbatchprovider(
             "expected initbatchprovider(data, targets, n) or (data, targets, train_indices, n)"
         )
     *indices, n = indices_and_n
-    arrays = [
-        a if hasattr(a, "shape") else np.asarray(a)
-        for a in (data if isinstance(data, tuple) else (data,))
-    ]
+    is_tuple = isinstance(data, tuple)
+    arrays = _as_arrays(data if is_tuple else (data,))
     ci = classindexes(targets)
     n_samples = len(targets)
     for a in arrays:
-        if not -len(a.shape) <= axis < len(a.shape) or a.shape[axis] != n_samples:
-            raise ShapeError(
-                f"data of shape {tuple(a.shape)} must have the {n_samples} samples of targets "
-                f"along axis {axis}"
-            )
+        _require_samples(a, n_samples, axis)
     if indices:
         keep = _chosen_mask(indices[0], n_samples)
-        ci = {c: i[keep[i]] for c, i in ci.items()}
+        ci = {label: i[keep[i]] for label, i in ci.items()}
     per_class = _per_class(ci, n)
-    shape = arrays[0].shape
-    first = axis == 0 or (len(shape) > 1 and axis % len(shape) == 0)
-    onehot = np.repeat(np.eye(len(ci), dtype=np.float32), per_class, axis=1)  # (k, m)
-    rng, lock = _generator(random_state), threading.Lock()
+
+    # a minibatch has its classes in order, so all have the same targets
+    each_class = np.eye(len(ci), dtype=np.float32)
+    onehot = np.repeat(each_class, per_class, axis=1)  # (k, m)
+    n_axes = len(arrays[0].shape)
+    if axis == 0 or (n_axes > 1 and axis == -n_axes):  # -1 of a vector keeps PrayTools' (k, m)
+        onehot = onehot.T
+    rng = _generator(random_state)
+    lock = threading.Lock()
 
     def provider() -> tuple[Any, Any]:
         with lock:  # the draws of one minibatch follow each other
             ii = balanced_sample(ci, n, rng)
         x = tuple(_take_along(a, ii, axis) for a in arrays)
-        return x if isinstance(data, tuple) else x[0], _like_input(
-            arrays[0], onehot.T if first else onehot
-        )
+        y = _like_input(arrays[0], onehot)
+        return x if is_tuple else x[0], y
 
     return provider
+
+
+def _as_arrays(data: Sequence[Any]) -> list[Any]:
+    # what has a shape is kept: reading a file would load it whole
+    return [a if hasattr(a, "shape") else np.asarray(a) for a in data]
+
+
+def _require_samples(
+    a: Any,
+    n_samples: int,
+    axis: int,
+) -> None:
+    shape = tuple(a.shape)
+    n_axes = len(shape)
+    if not -n_axes <= axis < n_axes or shape[axis] != n_samples:
+        raise ShapeError(
+            f"data of shape {shape} must have the {n_samples} samples of targets along axis {axis}"
+        )
 
 
 def _per_class(ci: Mapping[Any, Any], n: int) -> int:
     if not ci:
         raise DataError("there are no classes to sample from")
-    empty = [c for c, i in ci.items() if len(i) == 0]
+    empty = [repr(c) for c, i in ci.items() if len(i) == 0]
     if empty:
-        raise DataError(f"no samples of class {', '.join(map(repr, empty))} to draw from")
-    if n < len(ci):
-        raise ValueError(
-            f"{n} samples cannot be balanced over {len(ci)} classes; n must be at least {len(ci)}"
-        )
-    return min(n // len(ci), min(len(i) for i in ci.values()))
+        raise DataError(f"no samples of class {', '.join(empty)} to draw from")
+    k = len(ci)
+    if n < k:
+        raise ValueError(f"{n} samples cannot be balanced over {k} classes; n must be at least {k}")
+    smallest = min(map(len, ci.values()))
+    return min(n // k, smallest)
 
 
-def _chosen_mask(indices: Any, n: int) -> np.ndarray:
+def _chosen_mask(indices: object, n: int) -> np.ndarray:
     """Return a mask of the chosen ones among ``n`` samples."""
-    indices = np.asarray(indices)
-    if indices.dtype.kind == "b" and indices.shape == (n,):
-        return indices
-    if indices.size and (indices.dtype.kind not in "iu" or indices.min() < 0 or indices.max() >= n):
-        raise DataError(f"train_indices must be integers from 0 to {n - 1}, or {n} booleans")
+    chosen = np.asarray(indices)
+    if chosen.dtype.kind == "b" and chosen.shape == (n,):
+        return chosen
+    # an empty list has no integer type; negative indices would hide a mistake
+    if chosen.size:
+        integers = chosen.dtype.kind in "iu"
+        if not integers or chosen.min() < 0 or chosen.max() >= n:
+            raise DataError(f"train_indices must be integers from 0 to {n - 1}, or {n} booleans")
     mask = np.zeros(n, bool)
-    mask[indices.astype(int)] = True
+    places = chosen.astype(int)
+    mask[places] = True
     return mask
 
 
 def _take_along(a: Any, ii: np.ndarray, axis: int) -> Any:
     axis %= len(a.shape)
     if isinstance(a, np.ndarray) or is_tensor(a):
-        return a[(*(slice(None),) * axis, ii)]
-    return read_block(a, *(ii if i == axis else range(n) for i, n in enumerate(a.shape)))
+        before = (slice(None),) * axis
+        return a[(*before, ii)]
+    places: list[Any] = [range(n) for n in a.shape]
+    places[axis] = ii
+    return read_block(a, *places)
 
 
 def _like_input(a: Any, onehot: np.ndarray) -> Any:
@@ -227,10 +265,13 @@ def _like_input(a: Any, onehot: np.ndarray) -> Any:
         copy = a.new_tensor(onehot)
         return copy if a.dtype.is_floating_point else copy.float()
     dtype = np.dtype(a.dtype)
-    return onehot.astype(dtype if dtype.kind == "f" else np.float32)
+    if dtype.kind != "f":
+        dtype = onehot.dtype
+    return onehot.astype(dtype)  # a copy: the caller may change its minibatch
 
 
-def _generator(rng: Any) -> np.random.Generator:
-    if isinstance(rng, np.random.RandomState):
-        return np.random.default_rng(rng.randint(np.iinfo(np.int32).max))
+def _generator(rng: RandomSource) -> np.random.Generator:
+    if isinstance(rng, np.random.RandomState):  # advances it, so that each call draws others
+        largest = np.iinfo(np.int32).max
+        rng = rng.randint(largest)
     return np.random.default_rng(rng)

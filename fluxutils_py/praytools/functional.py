@@ -101,17 +101,8 @@ def train(
         return BatchLoss(loss(*sample), n_observations(sample, axis) or 1)
 
     divide = partial(shard, axis=axis)
-    told = {"axis": axis}
-    _train(
-        compute,
-        divide,
-        params,
-        lambda: as_sample(preparesamples()),
-        opt,
-        iterations,
-        told=told,
-        **settings,
-    )
+    prepare = checked(preparesamples)
+    _train(compute, divide, params, prepare, opt, iterations, told={"axis": axis}, **settings)
 
 
 def ptrain(
@@ -144,11 +135,13 @@ def ptrain(
     Notes
     -----
     Each part is weighted by its number of observations. For random numbers and models that change
-    as they run, see
-    :func:`pgradient`. Source: ``ptrain!`` of PrayTools.jl, which takes plain means.
+    as they run, see :func:`pgradient`.
+
+    Source: ``ptrain!`` of PrayTools.jl, which takes plain means.
     """
     n = torch.get_num_threads() if bs is None or bs == "auto" else int(bs)
 
+    # ThreadedLoss also passes the model and the number of the part
     def compute(sample: Sample, *_: Any) -> BatchLoss:
         return BatchLoss(loss(*sample), n_observations(sample, axis) or 1)
 
@@ -156,17 +149,13 @@ def ptrain(
         return minibatch if bs is None else dividebatch(n, *minibatch, axis=axis)
 
     divide = share_samples if bs is None else partial(shard, axis=axis)
-    prepare = preparesamples if bs is None else lambda: as_sample(preparesamples())
+    prepare = preparesamples if bs is None else checked(preparesamples)
+    # both decide which share of a minibatch a rank has, so all ranks need the same
+    told = {"axis": axis, "whether bs is None": bs is None}
+    together: dict[str, Any] = {"told": told, "defer": False}
     with Threads(n) as threads:
         in_threads = ThreadedLoss(compute, as_module(params), threads, parts, replicate=False)
-        # what a rank's share of a minibatch is
-        told = {
-            "axis": axis,
-            "whether bs is None": bs is None,
-        }
-        _train(
-            in_threads, divide, params, prepare, opt, iterations, told=told, **settings, defer=False
-        )
+        _train(in_threads, divide, params, prepare, opt, iterations, **settings, **together)
 
 
 def ttrain(
@@ -198,14 +187,17 @@ def ttrain(
     Source: ``ttrain!`` of PrayTools.jl.
     """
 
+    prepare_one = checked(preparesamples)
+
     def prepare() -> tuple[Sample, ...]:
-        return tuple(threads.map(lambda _: as_sample(preparesamples()), range(threads.n)))
+        samples = threads.map(lambda _: prepare_one(), range(threads.n))
+        return tuple(samples)
 
     def compute(sample: Sample, *_: Any) -> BatchLoss:
         return BatchLoss(loss(*sample))
 
     def parts(samples: Sequence[Sample], n: int) -> Sequence[Sample]:
-        return samples
+        return samples  # prepared one by one, so there is nothing to divide
 
     with Threads(torch.get_num_threads() if n is None else n) as threads:
         in_threads = ThreadedLoss(compute, as_module(params), threads, parts, replicate=False)
@@ -240,40 +232,36 @@ def itrain(
     -----
     Source: ``itrain!`` of PrayTools.jl; Parascandolo et al. (2020), arXiv:2009.00329.
     """
+    # a rank masks what it computes: the mean over different environments would not be masked
     if settings.get("batches", "same") != "same":
         raise ValueError("itrain needs the same environments on every rank: leave out batches=")
     if settings.get("precision") == "float16":
         raise ValueError(
-            "itrain compares the signs of gradients, which float16 rounds to zero: take 'bfloat16'"
+            "itrain compares the signs of gradients, which float16 rounds to zero: use 'bfloat16'"
         )
 
     def prepare() -> tuple[Sample, ...]:
-        return tuple(as_sample(sample) for sample in preparesamples())
+        return tuple(map(as_sample, preparesamples()))
 
     def compute(samples: Sequence[Sample]) -> BatchLoss:
         value, gradients = igradient(loss, params, samples, tau, threads=threads)
         return BatchLoss(value, gradients=gradients)
 
+    # to find the module that gave a NaN; only the forward pass matters for that
     def run_again(samples: Sequence[Sample]) -> None:
         for sample in samples:
             loss(*sample)
 
+    def divide(samples: Sequence[Sample], rank: int, size: int) -> Sequence[Sample]:
+        return samples  # the signs of all environments count on every rank
+
+    together: dict[str, Any] = {
+        "told": {"tau": tau},
+        "compute_again": run_again,
+        "defer": False,
+    }
     with Threads(torch.get_num_threads()) as threads:
-        together: dict[str, Any] = {
-            "told": {"tau": tau},
-            "compute_again": run_again,
-            "defer": False,
-        }
-        _train(
-            compute,
-            lambda samples, rank, size: samples,
-            params,
-            prepare,
-            opt,
-            iterations,
-            **settings,
-            **together,
-        )
+        _train(compute, divide, params, prepare, opt, iterations, **settings, **together)
 
 
 def autotrain(
@@ -312,26 +300,25 @@ def autotrain(
         measure = partial(parallelization_stats, steps=steps, try_parts=try_parts, axis=axis)
         stats = ranks.guard(measure, loss, params, prepare_minibatch, minibatch_size)
     with ranks:
-        parts = ranks.allgather(stats and min(stats, key=lambda row: row["time"])["parts"])[0]
-        ptrain(
-            loss,
-            params,
-            prepare_minibatch,
-            opt,
-            iterations,
-            bs=parts,
-            axis=axis,
-            comm=ranks,
-            **settings,
-        )
+        fastest = stats and min(stats, key=lambda row: row["time"])["parts"]
+        # the times of the ranks differ, the division of minibatches must not
+        parts = ranks.allgather(fastest)[0]
+        settings |= {"axis": axis, "comm": ranks}
+        ptrain(loss, params, prepare_minibatch, opt, iterations, bs=parts, **settings)
 
 
-def as_module(params: Any) -> nn.Module | None:
+def as_module(params: object) -> nn.Module | None:
     """Return a module given as parameters; None for others."""
     return params if isinstance(params, nn.Module) else None
 
 
-def as_sample(sample: Any) -> Sample:
+def checked(preparesamples: Callable[[], object]) -> Callable[[], Sample]:
+    """Return a function that prepares a sample and checks it."""
+    # a tensor returned alone would be taken for its rows
+    return lambda: as_sample(preparesamples())
+
+
+def as_sample(sample: object) -> Sample:
     """Return a sample that a user's function has prepared, after checking it.
 
     Raises
@@ -348,7 +335,7 @@ def as_sample(sample: Any) -> Sample:
 
 
 def share_samples(samples: Sequence[Sample], rank: int, size: int) -> Sequence[Sample] | None:
-    """Return a rank's share of the samples of a minibatch."""
+    """Return a rank's share of the samples of a minibatch; None if it has none."""
     return samples[array_split_slice(len(samples), size, rank)] or None
 
 
@@ -368,28 +355,28 @@ def _train(
     """Step the optimizer on one minibatch after another; ``told`` are further settings that ranks
     compare.
     """
-    told = dict(told or {})
-    model, tensors = as_module(params), as_params(params)
+    model = as_module(params)
+    tensors = as_params(params)
     optimizer = make_optimizer(opt, [p for p in tensors if p.requires_grad])
+
+    def describe(sample: object) -> str:
+        return f" at iteration {loop.step + 1}"
+
     step = FunctionStep(
-        compute,
-        optimizer,
-        model,
-        tensors,
-        shard=divide,
-        describe=lambda sample: f" at iteration {loop.step + 1}",
-        **settings,
+        compute, optimizer, model, tensors, shard=divide, describe=describe, **settings
     )
-    told["batches"] = settings.get("batches", "same")
-    if step.shares_batches:  # a rank with batches of its own may have fewer
+    told = {**(told or {}), "batches": settings.get("batches", "same")}
+    if step.shares_batches:  # a rank with separate batches may have fewer
         told["iterations"] = iterations
+    # before the first step: different settings would leave a rank waiting for the others
     with step.ranks as ranks:
         ranks.require_equal(told)
     loop = Loop(step, step.ranks)
-    for call in (cb,) if callable(cb) else cb:
+    for call in [cb] if callable(cb) else cb:
         loop.hooks.attach(as_cb(call))
     if cby is not None:
         loop.hooks.attach(as_cby(cby))
+    # gradients that wait for more minibatches (accumulate) are used at the end
     loop.hooks.add("epoch", lambda loop: step.flush(), name="flush", collective=True)
     loop.run_epochs(islice(_prepared_samples(prepare), iterations), 1)
 
@@ -397,6 +384,7 @@ def _train(
 def _prepared_samples(prepare: Callable[[], Any]) -> Iterator[Any]:
     """Yield the results of a function, call after call, until it raises StopIteration."""
     while True:
+        # a StopIteration that leaves a generator becomes a RuntimeError
         try:
             sample = prepare()
         except StopIteration:

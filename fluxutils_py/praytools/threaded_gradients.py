@@ -83,13 +83,16 @@ def pgradient(
     if len(shares) != len(samples):
         raise ValueError(f"there are {len(samples)} samples, but {len(shares)} weights")
     total = sum(shares)
-    if not total > 0:
+    if not total > 0:  # NaN too, of which each comparison is False
         raise ValueError(f"the weights of the samples must have a positive sum, it is {total}")
 
     def compute(part: tuple[tuple[Any, ...], float]) -> tuple[float, Gradients]:
         sample, share = part
         value = loss(*sample)
-        return value_and_gradient(value if share == total else value * (share / total), tensors)
+        # scaled before its gradient, so that gradients only have to be added up
+        if share != total:
+            value = value * (share / total)
+        return value_and_gradient(value, tensors)
 
     parts = list(zip(samples, shares, strict=True))
     with threads or Threads(len(samples)) as running:
@@ -114,10 +117,10 @@ def tgradient(
     """
     if n is None:
         n = threads.n if threads else torch.get_num_threads()
-    with threads or Threads(n) as at_work:
-        return pgradient(
-            loss, params, at_work.map(lambda _: preparesamples(), range(n)), threads=at_work
-        )
+    # entered twice, here and in pgradient: the threads stop when the outer block ends
+    with threads or Threads(n) as running:
+        samples = running.map(lambda _: preparesamples(), range(n))
+        return pgradient(loss, params, samples, threads=running)
 
 
 def parallelization_stats(
@@ -164,14 +167,17 @@ def parallelization_stats(
         raise ValueError(
             f"minibatch_size and steps must be at least 1, got {minibatch_size} and {steps}"
         )
-    params, minibatch = as_params(params), prepare_minibatch()
+    params = as_params(params)
+    minibatch = prepare_minibatch()
     if try_parts is None:
         try_parts = [2**k for k in range(round(math.log2(minibatch_size)) + 1)]
     rows = []
+    # the undivided minibatch first, with which the others are compared
     for parts in (1, *try_parts):
         samples = dividebatch(parts, *minibatch, axis=axis)
+        # as many as there are samples, which may be fewer than parts
         with Threads(len(samples)) as threads:
-            for step in range(-1, steps):
+            for step in range(-1, steps):  # the first one warms up
                 if step == 0:
                     began = time.perf_counter()
                 pgradient(loss, params, samples, threads=threads)
@@ -179,4 +185,4 @@ def parallelization_stats(
     return rows
 
 
-paralelization_stats = parallelization_stats
+paralelization_stats = parallelization_stats  # as PrayTools.jl spells it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -83,7 +84,7 @@ class MultiDirectorySummaryWriter(Writer):
 
     def __init__(
         self,
-        log_dir_root: Any,
+        log_dir_root: str | os.PathLike[str],
         *,
         keys: Iterable[str] = (),
         allow_new_keys: bool = True,
@@ -92,18 +93,20 @@ class MultiDirectorySummaryWriter(Writer):
         tag_to_key: Callable[[str], tuple[str, str]] = split_tag,
         dirname: Callable[[str], str] = str,
         use_threaded_writer: bool = True,
-        comm: Any = "auto",
+        comm: object = "auto",
     ) -> None:
-        self.log_dir, self.keys, self.allow_new_keys = (
-            Path(log_dir_root).absolute(),
-            tuple(keys),
-            allow_new_keys,
-        )
-        self.auto_flush, self.use_threaded_writer = auto_flush, use_threaded_writer
-        self.tag_to_key, self.dirname = tag_to_key, dirname
+        # a directory is created on first use, when the program may have changed its folder
+        self.log_dir = Path(log_dir_root).absolute()
+        self.keys = tuple(keys)
+        self.allow_new_keys = allow_new_keys
+        self.auto_flush = auto_flush
+        self.use_threaded_writer = use_threaded_writer
+        self.tag_to_key = tag_to_key
+        self.dirname = dirname
         self.disabled = only_from_leader_process and not is_main_process(comm=comm)
         self._writers: dict[str, Writer] = {}
-        self._lock, self._closed = threading.Lock(), False  # several threads may write
+        self._lock = threading.Lock()  # several threads may write
+        self._closed = False
 
     def subwriter(self, key: str) -> Writer:
         """Return the writer for the directory of a key. Closing this writer closes it."""
@@ -114,19 +117,20 @@ class MultiDirectorySummaryWriter(Writer):
                 "allow_new_keys=True"
             )
         with self._lock:
+            # else a directory would be opened that nobody closes
             if self._closed:
                 raise ValueError(
                     f"the writer of {self.log_dir} is closed; open another to write more"
                 )
             if key not in self._writers:
-                self._writers[key] = (
-                    NullSummaryWriter() if self.disabled else self._open_writer(key)
-                )
+                self._writers[key] = self._open_writer(key)
             return self._writers[key]
 
     def _open_writer(self, key: str) -> Writer:
-        opened = ThreadedSummaryWriter.open if self.use_threaded_writer else SummaryWriter
-        return opened(self.log_dir / self.dirname(key), auto_flush=self.auto_flush)
+        if self.disabled:
+            return NullSummaryWriter()
+        open_writer = ThreadedSummaryWriter.open if self.use_threaded_writer else SummaryWriter
+        return open_writer(self.log_dir / self.dirname(key), auto_flush=self.auto_flush)
 
     def _call(self, method: str, *args: Any, **options: Any) -> None:
         if method == "add_hparams":
@@ -152,13 +156,14 @@ class MultiDirectorySummaryWriter(Writer):
         writer)``.
         """
 
-        def write_results(results: Mapping[str, Any], loop: Any) -> None:
+        def write_results(results: Mapping[str, Any], loop: object) -> None:
             for name, result in results.items():
                 writer = self.subwriter(name)
                 if method is None:
                     result.write_to_tensorboard(loop, writer)
                 else:
                     method(result, loop, writer)
+                # results are rare and worth reading at once
                 writer.flush()
 
         return write_results
@@ -167,16 +172,16 @@ class MultiDirectorySummaryWriter(Writer):
         self._for_each_writer(lambda writer: writer.flush())
 
     def close(self) -> None:
-        self._closed = True
+        self._closed = True  # first: no other thread may open one meanwhile
         self._for_each_writer(lambda writer: writer.close())
 
     def _for_each_writer(self, call: Callable[[Writer], None]) -> None:
         """Apply ``call`` to every writer, then raise the first error."""
-        failed: Exception | None = None
+        errors: list[Exception] = []
         for writer in self._writers.values():
             try:
                 call(writer)
-            except Exception as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+            except Exception as error:  # the others are still to be closed
+                errors.append(error)
+        if errors:
+            raise errors[0]

@@ -9,20 +9,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from fluxutils_py.parallel import is_main_process
+from fluxutils_py.reporting.running_loop import RunningLoop
 from fluxutils_py.reporting.tables import as_number, format_metric
 from fluxutils_py.terminal import shows_progress
 
 _said: set[str] = set()  # lines that this process needs only once
 LOG = logging.getLogger("fluxutils_py")
 # not shown among the numbers of an epoch's record
-HIDDEN_KEYS = (
-    "epoch",
-    "mean_batch_loss",
-    "seconds",
-)
+HIDDEN_KEYS = ("epoch", "mean_batch_loss", "seconds")
 
 
-def progress_hook(verbose: Any) -> ProgressBar | EpochLog | None:
+def progress_hook(verbose: object) -> ProgressBar | EpochLog | None:
     """Return the progress hook for an estimator's ``verbose``, or None.
 
     "auto": a bar on a terminal and in a notebook, elsewhere a line per epoch in the log. True: the
@@ -48,12 +45,13 @@ class EpochLog:
     validation_loss 0.2, 1.2 s``. Of several ranks only rank 0 writes.
     """
 
-    name, priority = "epoch log", 100
+    name = "epoch log"
+    priority = 100  # after hooks that add to the record
 
     def __init__(self, insist: bool = False) -> None:
         self.insist = insist
 
-    def on_epoch(self, loop: Any) -> None:
+    def on_epoch(self, loop: RunningLoop) -> None:
         if is_main_process(loop):
             self._write_line(epoch_line(loop.record), self.insist)
 
@@ -95,12 +93,13 @@ class ProgressBar:
     rank 0 shows it.
     """
 
-    name, priority = "progress bar", 100
+    name = "progress bar"
+    priority = 100
 
     def __init__(self) -> None:
         self._bar: Any = None
 
-    def on_start(self, loop: Any) -> None:
+    def on_start(self, loop: RunningLoop) -> None:
         self._bar = None
         if not is_main_process(loop):
             return
@@ -117,39 +116,40 @@ class ProgressBar:
         if is_new(line):
             print(line, file=sys.stderr, flush=True)
 
-    def on_step(self, loop: Any) -> None:
+    def on_step(self, loop: RunningLoop) -> None:
         # true when tqdm redraws the bar; format numbers only then
         if self._bar is not None and self._bar.update():
             self._show_epoch(loop)
 
-    def _show_epoch(self, loop: Any) -> None:
+    def _show_epoch(self, loop: RunningLoop) -> None:
         epoch = [] if loop.n_epochs is None else [f"epoch {loop.epoch + 1}"]
-        self._bar.set_postfix_str(
-            ", ".join(epoch + [f"{name} {text}" for name, text in _metrics(loop).items()])
-        )
+        metrics = [f"{name} {text}" for name, text in _metrics(loop).items()]
+        self._bar.set_postfix_str(", ".join(epoch + metrics))
 
-    def on_epoch(self, loop: Any) -> None:
+    def on_epoch(self, loop: RunningLoop) -> None:
         if self._bar is None:
             return
-        losses = {
-            k: format_metric(v)
-            for k, v in loop.record.items()
-            if k.endswith("loss") and v is not None
-        }
-        metrics = _metrics(loop) if loop.metrics else {}
-        folds = {"folds": loop.record["folds"]} if loop.record.get("folds", 1) > 1 else {}
-        self._bar.set_postfix({"epoch": loop.record["epoch"], **folds, **losses, **metrics})
+        record = loop.record
+        shown = {"epoch": record["epoch"]}
+        if record.get("folds", 1) > 1:
+            shown["folds"] = record["folds"]
+        for name, value in record.items():
+            if name.endswith("loss") and value is not None:
+                shown[name] = format_metric(value)
+        if loop.metrics:  # else _metrics would add the loss of a single step
+            shown |= _metrics(loop)
+        self._bar.set_postfix(shown)
 
-    def on_end(self, loop: Any) -> None:
+    def on_end(self, loop: RunningLoop) -> None:
         if self._bar is not None and loop.n_epochs is None:  # else on_epoch has shown it
             self._show_epoch(loop)
 
-    def on_close(self, loop: Any) -> None:
+    def on_close(self, loop: RunningLoop) -> None:
         if self._bar is not None:
             self._bar.close()
 
 
-def _metrics(loop: Any) -> dict[str, str]:
+def _metrics(loop: RunningLoop) -> dict[str, str]:
     metrics = loop.metrics or {"batch_loss": loop.batch_loss}
     return {
         name: format_metric(value)

@@ -7,13 +7,14 @@ import os
 import socket
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from fluxutils_py.errors import warn
 from fluxutils_py.parallel import get_communicator, is_main_process
+from fluxutils_py.reporting.running_loop import RunningLoop
 from fluxutils_py.reporting.summaries import (
     SummaryCollector,
     active_collector,
@@ -73,68 +74,78 @@ class PublishTrainingProgress:
     ('train/accuracy', 0.75, 133)
     """
 
-    name, priority = "training progress", 50  # after hooks that change the step's results
+    name = "training progress"
+    priority = 50  # after hooks that change the step's results
 
     def __init__(
         self,
-        writer: Any,
+        writer: object,
         summary_collections: Iterable[str] = (),
         *,
-        trigger: Any = None,
+        trigger: object = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.writer, self.trigger, self.clock = with_torch_names(writer), trigger, clock
+        self.writer = with_torch_names(writer)
+        self.trigger = trigger
+        self.clock = clock
         self._last: tuple[int, float] | None = None
         self._collector: SummaryCollector | None = None
 
     def __call__(self, loop: Any, step_info: Any = None, **_: Any) -> None:
         if not is_main_process(loop):
             return
-        step, now = loop.step, self.clock()
-        if self._last is not None and step > self._last[0] and now > self._last[1]:
-            self.writer.add_scalar(
-                "trainer/steps_per_sec", (step - self._last[0]) / (now - self._last[1]), step
-            )
-        self._last = step, now
-        self._write_metrics(loop, step_info)
+        self._write_speed(loop.step, self.clock())
+        if step_info is None:
+            step_info = getattr(loop, "step_info", None)  # a TrainState has none
+        if step_info is not None:
+            self._write_metrics(step_info, loop.step)
         self._write_summaries(loop)
 
-    def _write_metrics(self, loop: Any, step_info: Any) -> None:
-        step_info = getattr(loop, "step_info", None) if step_info is None else step_info
-        if step_info is not None:
-            for name, value in {"batch_loss": step_info.batch_loss, **step_info.metrics}.items():
-                if (number := as_number(value)) is not None:
-                    self.writer.add_scalar(f"train/{name}", number, loop.step)
+    def _write_speed(self, step: int, now: float) -> None:
+        if self._last is not None:
+            n_steps = step - self._last[0]
+            seconds = now - self._last[1]
+            # not both above 0 when called twice at a step, or after a restored checkpoint
+            if n_steps > 0 and seconds > 0:
+                self.writer.add_scalar("trainer/steps_per_sec", n_steps / seconds, step)
+        self._last = (step, now)
+
+    def _write_metrics(self, step_info: Any, step: int) -> None:
+        values = {"batch_loss": step_info.batch_loss, **step_info.metrics}
+        for name, value in values.items():
+            number = as_number(value)
+            if number is not None:
+                self.writer.add_scalar(f"train/{name}", number, step)
 
     def _write_summaries(self, loop: Any) -> None:
         collector = active_collector()
         if collector is not None and loop.model is not None:
             publish_train_intermediates(self.writer, collector.take(loop.model), loop.step)
         elif collector is None and nobody_collected(loop.model):
-            warnings.warn(
+            warn(
                 "summaries from sow() are not published: run the training loop inside 'with "
-                "collected_summaries():'",
-                stacklevel=3,
+                "collected_summaries():'"
             )
 
-    def on_start(self, loop: Any) -> None:
+    def on_start(self, loop: RunningLoop) -> None:
         """Begin a run; the speed does not include the time since an earlier run."""
         self._last = None
+        # a collector that the caller has opened is left to the caller
         if is_main_process(loop) and active_collector() is None:
             self._collector = collected_summaries()
             self._collector.__enter__()
 
-    def on_step(self, loop: Any) -> None:
+    def on_step(self, loop: RunningLoop) -> None:
         self(loop)
 
-    def on_close(self, loop: Any) -> None:
+    def on_close(self, loop: RunningLoop) -> None:
         if self._collector is not None:
             self._collector.__exit__()
             self._collector = None
 
 
 def publish_trainer_env_info(
-    writer: Any,
+    writer: object,
     state: Any,
     *,
     prefix: str = "trainer/diagnosis/",
@@ -161,28 +172,34 @@ def publish_trainer_env_info(
     """
     if not is_main_process(state):
         return
+    # a custom state may have no ranks
     ranks = getattr(state, "ranks", None) or get_communicator("auto")
     params = dict(state.model.named_parameters())
-    devices = dict.fromkeys(str(p.device) for p in params.values())
+    devices = dict.fromkeys(p.device for p in params.values())  # each once, in order
+    host = socket.gethostname()
     texts = {
         "total_num_params": str(total_dimensionality(params)),
         "param_shape": summarize_shape(params),
-        "local_device": "\n".join(describe_device(torch.device(d)) for d in devices),
+        "local_device": "\n".join(map(describe_device, devices)),
         "trainer_argv": "\n".join(sys.argv),
-        "process": f"rank {ranks.rank} of {ranks.size}, pid {os.getpid()} on "
-        f"{socket.gethostname()}",
+        "process": f"rank {ranks.rank} of {ranks.size}, pid {os.getpid()} on {host}",
     }
-    writer = with_torch_names(writer)
+    torch_writer = with_torch_names(writer)
     for name, text in texts.items():
-        writer.add_text(
-            prefix + name, "\n".join(f"    {line}" for line in text.splitlines()), state.step
-        )
-        if also_do_logging:
+        torch_writer.add_text(prefix + name, as_code(text), state.step)
+        if also_do_logging:  # readable, for a run without TensorBoard
             logger.log(loglevel, "%s: %s", name, text)
+
+
+def as_code(text: str) -> str:
+    """Indent lines, which TensorBoard then shows as they are: it takes text for Markdown."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def describe_device(device: torch.device) -> str:
     """Describe a device: the name of a GPU, the number of threads of a CPU."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)
+    if device.type == "cpu":
+        return f"{device} ({torch.get_num_threads()} threads)"
+    return str(device)

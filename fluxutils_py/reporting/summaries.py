@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from fluxutils_py.reporting.writers import render_figure, with_torch_names
@@ -21,12 +22,14 @@ class Summary:
     Tensors are detached and copied on their device, arrays are copied: later changes do not show.
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         if isinstance(value, Tensor):
             value = value.detach().clone()
-        self.value = value.copy() if isinstance(value, np.ndarray) else value
+        elif isinstance(value, np.ndarray):
+            value = value.copy()
+        self.value = value
 
-    def publish(self, writer: Any, tag: str, step: int) -> None:
+    def publish(self, writer: object, tag: str, step: int) -> None:
         """Write the value with a writer of this package or of torch."""
         raise NotImplementedError(
             f"{type(self).__name__} does not define publish(writer, tag, step)"
@@ -40,7 +43,7 @@ class ScalarSummary(Summary):
     tensor(1.)
     """
 
-    def publish(self, writer: Any, tag: str, step: int) -> None:
+    def publish(self, writer: object, tag: str, step: int) -> None:
         with_torch_names(writer).add_scalar(tag, self.value, step)
 
 
@@ -51,10 +54,12 @@ class ImageSummary(Summary):
 
     def __init__(self, image: Any, dataformats: str | None = None) -> None:
         super().__init__(image)
+        # an image without an axis of colours is grey
         self.dataformats = "HWC"[: image.ndim] if dataformats is None else dataformats
 
-    def publish(self, writer: Any, tag: str, step: int) -> None:
-        with_torch_names(writer).add_image(tag, self.value, step, dataformats=self.dataformats)
+    def publish(self, writer: object, tag: str, step: int) -> None:
+        torch_writer = with_torch_names(writer)
+        torch_writer.add_image(tag, self.value, step, dataformats=self.dataformats)
 
 
 class MplImageSummary(ImageSummary):
@@ -74,8 +79,8 @@ class MplImageSummary(ImageSummary):
     def __init__(
         self,
         image: Any,
-        h_paddings: Any = None,
-        v_paddings: Any = None,
+        h_paddings: ArrayLike | None = None,
+        v_paddings: ArrayLike | None = None,
         *,
         with_colorbar: bool = False,
         **options: Any,
@@ -83,10 +88,12 @@ class MplImageSummary(ImageSummary):
         if not hasattr(image, "savefig"):
             from matplotlib.figure import Figure
 
-            pixels, image = np.asarray(image), Figure()
-            for axis, paddings in ((0, v_paddings), (1, h_paddings)):
+            pixels = np.asarray(image)
+            # h_paddings has an entry per column
+            for axis, paddings in enumerate((v_paddings, h_paddings)):
                 if paddings is not None:
                     pixels = np.compress(np.asarray(paddings) <= 0.5, pixels, axis)
+            image = Figure()  # not of pyplot, which would keep it
             axes = image.add_subplot()
             drawn = axes.imshow(pixels, **options)
             if with_colorbar:
@@ -95,37 +102,37 @@ class MplImageSummary(ImageSummary):
 
 
 class SummaryCollector:
-    """Summaries sown since the last ``take``; the latest for each module and name."""
+    """Keep the summaries sown since the last ``take``, the latest for each module and name."""
 
     def __init__(self, evaluation: bool) -> None:
         self.evaluation = evaluation
-        self._found: dict[tuple[nn.Module, str], Summary] = {}
+        self._summaries: dict[tuple[nn.Module, str], Summary] = {}
 
     def add(self, module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) -> None:
         if not (module.training or self.evaluation):
             return
+        # called only here: a summary may be expensive to compute
         if not isinstance(summary, Summary):
             with torch.no_grad():
                 summary = summary()
-        self._found[module, name] = summary
+        self._summaries[module, name] = summary
 
     def take(self, model: nn.Module) -> dict[str, Summary]:
         """Remove and return the summaries of a model's modules, by path, such as
         ``"layers/0/mean_output"``.
         """
-        summaries = {}
+        taken = {}
         for path, module in model.named_modules():
-            for key in [k for k in self._found if k[0] is module]:
-                summaries["/".join([*(path.split(".") if path else []), key[1]])] = self._found.pop(
-                    key
-                )
-        return summaries
+            folder = path.replace(".", "/") + "/" if path else ""  # the model itself has no path
+            for key in [k for k in self._summaries if k[0] is module]:
+                taken[folder + key[1]] = self._summaries.pop(key)
+        return taken
 
     def __enter__(self) -> Self:
         self._token = _active.set(self)
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         _active.reset(self._token)
 
 
@@ -139,12 +146,15 @@ def active_collector() -> SummaryCollector | None:
     return _active.get()
 
 
-_missed: WeakSet[nn.Module] = WeakSet()  # modules that sowed a summary while there was no collector
+# modules that sowed a summary while there was no collector; a model may still be freed
+_missed: WeakSet[nn.Module] = WeakSet()
 
 
 def nobody_collected(model: nn.Module | None) -> bool:
     """Return whether a model sowed summaries that nobody collected since the last call."""
-    missed = set() if model is None else {m for m in model.modules() if m in _missed}
+    if model is None:
+        return False
+    missed = {m for m in model.modules() if m in _missed}
     _missed.difference_update(missed)
     return bool(missed)
 
@@ -201,12 +211,12 @@ def sow(module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) 
     collector = _active.get()
     if collector is not None:
         collector.add(module, name, summary)
-    elif module.training:
+    elif module.training:  # a prediction outside a training loop is no mistake
         _missed.add(module)
 
 
 def publish_train_intermediates(
-    writer: Any, tree: Any, step: int, *, prefix: str = "summary/"
+    writer: object, tree: object, step: int, *, prefix: str = "summary/"
 ) -> None:
     """Write each summary in a tree under its path, and ignore other leaves.
 

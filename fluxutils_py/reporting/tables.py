@@ -10,27 +10,27 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows of equal length as lines of text: the first column to the left, numbers to the
     right.
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(v.rjust(w) for v, w in zip(row[1:], widths[1:], strict=True)),
-            ]
-        )
-        for row in rows
-    )
+    columns = zip(*rows, strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    lines = []
+    for first, *others in rows:
+        cells = [first.ljust(widths[0])]
+        for text, width in zip(others, widths[1:], strict=True):
+            cells.append(text.rjust(width))
+        lines.append("  ".join(cells))
+    return "\n".join(lines)
 
 
-def as_number(value: Any) -> float | None:
+def as_number(value: object) -> float | None:
     """Convert a metric to float; None if it is not a number."""
     try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):  # such as None, a mapping, or a tensor of several
+        return float(value)  # type: ignore[arg-type]  # that is what is tried
+    except (TypeError, ValueError, RuntimeError):
+        # such as None, a word, a mapping, or a tensor of several
         return None
 
 
-def format_metric(value: Any) -> str:
+def format_metric(value: object) -> str:
     """Format a number with four digits, and any other value with ``str``."""
     number = as_number(value)
     return str(value) if number is None else f"{number:.4g}"
@@ -53,7 +53,9 @@ def history_table(history: Iterable[Mapping[str, Any]]) -> Any:
     """
     records = list(history)
     names = dict.fromkeys(name for record in records for name in record)
-    columns = {name: [record.get(name) for record in records] for name in names}
+    columns = {}
+    for name in names:
+        columns[name] = [record.get(name) for record in records]
     try:
         import pandas  # type: ignore[import-untyped]  # its stubs are a separate package
     except ImportError:

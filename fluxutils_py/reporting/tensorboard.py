@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fluxutils_py.parallel import is_main_process
-from fluxutils_py.reporting.publish import PublishTrainingProgress
+from fluxutils_py.reporting.publish import PublishTrainingProgress, as_code
+from fluxutils_py.reporting.running_loop import RunningLoop
 from fluxutils_py.reporting.tables import as_number
 from fluxutils_py.reporting.writers import SummaryWriter, import_torch_writer
 
@@ -63,15 +64,22 @@ class TensorBoard:
     >>> _ = loop.run_epochs([4, 3, 2, 1], epochs=1)
     """
 
-    name, priority = "TensorBoard", 60  # after all hooks that add to the record of an epoch
+    name = "TensorBoard"
+    priority = 60  # after all hooks that add to the record of an epoch
 
-    def __init__(self, log_dir: Any, *, trigger: Any = 10, each_fit: bool = False) -> None:
-        by_number = isinstance(trigger, int)
-        if by_number and (isinstance(trigger, bool) or trigger < 1):
+    def __init__(
+        self, log_dir: str | os.PathLike[str], *, trigger: object = 10, each_fit: bool = False
+    ) -> None:
+        self.every = 1
+        self.trigger: object = None
+        if not isinstance(trigger, int):
+            self.trigger = trigger
+        elif isinstance(trigger, bool) or trigger < 1:
             raise ValueError(f"trigger must be at least 1, or a Trigger, got {trigger!r}")
-        self.log_dir, self.each_fit = Path(log_dir), each_fit
-        self.every: int = trigger if by_number else 1
-        self.trigger: Any = None if by_number else trigger
+        else:
+            self.every = trigger
+        self.log_dir = Path(log_dir)
+        self.each_fit = each_fit
         self._writer: SummaryWriter | None = None
         self._progress: PublishTrainingProgress | None = None
         self._open: ExitStack | None = None
@@ -79,7 +87,7 @@ class TensorBoard:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_writer": None, "_progress": None, "_open": None}
 
-    def on_start(self, loop: Any) -> None:
+    def on_start(self, loop: RunningLoop) -> None:
         if not is_main_process(loop):
             return
         import_torch_writer()  # fails before a directory is created
@@ -95,33 +103,35 @@ class TensorBoard:
         self._progress.on_start(loop)
         self._open.callback(self._progress.on_close, loop)
         if self.each_fit and "estimator" in loop.shared_data:
-            text = repr(loop.shared_data["estimator"])
-            self._writer.add_text(
-                "estimator", "\n".join(f"    {line}" for line in text.splitlines()), loop.step
-            )
+            text = as_code(repr(loop.shared_data["estimator"]))
+            self._writer.add_text("estimator", text, loop.step)
 
-    def on_step(self, loop: Any) -> None:
+    def on_step(self, loop: RunningLoop) -> None:
         if self._progress is not None and loop.step % self.every == 0:
             self._progress(loop)
 
-    def on_epoch(self, loop: Any) -> None:
-        if self._writer is not None:
-            for name, value in loop.record.items():
-                if name != "epoch" and (number := as_number(value)) is not None:
-                    part, rest = (
-                        ("validation", name[11:])
-                        if name.startswith("validation_")
-                        else ("train", name)
-                    )
-                    self._writer.add_scalar(f"{part}/{rest}", number, loop.step)
+    def on_epoch(self, loop: RunningLoop) -> None:
+        if self._writer is None:
+            return
+        for name, value in loop.record.items():
+            number = as_number(value)
+            if name == "epoch" or number is None:
+                continue
+            validated = name.removeprefix("validation_")
+            tag = f"train/{name}" if validated == name else f"validation/{validated}"
+            self._writer.add_scalar(tag, number, loop.step)
 
-    def on_close(self, loop: Any) -> None:
-        opened, self._open, self._writer, self._progress = self._open, None, None, None
+    def on_close(self, loop: RunningLoop) -> None:
+        opened = self._open
+        # first, so that an error while closing leaves no closed writer to the next run
+        self._open = None
+        self._writer = None
+        self._progress = None
         if opened is not None:
             opened.close()
 
 
-def purge_step(loop: Any) -> int | None:
+def purge_step(loop: RunningLoop) -> int | None:
     """Return the step from which a continued run replaces earlier summaries; None for a new run."""
     if loop.step == 0:
         return None
@@ -133,7 +143,7 @@ def purge_step(loop: Any) -> int | None:
         and loop.epoch_step > 0
         and loop.steps_per_epoch in (None, loop.epoch_step)
     )
-    return int(loop.step) + (not ends)
+    return loop.step + (not ends)
 
 
 def hide_earlier_events(folder: Path) -> None:
@@ -149,7 +159,8 @@ def make_run_folder(root: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     for n in itertools.count(1):
         with suppress(FileExistsError):
-            (path := root / f"fit-{n:04}").mkdir()
+            path = root / f"fit-{n:04}"
+            path.mkdir()
             return path
     raise AssertionError
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
 from fluxutils_py.reporting.writers import OpenInProcess, SummaryWriter, Writer, copy_to_cpu
@@ -51,32 +52,39 @@ class ThreadedSummaryWriter(Writer):
     ...     value += 1  # too late
     """
 
-    def __init__(self, base_writer: Any, max_workers: int = 1, wait_on_flush: bool = False) -> None:
+    def __init__(
+        self, base_writer: object, max_workers: int = 1, wait_on_flush: bool = False
+    ) -> None:
         check_integer("max_workers", max_workers, 1)
-        self.base_writer, self.wait_on_flush = base_writer, wait_on_flush
+        self.base_writer: Any = base_writer
+        self.wait_on_flush = wait_on_flush
         self.log_dir = getattr(base_writer, "log_dir", base_writer)
+        # one thread, because order matters and a file takes one summary at a time
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="summaries")
         self._failed: list[tuple[str, Exception]] = []
         self._process = OpenInProcess(self.close)
 
     @classmethod
     def open(
-        cls, log_dir: Any, max_workers: int = 1, wait_on_flush: bool = False, **options: Any
+        cls,
+        log_dir: str | os.PathLike[str],
+        max_workers: int = 1,
+        wait_on_flush: bool = False,
+        **options: Any,
     ) -> Self:
         """Open a writer for a directory; ``options`` go to :class:`SummaryWriter`."""
         return cls(SummaryWriter(log_dir, **options), max_workers, wait_on_flush)
 
     def _call(self, method: str, *args: Any, **options: Any) -> None:
-        self._process.require(self.log_dir)
+        self._process.require(self.log_dir)  # a forked process has the queue, but no thread
+        # copied now, because the caller may change them before the thread reads them
         values = [tree_map(copy_to_cpu, arg) for arg in args]
-        what = repr(args[0]) if isinstance(args[0], str) else method
-        self._thread.submit(
-            self._run_and_keep_error, what, getattr(self.base_writer, method), *values, **options
-        )
+        summary = repr(args[0]) if isinstance(args[0], str) else method
+        self._submit(summary, getattr(self.base_writer, method), *values, **options)
 
     def flush(self) -> None:
         if self._process:
-            done = self._thread.submit(self._run_and_keep_error, "flush", self.base_writer.flush)
+            done = self._submit("flush", self.base_writer.flush)
             if self.wait_on_flush:
                 done.result()
             self._raise_failed()
@@ -84,31 +92,35 @@ class ThreadedSummaryWriter(Writer):
     def close(self) -> None:
         if self._process.ends():
             try:
-                self._thread.submit(
-                    self._run_and_keep_error, "close", self.base_writer.close
-                ).result()
-            except (
-                RuntimeError
-            ):  # the program is ending: the thread has finished its queue and ended
+                self._submit("close", self.base_writer.close).result()
+            except RuntimeError:
+                # the program is ending: the thread has finished its queue and ended
                 self._run_and_keep_error("close", self.base_writer.close)
             self._thread.shutdown()
             self._raise_failed()
 
+    def _submit(
+        self, summary: str, call: Callable[..., Any], *args: Any, **options: Any
+    ) -> Future[None]:
+        return self._thread.submit(self._run_and_keep_error, summary, call, *args, **options)
+
     def _run_and_keep_error(
-        self, what: str, call: Callable[..., Any], *args: Any, **options: Any
+        self, summary: str, call: Callable[..., Any], *args: Any, **options: Any
     ) -> None:
         try:
             call(*args, **options)
-        except Exception as error:
-            self._failed.append((what, error))
+        except Exception as error:  # raised by the next flush: nobody waits for this call
+            self._failed.append((summary, error))
 
     def _raise_failed(self) -> None:
         """Raise the first error since the last call."""
-        if self._failed:
-            (what, error), n_more = self._failed[0], len(self._failed) - 1
-            self._failed = []
-            others = f" (and {n_more} more)" if n_more else ""
-            cause = f"{type(error).__name__}: {error}"
-            raise RuntimeError(
-                f"summary {what} was not written to {self.log_dir}{others}: {cause}"
-            ) from error
+        if not self._failed:
+            return
+        summary, error = self._failed[0]
+        n_more = len(self._failed) - 1
+        self._failed = []
+        others = f" (and {n_more} more)" if n_more else ""
+        raise RuntimeError(
+            f"summary {summary} was not written to {self.log_dir}{others}: "
+            f"{type(error).__name__}: {error}"
+        ) from error

@@ -9,11 +9,15 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from fluxutils_py.data.arrays import to_numpy
+
+Step: TypeAlias = int | None
 
 
 class Writer:
@@ -40,19 +44,23 @@ class Writer:
         return self
 
     def __exit__(
-        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        error_type: type | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     # -- torch's names; ``options`` go to torch's methods ------------------------------------------
 
     def _write(self, method: str, *args: Any, **options: Any) -> None:
+        # the time of the call, because another thread may execute it later
         if options.get("walltime") is None:
             options["walltime"] = time.time()
         self._call(method, *args, **options)
 
     def add_scalar(
-        self, tag: str, scalar_value: Any, global_step: Any = None, **options: Any
+        self, tag: str, scalar_value: object, global_step: Step = None, **options: Any
     ) -> None:
         """Write a number; TensorBoard stores it as float32."""
         self._write("add_scalar", tag, scalar_value, global_step, **options)
@@ -61,51 +69,62 @@ class Writer:
         self,
         main_tag: str,
         tag_scalar_dict: Mapping[str, Any],
-        global_step: Any = None,
+        global_step: Step = None,
         **options: Any,
     ) -> None:
         """Write several numbers for one plot, each into a directory below this writer's."""
         self._write("add_scalars", main_tag, dict(tag_scalar_dict), global_step, **options)
 
-    def add_image(self, tag: str, img_tensor: Any, global_step: Any = None, **options: Any) -> None:
+    def add_image(
+        self, tag: str, img_tensor: object, global_step: Step = None, **options: Any
+    ) -> None:
         """Write an image (C, H, W), floats in 0..1 or uint8; ``dataformats`` names other axes, such
         as ``"HW"``.
         """
         self._write("add_image", tag, img_tensor, global_step, **options)
 
     def add_images(
-        self, tag: str, img_tensor: Any, global_step: Any = None, **options: Any
+        self, tag: str, img_tensor: object, global_step: Step = None, **options: Any
     ) -> None:
         """Write images (N, C, H, W), side by side as one; ``dataformats`` names other axes."""
         self._write("add_images", tag, img_tensor, global_step, **options)
 
     def add_figure(
-        self, tag: str, figure: Any, global_step: Any = None, close: bool = True, **options: Any
+        self, tag: str, figure: object, global_step: Step = None, close: bool = True, **options: Any
     ) -> None:
         """Draw a matplotlib figure, from pyplot or not, and write the image; ``close`` closes it in
         pyplot.
         """
         self.add_image(tag, render_figure(figure, close), global_step, dataformats="HWC", **options)
 
-    def add_histogram(self, tag: str, values: Any, global_step: Any = None, **options: Any) -> None:
+    def add_histogram(
+        self, tag: str, values: object, global_step: Step = None, **options: Any
+    ) -> None:
         """Write a histogram of one or more values, of any shape; ``bins`` as in NumPy, or
         ``"tensorflow"``.
         """
         self._write("add_histogram", tag, values, global_step, **options)
 
-    def add_audio(self, tag: str, snd_tensor: Any, global_step: Any = None, **options: Any) -> None:
+    def add_audio(
+        self, tag: str, snd_tensor: object, global_step: Step = None, **options: Any
+    ) -> None:
         """Write sound of one channel, (L,) or (1, L), in -1..1, at ``sample_rate`` (default 44100
         Hz).
         """
         self._write("add_audio", tag, snd_tensor, global_step, **options)
 
-    def add_text(self, tag: str, text_string: str, global_step: Any = None, **options: Any) -> None:
+    def add_text(
+        self, tag: str, text_string: str, global_step: Step = None, **options: Any
+    ) -> None:
         """Write text, which TensorBoard shows as Markdown."""
         self._write("add_text", tag, text_string, global_step, **options)
 
-    def add_tensor(self, tag: str, tensor: Any, global_step: Any = None, **options: Any) -> None:
+    def add_tensor(
+        self, tag: str, tensor: object, global_step: Step = None, **options: Any
+    ) -> None:
         """Write a tensor or array, for other programs to read."""
-        tensor = torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else tensor
+        if isinstance(tensor, np.ndarray):  # which torch's writer does not know
+            tensor = torch.from_numpy(tensor)
         self._write("add_tensor", tag, tensor, global_step, **options)
 
     def add_hparams(
@@ -119,11 +138,11 @@ class Writer:
 
     # -- bobbin's names, which are flax's ----------------------------------------------------------
 
-    def scalar(self, tag: str, value: Any, step: Any) -> None:
+    def scalar(self, tag: str, value: object, step: Step) -> None:
         """Same as :meth:`add_scalar`."""
         self.add_scalar(tag, value, step)
 
-    def image(self, tag: str, image: Any, step: Any, max_outputs: int = 3) -> None:
+    def image(self, tag: str, image: Any, step: Step, max_outputs: int = 3) -> None:
         """Write an image (H, W) or (H, W, C), or the first ``max_outputs`` of (N, H, W, C), side by
         side.
         """
@@ -133,7 +152,12 @@ class Writer:
             self.add_image(tag, image, step, dataformats="HWC"[: image.ndim])
 
     def audio(
-        self, tag: str, audiodata: Any, step: Any, sample_rate: int = 44100, max_outputs: int = 3
+        self,
+        tag: str,
+        audiodata: Any,
+        step: Step,
+        sample_rate: int = 44100,
+        max_outputs: int = 3,
     ) -> None:
         """Write sound (L,) or (1, L), or the first ``max_outputs`` of (N, L, 1), as ``tag/0``,
         ``tag/1``, ...
@@ -144,15 +168,15 @@ class Writer:
             for n, sound in enumerate(audiodata[:max_outputs]):
                 self.add_audio(f"{tag}/{n}", sound.reshape(-1), step, sample_rate=sample_rate)
 
-    def histogram(self, tag: str, values: Any, step: Any, bins: Any = None) -> None:
+    def histogram(self, tag: str, values: object, step: Step, bins: object = None) -> None:
         """Same as :meth:`add_histogram`; ``bins`` is ``"tensorflow"`` by default."""
         self.add_histogram(tag, values, step, bins="tensorflow" if bins is None else bins)
 
-    def text(self, tag: str, textdata: str, step: Any) -> None:
+    def text(self, tag: str, textdata: str, step: Step) -> None:
         """Same as :meth:`add_text`."""
         self.add_text(tag, textdata, step)
 
-    def write(self, tag: str, tensor: Any, step: Any, metadata: Any = None) -> None:
+    def write(self, tag: str, tensor: object, step: Step, metadata: object = None) -> None:
         """Same as :meth:`add_tensor`; ``metadata`` is ignored: torch's writer cannot store it."""
         self.add_tensor(tag, tensor, step)
 
@@ -168,20 +192,24 @@ class FlaxNames(Writer):
     ``text``.
     """
 
-    def __init__(self, writer: Any) -> None:
-        self.writer = writer
+    def __init__(self, writer: object) -> None:
+        self.writer: Any = writer
 
     def _call(
-        self, method: str, tag: Any, value: Any = None, step: Any = None, **options: Any
+        self,
+        method: str,
+        tag: Any,
+        value: object = None,
+        step: Step = None,
+        **options: Any,
     ) -> None:
-        name = {"add_tensor": "write"}.get(method, method.removeprefix("add_"))
+        name = "write" if method == "add_tensor" else method.removeprefix("add_")
+        # flax has no add_scalars, for instance
         if not hasattr(self.writer, name):
             raise AttributeError(f"{type(self.writer).__name__} has neither {method} nor {name}")
         if name == "image":
             value = _channels_last(value, options.get("dataformats", "CHW"))
-        if isinstance(value, Tensor):
-            value = value.detach().cpu().numpy()
-        getattr(self.writer, name)(tag, value, step)
+        getattr(self.writer, name)(tag, to_numpy(value), step)
 
     def flush(self) -> None:
         self.writer.flush()
@@ -190,7 +218,7 @@ class FlaxNames(Writer):
         self.writer.close()
 
 
-def with_torch_names(writer: Any) -> Any:
+def with_torch_names(writer: object) -> Any:
     """Return a writer that has torch's method names: itself, or one around a writer with flax's
     names only.
     """
@@ -199,10 +227,10 @@ def with_torch_names(writer: Any) -> Any:
     return FlaxNames(writer)
 
 
-def _channels_last(image: Any, dataformats: str) -> Any:
+def _channels_last(image: Any, dataformats: str) -> np.ndarray:
     """Return an image with axes (H, W, C)."""
-    image = image.detach().cpu().numpy() if isinstance(image, Tensor) else np.asarray(image)
-    image = image.transpose([dataformats.index(axis) for axis in "HWC" if axis in dataformats])
+    axes = [dataformats.index(axis) for axis in "HWC" if axis in dataformats]
+    image = np.asarray(to_numpy(image)).transpose(axes)
     return image if "C" in dataformats else image[:, :, None]
 
 
@@ -218,7 +246,7 @@ class NullSummaryWriter(Writer):
     def add_figure(self, *args: Any, **options: Any) -> None:
         pass  # without drawing it
 
-    def as_result_processor(self, method: Any = None) -> Callable[..., None]:
+    def as_result_processor(self, method: object = None) -> Callable[..., None]:
         """Return a result processor that does nothing; see :class:`MultiDirectorySummaryWriter`."""
         return lambda results, loop: None
 
@@ -266,17 +294,15 @@ class SummaryWriter(Writer):
 
     def __init__(
         self,
-        log_dir: Any,
+        log_dir: str | os.PathLike[str],
         *,
         purge_step: int | None = None,
         auto_flush: bool = False,
         filename_suffix: str = "",
     ) -> None:
-        # the file is opened by a thread, later
-        self.log_dir, self.auto_flush = (
-            Path(log_dir).absolute(),
-            auto_flush,
-        )
+        # torch opens the file in a thread, when the program may have changed its folder
+        self.log_dir = Path(log_dir).absolute()
+        self.auto_flush = auto_flush
         self._torch = self._open_torch(
             purge_step=purge_step, flush_secs=self.flush_s, filename_suffix=filename_suffix
         )
@@ -289,22 +315,25 @@ class SummaryWriter(Writer):
         """
         open_writer = import_torch_writer()
         while True:
-            before = set(self.log_dir.glob("events.out.tfevents.*"))
+            earlier = self._event_files()
             writer = open_writer(self.log_dir, **options)
-            own = set(self.log_dir.glob("events.out.tfevents.*")) - before
-            if (
-                not before
-                or len(own) != 1
-                or min(own) > max(before)
-                or creation_second(max(before)) > time.time()
-            ):
+            new = self._event_files() - earlier
+            # several new files: another process opened one at the same time
+            if not earlier or len(new) != 1:
+                return writer
+            last = max(earlier)
+            # a file from the future, after a change of the clock, is not waited for
+            if min(new) > last or creation_second(last) > time.time():
                 return writer
             writer.close()
-            min(own).unlink()
-            time.sleep(max(creation_second(max(before)) + 1 - time.time(), 0.01))
+            min(new).unlink()
+            time.sleep(max(creation_second(last) + 1 - time.time(), 0.01))
+
+    def _event_files(self) -> set[Path]:
+        return set(self.log_dir.glob("events.out.tfevents.*"))
 
     def _call(self, method: str, *args: Any, **options: Any) -> None:
-        self._process.require(self.log_dir)
+        self._process.require(self.log_dir)  # torch's writer would drop the value silently
         getattr(self._torch, method)(*args, **options)
         if self.auto_flush:
             self._torch.flush()
@@ -324,13 +353,15 @@ class OpenInProcess:
     """
 
     def __init__(self, close: Callable[[], Any]) -> None:
-        self.close, self.pid, self.open = close, os.getpid(), True
+        self.close = close
+        self.pid = os.getpid()
+        self.open = True
         atexit.register(close)
 
     def __bool__(self) -> bool:
         return self.open and self.pid == os.getpid()
 
-    def require(self, where: Any) -> None:
+    def require(self, where: object) -> None:
         """Raise an error if the writer is closed, or belongs to another process."""
         if not self.open:
             raise ValueError(f"the writer of {where} is closed; open another to write more")
@@ -342,12 +373,13 @@ class OpenInProcess:
 
     def ends(self) -> bool:
         """Mark the writer as closed, and return whether it was open in this process."""
-        there, self.open = bool(self), False
-        atexit.unregister(self.close)
-        return there
+        was_open = bool(self)
+        self.open = False
+        atexit.unregister(self.close)  # which would keep the writer in memory
+        return was_open
 
 
-def copy_to_cpu(value: Any) -> Any:
+def copy_to_cpu(value: object) -> object:
     """Copy a tensor or array to main memory; return other values as they are."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
@@ -380,12 +412,14 @@ def render_figure(figure: Any, close: bool = False) -> np.ndarray:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    shown_by, canvas = figure.canvas, FigureCanvasAgg(figure)
+    shown_by = figure.canvas
+    canvas = FigureCanvasAgg(figure)  # takes the place of the other
     try:
         canvas.draw()
         image = np.asarray(canvas.buffer_rgba())[..., :3].copy()
     finally:
         figure.set_canvas(shown_by)
-    if close and "matplotlib.pyplot" in sys.modules:
-        sys.modules["matplotlib.pyplot"].close(figure)
+    pyplot = sys.modules.get("matplotlib.pyplot")  # not imported for this: it chooses a backend
+    if close and pyplot is not None:
+        pyplot.close(figure)
     return image

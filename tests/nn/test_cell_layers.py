@@ -146,7 +146,7 @@ def test_names_and_integers_and_bad_settings():
     ]
     assert isinstance(rnn, Recur)
     assert rnn(torch.zeros(S, B, F, dtype=torch.int64)).dtype == torch.float32
-    with pytest.raises(ValueError, match="num_layers must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match=r"num_layers must be .*, got 0"):
         MGU(F, H, 0)
-    with pytest.raises(ValueError, match=r"dropout is a probability, from 0 to 1, got 1\.5$"):
+    with pytest.raises(ValueError, match=r"dropout must be a number from 0 to 1, got 1\.5$"):
         MGU(F, H, 2, 1.5)

@@ -40,7 +40,7 @@ def test_a_stack_has_dropout_between_layers_only_and_none_in_evaluation():
     x = torch.randn(7, 4, 3)
     assert torch.equal(stack.eval()(x), without_dropout(stack, x))
     assert kinds(RNNStack(3, 5, 1, 0.4)) == ["LSTM"]
-    with pytest.raises(ValueError, match="nlayers must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match=r"nlayers must be .*, got 0"):
         RNNStack(3, 5, 0)
 
 
@@ -117,7 +117,7 @@ def test_functions_of_the_network_may_be_functions():
         match="give the class Tanh, not an instance",
     ):
         ffnn(3, 5, 2, nn.Tanh())
-    with pytest.raises(ValueError, match="nlayers must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match=r"nlayers must be .*, got 0"):
         ffnn(3, 5, 0, nn.Tanh)
 
 

@@ -163,7 +163,7 @@ def test_two_own_modules_that_never_ran_say_what_to_do():
     model(torch.randn(4, F))
     fresh = MODELS["two own"]()
     with pytest.raises(
-        ShapeError, match="which of 2 own recurrent modules; run the model on one step first"
+        ShapeError, match="which of 2 custom recurrent modules; run the model on one step first"
     ):
         loadstates(fresh, states(model))
     fresh(torch.randn(1, F))
