@@ -180,23 +180,25 @@ def _forward(
     c = None if c is None else c.contiguous()
     # sizes as separate arguments: torch takes longer to read them from a tuple
     *sizes, _ = x.shape
-    H = state_shape[-1]
-    y = x.new_empty(*sizes, H)
+    y = x.new_empty(*sizes, state_shape[-1])
     outputs: tuple[Tensor, ...] = (y,)
     last_h = last_c = saved = 0
-    if call.whole:
-        outputs += (x.new_empty(*state_shape),)
-        last_h = outputs[1].data_ptr()
-    if call.cell.n_states == 2:
-        outputs += (x.new_empty(*state_shape),)
-        last_c = outputs[-1].data_ptr()
+    library, cell, _, whole = call
+    if whole:
+        state = x.new_empty(*state_shape)
+        last_h = state.data_ptr()
+        outputs = y, state
+    if cell.n_states == 2:
+        state = x.new_empty(*state_shape)
+        last_c = state.data_ptr()
+        outputs = *outputs, state
     kept = None
     if keep:
-        kept = empty_saved(y.numel() * call.library.kept_per_output(call.cell.number), x.dtype)
+        kept = empty_saved(y.numel() * library.kept_per_output(cell.number), x.dtype)
         saved = kept.data_ptr()
-    head = _head(call, x, H)
+    head = _head(call, x, state_shape[-1])
     inputs = _pointers((x, h, c, *weights))
-    code = call.library.forward(
+    code = library.forward(
         _FORWARD.pack(*head, *inputs, y.data_ptr(), last_h, last_c, saved) + _NO_GRADIENTS
     )
     if code:

@@ -92,6 +92,8 @@ class _Plan(NamedTuple):
         except KeyError:  # a weight that is computed, such as under torch's parametrizations
             return None
         if settings["bias"]:
+            if n_layers == 1:  # most often: this runs at every step
+                return [tuple(weights)]
             return [tuple(weights[k : k + 4]) for k in range(0, 4 * n_layers, 4)]
         return [(*weights[k : k + 2], None, None) for k in range(0, 2 * n_layers, 2)]
 
