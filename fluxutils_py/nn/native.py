@@ -154,10 +154,19 @@ def recurrence(
 
 def _head(call: Call, x: Tensor, H: int) -> tuple[int | float, ...]:
     """Return the fields of the structure before its pointers."""
-    shape = x.shape
-    sizes = shape if len(shape) == 3 else (1, *shape)
-    library, cell, alpha, _ = call
-    return VERSION, cell.number, TYPES[x.dtype], library.isa, n_threads(), *sizes, H, alpha
+    S, B, F = x.shape if x.dim() == 3 else (1, *x.shape)
+    return (
+        VERSION,
+        call.cell.number,
+        TYPES[x.dtype],
+        call.library.isa,
+        n_threads(),
+        S,
+        B,
+        F,
+        H,
+        call.alpha,
+    )
 
 
 def _pointers(tensors: Sequence[Tensor | None]) -> list[int]:
@@ -183,8 +192,8 @@ def _forward(
     y = x.new_empty(*sizes, state_shape[-1])
     outputs: tuple[Tensor, ...] = (y,)
     last_h = last_c = saved = 0
-    library, cell, _, whole = call
-    if whole:
+    cell = call.cell
+    if call.whole:
         state = x.new_empty(*state_shape)
         last_h = state.data_ptr()
         outputs = y, state
@@ -194,11 +203,11 @@ def _forward(
         outputs = *outputs, state
     kept = None
     if keep:
-        kept = empty_saved(y.numel() * library.kept_per_output(cell.number), x.dtype)
+        kept = empty_saved(y.numel() * call.library.kept_per_output(cell.number), x.dtype)
         saved = kept.data_ptr()
     head = _head(call, x, state_shape[-1])
     inputs = _pointers((x, h, c, *weights))
-    code = library.forward(
+    code = call.library.forward(
         _FORWARD.pack(*head, *inputs, y.data_ptr(), last_h, last_c, saved) + _NO_GRADIENTS
     )
     if code:
