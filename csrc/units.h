@@ -16,15 +16,17 @@ constexpr int64_t ROWS_TOGETHER = 64;      // steps times series in one block of
 
 // Whether few series leave so many lanes empty that units fill them better, by the shape alone. r is the ratio of the
 // lanes that both ways need in vectors of 16; the bounds were measured. Up to 32 series are one task for a thread with
-// series in the lanes, and several with units in them.
+// series in the lanes, and several with units in them. For a single step, blocks of units read the weights best, but in
+// training, which is told by what is saved, each group adds to all gradients of them: there groups of many series win.
 inline bool units_in_lanes(const fluxutils_call &c) {
     constexpr int64_t WIDTH = 16;
     double of_units = double(c.B) * ((c.H + WIDTH - 1) / WIDTH * WIDTH);
     double of_series = double(c.H) * ((c.B + WIDTH - 1) / WIDTH * WIDTH);
     double r = of_units / of_series;
     if (c.H < WIDTH) return r <= 0.5;
-    bool equal_is_better = c.B <= 16 || (c.H >= 64 && c.B <= 32);
-    return r <= (equal_is_better ? 1.0 : 0.8);
+    if (c.S == 1 && c.B > WIDTH && c.saved) return false;
+    if (c.S == 1 && c.H >= 64 && !c.saved) return r <= 1.1;
+    return r <= (c.B <= WIDTH || (c.H >= 64 && c.B <= 32) ? 1.0 : 0.8);
 }
 
 // The first n lanes, of which the others are zero; n vectors' worth if n is at least L.

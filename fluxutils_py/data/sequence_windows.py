@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -179,6 +179,7 @@ class SequenceWindows:
         ]
         self.mask_per_output = mask_per_output and sum(self._output_sizes) > 1
         self._checked: set[int] = set()  # ids of arrays known to be finite everywhere
+        self._is_complete = False  # whether no array can lack a value or a label
         self._order: np.ndarray | None = None
 
     def check(self) -> None:
@@ -192,12 +193,18 @@ class SequenceWindows:
         for s in (*self.x, *self.y):
             if s.kind == "int" or (s.in_memory and all(map(_all_finite, s.stored_arrays))):
                 self._checked.add(id(s))
+        self._is_complete = self._lacks_nothing()
         arrays = self.x if self.one_target else (*self.x, *self.y)
         if all(s.in_memory for s in arrays) and any(id(s) not in self._checked for s in arrays):
             # some value is not finite: cutting raises unless it is where it may be
             spans = self._spanning_rows()
             for series, steps in block_slices(self.x[0].N, spans.max_length, self.x[0].F):
                 self.cut(spans[series], steps.start, steps.stop)
+
+    def _lacks_nothing(self) -> bool:
+        if any(map(self._may_hold_nan, (*self.x, *self.y))):
+            return False
+        return all(s.missing_label is None for s in self.y)
 
     @property
     def has_missing_targets(self) -> bool:
@@ -275,8 +282,7 @@ class SequenceWindows:
 
     def read(self, index: WindowIndex) -> Window:
         """Read the window at a position; any thread may call this."""
-        window = self.cut(index.segments, index.start, index.stop, index.n_overlap)
-        return replace(window, index=index)
+        return self.cut(index.segments, index.start, index.stop, index.n_overlap, index)
 
     # -- which windows there are -------------------------------------------------------------------
 
@@ -325,8 +331,32 @@ class SequenceWindows:
 
     # -- what is in a window -----------------------------------------------------------------------
 
-    def cut(self, rows: Segments, start: int, stop: int, n_overlap: int = 0) -> Window:
-        """Read steps ``start`` to ``stop`` of some rows, as a window without index."""
+    def cut(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+        n_overlap: int = 0,
+        index: WindowIndex | None = None,
+    ) -> Window:
+        """Read steps ``start`` to ``stop`` of some rows, as a window with this index."""
+        whole = self._is_complete and self.weight is None and stop <= rows.min_length
+        # for small windows, to look for what is missing takes as long as to read them
+        cut = self._cut_whole if whole else self._cut_masked
+        return cut(rows, start, stop, n_overlap, index)
+
+    def _cut_whole(
+        self, rows: Segments, start: int, stop: int, n_overlap: int, index: WindowIndex | None
+    ) -> Window:
+        """Read a window in which all steps count."""
+        x = tuple(s.read(rows, start, stop) for s in self.x)
+        y = tuple(s.read(rows, start, stop)[n_overlap:] for s in self.y)
+        return Window(x, y, None, None, (stop - start - n_overlap) * len(rows), index)
+
+    def _cut_masked(
+        self, rows: Segments, start: int, stop: int, n_overlap: int, index: WindowIndex | None
+    ) -> Window:
+        """Read a window in which steps may not count."""
         x = [s.read(rows, start, stop) for s in self.x]
         y = [s.read(rows, start, stop) for s in self.y]
         missing = self._missing_values(y)  # (S, B, F) for each target, None if none is
@@ -367,7 +397,7 @@ class SequenceWindows:
             n_live = live_steps(mask, self._output_sizes if mask.shape[2] > 1 else [1])
             w = _masked(w, mask)
         targets = tuple(v[n_overlap:] for v in y)
-        return Window(tuple(x), targets, w, missing_steps, n_live)
+        return Window(tuple(x), targets, w, missing_steps, n_live, index)
 
     def _may_hold_nan(self, s: SeriesArray) -> bool:
         return s.kind == "float" and id(s) not in self._checked

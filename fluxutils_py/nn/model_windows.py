@@ -111,10 +111,13 @@ def window_mode(model: nn.Module, xs: Tensors) -> str:
 
     Arguments and errors are those of :func:`takes_windows`.
     """
+    mode = _modes.get(model)
+    if mode is not None:  # most often: this runs at every window
+        return mode
     mode = cached_window_mode(model)
     if mode is None:
         mode = _modes[model] = _try_both(model, xs)
-    elif model not in _modes and model not in _known_to_reset:
+    elif model not in _known_to_reset:
         _require_reset_of_declared(model, xs, mode)
         _known_to_reset.add(model)
     return mode

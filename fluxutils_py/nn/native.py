@@ -58,7 +58,8 @@ def _take_spare(size: int) -> mmap.mmap | None:
 TYPES = {torch.float32: 0, torch.float64: 1}
 # fluxutils_call of csrc/kernels.h: version, cell, type, isa, threads, S, B, F, H; alpha; pointers
 _CALL = Struct("9qd21q")
-_NO_GRADIENTS = (0,) * 10
+_FORWARD = Struct("9qd11q")  # without the pointers to gradients, which are zero
+_NO_GRADIENTS = bytes(_CALL.size - _FORWARD.size)
 _ERRORS = {
     1: "a bad argument",
     2: "an instruction set that this processor lacks",
@@ -168,8 +169,8 @@ def _head(call: Call, x: Tensor, H: int) -> tuple[int | float, ...]:
     )
 
 
-def _pointer(t: Tensor | None) -> int:
-    return 0 if t is None else t.data_ptr()
+def _pointers(tensors: Sequence[Tensor | None]) -> list[int]:
+    return [0 if t is None else t.data_ptr() for t in tensors]
 
 
 def _forward(
@@ -179,38 +180,39 @@ def _forward(
     x: Tensor,
     h: Tensor | None,
     c: Tensor | None,
-    w_x: Tensor,
-    w_h: Tensor | None,
-    b_x: Tensor | None,
-    b_h: Tensor | None,
+    *weights: Tensor | None,
 ) -> tuple[tuple[Tensor, ...], Tensor | None]:
     """Return the outputs, and the values saved for the backward pass."""
     # these names keep the contiguous copies alive until the kernel has read them
     x = x.contiguous()
     h = None if h is None else h.contiguous()
     c = None if c is None else c.contiguous()
-    H = state_shape[-1]
-    head = _head(call, x, H)
-    y = x.new_empty((*x.shape[:-1], H))
-    outputs = [y]
+    # sizes as separate arguments: torch takes longer to read them from a tuple
+    *sizes, _ = x.shape
+    y = x.new_empty(*sizes, state_shape[-1])
+    outputs: tuple[Tensor, ...] = (y,)
     last_h = last_c = saved = 0
+    cell = call.cell
     if call.whole:
-        outputs.append(x.new_empty(state_shape))
-        last_h = outputs[1].data_ptr()
-    if call.cell.n_states == 2:
-        outputs.append(x.new_empty(state_shape))
-        last_c = outputs[-1].data_ptr()
+        state = x.new_empty(*state_shape)
+        last_h = state.data_ptr()
+        outputs = y, state
+    if cell.n_states == 2:
+        state = x.new_empty(*state_shape)
+        last_c = state.data_ptr()
+        outputs = *outputs, state
     kept = None
     if keep:
-        kept = empty_saved(y.numel() * call.library.kept_per_output(call.cell.number), x.dtype)
+        kept = empty_saved(y.numel() * call.library.kept_per_output(cell.number), x.dtype)
         saved = kept.data_ptr()
-    inputs = map(_pointer, (x, h, c, w_x, w_h, b_x, b_h))
+    head = _head(call, x, state_shape[-1])
+    inputs = _pointers((x, h, c, *weights))
     code = call.library.forward(
-        _CALL.pack(*head, *inputs, y.data_ptr(), last_h, last_c, saved, *_NO_GRADIENTS)
+        _FORWARD.pack(*head, *inputs, y.data_ptr(), last_h, last_c, saved) + _NO_GRADIENTS
     )
     if code:
         raise kernel_error(code)
-    return tuple(outputs), kept
+    return outputs, kept
 
 
 def kernel_error(code: int) -> RuntimeError:
@@ -245,11 +247,10 @@ class _Recurrence(Function):
             torch.empty_like(t) if need else None for t, need in zip(tensors, needed, strict=True)
         ]
         # an output that the loss does not depend on has no gradient
-        given = [None if t is None else t.contiguous() for t in gradients]
-        dy = given[0]
-        dh = given[1] if call.whole else None
-        dc = given[-1] if call.cell.n_states == 2 else None
-        pointers = map(_pointer, (*tensors, y, None, None, kept, dy, dh, dc, *grads))
+        dy, *of_states = [None if t is None else t.contiguous() for t in gradients]
+        dh = of_states[0] if call.whole else None
+        dc = of_states[-1] if call.cell.n_states == 2 else None
+        pointers = _pointers((*tensors, y, None, None, kept, dy, dh, dc, *grads))
         code = call.library.backward(
             _CALL.pack(*_head(call, tensors[0], ctx.state_shape[-1]), *pointers)
         )

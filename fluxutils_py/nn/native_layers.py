@@ -92,6 +92,8 @@ class _Plan(NamedTuple):
         except KeyError:  # a weight that is computed, such as under torch's parametrizations
             return None
         if settings["bias"]:
+            if n_layers == 1:  # most often: this runs at every step
+                return [tuple(weights)]
             return [tuple(weights[k : k + 4]) for k in range(0, 4 * n_layers, 4)]
         return [(*weights[k : k + 2], None, None) for k in range(0, 2 * n_layers, 2)]
 
@@ -112,9 +114,12 @@ class _Plan(NamedTuple):
         if cell is TANH_RNN and settings["nonlinearity"] == "relu":
             cell = RELU_RNN
         n_out = settings["hidden_size"]
-        if not is_plain(x) or x.shape[-1] != settings["input_size"] or not x.numel():
+        if not is_plain(x) or not x.numel():
             return None
-        shape = (x.shape[-2], n_out)  # of one state
+        *_, n_series, n_in = x.shape
+        if n_in != settings["input_size"]:
+            return None
+        shape = (n_series, n_out)  # of one state
         state_shape = (len(layers), *shape) if self.is_stack else shape
         h, c = split_state(state)
         if not states_fit(x, h, c, state_shape):
@@ -199,10 +204,18 @@ def is_plain(t: Tensor) -> bool:
 
 def states_fit(x: Tensor, h: Tensor | None, c: Tensor | None, shape: tuple[int, ...]) -> bool:
     """Whether the states are None, or plain tensors of this shape and of the type of ``x``."""
-    for s in (h, c):
-        if s is not None and (not is_plain(s) or s.dtype is not x.dtype or s.shape != shape):
-            return False
-    return True
+    return (h is None or _state_fits(x, h, shape)) and (c is None or _state_fits(x, c, shape))
+
+
+def _state_fits(x: Tensor, s: Tensor, shape: tuple[int, ...]) -> bool:
+    return (
+        s.shape == shape
+        and s.dtype is x.dtype
+        and type(s) in PLAIN
+        and s.is_cpu
+        and s.layout is torch.strided
+        and not s.is_neg()
+    )
 
 
 def weights_fit(dtype: torch.dtype, cell: Cell, n_in: int, n_out: int, weights: Weights) -> bool:

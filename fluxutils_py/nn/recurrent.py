@@ -15,6 +15,7 @@ from fluxutils_py.nn.native import State
 from fluxutils_py.nn.precision import as_float32, computes_recurrence, without_autocast
 
 TORCH_LAYERS = (nn.RNNBase, nn.RNNCellBase)  # made once: a union takes longer to make than to ask
+_BATCH_DIMS = {nn.LSTM: 1, nn.GRU: 1, nn.RNN: 1}  # of the states of the commonest modules
 
 
 class Memory(NamedTuple):
@@ -119,7 +120,10 @@ class Recur(nn.Module):
         """Return the batch axis of state tensors: ``batch_dim`` of the module, else 1 for
         ``nn.LSTM``, else 0.
         """
-        m = self.module
+        m: Any = self._modules["module"]  # by its name, it takes half a microsecond to find
+        dim = _BATCH_DIMS.get(type(m))
+        if dim is not None:
+            return dim
         # a module takes a microsecond to say that it lacks something
         if isinstance(m, TORCH_LAYERS):
             return int(isinstance(m, nn.RNNBase))
@@ -197,7 +201,7 @@ class Recur(nn.Module):
     def truncate(self) -> None:
         """Detach the state: its value stays, gradients stop here."""
         if self.state is not None:
-            self.state = map_state(Tensor.detach, self.state)
+            self.__dict__["state"] = map_state(Tensor.detach, self.state)
 
     def mark(self, steps: int) -> None:
         """Note the state after ``steps`` more steps (0: now), detached; :meth:`marked` then returns
@@ -256,7 +260,7 @@ class Recur(nn.Module):
         if not x.is_floating_point():
             x = x.to(next((p.dtype for p in self.parameters()), torch.get_default_dtype()))
         if self.state is not None:
-            self._check_batch(self.state, x.size(-2))
+            self._check_batch(self.state, x.shape[-2])
         elif self.trainable_init:
             self._set_initial_state(x.size(-2))
         if self._mark is None:
@@ -271,10 +275,11 @@ class Recur(nn.Module):
         return y if cut == n_steps else torch.cat([y, self._run_module(x[cut:])])
 
     def _run_module(self, x: Tensor) -> Tensor:
-        result = native_layers.run(self.module, x, self.state)
+        module: Any = self._modules["module"]
+        result = native_layers.run(module, x, self.state)
         if result is not None:
-            y, state = result
-            object.__setattr__(self, "state", state)
+            # a module's own way takes a microsecond, at every step
+            y, self.__dict__["state"] = result
             return y
         if torch.is_autocast_enabled("cpu") and not computes_recurrence(self.module, x):
             self.state = None if self.state is None else map_state(as_float32, self.state)
@@ -306,7 +311,7 @@ class Recur(nn.Module):
 
     def _check_batch(self, state: State, n_series: int) -> None:
         first = state if isinstance(state, Tensor) else state[0]
-        carried = first.size(self.batch_dim)
+        carried = first.shape[self.batch_dim]
         if carried != n_series:
             raise ShapeError(
                 f"{self._name()} carries the state of {carried} series and got a batch of "
@@ -448,4 +453,4 @@ def unwrapped_recurrent(model: nn.Module) -> list[str]:
 
 
 def map_state(fn: Callable[[Tensor], Tensor], state: State) -> State:
-    return fn(state) if isinstance(state, Tensor) else tuple(fn(t) for t in state)
+    return fn(state) if isinstance(state, Tensor) else tuple(map(fn, state))

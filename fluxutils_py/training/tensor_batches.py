@@ -145,9 +145,8 @@ class TensorBatches:
         if not len(index.segments):
             return Minibatch((), (), first=index.first, index=index)
         w = self.windows.read(index)
-        inputs, labels = (
-            tuple(to_tensor(v, self.dtype, self.device, background=background) for v in values)
-            for values in (w.x, w.y)
-        )
+        to = self.dtype, self.device
+        inputs = tuple([to_tensor(v, *to, background=background) for v in w.x])
+        labels = tuple([to_tensor(v, *to, background=background) for v in w.y])
         weight = None if w.w is None else to_tensor(w.w, self.dtype, self.device)
         return Minibatch(inputs, labels, None, weight, index.first, index, w.n_live)

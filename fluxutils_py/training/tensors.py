@@ -45,6 +45,11 @@ def to_tensor(
         dtype = torch.int64
     if not values.dtype.isnative:
         values = values.astype(values.dtype.newbyteorder("="))
+    if values.size <= SMALL_COPY and device.type == "cpu":
+        # sizes as separate arguments: torch takes longer to read them from a tuple
+        out = torch.empty(*values.shape, dtype=dtype)
+        np.copyto(out.numpy(), values, casting="unsafe")
+        return out
     on_gpu = device.type == "cuda"
     out = torch.empty(values.shape, dtype=dtype, pin_memory=on_gpu)
     _fill(out, values, background)

@@ -555,3 +555,39 @@ def test_several_inputs_are_cut_alike():
     for w in windows:
         assert len(w.x) == 2
         assert np.array_equal(w.x[1], 2 * w.x[0][:, :, :1])
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+@pytest.mark.parametrize("rows", ALL_ROWS)
+@pytest.mark.parametrize("case", ["complete", "labels", "missing labels", "gaps", "weighted"])
+def test_windows_of_arrays_known_to_be_complete_are_those_of_others(case, rows, overlap):
+    """An array that was looked through before needs no look in each window."""
+    x, y = arrays()
+    weight = SampleWeight(np.arange(1.0, N + 1), N, T) if case == "weighted" else None
+    if "labels" in case:
+        y = (np.arange(N * T) % 3).reshape(1, N, T)
+    if case == "gaps":
+        y[0, 1, 1] = np.nan
+
+    def windows():
+        found = cut(x, y, weight, segments=ALL_ROWS[rows], seqsize=3, overlap=overlap)
+        found.y[0].missing_label = 2 if case == "missing labels" else None
+        return found
+
+    checked = windows()
+    checked.check()
+    n_masked = 0
+    for a, b in zip(checked, windows(), strict=True):
+        assert a.index.start == b.index.start
+        assert a.n_live == b.n_live
+        assert (a.missing_steps is None) == (b.missing_steps is None)
+        assert (a.w is None) == (b.w is None)
+        n_masked += a.w is not None
+        pairs = [*zip(a.x, b.x, strict=True), *zip(a.y, b.y, strict=True)]
+        if a.w is not None:
+            pairs.append((a.w, b.w))
+        assert all(np.array_equal(u, v) for u, v in pairs)
+    if case == "complete" and "lengths" not in rows:
+        assert n_masked == 0 or rows == "folded"
+    if case == "weighted" or (case == "missing labels" and rows == "whole"):
+        assert n_masked > 0

@@ -36,6 +36,7 @@ SHAPES = [
     (4, 33, 5, 13),
     (9, 70, 4, 7),
     (43, 2, 9, 30),
+    (1, 15, 2, 33),  # few steps, whose gradients of weights outweigh their products
 ]
 ISAS = [name for name in kernels.ISAS if kernels.library() and kernels.supports(name)]
 
@@ -485,3 +486,24 @@ def test_a_series_alone_equals_itself_in_any_minibatch(name, n_units, dtype):
     for first, stop in ((0, 1), (5, 7), (3, 8), (20, 28), (1, 18), (0, 33)):
         for part, of_all in zip(outputs_and_input_gradients(first, stop), whole, strict=True):
             assert torch.equal(part, of_all[:, first:stop]), (first, stop)
+
+
+@pytest.mark.parametrize("isa", ISAS, indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", LAYERS)
+def test_training_and_prediction_give_the_same_bits(name, dtype, isa):
+    # shapes of which one puts units into the lanes, and the other series
+    shapes = [(1, 16, 64), (1, 48, 80), (2, 24, 16), (4, 32, 64), (1, 13, 17), (8, 32, 64)]
+    for n_steps, n_series, n_units in shapes:
+        layer = Recur(LAYERS[name](3, n_units)).to(dtype)
+        x = torch.randn(n_steps, n_series, 3, dtype=dtype)
+        with torch.no_grad():
+            predicted = layer(x)
+        of_prediction = layer.state
+        layer.reset()
+        trained = layer(x)
+        assert trained.requires_grad
+        assert not predicted.requires_grad
+        assert torch.equal(trained, predicted), (n_steps, n_series, n_units)
+        states = (s if isinstance(s, tuple) else (s,) for s in (layer.state, of_prediction))
+        assert all(map(torch.equal, *states))
