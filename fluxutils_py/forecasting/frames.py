@@ -209,6 +209,11 @@ class Frame:
             self._refuse_missing(column, np.isnan(numbers))
         return numbers
 
+    def values(self, column: str, missing: bool = False) -> np.ndarray:
+        """Return a column as labels if it holds categories, else as numbers."""
+        read = self.labels if self.is_category(column) else self.numbers
+        return read(column, missing)
+
     def times(self, column: str) -> TimeColumn:
         """Return a column of dates or integers; DataError names the row of what is neither."""
         nw = require("narwhals")
