@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fluxutils_py.data.filling import last_positions
 from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.panel import Columns, Panel
 from fluxutils_py.forecasting.panel_windows import Channels
@@ -114,8 +115,7 @@ def filled_forward(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     if not np.isnan(values).any():
         return values
     begin = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    at = np.where(np.isnan(values), -1, np.arange(values.shape[1]))
-    at = np.maximum.accumulate(at, axis=1)
+    at = last_positions(~np.isnan(values))
     last = np.take_along_axis(values, np.maximum(at, 0), 1)
     # the last value may be one of the series before
     return np.where(at >= begin, last, 0.0)

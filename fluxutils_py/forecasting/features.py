@@ -14,6 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
+from fluxutils_py.data.filling import last_positions
 from fluxutils_py.errors import DataError
 
 LARGEST = 8.0  # inputs are clipped to this absolute value
@@ -264,9 +265,8 @@ class Features:
             # from z, not from filled: a value that was itself filled in does not count
             np.copyto(later, z[:, :-shift], where=np.isnan(later))
         missing = np.isnan(filled)
-        columns = np.arange(z.shape[1])
-        last = np.maximum.accumulate(np.where(missing, -1, columns), axis=1)
-        near = missing & (last >= 0) & (columns - last <= self.memory)
+        last = last_positions(~missing)
+        near = missing & (last >= 0) & (np.arange(z.shape[1]) - last <= self.memory)
         at = np.nonzero(near)
         filled[at] = filled[at[0], last[at]]
         return filled

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from itertools import islice, product
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -50,8 +51,9 @@ class PackedSeries:
     in_memory = True
 
     def __init__(self, values: np.ndarray, lengths: np.ndarray) -> None:
-        self.values, self.lengths = values, np.asarray(lengths)
-        self.offsets = np.concatenate([[0], np.cumsum(self.lengths)[:-1]]).astype(int)
+        self.values = values
+        self.lengths = np.asarray(lengths)
+        self.offsets = np.cumsum(self.lengths) - self.lengths
         self.n_series = len(self.lengths)
         self.is_complete = not np.isnan(values[0]).any()
 
@@ -66,9 +68,9 @@ class PackedSeries:
         steps = start[:, None] + np.arange(n_steps)  # (B, K)
         outside = (steps < 0) | (steps >= self.lengths[series][:, None])
         at = self.offsets[series][:, None] + np.where(outside, 0, steps)
-        out = self.values.take(np.minimum(at, self.values.shape[1] - 1), axis=1).astype(
-            np.float64, copy=False
-        )
+        # a series without steps, at the end, begins after the last column
+        at = np.minimum(at, self.values.shape[1] - 1)
+        out = self.values.take(at, axis=1).astype(np.float64, copy=False)
         if outside.any():
             out[:, outside] = np.nan
         return out
@@ -106,14 +108,14 @@ class ArraySource:
         feature, n = np.divmod(series, self.n_per_feature)
         new = (np.diff(series) != 1) | (np.diff(feature) != 0) | (np.diff(start) != 0)
         for run in np.split(np.arange(len(series)), np.flatnonzero(new) + 1):
-            b, first = run[0], int(start[run[0]])
-            begin, stop = max(first, 0), min(first + n_steps, self.n_steps)
-            if begin >= stop:
-                continue
-            f, where = int(feature[b]), slice(int(n[b]), int(n[b]) + len(run))
-            block = plain_block(self.array[f : f + 1, where, begin:stop])
-            _refuse_infinite(block, f, int(n[b]), begin)
-            out[:, run, begin - first : stop - first] = block
+            # integers of Python, which every kind of array takes as an index
+            f, top, first = (int(v[run[0]]) for v in (feature, n, start))
+            begin = max(first, 0)
+            stop = min(first + n_steps, self.n_steps)
+            if begin < stop:
+                block = plain_block(self.array[f : f + 1, top : top + len(run), begin:stop])
+                _refuse_infinite(block, f, top, begin)
+                out[:, run, begin - first : stop - first] = block
         return out
 
 
@@ -192,19 +194,16 @@ class Channels:
         """Positions of the covariates at the current step: past, static, known ahead, numbers first
         in each group.
         """
+        numbers = iter(range(self.history, self.numeric))
+        codes = iter(range(self.numeric, self.numeric + len(self.categories)))
         positions: list[int] = []
-        number = self.history
-        code = self.numeric
-        groups = (
+        for n_numbers, categories in (
             (self.hist, self.hist_categories),
             (self.stat, self.stat_categories),
             (self.futr, self.futr_categories),
-        )
-        for n_numbers, categories in groups:
-            positions += range(number, number + n_numbers)
-            positions += range(code, code + len(categories))
-            number += n_numbers
-            code += len(categories)
+        ):
+            positions += islice(numbers, n_numbers)
+            positions += islice(codes, len(categories))
         return positions
 
     def in_order(self, covariates: Sequence[T]) -> list[T]:
@@ -215,6 +214,30 @@ class Channels:
     @property
     def total(self) -> int:
         return self.numeric + len(self.categories) + self.ahead + self.h * self.base + 1
+
+
+class CutWindow(NamedTuple):
+    """A window of some rows, with the steps before it on which its features depend.
+
+    Attributes
+    ----------
+    rows : Segments
+    start, stop : int
+        The steps of the window, from the start of each row.
+    values : ndarray of shape (C, B, K)
+        Channels of the source.
+    z : ndarray of shape (B, K)
+        Transformed values of the target.
+    past : Past
+        Statistics at the steps of the window.
+    """
+
+    rows: Segments
+    start: int
+    stop: int
+    values: np.ndarray
+    z: np.ndarray
+    past: Past[np.ndarray]
 
 
 @dataclass
@@ -241,9 +264,7 @@ class PanelWindows:
     channels: Channels
     static: np.ndarray | None = None
     ahead: PackedSeries | None = None
-    _cached: tuple[Any, int, int, np.ndarray, np.ndarray, Past] | None = field(
-        default=None, repr=False
-    )
+    _cached: CutWindow | None = field(default=None, repr=False)
 
     @property
     def n_series(self) -> int:
@@ -258,74 +279,67 @@ class PanelWindows:
         """Return inputs (B, S, channels), float32, at steps ``start`` to ``stop`` of each row, from
         the row's start.
         """
-        values, _, past = self._cut_window(rows, start, stop)
-        lookback = self.lookback
-        c, features = self.channels, self.features
-        n_steps = stop - start
-        out = np.empty((len(rows), n_steps, c.total), np.float32)
-        features.inputs(past, out[:, :, : c.history])
-        now = [*values[1:, :, lookback:]]
-        if c.stat or c.stat_categories:
-            assert self.static is not None
-            now += [*self.static[rows.series].T[:, :, None]]
-        if c.n_ahead:
-            assert self.ahead is not None
-            known = self.ahead.cut(
-                rows.series, rows.start + start - self.lookback, values.shape[2] + c.h
-            )
-            now += [*known[:, :, lookback : lookback + n_steps]]
+        window = self._cut_window(rows, start, stop)
+        past = window.past
+        c = self.channels
+        here = slice(self.lookback, self.lookback + stop - start)
+        out = np.empty((len(rows), stop - start, c.total), np.float32)
+        self.features.inputs(past, out[:, :, : c.history])
+        current = [*window.values[1:, :, here]]
+        if self.static is not None and c.n_static:
+            current += [*self.static[rows.series].T[:, :, None]]
+        if self.ahead is not None and c.n_ahead:
+            first = rows.start + start - self.lookback
+            known = self.ahead.cut(rows.series, first, here.stop + c.h)
+            current += [*known[:, :, here]]
+            # views of the channels, each copied once: these are the largest part of the input
+            offsets = np.concatenate([np.arange(1, c.h + 1), self.features.counterparts()])
             at = c.numeric + len(c.categories)
-            for channel in known:
-                for offsets in (np.arange(1, c.h + 1), features.counterparts()):
-                    for k, offset in enumerate(offsets):
-                        first = lookback + int(offset)
-                        out[:, :, at + k] = channel[:, first : first + n_steps]
-                    at += c.h
-        for at, channel in zip(c.positions, now, strict=True):
+            for channel, offset in product(known, here.start + offsets):
+                out[:, :, at] = channel[:, offset : offset + stop - start]
+                at += 1
+        for at, channel in zip(c.positions, current, strict=True):
             out[:, :, at] = channel
+        scale = past.scale[:, :, None]
         if c.base:
-            base = past.naive - past.level[:, :, None] if features.log else past.naive
-            np.divide(
-                base, past.scale[:, :, None], out=out[:, :, -1 - c.h : -1], casting="same_kind"
-            )
-        out[:, :, -1] = past.scale
+            base = past.naive - past.level[:, :, None] if self.features.log else past.naive
+            np.divide(base, scale, out=out[:, :, -1 - c.h : -1], casting="same_kind")
+        out[:, :, -1:] = scale
+        # the features have no NaN left, and covariates may be missing
         np.nan_to_num(out[:, :, c.history :], copy=False)
         return out
 
     def targets(self, rows: Segments, start: int, stop: int) -> np.ndarray:
         """Return the targets (B, S, h), float32, of these steps; NaN where a value is not known."""
-        _, z, past = self._cut_window(rows, start, stop)
-        features, n_steps = self.features, stop - start
-        out = np.full((len(rows), n_steps, features.h), np.nan, np.float32)
-        later = features.forward(self.source.cut(rows.series, rows.start + stop, features.h)[0])
-        both = np.concatenate([z[:, self.lookback :], later], axis=1)  # (B, S + h)
-        for k in range(1, features.h + 1):
-            out[:, :, k - 1] = (both[:, k : k + n_steps] - past.naive[:, :, k - 1]) / past.scale
+        window = self._cut_window(rows, start, stop)
+        past = window.past
+        h = self.features.h
+        n_steps = stop - start
+        out = np.full((len(rows), n_steps, h), np.nan, np.float32)
+        later = self.features.forward(self.source.cut(rows.series, rows.start + stop, h)[0])
+        both = np.concatenate([window.z[:, self.lookback :], later], axis=1)  # (B, S + h)
+        for k in range(h):
+            out[:, :, k] = (both[:, k + 1 : k + 1 + n_steps] - past.naive[:, :, k]) / past.scale
+        # the naive forecast is 0 there, in place of a value
         out[~past.known] = np.nan
         return out
 
-    def past(self, rows: Segments, start: int, stop: int) -> Past:
-        return self._cut_window(rows, start, stop)[2]
+    def past(self, rows: Segments, start: int, stop: int) -> Past[np.ndarray]:
+        """Return the statistics at these steps of each row."""
+        return self._cut_window(rows, start, stop).past
 
-    def _cut_window(
-        self, rows: Segments, start: int, stop: int
-    ) -> tuple[np.ndarray, np.ndarray, Past]:
-        """Return values and transformed values of a window with its earlier steps, and the
-        statistics.
-
-        Caches the last result, because training reads the targets of a window after its inputs.
-        """
+    def _cut_window(self, rows: Segments, start: int, stop: int) -> CutWindow:
+        # the last one is kept: training reads the targets of a window after its inputs
         last = self._cached
-        if last is not None and last[0] is rows and last[1:3] == (start, stop):
-            return last[3:]
+        if last is not None and last.rows is rows and last[1:3] == (start, stop):
+            return last
         lookback = self.lookback
-        values = self.source.cut(
-            rows.series, rows.start + start - lookback, stop - start + lookback
-        )
+        first = rows.start + start - lookback
+        values = self.source.cut(rows.series, first, stop - start + lookback)
         z = self.features.forward(values[0])
         past = self.features.past(z, stop - start)
-        self._cached = rows, start, stop, values, z, past
-        return values, z, past
+        self._cached = CutWindow(rows, start, stop, values, z, past)
+        return self._cached
 
 
 class WindowArray(DuckArray):
@@ -334,7 +348,7 @@ class WindowArray(DuckArray):
     Parameters
     ----------
     panel : PanelWindows
-    what : "inputs" or "targets"
+    content : "inputs" or "targets"
     warmup : ndarray of int, shape (N,), optional
         First step of each series with targets; earlier targets are NaN.
     n_steps : int, optional
@@ -344,23 +358,23 @@ class WindowArray(DuckArray):
     def __init__(
         self,
         panel: PanelWindows,
-        what: str,
+        content: str,
         warmup: np.ndarray | None = None,
         n_steps: int | None = None,
     ) -> None:
-        self.panel, self.what, self.warmup = panel, what, warmup
-        size = panel.channels.total if what == "inputs" else panel.features.h
-        self.shape = (
-            size,
-            panel.n_series,
-            int(panel.source.lengths.max()) if n_steps is None else n_steps,
-        )
+        self.panel = panel
+        self.content = content
+        self.warmup = warmup
+        size = panel.channels.total if content == "inputs" else panel.features.h
+        longest = int(panel.source.lengths.max())
+        self.shape = (size, panel.n_series, longest if n_steps is None else n_steps)
         self.dtype = np.dtype(np.float32)
+        # a read of a file may block, and is then done ahead, in a thread
         self.nonblocking = panel.source.in_memory
 
     def read_segments(self, rows: Segments, start: int, stop: int) -> np.ndarray:
         """Return the steps ``start`` to ``stop`` of the given rows: (S, B, F)."""
-        if self.what == "inputs":
+        if self.content == "inputs":
             return self.panel.inputs(rows, start, stop).transpose(1, 0, 2)
         out = self.panel.targets(rows, start, stop)
         if self.warmup is not None:
@@ -370,8 +384,7 @@ class WindowArray(DuckArray):
 
     def read(self, *index: Index) -> np.ndarray:
         features, series, steps = map(np.asarray, index)
-        rows = Segments(series, np.zeros(len(series), int), np.full(len(series), self.shape[2]))
-        first, last = int(steps.min()), int(steps.max()) + 1
-        return self.read_segments(rows, first, last).transpose(2, 1, 0)[:, :, steps - first][
-            features
-        ]
+        rows = Segments.from_lengths(self.shape[1], self.shape[2])[series]
+        first = int(steps.min())
+        block = self.read_segments(rows, first, int(steps.max()) + 1)
+        return block.transpose(2, 1, 0)[:, :, steps - first][features]
