@@ -191,21 +191,22 @@ class Features:
 
     def statistics(self, values: PastValues[Array]) -> Past[Array]:
         """Compute level, scale and seasonal naive forecast at each step."""
-        where, isnan = values.xp.where, values.xp.isnan
+        xp = values.xp
         scale = values.mean_change(self.season, self.memory)
         if values.any_missing(scale):  # in the first season: change from step to step
-            scale = where(isnan(scale), values.mean_change(1, self.memory), scale)
+            scale = xp.where(xp.isnan(scale), values.mean_change(1, self.memory), scale)
         # also where the scale is NaN, which no comparison is true of
-        scale = where(scale > self.smallest_scale, scale, self.smallest_scale)
+        scale = xp.where(scale > self.smallest_scale, scale, self.smallest_scale)
         level = values.mean(self.season)
         last = values.back(0)
-        known = ~isnan(last)
+        # missing values are filled in: none is left where there was one in reach
+        known = ~xp.isnan(last)
         naive = values.at(self.counterparts())
         if values.any_missing(last) or values.any_missing(naive):
-            naive = where(isnan(naive), last[:, :, None], naive)
-            naive = where(known[:, :, None], naive, 0.0)
-            level = where(known, level, 0.0)
-            scale = where(known, scale, 1.0)
+            naive = xp.where(xp.isnan(naive), last[:, :, None], naive)
+            naive = xp.where(known[:, :, None], naive, 0.0)
+            level = xp.where(known, level, 0.0)
+            scale = xp.where(known, scale, 1.0)
         return Past(naive, level, scale, known, values)
 
     def input_columns(self, past: Past[Array]) -> Iterator[Array]:
