@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from os import PathLike
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
@@ -27,6 +25,7 @@ from fluxutils_py.forecasting.forecaster_files import (
     save_forecaster,
 )
 from fluxutils_py.forecasting.forecaster_settings import (
+    ForecasterSettings,
     check_output_names,
     check_settings,
     columns_of,
@@ -57,7 +56,7 @@ def _id_type(label: object) -> type:
 
 
 @explains_arguments
-class Forecaster(BaseEstimator):
+class Forecaster(ForecasterSettings):
     """Forecast many series and their quantiles with one network, from a long data frame or an (F,
     N, T) array.
 
@@ -163,77 +162,6 @@ class Forecaster(BaseEstimator):
     loss_name_: Any
     loss_curve_: list[float]
     models_: list[nn.Module]
-
-    def __init__(
-        self,
-        h: int,
-        season_length: int | None = None,
-        freq: Any = None,
-        *,
-        quantiles: Sequence[float] = (),
-        lag: Any = "auto",
-        input_size: int | None = None,
-        transform: str = "auto",
-        loss: Any = "auto",
-        cell: Any = "lstm",
-        model: Any = None,
-        hidden_size: int = 96,
-        num_layers: int = 1,
-        dropout: float = 0.1,
-        n_models: int = 1,
-        max_steps: int = 1500,
-        batchsize: int = 48,
-        seqsize: int = 96,
-        lr: float = 4e-3,
-        weight_decay: float = 1e-3,
-        hist_exog_list: Sequence[str] = (),
-        futr_exog_list: Sequence[str] = (),
-        stat_exog_list: Sequence[str] = (),
-        id_col: str = "unique_id",
-        time_col: str = "ds",
-        target_col: str = "y",
-        alias: str = "Forecaster",
-        comm: Any = "auto",
-        scaling: str = "weak",
-        n_jobs: int | None = None,
-        device: Any = None,
-        callbacks: Any = None,
-        random_state: Any = None,
-        verbose: Any = "auto",
-    ) -> None:
-        self.h = h
-        self.season_length = season_length
-        self.freq = freq
-        self.quantiles = quantiles
-        self.lag = lag
-        self.input_size = input_size
-        self.transform = transform
-        self.loss = loss
-        self.cell = cell
-        self.model = model
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.dropout = dropout
-        self.n_models = n_models
-        self.max_steps = max_steps
-        self.batchsize = batchsize
-        self.seqsize = seqsize
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.hist_exog_list = hist_exog_list
-        self.futr_exog_list = futr_exog_list
-        self.stat_exog_list = stat_exog_list
-        self.id_col = id_col
-        self.time_col = time_col
-        self.target_col = target_col
-        self.alias = alias
-        self.comm = comm
-        self.scaling = scaling
-        self.n_jobs = n_jobs
-        self.device = device
-        self.callbacks = callbacks
-        self.random_state = random_state
-        self.verbose = verbose
 
     # -- fit and predict ---------------------------------------------------------------------------
 
