@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +10,16 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 
-from fluxutils_py.errors import DataError
+from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.baselines import baseline_forecasts
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
 from fluxutils_py.forecasting.frames import Frame, is_frame, make_frame, require, with_arrow_types
 from fluxutils_py.forecasting.history import forecasts_along, start_history
 from fluxutils_py.forecasting.model_fitting import fit_panel
-from fluxutils_py.forecasting.outputs import forecast_values
+from fluxutils_py.forecasting.outputs import forecast_values, key_columns
 from fluxutils_py.forecasting.panel import Panel
+from fluxutils_py.forecasting.panel_windows import PackedSeries
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.validation import check_integer
 
@@ -86,7 +86,7 @@ def cross_validate(
             forecasts = _forecast_at_cutoff(fitted, panel, past, cutoff)
         elif not parts:  # one pass over the series serves all cutoffs
             fitted.require_modelled(panel.cut(first_step, cutoffs[:, -1]))
-            windows = fitted.windows(panel, None)
+            windows = fitted.windows(panel)
             forecasts = forecasts_along(fitted.models, windows, cutoffs - 1, fitted.n_quantiles)
         parts.append(_frame_columns(fitted, panel, past, cutoff, next(forecasts)))
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -106,11 +106,10 @@ def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int, least: i
             "step_size"
         )
     if len(short):
-        warnings.warn(
+        warn(
             f"{len(short)} of {panel.n_series} series are too short for the first window, which "
             f"takes {behind} steps from the end of each (series {panel.ids[short[0]]!r} has "
-            f"{panel.lengths[short[0]]})",
-            stacklevel=4,
+            f"{panel.lengths[short[0]]})"
         )
 
 
@@ -124,7 +123,7 @@ def _forecast_at_cutoff(
     series = np.flatnonzero(cutoff)
     future = _cut_horizon(panel, series, cutoff[series], h)
     ahead = fitted.covariates.steps(future, "futr").reshape(-1, len(series), h)
-    history = start_history(fitted.models, fitted.windows(past, None), past)
+    history = start_history(fitted.models, fitted.windows(past), past)
     values = np.full((panel.n_series, len(fitted.names), h), np.nan)
     values[series] = forecast_values(fitted, history, np.nan_to_num(ahead))
     yield values
@@ -143,14 +142,10 @@ def _frame_columns(
     series = np.flatnonzero(cutoff)
     cutoff = cutoff[series]
     future = _cut_horizon(panel, series, cutoff, h)
-    rows = np.repeat(np.arange(len(series)), h)
-    begin = np.repeat(cutoff, h)
-    columns: dict[str, np.ndarray] = {
-        names.id: past.ids[rows],
-        names.time: past.times(rows, begin + np.tile(np.arange(h), len(series))),
-        "cutoff": past.times(rows, begin - 1),
-        names.target: future.values[names.target],
-    }
+    columns = key_columns(fitted, past)
+    last_known = past.times(np.arange(len(series)), cutoff - 1)
+    columns["cutoff"] = np.repeat(last_known, h)
+    columns[names.target] = future.values[names.target]
     columns |= {name: forecasts[series, i].ravel() for i, name in enumerate(fitted.names)}
     baselines = baseline_forecasts(
         tail_values(past, names.target),
@@ -173,11 +168,8 @@ def _cut_horizon(panel: Panel, series: np.ndarray, cutoff: np.ndarray, h: int) -
 def tail_values(panel: Panel, column: str) -> np.ndarray:
     """Return the last values (N, K) of each series, NaN before its first step."""
     k = min(KNOWN, int(panel.lengths.max()))
-    out = np.full((panel.n_series, k), np.nan)
-    for i, (offset, length) in enumerate(zip(panel.offsets, panel.lengths, strict=True)):
-        n = min(k, length)
-        out[i, k - n :] = panel.values[column][offset + length - n : offset + length]
-    return out
+    source = PackedSeries(panel.values[column][None], panel.lengths)
+    return source.cut(np.arange(panel.n_series), panel.lengths - k, k)[0]
 
 
 def first_values(panel: Panel, column: str) -> tuple[np.ndarray, np.ndarray]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import nn
 
-from fluxutils_py.errors import DataError
+from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.covariates import Covariates, filled_forward
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.forecaster_settings import (
@@ -17,7 +16,7 @@ from fluxutils_py.forecasting.forecaster_settings import (
     column_names,
     columns_of,
 )
-from fluxutils_py.forecasting.panel import Columns, Panel, format_time, series_name
+from fluxutils_py.forecasting.panel import Columns, Panel, series_name
 from fluxutils_py.forecasting.panel_windows import (
     ArrayFNT,
     ArraySource,
@@ -73,17 +72,18 @@ class FittedForecaster:
     def n_quantiles(self) -> int:
         return len(self.names) - 1
 
-    def windows(self, panel: Panel | None, array: ArrayFNT | None) -> PanelWindows:
+    def windows(self, series: Panel | ArrayFNT) -> PanelWindows:
         """Return the windows of a panel or an array, from its first step."""
-        if panel is None:
-            assert array is not None
-            return PanelWindows(ArraySource(array), self.features, self.channels)
-        hist = filled_forward(self.covariates.steps(panel, "hist"), panel.lengths)
-        futr = filled_forward(self.covariates.steps(panel, "futr"), panel.lengths)
-        target = panel.values[self.columns.target][None]
-        source = PackedSeries(np.concatenate([target, hist]), panel.lengths)
-        ahead = PackedSeries(futr, panel.lengths) if len(futr) else None
-        static = self.covariates.static(panel)
+        if not isinstance(series, Panel):
+            return PanelWindows(ArraySource(series), self.features, self.channels)
+        lengths = series.lengths
+        hist = filled_forward(self.covariates.steps(series, "hist"), lengths)
+        futr = filled_forward(self.covariates.steps(series, "futr"), lengths)
+        # as they are: the features tell given values from those that they fill in
+        target = series.values[self.columns.target][None]
+        source = PackedSeries(np.concatenate([target, hist]), lengths)
+        ahead = PackedSeries(futr, lengths) if len(futr) else None
+        static = self.covariates.static(series)
         return PanelWindows(source, self.features, self.channels, static, ahead)
 
     def tail_windows(self, tail: np.ndarray, static: np.ndarray) -> PanelWindows:
@@ -107,11 +107,11 @@ class FittedForecaster:
         values = panel.values[target]
         bad = np.flatnonzero(values <= 0)  # False for NaN
         if len(bad):
-            series = np.searchsorted(np.cumsum(panel.lengths), bad[:1], side="right")
-            time = panel.times(series, bad[:1] - panel.offsets[series])[0]
+            place = int(bad[0])
+            i = int(np.searchsorted(np.cumsum(panel.lengths), place, side="right"))
             raise DataError(
-                f"column {target!r} of df is {values[bad[0]]:g} in series "
-                f"{panel.ids[series[0]]!r} at {format_time(time)}; the values were positive when "
+                f"column {target!r} of df is {values[place]:g} in series {panel.ids[i]!r} at "
+                f"{panel.time_text(i, place - panel.offsets[i])}; the values were positive when "
                 "the forecaster was fitted, and are modelled by their logarithms: correct it, set "
                 "NaN, or fit with transform='none'"
             )
@@ -136,11 +136,10 @@ def warn_long_horizon(h: int, lengths: np.ndarray) -> None:
     """Warn, in training, of a horizon that no series is longer than."""
     longest = int(lengths.max())
     if longest <= h:
-        warnings.warn(
+        warn(
             f"no series is longer than the horizon of {h} steps (the longest has {longest}): "
             f"training does not see what comes {longest} or more steps later, which is forecast "
-            "as the season before",
-            stacklevel=3,
+            "as the season before"
         )
 
 
@@ -149,9 +148,8 @@ def warn_short_series(season: int, lengths: np.ndarray, panel: Panel | None) -> 
     short = np.flatnonzero(lengths <= season)
     if len(short):
         first = short[0]
-        warnings.warn(
+        warn(
             f"{len(short)} of {len(lengths)} series have no more steps than a season of {season} "
             f"(series {series_name(panel, first)} has {lengths[first]}): where the season before "
-            "is not known, they are forecast from their last value",
-            stacklevel=3,
+            "is not known, they are forecast from their last value"
         )

@@ -41,10 +41,11 @@ from fluxutils_py.forecasting.outputs import (
     forecast_frame,
     further_steps,
     future_frame,
+    require_panel,
     require_same_static,
     score_forecasts,
 )
-from fluxutils_py.forecasting.panel import Panel, read_panel
+from fluxutils_py.forecasting.panel import Panel, panel_of, read_panel
 from fluxutils_py.forecasting.panel_windows import ArrayFNT, Channels, PanelWindows
 from fluxutils_py.inputs import as_series
 from fluxutils_py.parallel import RankGroup, get_communicator
@@ -199,18 +200,19 @@ class Forecaster(ForecasterSettings):
         with RankGroup.from_comm(self.comm, "Forecaster.fit") as ranks:
             check_settings(self)
             ranks.require_equal(course_of_fit(self))
-            panel, array = self._read(df, static_df)
+            series = self._read(df, static_df)
             # before any attribute changes: after an error the earlier fit stays
-            fit = fit_panel(self, ranks, panel, array)
+            fit = fit_panel(self, ranks, series)
         fitted = fit.fitted
         self.features_ = fitted.features
         self.channels_ = fitted.channels
         self.covariates_ = fitted.covariates
+        panel = panel_of(series)
         self.frequency_ = None if panel is None else panel.frequency
         self.loss_name_ = fit.loss
         self.models_ = list(fitted.models)
         self.loss_curve_ = fit.loss_curve
-        self._shape = array_shape(array)
+        self._shape = array_shape(series)
         self._origin = (fit.windows, panel)
         return self
 
@@ -245,10 +247,11 @@ class Forecaster(ForecasterSettings):
         fitted = self._fitted
         if df is None:
             return forecast_frame(fitted, self.history_, self._shape, futr_df)
-        panel, array = self._read_fitted(df, static_df)
-        history = start_history(fitted.models, fitted.windows(panel, array), panel)
+        series = self._read_fitted(df, static_df)
+        panel = panel_of(series)
+        history = start_history(fitted.models, fitted.windows(series), panel)
         warn_short_series(fitted.features.season, history.lengths, panel)
-        return forecast_frame(fitted, history, array_shape(array), futr_df)
+        return forecast_frame(fitted, history, array_shape(series), futr_df)
 
     def update(self, df: object, *, static_df: object = None) -> Self:
         """Append new observations without training; the network reads only the new steps.
@@ -276,12 +279,16 @@ class Forecaster(ForecasterSettings):
         check_is_fitted(self, "models_")
         fitted = self._fitted
         history = self.history_
-        panel, array = self._read_further(df, static_df)
-        if panel is not None:
-            steps = further_steps(fitted, history, panel, df)
+        known = history.panel
+        series = self._read_fitted(df, static_df, None if known is None else known.zone)
+        # what cannot follow is refused: the stored series would be unusable from then on
+        if isinstance(series, Panel):
+            self._require_ids(series.ids, require_panel(history).ids)
+            require_same_static(fitted, history, series, static_df)
+            steps = further_steps(fitted, history, series, df)
         else:
-            assert array is not None
-            steps = array_steps(history, array, self._shape)
+            fitted.require_finite(np.asarray(series[:, :, :]))
+            steps = array_steps(history, series, self._shape)
         self._origin = history.extended(fitted.models, steps, fitted.tail_windows)
         return self
 
@@ -430,20 +437,20 @@ class Forecaster(ForecasterSettings):
             self, self.features_, self.channels_, self.covariates_, self.models_
         )
 
-    def _read(self, df: object, static_df: object) -> tuple[Panel | None, ArrayFNT | None]:
-        """Return ``(panel, None)`` for a frame, ``(None, array)`` for an array."""
+    def _read(self, df: object, static_df: object) -> Panel | ArrayFNT:
+        """Return the panel of a frame, or the array."""
         if is_frame(df):
-            return read_panel(df, columns_of(self), self.freq, static_df=static_df), None
-        return None, self._read_array(df, static_df, None)
+            return read_panel(df, columns_of(self), self.freq, static_df=static_df)
+        return self._read_array(df, static_df, None)
 
     def _read_fitted(
         self, df: object, static_df: object, zone: str | None = None
-    ) -> tuple[Panel | None, ArrayFNT | None]:
+    ) -> Panel | ArrayFNT:
         """Return what :meth:`_read` returns, for data of the kind of ``fit``; ``zone`` as in
         :func:`read_panel`.
         """
         if not is_frame(df):
-            return None, self._read_array(df, static_df, self.frequency_)
+            return self._read_array(df, static_df, self.frequency_)
         if self.frequency_ is None:
             raise DataError(
                 "df is a data frame, but the forecaster was fitted on an array (F, N, T)"
@@ -457,7 +464,7 @@ class Forecaster(ForecasterSettings):
                 "had one"
             )
         self._fitted.require_modelled(panel)
-        return panel, None
+        return panel
 
     def _read_array(self, df: object, static_df: object, frequency: Frequency | None) -> ArrayFNT:
         """Return an array (F, N, T); ``frequency`` is that of the frame of ``fit``, if there is
@@ -479,26 +486,6 @@ class Forecaster(ForecasterSettings):
             raise DataError("covariates are columns of data frames; an array (F, N, T) has none")
         array: ArrayFNT = as_series(df, "df")[0].array
         return array
-
-    def _read_further(self, df: object, static_df: object) -> tuple[Panel | None, ArrayFNT | None]:
-        """Return what :meth:`_read` returns, for the steps after the stored series.
-
-        Raises
-        ------
-        DataError
-            If they cannot follow: the stored series would be unusable from then on.
-        """
-        fitted = self._fitted
-        history = self.history_
-        known = history.panel
-        zone = None if known is None else known.zone
-        panel, array = self._read_fitted(df, static_df, zone)
-        if panel is not None and known is not None:
-            self._require_ids(panel.ids, known.ids)
-            require_same_static(fitted, history, panel, static_df)
-        if array is not None:
-            fitted.require_finite(np.asarray(array[:, :, :]))
-        return panel, array
 
     def _require_ids(self, ids: np.ndarray, known: np.ndarray) -> None:
         """Raise DataError if a new id is of a type that no stored one has: one column may not hold
@@ -532,5 +519,5 @@ class Forecaster(ForecasterSettings):
 
     def _check_export(self, path: str | PathLike[str], df: object, tolerance: float) -> float:
         check_is_fitted(self, "models_")
-        panel, array = self._read_fitted(df, None)
-        return check_forecaster_export(self._fitted, path, panel, array, tolerance)
+        series = self._read_fitted(df, None)
+        return check_forecaster_export(self._fitted, path, series, tolerance)

@@ -14,7 +14,7 @@ from fluxutils_py.forecasting.covariates import Covariate, Covariates
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecast_step import ForecastStep
 from fluxutils_py.forecasting.history import forecasts_along
-from fluxutils_py.forecasting.panel import Panel, series_name
+from fluxutils_py.forecasting.panel import Panel, panel_of, series_name
 from fluxutils_py.forecasting.panel_windows import ArrayFNT, PanelWindows
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.versions import installed_version
@@ -62,8 +62,7 @@ def _describe_covariate(covariate: Covariate) -> dict[str, Any]:
 def check_forecaster_export(
     fitted: FittedForecaster,
     path: str | PathLike[str],
-    panel: Panel | None,
-    array: ArrayFNT | None,
+    series: Panel | ArrayFNT,
     tolerance: float,
 ) -> float:
     """Compare an exported file with its forecaster on some series; see ``check_export``.
@@ -72,7 +71,7 @@ def check_forecaster_export(
     to N_COMPARED steps of each series, its last one among them. Covariates known ahead count as
     missing after the end of a series.
     """
-    windows = fitted.windows(panel, array)
+    windows = fitted.windows(series)
     lengths = np.asarray(windows.source.lengths)
     ends = np.linspace(0, 1, N_COMPARED) * (lengths[:, None] - 1)
     origins = np.unique(ends.astype(int), axis=1)
@@ -86,7 +85,7 @@ def check_forecaster_export(
         if worst > tolerance:
             n, i, k = np.unravel_index(away.argmax(), away.shape)
             raise ExportError(
-                f"{path}: {fitted.names[i]} of series {series_name(panel, int(n))} is "
+                f"{path}: {fitted.names[i]} of series {series_name(panel_of(series), int(n))} is "
                 f"{got[n, i, k]:.7g} {k + 1} steps after step {at[n]}, that of the forecaster is "
                 f"{want[n, i, k]:.7g}: a relative difference of {worst:.1e}, above {tolerance:.1e}"
             )

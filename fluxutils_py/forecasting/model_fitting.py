@@ -43,7 +43,7 @@ from fluxutils_py.forecasting.forecaster_settings import (
     columns_of,
     sorted_quantiles,
 )
-from fluxutils_py.forecasting.panel import Panel
+from fluxutils_py.forecasting.panel import Panel, panel_of
 from fluxutils_py.forecasting.panel_windows import (
     ArrayFNT,
     ArraySource,
@@ -80,24 +80,18 @@ class Fit(NamedTuple):
     windows: PanelWindows
 
 
-def fit_panel(
-    settings: ForecasterSettings,
-    ranks: RankGroup,
-    panel: Panel | None,
-    array: ArrayFNT | None = None,
-) -> Fit:
+def fit_panel(settings: ForecasterSettings, ranks: RankGroup, series: Panel | ArrayFNT) -> Fit:
     """Choose features and train networks on a panel, or on an array, which all ranks have."""
-    require_same_panel(ranks, panel, array)
+    require_same_series(ranks, series)
     covariates = Covariates()
     frequency = None
     source: PackedSeries | ArraySource
-    if panel is not None:
-        covariates = Covariates.of(panel, columns_of(settings))
-        frequency = panel.frequency
-        source = PackedSeries(panel.values[settings.target_col][None], panel.lengths)
+    if isinstance(series, Panel):
+        covariates = Covariates.of(series, columns_of(settings))
+        frequency = series.frequency
+        source = PackedSeries(series.values[settings.target_col][None], series.lengths)
     else:
-        assert array is not None
-        source = ArraySource(array)
+        source = ArraySource(series)
     if settings.season_length is None:
         season = season_within(usual_season(frequency), int(source.lengths.max()))
     else:
@@ -112,13 +106,13 @@ def fit_panel(
     base = loss == ("mase" if features.log else "smape")
     channels = covariates.channels(features.h, features.n_inputs, base)
     fitted = FittedForecaster.of(settings, features, channels, covariates)
-    windows = fitted.windows(panel, array)
+    windows = fitted.windows(series)
     est = fit_models(settings, windows, loss, ranks)
     fitted = replace(fitted, models=list(est.model_.members))
     loss_curve = [value / len(fitted.models) for value in est.loss_curve_]
     lengths = np.asarray(windows.source.lengths)
     warn_long_horizon(features.h, lengths)
-    warn_short_series(features.season, lengths, panel)
+    warn_short_series(features.season, lengths, panel_of(series))
     return Fit(fitted, loss, loss_curve, windows)
 
 
@@ -150,15 +144,14 @@ def warmup_of(windows: PanelWindows) -> np.ndarray:
     return np.minimum(windows.features.lag, lengths // 4)
 
 
-def require_same_panel(ranks: RankGroup, panel: Panel | None, array: ArrayFNT | None) -> None:
+def require_same_series(ranks: RankGroup, series: Panel | ArrayFNT) -> None:
     """Raise :class:`RankError` on every rank unless all have the same series, before anything is
     chosen by them.
     """
     if ranks.is_single:
         return
-    traits = _panel_traits(panel) if panel is not None else _array_traits(array)
     try:
-        ranks.require_equal(traits)
+        ranks.require_equal(_traits(series))
     except RankError as error:
         raise RankError(
             f"{error}. A forecaster has no sharded=True, since what it chooses depends on all "
@@ -168,24 +161,21 @@ def require_same_panel(ranks: RankGroup, panel: Panel | None, array: ArrayFNT | 
         ) from None
 
 
-def _array_traits(array: ArrayFNT | None) -> dict[str, object]:
+def _traits(series: Panel | ArrayFNT) -> dict[str, object]:
+    if isinstance(series, Panel):
+        return {
+            "the number of series": series.n_series,
+            "the ids of the series (digest)": digest_arrays(series.ids.astype(str)),
+            "the times of the series (digest)": digest_arrays(series.first, series.lengths),
+            "the frequency": series.frequency.text,
+            "the values of the series (digest)": _digest_columns(series.values),
+            "the static covariates (digest)": _digest_columns(series.static),
+        }
     # not the values: the array may be larger than memory
-    assert array is not None
     return {
-        "the shape of the array": tuple(array.shape),
-        "its type": array.dtype,
-        "whether it is in memory": type(array) is np.ndarray,
-    }
-
-
-def _panel_traits(panel: Panel) -> dict[str, object]:
-    return {
-        "the number of series": panel.n_series,
-        "the ids of the series (digest)": digest_arrays(panel.ids.astype(str)),
-        "the times of the series (digest)": digest_arrays(panel.first, panel.lengths),
-        "the frequency": panel.frequency.text,
-        "the values of the series (digest)": _digest_columns(panel.values),
-        "the static covariates (digest)": _digest_columns(panel.static),
+        "the shape of the array": tuple(series.shape),
+        "its type": series.dtype,
+        "whether it is in memory": type(series) is np.ndarray,
     }
 
 

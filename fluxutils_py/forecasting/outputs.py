@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import DataError, ShapeError, warn
 from fluxutils_py.forecasting.covariates import Covariate
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
@@ -16,17 +16,19 @@ from fluxutils_py.forecasting.frames import Frame, make_frame
 from fluxutils_py.forecasting.history import History, Steps, forecasts
 from fluxutils_py.forecasting.panel import (
     Panel,
-    format_time,
     read_static,
     read_steps,
     series_name,
+    series_numbers,
 )
 from fluxutils_py.forecasting.panel_windows import ArrayFNT
 
 
-def array_shape(array: ArrayFNT | None) -> tuple[int, int] | None:
-    """Return the numbers of features and series of an array; None for None."""
-    return None if array is None else (int(array.shape[0]), int(array.shape[1]))
+def array_shape(series: Panel | ArrayFNT) -> tuple[int, int] | None:
+    """Return the numbers of features and series of an array; None for a panel."""
+    if isinstance(series, Panel):
+        return None
+    return int(series.shape[0]), int(series.shape[1])
 
 
 def forecast_values(fitted: FittedForecaster, history: History, ahead: np.ndarray) -> np.ndarray:
@@ -44,11 +46,9 @@ def forecast_values(fitted: FittedForecaster, history: History, ahead: np.ndarra
     values = forecasts(fitted.models, windows, last, history.states, fitted.n_quantiles)
     unknown = np.flatnonzero(np.isnan(values).any((1, 2)))
     if len(unknown):
-        name = series_name(history.panel, unknown[0])
-        warnings.warn(
+        warn(
             f"{len(unknown)} series have no value in their last {features.memory} steps (the "
-            f"first is {name}): their forecasts are missing",
-            stacklevel=4,
+            f"first is {series_name(history.panel, unknown[0])}): their forecasts are missing"
         )
     return values
 
@@ -67,13 +67,12 @@ def _warn_small_series(features: Features, history: History) -> None:
     small = np.flatnonzero((spread > rounding) & (spread < 0.1 * features.smallest_scale))
     if len(small):
         unit = " in logarithms" if features.log else ""
-        warnings.warn(
+        warn(
             f"{len(small)} series change too little to be forecast together with the others: the "
             f"first is {series_name(history.panel, small[0])}, whose last {features.memory} steps "
             f"span {spread[small[0]]:.2g}{unit}, and the typical change in fit was "
             f"{features.unit:.2g}. Scale each series, or fit those of such different size "
-            "separately",
-            stacklevel=5,
+            "separately"
         )
 
 
@@ -90,7 +89,7 @@ def forecast_frame(
         arrays = {name: values[:, i].reshape(*shape, -1) for i, name in enumerate(fitted.names)}
         return arrays if fitted.n_quantiles else arrays[fitted.names[0]]
     panel = require_panel(history)
-    columns = _key_columns(fitted, panel)
+    columns = key_columns(fitted, panel)
     columns |= {name: values[:, i].ravel() for i, name in enumerate(fitted.names)}
     return make_frame(columns, panel.types, panel.backend)
 
@@ -98,7 +97,7 @@ def forecast_frame(
 def future_frame(fitted: FittedForecaster, history: History) -> Any:
     """Implement ``Forecaster.make_future_dataframe``."""
     panel = require_panel(history)
-    return make_frame(_key_columns(fitted, panel), panel.types, panel.backend)
+    return make_frame(key_columns(fitted, panel), panel.types, panel.backend)
 
 
 def require_panel(history: History) -> Panel:
@@ -108,7 +107,7 @@ def require_panel(history: History) -> Panel:
     return history.panel
 
 
-def _key_columns(fitted: FittedForecaster, panel: Panel) -> dict[str, np.ndarray]:
+def key_columns(fitted: FittedForecaster, panel: Panel) -> dict[str, np.ndarray]:
     """Return the ids and times of the h steps after the end of each series."""
     series = np.repeat(np.arange(panel.n_series), fitted.h)
     steps = panel.lengths[series] + np.tile(np.arange(fitted.h), panel.n_series)
@@ -178,8 +177,8 @@ def _require_all_rows(fitted: FittedForecaster, panel: Panel, ahead: RowsAhead) 
     has_row = np.zeros((panel.n_series, fitted.h), bool)
     has_row[ahead.series, ahead.step] = True
     if not has_row.all():
-        i, step = (int(v) for v in np.argwhere(~has_row)[0])
-        at = format_time(panel.times(np.array([i]), np.array([panel.lengths[i] + step]))[0])
+        i, step = np.argwhere(~has_row)[0]
+        at = panel.time_text(i, panel.lengths[i] + step)
         raise DataError(
             f"futr_df has no row of series {panel.ids[i]!r} at {at} (column "
             f"{fitted.columns.time!r}); it needs the {fitted.h} steps after the end of each "
@@ -192,14 +191,8 @@ def _fill_covariates(
 ) -> None:
     """Write the values of a frame to the channels (C, N, h) of covariates known ahead."""
     for channel, covariate in zip(channels, covariates, strict=True):
-        values = covariate.channel(_read_column(frame, covariate.name))
+        values = covariate.channel(frame.values(covariate.name))
         channel[ahead.series, ahead.step] = values[ahead.rows]
-
-
-def _read_column(frame: Frame, name: str) -> np.ndarray:
-    if frame.is_category(name):
-        return frame.labels(name)
-    return frame.numbers(name, missing=False)
 
 
 def score_forecasts(fitted: FittedForecaster, history: History, df: object) -> float:
@@ -234,12 +227,6 @@ def _typical_changes(values: np.ndarray, season: int) -> np.ndarray:
 # -- new data --------------------------------------------------------------------------------------
 
 
-def _series_numbers(labels: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """Return the number of each label among the stored ones, -1 where it is new."""
-    number = {label: i for i, label in enumerate(stored)}
-    return np.array([number.get(label, -1) for label in labels], int)
-
-
 def require_same_static(
     fitted: FittedForecaster, history: History, panel: Panel, static_df: object
 ) -> None:
@@ -252,7 +239,7 @@ def require_same_static(
     if static_df is not None:  # it may also have series of which df has no row
         has_row, static = read_static(static_df, fitted.columns, stored)
         panel = replace(panel, ids=stored[has_row], static=static)
-    series = _series_numbers(panel.ids, stored)
+    series = series_numbers(panel.ids, stored)
     with warnings.catch_warnings():
         # of new categories: an error follows, or they are of new series
         warnings.simplefilter("ignore")
@@ -276,7 +263,7 @@ def require_same_static(
 def further_steps(fitted: FittedForecaster, history: History, panel: Panel, df: object) -> Steps:
     """Convert a panel, as read from ``df``, to steps after the end of a forecaster's series."""
     old = require_panel(history)
-    series = _series_numbers(panel.ids, old.ids)
+    series = series_numbers(panel.ids, old.ids)
     new = series < 0
     series[new] = old.n_series + np.arange(int(new.sum()))
     gap = np.zeros(panel.n_series, int)
@@ -311,13 +298,12 @@ def _gaps(
     bad = np.flatnonzero((gap < 0) | ~whole)
     if len(bad):
         i = int(np.flatnonzero(known)[bad[0]])
-        end = stored[bad[:1]]
-        at = format_time(panel.times(np.array([i]), np.array([0]))[0])
-        last = format_time(old.times(end, old.lengths[end] - 1)[0])
+        end = stored[bad[0]]
         raise DataError(
-            f"series {panel.ids[i]!r} has a row at {at} (column {fitted.columns.time!r}), and is "
-            f"known until {last} already; update takes the rows that follow, predict(df) whole "
-            "series"
+            f"series {panel.ids[i]!r} has a row at {panel.time_text(i, 0)} (column "
+            f"{fitted.columns.time!r}), and is known until "
+            f"{old.time_text(end, old.lengths[end] - 1)} already; give the rows that follow to "
+            "update, or whole series to predict(df)"
         )
     return gap
 
@@ -330,7 +316,6 @@ def _require_near(fitted: FittedForecaster, df: object, old: Panel) -> None:
     up to that row.
     """
     memory = fitted.features.memory
-    time_col = fitted.columns.time
     series, steps = read_steps(Frame(df, "df"), fitted.columns, old)
     order = np.lexsort((steps, series))
     order = order[series[order] >= 0]
@@ -342,15 +327,15 @@ def _require_near(fitted: FittedForecaster, df: object, old: Panel) -> None:
     before[1:][same] = steps[:-1][same]
     far = np.flatnonzero(steps - before > memory)
     if len(far):
-        i = far[0]
-        times = old.times(series[[i, i]], np.array([steps[i], before[i]]))
-        at, last = (format_time(time) for time in times)
+        i = series[far[0]]
+        step = steps[far[0]]
+        last = before[far[0]]
         raise DataError(
-            f"series {old.ids[series[i]]!r} has a row at {at} (column {time_col!r}), "
-            f"{steps[i] - before[i]} steps after the row before it at {last}: no value of the last "
-            f"{memory} steps, which the forecasts depend on, would be known. Correct "
-            "the time; or give a row with a missing value for each step between; or give whole "
-            "series to predict(df)"
+            f"series {old.ids[i]!r} has a row at {old.time_text(i, step)} (column "
+            f"{fitted.columns.time!r}), {step - last} steps after the row before it at "
+            f"{old.time_text(i, last)}: no value of the last {memory} steps, which the forecasts "
+            "depend on, would be known. Correct the time; or give a row with a missing value for "
+            "each step between; or give whole series to predict(df)"
         )
 
 
@@ -363,10 +348,8 @@ def _values_after_gaps(fitted: FittedForecaster, panel: Panel, lengths: np.ndarr
     futr = fitted.covariates.steps(panel, "futr")
     values = np.concatenate([target, hist, futr])
     out = np.full((len(values), int(lengths.sum())), np.nan)
-    ends = np.cumsum(lengths)
-    stops = np.cumsum(panel.lengths)
-    for end, stop, n in zip(ends, stops, panel.lengths, strict=True):
-        out[:, end - n : end] = values[:, stop - n : stop]
+    longer = replace(panel, lengths=lengths)
+    out[:, longer.positions(lengths - panel.lengths, lengths)] = values
     return out
 
 

@@ -155,15 +155,20 @@ class Panel:
             times = to_absolute(times, self.zone)
         return times.astype("M8[ns]")
 
+    def time_text(self, series: int, step: int) -> str:
+        """Return the time of one step of one series, as text for messages."""
+        time = self.times(np.array([series]), np.array([step]))[0]
+        return str(time.astype("M8[s]") if isinstance(time, np.datetime64) else time)
+
+
+def panel_of(series: object) -> Panel | None:
+    """Return a panel as it is, and None for an array, whose series have no ids and times."""
+    return series if isinstance(series, Panel) else None
+
 
 def series_name(panel: Panel | None, series: int) -> str:
     """Name a series in messages: by its id, or by its number if there are no ids."""
     return f"number {series}" if panel is None else repr(panel.ids[series])
-
-
-def format_time(time: object) -> str:
-    """Return a time of a panel as text for messages."""
-    return str(time.astype("M8[s]") if isinstance(time, np.datetime64) else time)
 
 
 def series_numbers(labels: Iterable[object], ids: np.ndarray) -> np.ndarray:
