@@ -176,15 +176,14 @@ def first_values(panel: Panel, column: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the first value of each series that is not missing, and how many steps before the last
     step it is.
     """
+    values = panel.values[column]
+    known = np.flatnonzero(~np.isnan(values))
+    series = np.repeat(np.arange(panel.n_series), panel.lengths)[known]
+    series, begin = np.unique(series, return_index=True)
     first = np.full(panel.n_series, np.nan)
+    first[series] = values[known[begin]]
     age = np.zeros(panel.n_series, int)
-    for i, (offset, length) in enumerate(zip(panel.offsets, panel.lengths, strict=True)):
-        values = panel.values[column][offset : offset + length]
-        known = ~np.isnan(values)
-        if known.any():
-            at = int(known.argmax())
-            first[i] = values[at]
-            age[i] = length - 1 - at
+    age[series] = np.cumsum(panel.lengths)[series] - 1 - known[begin]
     return first, age
 
 

@@ -76,25 +76,33 @@ class FittedForecaster:
         """Return the windows of a panel or an array, from its first step."""
         if not isinstance(series, Panel):
             return PanelWindows(ArraySource(series), self.features, self.channels)
-        lengths = series.lengths
-        hist = filled_forward(self.covariates.steps(series, "hist"), lengths)
-        futr = filled_forward(self.covariates.steps(series, "futr"), lengths)
-        # as they are: the features tell given values from those that they fill in
-        target = series.values[self.columns.target][None]
-        source = PackedSeries(np.concatenate([target, hist]), lengths)
-        ahead = PackedSeries(futr, lengths) if len(futr) else None
-        static = self.covariates.static(series)
-        return PanelWindows(source, self.features, self.channels, static, ahead)
+        values = self.channel_values(series)
+        # not the target: the features tell given values from those that they fill in
+        values[1:] = filled_forward(values[1:], series.lengths)
+        return self._packed_windows(values, series.lengths, self.covariates.static(series))
 
     def tail_windows(self, tail: np.ndarray, static: np.ndarray) -> PanelWindows:
         """Return the windows of tails (C, N, K). Where only covariates are known ahead, other
         channels are NaN.
         """
-        n_source = len(tail) - self.channels.n_ahead
         lengths = np.full(tail.shape[1], tail.shape[2])
-        flat = tail.reshape(len(tail), -1)
-        source = PackedSeries(flat[:n_source], lengths)
-        ahead = PackedSeries(flat[n_source:], lengths) if self.channels.n_ahead else None
+        return self._packed_windows(tail.reshape(len(tail), -1), lengths, static)
+
+    def channel_values(self, panel: Panel) -> np.ndarray:
+        """Return the target, past covariates and those known ahead: (C, total), NaN where
+        missing.
+        """
+        target = panel.values[self.columns.target][None]
+        covariates = [self.covariates.steps(panel, group) for group in ("hist", "futr")]
+        return np.concatenate([target, *covariates])
+
+    def _packed_windows(
+        self, values: np.ndarray, lengths: np.ndarray, static: np.ndarray
+    ) -> PanelWindows:
+        # those known ahead apart: windows read them beyond the end of the others
+        n_source = len(values) - self.channels.n_ahead
+        source = PackedSeries(values[:n_source], lengths)
+        ahead = PackedSeries(values[n_source:], lengths) if self.channels.n_ahead else None
         return PanelWindows(source, self.features, self.channels, static, ahead)
 
     def require_modelled(self, panel: Panel) -> None:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.exporting import InitialState, ModelStep
-from fluxutils_py.forecasting.covariates import Covariate, Covariates
+from fluxutils_py.forecasting.covariates import Covariate
 from fluxutils_py.forecasting.direct_model import Ensemble
-from fluxutils_py.forecasting.features import LARGEST, SEASONS_BACK, Features, Past
-from fluxutils_py.forecasting.panel_windows import Channels
+from fluxutils_py.forecasting.features import LARGEST, SEASONS_BACK, Past
+from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 
 
 class StepState(NamedTuple):
@@ -59,12 +59,8 @@ class ForecastStep(nn.Module):
 
     Parameters
     ----------
-    models : sequence of nn.Module
-    features : Features
-    channels : Channels
-    covariates : Covariates
-        Their means and scales.
-    n_quantiles : int
+    fitted : FittedForecaster
+        Trained, on the processor.
 
     Attributes
     ----------
@@ -80,30 +76,23 @@ class ForecastStep(nn.Module):
     The formulas are those of :class:`Features`, on the values that the state holds.
     """
 
-    def __init__(
-        self,
-        models: Sequence[nn.Module],
-        features: Features,
-        channels: Channels,
-        covariates: Covariates,
-        n_quantiles: int,
-    ) -> None:
+    def __init__(self, fitted: FittedForecaster) -> None:
         super().__init__()
-        self.features = features
-        self.channels = channels
-        self.n_models = len(models)
-        self.n_outputs = 1 + n_quantiles
+        self.features = features = fitted.features
+        self.channels = channels = fitted.channels
+        self.n_models = len(fitted.models)
+        self.n_outputs = len(fitted.names)
         sizes = {
             "past": channels.n_past,
             "static": channels.n_static,
             "known": channels.n_ahead * (1 + channels.h),
         }
         self.inputs = {"y": 1, **{name: n for name, n in sizes.items() if n}}
-        self._register_scales("past", covariates.hist)
-        self._register_scales("static", covariates.stat)
-        self._register_scales("known", covariates.futr, times=1 + channels.h)
-        self.dtype = next(models[0].parameters()).dtype
-        self.network = self._network_step(models)
+        self._register_scales("past", fitted.covariates.hist)
+        self._register_scales("static", fitted.covariates.stat)
+        self._register_scales("known", fitted.covariates.futr, times=1 + channels.h)
+        self.dtype = next(fitted.models[0].parameters()).dtype
+        self.network = self._network_step(fitted.models)
         # enough for every feature, and for the seasons from which a missing value is filled in
         self.n_kept = max(features.reach, SEASONS_BACK * features.season) + 1
         states = self._initial_states()
@@ -111,10 +100,10 @@ class ForecastStep(nn.Module):
         self.initial = (*states, *self.network.initial)
 
     def _register_scales(self, name: str, group: tuple[Covariate, ...], times: int = 1) -> None:
-        means = [covariate.mean for covariate in group]
-        scales = [covariate.scale for covariate in group]
-        self.register_buffer(f"mean_{name}", _repeat_values(means, times))
-        self.register_buffer(f"scale_{name}", _repeat_values(scales, times))
+        for part in ("mean", "scale"):
+            values = torch.tensor([getattr(c, part) for c in group], dtype=torch.float64)
+            # repeated: a covariate known ahead has a value now and one at each of the next steps
+            self.register_buffer(f"{part}_{name}", values.repeat_interleave(times))
 
     def _network_step(self, models: Sequence[nn.Module]) -> ModelStep:
         networks = iter(models)
@@ -275,10 +264,6 @@ class StepPast:
 
     def any_missing(self, values: Tensor) -> bool:
         return True  # a traced graph has one way through, for all values
-
-
-def _repeat_values(values: Sequence[float], times: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64).repeat_interleave(times)
 
 
 def _known_mean(values: Tensor, stop: int, n: int) -> Tensor:

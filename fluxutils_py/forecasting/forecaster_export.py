@@ -26,9 +26,7 @@ def export_forecaster(
     fitted: FittedForecaster, path: str | PathLike[str], format: str, class_name: str, comm: object
 ) -> None:
     """Implement ``Forecaster.export``; ``class_name`` is that of the forecaster."""
-    step = ForecastStep(
-        fitted.models, fitted.features, fitted.channels, fitted.covariates, fitted.n_quantiles
-    )
+    step = ForecastStep(fitted)
     inputs = [torch.ones(n, dtype=torch.float64) for n in step.inputs.values()]
     covariates = {
         "past": fitted.covariates.hist,
@@ -38,9 +36,7 @@ def export_forecaster(
     metadata = {
         "h": fitted.h,
         "season": fitted.features.season,
-        "covariates": {
-            name: [_describe_covariate(c) for c in group] for name, group in covariates.items()
-        },
+        "covariates": {k: [_describe_covariate(c) for c in v] for k, v in covariates.items()},
         "estimator": class_name,
         "fluxutils_py": installed_version("fluxutils_py"),
         "torch": torch.__version__,
@@ -147,6 +143,6 @@ def _file_inputs(windows: PanelWindows, covariates: Covariates, n_steps: int) ->
 
 def _undo_scaling(covariates: tuple[Covariate, ...], channels: np.ndarray) -> np.ndarray:
     """Return channels (C, N, T) as they were before the covariates scaled them."""
-    scale = np.array([covariate.scale for covariate in covariates])
-    mean = np.array([covariate.mean for covariate in covariates])
-    return channels * scale[:, None, None] + mean[:, None, None]
+    scale = np.array([c.scale for c in covariates])[:, None, None]
+    mean = np.array([c.mean for c in covariates])[:, None, None]
+    return channels * scale + mean

@@ -76,7 +76,7 @@ def save_forecaster(
         "frequency": None if parts.frequency is None else asdict(parts.frequency),
         "loss_name": parts.loss_name if isinstance(parts.loss_name, str) else None,
         "loss_curve": parts.loss_curve,
-        "models": [_plain_parameters(model) for model in parts.models],
+        "models": [{k: v.detach() for k, v in m.state_dict().items()} for m in parts.models],
         "dtype": str(dtype).removeprefix("torch."),
         "shape": parts.shape,
         "history": _plain_history(parts.history),
@@ -92,10 +92,6 @@ def _stored_arguments(settings: ForecasterSettings) -> dict[str, Any]:
         for name, value in arguments.items()
         if name not in NOT_STORED
     }
-
-
-def _plain_parameters(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach() for name, value in model.state_dict().items()}
 
 
 def _require_plain_labels(id_col: str, parts: FittedParts) -> None:
@@ -150,9 +146,14 @@ def load_parts(
 def _load_parts(
     content: dict[str, Any], settings: ForecasterSettings, path: str | PathLike[str]
 ) -> FittedParts:
-    channels = _load_channels(content["channels"])
-    stored_frequency = content["frequency"]
-    frequency = None if stored_frequency is None else Frequency(**stored_frequency)
+    # the lists of a file are tuples here
+    sizes: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in content["channels"].items()
+    }
+    frequency = content["frequency"]
+    if frequency is not None:
+        frequency = Frequency(**frequency)
+    channels = Channels(**sizes)
     loss_name = content["loss_name"]
     dtype = read_dtype(content["dtype"], path)
     shape = content["shape"]
@@ -169,13 +170,6 @@ def _load_parts(
         shape=None if shape is None else tuple(shape),
         history=_load_history(content["history"], frequency),
     )
-
-
-def _load_channels(content: dict[str, Any]) -> Channels:
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in content.items()
-    }
-    return Channels(**fields)
 
 
 def _load_network(
@@ -201,7 +195,7 @@ def _load_features(content: dict[str, Any]) -> Features:
     if "smallest_scale" in content:
         return Features(**content)
     if content["log"]:
-        return Features(**{**content, "unit": math.exp(-2.5)}, smallest_scale=0.002)
+        return Features(**content | {"unit": math.exp(-2.5), "smallest_scale": 0.002})
     return Features(**content, smallest_scale=1e-6 * content["unit"])
 
 
@@ -222,26 +216,23 @@ def _to_plain(value: Any) -> Any:
         return [_to_plain(v) for v in value]
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, bool):  # before int, of which it is a subclass
-        return value
     if isinstance(value, str):
         return str.__str__(value)  # of an enumeration: its value, not its name
-    for plain_type in (int, float):
+    for plain_type in (bool, int, float):  # in this order: a boolean is an integer too
         if isinstance(value, plain_type):
             return plain_type(value)
     return value
 
 
 def _load_covariates(content: dict[str, Any]) -> Covariates:
-    groups = {
-        group: tuple(_load_covariate(covariate) for covariate in content[group]) for group in GROUPS
-    }
-    return Covariates(**groups)
+    return Covariates(**{group: tuple(map(_load_covariate, content[group])) for group in GROUPS})
 
 
 def _load_covariate(content: dict[str, Any]) -> Covariate:
     categories = content["categories"]
-    return Covariate(**{**content, "categories": None if categories is None else tuple(categories)})
+    if categories is not None:
+        categories = tuple(categories)
+    return Covariate(**content | {"categories": categories})
 
 
 def _plain_history(history: History) -> dict[str, Any]:
@@ -271,11 +262,8 @@ def _load_history(content: dict[str, Any], frequency: Frequency | None) -> Histo
 
 
 def _load_panel(content: dict[str, Any], lengths: np.ndarray, frequency: Frequency) -> Panel:
-    # not np.array(ids): ids of one type would become an array of it
-    ids = np.empty(len(content["ids"]), object)
-    ids[:] = content["ids"]
     return Panel(
-        ids,
+        np.array(content["ids"], object),
         content["first"].numpy(),
         lengths,
         values={},
@@ -296,8 +284,7 @@ def _parse_type(text: str) -> Any:
         r"DictionaryType\(dictionary<values=(\w+), indices=(\w+), ordered=([01])>\)", text
     ):
         pa = require("pyarrow")
-        values = pa.type_for_alias(match[1])
-        indices = pa.type_for_alias(match[2])
+        values, indices = (pa.type_for_alias(match[i]) for i in (1, 2))
         return pa.dictionary(indices, values, ordered=match[3] == "1")
     if match := re.fullmatch(r"Datetime\(time_unit='(\w+)', time_zone=(?:None|'([^']*)')\)", text):
         return nw.Datetime(match[1], match[2])

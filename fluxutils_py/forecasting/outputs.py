@@ -343,10 +343,7 @@ def _values_after_gaps(fitted: FittedForecaster, panel: Panel, lengths: np.ndarr
     """Return the channels (C, total) of a panel, each series at the end of its ``lengths[n]`` steps
     and NaN before.
     """
-    target = panel.values[fitted.columns.target][None]
-    hist = fitted.covariates.steps(panel, "hist")
-    futr = fitted.covariates.steps(panel, "futr")
-    values = np.concatenate([target, hist, futr])
+    values = fitted.channel_values(panel)
     out = np.full((len(values), int(lengths.sum())), np.nan)
     longer = replace(panel, lengths=lengths)
     out[:, longer.positions(lengths - panel.lengths, lengths)] = values
