@@ -14,7 +14,7 @@ from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.baselines import baseline_forecasts
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
-from fluxutils_py.forecasting.frames import Frame, is_frame, make_frame, require, with_arrow_types
+from fluxutils_py.forecasting.frames import Frame, make_frame, require, with_arrow_types
 from fluxutils_py.forecasting.history import forecasts_along, start_history
 from fluxutils_py.forecasting.model_fitting import fit_panel
 from fluxutils_py.forecasting.outputs import forecast_values, key_columns
@@ -35,31 +35,24 @@ class Walk:
     n_windows, step_size : int
     refit : bool or None
         As in ``Forecaster.cross_validation``.
+
+    Raises
+    ------
+    ValueError
+        If a number is below 1.
     """
 
     n_windows: int
     step_size: int
     refit: bool | None
 
+    def __post_init__(self) -> None:
+        check_integer("n_windows", self.n_windows, 1)
+        check_integer("step_size", self.step_size, 1)
+
     def steps_behind(self, h: int) -> np.ndarray:
         """Return the number of steps after each cutoff: (W,), in order of time."""
         return h + self.step_size * np.arange(self.n_windows - 1, -1, -1)
-
-
-def check_walk(h: int, n_windows: int, step_size: int | None, refit: bool | None) -> Walk:
-    """Return the windows of a cross-validation; ValueError if a number is below 1."""
-    walk = Walk(n_windows, int(h) if step_size is None else step_size, refit)
-    check_integer("n_windows", walk.n_windows, 1)
-    check_integer("step_size", walk.step_size, 1)
-    return walk
-
-
-def require_frame(df: object) -> None:
-    """Raise DataError for an array."""
-    if not is_frame(df):
-        raise DataError(
-            "cross_validation takes a data frame; of an array (F, N, T), cut off steps and predict"
-        )
 
 
 def cross_validate(

@@ -35,10 +35,8 @@ class FittedForecaster:
     features : Features
     channels : Channels
     covariates : Covariates
-    columns : Columns
-        Those that it reads.
-    names : list of str
-        Columns with forecasts: of the point forecast, then each quantile.
+    settings : ForecasterSettings
+        For the names of columns, which may change after ``fit``.
     models : sequence of nn.Module
         Empty before they are trained.
     """
@@ -46,22 +44,18 @@ class FittedForecaster:
     features: Features
     channels: Channels
     covariates: Covariates
-    columns: Columns
-    names: list[str]
+    settings: ForecasterSettings
     models: Sequence[nn.Module] = ()
 
-    @classmethod
-    def of(
-        cls,
-        settings: ForecasterSettings,
-        features: Features,
-        channels: Channels,
-        covariates: Covariates,
-        models: Sequence[nn.Module] = (),
-    ) -> FittedForecaster:
-        """Add the names of the columns, which are settings that may change after ``fit``."""
-        names = column_names(settings)
-        return cls(features, channels, covariates, columns_of(settings), names, models)
+    @property
+    def columns(self) -> Columns:
+        """Columns that it reads."""
+        return columns_of(self.settings)
+
+    @property
+    def names(self) -> list[str]:
+        """Columns with forecasts: of the point forecast, then each quantile."""
+        return column_names(self.settings)
 
     @property
     def h(self) -> int:
@@ -138,6 +132,13 @@ class FittedForecaster:
             raise DataError(
                 f"df[{', '.join(map(str, at))}] is {values[at]:g}; values must be {need}, or NaN"
             )
+
+
+def array_shape(series: Panel | ArrayFNT) -> tuple[int, int] | None:
+    """Return the numbers of features and series of an array; None for a panel."""
+    if isinstance(series, Panel):
+        return None
+    return int(series.shape[0]), int(series.shape[1])
 
 
 def warn_long_horizon(h: int, lengths: np.ndarray) -> None:

@@ -83,7 +83,7 @@ class ForecastDisplay:
             One per series. None: make a new figure.
         """
         check_is_fitted(fc, "models_")
-        fitted = FittedForecaster.of(fc, fc.features_, fc.channels_, fc.covariates_, fc.models_)
+        fitted = FittedForecaster(fc.features_, fc.channels_, fc.covariates_, fc, fc.models_)
         history = fc.history_
         ids = list(fc.ids_[:4] if ids is None else ids)
         series = series_numbers(ids, fc.ids_).tolist()

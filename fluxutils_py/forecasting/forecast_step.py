@@ -153,35 +153,36 @@ class ForecastStep(nn.Module):
 
     def _next_state(self, state: StepState, xs: dict[str, Tensor]) -> StepState:
         """Return the state with the values and covariates of this step."""
-        state = self._append_value(state, xs["y"])
-        if state.past is not None:
-            past = torch.where(xs["past"].isnan(), state.past, xs["past"])
-            state = state._replace(past=past)
-        if state.known is not None:
+        past = state.past
+        if past is not None:
+            past = torch.where(xs["past"].isnan(), past, xs["past"])
+        known = state.known
+        if known is not None:
             current = self._unflattened_known(xs)[..., :1]
-            current = torch.where(current.isnan(), state.known[..., -1:], current)
-            state = state._replace(known=torch.cat([state.known[..., 1:], current], -1))
-        return state
+            current = torch.where(current.isnan(), known[..., -1:], current)
+            known = torch.cat([known[..., 1:], current], -1)
+        new = xs["y"].log() if self.features.log else xs["y"]  # (B, 1)
+        filled, age = self._filled_in(state, new)
+        earlier = state.values.narrow(2, 1, self.n_kept - 1)
+        values = torch.cat([earlier, torch.stack([new, filled])], -1)
+        return StepState(values, age, past, known)
 
-    def _append_value(self, state: StepState, y: Tensor) -> StepState:
-        """Return the state with one more value, filled in if it is missing.
+    def _filled_in(self, state: StepState, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a value (B, 1), filled in where it is missing, and the next ``age``.
 
         The rule is that of ``Features.past``: from the last seasons, else from the last value.
         """
-        new = y.log() if self.features.log else y  # (B, 1)
         given, filled_in = state.values.unbind()
-        filled = new
+        filled = value
         for back in range(1, SEASONS_BACK + 1):
             at = self.n_kept - back * self.features.season
             filled = torch.where(filled.isnan(), given.narrow(1, at, 1), filled)
         missing = filled.isnan()
         age = torch.where(missing.squeeze(1), state.age + 1, 0.0)
+        # NaN before the first value, which is near nothing
         near = (age <= self.features.memory).unsqueeze(1)
         last = torch.where(near, filled_in.narrow(1, -1, 1), torch.nan)
-        filled = torch.where(missing, last, filled)
-        earlier = state.values.narrow(2, 1, self.n_kept - 1)
-        values = torch.cat([earlier, torch.stack([new, filled])], -1)
-        return state._replace(values=values, age=age)
+        return torch.where(missing, last, filled), age
 
     def _unflattened_known(self, xs: dict[str, Tensor]) -> Tensor:
         """Return the covariates known ahead, at this step and at the next h: (B, n, 1 + h)."""

@@ -14,13 +14,16 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.forecasting.covariates import Covariates
-from fluxutils_py.forecasting.cross_validation import check_walk, cross_validate, require_frame
+from fluxutils_py.forecasting.cross_validation import Walk, cross_validate
 from fluxutils_py.forecasting.features import Features
-from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster, warn_short_series
+from fluxutils_py.forecasting.fitted_forecaster import (
+    FittedForecaster,
+    array_shape,
+    warn_short_series,
+)
 from fluxutils_py.forecasting.forecaster_export import check_forecaster_export, export_forecaster
 from fluxutils_py.forecasting.forecaster_files import (
-    FittedParts,
-    load_parts,
+    load_fit,
     read_forecaster,
     save_forecaster,
 )
@@ -34,9 +37,8 @@ from fluxutils_py.forecasting.forecaster_settings import (
 from fluxutils_py.forecasting.frames import is_frame
 from fluxutils_py.forecasting.frequency import Frequency
 from fluxutils_py.forecasting.history import History, start_history
-from fluxutils_py.forecasting.model_fitting import fit_panel
+from fluxutils_py.forecasting.model_fitting import Fit, fit_panel
 from fluxutils_py.forecasting.outputs import (
-    array_shape,
     array_steps,
     forecast_frame,
     further_steps,
@@ -46,7 +48,7 @@ from fluxutils_py.forecasting.outputs import (
     score_forecasts,
 )
 from fluxutils_py.forecasting.panel import Panel, panel_of, read_panel
-from fluxutils_py.forecasting.panel_windows import ArrayFNT, Channels, PanelWindows
+from fluxutils_py.forecasting.panel_windows import ArrayFNT, Channels
 from fluxutils_py.inputs import as_series
 from fluxutils_py.parallel import RankGroup, get_communicator
 
@@ -203,18 +205,20 @@ class Forecaster(ForecasterSettings):
             series = self._read(df, static_df)
             # before any attribute changes: after an error the earlier fit stays
             fit = fit_panel(self, ranks, series)
+        self._keep(fit)
+        return self
+
+    def _keep(self, fit: Fit) -> None:
         fitted = fit.fitted
         self.features_ = fitted.features
         self.channels_ = fitted.channels
         self.covariates_ = fitted.covariates
-        panel = panel_of(series)
-        self.frequency_ = None if panel is None else panel.frequency
-        self.loss_name_ = fit.loss
         self.models_ = list(fitted.models)
+        self.frequency_ = fit.frequency
+        self.loss_name_ = fit.loss
         self.loss_curve_ = fit.loss_curve
-        self._shape = array_shape(series)
-        self._origin = (fit.windows, panel)
-        return self
+        self._shape = fit.shape
+        self._origin = fit.origin
 
     def predict(
         self, df: object = None, *, futr_df: object = None, static_df: object = None
@@ -238,13 +242,12 @@ class Forecaster(ForecasterSettings):
             column per quantile. For an array, an array; with quantiles, a dict of arrays by column
             name. Every rank has all of it.
         """
-        check_is_fitted(self, "models_")
+        fitted = self._fitted
         if df is None and static_df is not None:
             raise DataError(
                 "static_df is given without df: the static covariates of the stored series are "
                 "those of fit; give df, or leave static_df out"
             )
-        fitted = self._fitted
         if df is None:
             return forecast_frame(fitted, self.history_, self._shape, futr_df)
         series = self._read_fitted(df, static_df)
@@ -276,7 +279,6 @@ class Forecaster(ForecasterSettings):
             more, if a static covariate of a stored series changes, or if rows cannot be used.
             Nothing changes then.
         """
-        check_is_fitted(self, "models_")
         fitted = self._fitted
         history = self.history_
         known = history.panel
@@ -296,7 +298,6 @@ class Forecaster(ForecasterSettings):
         """Return a frame of the ids and times that :meth:`predict` forecasts, to add the covariates
         known ahead to.
         """
-        check_is_fitted(self, "models_")
         return future_frame(self._fitted, self.history_)
 
     def cross_validation(
@@ -334,13 +335,15 @@ class Forecaster(ForecasterSettings):
         comm = None if refit is None else self.comm  # forecasts need no other ranks
         with RankGroup.from_comm(comm, "Forecaster.cross_validation") as ranks:
             check_settings(self)
-            walk = check_walk(self.h, n_windows, step_size, refit)
+            walk = Walk(n_windows, int(self.h) if step_size is None else step_size, refit)
             ranks.require_equal(asdict(walk) | course_of_fit(self))
-            require_frame(df)
-            if refit is None:
-                check_is_fitted(self, "models_")
-            check_output_names(self)
+            if not is_frame(df):
+                raise DataError(
+                    "cross_validation takes a data frame; of an array (F, N, T), cut off steps "
+                    "and predict"
+                )
             fitted = self._fitted if refit is None else None
+            check_output_names(self)
             freq = self.freq if fitted is None else self.frequency_
             panel = read_panel(df, columns_of(self), freq, static_df=static_df)
             return cross_validate(self, fitted, ranks, panel, walk)
@@ -351,7 +354,6 @@ class Forecaster(ForecasterSettings):
         ``df`` holds the steps after the stored series. Rows of other series and times are ignored;
         DataError if no row is left.
         """
-        check_is_fitted(self, "models_")
         return score_forecasts(self._fitted, self.history_, df)
 
     def export(self, path: str | PathLike[str], format: str = "onnx") -> None:
@@ -380,7 +382,6 @@ class Forecaster(ForecasterSettings):
         codes, from 1. All numbers are float64.
         """
         check_format(format)
-        check_is_fitted(self, "models_")
         export_forecaster(self._fitted, path, format, type(self).__name__, self.comm)
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -388,21 +389,13 @@ class Forecaster(ForecasterSettings):
 
         Of several ranks only rank 0 writes; the others return at once.
         """
-        check_is_fitted(self, "models_")
-        if get_communicator(self.comm).rank != 0:
-            return
-        parts = FittedParts(
-            features=self.features_,
-            channels=self.channels_,
-            covariates=self.covariates_,
-            frequency=self.frequency_,
-            loss_name=self.loss_name_,
-            loss_curve=self.loss_curve_,
-            models=self.models_,
-            shape=self._shape,
-            history=self.history_,
-        )
-        save_forecaster(path, self, parts)
+        fitted = self._fitted
+        if get_communicator(self.comm).rank == 0:
+            history = self.history_
+            fit = Fit(
+                fitted, self.frequency_, self.loss_name_, self.loss_curve_, self._shape, history
+            )
+            save_forecaster(path, fit, history)
 
     @classmethod
     def load(cls, path: str | PathLike[str], **arguments: Any) -> Self:
@@ -414,18 +407,7 @@ class Forecaster(ForecasterSettings):
         """
         content = read_forecaster(path, arguments, cls.__name__)
         forecaster = cls(**{**content["settings"], **arguments})
-        parts = load_parts(content, forecaster, path)
-        forecaster.__dict__.update(
-            features_=parts.features,
-            channels_=parts.channels,
-            covariates_=parts.covariates,
-            frequency_=parts.frequency,
-            loss_name_=parts.loss_name,
-            loss_curve_=parts.loss_curve,
-            models_=parts.models,
-            _shape=parts.shape,
-            _origin=parts.history,
-        )
+        cls._keep(forecaster, load_fit(content, forecaster, path))
         return forecaster
 
     # -- data --------------------------------------------------------------------------------------
@@ -433,8 +415,9 @@ class Forecaster(ForecasterSettings):
     @property
     def _fitted(self) -> FittedForecaster:
         """What this forecaster has learnt, with the column names that its settings have now."""
-        return FittedForecaster.of(
-            self, self.features_, self.channels_, self.covariates_, self.models_
+        check_is_fitted(self, "models_")
+        return FittedForecaster(
+            self.features_, self.channels_, self.covariates_, self, self.models_
         )
 
     def _read(self, df: object, static_df: object) -> Panel | ArrayFNT:
@@ -501,12 +484,9 @@ class Forecaster(ForecasterSettings):
                 "fitted; convert the ids"
             )
 
-    # the history, or the arguments from which start_history computes it
-    _origin: History | tuple[PanelWindows, Panel | None]
-    _shape: tuple[int, int] | None  # (F, N) of the array of fit
-
     @property
     def history_(self) -> History:
+        """Ends of the series."""
         # computed on first use after a fit: many forecasters are only scored by cross-validation
         if isinstance(self._origin, tuple):
             self._origin = start_history(self.models_, *self._origin)
@@ -518,6 +498,5 @@ class Forecaster(ForecasterSettings):
         return np.arange(self.history_.n_series) if panel is None else panel.ids
 
     def _check_export(self, path: str | PathLike[str], df: object, tolerance: float) -> float:
-        check_is_fitted(self, "models_")
-        series = self._read_fitted(df, None)
-        return check_forecaster_export(self._fitted, path, series, tolerance)
+        fitted = self._fitted
+        return check_forecaster_export(fitted, path, self._read_fitted(df, None), tolerance)

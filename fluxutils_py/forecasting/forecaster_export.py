@@ -68,7 +68,7 @@ def check_forecaster_export(
     missing after the end of a series.
     """
     windows = fitted.windows(series)
-    lengths = np.asarray(windows.source.lengths)
+    lengths = windows.source.lengths
     ends = np.linspace(0, 1, N_COMPARED) * (lengths[:, None] - 1)
     origins = np.unique(ends.astype(int), axis=1)
     outputs = np.concatenate(_run_file(path, windows, fitted.covariates), axis=-1)

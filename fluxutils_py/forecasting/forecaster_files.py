@@ -6,7 +6,7 @@ import ast
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from os import PathLike
 from typing import Any
 
@@ -20,11 +20,12 @@ from fluxutils_py.estimator.building import build_model, check_device
 from fluxutils_py.estimator.persistence import read_dtype
 from fluxutils_py.forecasting.covariates import Covariate, Covariates
 from fluxutils_py.forecasting.features import Features
+from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
 from fluxutils_py.forecasting.frames import require
 from fluxutils_py.forecasting.frequency import Frequency
 from fluxutils_py.forecasting.history import History
-from fluxutils_py.forecasting.model_fitting import make_network
+from fluxutils_py.forecasting.model_fitting import Fit, make_network
 from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.forecasting.panel_windows import Channels
 from fluxutils_py.training.plain_files import read_file, write_file
@@ -38,48 +39,27 @@ GROUPS = ("hist", "futr", "stat")  # of covariates
 ARRAYS = ("tail", "lengths", "static")  # of a history
 
 
-@dataclass(frozen=True)
-class FittedParts:
-    """What a file holds of a fitted forecaster besides its settings: the attributes of the
-    Forecaster, and its history.
-    """
-
-    features: Features
-    channels: Channels
-    covariates: Covariates
-    frequency: Frequency | None
-    loss_name: Any
-    loss_curve: list[float]
-    models: list[nn.Module]
-    shape: tuple[int, int] | None
-    history: History
-
-
-def save_forecaster(
-    path: str | PathLike[str], settings: ForecasterSettings, parts: FittedParts
-) -> None:
+def save_forecaster(path: str | PathLike[str], fit: Fit, history: History) -> None:
     """Write a fitted forecaster; see ``Forecaster.save``."""
-    _require_plain_labels(settings.id_col, parts)
-    arguments = _stored_arguments(settings)
-    dtype = next(parts.models[0].parameters()).dtype
+    fitted = fit.fitted
+    _require_plain_labels(fitted, history)
+    arguments = _stored_arguments(fitted.settings)
+    dtype = next(fitted.models[0].parameters()).dtype
     content = {
         "kind": KIND,
         "format": FORMAT,
         "settings": {k: _to_plain(v) for k, v in arguments.items() if _is_plain(v)},
         "code": [name for name in CODE if not _is_plain(arguments[name])],
-        "features": asdict(parts.features),
-        "channels": asdict(parts.channels),
-        "covariates": {
-            group: [_to_plain(asdict(c)) for c in getattr(parts.covariates, group)]
-            for group in GROUPS
-        },
-        "frequency": None if parts.frequency is None else asdict(parts.frequency),
-        "loss_name": parts.loss_name if isinstance(parts.loss_name, str) else None,
-        "loss_curve": parts.loss_curve,
-        "models": [{k: v.detach() for k, v in m.state_dict().items()} for m in parts.models],
+        "features": asdict(fitted.features),
+        "channels": asdict(fitted.channels),
+        "covariates": _to_plain(asdict(fitted.covariates)),
+        "frequency": None if fit.frequency is None else asdict(fit.frequency),
+        "loss_name": fit.loss if isinstance(fit.loss, str) else None,
+        "loss_curve": fit.loss_curve,
+        "models": [{k: v.detach() for k, v in m.state_dict().items()} for m in fitted.models],
         "dtype": str(dtype).removeprefix("torch."),
-        "shape": parts.shape,
-        "history": _plain_history(parts.history),
+        "shape": fit.shape,
+        "history": _plain_history(history),
     }
     write_file(path, content)
 
@@ -94,15 +74,15 @@ def _stored_arguments(settings: ForecasterSettings) -> dict[str, Any]:
     }
 
 
-def _require_plain_labels(id_col: str, parts: FittedParts) -> None:
+def _require_plain_labels(fitted: FittedForecaster, history: History) -> None:
     """Raise DataError, before a file is written, if it could not be read: ids and categories must
     be plain data.
     """
     labels: dict[str, Iterable[Any]] = {}
-    if parts.history.panel is not None:
-        labels[id_col] = parts.history.panel.ids
+    if history.panel is not None:
+        labels[fitted.columns.id] = history.panel.ids
     for group in GROUPS:
-        for covariate in getattr(parts.covariates, group):
+        for covariate in getattr(fitted.covariates, group):
             labels[covariate.name] = covariate.categories or ()
     for column, values in labels.items():
         odd = [v for v in values if not isinstance(_to_plain(v), PLAIN)]
@@ -130,12 +110,12 @@ def read_forecaster(
     return content
 
 
-def load_parts(
+def load_fit(
     content: dict[str, Any], settings: ForecasterSettings, path: str | PathLike[str]
-) -> FittedParts:
+) -> Fit:
     """Return what a file holds besides the settings; see ``Forecaster.load``."""
     try:
-        return _load_parts(content, settings, path)
+        return _load_fit(content, settings, path)
     except LoadError:
         raise
     # whatever a damaged entry leads to: a missing key, a wrong type, shape or number
@@ -143,32 +123,35 @@ def load_parts(
         raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
 
 
-def _load_parts(
+def _load_fit(
     content: dict[str, Any], settings: ForecasterSettings, path: str | PathLike[str]
-) -> FittedParts:
+) -> Fit:
     # the lists of a file are tuples here
     sizes: dict[str, Any] = {
         k: tuple(v) if isinstance(v, list) else v for k, v in content["channels"].items()
     }
+    channels = Channels(**sizes)
+    dtype = read_dtype(content["dtype"], path)
+    fitted = FittedForecaster(
+        _load_features(content["features"]),
+        channels,
+        _load_covariates(content["covariates"]),
+        settings,
+        [_load_network(stored, settings, channels, dtype, path) for stored in content["models"]],
+    )
     frequency = content["frequency"]
     if frequency is not None:
         frequency = Frequency(**frequency)
-    channels = Channels(**sizes)
-    loss_name = content["loss_name"]
-    dtype = read_dtype(content["dtype"], path)
+    # None: the loss is code, which the user gives again
+    loss = settings.loss if content["loss_name"] is None else content["loss_name"]
     shape = content["shape"]
-    return FittedParts(
-        features=_load_features(content["features"]),
-        channels=channels,
-        covariates=_load_covariates(content["covariates"]),
-        frequency=frequency,
-        loss_name=settings.loss if loss_name is None else loss_name,
-        loss_curve=content["loss_curve"],
-        models=[
-            _load_network(stored, settings, channels, dtype, path) for stored in content["models"]
-        ],
+    return Fit(
+        fitted,
+        frequency,
+        loss,
+        content["loss_curve"],
         shape=None if shape is None else tuple(shape),
-        history=_load_history(content["history"], frequency),
+        origin=_load_history(content["history"], frequency),
     )
 
 

@@ -127,7 +127,7 @@ def start_history(
     models: Sequence[nn.Module], windows: PanelWindows, panel: Panel | None
 ) -> History:
     """Run the networks through all series from the first step; return the history at the end."""
-    lengths = np.asarray(windows.source.lengths)
+    lengths = windows.source.lengths
     n = windows.n_series
     states = [run_steps(model, windows, np.zeros(n, int), lengths - 1, None) for model in models]
     static = np.zeros((n, 0)) if windows.static is None else windows.static

@@ -34,6 +34,7 @@ from fluxutils_py.forecasting.feature_choice import (
 )
 from fluxutils_py.forecasting.fitted_forecaster import (
     FittedForecaster,
+    array_shape,
     warn_long_horizon,
     warn_short_series,
 )
@@ -43,6 +44,8 @@ from fluxutils_py.forecasting.forecaster_settings import (
     columns_of,
     sorted_quantiles,
 )
+from fluxutils_py.forecasting.frequency import Frequency
+from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.panel import Panel, panel_of
 from fluxutils_py.forecasting.panel_windows import (
     ArrayFNT,
@@ -61,23 +64,28 @@ PIECE = 8  # a piece of a long series has at least so many windows
 
 
 class Fit(NamedTuple):
-    """Result of :func:`fit_panel`.
+    """What a forecaster keeps of a fit, or a file of a forecaster.
 
     Attributes
     ----------
     fitted : FittedForecaster
+    frequency : Frequency or None
     loss : str or callable
         The loss of the point forecast, chosen if it was "auto".
     loss_curve : list of float
         Loss per epoch, averaged over the networks.
-    windows : PanelWindows
-        What the networks were trained on.
+    shape : tuple or None
+        Numbers of features and series of an array.
+    origin : History, or windows and panel
+        The ends of the series, or the arguments from which ``start_history`` computes them.
     """
 
     fitted: FittedForecaster
+    frequency: Frequency | None
     loss: Any
     loss_curve: list[float]
-    windows: PanelWindows
+    shape: tuple[int, int] | None
+    origin: History | tuple[PanelWindows, Panel | None]
 
 
 def fit_panel(settings: ForecasterSettings, ranks: RankGroup, series: Panel | ArrayFNT) -> Fit:
@@ -105,15 +113,15 @@ def fit_panel(settings: ForecasterSettings, ranks: RankGroup, series: Panel | Ar
     # these losses compare values, for which they add the seasonal naive forecast
     base = loss == ("mase" if features.log else "smape")
     channels = covariates.channels(features.h, features.n_inputs, base)
-    fitted = FittedForecaster.of(settings, features, channels, covariates)
+    fitted = FittedForecaster(features, channels, covariates, settings)
     windows = fitted.windows(series)
     est = fit_models(settings, windows, loss, ranks)
     fitted = replace(fitted, models=list(est.model_.members))
     loss_curve = [value / len(fitted.models) for value in est.loss_curve_]
-    lengths = np.asarray(windows.source.lengths)
-    warn_long_horizon(features.h, lengths)
-    warn_short_series(features.season, lengths, panel_of(series))
-    return Fit(fitted, loss, loss_curve, windows)
+    panel = panel_of(series)
+    warn_long_horizon(features.h, source.lengths)
+    warn_short_series(features.season, source.lengths, panel)
+    return Fit(fitted, frequency, loss, loss_curve, array_shape(series), (windows, panel))
 
 
 def make_network(settings: ForecasterSettings, channels: Channels) -> Callable[[], DirectModel]:
@@ -140,7 +148,7 @@ def warmup_of(windows: PanelWindows) -> np.ndarray:
     """Return the first step of each series with targets: after one long season, or a quarter of a
     short series.
     """
-    lengths = np.asarray(windows.source.lengths)
+    lengths = windows.source.lengths
     return np.minimum(windows.features.lag, lengths // 4)
 
 
@@ -199,7 +207,7 @@ def fit_models(
     DataError
         If no series has two steps.
     """
-    lengths = np.asarray(windows.source.lengths)
+    lengths = windows.source.lengths
     if lengths.max() < 2:
         raise DataError("there is nothing to learn from: no series has two steps")
     features = windows.features
@@ -235,7 +243,7 @@ def _training_spec(settings: ForecasterSettings, windows: PanelWindows, ranks: R
     batchsize = int(settings.batchsize)
     seqsize = int(settings.seqsize)
     whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
-    n_steps = steps_per_epoch(np.asarray(windows.source.lengths), whole, seqsize)
+    n_steps = steps_per_epoch(windows.source.lengths, whole, seqsize)
     most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes overfit
     epochs = min(most, max(1, round(settings.max_steps / n_steps)))
     return Spec(

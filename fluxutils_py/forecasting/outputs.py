@@ -11,7 +11,7 @@ import numpy as np
 from fluxutils_py.errors import DataError, ShapeError, warn
 from fluxutils_py.forecasting.covariates import Covariate
 from fluxutils_py.forecasting.features import Features
-from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
+from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster, array_shape
 from fluxutils_py.forecasting.frames import Frame, make_frame
 from fluxutils_py.forecasting.history import History, Steps, forecasts
 from fluxutils_py.forecasting.panel import (
@@ -22,13 +22,6 @@ from fluxutils_py.forecasting.panel import (
     series_numbers,
 )
 from fluxutils_py.forecasting.panel_windows import ArrayFNT
-
-
-def array_shape(series: Panel | ArrayFNT) -> tuple[int, int] | None:
-    """Return the numbers of features and series of an array; None for a panel."""
-    if isinstance(series, Panel):
-        return None
-    return int(series.shape[0]), int(series.shape[1])
 
 
 def forecast_values(fitted: FittedForecaster, history: History, ahead: np.ndarray) -> np.ndarray:
