@@ -8,7 +8,10 @@ BASELINES = ("Naive", "SeasonalNaive", "Drift", "WindowAverage")
 
 
 def baseline_forecasts(
-    values: np.ndarray, h: int, season: int, first: tuple[np.ndarray, np.ndarray] | None = None
+    values: np.ndarray,
+    h: int,
+    season: int,
+    first: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
     """Forecast series from their last values alone.
 

@@ -16,7 +16,11 @@ from fluxutils_py.validation import check_integer
 
 
 def rollout(
-    est: Estimator, x: ArrayFNT, n_steps: int, *, known: ArrayLike | None = None
+    est: Estimator,
+    x: ArrayFNT,
+    n_steps: int,
+    *,
+    known: ArrayLike | None = None,
 ) -> np.ndarray:
     """Forecast many steps with a one-step model, by feeding its outputs back as inputs.
 
@@ -123,7 +127,11 @@ def generate(
     return out
 
 
-def _read_past(est: Estimator, x: ArrayFNT, method: str) -> tuple[EstimatorStream, np.ndarray]:
+def _read_past(
+    est: Estimator,
+    x: ArrayFNT,
+    method: str,
+) -> tuple[EstimatorStream, np.ndarray]:
     """Return a stream that has read ``x``, and its output at the last step."""
     last = int(x.shape[2]) - 1
     state = None

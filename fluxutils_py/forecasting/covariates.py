@@ -154,7 +154,12 @@ class Covariates:
             return np.empty((panel.n_series, 0))
         return np.stack([c.channel(panel.static[c.name]) for c in self.stat], 1)
 
-    def channels(self, h: int, history: int, base: bool) -> Channels:
+    def channels(
+        self,
+        h: int,
+        history: int,
+        base: bool,
+    ) -> Channels:
         """Return the channels of a network's input, ``history`` of which come from the target."""
         return Channels(
             h,

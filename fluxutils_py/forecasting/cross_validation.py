@@ -87,7 +87,12 @@ def cross_validate(
     return make_frame(columns, types, panel.backend)
 
 
-def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int, least: int) -> None:
+def _require_long_series(
+    panel: Panel,
+    cutoff: np.ndarray,
+    behind: int,
+    least: int,
+) -> None:
     """Raise DataError if no series has ``least`` steps before the first cutoff; warn of those that
     have fewer.
     """
@@ -107,7 +112,10 @@ def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int, least: i
 
 
 def _forecast_at_cutoff(
-    fitted: FittedForecaster, panel: Panel, past: Panel, cutoff: np.ndarray
+    fitted: FittedForecaster,
+    panel: Panel,
+    past: Panel,
+    cutoff: np.ndarray,
 ) -> Iterator[np.ndarray]:
     """Yield the forecasts (N, 1 + quantiles, h) at one cutoff, NaN for series that have not
     begun.
@@ -149,7 +157,12 @@ def _frame_columns(
     return columns | {name: y.ravel() for name, y in baselines.items()}
 
 
-def _cut_horizon(panel: Panel, series: np.ndarray, cutoff: np.ndarray, h: int) -> Panel:
+def _cut_horizon(
+    panel: Panel,
+    series: np.ndarray,
+    cutoff: np.ndarray,
+    h: int,
+) -> Panel:
     """Return the ``h`` steps after the cutoff of each of some series."""
     start = np.zeros(panel.n_series, int)
     stop = np.zeros(panel.n_series, int)
@@ -299,18 +312,30 @@ class WalkForwardSplit:
     """
 
     def __init__(
-        self, h: int, n_splits: int = 3, step_size: int | None = None, time_col: str = "ds"
+        self,
+        h: int,
+        n_splits: int = 3,
+        step_size: int | None = None,
+        time_col: str = "ds",
     ) -> None:
         self.h = h
         self.n_splits = n_splits
         self.step_size = step_size
         self.time_col = time_col
 
-    def get_n_splits(self, X: object = None, y: object = None, groups: object = None) -> int:
+    def get_n_splits(
+        self,
+        X: object = None,
+        y: object = None,
+        groups: object = None,
+    ) -> int:
         return self.n_splits
 
     def split(
-        self, X: object, y: object = None, groups: object = None
+        self,
+        X: object,
+        y: object = None,
+        groups: object = None,
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         column = Frame(X, "X").times(self.time_col)
         # over all series: a test set begins at one time, however long each series is

@@ -44,14 +44,24 @@ class ForecastLoss:
     n_models: int = 1
 
     def __call__(
-        self, model: nn.Module, xs: Tensor, ys: Tensor, ws: Tensor | None = None
+        self,
+        model: nn.Module,
+        xs: Tensor,
+        ys: Tensor,
+        ws: Tensor | None = None,
     ) -> Tensor:
         out = run_window(model, xs)
         assert isinstance(out, Tensor)
         parts = out.chunk(self.n_models, -1)
         return torch.stack([self._weighted_mean(part, xs, ys, ws) for part in parts]).sum()
 
-    def _weighted_mean(self, out: Tensor, xs: Tensor, ys: Tensor, ws: Tensor | None) -> Tensor:
+    def _weighted_mean(
+        self,
+        out: Tensor,
+        xs: Tensor,
+        ys: Tensor,
+        ws: Tensor | None,
+    ) -> Tensor:
         h = self.h
         each = self._point_loss(out[..., :h], ys, xs)
         if self.quantiles:
@@ -64,7 +74,12 @@ class ForecastLoss:
         ws = ws.expand_as(each)
         return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
 
-    def _point_loss(self, out: Tensor, ys: Tensor, xs: Tensor) -> Tensor:
+    def _point_loss(
+        self,
+        out: Tensor,
+        ys: Tensor,
+        xs: Tensor,
+    ) -> Tensor:
         """Return the loss of each output, (S, B, h)."""
         if not isinstance(self.loss, str):
             criterion: Callable[..., Tensor] = unreduced(self.loss)

@@ -160,7 +160,11 @@ def choose_lag(z: np.ndarray, season: int) -> int:
 
 
 def _explained_share(
-    z: np.ndarray, level: np.ndarray, unit: np.ndarray, season: int, lag: int
+    z: np.ndarray,
+    level: np.ndarray,
+    unit: np.ndarray,
+    season: int,
+    lag: int,
 ) -> float:
     """Return the squared correlation of the errors with the values a long season earlier."""
     n_steps = z.shape[1]

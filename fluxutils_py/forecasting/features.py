@@ -285,7 +285,12 @@ class WindowPast:
 
     xp: Any = np  # of the class: pickle does not take modules
 
-    def __init__(self, z: np.ndarray, filled: np.ndarray, n_steps: int) -> None:
+    def __init__(
+        self,
+        z: np.ndarray,
+        filled: np.ndarray,
+        n_steps: int,
+    ) -> None:
         self.z = z
         self.filled = filled
         self.n_steps = n_steps

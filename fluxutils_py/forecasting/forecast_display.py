@@ -145,12 +145,20 @@ class ForecastDisplay:
             ax.fill_between(times, lower, upper, color="C0", alpha=0.2, linewidth=0, label="band")
 
 
-def _times_ahead(history: History, series: int, h: int) -> np.ndarray:
+def _times_ahead(
+    history: History,
+    series: int,
+    h: int,
+) -> np.ndarray:
     """Return the times of the ``h`` steps after the end of a series."""
     return _step_times(history, series, int(history.lengths[series]) + np.arange(h))
 
 
-def _last_values(history: History, series: int, n: int) -> Line:
+def _last_values(
+    history: History,
+    series: int,
+    n: int,
+) -> Line:
     """Return the times and values of the last ``n`` steps of a series, or fewer."""
     length = int(history.lengths[series])
     steps = np.arange(max(0, length - n), length)
@@ -158,14 +166,21 @@ def _last_values(history: History, series: int, n: int) -> Line:
     return _step_times(history, series, steps), values
 
 
-def _step_times(history: History, series: int, steps: np.ndarray) -> np.ndarray:
+def _step_times(
+    history: History,
+    series: int,
+    steps: np.ndarray,
+) -> np.ndarray:
     if history.panel is None:
         return steps
     return history.panel.times(np.full(len(steps), series), steps)
 
 
 def _read_truth(
-    fitted: FittedForecaster, history: History, truth_df: object, series: list[int]
+    fitted: FittedForecaster,
+    history: History,
+    truth_df: object,
+    series: list[int],
 ) -> list[Line]:
     if history.panel is None:
         raise DataError("the forecaster was fitted on an array; truth_df is for frames")

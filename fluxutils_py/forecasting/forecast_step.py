@@ -99,7 +99,12 @@ class ForecastStep(nn.Module):
         self.n_states = len(states)
         self.initial = (*states, *self.network.initial)
 
-    def _register_scales(self, name: str, group: tuple[Covariate, ...], times: int = 1) -> None:
+    def _register_scales(
+        self,
+        name: str,
+        group: tuple[Covariate, ...],
+        times: int = 1,
+    ) -> None:
         for part in ("mean", "scale"):
             values = torch.tensor([getattr(c, part) for c in group], dtype=torch.float64)
             # repeated: a covariate known ahead has a value now and one at each of the next steps
@@ -267,7 +272,11 @@ class StepPast:
         return True  # a traced graph has one way through, for all values
 
 
-def _known_mean(values: Tensor, stop: int, n: int) -> Tensor:
+def _known_mean(
+    values: Tensor,
+    stop: int,
+    n: int,
+) -> Tensor:
     """Return the mean (B, 1) of the values that are known among the ``n`` before column ``stop``;
     NaN if none is.
     """

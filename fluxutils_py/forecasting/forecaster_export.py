@@ -23,7 +23,11 @@ N_COMPARED = 24  # steps at which forecasts are compared
 
 
 def export_forecaster(
-    fitted: FittedForecaster, path: str | PathLike[str], format: str, class_name: str, comm: object
+    fitted: FittedForecaster,
+    path: str | PathLike[str],
+    format: str,
+    class_name: str,
+    comm: object,
 ) -> None:
     """Implement ``Forecaster.export``; ``class_name`` is that of the forecaster."""
     step = ForecastStep(fitted)
@@ -101,7 +105,9 @@ def _relative_differences(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 
 
 def _run_file(
-    path: str | PathLike[str], windows: PanelWindows, covariates: Covariates
+    path: str | PathLike[str],
+    windows: PanelWindows,
+    covariates: Covariates,
 ) -> list[np.ndarray]:
     """Return the outputs of a file for all steps of all series from their first ones, each (T, N,
     h).
@@ -120,7 +126,11 @@ def _run_file(
     return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
 
-def _file_inputs(windows: PanelWindows, covariates: Covariates, n_steps: int) -> list[np.ndarray]:
+def _file_inputs(
+    windows: PanelWindows,
+    covariates: Covariates,
+    n_steps: int,
+) -> list[np.ndarray]:
     """Return the inputs of an exported file in its units: (T, N, features) each."""
     n = windows.n_series
     h = windows.features.h

@@ -39,7 +39,11 @@ GROUPS = ("hist", "futr", "stat")  # of covariates
 ARRAYS = ("tail", "lengths", "static")  # of a history
 
 
-def save_forecaster(path: str | PathLike[str], fit: Fit, history: History) -> None:
+def save_forecaster(
+    path: str | PathLike[str],
+    fit: Fit,
+    history: History,
+) -> None:
     """Write a fitted forecaster; see ``Forecaster.save``."""
     fitted = fit.fitted
     _require_plain_labels(fitted, history)
@@ -95,7 +99,9 @@ def _require_plain_labels(fitted: FittedForecaster, history: History) -> None:
 
 
 def read_forecaster(
-    path: str | PathLike[str], arguments: dict[str, Any], class_name: str
+    path: str | PathLike[str],
+    arguments: dict[str, Any],
+    class_name: str,
 ) -> dict[str, Any]:
     """Read the file of a forecaster; LoadError if ``arguments`` lack the code that it does not
     hold.
@@ -111,7 +117,9 @@ def read_forecaster(
 
 
 def load_fit(
-    content: dict[str, Any], settings: ForecasterSettings, path: str | PathLike[str]
+    content: dict[str, Any],
+    settings: ForecasterSettings,
+    path: str | PathLike[str],
 ) -> Fit:
     """Return what a file holds besides the settings; see ``Forecaster.load``."""
     try:
@@ -124,7 +132,9 @@ def load_fit(
 
 
 def _load_fit(
-    content: dict[str, Any], settings: ForecasterSettings, path: str | PathLike[str]
+    content: dict[str, Any],
+    settings: ForecasterSettings,
+    path: str | PathLike[str],
 ) -> Fit:
     # the lists of a file are tuples here
     sizes: dict[str, Any] = {
@@ -244,7 +254,11 @@ def _load_history(content: dict[str, Any], frequency: Frequency | None) -> Histo
     return History(**arrays, states=content["states"], panel=panel)
 
 
-def _load_panel(content: dict[str, Any], lengths: np.ndarray, frequency: Frequency) -> Panel:
+def _load_panel(
+    content: dict[str, Any],
+    lengths: np.ndarray,
+    frequency: Frequency,
+) -> Panel:
     return Panel(
         np.array(content["ids"], object),
         content["first"].numpy(),

@@ -89,7 +89,12 @@ class Frame:
                     f"{argument} names{self._column_remedy(column, argument, names)}"
                 )
 
-    def _column_remedy(self, column: str, argument: str, names: list[str]) -> str:
+    def _column_remedy(
+        self,
+        column: str,
+        argument: str,
+        names: list[str],
+    ) -> str:
         index = getattr(self.frame.to_native(), "index", None)
         if column in getattr(index, "names", ()):
             return f"; it is in the index: give {self.name}.reset_index()"
@@ -127,7 +132,12 @@ class Frame:
             return dtype
         return self.frame[column].to_native().type
 
-    def _wrong_type(self, column: str, expected: str, function: str) -> DataError:
+    def _wrong_type(
+        self,
+        column: str,
+        expected: str,
+        function: str,
+    ) -> DataError:
         """Return the error for a column that the ``function`` of pandas would convert."""
         dtype = self.dtype(column)
         if self.backend == "pyarrow":
@@ -265,7 +275,11 @@ class Frame:
         self.refuse(column, outside, remedy)
 
     def refuse(
-        self, column: str, bad: np.ndarray, remedy: str, values: np.ndarray | None = None
+        self,
+        column: str,
+        bad: np.ndarray,
+        remedy: str,
+        values: np.ndarray | None = None,
     ) -> None:
         """Raise DataError, with value and row, if a row of a column is bad.
 
@@ -289,7 +303,11 @@ class Frame:
         return str(self.frame.implementation.value)
 
 
-def make_frame(columns: dict[str, np.ndarray], like: dict[str, Any], backend: str) -> Any:
+def make_frame(
+    columns: dict[str, np.ndarray],
+    like: dict[str, Any],
+    backend: str,
+) -> Any:
     """Make a frame of the library ``backend`` from arrays.
 
     ``like`` maps columns to their types, as from :meth:`Frame.dtype` and :meth:`Frame.label_type`.
@@ -312,7 +330,12 @@ def make_frame(columns: dict[str, np.ndarray], like: dict[str, Any], backend: st
     return with_arrow_types(made.with_columns(casts).to_native(), arrow_types)
 
 
-def _with_type(column: Any, dtype: Any, values: np.ndarray, backend: str) -> Any:
+def _with_type(
+    column: Any,
+    dtype: Any,
+    values: np.ndarray,
+    backend: str,
+) -> Any:
     """Return the expression that gives a column a data type of narwhals."""
     nw = require("narwhals")
     zone = getattr(dtype, "time_zone", None)

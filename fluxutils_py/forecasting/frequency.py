@@ -125,7 +125,11 @@ UNITS = {name: Frequency("elapsed", size) for name, size in NANOSECONDS.items()}
 }
 
 
-def parse_frequency(freq: object, integer: bool, polars: bool) -> Frequency:
+def parse_frequency(
+    freq: object,
+    integer: bool,
+    polars: bool,
+) -> Frequency:
     """Parse the ``freq`` of a user.
 
     Raises
@@ -194,7 +198,10 @@ def _hint(freq: object) -> str:
 
 
 def infer_frequency(
-    differences: np.ndarray, times: np.ndarray, integer: bool, first: np.ndarray | None = None
+    differences: np.ndarray,
+    times: np.ndarray,
+    integer: bool,
+    first: np.ndarray | None = None,
 ) -> Frequency:
     """Infer the frequency from the most common difference between neighbouring times.
 
@@ -224,7 +231,11 @@ def infer_frequency(
     return _infer_months(usual, times, first) or _infer_days(usual, times) or _elapsed(usual)
 
 
-def _infer_months(usual: int, times: np.ndarray, first: np.ndarray | None) -> Frequency | None:
+def _infer_months(
+    usual: int,
+    times: np.ndarray,
+    first: np.ndarray | None,
+) -> Frequency | None:
     day, clock = np.divmod(times, DAY)
     if usual % DAY or usual < 28 * DAY or (clock != clock[0]).any():
         return None

@@ -124,7 +124,9 @@ class Steps:
 
 
 def start_history(
-    models: Sequence[nn.Module], windows: PanelWindows, panel: Panel | None
+    models: Sequence[nn.Module],
+    windows: PanelWindows,
+    panel: Panel | None,
 ) -> History:
     """Run the networks through all series from the first step; return the history at the end."""
     lengths = windows.source.lengths
@@ -137,7 +139,11 @@ def start_history(
     return History(tail, lengths, static, states, ids_and_times)
 
 
-def _last_values(windows: PanelWindows, stop: np.ndarray, n: int) -> np.ndarray:
+def _last_values(
+    windows: PanelWindows,
+    stop: np.ndarray,
+    n: int,
+) -> np.ndarray:
     """Return the ``n`` values of each channel before the step ``stop`` of each series: (C, N,
     n).
     """
@@ -148,7 +154,11 @@ def _last_values(windows: PanelWindows, stop: np.ndarray, n: int) -> np.ndarray:
     return np.concatenate([source.cut(series, stop - n, n) for source in sources])
 
 
-def _pad_states(states: Sequence[Tensor], dims: Sequence[int], n: int) -> list[Tensor]:
+def _pad_states(
+    states: Sequence[Tensor],
+    dims: Sequence[int],
+    n: int,
+) -> list[Tensor]:
     """Add series with a state of zeros, up to ``n``; ``dims`` are the axes of the series."""
     padded = []
     for state, dim in zip(states, dims, strict=True):
@@ -159,14 +169,19 @@ def _pad_states(states: Sequence[Tensor], dims: Sequence[int], n: int) -> list[T
 
 
 def _select_series(
-    states: Sequence[Tensor], dims: Sequence[int], series: np.ndarray
+    states: Sequence[Tensor],
+    dims: Sequence[int],
+    series: np.ndarray,
 ) -> list[Tensor]:
     pairs = zip(states, dims, strict=True)
     return [t.index_select(dim, torch.from_numpy(series).to(t.device)) for t, dim in pairs]
 
 
 def _replace_series(
-    states: Sequence[Tensor], dims: Sequence[int], series: np.ndarray, new: Sequence[Tensor]
+    states: Sequence[Tensor],
+    dims: Sequence[int],
+    series: np.ndarray,
+    new: Sequence[Tensor],
 ) -> list[Tensor]:
     triples = zip(states, dims, new, strict=True)
     at = torch.from_numpy(series)
@@ -197,7 +212,11 @@ def run_steps(
     return _replace_series(predictor.state(), dims, still, _select_series(before, dims, still))
 
 
-def _all_series(windows: PanelWindows, start: np.ndarray, count: np.ndarray) -> SequenceWindows:
+def _all_series(
+    windows: PanelWindows,
+    start: np.ndarray,
+    count: np.ndarray,
+) -> SequenceWindows:
     """Return one batch of ``count[n]`` inputs of each series from step ``start[n]``."""
     n_steps = max(1, int(count.max()))
     inputs = SeriesArray(WindowArray(windows, "inputs", n_steps=n_steps), "x")
@@ -212,7 +231,10 @@ def _single_steps(at: np.ndarray) -> Segments:
 
 
 def last_outputs(
-    model: nn.Module, windows: PanelWindows, at: np.ndarray, state: list[Tensor]
+    model: nn.Module,
+    windows: PanelWindows,
+    at: np.ndarray,
+    state: list[Tensor],
 ) -> np.ndarray:
     """Return a network's outputs (N, outputs) at the step ``at[n]`` of each series, from the state
     before it.
@@ -237,7 +259,11 @@ def last_outputs(
     return np.concatenate(outputs)
 
 
-def outputs_along(model: nn.Module, windows: PanelWindows, origins: np.ndarray) -> np.ndarray:
+def outputs_along(
+    model: nn.Module,
+    windows: PanelWindows,
+    origins: np.ndarray,
+) -> np.ndarray:
     """Return a network's outputs (N, W, outputs) at steps ``origins[n, w]``, in one pass; NaN where
     it is -1.
     """
@@ -255,7 +281,10 @@ def outputs_along(model: nn.Module, windows: PanelWindows, origins: np.ndarray) 
 
 
 def forecasts_along(
-    models: Sequence[nn.Module], windows: PanelWindows, origins: np.ndarray, n_quantiles: int
+    models: Sequence[nn.Module],
+    windows: PanelWindows,
+    origins: np.ndarray,
+    n_quantiles: int,
 ) -> Iterator[np.ndarray]:
     """Yield forecasts (N, 1 + quantiles, h) from the steps in each column of ``origins`` (N, W);
     NaN for -1.
@@ -266,7 +295,12 @@ def forecasts_along(
         yield denormalise(windows, past, out, n_quantiles)
 
 
-def denormalise(windows: PanelWindows, past: Past, out: np.ndarray, n_quantiles: int) -> np.ndarray:
+def denormalise(
+    windows: PanelWindows,
+    past: Past,
+    out: np.ndarray,
+    n_quantiles: int,
+) -> np.ndarray:
     """Convert outputs (N, outputs) to the units of the series, (N, 1 + quantiles, h); NaN where no
     value is known.
     """

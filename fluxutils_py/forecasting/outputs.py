@@ -24,7 +24,11 @@ from fluxutils_py.forecasting.panel import (
 from fluxutils_py.forecasting.panel_windows import ArrayFNT
 
 
-def forecast_values(fitted: FittedForecaster, history: History, ahead: np.ndarray) -> np.ndarray:
+def forecast_values(
+    fitted: FittedForecaster,
+    history: History,
+    ahead: np.ndarray,
+) -> np.ndarray:
     """Return forecasts (N, 1 + quantiles, h); ``ahead`` holds the covariates known ahead, (C, N,
     h).
     """
@@ -129,7 +133,11 @@ class RowsAhead(NamedTuple):
         return RowsAhead(self.series[keep], self.step[keep], self.rows & use)
 
 
-def _rows_ahead(fitted: FittedForecaster, frame: Frame, panel: Panel) -> RowsAhead:
+def _rows_ahead(
+    fitted: FittedForecaster,
+    frame: Frame,
+    panel: Panel,
+) -> RowsAhead:
     series, steps = read_steps(frame, fitted.columns, panel)
     # -1 is a series that the panel does not have; its step does not matter
     ahead = steps - panel.lengths[np.maximum(series, 0)]
@@ -137,7 +145,11 @@ def _rows_ahead(fitted: FittedForecaster, frame: Frame, panel: Panel) -> RowsAhe
     return RowsAhead(series[rows], ahead[rows], rows)
 
 
-def future_covariates(fitted: FittedForecaster, history: History, futr_df: object) -> np.ndarray:
+def future_covariates(
+    fitted: FittedForecaster,
+    history: History,
+    futr_df: object,
+) -> np.ndarray:
     """Return the channels of covariates known ahead, at the next h steps: (C, N, h).
 
     Raises
@@ -166,7 +178,11 @@ def future_covariates(fitted: FittedForecaster, history: History, futr_df: objec
     return channels
 
 
-def _require_all_rows(fitted: FittedForecaster, panel: Panel, ahead: RowsAhead) -> None:
+def _require_all_rows(
+    fitted: FittedForecaster,
+    panel: Panel,
+    ahead: RowsAhead,
+) -> None:
     has_row = np.zeros((panel.n_series, fitted.h), bool)
     has_row[ahead.series, ahead.step] = True
     if not has_row.all():
@@ -180,7 +196,10 @@ def _require_all_rows(fitted: FittedForecaster, panel: Panel, ahead: RowsAhead) 
 
 
 def _fill_covariates(
-    channels: np.ndarray, covariates: tuple[Covariate, ...], frame: Frame, ahead: RowsAhead
+    channels: np.ndarray,
+    covariates: tuple[Covariate, ...],
+    frame: Frame,
+    ahead: RowsAhead,
 ) -> None:
     """Write the values of a frame to the channels (C, N, h) of covariates known ahead."""
     for channel, covariate in zip(channels, covariates, strict=True):
@@ -188,7 +207,11 @@ def _fill_covariates(
         channel[ahead.series, ahead.step] = values[ahead.rows]
 
 
-def score_forecasts(fitted: FittedForecaster, history: History, df: object) -> float:
+def score_forecasts(
+    fitted: FittedForecaster,
+    history: History,
+    df: object,
+) -> float:
     """Implement ``Forecaster.score``."""
     panel = require_panel(history)
     frame = Frame(df, "df")
@@ -221,7 +244,10 @@ def _typical_changes(values: np.ndarray, season: int) -> np.ndarray:
 
 
 def require_same_static(
-    fitted: FittedForecaster, history: History, panel: Panel, static_df: object
+    fitted: FittedForecaster,
+    history: History,
+    panel: Panel,
+    static_df: object,
 ) -> None:
     """Raise DataError if a stored series comes with another static value: its state has followed
     from the old one.
@@ -253,7 +279,12 @@ def require_same_static(
         )
 
 
-def further_steps(fitted: FittedForecaster, history: History, panel: Panel, df: object) -> Steps:
+def further_steps(
+    fitted: FittedForecaster,
+    history: History,
+    panel: Panel,
+    df: object,
+) -> Steps:
     """Convert a panel, as read from ``df``, to steps after the end of a forecaster's series."""
     old = require_panel(history)
     series = series_numbers(panel.ids, old.ids)
@@ -276,7 +307,11 @@ def further_steps(fitted: FittedForecaster, history: History, panel: Panel, df: 
 
 
 def _gaps(
-    fitted: FittedForecaster, old: Panel, panel: Panel, series: np.ndarray, known: np.ndarray
+    fitted: FittedForecaster,
+    old: Panel,
+    panel: Panel,
+    series: np.ndarray,
+    known: np.ndarray,
 ) -> np.ndarray:
     """Return the steps without a row between the end of each known series and its first new row.
 
@@ -301,7 +336,11 @@ def _gaps(
     return gap
 
 
-def _require_near(fitted: FittedForecaster, df: object, old: Panel) -> None:
+def _require_near(
+    fitted: FittedForecaster,
+    df: object,
+    old: Panel,
+) -> None:
     """Raise DataError if a row is so much later than the row before it that none of the known
     values counts any more.
 
@@ -332,7 +371,11 @@ def _require_near(fitted: FittedForecaster, df: object, old: Panel) -> None:
         )
 
 
-def _values_after_gaps(fitted: FittedForecaster, panel: Panel, lengths: np.ndarray) -> np.ndarray:
+def _values_after_gaps(
+    fitted: FittedForecaster,
+    panel: Panel,
+    lengths: np.ndarray,
+) -> np.ndarray:
     """Return the channels (C, total) of a panel, each series at the end of its ``lengths[n]`` steps
     and NaN before.
     """
@@ -343,7 +386,11 @@ def _values_after_gaps(fitted: FittedForecaster, panel: Panel, lengths: np.ndarr
     return out
 
 
-def array_steps(history: History, array: ArrayFNT, shape: tuple[int, int] | None) -> Steps:
+def array_steps(
+    history: History,
+    array: ArrayFNT,
+    shape: tuple[int, int] | None,
+) -> Steps:
     """Convert an array (F, N, T) to the next steps of all series; ``shape`` is that of ``fit``."""
     if array_shape(array) != shape:
         raise ShapeError(

@@ -249,7 +249,12 @@ def _sorted_labels(labels: np.ndarray) -> np.ndarray:
     return np.array(ordered, object)
 
 
-def _read_frequency(freq: Any, at: TimeColumn, series: np.ndarray, polars: bool) -> Frequency:
+def _read_frequency(
+    freq: Any,
+    at: TimeColumn,
+    series: np.ndarray,
+    polars: bool,
+) -> Frequency:
     if isinstance(freq, Frequency):
         return freq
     if freq is not None:
@@ -260,7 +265,12 @@ def _read_frequency(freq: Any, at: TimeColumn, series: np.ndarray, polars: bool)
     return infer_frequency(steps, local, at.is_integer, _first_times(local, series)[series])
 
 
-def _require_kind(frame: Frame, columns: Columns, at: TimeColumn, frequency: Frequency) -> None:
+def _require_kind(
+    frame: Frame,
+    columns: Columns,
+    at: TimeColumn,
+    frequency: Frequency,
+) -> None:
     if (frequency.kind == "integer") != at.is_integer:
         held, fitted = ("integers", "dates") if at.is_integer else ("dates", "integers")
         raise DataError(
@@ -276,7 +286,11 @@ def _first_times(times: np.ndarray, series: np.ndarray) -> np.ndarray:
 
 
 def _grid_steps(
-    frame: Frame, columns: Columns, panel: Panel, series: np.ndarray, times: np.ndarray
+    frame: Frame,
+    columns: Columns,
+    panel: Panel,
+    series: np.ndarray,
+    times: np.ndarray,
 ) -> np.ndarray:
     """Return the step of each row, from the first one of its series; rows of series -1 are not
     checked.
@@ -323,7 +337,11 @@ def _warn_empty_steps(panel: Panel, n_rows: np.ndarray) -> None:
 
 
 def _read_all_static(
-    static_df: object, frame: Frame, columns: Columns, series: np.ndarray, ids: np.ndarray
+    static_df: object,
+    frame: Frame,
+    columns: Columns,
+    series: np.ndarray,
+    ids: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """Return the static covariates from their frame, or from that of the series if there is
     none.
@@ -339,7 +357,9 @@ def _read_all_static(
 
 
 def read_static(
-    static_df: object, columns: Columns, ids: np.ndarray
+    static_df: object,
+    columns: Columns,
+    ids: np.ndarray,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Read the static covariates of series from a separate frame.
 
@@ -357,7 +377,10 @@ def read_static(
 
 
 def _static_values(
-    frame: Frame, columns: Columns, series: np.ndarray, ids: np.ndarray
+    frame: Frame,
+    columns: Columns,
+    series: np.ndarray,
+    ids: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """Return the one value of each static covariate in each series; ``series`` are those of the
     rows, or -1.
@@ -382,7 +405,11 @@ def _static_values(
     return static
 
 
-def read_steps(frame: Frame, columns: Columns, panel: Panel) -> tuple[np.ndarray, np.ndarray]:
+def read_steps(
+    frame: Frame,
+    columns: Columns,
+    panel: Panel,
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the series and the step in a panel of each row of a frame; steps count from the
     series' first one.
 

@@ -57,7 +57,12 @@ class PackedSeries:
         self.n_series = len(self.lengths)
         self.is_complete = not np.isnan(values[0]).any()
 
-    def cut(self, series: np.ndarray, start: np.ndarray, n_steps: int) -> np.ndarray:
+    def cut(
+        self,
+        series: np.ndarray,
+        start: np.ndarray,
+        n_steps: int,
+    ) -> np.ndarray:
         """Return the steps ``start[b]`` to ``start[b] + n_steps`` of the series ``series[b]``.
 
         Returns
@@ -96,7 +101,12 @@ class ArraySource:
         self.lengths = np.full(self.n_series, self.n_steps)
         self.in_memory = type(array) is np.ndarray
 
-    def cut(self, series: np.ndarray, start: np.ndarray, n_steps: int) -> np.ndarray:
+    def cut(
+        self,
+        series: np.ndarray,
+        start: np.ndarray,
+        n_steps: int,
+    ) -> np.ndarray:
         """Like :meth:`PackedSeries.cut`; reads neighbouring series with equal starts at once.
 
         Raises
@@ -119,7 +129,12 @@ class ArraySource:
         return out
 
 
-def _refuse_infinite(block: np.ndarray, feature: int, series: int, step: int) -> None:
+def _refuse_infinite(
+    block: np.ndarray,
+    feature: int,
+    series: int,
+    step: int,
+) -> None:
     """Raise DataError if a block (1, N, T), cut from this feature, series and step on, holds an
     infinite value.
     """
@@ -275,7 +290,12 @@ class PanelWindows:
         """Number of earlier steps to read with a window."""
         return self.features.reach if self.source.is_complete else self.features.lookback
 
-    def inputs(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def inputs(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         """Return inputs (B, S, channels), float32, at steps ``start`` to ``stop`` of each row, from
         the row's start.
         """
@@ -309,7 +329,12 @@ class PanelWindows:
         np.nan_to_num(out[:, :, c.history :], copy=False)
         return out
 
-    def targets(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def targets(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         """Return the targets (B, S, h), float32, of these steps; NaN where a value is not known."""
         window = self._cut_window(rows, start, stop)
         past = window.past
@@ -324,11 +349,21 @@ class PanelWindows:
         out[~past.known] = np.nan
         return out
 
-    def past(self, rows: Segments, start: int, stop: int) -> Past[np.ndarray]:
+    def past(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> Past[np.ndarray]:
         """Return the statistics at these steps of each row."""
         return self._cut_window(rows, start, stop).past
 
-    def _cut_window(self, rows: Segments, start: int, stop: int) -> CutWindow:
+    def _cut_window(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> CutWindow:
         # the last one is kept: training reads the targets of a window after its inputs
         last = self._cached
         if last is not None and last.rows is rows and last[1:3] == (start, stop):
@@ -372,7 +407,12 @@ class WindowArray(DuckArray):
         # a read of a file may block, and is then done ahead, in a thread
         self.nonblocking = panel.source.in_memory
 
-    def read_segments(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def read_segments(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         """Return the steps ``start`` to ``stop`` of the given rows: (S, B, F)."""
         if self.content == "inputs":
             return self.panel.inputs(rows, start, stop).transpose(1, 0, 2)
