@@ -42,13 +42,6 @@ class StepState(NamedTuple):
         return tuple(tensor for tensor in self if tensor is not None)
 
 
-class CovariateInputs(NamedTuple):
-    """Covariates of one step as channels of the networks: at this step, and at the next ones."""
-
-    current: list[Tensor]
-    ahead: list[Tensor]
-
-
 class ForecastStep(nn.Module):
     """Features, networks and inverse of one step: ``step(*inputs, *states)`` returns ``(*forecasts,
     *next_states)``.
@@ -87,11 +80,15 @@ class ForecastStep(nn.Module):
             "static": channels.n_static,
             "known": channels.n_ahead * (1 + channels.h),
         }
-        self.inputs = {"y": 1, **{name: n for name, n in sizes.items() if n}}
-        self._register_scales("past", fitted.covariates.hist)
-        self._register_scales("static", fitted.covariates.stat)
-        self._register_scales("known", fitted.covariates.futr, times=1 + channels.h)
-        self.dtype = next(fitted.models[0].parameters()).dtype
+        present = {name: n for name, n in sizes.items() if n}
+        self.inputs = {"y": 1, **present}
+        covariates = fitted.covariates
+        self._register_scales("past", covariates.hist)
+        self._register_scales("static", covariates.stat)
+        # each has a value now, and one at each of the next steps
+        self._register_scales("known", covariates.futr, times=1 + channels.h)
+        parameter = next(fitted.models[0].parameters())
+        self.dtype = parameter.dtype
         self.network = self._network_step(fitted.models)
         # enough for every feature, and for the seasons from which a missing value is filled in
         self.n_kept = max(features.reach, SEASONS_BACK * features.season) + 1
@@ -106,9 +103,9 @@ class ForecastStep(nn.Module):
         times: int = 1,
     ) -> None:
         for part in ("mean", "scale"):
-            values = torch.tensor([getattr(c, part) for c in group], dtype=torch.float64)
-            # repeated: a covariate known ahead has a value now and one at each of the next steps
-            self.register_buffer(f"{part}_{name}", values.repeat_interleave(times))
+            values = [getattr(covariate, part) for covariate in group]
+            buffer = torch.tensor(values, dtype=torch.float64)
+            self.register_buffer(f"{part}_{name}", buffer.repeat_interleave(times))
 
     def _network_step(self, models: Sequence[nn.Module]) -> ModelStep:
         networks = iter(models)
@@ -125,29 +122,40 @@ class ForecastStep(nn.Module):
             return torch.full(shape, torch.nan, dtype=torch.float64)
 
         channels = self.channels
-        states = [InitialState(missing(2, 1, self.n_kept), 1), InitialState(missing(1), 0)]
+        values = missing(2, 1, self.n_kept)
+        states = [InitialState(values, batch_axis=1)]
+        others = [missing(1)]
         if channels.n_past:
-            states.append(InitialState(missing(1, channels.n_past), 0))
+            others.append(missing(1, channels.n_past))
         if channels.n_ahead:
-            states.append(InitialState(missing(1, channels.n_ahead, self.features.season), 0))
+            others.append(missing(1, channels.n_ahead, self.features.season))
+        states += [InitialState(tensor, batch_axis=0) for tensor in others]
         return states
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         n_inputs = len(self.inputs)
+        first_network = n_inputs + self.n_states
         xs = self._scaled_inputs(tensors[:n_inputs])
-        state = self._named_state(tensors[n_inputs : n_inputs + self.n_states])
-        network_states = tensors[n_inputs + self.n_states :]
+        state = self._named_state(tensors[n_inputs:first_network])
         state = self._next_state(state, xs)
         z, filled = state.values.unbind()
         past = self.features.statistics(StepPast(z, filled))
-        inputs = self._network_inputs(past, self._covariate_inputs(xs, state))
-        out, *next_states = self.network(inputs, *network_states)
-        return (*self._forecasts(past, out).unbind(-2), *state.present(), *next_states)
+        inputs = self._network_inputs(past, xs, state)
+        out, *next_states = self.network(inputs, *tensors[first_network:])
+        forecasts = self._forecasts(past, out)
+        return (*forecasts.unbind(-2), *state.present(), *next_states)
 
     def _scaled_inputs(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the inputs by name, with those known ahead as (B, n, 1 + h)."""
         xs = dict(zip(self.inputs, tensors, strict=True))
-        for name in [*xs][1:]:  # all but y, in order: a graph is traced
-            xs[name] = (xs[name] - getattr(self, f"mean_{name}")) / getattr(self, f"scale_{name}")
+        # all but y, in order: a graph is traced
+        for name in [*xs][1:]:
+            mean = getattr(self, f"mean_{name}")
+            scale = getattr(self, f"scale_{name}")
+            xs[name] = (xs[name] - mean) / scale
+        if "known" in xs:
+            channels = self.channels
+            xs["known"] = xs["known"].unflatten(-1, (channels.n_ahead, 1 + channels.h))
         return xs
 
     def _named_state(self, tensors: Sequence[Tensor]) -> StepState:
@@ -160,16 +168,21 @@ class ForecastStep(nn.Module):
         """Return the state with the values and covariates of this step."""
         past = state.past
         if past is not None:
-            past = torch.where(xs["past"].isnan(), past, xs["past"])
+            given = xs["past"]
+            past = torch.where(given.isnan(), past, given)
         known = state.known
         if known is not None:
-            current = self._unflattened_known(xs)[..., :1]
-            current = torch.where(current.isnan(), known[..., -1:], current)
+            current = xs["known"][..., :1]
+            last = known[..., -1:]
+            current = torch.where(current.isnan(), last, current)
             known = torch.cat([known[..., 1:], current], -1)
-        new = xs["y"].log() if self.features.log else xs["y"]  # (B, 1)
+        new = xs["y"]  # (B, 1)
+        if self.features.log:
+            new = new.log()
         filled, age = self._filled_in(state, new)
+        both = torch.stack([new, filled])
         earlier = state.values.narrow(2, 1, self.n_kept - 1)
-        values = torch.cat([earlier, torch.stack([new, filled])], -1)
+        values = torch.cat([earlier, both], -1)
         return StepState(values, age, past, known)
 
     def _filled_in(self, state: StepState, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,57 +194,68 @@ class ForecastStep(nn.Module):
         filled = value
         for back in range(1, SEASONS_BACK + 1):
             at = self.n_kept - back * self.features.season
-            filled = torch.where(filled.isnan(), given.narrow(1, at, 1), filled)
+            earlier = given.narrow(1, at, 1)
+            filled = torch.where(filled.isnan(), earlier, filled)
         missing = filled.isnan()
         age = torch.where(missing.squeeze(1), state.age + 1, 0.0)
-        # NaN before the first value, which is near nothing
-        near = (age <= self.features.memory).unsqueeze(1)
-        last = torch.where(near, filled_in.narrow(1, -1, 1), torch.nan)
+        # the age is NaN before the first value, and then nothing is near
+        near = age <= self.features.memory
+        last = filled_in.narrow(1, -1, 1)
+        last = torch.where(near.unsqueeze(1), last, torch.nan)
         return torch.where(missing, last, filled), age
 
-    def _unflattened_known(self, xs: dict[str, Tensor]) -> Tensor:
-        """Return the covariates known ahead, at this step and at the next h: (B, n, 1 + h)."""
-        return xs["known"].unflatten(-1, (self.channels.n_ahead, 1 + self.channels.h))
-
-    def _covariate_inputs(self, xs: dict[str, Tensor], state: StepState) -> CovariateInputs:
-        current: list[Tensor] = []
-        ahead: list[Tensor] = []
-        if state.past is not None:
-            current += state.past.unbind(-1)
-        if "static" in xs:
-            current += xs["static"].unbind(-1)
+    def _network_inputs(
+        self,
+        past: Past[Tensor],
+        xs: dict[str, Tensor],
+        state: StepState,
+    ) -> Tensor:
+        """Return the channels of the networks in the order of :class:`Channels`: (B, channels)."""
+        columns = list(self.features.input_columns(past))
+        features = torch.cat(columns, -1).clamp(-LARGEST, LARGEST)
+        unknown = features.isnan() | ~past.known[:, :, None]
+        features = torch.where(unknown, 0.0, features)
+        parts = [features.squeeze(1)]
+        current = self._current_covariates(xs, state)
+        if current:
+            ordered = self.channels.in_order(current)
+            parts.append(torch.stack(ordered, -1).nan_to_num())
         if state.known is not None:
-            current += state.known[..., -1].unbind(-1)
             # of the values that the seasonal naive forecast repeats, the last one is the current
             offsets = self.features.season - 1 + self.features.counterparts()
             before = state.known[..., torch.from_numpy(offsets)]
-            later = self._unflattened_known(xs)[..., 1:]
-            ahead.append(torch.cat([later, before], -1).flatten(-2))
-        return CovariateInputs(current, ahead)
-
-    def _network_inputs(self, past: Past[Tensor], covariates: CovariateInputs) -> Tensor:
-        """Return the channels of the networks in the order of :class:`Channels`: (B, channels)."""
-        features = torch.cat(list(self.features.input_columns(past)), -1)
-        features = features.clamp(-LARGEST, LARGEST)
-        features = torch.where(features.isnan() | ~past.known[:, :, None], 0.0, features)
-        parts = [features.squeeze(1)]
-        if covariates.current:
-            ordered = self.channels.in_order(covariates.current)
-            parts.append(torch.stack(ordered, -1).nan_to_num())
-        parts += [channels.nan_to_num() for channels in covariates.ahead]
+            later = xs["known"][..., 1:]
+            ahead = torch.cat([later, before], -1)
+            parts.append(ahead.flatten(-2).nan_to_num())
         # base and scale, which only the loss in training reads
         n_unused = self.channels.h * self.channels.base + 1
-        parts.append(torch.zeros_like(past.level).expand(-1, n_unused))
+        unused = torch.zeros_like(past.level)
+        parts.append(unused.expand(-1, n_unused))
         return torch.cat(parts, -1).to(self.dtype)
+
+    def _current_covariates(self, xs: dict[str, Tensor], state: StepState) -> list[Tensor]:
+        covariates: list[Tensor] = []
+        if state.past is not None:
+            covariates += state.past.unbind(-1)
+        if "static" in xs:
+            covariates += xs["static"].unbind(-1)
+        if state.known is not None:
+            current = state.known[..., -1]
+            covariates += current.unbind(-1)
+        return covariates
 
     def _forecasts(self, past: Past[Tensor], out: Tensor) -> Tensor:
         """Return the forecasts (B, outputs, h) in the units of the series; NaN where no value is
         known.
         """
-        mean = out.double().unflatten(-1, (self.n_models, -1)).mean(-2)
-        z = past.naive + past.scale[:, :, None] * mean.unflatten(-1, (self.n_outputs, -1))
-        y = z.exp() if self.features.log else z
-        return torch.where(past.known[:, :, None], y, torch.nan)
+        by_model = out.double().unflatten(-1, (self.n_models, -1))
+        mean = by_model.mean(-2).unflatten(-1, (self.n_outputs, -1))
+        # averaged before the transform is undone, as in "forecasts"
+        y = past.naive + past.scale[:, :, None] * mean
+        if self.features.log:
+            y = y.exp()
+        known = past.known[:, :, None]
+        return torch.where(known, y, torch.nan)
 
 
 class StepPast:
@@ -251,7 +275,8 @@ class StepPast:
         self.n_kept = filled.shape[1]
 
     def recent(self, n: int) -> Tensor:
-        return self.filled.narrow(1, self.n_kept - n, n).unsqueeze(1)
+        last = self.filled.narrow(1, self.n_kept - n, n)
+        return last.unsqueeze(1)
 
     def at(self, offsets: np.ndarray) -> Tensor:
         positions = torch.from_numpy(self.n_kept - 1 + offsets)
@@ -265,8 +290,9 @@ class StepPast:
 
     def mean_change(self, back: int, n: int) -> Tensor:
         n_changes = self.n_kept - back
-        change = (self.z.narrow(1, back, n_changes) - self.z.narrow(1, 0, n_changes)).abs()
-        return _known_mean(change, n_changes, n)
+        later = self.z.narrow(1, back, n_changes)
+        earlier = self.z.narrow(1, 0, n_changes)
+        return _known_mean((later - earlier).abs(), n_changes, n)
 
     def any_missing(self, values: Tensor) -> bool:
         return True  # a traced graph has one way through, for all values
@@ -280,7 +306,10 @@ def _known_mean(
     """Return the mean (B, 1) of the values that are known among the ``n`` before column ``stop``;
     NaN if none is.
     """
+    # narrow: slices with negative bounds would wrap around
     start = max(0, stop - n)
     part = values.narrow(1, start, max(0, stop) - start)
     known = ~part.isnan()
-    return torch.where(known, part, 0.0).sum(-1, keepdim=True) / known.sum(-1, keepdim=True)
+    total = torch.where(known, part, 0.0).sum(-1, keepdim=True)
+    count = known.sum(-1, keepdim=True)
+    return total / count
