@@ -53,7 +53,8 @@ class ForecastLoss:
         out = run_window(model, xs)
         assert isinstance(out, Tensor)
         parts = out.chunk(self.n_models, -1)
-        return torch.stack([self._weighted_mean(part, xs, ys, ws) for part in parts]).sum()
+        losses = [self._weighted_mean(part, xs, ys, ws) for part in parts]
+        return torch.stack(losses).sum()
 
     def _weighted_mean(
         self,
@@ -65,14 +66,18 @@ class ForecastLoss:
         h = self.h
         each = self._point_loss(out[..., :h], ys, xs)
         if self.quantiles:
-            levels = out[..., h:].unflatten(-1, (len(self.quantiles), h))
+            n_quantiles = len(self.quantiles)
+            levels = out[..., h:].unflatten(-1, (n_quantiles, h))
             error = ys.unsqueeze(-2) - levels
             q = error.new_tensor(self.quantiles)[:, None]
-            each = each + torch.maximum(q * error, (q - 1) * error).mean(-2)
+            pinball = torch.maximum(q * error, (q - 1) * error)
+            each = each + pinball.mean(-2)
         if ws is None:
             return each.mean()
         ws = ws.expand_as(each)
-        return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
+        # a window without targets has a loss of 0, not NaN
+        count = (ws != 0).sum().clamp(min=1)
+        return (each * ws).sum() / count
 
     def _point_loss(
         self,
@@ -94,8 +99,9 @@ class ForecastLoss:
         # the seasonal naive forecast, in units of the scale
         base = xs[..., -1 - self.h : -1]
         if self.loss == "mase":
-            difference = (scale * (base + out)).exp() - (scale * (base + ys)).exp()
-            return difference.abs() / scale
+            forecast = (scale * (base + out)).exp()
+            truth = (scale * (base + ys)).exp()
+            return (forecast - truth).abs() / scale
         if self.log:
             share = 20.0 * torch.tanh(0.5 * scale * error)
         else:
@@ -148,7 +154,8 @@ class DirectModel(nn.Module):
         n_in = channels.numeric + sum(map(embedding_size, channels.categories))
         h = channels.h
         self.body = body(n_in, hidden_size)
-        if getattr(self.body, "takes_windows", False) and not recurrent_layers(self.body):
+        takes_windows = getattr(self.body, "takes_windows", False)
+        if takes_windows and not recurrent_layers(self.body):
             raise SpecError(
                 f"model {type(self.body).__name__} takes whole windows and has no state: each "
                 "window would begin anew. Use layers that carry their last inputs, such as "
@@ -168,8 +175,14 @@ class DirectModel(nn.Module):
                 # the lowest one begins below the point forecast
                 self.quantile_skip.bias[:h] = -1.0
         if channels.n_ahead:
-            n_known = 2 * (channels.futr + sum(map(embedding_size, channels.futr_categories)))
-            self.ahead = nn.Sequential(nn.Linear(n_known + 8, 32), nn.ReLU(), nn.Linear(32, 1))
+            sizes = map(embedding_size, channels.futr_categories)
+            # at the step ahead, and at its counterpart of the season before
+            n_known = 2 * (channels.futr + sum(sizes))
+            self.ahead = nn.Sequential(
+                nn.Linear(n_known + 8, 32),
+                nn.ReLU(),
+                nn.Linear(32, 1),
+            )
             self.context = nn.Linear(hidden_size, 8)
             self.ahead_skip = nn.Linear(n_known, 1, bias=False)
             nn.init.zeros_(self.ahead_skip.weight)
@@ -185,8 +198,9 @@ class DirectModel(nn.Module):
         c = self.channels
         inputs = x[..., : c.numeric]
         if c.categories:
-            codes = x[..., c.numeric : c.numeric + len(c.categories)].unbind(-1)
-            inputs = torch.cat([inputs, *_embed(self.embeddings, codes)], -1)
+            codes = x[..., c.numeric : c.numeric + len(c.categories)]
+            embedded = _embed(self.embeddings, codes.unbind(-1))
+            inputs = torch.cat([inputs, *embedded], -1)
         hidden = self.dropout(self.body(inputs))
         point = self.head(hidden) + self.skip(inputs)
         if c.n_ahead:
@@ -195,9 +209,11 @@ class DirectModel(nn.Module):
             return point
         raw = self.quantile_head(hidden) + self.quantile_skip(inputs)
         raw = raw.unflatten(-1, (self.n_quantiles, c.h))
-        steps = torch.cat([raw[..., :1, :], softplus(raw[..., 1:, :])], -2)
+        lowest = raw[..., :1, :]
+        steps = torch.cat([lowest, softplus(raw[..., 1:, :])], -2)
         # detached: the quantiles must not move the point forecast
-        levels = point.detach().unsqueeze(-2) + steps.cumsum(-2)
+        start = point.detach().unsqueeze(-2)
+        levels = start + steps.cumsum(-2)
         return torch.cat([point, levels.flatten(-2)], -1)
 
     def _of_known_ahead(self, x: Tensor, hidden: Tensor) -> Tensor:
@@ -206,15 +222,20 @@ class DirectModel(nn.Module):
         """
         c = self.channels
         first = c.numeric + len(c.categories)
-        channels = x[..., first : first + c.ahead].unflatten(-1, (c.n_ahead, 2, c.h))
+        channels = x[..., first : first + c.ahead]
+        channels = channels.unflatten(-1, (c.n_ahead, 2, c.h))
         channels = channels.transpose(-1, -2)  # (.., n, h, 2)
-        tables = self.embeddings[len(c.categories) - len(c.futr_categories) :]
+        numbers = channels[..., : c.futr, :, :]
+        numbers = numbers.transpose(-3, -2).flatten(-2)  # (.., h, 2 futr)
         codes = channels[..., c.futr :, :, :].unbind(-3)
-        parts = [part.flatten(-2) for part in _embed(tables, codes)]
-        numbers = channels[..., : c.futr, :, :].transpose(-3, -2).flatten(-2)  # (.., h, 2 futr)
-        known = torch.cat([numbers, *parts], -1)
-        context = self.context(hidden).unsqueeze(-2).expand(*known.shape[:-1], -1)
-        added = self.ahead(torch.cat([known, context], -1)) + self.ahead_skip(known)
+        # those known ahead are the last of all categories
+        tables = self.embeddings[-len(codes) :] if codes else ()
+        embedded = [part.flatten(-2) for part in _embed(tables, codes)]
+        known = torch.cat([numbers, *embedded], -1)
+        context = self.context(hidden).unsqueeze(-2)
+        context = context.expand(*known.shape[:-1], -1)
+        both = torch.cat([known, context], -1)
+        added = self.ahead(both) + self.ahead_skip(known)
         return added.squeeze(-1)
 
 
@@ -240,7 +261,8 @@ def _embed(tables: Iterable[nn.Module], codes: Sequence[Tensor]) -> list[Tensor]
     for table, code in zip(tables, codes, strict=True):
         assert isinstance(table, nn.Embedding)
         # an export tries the network out with random numbers, which are no codes
-        embedded.append(table(code.long().clamp(0, table.num_embeddings - 1)))
+        code = code.long().clamp(0, table.num_embeddings - 1)
+        embedded.append(table(code))
     return embedded
 
 
@@ -259,7 +281,8 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(network() for _ in range(n_models))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([member(x) for member in self.members], -1)
+        outputs = [member(x) for member in self.members]
+        return torch.cat(outputs, -1)
 
 
 def recurrent_body(

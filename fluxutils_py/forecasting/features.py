@@ -194,7 +194,8 @@ class Features:
         xp = values.xp
         scale = values.mean_change(self.season, self.memory)
         if values.any_missing(scale):  # in the first season: change from step to step
-            scale = xp.where(xp.isnan(scale), values.mean_change(1, self.memory), scale)
+            by_step = values.mean_change(1, self.memory)
+            scale = xp.where(xp.isnan(scale), by_step, scale)
         # also where the scale is NaN, which no comparison is true of
         scale = xp.where(scale > self.smallest_scale, scale, self.smallest_scale)
         level = values.mean(self.season)
@@ -203,7 +204,8 @@ class Features:
         known = ~xp.isnan(last)
         naive = values.at(self.counterparts())
         if values.any_missing(last) or values.any_missing(naive):
-            naive = xp.where(xp.isnan(naive), last[:, :, None], naive)
+            missing = xp.isnan(naive)
+            naive = xp.where(missing, last[:, :, None], naive)
             naive = xp.where(known[:, :, None], naive, 0.0)
             level = xp.where(known, level, 0.0)
             scale = xp.where(known, scale, 1.0)
@@ -217,7 +219,8 @@ class Features:
         level = past.level
         scale = past.scale
         inverse = 1.0 / scale[:, :, None]
-        yield (values.recent(self.input_size) - level[:, :, None]) * inverse
+        recent = values.recent(self.input_size)
+        yield (recent - level[:, :, None]) * inverse
         trends = (
             level - values.mean(self.season, self.lag),
             values.back(0) - values.back(self.season),
@@ -225,7 +228,8 @@ class Features:
         )
         for trend in trends:
             yield (trend / scale)[:, :, None]
-        yield values.xp.log(scale / self.unit)[:, :, None]
+        size = values.xp.log(scale / self.unit)
+        yield size[:, :, None]
         if self.lag > self.season:
             yield from self._lagged_columns(past, inverse)
 
@@ -237,11 +241,13 @@ class Features:
         for turn in range(1, self.n_lags + 1):
             shift = turn * self.lag
             # the forecast steps whose last counterpart is so many long seasons back
-            ahead = np.arange(shift - self.lag, min(shift, self.h))
-            lagged = past.values.at(ahead + 1 - shift)
+            first = shift - self.lag
+            stop = min(shift, self.h)
+            lagged = past.values.at(np.arange(first, stop) + 1 - shift)
+            level_then = past.values.mean(self.season, shift)
             # in place: these are the largest arrays of a window
-            lagged -= past.values.mean(self.season, shift)[:, :, None]
-            lagged -= past.naive[:, :, ahead[0] : ahead[-1] + 1] - level
+            lagged -= level_then[:, :, None]
+            lagged -= past.naive[:, :, first:stop] - level
             lagged *= inverse
             yield lagged
 
@@ -264,12 +270,13 @@ class Features:
             shift = back * self.season
             later = filled[:, shift:]
             # from z, not from filled: a value that was itself filled in does not count
-            np.copyto(later, z[:, :-shift], where=np.isnan(later))
+            earlier = z[:, :-shift]
+            np.copyto(later, earlier, where=np.isnan(later))
         missing = np.isnan(filled)
         last = last_positions(~missing)
-        near = missing & (last >= 0) & (np.arange(z.shape[1]) - last <= self.memory)
-        at = np.nonzero(near)
-        filled[at] = filled[at[0], last[at]]
+        age = np.arange(z.shape[1]) - last
+        rows, columns = np.nonzero(missing & (last >= 0) & (age <= self.memory))
+        filled[rows, columns] = filled[rows, last[rows, columns]]
         return filled
 
 
@@ -314,7 +321,8 @@ class WindowPast:
 
     def mean_change(self, back: int, n: int) -> np.ndarray:
         change = np.full(self.z.shape, np.nan)
-        np.abs(self.z[:, back:] - self.z[:, :-back], out=change[:, back:])
+        step = self.z[:, back:] - self.z[:, :-back]
+        np.abs(step, out=change[:, back:])
         return self._shifted(rolling_mean(change, n), 0)
 
     def any_missing(self, values: np.ndarray) -> bool:
@@ -322,7 +330,8 @@ class WindowPast:
 
     def _views(self, n: int) -> np.ndarray:
         """Return the last ``n`` filled values at each step, (B, S, n), without a copy."""
-        return sliding_window_view(self.filled, n, axis=1)[:, -self.n_steps :]
+        views = sliding_window_view(self.filled, n, axis=1)
+        return views[:, -self.n_steps :]
 
     def _shifted(self, values: np.ndarray, back: int) -> np.ndarray:
         """Return ``values`` (B, K) ``back`` steps before each step; NaN before the first column."""
@@ -341,14 +350,17 @@ def rolling_mean(values: np.ndarray, n: int) -> np.ndarray:
     there are none.
     """
     known = ~np.isnan(values)
-    first = np.take_along_axis(values, known.argmax(1)[:, None], 1)
+    at = known.argmax(1)[:, None]
+    first = np.take_along_axis(values, at, 1)
     above = values - first  # sums of small differences stay exact, however high the level
     if known.all():
-        return first + _rolling_sum(above, n) / np.minimum(np.arange(1, values.shape[1] + 1), n)
+        lengths = np.arange(1, values.shape[1] + 1)
+        return first + _rolling_sum(above, n) / np.minimum(lengths, n)
     sums = _rolling_sum(np.where(known, above, 0.0), n)
     counts = _rolling_sum(known.astype(np.float64), n)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(counts > 0.5, first + sums / counts, np.nan)
+        means = first + sums / counts
+    return np.where(counts > 0.5, means, np.nan)
 
 
 def _rolling_sum(values: np.ndarray, n: int) -> np.ndarray:
