@@ -73,17 +73,21 @@ class History:
         n_new = max(0, int(series.max()) + 1 - self.n_series)
         is_new = series >= self.n_series
         # copies: after an error, this history stays as it is
-        tail = np.pad(self.tail, ((0, 0), (0, n_new), (0, 0)), constant_values=np.nan)
-        static = np.pad(self.static, ((0, n_new), (0, 0)))
-        lengths = np.pad(self.lengths, (0, n_new))
+        more_series = (0, n_new)
+        tail = np.pad(self.tail, ((0, 0), more_series, (0, 0)), constant_values=np.nan)
+        static = np.pad(self.static, (more_series, (0, 0)))
+        lengths = np.pad(self.lengths, more_series)
         static[series[is_new]] = more.static[is_new]
         # the stored steps and then the new ones, which all begin in the same column
         stop = n_kept + more.lengths
         source = PackedSeries(more.values, more.lengths)
-        values = source.cut(np.arange(len(series)), np.full(len(series), -n_kept), stop.max())
+        n = len(series)
+        values = source.cut(np.arange(n), np.full(n, -n_kept), stop.max())
         values[:, :, :n_kept] = tail[:, series]
+        # not the target: the features tell given values from those that they fill in
         covariates = values[1:]
-        forward_fill(covariates, np.full(covariates.shape[:2], np.nan), np.zeros(len(covariates)))
+        nothing_before = np.full(covariates.shape[:2], np.nan)
+        forward_fill(covariates, nothing_before, start=np.zeros(len(covariates)))
         windows = make_windows(values, static[series])
         # the state is that before the last step, which is read again; new series have none
         start = n_kept - 1 + is_new
@@ -131,10 +135,15 @@ def start_history(
     """Run the networks through all series from the first step; return the history at the end."""
     lengths = windows.source.lengths
     n = windows.n_series
-    states = [run_steps(model, windows, np.zeros(n, int), lengths - 1, None) for model in models]
-    static = np.zeros((n, 0)) if windows.static is None else windows.static
-    # without the values, of which the tail is a copy
-    ids_and_times = None if panel is None else replace(panel, values={}, static={})
+    first = np.zeros(n, int)
+    states = [run_steps(model, windows, first, lengths - 1, None) for model in models]
+    static = windows.static
+    if static is None:
+        static = np.zeros((n, 0))
+    ids_and_times = panel
+    if panel is not None:
+        # without the values, the end of which is in the tail
+        ids_and_times = replace(panel, values={}, static={})
     tail = _last_values(windows, lengths, windows.features.lookback + 1)
     return History(tail, lengths, static, states, ids_and_times)
 
@@ -164,7 +173,8 @@ def _pad_states(
     for state, dim in zip(states, dims, strict=True):
         shape = list(state.shape)
         shape[dim] = n - state.shape[dim]
-        padded.append(torch.cat([state, state.new_zeros(shape)], dim))
+        zeros = state.new_zeros(shape)
+        padded.append(torch.cat([state, zeros], dim))
     return padded
 
 
@@ -173,8 +183,9 @@ def _select_series(
     dims: Sequence[int],
     series: np.ndarray,
 ) -> list[Tensor]:
+    at = torch.from_numpy(series)
     pairs = zip(states, dims, strict=True)
-    return [t.index_select(dim, torch.from_numpy(series).to(t.device)) for t, dim in pairs]
+    return [t.index_select(dim, at.to(t.device)) for t, dim in pairs]
 
 
 def _replace_series(
@@ -183,8 +194,8 @@ def _replace_series(
     series: np.ndarray,
     new: Sequence[Tensor],
 ) -> list[Tensor]:
-    triples = zip(states, dims, new, strict=True)
     at = torch.from_numpy(series)
+    triples = zip(states, dims, new, strict=True)
     return [t.index_copy(dim, at.to(t.device), part) for t, dim, part in triples]
 
 
@@ -198,7 +209,8 @@ def run_steps(
     """Run a network for ``count[n]`` steps of each series from step ``start[n]``, and return its
     state.
     """
-    predictor = Predictor(model, _all_series(windows, start, count), state, keep_state=True)
+    inputs = _all_series(windows, start, count)
+    predictor = Predictor(model, inputs, state, keep_state=True)
     dims = predictor.session.batch_dims
     before = state
     if before is None:
@@ -209,7 +221,8 @@ def run_steps(
         pass
     # a batch runs as long as its longest series, and changes the states of those without a step
     still = np.flatnonzero(count == 0)
-    return _replace_series(predictor.state(), dims, still, _select_series(before, dims, still))
+    unchanged = _select_series(before, dims, still)
+    return _replace_series(predictor.state(), dims, still, unchanged)
 
 
 def _all_series(
@@ -244,18 +257,23 @@ def last_outputs(
     parameter = next(model.parameters())
 
     def read_inputs(series: slice) -> Tensor:
-        x = np.ascontiguousarray(windows.inputs(steps[series], 0, 1).transpose(1, 0, 2))
+        x = windows.inputs(steps[series], 0, 1).transpose(1, 0, 2)
+        x = np.ascontiguousarray(x)
         return torch.from_numpy(x).to(parameter.device, parameter.dtype)
 
-    # to see what the model does with time, a step or a window of three
-    session = InferenceSession(model, lambda: [read_inputs(slice(0, 4)).repeat(3, 1, 1)])
+    def sample() -> list[Tensor]:
+        # several steps, which show whether the model takes windows
+        return [read_inputs(slice(0, 4)).repeat(3, 1, 1)]
+
+    session = InferenceSession(model, sample)
     outputs: list[np.ndarray] = []
     for begin in range(0, n, BLOCK):
         series = slice(begin, min(begin + BLOCK, n))
         session.load(state, n, series)
         with torch.no_grad():
             (out,) = session.run((read_inputs(series),))
-        outputs.append(out[0].cpu().numpy().astype(np.float64))
+        last = out[0].cpu().numpy()
+        outputs.append(last.astype(np.float64))
     return np.concatenate(outputs)
 
 
@@ -270,13 +288,16 @@ def outputs_along(
     out = np.empty(0)
     # a series that has not begun is read too, since a batch has no rows without steps
     count = np.maximum(origins.max(1) + 1, 1)
-    for block in Predictor(model, _all_series(windows, np.zeros(len(count), int), count)):
+    first = np.zeros(len(count), int)
+    for block in Predictor(model, _all_series(windows, first, count)):
         (y,) = block.y  # (S, B, outputs)
         if not out.size:
             out = np.full((*origins.shape, y.shape[2]), np.nan)
         at = origins[block.series] - block.steps.start
-        series, column = np.nonzero((at >= 0) & (at < len(y)))
-        out[block.series.start + series, column] = y[at[series, column], series]
+        inside = (at >= 0) & (at < len(y))
+        series, column = np.nonzero(inside)
+        values = y[at[series, column], series]
+        out[block.series.start + series, column] = values
     return out
 
 
@@ -289,7 +310,8 @@ def forecasts_along(
     """Yield forecasts (N, 1 + quantiles, h) from the steps in each column of ``origins`` (N, W);
     NaN for -1.
     """
-    outputs = np.mean([outputs_along(model, windows, origins) for model in models], 0)
+    by_model = [outputs_along(model, windows, origins) for model in models]
+    outputs = np.mean(by_model, 0)
     for out, at in zip(outputs.swapaxes(0, 1), origins.T, strict=True):
         past = windows.past(_single_steps(np.maximum(at, 0)), 0, 1)
         yield denormalise(windows, past, out, n_quantiles)
@@ -304,7 +326,8 @@ def denormalise(
     """Convert outputs (N, outputs) to the units of the series, (N, 1 + quantiles, h); NaN where no
     value is known.
     """
-    z = past.naive + past.scale[:, :, None] * out.reshape(len(out), 1 + n_quantiles, -1)
+    out = out.reshape(len(out), 1 + n_quantiles, -1)
+    z = past.naive + past.scale[:, :, None] * out
     values = windows.features.inverse(z)
     values[~past.known[:, 0]] = np.nan
     return values
@@ -324,5 +347,6 @@ def forecasts(
     """
     past = windows.past(_single_steps(at), 0, 1)
     pairs = zip(models, states, strict=True)
-    out = np.mean([last_outputs(model, windows, at, state) for model, state in pairs], 0)
+    by_model = [last_outputs(model, windows, at, state) for model, state in pairs]
+    out = np.mean(by_model, 0)
     return denormalise(windows, past, out, n_quantiles)

@@ -71,11 +71,14 @@ class PackedSeries:
             A copy. NaN before the first step of a series and after the last.
         """
         steps = start[:, None] + np.arange(n_steps)  # (B, K)
-        outside = (steps < 0) | (steps >= self.lengths[series][:, None])
-        at = self.offsets[series][:, None] + np.where(outside, 0, steps)
+        lengths = self.lengths[series]
+        offsets = self.offsets[series]
+        outside = (steps < 0) | (steps >= lengths[:, None])
+        at = offsets[:, None] + np.where(outside, 0, steps)
         # a series without steps, at the end, begins after the last column
         at = np.minimum(at, self.values.shape[1] - 1)
-        out = self.values.take(at, axis=1).astype(np.float64, copy=False)
+        out = self.values.take(at, axis=1)
+        out = out.astype(np.float64, copy=False)
         if outside.any():
             out[:, outside] = np.nan
         return out
@@ -96,8 +99,10 @@ class ArraySource:
 
     def __init__(self, array: ArrayFNT) -> None:
         self.array = array
-        n_features, self.n_per_feature, self.n_steps = (int(n) for n in array.shape)
-        self.n_series = n_features * self.n_per_feature
+        n_features, n_series, n_steps = map(int, array.shape)
+        self.n_per_feature = n_series
+        self.n_steps = n_steps
+        self.n_series = n_features * n_series
         self.lengths = np.full(self.n_series, self.n_steps)
         self.in_memory = type(array) is np.ndarray
 
@@ -116,14 +121,16 @@ class ArraySource:
         """
         out = np.full((1, len(series), n_steps), np.nan)
         feature, n = np.divmod(series, self.n_per_feature)
-        new = (np.diff(series) != 1) | (np.diff(feature) != 0) | (np.diff(start) != 0)
-        for run in np.split(np.arange(len(series)), np.flatnonzero(new) + 1):
+        same = (np.diff(feature) == 0) & (np.diff(start) == 0)
+        ends = np.flatnonzero(~same | (np.diff(series) != 1)) + 1
+        for run in np.split(np.arange(len(series)), ends):
             # integers of Python, which every kind of array takes as an index
             f, top, first = (int(v[run[0]]) for v in (feature, n, start))
             begin = max(first, 0)
             stop = min(first + n_steps, self.n_steps)
             if begin < stop:
-                block = plain_block(self.array[f : f + 1, top : top + len(run), begin:stop])
+                rows = slice(top, top + len(run))
+                block = plain_block(self.array[f : f + 1, rows, begin:stop])
                 _refuse_infinite(block, f, top, begin)
                 out[:, run, begin - first : stop - first] = block
         return out
@@ -210,7 +217,8 @@ class Channels:
         in each group.
         """
         numbers = iter(range(self.history, self.numeric))
-        codes = iter(range(self.numeric, self.numeric + len(self.categories)))
+        n_codes = len(self.categories)
+        codes = iter(range(self.numeric, self.numeric + n_codes))
         positions: list[int] = []
         for n_numbers, categories in (
             (self.hist, self.hist_categories),
@@ -223,12 +231,14 @@ class Channels:
 
     def in_order(self, covariates: Sequence[T]) -> list[T]:
         """Return covariates, one for each of :attr:`positions`, in the order of their channels."""
-        pairs = sorted(zip(self.positions, covariates, strict=True), key=lambda pair: pair[0])
-        return [covariate for _, covariate in pairs]
+        # not sorted as pairs: tensors have no order
+        order = np.argsort(self.positions).tolist()
+        return [covariates[i] for i in order]
 
     @property
     def total(self) -> int:
-        return self.numeric + len(self.categories) + self.ahead + self.h * self.base + 1
+        n_current = self.numeric + len(self.categories)
+        return n_current + self.ahead + self.h * self.base + 1
 
 
 class CutWindow(NamedTuple):
@@ -302,28 +312,34 @@ class PanelWindows:
         window = self._cut_window(rows, start, stop)
         past = window.past
         c = self.channels
-        here = slice(self.lookback, self.lookback + stop - start)
-        out = np.empty((len(rows), stop - start, c.total), np.float32)
+        n_steps = stop - start
+        here = slice(self.lookback, self.lookback + n_steps)
+        out = np.empty((len(rows), n_steps, c.total), np.float32)
         self.features.inputs(past, out[:, :, : c.history])
         current = [*window.values[1:, :, here]]
         if self.static is not None and c.n_static:
-            current += [*self.static[rows.series].T[:, :, None]]
+            static = self.static[rows.series].T
+            current += [*static[:, :, None]]
         if self.ahead is not None and c.n_ahead:
             first = rows.start + start - self.lookback
             known = self.ahead.cut(rows.series, first, here.stop + c.h)
             current += [*known[:, :, here]]
             # views of the channels, each copied once: these are the largest part of the input
-            offsets = np.concatenate([np.arange(1, c.h + 1), self.features.counterparts()])
+            later = np.arange(1, c.h + 1)
+            offsets = np.concatenate([later, self.features.counterparts()])
             at = c.numeric + len(c.categories)
             for channel, offset in product(known, here.start + offsets):
-                out[:, :, at] = channel[:, offset : offset + stop - start]
+                out[:, :, at] = channel[:, offset : offset + n_steps]
                 at += 1
         for at, channel in zip(c.positions, current, strict=True):
             out[:, :, at] = channel
         scale = past.scale[:, :, None]
         if c.base:
-            base = past.naive - past.level[:, :, None] if self.features.log else past.naive
-            np.divide(base, scale, out=out[:, :, -1 - c.h : -1], casting="same_kind")
+            base = past.naive
+            if self.features.log:
+                base = base - past.level[:, :, None]
+            part = out[:, :, -1 - c.h : -1]
+            np.divide(base, scale, out=part, casting="same_kind")
         out[:, :, -1:] = scale
         # the features have no NaN left, and covariates may be missing
         np.nan_to_num(out[:, :, c.history :], copy=False)
@@ -341,10 +357,12 @@ class PanelWindows:
         h = self.features.h
         n_steps = stop - start
         out = np.full((len(rows), n_steps, h), np.nan, np.float32)
-        later = self.features.forward(self.source.cut(rows.series, rows.start + stop, h)[0])
-        both = np.concatenate([window.z[:, self.lookback :], later], axis=1)  # (B, S + h)
+        later = self.source.cut(rows.series, rows.start + stop, h)[0]
+        z = window.z[:, self.lookback :]
+        z = np.concatenate([z, self.features.forward(later)], axis=1)  # (B, S + h)
         for k in range(h):
-            out[:, :, k] = (both[:, k + 1 : k + 1 + n_steps] - past.naive[:, :, k]) / past.scale
+            change = z[:, k + 1 : k + 1 + n_steps] - past.naive[:, :, k]
+            out[:, :, k] = change / past.scale
         # the naive forecast is 0 there, in place of a value
         out[~past.known] = np.nan
         return out
@@ -402,7 +420,9 @@ class WindowArray(DuckArray):
         self.warmup = warmup
         size = panel.channels.total if content == "inputs" else panel.features.h
         longest = int(panel.source.lengths.max())
-        self.shape = (size, panel.n_series, longest if n_steps is None else n_steps)
+        if n_steps is None:
+            n_steps = longest
+        self.shape = (size, panel.n_series, n_steps)
         self.dtype = np.dtype(np.float32)
         # a read of a file may block, and is then done ahead, in a thread
         self.nonblocking = panel.source.in_memory
@@ -419,12 +439,15 @@ class WindowArray(DuckArray):
         out = self.panel.targets(rows, start, stop)
         if self.warmup is not None:
             steps = rows.start[:, None] + np.arange(start, stop)
-            out[steps < self.warmup[rows.series][:, None]] = np.nan
+            warmup = self.warmup[rows.series]
+            out[steps < warmup[:, None]] = np.nan
         return out.transpose(1, 0, 2)
 
     def read(self, *index: Index) -> np.ndarray:
         features, series, steps = map(np.asarray, index)
-        rows = Segments.from_lengths(self.shape[1], self.shape[2])[series]
+        _, n_series, n_steps = self.shape
+        rows = Segments.from_lengths(n_series, n_steps)[series]
         first = int(steps.min())
         block = self.read_segments(rows, first, int(steps.max()) + 1)
-        return block.transpose(2, 1, 0)[:, :, steps - first][features]
+        block = block.transpose(2, 1, 0)
+        return block[:, :, steps - first][features]
