@@ -48,29 +48,32 @@ def baseline_forecasts(
     steps = np.arange(1, h + 1)
     known = ~np.isnan(values)
     # of a series without values these are places of NaN, which is then its forecast
-    last_at = k - 1 - known[:, ::-1].argmax(1)
+    age_of_last = known[:, ::-1].argmax(1)
+    last_at = k - 1 - age_of_last
     first_at = known.argmax(1)
     last = values[rows, last_at]
     if first is None:
         first = values[rows, first_at], k - 1 - first_at
     first_value, age = first
     # 1: a line through a single value is level
-    distance = np.maximum(age - (k - 1 - last_at), 1)
+    distance = np.maximum(age - age_of_last, 1)
     slope = (last - first_value) / distance
     seasonal = np.full((n, h), np.nan)
     at = k - 1 + steps - season * -(-steps // season)
     for _ in range(k // season):
-        seasonal = np.where(np.isnan(seasonal), values[:, at], seasonal)
-        if not np.isnan(seasonal).any():
+        missing = np.isnan(seasonal)
+        if not missing.any():
             break
+        seasonal = np.where(missing, values[:, at], seasonal)
         at = at - season
-    recent = values[:, -season:]
     count = known[:, -season:].sum(1)
-    mean = np.where(count > 0, np.nansum(recent, 1) / np.maximum(count, 1), last)
+    mean = np.nansum(values[:, -season:], 1) / np.maximum(count, 1)
+    mean = np.where(count > 0, mean, last)
     last = last[:, None]
+    distance_ahead = age_of_last[:, None] + steps
     return {
         "Naive": np.repeat(last, h, 1),
         "SeasonalNaive": np.where(np.isnan(seasonal), last, seasonal),
-        "Drift": last + slope[:, None] * (k - 1 - last_at[:, None] + steps),
+        "Drift": last + slope[:, None] * distance_ahead,
         "WindowAverage": np.repeat(mean[:, None], h, 1),
     }

@@ -39,14 +39,17 @@ class Covariate:
         if values.dtype == object:
             different = {v for v in values if v is not None}
             # by text, since categories may be of several types
-            return cls(name, categories=tuple(sorted(different, key=str)))
+            ordered = sorted(different, key=str)
+            return cls(name, categories=tuple(ordered))
         known = values[~np.isnan(values)]
         if not len(known):
             return cls(name)
         mean = float(known.mean())
         scale = float(known.std())
         # the spread of equal values is a rounding error, by which nothing may be divided
-        return cls(name, mean, scale if scale > 1e-12 * abs(mean) else 1.0)
+        if scale <= 1e-12 * abs(mean):
+            scale = 1.0
+        return cls(name, mean, scale)
 
     @property
     def is_category(self) -> bool:
@@ -76,14 +79,18 @@ class Covariate:
 
     def _has_number_categories(self) -> bool:
         """Whether the categories were numbers in a column of objects, which may come as numbers."""
-        return bool(self.categories) and not any(isinstance(c, str) for c in self.categories or ())
+        if not self.categories:
+            return False
+        return not any(isinstance(category, str) for category in self.categories)
 
     def _codes(self, labels: np.ndarray, categories: tuple[Any, ...]) -> np.ndarray:
-        code_of: dict[Any, float] = {v: i + 1.0 for i, v in enumerate(categories)}
-        codes = np.array([np.nan if v is None else code_of.get(v, 0.0) for v in labels], float)
+        code_of: dict[Any, float] = {v: float(i) for i, v in enumerate(categories, 1)}
+        code_of[None] = np.nan
+        codes = np.array([code_of.get(v, 0.0) for v in labels], float)
         new = set(labels[codes == 0])
         if new:
-            shown = ", ".join(sorted(map(repr, new))[:3])
+            first = sorted(map(repr, new))[:3]
+            shown = ", ".join(first)
             warn(
                 f"column {self.name!r} has categories that were not there in training: {shown}; "
                 "their embedding is zero"
@@ -146,13 +153,15 @@ class Covariates:
         covariates: tuple[Covariate, ...] = getattr(self, group)
         if not covariates:
             return np.empty((0, int(panel.lengths.sum())))
-        return np.stack([c.channel(panel.values[c.name]) for c in covariates])
+        channels = [c.channel(panel.values[c.name]) for c in covariates]
+        return np.stack(channels)
 
     def static(self, panel: Panel) -> np.ndarray:
         """Return the channels (N, C) of the static covariates."""
         if not self.stat:
             return np.empty((panel.n_series, 0))
-        return np.stack([c.channel(panel.static[c.name]) for c in self.stat], 1)
+        channels = [c.channel(panel.static[c.name]) for c in self.stat]
+        return np.stack(channels, 1)
 
     def channels(
         self,

@@ -105,7 +105,9 @@ class ForecastLoss:
         if self.log:
             share = 20.0 * torch.tanh(0.5 * scale * error)
         else:
-            size = (base + out).abs() + (base + ys).abs()
+            forecast = base + out
+            truth = base + ys
+            size = forecast.abs() + truth.abs()
             share = 20.0 * error / size.clamp(min=1e-6)
         # the share alone is flat where the forecast is far off
         return share + 0.5 * error
@@ -198,7 +200,8 @@ class DirectModel(nn.Module):
         c = self.channels
         inputs = x[..., : c.numeric]
         if c.categories:
-            codes = x[..., c.numeric : c.numeric + len(c.categories)]
+            stop = c.numeric + len(c.categories)
+            codes = x[..., c.numeric : stop]
             embedded = _embed(self.embeddings, codes.unbind(-1))
             inputs = torch.cat([inputs, *embedded], -1)
         hidden = self.dropout(self.body(inputs))
@@ -210,7 +213,8 @@ class DirectModel(nn.Module):
         raw = self.quantile_head(hidden) + self.quantile_skip(inputs)
         raw = raw.unflatten(-1, (self.n_quantiles, c.h))
         lowest = raw[..., :1, :]
-        steps = torch.cat([lowest, softplus(raw[..., 1:, :])], -2)
+        others = softplus(raw[..., 1:, :])
+        steps = torch.cat([lowest, others], -2)
         # detached: the quantiles must not move the point forecast
         start = point.detach().unsqueeze(-2)
         levels = start + steps.cumsum(-2)

@@ -56,7 +56,8 @@ def season_within(season: int, longest: int) -> int:
 def sample(source: PackedSeries | ArraySource) -> np.ndarray:
     """Return the last steps (B, K) of evenly spaced series, NaN before a series' first step."""
     n = source.n_series
-    series = np.linspace(0, n - 1, min(N_SERIES, n)).astype(int)
+    series = np.linspace(0, n - 1, min(N_SERIES, n))
+    series = series.astype(int)
     lengths = source.lengths[series]
     k = min(N_STEPS, int(lengths.max()))
     return source.cut(series, lengths - k, k)[0]
@@ -68,10 +69,12 @@ def smallest_value(source: PackedSeries | ArraySource) -> float:
     if isinstance(source, PackedSeries):
         return float(np.fmin.reduce(source.values[0], initial=smallest))
     for first in range(0, source.n_series, N_SERIES):
-        series = np.arange(first, min(first + N_SERIES, source.n_series))
+        stop = min(first + N_SERIES, source.n_series)
+        series = np.arange(first, stop)
         for start in range(0, source.n_steps, N_STEPS):
             n_steps = min(N_STEPS, source.n_steps - start)
-            block = source.cut(series, np.full(len(series), start), n_steps)
+            starts = np.full(len(series), start)
+            block = source.cut(series, starts, n_steps)
             smallest = np.fmin.reduce(block, axis=None, initial=smallest)
     return float(smallest)
 
@@ -111,7 +114,8 @@ def choose_features(
     if n_lag % season:
         raise SpecError(f"lag must be a multiple of the season of {season} steps, got {lag}")
     size = int(input_size or min(max(season, 12), 48))
-    return Features(h, season, n_lag, size, log, unit, smallest_scale=SMALLEST_SCALE * unit)
+    smallest_scale = SMALLEST_SCALE * unit
+    return Features(h, season, n_lag, size, log, unit, smallest_scale)
 
 
 def typical_change(z: np.ndarray, season: int) -> float:
@@ -120,7 +124,8 @@ def typical_change(z: np.ndarray, season: int) -> float:
 
     Changes at the last digits of the values are rounding errors, which count as none.
     """
-    rounding = 1e-12 * float(np.nanmax(np.abs(z), initial=0.0))
+    largest = float(np.nanmax(np.abs(z), initial=0.0))
+    rounding = 1e-12 * largest
     for back in (season, 1):
         change = np.abs(z[:, back:] - z[:, :-back])
         change = change[np.isfinite(change)]
@@ -142,7 +147,8 @@ def choose_lag(z: np.ndarray, season: int) -> int:
     known = np.isfinite(change)
     if m == 1 or not known.any():
         return m
-    scale = np.where(known, change, 0.0).sum(1) / np.maximum(known.sum(1), 1)
+    total = np.where(known, change, 0.0).sum(1)
+    scale = total / np.maximum(known.sum(1), 1)
     # errors are divided by the scale: series that hardly change would outweigh all others
     least = LEAST_CHANGE * max(float(scale.max()), 1e-30)
     unit = np.maximum(scale, least)[:, None]
@@ -172,9 +178,11 @@ def _explained_share(
     before = slice(0, n_steps - season - lag)
     error = (z[:, lag + season :] - z[:, now]) / unit
     earlier = z[:, season : n_steps - lag] - level[:, before]
-    earlier = (earlier - (z[:, now] - level[:, now])) / unit
+    current = z[:, now] - level[:, now]
+    earlier = (earlier - current) / unit
     both = np.isfinite(error) & np.isfinite(earlier)
     # clipped, or a few outliers would decide
     a = np.clip(error[both], -LARGEST, LARGEST)
     b = np.clip(earlier[both], -LARGEST, LARGEST)
-    return float((a @ b) ** 2 / max((a @ a) * (b @ b), 1e-30))
+    size = (a @ a) * (b @ b)
+    return float((a @ b) ** 2 / max(size, 1e-30))

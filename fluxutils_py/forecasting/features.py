@@ -127,7 +127,12 @@ class Features:
         """Number of steps over which the scale is averaged, and from which a missing value may be
         filled in.
         """
-        return max(128, 4 * self.season, 2 * self.lag, min(28 * self.season, 672))
+        return max(
+            128,
+            4 * self.season,
+            2 * self.lag,
+            min(28 * self.season, 672),
+        )
 
     @property
     def n_lags(self) -> int:
@@ -153,7 +158,8 @@ class Features:
 
     @property
     def n_inputs(self) -> int:
-        return self.input_size + 4 + self.h * (self.lag > self.season)
+        n_lagged = self.h if self.lag > self.season else 0
+        return self.input_size + 4 + n_lagged
 
     def forward(self, values: np.ndarray) -> np.ndarray:
         """Transform values: take logarithms if ``log``, else return them as they are."""
@@ -175,7 +181,8 @@ class Features:
         """Compute the statistics at the last ``n_steps`` of transformed values (B, K), with the
         steps before.
         """
-        return self.statistics(WindowPast(z, self._fill_missing(z), n_steps))
+        filled = self._fill_missing(z)
+        return self.statistics(WindowPast(z, filled, n_steps))
 
     def inputs(self, past: Past[np.ndarray], out: np.ndarray) -> None:
         """Write the inputs of each step to ``out``, of shape (B, S, n_inputs)."""
@@ -197,7 +204,8 @@ class Features:
             by_step = values.mean_change(1, self.memory)
             scale = xp.where(xp.isnan(scale), by_step, scale)
         # also where the scale is NaN, which no comparison is true of
-        scale = xp.where(scale > self.smallest_scale, scale, self.smallest_scale)
+        smallest = self.smallest_scale
+        scale = xp.where(scale > smallest, scale, smallest)
         level = values.mean(self.season)
         last = values.back(0)
         # missing values are filled in: none is left where there was one in reach
@@ -243,7 +251,8 @@ class Features:
             # the forecast steps whose last counterpart is so many long seasons back
             first = shift - self.lag
             stop = min(shift, self.h)
-            lagged = past.values.at(np.arange(first, stop) + 1 - shift)
+            offsets = np.arange(first, stop) + 1 - shift
+            lagged = past.values.at(offsets)
             level_then = past.values.mean(self.season, shift)
             # in place: these are the largest arrays of a window
             lagged -= level_then[:, :, None]
@@ -275,7 +284,8 @@ class Features:
         missing = np.isnan(filled)
         last = last_positions(~missing)
         age = np.arange(z.shape[1]) - last
-        rows, columns = np.nonzero(missing & (last >= 0) & (age <= self.memory))
+        near = missing & (last >= 0) & (age <= self.memory)
+        rows, columns = np.nonzero(near)
         filled[rows, columns] = filled[rows, last[rows, columns]]
         return filled
 
@@ -309,7 +319,8 @@ class WindowPast:
 
     def at(self, offsets: np.ndarray) -> np.ndarray:
         lowest = int(offsets.min())
-        return self._views(1 - lowest)[:, :, offsets - lowest]
+        views = self._views(1 - lowest)
+        return views[:, :, offsets - lowest]
 
     def back(self, n: int) -> np.ndarray:
         return self._shifted(self.filled, n)
@@ -355,7 +366,8 @@ def rolling_mean(values: np.ndarray, n: int) -> np.ndarray:
     above = values - first  # sums of small differences stay exact, however high the level
     if known.all():
         lengths = np.arange(1, values.shape[1] + 1)
-        return first + _rolling_sum(above, n) / np.minimum(lengths, n)
+        counts = np.minimum(lengths, n)
+        return first + _rolling_sum(above, n) / counts
     sums = _rolling_sum(np.where(known, above, 0.0), n)
     counts = _rolling_sum(known.astype(np.float64), n)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -367,5 +379,6 @@ def _rolling_sum(values: np.ndarray, n: int) -> np.ndarray:
     total = np.cumsum(values, axis=1)
     if n < values.shape[1]:
         # the copy: NumPy would read columns that it has already changed
-        total[:, n:] -= total[:, :-n].copy()
+        earlier = total[:, :-n].copy()
+        total[:, n:] -= earlier
     return total

@@ -91,7 +91,8 @@ class ForecastStep(nn.Module):
         self.dtype = parameter.dtype
         self.network = self._network_step(fitted.models)
         # enough for every feature, and for the seasons from which a missing value is filled in
-        self.n_kept = max(features.reach, SEASONS_BACK * features.season) + 1
+        n_seasons = SEASONS_BACK * features.season
+        self.n_kept = max(features.reach, n_seasons) + 1
         states = self._initial_states()
         self.n_states = len(states)
         self.initial = (*states, *self.network.initial)
@@ -128,7 +129,8 @@ class ForecastStep(nn.Module):
         if channels.n_past:
             others.append(missing(1, channels.n_past))
         if channels.n_ahead:
-            others.append(missing(1, channels.n_ahead, self.features.season))
+            season = self.features.season
+            others.append(missing(1, channels.n_ahead, season))
         states += [InitialState(tensor, batch_axis=0) for tensor in others]
         return states
 
@@ -155,7 +157,8 @@ class ForecastStep(nn.Module):
             xs[name] = (xs[name] - mean) / scale
         if "known" in xs:
             channels = self.channels
-            xs["known"] = xs["known"].unflatten(-1, (channels.n_ahead, 1 + channels.h))
+            sizes = (channels.n_ahead, 1 + channels.h)
+            xs["known"] = xs["known"].unflatten(-1, sizes)
         return xs
 
     def _named_state(self, tensors: Sequence[Tensor]) -> StepState:
@@ -175,14 +178,15 @@ class ForecastStep(nn.Module):
             current = xs["known"][..., :1]
             last = known[..., -1:]
             current = torch.where(current.isnan(), last, current)
-            known = torch.cat([known[..., 1:], current], -1)
+            earlier = known[..., 1:]
+            known = torch.cat([earlier, current], -1)
         new = xs["y"]  # (B, 1)
         if self.features.log:
             new = new.log()
         filled, age = self._filled_in(state, new)
         both = torch.stack([new, filled])
-        earlier = state.values.narrow(2, 1, self.n_kept - 1)
-        values = torch.cat([earlier, both], -1)
+        kept = state.values.narrow(2, 1, self.n_kept - 1)
+        values = torch.cat([kept, both], -1)
         return StepState(values, age, past, known)
 
     def _filled_in(self, state: StepState, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,7 +201,8 @@ class ForecastStep(nn.Module):
             earlier = given.narrow(1, at, 1)
             filled = torch.where(filled.isnan(), earlier, filled)
         missing = filled.isnan()
-        age = torch.where(missing.squeeze(1), state.age + 1, 0.0)
+        older = state.age + 1
+        age = torch.where(missing.squeeze(1), older, 0.0)
         # the age is NaN before the first value, and then nothing is near
         near = age <= self.features.memory
         last = filled_in.narrow(1, -1, 1)
@@ -212,14 +217,16 @@ class ForecastStep(nn.Module):
     ) -> Tensor:
         """Return the channels of the networks in the order of :class:`Channels`: (B, channels)."""
         columns = list(self.features.input_columns(past))
-        features = torch.cat(columns, -1).clamp(-LARGEST, LARGEST)
-        unknown = features.isnan() | ~past.known[:, :, None]
+        features = torch.cat(columns, -1)
+        features = features.clamp(-LARGEST, LARGEST)
+        unknown = ~past.known[:, :, None] | features.isnan()
         features = torch.where(unknown, 0.0, features)
         parts = [features.squeeze(1)]
         current = self._current_covariates(xs, state)
         if current:
             ordered = self.channels.in_order(current)
-            parts.append(torch.stack(ordered, -1).nan_to_num())
+            covariates = torch.stack(ordered, -1)
+            parts.append(covariates.nan_to_num())
         if state.known is not None:
             # of the values that the seasonal naive forecast repeats, the last one is the current
             offsets = self.features.season - 1 + self.features.counterparts()
@@ -248,8 +255,10 @@ class ForecastStep(nn.Module):
         """Return the forecasts (B, outputs, h) in the units of the series; NaN where no value is
         known.
         """
-        by_model = out.double().unflatten(-1, (self.n_models, -1))
-        mean = by_model.mean(-2).unflatten(-1, (self.n_outputs, -1))
+        out = out.double()
+        by_model = out.unflatten(-1, (self.n_models, -1))
+        mean = by_model.mean(-2)
+        mean = mean.unflatten(-1, (self.n_outputs, -1))
         # averaged before the transform is undone, as in "forecasts"
         y = past.naive + past.scale[:, :, None] * mean
         if self.features.log:
@@ -308,7 +317,8 @@ def _known_mean(
     """
     # narrow: slices with negative bounds would wrap around
     start = max(0, stop - n)
-    part = values.narrow(1, start, max(0, stop) - start)
+    length = max(0, stop) - start
+    part = values.narrow(1, start, length)
     known = ~part.isnan()
     total = torch.where(known, part, 0.0).sum(-1, keepdim=True)
     count = known.sum(-1, keepdim=True)

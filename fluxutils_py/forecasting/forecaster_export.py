@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 
 from fluxutils_py.errors import ExportError
 from fluxutils_py.exporting import ExportedModel, Graph, write_graph
@@ -31,6 +32,7 @@ def export_forecaster(
 ) -> None:
     """Implement ``Forecaster.export``; ``class_name`` is that of the forecaster."""
     step = ForecastStep(fitted)
+    # of one series: only their sizes and types matter
     inputs = [torch.ones(n, dtype=torch.float64) for n in step.inputs.values()]
     covariates = {
         "past": fitted.covariates.hist,
@@ -73,13 +75,16 @@ def check_forecaster_export(
     """
     windows = fitted.windows(series)
     lengths = windows.source.lengths
-    ends = np.linspace(0, 1, N_COMPARED) * (lengths[:, None] - 1)
-    origins = np.unique(ends.astype(int), axis=1)
-    outputs = np.concatenate(_run_file(path, windows, fitted.covariates), axis=-1)
+    last = lengths[:, None] - 1
+    origins = np.linspace(0, 1, N_COMPARED) * last
+    # short series have fewer steps than are compared
+    origins = np.unique(origins.astype(int), axis=1)
+    outputs = _run_file(path, windows, fitted.covariates)
     expected = forecasts_along(fitted.models, windows, origins, fitted.n_quantiles)
     largest = 0.0
     for at, want in zip(origins.T, expected, strict=True):
-        got = outputs[at, np.arange(len(at))].reshape(want.shape)
+        got = outputs[at, np.arange(len(at))]
+        got = got.reshape(want.shape)
         away = _relative_differences(got, want)
         worst = float(away.max())
         if worst > tolerance:
@@ -100,7 +105,9 @@ def _relative_differences(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     """
     largest = np.nanmax(np.abs(want), axis=(1, 2), initial=0.0)
     scale = np.maximum(1.0, largest)[:, None, None]
-    away = np.where(np.isnan(got) & np.isnan(want), 0.0, np.abs(got - want) / scale)
+    both_missing = np.isnan(got) & np.isnan(want)
+    away = np.abs(got - want) / scale
+    away = np.where(both_missing, 0.0, away)
     return np.nan_to_num(away, nan=np.inf)
 
 
@@ -108,9 +115,9 @@ def _run_file(
     path: str | PathLike[str],
     windows: PanelWindows,
     covariates: Covariates,
-) -> list[np.ndarray]:
-    """Return the outputs of a file for all steps of all series from their first ones, each (T, N,
-    h).
+) -> np.ndarray:
+    """Return the outputs of a file for all steps of all series from their first ones: (T, N,
+    outputs * h).
     """
     n_steps = int(windows.source.lengths.max())
     inputs = _file_inputs(windows, covariates, n_steps)
@@ -120,10 +127,12 @@ def _run_file(
     length = 1
     # pieces of 1, 3, 7, ... steps: the state must be handed on at any place
     while begin < n_steps:
-        parts.append(file.run(*(x[begin : begin + length] for x in inputs)))
-        begin += length
+        stop = begin + length
+        outputs = file.run(*(x[begin:stop] for x in inputs))
+        parts.append(np.concatenate(outputs, axis=-1))
+        begin = stop
         length = 2 * length + 1
-    return [np.concatenate(part) for part in zip(*parts, strict=True)]
+    return np.concatenate(parts)
 
 
 def _file_inputs(
@@ -139,20 +148,24 @@ def _file_inputs(
     y, *past = windows.source.cut(series, first, n_steps)
     inputs = [y.T[:, :, None]]
     if past:
-        inputs.append(_undo_scaling(covariates.hist, np.stack(past)).transpose(2, 1, 0))
+        values = _undo_scaling(covariates.hist, np.stack(past))
+        inputs.append(values.transpose(2, 1, 0))
     if covariates.stat:
         assert windows.static is not None
-        static = _undo_scaling(covariates.stat, windows.static.T[:, :, None])
-        inputs.append(np.repeat(static.transpose(2, 1, 0), n_steps, 0))
+        static = windows.static.T[:, :, None]
+        static = _undo_scaling(covariates.stat, static).transpose(2, 1, 0)
+        inputs.append(np.repeat(static, n_steps, 0))
     if windows.ahead is not None:
-        known = _undo_scaling(covariates.futr, windows.ahead.cut(series, first, n_steps + h))
-        steps = np.lib.stride_tricks.sliding_window_view(known, 1 + h, axis=2)  # (C, N, T, 1 + h)
-        inputs.append(steps.transpose(2, 1, 0, 3).reshape(n_steps, n, -1))
+        known = windows.ahead.cut(series, first, n_steps + h)
+        known = _undo_scaling(covariates.futr, known)
+        steps = sliding_window_view(known, 1 + h, axis=2)  # (C, N, T, 1 + h)
+        steps = steps.transpose(2, 1, 0, 3)
+        inputs.append(steps.reshape(n_steps, n, -1))
     return inputs
 
 
 def _undo_scaling(covariates: tuple[Covariate, ...], channels: np.ndarray) -> np.ndarray:
     """Return channels (C, N, T) as they were before the covariates scaled them."""
-    scale = np.array([c.scale for c in covariates])[:, None, None]
-    mean = np.array([c.mean for c in covariates])[:, None, None]
-    return channels * scale + mean
+    scale = np.array([c.scale for c in covariates])
+    mean = np.array([c.mean for c in covariates])
+    return channels * scale[:, None, None] + mean[:, None, None]
