@@ -59,6 +59,7 @@ def baseline_forecasts(
     distance = np.maximum(age - age_of_last, 1)
     slope = (last - first_value) / distance
     seasonal = np.full((n, h), np.nan)
+    # in the last season, and then one season earlier with each turn
     at = k - 1 + steps - season * -(-steps // season)
     for _ in range(k // season):
         missing = np.isnan(seasonal)

@@ -108,6 +108,7 @@ def generate(
     check_integer("n_steps", n_steps, 1, error=SpecError)
     if not temperature >= 0:
         raise ValueError(f"temperature must be 0 or more, got {temperature!r}")
+    # integers are few: the beginnings need not be read in parts
     x = np.asarray(x)
     if x.dtype.kind not in "iu" or x.ndim != 3 or x.shape[0] != 1:
         raise DataError(f"x must be integers of shape (1, N, T), got {x.dtype} of shape {x.shape}")

@@ -65,6 +65,7 @@ class Covariate:
         DataError
             If the column held numbers in training and holds text now, or the reverse.
         """
+        # True and None are objects; the same column without None comes as numbers
         if values.dtype != object and self._has_number_categories():
             values = _as_labels(values)
         if (values.dtype == object) != self.is_category:
@@ -83,10 +84,15 @@ class Covariate:
             return False
         return not any(isinstance(category, str) for category in self.categories)
 
-    def _codes(self, labels: np.ndarray, categories: tuple[Any, ...]) -> np.ndarray:
+    def _codes(
+        self,
+        labels: np.ndarray,
+        categories: tuple[Any, ...],
+    ) -> np.ndarray:
         code_of: dict[Any, float] = {v: float(i) for i, v in enumerate(categories, 1)}
         code_of[None] = np.nan
         codes = np.array([code_of.get(v, 0.0) for v in labels], float)
+        # NaN, a missing label, is no new category
         new = set(labels[codes == 0])
         if new:
             first = sorted(map(repr, new))[:3]
@@ -108,12 +114,16 @@ class Covariate:
 
 def _as_labels(values: np.ndarray) -> np.ndarray:
     """Convert numbers to objects, None where missing."""
+    # 1.0 finds the category True, to which it is equal
     labels = values.astype(object)
     labels[np.isnan(values)] = None
     return labels
 
 
-def filled_forward(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def filled_forward(
+    values: np.ndarray,
+    lengths: np.ndarray,
+) -> np.ndarray:
     """Fill missing values of channels (C, total) with the last value before in the same series, or
     0.
     """
@@ -151,6 +161,7 @@ class Covariates:
         missing.
         """
         covariates: tuple[Covariate, ...] = getattr(self, group)
+        # stack takes no empty list
         if not covariates:
             return np.empty((0, int(panel.lengths.sum())))
         channels = [c.channel(panel.values[c.name]) for c in covariates]
@@ -183,7 +194,10 @@ class Covariates:
         )
 
 
-def _fit_group(names: Sequence[str], values: dict[str, np.ndarray]) -> tuple[Covariate, ...]:
+def _fit_group(
+    names: Sequence[str],
+    values: dict[str, np.ndarray],
+) -> tuple[Covariate, ...]:
     group = [Covariate.of(name, values[name]) for name in names]
     return tuple(sorted(group, key=lambda c: c.is_category))  # keeps the user's order within each
 

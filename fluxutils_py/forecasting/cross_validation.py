@@ -72,6 +72,7 @@ def cross_validate(
     parts: list[dict[str, np.ndarray]] = []
     forecasts: Iterator[np.ndarray] = iter(())
     for cutoff in cutoffs.T:
+        # cut before anything is computed: no value after the cutoff can be seen
         past = panel.cut(first_step, cutoff)
         if walk.refit or fitted is None:
             fitted = fit_panel(clone(settings), ranks, past).fitted
@@ -126,6 +127,7 @@ def _forecast_at_cutoff(
     ahead = fitted.covariates.steps(future, "futr").reshape(-1, len(series), h)
     history = start_history(fitted.models, fitted.windows(past), past)
     values = np.full((panel.n_series, len(fitted.names), h), np.nan)
+    # a series may end within the horizon: its covariates are then the mean, 0
     values[series] = forecast_values(fitted, history, np.nan_to_num(ahead))
     yield values
 
@@ -239,6 +241,7 @@ def evaluate(
     frame = Frame(df, "df")
     if models is None:
         models = _forecast_columns(frame, {id_col, time_col, target_col, "cutoff"})
+    # those that need neither a season nor past values
     if metrics is None:
         metrics = [losses.smape, losses.mae, losses.rmse]
     of_arrow = frame.backend == "pyarrow"  # which utilsforecast does not read
@@ -262,6 +265,7 @@ def evaluate(
 
 
 def _forecast_columns(frame: Frame, keys: set[str]) -> list[str]:
+    # a quantile is no forecast of the mean, by which the losses would rank it
     names = frame.frame.columns
     return [name for name in names if name not in keys and not _is_quantile(name, names)]
 
@@ -340,6 +344,7 @@ class WalkForwardSplit:
         column = Frame(X, "X").times(self.time_col)
         # over all series: a test set begins at one time, however long each series is
         times, at = np.unique(np.asarray(column.absolute), return_inverse=True)
+        # by default no time is tested twice
         step = self.h if self.step_size is None else self.step_size
         for i in range(self.n_splits):
             begin = len(times) - self.h - step * (self.n_splits - 1 - i)

@@ -70,14 +70,17 @@ class ForecastLoss:
             levels = out[..., h:].unflatten(-1, (n_quantiles, h))
             error = ys.unsqueeze(-2) - levels
             q = error.new_tensor(self.quantiles)[:, None]
-            pinball = torch.maximum(q * error, (q - 1) * error)
+            above = q * error
+            below = (q - 1) * error
+            pinball = torch.maximum(above, below)
             each = each + pinball.mean(-2)
         if ws is None:
             return each.mean()
         ws = ws.expand_as(each)
         # a window without targets has a loss of 0, not NaN
-        count = (ws != 0).sum().clamp(min=1)
-        return (each * ws).sum() / count
+        count = (ws != 0).sum()
+        total = (each * ws).sum()
+        return total / count.clamp(min=1)
 
     def _point_loss(
         self,
@@ -99,9 +102,10 @@ class ForecastLoss:
         # the seasonal naive forecast, in units of the scale
         base = xs[..., -1 - self.h : -1]
         if self.loss == "mase":
-            forecast = (scale * (base + out)).exp()
-            truth = (scale * (base + ys)).exp()
-            return (forecast - truth).abs() / scale
+            forecast = scale * (base + out)
+            truth = scale * (base + ys)
+            difference = forecast.exp() - truth.exp()
+            return difference.abs() / scale
         if self.log:
             share = 20.0 * torch.tanh(0.5 * scale * error)
         else:
@@ -163,6 +167,7 @@ class DirectModel(nn.Module):
                 "window would begin anew. Use layers that carry their last inputs, such as "
                 "CausalConv1d or TCN of fluxutils_py.nn"
             )
+        # of the body's outputs alone: the bypass must see all inputs
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(hidden_size, h)
         self.skip = nn.Linear(n_in, h)
@@ -218,7 +223,8 @@ class DirectModel(nn.Module):
         # detached: the quantiles must not move the point forecast
         start = point.detach().unsqueeze(-2)
         levels = start + steps.cumsum(-2)
-        return torch.cat([point, levels.flatten(-2)], -1)
+        levels = levels.flatten(-2)
+        return torch.cat([point, levels], -1)
 
     def _of_known_ahead(self, x: Tensor, hidden: Tensor) -> Tensor:
         """Return what covariates known ahead add to each step, from their values there and at its
@@ -227,10 +233,12 @@ class DirectModel(nn.Module):
         c = self.channels
         first = c.numeric + len(c.categories)
         channels = x[..., first : first + c.ahead]
-        channels = channels.unflatten(-1, (c.n_ahead, 2, c.h))
+        sizes = (c.n_ahead, 2, c.h)
+        channels = channels.unflatten(-1, sizes)
         channels = channels.transpose(-1, -2)  # (.., n, h, 2)
         numbers = channels[..., : c.futr, :, :]
-        numbers = numbers.transpose(-3, -2).flatten(-2)  # (.., h, 2 futr)
+        numbers = numbers.transpose(-3, -2)
+        numbers = numbers.flatten(-2)  # (.., h, 2 futr)
         codes = channels[..., c.futr :, :, :].unbind(-3)
         # those known ahead are the last of all categories
         tables = self.embeddings[-len(codes) :] if codes else ()
@@ -259,7 +267,10 @@ def category_embedding(n: int) -> nn.Embedding:
     return embedding
 
 
-def _embed(tables: Iterable[nn.Module], codes: Sequence[Tensor]) -> list[Tensor]:
+def _embed(
+    tables: Iterable[nn.Module],
+    codes: Sequence[Tensor],
+) -> list[Tensor]:
     """Return the embeddings (..., size) of codes that are stored as floating-point numbers."""
     embedded = []
     for table, code in zip(tables, codes, strict=True):
@@ -280,7 +291,11 @@ class Ensemble(nn.Module):
     n_models : int
     """
 
-    def __init__(self, network: Callable[[], nn.Module], n_models: int) -> None:
+    def __init__(
+        self,
+        network: Callable[[], nn.Module],
+        n_models: int,
+    ) -> None:
         super().__init__()
         self.members = nn.ModuleList(network() for _ in range(n_models))
 

@@ -42,7 +42,10 @@ def season_within(season: int, longest: int) -> int:
     """
     if season < longest:
         return season
-    for parts, name in ((24, "an hour"), (24 * 60, "a minute")):
+    for parts, name in (
+        (24, "an hour"),
+        (24 * 60, "a minute"),
+    ):
         shorter = season // parts
         if season % parts == 0 and 1 < shorter < longest:
             warn(
@@ -110,12 +113,13 @@ def choose_features(
     unit = typical_change(z, season)
     if lag is None:
         lag = season
-    n_lag = choose_lag(z, season) if isinstance(lag, str) else int(lag)
+    n_lag = choose_lag(z, season) if lag == "auto" else int(lag)
     if n_lag % season:
         raise SpecError(f"lag must be a multiple of the season of {season} steps, got {lag}")
-    size = int(input_size or min(max(season, 12), 48))
+    if input_size is None:
+        input_size = min(max(season, 12), 48)
     smallest_scale = SMALLEST_SCALE * unit
-    return Features(h, season, n_lag, size, log, unit, smallest_scale)
+    return Features(h, season, n_lag, int(input_size), log, unit, smallest_scale)
 
 
 def typical_change(z: np.ndarray, season: int) -> float:
@@ -154,7 +158,8 @@ def choose_lag(z: np.ndarray, season: int) -> int:
     unit = np.maximum(scale, least)[:, None]
     level = rolling_mean(z, m)
     shares = {}
-    for lag in range(2 * m, MOST_SEASONS * m + 1, m):
+    largest = MOST_SEASONS * m
+    for lag in range(2 * m, largest + 1, m):
         if 3 * lag > z.shape[1]:
             break
         shares[lag] = _explained_share(z, level, unit, m, lag)
@@ -162,7 +167,8 @@ def choose_lag(z: np.ndarray, season: int) -> int:
     if best < LEAST_SHARE:
         return m
     # longer seasons repeat the shortest, and cost more steps
-    return next(lag for lag, share in shares.items() if share >= 0.97 * best)
+    enough = 0.97 * best
+    return next(lag for lag, share in shares.items() if share >= enough)
 
 
 def _explained_share(

@@ -241,7 +241,11 @@ class Features:
         if self.lag > self.season:
             yield from self._lagged_columns(past, inverse)
 
-    def _lagged_columns(self, past: Past[Array], inverse: Array) -> Iterator[Array]:
+    def _lagged_columns(
+        self,
+        past: Past[Array],
+        inverse: Array,
+    ) -> Iterator[Array]:
         """Yield how each forecast step's value a few long seasons ago differed from its level then,
         less what the seasonal naive forecast already says.
         """
@@ -286,7 +290,8 @@ class Features:
         age = np.arange(z.shape[1]) - last
         near = missing & (last >= 0) & (age <= self.memory)
         rows, columns = np.nonzero(near)
-        filled[rows, columns] = filled[rows, last[rows, columns]]
+        origins = last[rows, columns]
+        filled[rows, columns] = filled[rows, origins]
         return filled
 
 
@@ -332,7 +337,8 @@ class WindowPast:
 
     def mean_change(self, back: int, n: int) -> np.ndarray:
         change = np.full(self.z.shape, np.nan)
-        step = self.z[:, back:] - self.z[:, :-back]
+        earlier = self.z[:, :-back]
+        step = self.z[:, back:] - earlier
         np.abs(step, out=change[:, back:])
         return self._shifted(rolling_mean(change, n), 0)
 
@@ -346,11 +352,13 @@ class WindowPast:
 
     def _shifted(self, values: np.ndarray, back: int) -> np.ndarray:
         """Return ``values`` (B, K) ``back`` steps before each step; NaN before the first column."""
+        # columns before the first one are reached where a window has no steps before it
         stop = values.shape[1] - back
         start = stop - self.n_steps
         if start >= 0:
             return values[:, start:stop]
-        out = np.full((len(values), self.n_steps), np.nan)
+        shape = (len(values), self.n_steps)
+        out = np.full(shape, np.nan)
         if stop > 0:
             out[:, -stop:] = values[:, :stop]
         return out

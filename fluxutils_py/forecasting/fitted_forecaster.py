@@ -60,6 +60,7 @@ class FittedForecaster:
     @property
     def h(self) -> int:
         """Number of steps to forecast."""
+        # not that of the settings, which may have changed
         return self.features.h
 
     @property
@@ -122,6 +123,7 @@ class FittedForecaster:
         """Raise DataError if a value of an array (F, N, T) is infinite, or not positive where
         logarithms are modelled.
         """
+        # checked before the networks read it: their state would depend on it from then on
         bad = np.isinf(values)
         need = "finite"
         if self.features.log:
@@ -143,6 +145,7 @@ def array_shape(series: Panel | ArrayFNT) -> tuple[int, int] | None:
 
 def warn_long_horizon(h: int, lengths: np.ndarray) -> None:
     """Warn, in training, of a horizon that no series is longer than."""
+    # in training, targets end with the series
     longest = int(lengths.max())
     if longest <= h:
         warn(
@@ -154,6 +157,7 @@ def warn_long_horizon(h: int, lengths: np.ndarray) -> None:
 
 def warn_short_series(season: int, lengths: np.ndarray, panel: Panel | None) -> None:
     """Warn of series that are not longer than a season."""
+    # not an error: such series profit from the others
     short = np.flatnonzero(lengths <= season)
     if len(short):
         first = short[0]

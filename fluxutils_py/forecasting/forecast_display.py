@@ -85,6 +85,7 @@ class ForecastDisplay:
         check_is_fitted(fc, "models_")
         fitted = FittedForecaster(fc.features_, fc.channels_, fc.covariates_, fc, fc.models_)
         history = fc.history_
+        # more panels would not be legible in one figure
         ids = list(fc.ids_[:4] if ids is None else ids)
         series = series_numbers(ids, fc.ids_).tolist()
         if -1 in series:
@@ -125,6 +126,7 @@ class ForecastDisplay:
         for i, (ax, name) in enumerate(zip(self.axes_, self.ids, strict=True)):
             self._plot_series(ax, i)
             if np.issubdtype(np.asarray(self.forecast[i][0]).dtype, np.datetime64):
+                # the usual labels of dates overlap in narrow panels
                 locator = ax.xaxis.get_major_locator()
                 ax.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
             ax.set_title(str(name), loc="left")
@@ -162,6 +164,7 @@ def _last_values(
     """Return the times and values of the last ``n`` steps of a series, or fewer."""
     length = int(history.lengths[series])
     steps = np.arange(max(0, length - n), length)
+    # the tail ends with the last step of each series, and is NaN before its first one
     values = history.tail[0, series, history.n_kept - len(steps) :]
     return _step_times(history, series, steps), values
 
@@ -186,6 +189,7 @@ def _read_truth(
         raise DataError("the forecaster was fitted on an array; truth_df is for frames")
     columns = fitted.columns
     frame = Frame(truth_df, "truth_df")
+    # without the covariates, which a picture does not need
     frame.require(replace(columns, hist=(), futr=()).arguments())
     row_series, steps = read_steps(frame, columns, history.panel)
     values = frame.numbers(columns.target, missing=True)

@@ -113,8 +113,10 @@ class ForecastStep(nn.Module):
         ensemble = Ensemble(lambda: next(networks), len(models))
         # a separate generator: an export must not change the user's random numbers
         generator = torch.Generator().manual_seed(0)
-        example = torch.randn(4, 2, self.channels.total, generator=generator)
-        return ModelStep(ensemble, [example.to(self.dtype)])
+        n_channels = self.channels.total
+        example = torch.randn(4, 2, n_channels, generator=generator)
+        example = example.to(self.dtype)
+        return ModelStep(ensemble, [example])
 
     def _initial_states(self) -> list[InitialState]:
         """Return the tensors of a :class:`StepState` before the first step: nothing is known."""
@@ -145,7 +147,11 @@ class ForecastStep(nn.Module):
         inputs = self._network_inputs(past, xs, state)
         out, *next_states = self.network(inputs, *tensors[first_network:])
         forecasts = self._forecasts(past, out)
-        return (*forecasts.unbind(-2), *state.present(), *next_states)
+        return (
+            *forecasts.unbind(-2),
+            *state.present(),
+            *next_states,
+        )
 
     def _scaled_inputs(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the inputs by name, with those known ahead as (B, n, 1 + h)."""
@@ -162,12 +168,17 @@ class ForecastStep(nn.Module):
         return xs
 
     def _named_state(self, tensors: Sequence[Tensor]) -> StepState:
+        # in the order of _initial_states
         values, age, *others = tensors
         past = others.pop(0) if self.channels.n_past else None
         known = others.pop(0) if self.channels.n_ahead else None
         return StepState(values, age, past, known)
 
-    def _next_state(self, state: StepState, xs: dict[str, Tensor]) -> StepState:
+    def _next_state(
+        self,
+        state: StepState,
+        xs: dict[str, Tensor],
+    ) -> StepState:
         """Return the state with the values and covariates of this step."""
         past = state.past
         if past is not None:
@@ -189,11 +200,16 @@ class ForecastStep(nn.Module):
         values = torch.cat([kept, both], -1)
         return StepState(values, age, past, known)
 
-    def _filled_in(self, state: StepState, value: Tensor) -> tuple[Tensor, Tensor]:
+    def _filled_in(
+        self,
+        state: StepState,
+        value: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Return a value (B, 1), filled in where it is missing, and the next ``age``.
 
         The rule is that of ``Features.past``: from the last seasons, else from the last value.
         """
+        # a value that was filled in counts for the last value only, as in training
         given, filled_in = state.values.unbind()
         filled = value
         for back in range(1, SEASONS_BACK + 1):
@@ -202,11 +218,13 @@ class ForecastStep(nn.Module):
             filled = torch.where(filled.isnan(), earlier, filled)
         missing = filled.isnan()
         older = state.age + 1
-        age = torch.where(missing.squeeze(1), older, 0.0)
+        is_older = missing.squeeze(1)
+        age = torch.where(is_older, older, 0.0)
         # the age is NaN before the first value, and then nothing is near
         near = age <= self.features.memory
         last = filled_in.narrow(1, -1, 1)
-        last = torch.where(near.unsqueeze(1), last, torch.nan)
+        near = near.unsqueeze(1)
+        last = torch.where(near, last, torch.nan)
         return torch.where(missing, last, filled), age
 
     def _network_inputs(
@@ -219,7 +237,8 @@ class ForecastStep(nn.Module):
         columns = list(self.features.input_columns(past))
         features = torch.cat(columns, -1)
         features = features.clamp(-LARGEST, LARGEST)
-        unknown = ~past.known[:, :, None] | features.isnan()
+        known = past.known[:, :, None]
+        unknown = ~known | features.isnan()
         features = torch.where(unknown, 0.0, features)
         parts = [features.squeeze(1)]
         current = self._current_covariates(xs, state)
@@ -230,7 +249,8 @@ class ForecastStep(nn.Module):
         if state.known is not None:
             # of the values that the seasonal naive forecast repeats, the last one is the current
             offsets = self.features.season - 1 + self.features.counterparts()
-            before = state.known[..., torch.from_numpy(offsets)]
+            at = torch.from_numpy(offsets)
+            before = state.known[..., at]
             later = xs["known"][..., 1:]
             ahead = torch.cat([later, before], -1)
             parts.append(ahead.flatten(-2).nan_to_num())
@@ -240,7 +260,11 @@ class ForecastStep(nn.Module):
         parts.append(unused.expand(-1, n_unused))
         return torch.cat(parts, -1).to(self.dtype)
 
-    def _current_covariates(self, xs: dict[str, Tensor], state: StepState) -> list[Tensor]:
+    def _current_covariates(
+        self,
+        xs: dict[str, Tensor],
+        state: StepState,
+    ) -> list[Tensor]:
         covariates: list[Tensor] = []
         if state.past is not None:
             covariates += state.past.unbind(-1)
@@ -260,7 +284,8 @@ class ForecastStep(nn.Module):
         mean = by_model.mean(-2)
         mean = mean.unflatten(-1, (self.n_outputs, -1))
         # averaged before the transform is undone, as in "forecasts"
-        y = past.naive + past.scale[:, :, None] * mean
+        scale = past.scale[:, :, None]
+        y = past.naive + scale * mean
         if self.features.log:
             y = y.exp()
         known = past.known[:, :, None]
@@ -288,11 +313,13 @@ class StepPast:
         return last.unsqueeze(1)
 
     def at(self, offsets: np.ndarray) -> Tensor:
+        # index_select: a graph keeps it as one operation
         positions = torch.from_numpy(self.n_kept - 1 + offsets)
         return self.filled.index_select(1, positions).unsqueeze(1)
 
     def back(self, n: int) -> Tensor:
-        return self.filled.narrow(1, self.n_kept - 1 - n, 1)
+        column = self.n_kept - 1 - n
+        return self.filled.narrow(1, column, 1)
 
     def mean(self, n: int, back: int = 0) -> Tensor:
         return _known_mean(self.filled, self.n_kept - back, n)
@@ -320,6 +347,7 @@ def _known_mean(
     length = max(0, stop) - start
     part = values.narrow(1, start, length)
     known = ~part.isnan()
-    total = torch.where(known, part, 0.0).sum(-1, keepdim=True)
+    part = torch.where(known, part, 0.0)
+    total = part.sum(-1, keepdim=True)
     count = known.sum(-1, keepdim=True)
     return total / count

@@ -243,6 +243,7 @@ class Forecaster(ForecasterSettings):
             name. Every rank has all of it.
         """
         fitted = self._fitted
+        # not ignored: the forecasts would look as if they had used it
         if df is None and static_df is not None:
             raise DataError(
                 "static_df is given without df: the static covariates of the stored series are "
@@ -251,6 +252,7 @@ class Forecaster(ForecasterSettings):
         if df is None:
             return forecast_frame(fitted, self.history_, self._shape, futr_df)
         series = self._read_fitted(df, static_df)
+        # arrays have no frequency, and predict refuses frames then
         panel = panel_of(series)
         history = start_history(fitted.models, fitted.windows(series), panel)
         warn_short_series(fitted.features.season, history.lengths, panel)
@@ -405,6 +407,7 @@ class Forecaster(ForecasterSettings):
         pass it again. Raises FileNotFoundError if there is no such file, and LoadError if it holds
         no forecaster.
         """
+        # before the constructor, which needs the code that the file lacks
         content = read_forecaster(path, arguments, cls.__name__)
         forecaster = cls(**{**content["settings"], **arguments})
         cls._keep(forecaster, load_fit(content, forecaster, path))
@@ -438,6 +441,7 @@ class Forecaster(ForecasterSettings):
             raise DataError(
                 "df is a data frame, but the forecaster was fitted on an array (F, N, T)"
             )
+        # with the frequency of fit: that of a few new rows may look like another
         panel = read_panel(df, columns_of(self), self.frequency_, static_df=static_df, zone=zone)
         known = self.history_.panel
         # a time without a zone cannot be compared with one that has one
@@ -457,6 +461,7 @@ class Forecaster(ForecasterSettings):
             raise DataError(
                 "static_df is for data frames; an array (F, N, T) has no static covariates"
             )
+        # other libraries take the number of steps there
         if isinstance(df, int | np.integer):
             raise TypeError(
                 f"df={df} is no data: the number of steps to forecast is h of the constructor, "
@@ -475,6 +480,7 @@ class Forecaster(ForecasterSettings):
         both.
         """
         stored = set(known)
+        # frames of polars and pyarrow have columns of one type, and predict returns them
         types = {_id_type(label) for label in known}
         odd = [label for label in ids if label not in stored and _id_type(label) not in types]
         if odd:

@@ -104,6 +104,7 @@ def _relative_differences(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     0 where both are NaN, infinite where one is.
     """
     largest = np.nanmax(np.abs(want), axis=(1, 2), initial=0.0)
+    # of the whole series: a value near 0 has few exact digits
     scale = np.maximum(1.0, largest)[:, None, None]
     both_missing = np.isnan(got) & np.isnan(want)
     away = np.abs(got - want) / scale
@@ -152,6 +153,7 @@ def _file_inputs(
         inputs.append(values.transpose(2, 1, 0))
     if covariates.stat:
         assert windows.static is not None
+        # static covariates are inputs of every step of the file
         static = windows.static.T[:, :, None]
         static = _undo_scaling(covariates.stat, static).transpose(2, 1, 0)
         inputs.append(np.repeat(static, n_steps, 0))

@@ -107,6 +107,7 @@ def read_forecaster(
     hold.
     """
     content = read_file(path, KIND, format=FORMAT)
+    # before the constructor, whose errors would not say that a file lacks code
     missing = [name for name in content["code"] if name not in arguments]
     if missing:
         raise LoadError(
@@ -281,6 +282,7 @@ def _parse_type(text: str) -> Any:
         r"DictionaryType\(dictionary<values=(\w+), indices=(\w+), ordered=([01])>\)", text
     ):
         pa = require("pyarrow")
+        # with the type of the codes, without which columns cannot be joined
         values, indices = (pa.type_for_alias(match[i]) for i in (1, 2))
         return pa.dictionary(indices, values, ordered=match[3] == "1")
     if match := re.fullmatch(r"Datetime\(time_unit='(\w+)', time_zone=(?:None|'([^']*)')\)", text):

@@ -133,11 +133,13 @@ def check_settings(settings: ForecasterSettings) -> None:
         _check_list(name, getattr(settings, name), "columns")
     _check_alias(settings)
     _check_quantiles(settings.quantiles)
+    # a model replaces the layers of a cell
     if settings.model is None:
         cell_of(settings.cell)
 
 
 def _check_loss(loss: object) -> None:
+    # a name or a function, before the fit has taken time
     if isinstance(loss, str):
         valid = loss in ("auto", *LOSSES)
     else:
@@ -156,6 +158,7 @@ def _check_list(name: str, value: object, items: str) -> None:
 
 
 def _check_alias(settings: ForecasterSettings) -> None:
+    # a forecast in such a column would overwrite it
     used = (settings.id_col, settings.time_col, settings.target_col, "cutoff", *BASELINES)
     if not isinstance(settings.alias, str) or settings.alias in used:
         raise SpecError(
@@ -165,7 +168,8 @@ def _check_alias(settings: ForecasterSettings) -> None:
 
 def _check_quantiles(quantiles: Sequence[float]) -> None:
     valid = [q for q in quantiles if isinstance(q, float | np.floating) and 0 < q < 1]
-    names = {f"{q:g}" for q in valid}  # in the columns of forecasts
+    # compared as the columns name them
+    names = {f"{q:g}" for q in valid}
     if len(valid) < len(quantiles) or len(names) < len(valid):
         raise SpecError(
             f"quantiles must be different numbers between 0 and 1, got {quantiles!r}; columns "
@@ -175,6 +179,7 @@ def _check_quantiles(quantiles: Sequence[float]) -> None:
 
 def cell_of(cell: object) -> Callable[..., Any]:
     """Return the recurrent layer for a name, or a class unchanged; SpecError for anything else."""
+    # checked before a network is built, where an error would not name the parameter
     layer = CELLS.get(cell) if isinstance(cell, str) else cell
     if not callable(layer):
         raise SpecError(f"cell must be one of {', '.join(CELLS)}, or a class, got {cell!r}")
@@ -232,6 +237,7 @@ def check_output_names(settings: ForecasterSettings) -> None:
 
     Also if two added columns have one name.
     """
+    # one frame holds the truth and the forecasts
     added = [*column_names(settings), "cutoff", *BASELINES]
     for argument in ("id_col", "time_col", "target_col"):
         name = getattr(settings, argument)

@@ -21,10 +21,10 @@ def require(name: str, extra: str = "forecast") -> Any:
     return require_package(name, extra, "forecasting")
 
 
-def is_frame(value: Any) -> bool:
+def is_frame(value: object) -> bool:
     """Return whether a value is a data frame rather than an array."""
-    kind = type(value)  # of the class: a lazy frame computes its columns
-    return hasattr(kind, "columns") and not hasattr(kind, "__array_interface__")
+    cls = type(value)  # not of the value: a lazy frame would compute its columns
+    return hasattr(cls, "columns") and not hasattr(cls, "__array_interface__")
 
 
 def refuse_equal_columns(frame: Any, name: str) -> None:
@@ -32,6 +32,7 @@ def refuse_equal_columns(frame: Any, name: str) -> None:
     columns: Any = getattr(frame, "columns", ())
     if hasattr(type(frame), "column_names"):  # of pyarrow, where "columns" are the values
         columns = frame.column_names
+    # pandas has labels of any type, and two that print alike would look equal in a message
     names = list(map(str, columns))
     twice = sorted({column for column in names if names.count(column) > 1})
     if not twice:
@@ -57,6 +58,7 @@ class Frame:
 
     def __init__(self, frame: Any, name: str) -> None:
         nw = require("narwhals")
+        # frames of pandas have no collect, but a column may have that name
         if hasattr(frame, "collect") and not hasattr(frame, "iloc"):
             raise TypeError(f"{name} is a lazy frame; give {name}.collect()")
         refuse_equal_columns(frame, name)
@@ -95,11 +97,13 @@ class Frame:
         argument: str,
         names: list[str],
     ) -> str:
+        # of pandas, whose index narwhals does not show as a column
         index = getattr(self.frame.to_native(), "index", None)
         if column in getattr(index, "names", ()):
             return f"; it is in the index: give {self.name}.reset_index()"
         if argument == "time_col" and getattr(getattr(index, "dtype", None), "kind", "") == "M":
             return f"; the index holds dates: give {self.name}.reset_index(names={column!r})"
+        # before the advice for wide frames: a slip in a name is more common
         if near := difflib.get_close_matches(column, names, 1):
             return f"; did you mean {near[0]!r}?"
         if argument == "id_col":
@@ -159,6 +163,7 @@ class Frame:
         if not missing:
             self._refuse_missing(column, absent)
         labels = np.empty(self.n_rows, object)
+        # not np.array: labels of one type would become an array of it
         labels[:] = values.to_list()
         self._refuse_nested(column, labels)
         labels[absent] = None
@@ -170,6 +175,7 @@ class Frame:
         """
         nw = require("narwhals")
         dtype = self.frame.schema[column]
+        # a loop over the rows is slow, and most types cannot hold such labels
         if not dtype.is_nested() and dtype not in (nw.Object, nw.Unknown):
             return
         for row, label in enumerate(labels):
@@ -214,6 +220,7 @@ class Frame:
         if not values.dtype.is_numeric() and values.dtype != nw.Boolean:
             raise self._wrong_type(column, "numbers", "pandas.to_numeric")
         numbers = values.cast(nw.Float64).to_numpy().astype(np.float64)
+        # one infinite value would make every mean infinite
         self.refuse(column, np.isinf(numbers), "; leave it out, or set NaN", numbers)
         if not missing:
             self._refuse_missing(column, np.isnan(numbers))
@@ -237,9 +244,11 @@ class Frame:
             raise self._wrong_type(column, "dates or integers", "pandas.to_datetime")
         zone = getattr(dtype, "time_zone", None)
         if zone is None:
+            # the same column: differences in it do not depend on a time zone
             utc = local = self.frame[column]
         else:
             utc, local = self._without_zone(column)
+        # dates in nanoseconds have been checked by their library
         if getattr(dtype, "time_unit", None) != "ns":
             self._require_nanoseconds(column, utc)
         return TimeColumn(_nanoseconds(utc), _nanoseconds(local), zone, dtype)
@@ -247,6 +256,7 @@ class Frame:
     def _integer_times(self, column: str) -> np.ndarray:
         numbers = self.frame[column].to_numpy()
         self._refuse_missing(column, np.isnan(numbers))
+        # before the conversion, which would wrap around without an error
         outside = (numbers > LARGEST_TIME) | (numbers < -LARGEST_TIME)
         remedy = f"; integer times are between {-LARGEST_TIME} and {LARGEST_TIME}"
         self.refuse(column, outside, remedy, numbers)
@@ -266,6 +276,7 @@ class Frame:
 
     def _require_nanoseconds(self, column: str, utc: Any) -> None:
         """Raise DataError where nanoseconds cannot hold a date: the conversion would wrap."""
+        # in microseconds, of which int64 holds all years that a library has
         at = utc.cast(require("narwhals").Datetime("us")).to_numpy()
         outside = np.abs(at.astype("M8[us]").astype(np.int64)) > LARGEST_MICROSECOND
         remedy = (
@@ -318,6 +329,7 @@ def make_frame(
     nw = require("narwhals")
     made = nw.from_dict({k: _to_column(v) for k, v in columns.items()}, backend=backend)
     arrow_types = {k: v for k, v in like.items() if not hasattr(v, "is_temporal")}
+    # after from_dict, which would guess other types
     casts = [
         _with_type(nw.col(name), dtype, columns[name], backend)
         for name, dtype in like.items()
@@ -376,6 +388,7 @@ def _category_type(dtype: Any, values: np.ndarray) -> Any:
     the labels.
     """
     nw = require("narwhals")
+    # a category outside of an Enum would be an error of polars
     if dtype == nw.Enum and set(values) <= set(dtype.categories):
         return dtype
     return nw.Categorical()

@@ -70,7 +70,8 @@ class History:
         """
         series = more.series
         n_kept = self.n_kept
-        n_new = max(0, int(series.max()) + 1 - self.n_series)
+        n_series = max(self.n_series, int(series.max()) + 1)
+        n_new = n_series - self.n_series
         is_new = series >= self.n_series
         # copies: after an error, this history stays as it is
         more_series = (0, n_new)
@@ -156,6 +157,7 @@ def _last_values(
     """Return the ``n`` values of each channel before the step ``stop`` of each series: (C, N,
     n).
     """
+    # in this order, by which tail_windows tells them apart
     sources = [windows.source]
     if windows.ahead is not None:
         sources.append(windows.ahead)
@@ -169,6 +171,7 @@ def _pad_states(
     n: int,
 ) -> list[Tensor]:
     """Add series with a state of zeros, up to ``n``; ``dims`` are the axes of the series."""
+    # zeros are the state of a series before its first step
     padded = []
     for state, dim in zip(states, dims, strict=True):
         shape = list(state.shape)
@@ -210,6 +213,7 @@ def run_steps(
     state.
     """
     inputs = _all_series(windows, start, count)
+    # a separate copy runs: the state of the user's network does not change
     predictor = Predictor(model, inputs, state, keep_state=True)
     dims = predictor.session.batch_dims
     before = state
@@ -232,6 +236,7 @@ def _all_series(
 ) -> SequenceWindows:
     """Return one batch of ``count[n]`` inputs of each series from step ``start[n]``."""
     n_steps = max(1, int(count.max()))
+    # all series in one batch: a window is cut for all of them at once
     inputs = SeriesArray(WindowArray(windows, "inputs", n_steps=n_steps), "x")
     n = windows.n_series
     rows = Segments(np.arange(n), start, count)
@@ -240,7 +245,8 @@ def _all_series(
 
 def _single_steps(at: np.ndarray) -> Segments:
     """Return the step ``at[n]`` of each series."""
-    return Segments(np.arange(len(at)), at, np.ones(len(at), int))
+    n = len(at)
+    return Segments(np.arange(n), at, np.ones(n, int))
 
 
 def last_outputs(
@@ -269,6 +275,7 @@ def last_outputs(
     outputs: list[np.ndarray] = []
     for begin in range(0, n, BLOCK):
         series = slice(begin, min(begin + BLOCK, n))
+        # in blocks: the inputs of all series may be larger than memory
         session.load(state, n, series)
         with torch.no_grad():
             (out,) = session.run((read_inputs(series),))
@@ -297,7 +304,8 @@ def outputs_along(
         inside = (at >= 0) & (at < len(y))
         series, column = np.nonzero(inside)
         values = y[at[series, column], series]
-        out[block.series.start + series, column] = values
+        rows = block.series.start + series
+        out[rows, column] = values
     return out
 
 
@@ -313,7 +321,8 @@ def forecasts_along(
     by_model = [outputs_along(model, windows, origins) for model in models]
     outputs = np.mean(by_model, 0)
     for out, at in zip(outputs.swapaxes(0, 1), origins.T, strict=True):
-        past = windows.past(_single_steps(np.maximum(at, 0)), 0, 1)
+        steps = _single_steps(np.maximum(at, 0))
+        past = windows.past(steps, 0, 1)
         yield denormalise(windows, past, out, n_quantiles)
 
 

@@ -230,6 +230,7 @@ def fit_models(
     x = WindowArray(windows, "inputs")
     y = WindowArray(windows, "targets", warmup_of(windows))
     # not est.fit, which warns of few updates: their number is chosen here
+    # a mask of no step would only cost time
     same_length = (lengths == lengths[0]).all()
     run_fit(est, FitRequest(x, y, lengths=None if same_length else lengths))
     for member in est.model_.members:

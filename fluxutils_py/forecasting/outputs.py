@@ -38,6 +38,7 @@ def forecast_values(
     later = np.full((*history.tail.shape[:2], features.h), np.nan)
     if len(ahead):
         later[-len(ahead) :] = ahead
+    # the last kept step is the one that is run again, with what is known ahead
     windows = fitted.tail_windows(np.concatenate([history.tail, later], axis=2), history.static)
     last = np.full(history.n_series, history.n_kept - 1)
     values = forecasts(fitted.models, windows, last, history.states, fitted.n_quantiles)
@@ -58,6 +59,7 @@ def _warn_small_series(features: Features, history: History) -> None:
     z = np.log(last) if features.log else last
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # series without a value
+        # of all kept steps, since the scale is a mean over them
         spread = np.nanmax(z, axis=1) - np.nanmin(z, axis=1)
         rounding = 1e-12 * np.nanmax(np.abs(z), axis=1)
     # a constant series is not warned of: there is nothing to see
@@ -82,6 +84,7 @@ def forecast_frame(
     """Implement ``Forecaster.predict`` for a history; ``shape`` as from :func:`array_shape`."""
     ahead = future_covariates(fitted, history, futr_df)
     values = forecast_values(fitted, history, ahead)
+    # an array comes back in the form in which it was given
     if shape is not None:
         arrays = {name: values[:, i].reshape(*shape, -1) for i, name in enumerate(fitted.names)}
         return arrays if fitted.n_quantiles else arrays[fitted.names[0]]
@@ -172,6 +175,7 @@ def future_covariates(
     frame = Frame(futr_df, "futr_df")
     frame.require(fitted.columns.arguments(target=False, hist=False))
     ahead = _rows_ahead(fitted, frame, panel)
+    # rows of other series and times are no error: a calendar covers more than is asked for
     _require_all_rows(fitted, panel, ahead)
     channels = np.empty((len(covariates), history.n_series, fitted.h))
     _fill_covariates(channels, covariates, frame, ahead)
@@ -183,6 +187,7 @@ def _require_all_rows(
     panel: Panel,
     ahead: RowsAhead,
 ) -> None:
+    # rows rather than values: a missing value has been refused, with its row
     has_row = np.zeros((panel.n_series, fitted.h), bool)
     has_row[ahead.series, ahead.step] = True
     if not has_row.all():
@@ -216,6 +221,7 @@ def score_forecasts(
     panel = require_panel(history)
     frame = Frame(df, "df")
     frame.require(fitted.columns.arguments(hist=False))
+    # a missing truth cannot be scored
     truth = frame.numbers(fitted.columns.target, missing=True)
     ahead = _rows_ahead(fitted, frame, panel).only(~np.isnan(truth))
     if not ahead.rows.any():
@@ -233,6 +239,7 @@ def score_forecasts(
 
 def _typical_changes(values: np.ndarray, season: int) -> np.ndarray:
     """Return the mean absolute change of each series (N, K) from season to season, above 0."""
+    # the tail may be shorter than a season
     season = min(season, values.shape[1] - 1)
     change = np.abs(values[:, season:] - values[:, :-season])
     known = ~np.isnan(change)
@@ -287,12 +294,14 @@ def further_steps(
 ) -> Steps:
     """Convert a panel, as read from ``df``, to steps after the end of a forecaster's series."""
     old = require_panel(history)
+    # new series follow the stored ones, in the order of their ids
     series = series_numbers(panel.ids, old.ids)
     new = series < 0
     series[new] = old.n_series + np.arange(int(new.sum()))
     gap = np.zeros(panel.n_series, int)
     gap[~new] = _gaps(fitted, old, panel, series, ~new)
     _require_near(fitted, df, old)
+    # the steps of a gap count, as missing values
     lengths = gap + panel.lengths
     ends = np.concatenate([old.lengths, np.zeros(int(new.sum()), int)])
     ends[series] += lengths
@@ -349,6 +358,7 @@ def _require_near(
     """
     memory = fitted.features.memory
     series, steps = read_steps(Frame(df, "df"), fitted.columns, old)
+    # by series and time: each row is compared with the row before it
     order = np.lexsort((steps, series))
     order = order[series[order] >= 0]
     series = series[order]
@@ -381,6 +391,7 @@ def _values_after_gaps(
     """
     values = fitted.channel_values(panel)
     out = np.full((len(values), int(lengths.sum())), np.nan)
+    # only its lengths matter for the positions
     longer = replace(panel, lengths=lengths)
     out[:, longer.positions(lengths - panel.lengths, lengths)] = values
     return out

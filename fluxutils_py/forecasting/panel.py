@@ -34,6 +34,7 @@ class Columns:
     stat: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # a column in two roles would be forecast from itself
         named: dict[str, str] = {}
         for argument, column in (
             ("id_col", self.id),
@@ -116,6 +117,7 @@ class Panel:
         """Return the positions in ``values`` of the steps ``start[n]`` to ``stop[n]`` of each
         series.
         """
+        # no loop over the series, of which there may be very many
         count = stop - start
         return np.repeat(self.offsets + start - (np.cumsum(count) - count), count) + np.arange(
             count.sum()
@@ -205,12 +207,14 @@ def read_panel(
     """
     frame = Frame(df, "df")
     frame.require(columns.arguments())
+    # before the types: columns of a frame without rows may have any
     if frame.n_rows == 0:
         raise DataError("df has no rows")
     labels = frame.labels(columns.id)
     ids = _sorted_labels(labels)
     series = series_numbers(labels, ids)
     at = frame.times(columns.time)
+    # in local time, days and months would begin at other hours than those of the stored series
     if zone is not None and at.zone not in (None, zone):
         at = replace(at, local=to_local(at.absolute, zone), zone=zone)
     frequency = _read_frequency(freq, at, series, frame.is_polars)
@@ -221,12 +225,15 @@ def read_panel(
         "or give freq='D'"
     )
     frame.refuse(columns.time, frequency.is_weekend(times), remedy)
+    # of the frame: the forecasts are to be joined with it
     types = {columns.id: frame.label_type(columns.id), columns.time: frame.dtype(columns.time)}
+    # filled below, when the steps of the rows are known
     lengths = np.zeros(len(ids), int)
     first = _first_times(times, series)
     panel = Panel(ids, first, lengths, {}, {}, frequency, at.zone, types, frame.backend)
     steps = _grid_steps(frame, columns, panel, series, times)
     np.maximum.at(lengths, series, steps + 1)
+    # before the arrays, which have an element for each empty step too
     _warn_empty_steps(panel, np.bincount(series))
     place = panel.offsets[series] + steps
     rows = {columns.target: frame.numbers(columns.target, missing=True)}
@@ -241,6 +248,7 @@ def read_panel(
 
 
 def _sorted_labels(labels: np.ndarray) -> np.ndarray:
+    # not a set: labels that cannot be compared keep the order of the rows
     different = dict.fromkeys(labels)
     try:
         ordered = sorted(different)
@@ -259,6 +267,7 @@ def _read_frequency(
         return freq
     if freq is not None:
         return parse_frequency(freq, at.is_integer, polars)
+    # differences in UTC: in local time an hour is missing or double where clocks change
     order = np.lexsort((at.absolute, series))
     steps = np.diff(at.absolute[order])[np.diff(series[order]) == 0]
     local = at.on(True)
@@ -280,6 +289,7 @@ def _require_kind(
 
 
 def _first_times(times: np.ndarray, series: np.ndarray) -> np.ndarray:
+    # not the first row: rows may be in any order
     first = np.full(series.max() + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, series, times)
     return first
@@ -302,6 +312,7 @@ def _grid_steps(
     """
     known = series >= 0
     steps, whole = panel.frequency.steps_between(panel.first[np.maximum(series, 0)], times)
+    # the step of a time between two is rounded down, and could be another row's
     between = known & ~whole
     if between.any():
         remedy = (
@@ -310,6 +321,7 @@ def _grid_steps(
             "the times"
         )
         frame.refuse(columns.time, between, remedy)
+    # sorted, rows of one step are neighbours
     order = np.lexsort((steps, series))
     again = (np.diff(series[order]) == 0) & (np.diff(steps[order]) == 0) & known[order[1:]]
     if again.any():
@@ -385,6 +397,7 @@ def _static_values(
     """Return the one value of each static covariate in each series; ``series`` are those of the
     rows, or -1.
     """
+    # here too: without static_df they are columns of df
     frame.require(dict.fromkeys(columns.stat, "stat_exog_list"))
     keep = np.flatnonzero(series >= 0)
     _, begin, number = np.unique(series[keep], return_index=True, return_inverse=True)

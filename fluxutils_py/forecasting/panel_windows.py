@@ -95,7 +95,7 @@ class ArraySource:
         only what is cut.
     """
 
-    is_complete = False
+    is_complete = False  # unknown before all of it is read
 
     def __init__(self, array: ArrayFNT) -> None:
         self.array = array
@@ -120,6 +120,7 @@ class ArraySource:
             If a value is infinite. The message names feature, series and step.
         """
         out = np.full((1, len(series), n_steps), np.nan)
+        # neighbouring series are one read: each costs much more than its values in a file
         feature, n = np.divmod(series, self.n_per_feature)
         same = (np.diff(feature) == 0) & (np.diff(start) == 0)
         ends = np.flatnonzero(~same | (np.diff(series) != 1)) + 1
@@ -216,6 +217,7 @@ class Channels:
         """Positions of the covariates at the current step: past, static, known ahead, numbers first
         in each group.
         """
+        # all numbers come first, then all codes, whatever the group: each network splits there
         numbers = iter(range(self.history, self.numeric))
         n_codes = len(self.categories)
         codes = iter(range(self.numeric, self.numeric + n_codes))
@@ -298,6 +300,7 @@ class PanelWindows:
     @property
     def lookback(self) -> int:
         """Number of earlier steps to read with a window."""
+        # without missing values, none needs steps to be filled in from
         return self.features.reach if self.source.is_complete else self.features.lookback
 
     def inputs(
@@ -386,6 +389,7 @@ class PanelWindows:
         last = self._cached
         if last is not None and last.rows is rows and last[1:3] == (start, stop):
             return last
+        # earlier steps for the features, which fill in missing values from them
         lookback = self.lookback
         first = rows.start + start - lookback
         values = self.source.cut(rows.series, first, stop - start + lookback)
@@ -446,6 +450,7 @@ class WindowArray(DuckArray):
     def read(self, *index: Index) -> np.ndarray:
         features, series, steps = map(np.asarray, index)
         _, n_series, n_steps = self.shape
+        # any index is a window of whole steps, of which the asked for ones are returned
         rows = Segments.from_lengths(n_series, n_steps)[series]
         first = int(steps.min())
         block = self.read_segments(rows, first, int(steps.max()) + 1)
