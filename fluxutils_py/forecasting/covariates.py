@@ -161,7 +161,7 @@ class Covariates:
         missing.
         """
         covariates: tuple[Covariate, ...] = getattr(self, group)
-        # stack takes no empty list
+        # np.stack needs at least one array
         if not covariates:
             return np.empty((0, int(panel.lengths.sum())))
         channels = [c.channel(panel.values[c.name]) for c in covariates]

@@ -99,7 +99,7 @@ def choose_features(
     SpecError
         If ``lag`` is no multiple of the season.
     """
-    some = sample(source)
+    values = sample(source)
     smallest = smallest_value(source)
     if np.isnan(smallest):
         raise DataError("there is no value to learn from: the target is missing everywhere")
@@ -109,7 +109,7 @@ def choose_features(
             "transform='none'"
         )
     log = smallest > 0 and transform != "none"
-    z = np.log(some) if log else some
+    z = np.log(values) if log else values
     unit = typical_change(z, season)
     if lag is None:
         lag = season

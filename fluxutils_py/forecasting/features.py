@@ -305,7 +305,7 @@ class WindowPast:
     n_steps : int
     """
 
-    xp: Any = np  # of the class: pickle does not take modules
+    xp: Any = np  # of the class: modules cannot be pickled
 
     def __init__(
         self,

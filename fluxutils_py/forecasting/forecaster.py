@@ -77,11 +77,12 @@ class Forecaster(ForecasterSettings):
         Time between two steps: an alias of pandas ("h", "15min", "D", "W", "MS", "ME", "B") or of
         polars, or an integer for integer times. None: inferred.
     quantiles : sequence of float
-        Levels between 0 and 1 to forecast beside the point forecast. The quantiles never cross.
+        Levels between 0 and 1 to forecast in addition to the point forecast. The quantiles never
+        cross.
     lag : int, "auto" or None
-        Steps per long season, a multiple of ``season_length``, such as a week beside the day. The
-        values that long before each forecast step become inputs. "auto": the multiple, up to 8,
-        that best explains the errors of the seasonal naive forecast. None: no long season.
+        Steps per long season, a multiple of ``season_length``, such as a week in addition to the
+        day. The values that long before each forecast step become inputs. "auto": the multiple, up
+        to 8, that best explains the errors of the seasonal naive forecast. None: no long season.
     input_size : int, optional
         Number of last values that are inputs. None: one season, but at least 12 and at most 48.
         Earlier values reach the forecast through the network's state.
@@ -341,7 +342,7 @@ class Forecaster(ForecasterSettings):
             ranks.require_equal(asdict(walk) | course_of_fit(self))
             if not is_frame(df):
                 raise DataError(
-                    "cross_validation takes a data frame; of an array (F, N, T), cut off steps "
+                    "cross_validation takes a data frame; for an array (F, N, T), cut off steps "
                     "and predict"
                 )
             fitted = self._fitted if refit is None else None
@@ -461,7 +462,7 @@ class Forecaster(ForecasterSettings):
             raise DataError(
                 "static_df is for data frames; an array (F, N, T) has no static covariates"
             )
-        # other libraries take the number of steps there
+        # other libraries expect the number of steps there
         if isinstance(df, int | np.integer):
             raise TypeError(
                 f"df={df} is no data: the number of steps to forecast is h of the constructor, "

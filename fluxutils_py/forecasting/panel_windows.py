@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ArrayFNT(Protocol):
-    """An array of shape (F, N, T) that takes slices: of NumPy, h5py, a memory map, ..."""
+    """An array of shape (F, N, T) that can be sliced: of NumPy, h5py, a memory map, ..."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -91,8 +91,8 @@ class ArraySource:
     Parameters
     ----------
     array : array of shape (F, N, T)
-        A NumPy array, a memory map, an h5py dataset, or any object that takes three slices. Reads
-        only what is cut.
+        A NumPy array, a memory map, an h5py dataset, or any object that can be sliced. Reads only
+        what is cut.
     """
 
     is_complete = False  # unknown before all of it is read
@@ -125,7 +125,7 @@ class ArraySource:
         same = (np.diff(feature) == 0) & (np.diff(start) == 0)
         ends = np.flatnonzero(~same | (np.diff(series) != 1)) + 1
         for run in np.split(np.arange(len(series)), ends):
-            # integers of Python, which every kind of array takes as an index
+            # integers of Python, with which every kind of array can be indexed
             f, top, first = (int(v[run[0]]) for v in (feature, n, start))
             begin = max(first, 0)
             stop = min(first + n_steps, self.n_steps)
