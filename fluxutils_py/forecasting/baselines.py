@@ -60,7 +60,8 @@ def baseline_forecasts(
     slope = (last - first_value) / distance
     seasonal = np.full((n, h), np.nan)
     # in the last season, and then one season earlier with each turn
-    at = k - 1 + steps - season * -(-steps // season)
+    season_of_step = -(-steps // season)
+    at = k - 1 + steps - season * season_of_step
     for _ in range(k // season):
         missing = np.isnan(seasonal)
         if not missing.any():
@@ -68,13 +69,15 @@ def baseline_forecasts(
         seasonal = np.where(missing, values[:, at], seasonal)
         at = at - season
     count = known[:, -season:].sum(1)
-    mean = np.nansum(values[:, -season:], 1) / np.maximum(count, 1)
+    total = np.nansum(values[:, -season:], 1)
+    mean = total / np.maximum(count, 1)
     mean = np.where(count > 0, mean, last)
     last = last[:, None]
+    slope = slope[:, None]
     distance_ahead = age_of_last[:, None] + steps
     return {
         "Naive": np.repeat(last, h, 1),
         "SeasonalNaive": np.where(np.isnan(seasonal), last, seasonal),
-        "Drift": last + slope[:, None] * distance_ahead,
+        "Drift": last + slope * distance_ahead,
         "WindowAverage": np.repeat(mean[:, None], h, 1),
     }

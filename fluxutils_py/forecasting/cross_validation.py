@@ -83,6 +83,7 @@ def cross_validate(
             windows = fitted.windows(panel)
             forecasts = forecasts_along(fitted.models, windows, cutoffs - 1, fitted.n_quantiles)
         parts.append(_frame_columns(fitted, panel, past, cutoff, next(forecasts)))
+    # the cutoff tells the windows apart, as in frames of NeuralForecast
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     types = panel.types | {"cutoff": panel.types[settings.time_col]}
     return make_frame(columns, types, panel.backend)

@@ -67,7 +67,8 @@ class ForecastLoss:
         each = self._point_loss(out[..., :h], ys, xs)
         if self.quantiles:
             n_quantiles = len(self.quantiles)
-            levels = out[..., h:].unflatten(-1, (n_quantiles, h))
+            levels = out[..., h:]
+            levels = levels.unflatten(-1, (n_quantiles, h))
             error = ys.unsqueeze(-2) - levels
             q = error.new_tensor(self.quantiles)[:, None]
             above = q * error
@@ -93,6 +94,7 @@ class ForecastLoss:
             criterion: Callable[..., Tensor] = unreduced(self.loss)
             return criterion(out, ys)
         error = (out - ys).abs()
+        # without logarithms, the targets are in units of the scale already
         if self.loss == "mae" or (self.loss == "mase" and not self.log):
             return error
         if self.loss == "mse":
@@ -156,7 +158,8 @@ class DirectModel(nn.Module):
         super().__init__()
         self.channels = channels
         self.n_quantiles = len(quantiles)
-        self.embeddings = nn.ModuleList(category_embedding(n) for n in channels.categories)
+        tables = map(category_embedding, channels.categories)
+        self.embeddings = nn.ModuleList(tables)
         n_in = channels.numeric + sum(map(embedding_size, channels.categories))
         h = channels.h
         self.body = body(n_in, hidden_size)
@@ -216,7 +219,8 @@ class DirectModel(nn.Module):
         if not self.n_quantiles:
             return point
         raw = self.quantile_head(hidden) + self.quantile_skip(inputs)
-        raw = raw.unflatten(-1, (self.n_quantiles, c.h))
+        sizes = (self.n_quantiles, c.h)
+        raw = raw.unflatten(-1, sizes)
         lowest = raw[..., :1, :]
         others = softplus(raw[..., 1:, :])
         steps = torch.cat([lowest, others], -2)
@@ -239,13 +243,15 @@ class DirectModel(nn.Module):
         numbers = channels[..., : c.futr, :, :]
         numbers = numbers.transpose(-3, -2)
         numbers = numbers.flatten(-2)  # (.., h, 2 futr)
-        codes = channels[..., c.futr :, :, :].unbind(-3)
+        codes = channels[..., c.futr :, :, :]
+        codes = codes.unbind(-3)
         # those known ahead are the last of all categories
         tables = self.embeddings[-len(codes) :] if codes else ()
         embedded = [part.flatten(-2) for part in _embed(tables, codes)]
         known = torch.cat([numbers, *embedded], -1)
         context = self.context(hidden).unsqueeze(-2)
-        context = context.expand(*known.shape[:-1], -1)
+        steps = known.shape[:-1]
+        context = context.expand(*steps, -1)
         both = torch.cat([known, context], -1)
         added = self.ahead(both) + self.ahead_skip(known)
         return added.squeeze(-1)
@@ -297,7 +303,8 @@ class Ensemble(nn.Module):
         n_models: int,
     ) -> None:
         super().__init__()
-        self.members = nn.ModuleList(network() for _ in range(n_models))
+        members = [network() for _ in range(n_models)]
+        self.members = nn.ModuleList(members)
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = [member(x) for member in self.members]

@@ -192,7 +192,8 @@ class Features:
             out[:, :, start:stop] = columns
             start = stop
         np.clip(out, -LARGEST, LARGEST, out=out)
-        np.copyto(out, 0.0, where=np.isnan(out))
+        missing = np.isnan(out)
+        np.copyto(out, 0.0, where=missing)
         if not past.known.all():
             out[~past.known] = 0.0
 
@@ -213,7 +214,9 @@ class Features:
         naive = values.at(self.counterparts())
         if values.any_missing(last) or values.any_missing(naive):
             missing = xp.isnan(naive)
-            naive = xp.where(missing, last[:, :, None], naive)
+            last = last[:, :, None]
+            naive = xp.where(missing, last, naive)
+            # zeros: nothing downstream may become NaN
             naive = xp.where(known[:, :, None], naive, 0.0)
             level = xp.where(known, level, 0.0)
             scale = xp.where(known, scale, 1.0)
@@ -226,6 +229,7 @@ class Features:
         values = past.values
         level = past.level
         scale = past.scale
+        # one division for all inputs, which are many more than scales
         inverse = 1.0 / scale[:, :, None]
         recent = values.recent(self.input_size)
         yield (recent - level[:, :, None]) * inverse
@@ -269,7 +273,8 @@ class Features:
         forecast step: (h,).
         """
         ahead = np.arange(1, self.h + 1)
-        return ahead - self.season * -(-ahead // self.season)
+        season_of_step = -(-ahead // self.season)
+        return ahead - self.season * season_of_step
 
     def _fill_missing(self, z: np.ndarray) -> np.ndarray:
         """Fill in missing values from the same position in one of the last seasons, else with the

@@ -104,6 +104,7 @@ class ForecastDisplay:
         truth = None
         if truth_df is not None:
             truth = _read_truth(fitted, history, truth_df, series)
+        # only numbers are kept: the display stays as it is when the forecaster is updated
         display = cls(
             ids=ids,
             history=[_last_values(history, i, n) for i in series],

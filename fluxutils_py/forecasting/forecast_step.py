@@ -80,6 +80,7 @@ class ForecastStep(nn.Module):
             "static": channels.n_static,
             "known": channels.n_ahead * (1 + channels.h),
         }
+        # a graph has no inputs of size 0
         present = {name: n for name, n in sizes.items() if n}
         self.inputs = {"y": 1, **present}
         covariates = fitted.covariates
@@ -288,6 +289,7 @@ class ForecastStep(nn.Module):
         y = past.naive + scale * mean
         if self.features.log:
             y = y.exp()
+        # NaN: the naive forecast of 0 would pass for a forecast
         known = past.known[:, :, None]
         return torch.where(known, y, torch.nan)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from fluxutils_py.errors import ExportError
 from fluxutils_py.exporting import ExportedModel, Graph, write_graph
+from fluxutils_py.exporting.export_files import Path
 from fluxutils_py.forecasting.covariates import Covariate, Covariates
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecast_step import ForecastStep
@@ -25,7 +25,7 @@ N_COMPARED = 24  # steps at which forecasts are compared
 
 def export_forecaster(
     fitted: FittedForecaster,
-    path: str | PathLike[str],
+    path: Path,
     format: str,
     class_name: str,
     comm: object,
@@ -63,7 +63,7 @@ def _describe_covariate(covariate: Covariate) -> dict[str, Any]:
 
 def check_forecaster_export(
     fitted: FittedForecaster,
-    path: str | PathLike[str],
+    path: Path,
     series: Panel | ArrayFNT,
     tolerance: float,
 ) -> float:
@@ -113,7 +113,7 @@ def _relative_differences(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 
 
 def _run_file(
-    path: str | PathLike[str],
+    path: Path,
     windows: PanelWindows,
     covariates: Covariates,
 ) -> np.ndarray:

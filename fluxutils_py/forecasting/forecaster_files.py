@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict
-from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from fluxutils_py.errors import DataError, LoadError
 from fluxutils_py.estimator.bounded_building import build_bounded
 from fluxutils_py.estimator.building import build_model, check_device
 from fluxutils_py.estimator.persistence import read_dtype
+from fluxutils_py.exporting.export_files import Path
 from fluxutils_py.forecasting.covariates import Covariate, Covariates
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
@@ -40,7 +40,7 @@ ARRAYS = ("tail", "lengths", "static")  # of a history
 
 
 def save_forecaster(
-    path: str | PathLike[str],
+    path: Path,
     fit: Fit,
     history: History,
 ) -> None:
@@ -99,7 +99,7 @@ def _require_plain_labels(fitted: FittedForecaster, history: History) -> None:
 
 
 def read_forecaster(
-    path: str | PathLike[str],
+    path: Path,
     arguments: dict[str, Any],
     class_name: str,
 ) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def read_forecaster(
 def load_fit(
     content: dict[str, Any],
     settings: ForecasterSettings,
-    path: str | PathLike[str],
+    path: Path,
 ) -> Fit:
     """Return what a file holds besides the settings; see ``Forecaster.load``."""
     try:
@@ -135,7 +135,7 @@ def load_fit(
 def _load_fit(
     content: dict[str, Any],
     settings: ForecasterSettings,
-    path: str | PathLike[str],
+    path: Path,
 ) -> Fit:
     # the lists of a file are tuples here
     sizes: dict[str, Any] = {
@@ -171,7 +171,7 @@ def _load_network(
     settings: ForecasterSettings,
     channels: Channels,
     dtype: torch.dtype,
-    path: str | PathLike[str],
+    path: Path,
 ) -> nn.Module:
     def build() -> nn.Module:
         return build_model(make_network(settings, channels), None, None, dtype, None)

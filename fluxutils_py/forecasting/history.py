@@ -75,8 +75,9 @@ class History:
         is_new = series >= self.n_series
         # copies: after an error, this history stays as it is
         more_series = (0, n_new)
-        tail = np.pad(self.tail, ((0, 0), more_series, (0, 0)), constant_values=np.nan)
-        static = np.pad(self.static, (more_series, (0, 0)))
+        same = (0, 0)
+        tail = np.pad(self.tail, (same, more_series, same), constant_values=np.nan)
+        static = np.pad(self.static, (more_series, same))
         lengths = np.pad(self.lengths, more_series)
         static[series[is_new]] = more.static[is_new]
         # the stored steps and then the new ones, which all begin in the same column
@@ -162,7 +163,8 @@ def _last_values(
     if windows.ahead is not None:
         sources.append(windows.ahead)
     series = np.arange(windows.n_series)
-    return np.concatenate([source.cut(series, stop - n, n) for source in sources])
+    parts = [source.cut(series, stop - n, n) for source in sources]
+    return np.concatenate(parts)
 
 
 def _pad_states(
@@ -263,13 +265,15 @@ def last_outputs(
     parameter = next(model.parameters())
 
     def read_inputs(series: slice) -> Tensor:
-        x = windows.inputs(steps[series], 0, 1).transpose(1, 0, 2)
+        x = windows.inputs(steps[series], 0, 1)
+        x = x.transpose(1, 0, 2)
         x = np.ascontiguousarray(x)
         return torch.from_numpy(x).to(parameter.device, parameter.dtype)
 
     def sample() -> list[Tensor]:
         # several steps, which show whether the model takes windows
-        return [read_inputs(slice(0, 4)).repeat(3, 1, 1)]
+        step = read_inputs(slice(0, 4))
+        return [step.repeat(3, 1, 1)]
 
     session = InferenceSession(model, sample)
     outputs: list[np.ndarray] = []
@@ -299,7 +303,8 @@ def outputs_along(
     for block in Predictor(model, _all_series(windows, first, count)):
         (y,) = block.y  # (S, B, outputs)
         if not out.size:
-            out = np.full((*origins.shape, y.shape[2]), np.nan)
+            shape = (*origins.shape, y.shape[2])
+            out = np.full(shape, np.nan)
         at = origins[block.series] - block.steps.start
         inside = (at >= 0) & (at < len(y))
         series, column = np.nonzero(inside)
