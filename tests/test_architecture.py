@@ -329,11 +329,6 @@ BRANCHED = {
     "data/hdf5/writing.py _names_by_name",
     "data/hdf5/writing.py h5create",
     "data/hdf5/writing.py h5save",
-    "forecasting/forecast_display.py from_forecaster",
-    "forecasting/frames.py make_frame",
-    "forecasting/frequency.py infer_frequency",
-    "forecasting/frequency.py parse_frequency",
-    "forecasting/panel.py read_panel",
 }
 # Names that begin with an underscore, but are the only ones that a library has for it: of named
 # tuples, of torch, of scikit-learn (in sklearn_private.py alone).

@@ -8,7 +8,10 @@ BASELINES = ("Naive", "SeasonalNaive", "Drift", "WindowAverage")
 
 
 def baseline_forecasts(
-    values: np.ndarray, h: int, season: int, first: tuple[np.ndarray, np.ndarray] | None = None
+    values: np.ndarray,
+    h: int,
+    season: int,
+    first: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
     """Forecast series from their last values alone.
 
@@ -19,7 +22,7 @@ def baseline_forecasts(
     h : int
     season : int
     first : pair of ndarrays of shape (N,), optional
-        The first value of each series, and how many steps it lies before the last column of
+        The first value of each series, and how many steps it is before the last column of
         ``values``. None: the first value in ``values``.
 
     Returns
@@ -41,30 +44,40 @@ def baseline_forecasts(
     ([[3.0, 4.0]], [[5.0, 6.0]])
     """
     n, k = values.shape
+    rows = np.arange(n)
+    steps = np.arange(1, h + 1)
     known = ~np.isnan(values)
-    any_known = known.any(1)
-    rows, steps = np.arange(n), np.arange(1, h + 1)
-    last_at = k - 1 - known[:, ::-1].argmax(1)
+    # of a series without values these are places of NaN, which is then its forecast
+    age_of_last = known[:, ::-1].argmax(1)
+    last_at = k - 1 - age_of_last
     first_at = known.argmax(1)
-    last = np.where(any_known, values[rows, last_at], np.nan)
+    last = values[rows, last_at]
     if first is None:
-        first = np.where(any_known, values[rows, first_at], np.nan), k - 1 - first_at
+        first = values[rows, first_at], k - 1 - first_at
     first_value, age = first
-    slope = (last - first_value) / np.maximum(age - (k - 1 - last_at), 1)
+    # 1: a line through a single value is level
+    distance = np.maximum(age - age_of_last, 1)
+    slope = (last - first_value) / distance
     seasonal = np.full((n, h), np.nan)
-    for turn in range(1, 1 + k // season):
-        at = k - 1 + steps - season * (-(-steps // season) + turn - 1)
-        use = at >= 0
-        older = np.where(use, values[:, np.maximum(at, 0)], np.nan)
-        seasonal = np.where(np.isnan(seasonal), older, seasonal)
-        if not np.isnan(seasonal).any():
+    # in the last season, and then one season earlier with each turn
+    season_of_step = -(-steps // season)
+    at = k - 1 + steps - season * season_of_step
+    for _ in range(k // season):
+        missing = np.isnan(seasonal)
+        if not missing.any():
             break
-    recent = values[:, -season:]
-    count = (~np.isnan(recent)).sum(1)
-    mean = np.where(count > 0, np.nansum(recent, 1) / np.maximum(count, 1), last)
+        seasonal = np.where(missing, values[:, at], seasonal)
+        at = at - season
+    count = known[:, -season:].sum(1)
+    total = np.nansum(values[:, -season:], 1)
+    mean = total / np.maximum(count, 1)
+    mean = np.where(count > 0, mean, last)
+    last = last[:, None]
+    slope = slope[:, None]
+    distance_ahead = age_of_last[:, None] + steps
     return {
-        "Naive": np.repeat(last[:, None], h, 1),
-        "SeasonalNaive": np.where(np.isnan(seasonal), last[:, None], seasonal),
-        "Drift": last[:, None] + slope[:, None] * (k - 1 - last_at[:, None] + steps),
+        "Naive": np.repeat(last, h, 1),
+        "SeasonalNaive": np.where(np.isnan(seasonal), last, seasonal),
+        "Drift": last + slope * distance_ahead,
         "WindowAverage": np.repeat(mean[:, None], h, 1),
     }

@@ -5,13 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fluxutils_py.errors import DataError, ShapeError, SpecError
+from fluxutils_py.estimator import Estimator
 from fluxutils_py.estimator.building import make_generator
+from fluxutils_py.estimator.streaming import EstimatorStream
+from fluxutils_py.forecasting.panel_windows import ArrayFNT
 from fluxutils_py.validation import check_integer
 
 
-def rollout(est: Any, x: Any, n_steps: int, *, known: Any = None) -> np.ndarray:
+def rollout(
+    est: Estimator,
+    x: ArrayFNT,
+    n_steps: int,
+    *,
+    known: ArrayLike | None = None,
+) -> np.ndarray:
     """Forecast many steps with a one-step model, by feeding its outputs back as inputs.
 
     Parameters
@@ -45,26 +55,32 @@ def rollout(est: Any, x: Any, n_steps: int, *, known: Any = None) -> np.ndarray:
     (1, 1, 3)
     """
     check_integer("n_steps", n_steps, 1, error=SpecError)
-    live, y = _warmed(est, x, "predict")
+    stream, y = _read_past(est, x, "predict")
     n_outputs, n_series = y.shape
     n_inputs = int(x.shape[0])
+    # the last output is not fed back
     rest = np.empty((0, n_series, n_steps - 1)) if known is None else np.asarray(known)
-    if rest.shape != (n_inputs - n_outputs, n_series, n_steps - 1):
+    expected = (n_inputs - n_outputs, n_series, n_steps - 1)
+    if rest.shape != expected:
         raise ShapeError(
             f"the model has {n_outputs} outputs and {n_inputs} inputs: known must be the other "
-            "inputs at the steps that are generated, of shape "
-            f"{(n_inputs - n_outputs, n_series, n_steps - 1)}, got {rest.shape}"
+            f"inputs at the steps that are generated, of shape {expected}, got {rest.shape}"
         )
     out = np.empty((n_outputs, n_series, n_steps), y.dtype)
     for t in range(n_steps):
         out[:, :, t] = y
         if t + 1 < n_steps:
-            y = live.step(np.concatenate([y, rest[:, :, t].astype(y.dtype)]))
+            y = stream.step(np.concatenate([y, rest[:, :, t].astype(y.dtype)]))
     return out
 
 
 def generate(
-    est: Any, x: Any, n_steps: int, *, temperature: float = 1.0, random_state: Any = None
+    est: Estimator,
+    x: ArrayLike,
+    n_steps: int,
+    *,
+    temperature: float = 1.0,
+    random_state: Any = None,
 ) -> np.ndarray:
     """Generate sequences of integers by sampling each next one from a model's scores.
 
@@ -77,7 +93,7 @@ def generate(
         Beginnings of the sequences.
     n_steps : int
     temperature : float
-        Divides the scores before sampling. 0 takes the largest score.
+        Divides the scores before sampling. 0: use the largest score.
     random_state : int, Generator, RandomState or None
 
     Returns
@@ -92,11 +108,14 @@ def generate(
     check_integer("n_steps", n_steps, 1, error=SpecError)
     if not temperature >= 0:
         raise ValueError(f"temperature must be 0 or more, got {temperature!r}")
+    # integers are few: the beginnings need not be read in parts
     x = np.asarray(x)
     if x.dtype.kind not in "iu" or x.ndim != 3 or x.shape[0] != 1:
         raise DataError(f"x must be integers of shape (1, N, T), got {x.dtype} of shape {x.shape}")
-    random, labels = make_generator(random_state), getattr(est, "classes_", None)
-    live, scores = _warmed(est, x, "predict" if labels is None else "predict_log_proba")
+    random = make_generator(random_state)
+    labels = getattr(est, "classes_", None)  # of a classifier
+    method = "predict" if labels is None else "predict_log_proba"
+    stream, scores = _read_past(est, x, method)
     out = np.empty((1, x.shape[1], n_steps), x.dtype)
     for t in range(n_steps):
         # Gumbel-max: the argmax of scores plus Gumbel noise is a sample from their softmax
@@ -105,14 +124,20 @@ def generate(
         drawn = scores.argmax(0)
         out[0, :, t] = drawn if labels is None else labels[drawn]
         if t + 1 < n_steps:
-            scores = live.step(out[:, :, t])
+            scores = stream.step(out[:, :, t])
     return out
 
 
-def _warmed(est: Any, x: Any, method: str) -> tuple[Any, np.ndarray]:
+def _read_past(
+    est: Estimator,
+    x: ArrayFNT,
+    method: str,
+) -> tuple[EstimatorStream, np.ndarray]:
     """Return a stream that has read ``x``, and its output at the last step."""
-    n_steps, state = int(x.shape[2]), None
-    if n_steps > 1:
-        _, state = est.predict(x[:, :, : n_steps - 1], return_state=True)
-    live = est.stream(int(x.shape[1]), state, method=method)
-    return live, live.step(np.asarray(x[:, :, n_steps - 1]))
+    last = int(x.shape[2]) - 1
+    state = None
+    if last > 0:
+        # windows are faster than the steps of a stream
+        _, state = est.predict(x[:, :, :last], return_state=True)
+    stream = est.stream(int(x.shape[1]), state, method=method)
+    return stream, stream.step(np.asarray(x[:, :, last]))

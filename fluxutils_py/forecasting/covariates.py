@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fluxutils_py.errors import DataError
+from fluxutils_py.data.filling import last_positions
+from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.panel import Columns, Panel
 from fluxutils_py.forecasting.panel_windows import Channels
 
@@ -39,14 +39,17 @@ class Covariate:
         if values.dtype == object:
             different = {v for v in values if v is not None}
             # by text, since categories may be of several types
-            return cls(name, categories=tuple(sorted(different, key=str)))
+            ordered = sorted(different, key=str)
+            return cls(name, categories=tuple(ordered))
         known = values[~np.isnan(values)]
         if not len(known):
             return cls(name)
         mean = float(known.mean())
         scale = float(known.std())
         # the spread of equal values is a rounding error, by which nothing may be divided
-        return cls(name, mean, scale if scale > 1e-12 * abs(mean) else 1.0)
+        if scale <= 1e-12 * abs(mean):
+            scale = 1.0
+        return cls(name, mean, scale)
 
     @property
     def is_category(self) -> bool:
@@ -62,6 +65,7 @@ class Covariate:
         DataError
             If the column held numbers in training and holds text now, or the reverse.
         """
+        # True and None are objects; the same column without None comes as numbers
         if values.dtype != object and self._has_number_categories():
             values = _as_labels(values)
         if (values.dtype == object) != self.is_category:
@@ -76,18 +80,26 @@ class Covariate:
 
     def _has_number_categories(self) -> bool:
         """Whether the categories were numbers in a column of objects, which may come as numbers."""
-        return bool(self.categories) and not any(isinstance(c, str) for c in self.categories or ())
+        if not self.categories:
+            return False
+        return not any(isinstance(category, str) for category in self.categories)
 
-    def _codes(self, labels: np.ndarray, categories: tuple[Any, ...]) -> np.ndarray:
-        code_of: dict[Any, float] = {v: i + 1.0 for i, v in enumerate(categories)}
-        codes = np.array([np.nan if v is None else code_of.get(v, 0.0) for v in labels], float)
+    def _codes(
+        self,
+        labels: np.ndarray,
+        categories: tuple[Any, ...],
+    ) -> np.ndarray:
+        code_of: dict[Any, float] = {v: float(i) for i, v in enumerate(categories, 1)}
+        code_of[None] = np.nan
+        codes = np.array([code_of.get(v, 0.0) for v in labels], float)
+        # NaN, a missing label, is no new category
         new = set(labels[codes == 0])
         if new:
-            shown = ", ".join(sorted(map(repr, new))[:3])
-            warnings.warn(
+            first = sorted(map(repr, new))[:3]
+            shown = ", ".join(first)
+            warn(
                 f"column {self.name!r} has categories that were not there in training: {shown}; "
-                "their embedding is zero",
-                stacklevel=3,
+                "their embedding is zero"
             )
         return codes
 
@@ -102,20 +114,23 @@ class Covariate:
 
 def _as_labels(values: np.ndarray) -> np.ndarray:
     """Convert numbers to objects, None where missing."""
+    # 1.0 finds the category True, to which it is equal
     labels = values.astype(object)
     labels[np.isnan(values)] = None
     return labels
 
 
-def filled_forward(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def filled_forward(
+    values: np.ndarray,
+    lengths: np.ndarray,
+) -> np.ndarray:
     """Fill missing values of channels (C, total) with the last value before in the same series, or
     0.
     """
     if not np.isnan(values).any():
         return values
     begin = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    at = np.where(np.isnan(values), -1, np.arange(values.shape[1]))
-    at = np.maximum.accumulate(at, axis=1)
+    at = last_positions(~np.isnan(values))
     last = np.take_along_axis(values, np.maximum(at, 0), 1)
     # the last value may be one of the series before
     return np.where(at >= begin, last, 0.0)
@@ -146,17 +161,25 @@ class Covariates:
         missing.
         """
         covariates: tuple[Covariate, ...] = getattr(self, group)
+        # np.stack needs at least one array
         if not covariates:
             return np.empty((0, int(panel.lengths.sum())))
-        return np.stack([c.channel(panel.values[c.name]) for c in covariates])
+        channels = [c.channel(panel.values[c.name]) for c in covariates]
+        return np.stack(channels)
 
     def static(self, panel: Panel) -> np.ndarray:
         """Return the channels (N, C) of the static covariates."""
         if not self.stat:
             return np.empty((panel.n_series, 0))
-        return np.stack([c.channel(panel.static[c.name]) for c in self.stat], 1)
+        channels = [c.channel(panel.static[c.name]) for c in self.stat]
+        return np.stack(channels, 1)
 
-    def channels(self, h: int, history: int, base: bool) -> Channels:
+    def channels(
+        self,
+        h: int,
+        history: int,
+        base: bool,
+    ) -> Channels:
         """Return the channels of a network's input, ``history`` of which come from the target."""
         return Channels(
             h,
@@ -171,7 +194,10 @@ class Covariates:
         )
 
 
-def _fit_group(names: Sequence[str], values: dict[str, np.ndarray]) -> tuple[Covariate, ...]:
+def _fit_group(
+    names: Sequence[str],
+    values: dict[str, np.ndarray],
+) -> tuple[Covariate, ...]:
     group = [Covariate.of(name, values[name]) for name in names]
     return tuple(sorted(group, key=lambda c: c.is_category))  # keeps the user's order within each
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +10,16 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 
-from fluxutils_py.errors import DataError
+from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.baselines import baseline_forecasts
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
-from fluxutils_py.forecasting.frames import Frame, is_frame, make_frame, require, with_arrow_types
+from fluxutils_py.forecasting.frames import Frame, make_frame, require, with_arrow_types
 from fluxutils_py.forecasting.history import forecasts_along, start_history
 from fluxutils_py.forecasting.model_fitting import fit_panel
-from fluxutils_py.forecasting.outputs import forecast_values
+from fluxutils_py.forecasting.outputs import forecast_values, key_columns
 from fluxutils_py.forecasting.panel import Panel
+from fluxutils_py.forecasting.panel_windows import PackedSeries
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.validation import check_integer
 
@@ -35,31 +35,24 @@ class Walk:
     n_windows, step_size : int
     refit : bool or None
         As in ``Forecaster.cross_validation``.
+
+    Raises
+    ------
+    ValueError
+        If a number is below 1.
     """
 
     n_windows: int
     step_size: int
     refit: bool | None
 
+    def __post_init__(self) -> None:
+        check_integer("n_windows", self.n_windows, 1)
+        check_integer("step_size", self.step_size, 1)
+
     def steps_behind(self, h: int) -> np.ndarray:
         """Return the number of steps after each cutoff: (W,), in order of time."""
         return h + self.step_size * np.arange(self.n_windows - 1, -1, -1)
-
-
-def check_walk(h: int, n_windows: int, step_size: int | None, refit: bool | None) -> Walk:
-    """Return the windows of a cross-validation; ValueError if a number is below 1."""
-    walk = Walk(n_windows, int(h) if step_size is None else step_size, refit)
-    check_integer("n_windows", walk.n_windows, 1)
-    check_integer("step_size", walk.step_size, 1)
-    return walk
-
-
-def require_frame(df: object) -> None:
-    """Raise DataError for an array."""
-    if not is_frame(df):
-        raise DataError(
-            "cross_validation takes a data frame; of an array (F, N, T), cut off steps and predict"
-        )
 
 
 def cross_validate(
@@ -79,6 +72,7 @@ def cross_validate(
     parts: list[dict[str, np.ndarray]] = []
     forecasts: Iterator[np.ndarray] = iter(())
     for cutoff in cutoffs.T:
+        # cut before anything is computed: no value after the cutoff can be seen
         past = panel.cut(first_step, cutoff)
         if walk.refit or fitted is None:
             fitted = fit_panel(clone(settings), ranks, past).fitted
@@ -86,15 +80,21 @@ def cross_validate(
             forecasts = _forecast_at_cutoff(fitted, panel, past, cutoff)
         elif not parts:  # one pass over the series serves all cutoffs
             fitted.require_modelled(panel.cut(first_step, cutoffs[:, -1]))
-            windows = fitted.windows(panel, None)
+            windows = fitted.windows(panel)
             forecasts = forecasts_along(fitted.models, windows, cutoffs - 1, fitted.n_quantiles)
         parts.append(_frame_columns(fitted, panel, past, cutoff, next(forecasts)))
+    # the cutoff tells the windows apart, as in frames of NeuralForecast
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     types = panel.types | {"cutoff": panel.types[settings.time_col]}
     return make_frame(columns, types, panel.backend)
 
 
-def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int, least: int) -> None:
+def _require_long_series(
+    panel: Panel,
+    cutoff: np.ndarray,
+    behind: int,
+    least: int,
+) -> None:
     """Raise DataError if no series has ``least`` steps before the first cutoff; warn of those that
     have fewer.
     """
@@ -106,16 +106,18 @@ def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int, least: i
             "step_size"
         )
     if len(short):
-        warnings.warn(
+        warn(
             f"{len(short)} of {panel.n_series} series are too short for the first window, which "
             f"takes {behind} steps from the end of each (series {panel.ids[short[0]]!r} has "
-            f"{panel.lengths[short[0]]})",
-            stacklevel=4,
+            f"{panel.lengths[short[0]]})"
         )
 
 
 def _forecast_at_cutoff(
-    fitted: FittedForecaster, panel: Panel, past: Panel, cutoff: np.ndarray
+    fitted: FittedForecaster,
+    panel: Panel,
+    past: Panel,
+    cutoff: np.ndarray,
 ) -> Iterator[np.ndarray]:
     """Yield the forecasts (N, 1 + quantiles, h) at one cutoff, NaN for series that have not
     begun.
@@ -124,8 +126,9 @@ def _forecast_at_cutoff(
     series = np.flatnonzero(cutoff)
     future = _cut_horizon(panel, series, cutoff[series], h)
     ahead = fitted.covariates.steps(future, "futr").reshape(-1, len(series), h)
-    history = start_history(fitted.models, fitted.windows(past, None), past)
+    history = start_history(fitted.models, fitted.windows(past), past)
     values = np.full((panel.n_series, len(fitted.names), h), np.nan)
+    # a series may end within the horizon: its covariates are then the mean, 0
     values[series] = forecast_values(fitted, history, np.nan_to_num(ahead))
     yield values
 
@@ -143,14 +146,10 @@ def _frame_columns(
     series = np.flatnonzero(cutoff)
     cutoff = cutoff[series]
     future = _cut_horizon(panel, series, cutoff, h)
-    rows = np.repeat(np.arange(len(series)), h)
-    begin = np.repeat(cutoff, h)
-    columns: dict[str, np.ndarray] = {
-        names.id: past.ids[rows],
-        names.time: past.times(rows, begin + np.tile(np.arange(h), len(series))),
-        "cutoff": past.times(rows, begin - 1),
-        names.target: future.values[names.target],
-    }
+    columns = key_columns(fitted, past)
+    last_known = past.times(np.arange(len(series)), cutoff - 1)
+    columns["cutoff"] = np.repeat(last_known, h)
+    columns[names.target] = future.values[names.target]
     columns |= {name: forecasts[series, i].ravel() for i, name in enumerate(fitted.names)}
     baselines = baseline_forecasts(
         tail_values(past, names.target),
@@ -161,7 +160,12 @@ def _frame_columns(
     return columns | {name: y.ravel() for name, y in baselines.items()}
 
 
-def _cut_horizon(panel: Panel, series: np.ndarray, cutoff: np.ndarray, h: int) -> Panel:
+def _cut_horizon(
+    panel: Panel,
+    series: np.ndarray,
+    cutoff: np.ndarray,
+    h: int,
+) -> Panel:
     """Return the ``h`` steps after the cutoff of each of some series."""
     start = np.zeros(panel.n_series, int)
     stop = np.zeros(panel.n_series, int)
@@ -173,26 +177,22 @@ def _cut_horizon(panel: Panel, series: np.ndarray, cutoff: np.ndarray, h: int) -
 def tail_values(panel: Panel, column: str) -> np.ndarray:
     """Return the last values (N, K) of each series, NaN before its first step."""
     k = min(KNOWN, int(panel.lengths.max()))
-    out = np.full((panel.n_series, k), np.nan)
-    for i, (offset, length) in enumerate(zip(panel.offsets, panel.lengths, strict=True)):
-        n = min(k, length)
-        out[i, k - n :] = panel.values[column][offset + length - n : offset + length]
-    return out
+    source = PackedSeries(panel.values[column][None], panel.lengths)
+    return source.cut(np.arange(panel.n_series), panel.lengths - k, k)[0]
 
 
 def first_values(panel: Panel, column: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the first value of each series that is not missing, and how many steps before the last
     step it is.
     """
+    values = panel.values[column]
+    known = np.flatnonzero(~np.isnan(values))
+    series = np.repeat(np.arange(panel.n_series), panel.lengths)[known]
+    series, begin = np.unique(series, return_index=True)
     first = np.full(panel.n_series, np.nan)
+    first[series] = values[known[begin]]
     age = np.zeros(panel.n_series, int)
-    for i, (offset, length) in enumerate(zip(panel.offsets, panel.lengths, strict=True)):
-        values = panel.values[column][offset : offset + length]
-        known = ~np.isnan(values)
-        if known.any():
-            at = int(known.argmax())
-            first[i] = values[at]
-            age[i] = length - 1 - at
+    age[series] = np.cumsum(panel.lengths)[series] - 1 - known[begin]
     return first, age
 
 
@@ -242,6 +242,7 @@ def evaluate(
     frame = Frame(df, "df")
     if models is None:
         models = _forecast_columns(frame, {id_col, time_col, target_col, "cutoff"})
+    # those that need neither a season nor past values
     if metrics is None:
         metrics = [losses.smape, losses.mae, losses.rmse]
     of_arrow = frame.backend == "pyarrow"  # which utilsforecast does not read
@@ -265,6 +266,7 @@ def evaluate(
 
 
 def _forecast_columns(frame: Frame, keys: set[str]) -> list[str]:
+    # a quantile is no forecast of the mean, by which the losses would rank it
     names = frame.frame.columns
     return [name for name in names if name not in keys and not _is_quantile(name, names)]
 
@@ -315,22 +317,35 @@ class WalkForwardSplit:
     """
 
     def __init__(
-        self, h: int, n_splits: int = 3, step_size: int | None = None, time_col: str = "ds"
+        self,
+        h: int,
+        n_splits: int = 3,
+        step_size: int | None = None,
+        time_col: str = "ds",
     ) -> None:
         self.h = h
         self.n_splits = n_splits
         self.step_size = step_size
         self.time_col = time_col
 
-    def get_n_splits(self, X: object = None, y: object = None, groups: object = None) -> int:
+    def get_n_splits(
+        self,
+        X: object = None,
+        y: object = None,
+        groups: object = None,
+    ) -> int:
         return self.n_splits
 
     def split(
-        self, X: object, y: object = None, groups: object = None
+        self,
+        X: object,
+        y: object = None,
+        groups: object = None,
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         column = Frame(X, "X").times(self.time_col)
         # over all series: a test set begins at one time, however long each series is
         times, at = np.unique(np.asarray(column.absolute), return_inverse=True)
+        # by default no time is tested twice
         step = self.h if self.step_size is None else self.step_size
         for i in range(self.n_splits):
             begin = len(times) - self.h - step * (self.n_splits - 1 - i)

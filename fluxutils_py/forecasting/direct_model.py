@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,52 +44,79 @@ class ForecastLoss:
     n_models: int = 1
 
     def __call__(
-        self, model: nn.Module, xs: Tensor, ys: Tensor, ws: Tensor | None = None
+        self,
+        model: nn.Module,
+        xs: Tensor,
+        ys: Tensor,
+        ws: Tensor | None = None,
     ) -> Tensor:
         out = run_window(model, xs)
         assert isinstance(out, Tensor)
-        return torch.stack(
-            [self._weighted_mean(part, xs, ys, ws) for part in out.chunk(self.n_models, -1)]
-        ).sum()
+        parts = out.chunk(self.n_models, -1)
+        losses = [self._weighted_mean(part, xs, ys, ws) for part in parts]
+        return torch.stack(losses).sum()
 
-    def _weighted_mean(self, out: Tensor, xs: Tensor, ys: Tensor, ws: Tensor | None) -> Tensor:
+    def _weighted_mean(
+        self,
+        out: Tensor,
+        xs: Tensor,
+        ys: Tensor,
+        ws: Tensor | None,
+    ) -> Tensor:
         h = self.h
         each = self._point_loss(out[..., :h], ys, xs)
         if self.quantiles:
-            levels = out[..., h:].unflatten(-1, (len(self.quantiles), h))
+            n_quantiles = len(self.quantiles)
+            levels = out[..., h:]
+            levels = levels.unflatten(-1, (n_quantiles, h))
             error = ys.unsqueeze(-2) - levels
             q = error.new_tensor(self.quantiles)[:, None]
-            each = each + torch.maximum(q * error, (q - 1) * error).mean(-2)
+            above = q * error
+            below = (q - 1) * error
+            pinball = torch.maximum(above, below)
+            each = each + pinball.mean(-2)
         if ws is None:
             return each.mean()
         ws = ws.expand_as(each)
-        return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
+        # a window without targets has a loss of 0, not NaN
+        count = (ws != 0).sum()
+        total = (each * ws).sum()
+        return total / count.clamp(min=1)
 
-    def _point_loss(self, out: Tensor, ys: Tensor, xs: Tensor) -> Tensor:
+    def _point_loss(
+        self,
+        out: Tensor,
+        ys: Tensor,
+        xs: Tensor,
+    ) -> Tensor:
         """Return the loss of each output, (S, B, h)."""
-        # the scale is 0 after the end of a series
-        error, scale = (
-            (out - ys).abs(),
-            xs[..., -1:].clamp(min=1e-12),
-        )
-        if self.loss == "mae":
+        if not isinstance(self.loss, str):
+            criterion: Callable[..., Tensor] = unreduced(self.loss)
+            return criterion(out, ys)
+        error = (out - ys).abs()
+        # without logarithms, the targets are in units of the scale already
+        if self.loss == "mae" or (self.loss == "mase" and not self.log):
             return error
         if self.loss == "mse":
             return error.square()
+        # the scale is 0 after the end of a series
+        scale = xs[..., -1:].clamp(min=1e-12)
+        # the seasonal naive forecast, in units of the scale
+        base = xs[..., -1 - self.h : -1]
         if self.loss == "mase":
-            if not self.log:
-                return error
-            base = xs[..., -1 - self.h : -1]  # seasonal naive forecast, in units of the scale
-            return ((scale * (base + out)).exp() - (scale * (base + ys)).exp()).abs() / scale
-        if self.loss == "smape":
-            if self.log:
-                share = 20.0 * torch.tanh(0.5 * scale * error)
-            else:
-                base = xs[..., -1 - self.h : -1]
-                share = 20.0 * error / ((base + out).abs() + (base + ys).abs()).clamp(min=1e-6)
-            return share + 0.5 * error
-        criterion: Callable[..., Tensor] = unreduced(self.loss)
-        return criterion(out, ys)
+            forecast = scale * (base + out)
+            truth = scale * (base + ys)
+            difference = forecast.exp() - truth.exp()
+            return difference.abs() / scale
+        if self.log:
+            share = 20.0 * torch.tanh(0.5 * scale * error)
+        else:
+            forecast = base + out
+            truth = base + ys
+            size = forecast.abs() + truth.abs()
+            share = 20.0 * error / size.clamp(min=1e-6)
+        # the share alone is flat where the forecast is far off
+        return share + 0.5 * error
 
 
 class DirectModel(nn.Module):
@@ -129,21 +156,25 @@ class DirectModel(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        self.channels, self.n_quantiles = channels, len(quantiles)
-        self.embeddings = nn.ModuleList(category_embedding(n) for n in channels.categories)
-        sizes = [embedding_size(n) for n in channels.categories]
-        n_in = channels.numeric + sum(sizes)
+        self.channels = channels
+        self.n_quantiles = len(quantiles)
+        tables = map(category_embedding, channels.categories)
+        self.embeddings = nn.ModuleList(tables)
+        n_in = channels.numeric + sum(map(embedding_size, channels.categories))
         h = channels.h
         self.body = body(n_in, hidden_size)
-        if getattr(self.body, "takes_windows", False) and not recurrent_layers(self.body):
+        takes_windows = getattr(self.body, "takes_windows", False)
+        if takes_windows and not recurrent_layers(self.body):
             raise SpecError(
                 f"model {type(self.body).__name__} takes whole windows and has no state: each "
                 "window would begin anew. Use layers that carry their last inputs, such as "
                 "CausalConv1d or TCN of fluxutils_py.nn"
             )
+        # of the body's outputs alone: the bypass must see all inputs
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(hidden_size, h)
         self.skip = nn.Linear(n_in, h)
+        # the network begins as one without the bypass
         nn.init.zeros_(self.skip.weight)
         nn.init.zeros_(self.skip.bias)
         if self.n_quantiles:
@@ -151,12 +182,17 @@ class DirectModel(nn.Module):
             self.quantile_skip = nn.Linear(n_in, h * self.n_quantiles)
             nn.init.zeros_(self.quantile_skip.weight)
             with torch.no_grad():
-                self.quantile_skip.bias.view(-1, h)[
-                    0
-                ] = -1.0  # the lowest one begins below the point forecast
+                # the lowest one begins below the point forecast
+                self.quantile_skip.bias[:h] = -1.0
         if channels.n_ahead:
-            n_known = 2 * (channels.futr + sum(map(embedding_size, channels.futr_categories)))
-            self.ahead = nn.Sequential(nn.Linear(n_known + 8, 32), nn.ReLU(), nn.Linear(32, 1))
+            sizes = map(embedding_size, channels.futr_categories)
+            # at the step ahead, and at its counterpart of the season before
+            n_known = 2 * (channels.futr + sum(sizes))
+            self.ahead = nn.Sequential(
+                nn.Linear(n_known + 8, 32),
+                nn.ReLU(),
+                nn.Linear(32, 1),
+            )
             self.context = nn.Linear(hidden_size, 8)
             self.ahead_skip = nn.Linear(n_known, 1, bias=False)
             nn.init.zeros_(self.ahead_skip.weight)
@@ -172,21 +208,27 @@ class DirectModel(nn.Module):
         c = self.channels
         inputs = x[..., : c.numeric]
         if c.categories:
-            codes = x[..., c.numeric : c.numeric + len(c.categories)].unbind(-1)
-            pairs = zip(self.embeddings, codes, strict=True)
-            inputs = torch.cat([inputs, *(embedded(table, code) for table, code in pairs)], -1)
+            stop = c.numeric + len(c.categories)
+            codes = x[..., c.numeric : stop]
+            embedded = _embed(self.embeddings, codes.unbind(-1))
+            inputs = torch.cat([inputs, *embedded], -1)
         hidden = self.dropout(self.body(inputs))
         point = self.head(hidden) + self.skip(inputs)
         if c.n_ahead:
             point = point + self._of_known_ahead(x, hidden)
         if not self.n_quantiles:
             return point
-        raw = (self.quantile_head(hidden) + self.quantile_skip(inputs)).unflatten(
-            -1, (self.n_quantiles, c.h)
-        )
-        steps = torch.cat([raw[..., :1, :], softplus(raw[..., 1:, :])], -2)
-        levels = point.detach().unsqueeze(-2) + steps.cumsum(-2)
-        return torch.cat([point, levels.flatten(-2)], -1)
+        raw = self.quantile_head(hidden) + self.quantile_skip(inputs)
+        sizes = (self.n_quantiles, c.h)
+        raw = raw.unflatten(-1, sizes)
+        lowest = raw[..., :1, :]
+        others = softplus(raw[..., 1:, :])
+        steps = torch.cat([lowest, others], -2)
+        # detached: the quantiles must not move the point forecast
+        start = point.detach().unsqueeze(-2)
+        levels = start + steps.cumsum(-2)
+        levels = levels.flatten(-2)
+        return torch.cat([point, levels], -1)
 
     def _of_known_ahead(self, x: Tensor, hidden: Tensor) -> Tensor:
         """Return what covariates known ahead add to each step, from their values there and at its
@@ -194,19 +236,25 @@ class DirectModel(nn.Module):
         """
         c = self.channels
         first = c.numeric + len(c.categories)
-        # (.., n, h, 2)
-        channels = (
-            x[..., first : first + c.ahead].unflatten(-1, (c.n_ahead, 2, c.h)).transpose(-1, -2)
-        )
-        tables = self.embeddings[len(c.categories) - len(c.futr_categories) :]
-        codes = channels[..., c.futr :, :, :].unbind(-3)
-        parts = [
-            embedded(table, code).flatten(-2) for table, code in zip(tables, codes, strict=True)
-        ]
-        numbers = channels[..., : c.futr, :, :].transpose(-3, -2).flatten(-2)  # (.., h, 2 futr)
-        known = torch.cat([numbers, *parts], -1)
-        context = self.context(hidden).unsqueeze(-2).expand(*known.shape[:-1], -1)
-        return (self.ahead(torch.cat([known, context], -1)) + self.ahead_skip(known)).squeeze(-1)
+        channels = x[..., first : first + c.ahead]
+        sizes = (c.n_ahead, 2, c.h)
+        channels = channels.unflatten(-1, sizes)
+        channels = channels.transpose(-1, -2)  # (.., n, h, 2)
+        numbers = channels[..., : c.futr, :, :]
+        numbers = numbers.transpose(-3, -2)
+        numbers = numbers.flatten(-2)  # (.., h, 2 futr)
+        codes = channels[..., c.futr :, :, :]
+        codes = codes.unbind(-3)
+        # those known ahead are the last of all categories
+        tables = self.embeddings[-len(codes) :] if codes else ()
+        embedded = [part.flatten(-2) for part in _embed(tables, codes)]
+        known = torch.cat([numbers, *embedded], -1)
+        context = self.context(hidden).unsqueeze(-2)
+        steps = known.shape[:-1]
+        context = context.expand(*steps, -1)
+        both = torch.cat([known, context], -1)
+        added = self.ahead(both) + self.ahead_skip(known)
+        return added.squeeze(-1)
 
 
 def embedding_size(n: int) -> int:
@@ -225,11 +273,18 @@ def category_embedding(n: int) -> nn.Embedding:
     return embedding
 
 
-def embedded(table: nn.Module, codes: Tensor) -> Tensor:
+def _embed(
+    tables: Iterable[nn.Module],
+    codes: Sequence[Tensor],
+) -> list[Tensor]:
     """Return the embeddings (..., size) of codes that are stored as floating-point numbers."""
-    assert isinstance(table, nn.Embedding)
-    found: Tensor = table(codes.long().clamp(0, table.num_embeddings - 1))
-    return found
+    embedded = []
+    for table, code in zip(tables, codes, strict=True):
+        assert isinstance(table, nn.Embedding)
+        # an export tries the network out with random numbers, which are no codes
+        code = code.long().clamp(0, table.num_embeddings - 1)
+        embedded.append(table(code))
+    return embedded
 
 
 class Ensemble(nn.Module):
@@ -242,21 +297,24 @@ class Ensemble(nn.Module):
     n_models : int
     """
 
-    def __init__(self, network: Callable[[], nn.Module], n_models: int) -> None:
+    def __init__(
+        self,
+        network: Callable[[], nn.Module],
+        n_models: int,
+    ) -> None:
         super().__init__()
-        self.members = nn.ModuleList(network() for _ in range(n_models))
+        members = [network() for _ in range(n_models)]
+        self.members = nn.ModuleList(members)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([member(x) for member in self.members], -1)
+        outputs = [member(x) for member in self.members]
+        return torch.cat(outputs, -1)
 
 
-def recurrent_body(cell: Any, num_layers: int) -> Callable[[int, int], nn.Module]:
+def recurrent_body(
+    cell: Callable[..., nn.Module], num_layers: int
+) -> Callable[[int, int], nn.Module]:
     """Return the ``body`` of a :class:`DirectModel` with recurrent layers; ``cell`` as in
     ``SequenceRegressor``.
     """
-
-    def body(n_in: int, n_out: int) -> nn.Module:
-        made: nn.Module = cell(n_in, n_out, num_layers, 0.0)
-        return made
-
-    return body
+    return lambda n_in, n_out: cell(n_in, n_out, num_layers, 0.0)

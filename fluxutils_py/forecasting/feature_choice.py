@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
-
 import numpy as np
 
-from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.errors import DataError, SpecError, warn
 from fluxutils_py.forecasting.features import LARGEST, Features, rolling_mean
 from fluxutils_py.forecasting.frequency import DAY, Frequency
 from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
 
-SAMPLED = 256, 2048  # number of series and of last steps to sample
-BLOCK_SERIES, BLOCK_STEPS = 256, 2048  # of an array that is read for its smallest value
+# of a sample, and of a block of an array that is read for its smallest value
+N_SERIES = 256
+N_STEPS = 2048
 MOST_SEASONS = 8  # largest long season, in seasons
 SMALLEST_SCALE = 1e-6  # of a series, relative to the typical change of all
-LEAST_CHANGE = (
-    0.002  # of a series that has a say in the choice of a long season, relative to the largest
-)
+# of a series that has a say in the choice of a long season, relative to the largest
+LEAST_CHANGE = 0.002
 LEAST_SHARE = 0.02  # share of the variance of errors that a long season must explain
 
 
@@ -45,14 +42,15 @@ def season_within(season: int, longest: int) -> int:
     """
     if season < longest:
         return season
-    for parts in (24, 24 * 60):
+    for parts, name in (
+        (24, "an hour"),
+        (24 * 60, "a minute"),
+    ):
         shorter = season // parts
         if season % parts == 0 and 1 < shorter < longest:
-            warnings.warn(
+            warn(
                 f"the longest series has {longest} steps, fewer than a day of {season}: "
-                f"season_length is {'an hour' if parts == 24 else 'a minute'} of {shorter} steps; "
-                "set season_length for another",
-                stacklevel=4,
+                f"season_length is {name} of {shorter} steps; set season_length for another"
             )
             return shorter
     return season
@@ -60,31 +58,35 @@ def season_within(season: int, longest: int) -> int:
 
 def sample(source: PackedSeries | ArraySource) -> np.ndarray:
     """Return the last steps (B, K) of evenly spaced series, NaN before a series' first step."""
-    n, k = SAMPLED
-    series = np.unique(np.linspace(0, source.n_series - 1, min(n, source.n_series)).astype(int))
-    k = min(k, int(source.lengths[series].max()))
-    return source.cut(series, source.lengths[series] - k, k)[0]
+    n = source.n_series
+    series = np.linspace(0, n - 1, min(N_SERIES, n))
+    series = series.astype(int)
+    lengths = source.lengths[series]
+    k = min(N_STEPS, int(lengths.max()))
+    return source.cut(series, lengths - k, k)[0]
 
 
 def smallest_value(source: PackedSeries | ArraySource) -> float:
     """Return the smallest of all values, read block by block; NaN if all are missing."""
     smallest = np.nan
     if isinstance(source, PackedSeries):
-        return float(np.fmin.reduce(source.values[0], initial=np.nan))
-    for first in range(0, source.n_series, BLOCK_SERIES):
-        series = np.arange(first, min(first + BLOCK_SERIES, source.n_series))
-        for start in range(0, source.n_steps, BLOCK_STEPS):
-            n_steps = min(BLOCK_STEPS, source.n_steps - start)
-            block = source.cut(series, np.full(len(series), start), n_steps)[0]
-            smallest = float(np.fmin(smallest, np.fmin.reduce(block, axis=None)))
-    return smallest
+        return float(np.fmin.reduce(source.values[0], initial=smallest))
+    for first in range(0, source.n_series, N_SERIES):
+        stop = min(first + N_SERIES, source.n_series)
+        series = np.arange(first, stop)
+        for start in range(0, source.n_steps, N_STEPS):
+            n_steps = min(N_STEPS, source.n_steps - start)
+            starts = np.full(len(series), start)
+            block = source.cut(series, starts, n_steps)
+            smallest = np.fmin.reduce(block, axis=None, initial=smallest)
+    return float(smallest)
 
 
 def choose_features(
     source: PackedSeries | ArraySource,
     h: int,
     season: int,
-    lag: Any,
+    lag: int | str | None,
     input_size: int | None,
     transform: str,
 ) -> Features:
@@ -97,27 +99,27 @@ def choose_features(
     SpecError
         If ``lag`` is no multiple of the season.
     """
-    some = sample(source)
+    values = sample(source)
     smallest = smallest_value(source)
     if np.isnan(smallest):
         raise DataError("there is no value to learn from: the target is missing everywhere")
-    positive = smallest > 0
-    if transform == "log" and not positive:
+    if transform == "log" and smallest <= 0:
         raise DataError(
             f"transform='log' needs positive values, the smallest is {smallest:g}; use "
             "transform='none'"
         )
-    log = positive if transform == "auto" else transform == "log"
-    z = np.log(some) if log else some
+    log = smallest > 0 and transform != "none"
+    z = np.log(values) if log else values
     unit = typical_change(z, season)
-    if lag == "auto":
-        lag = choose_lag(z, season)
-    elif lag is None:
+    if lag is None:
         lag = season
-    if lag % season:
+    n_lag = choose_lag(z, season) if lag == "auto" else int(lag)
+    if n_lag % season:
         raise SpecError(f"lag must be a multiple of the season of {season} steps, got {lag}")
-    size = int(input_size or min(max(season, 12), 48))
-    return Features(h, season, int(lag), size, log, unit, smallest_scale=SMALLEST_SCALE * unit)
+    if input_size is None:
+        input_size = min(max(season, 12), 48)
+    smallest_scale = SMALLEST_SCALE * unit
+    return Features(h, season, n_lag, int(input_size), log, unit, smallest_scale)
 
 
 def typical_change(z: np.ndarray, season: int) -> float:
@@ -126,7 +128,8 @@ def typical_change(z: np.ndarray, season: int) -> float:
 
     Changes at the last digits of the values are rounding errors, which count as none.
     """
-    rounding = 1e-12 * float(np.nanmax(np.abs(z), initial=0.0))
+    largest = float(np.nanmax(np.abs(z), initial=0.0))
+    rounding = 1e-12 * largest
     for back in (season, 1):
         change = np.abs(z[:, back:] - z[:, :-back])
         change = change[np.isfinite(change)]
@@ -143,30 +146,49 @@ def choose_lag(z: np.ndarray, season: int) -> int:
     last season, levels removed. Returns the shortest within 3 % of the largest squared correlation;
     the season if below ``LEAST_SHARE``.
     """
-    m, n_steps = season, z.shape[1]
+    m = season
     change = np.abs(z[:, m:] - z[:, :-m])
-    if m == 1 or not np.isfinite(change).any():
+    known = np.isfinite(change)
+    if m == 1 or not known.any():
         return m
+    total = np.where(known, change, 0.0).sum(1)
+    scale = total / np.maximum(known.sum(1), 1)
+    # errors are divided by the scale: series that hardly change would outweigh all others
+    least = LEAST_CHANGE * max(float(scale.max()), 1e-30)
+    unit = np.maximum(scale, least)[:, None]
     level = rolling_mean(z, m)
-    scale = np.where(np.isfinite(change), change, 0.0).sum(1) / np.maximum(
-        np.isfinite(change).sum(1), 1
-    )
-    unit = np.maximum(scale, LEAST_CHANGE * max(float(scale.max()), 1e-30))[:, None]
     shares = {}
-    for lag in range(2 * m, MOST_SEASONS * m + 1, m):
-        if 3 * lag > n_steps:
+    largest = MOST_SEASONS * m
+    for lag in range(2 * m, largest + 1, m):
+        if 3 * lag > z.shape[1]:
             break
-        now, before = slice(lag, n_steps - m), slice(0, n_steps - m - lag)
-        error = (z[:, lag + m :] - z[:, now]) / unit
-        earlier = (
-            (z[:, m : n_steps - lag] - level[:, before]) - (z[:, now] - level[:, now])
-        ) / unit
-        both = np.isfinite(error) & np.isfinite(earlier)
-        a, b = (np.clip(v[both], -LARGEST, LARGEST) for v in (error, earlier))
-        shares[lag] = float((a @ b) ** 2 / max((a @ a) * (b @ b), 1e-30))
+        shares[lag] = _explained_share(z, level, unit, m, lag)
     best = max(shares.values(), default=0.0)
-    return (
-        next((lag for lag, share in shares.items() if share >= 0.97 * best), m)
-        if best >= LEAST_SHARE
-        else m
-    )
+    if best < LEAST_SHARE:
+        return m
+    # longer seasons repeat the shortest, and cost more steps
+    enough = 0.97 * best
+    return next(lag for lag, share in shares.items() if share >= enough)
+
+
+def _explained_share(
+    z: np.ndarray,
+    level: np.ndarray,
+    unit: np.ndarray,
+    season: int,
+    lag: int,
+) -> float:
+    """Return the squared correlation of the errors with the values a long season earlier."""
+    n_steps = z.shape[1]
+    now = slice(lag, n_steps - season)
+    before = slice(0, n_steps - season - lag)
+    error = (z[:, lag + season :] - z[:, now]) / unit
+    earlier = z[:, season : n_steps - lag] - level[:, before]
+    current = z[:, now] - level[:, now]
+    earlier = (earlier - current) / unit
+    both = np.isfinite(error) & np.isfinite(earlier)
+    # clipped, or a few outliers would decide
+    a = np.clip(error[both], -LARGEST, LARGEST)
+    b = np.clip(earlier[both], -LARGEST, LARGEST)
+    size = (a @ a) * (b @ b)
+    return float((a @ b) ** 2 / max(size, 1e-30))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
+from fluxutils_py.data.filling import last_positions
 from fluxutils_py.errors import DataError
 
 LARGEST = 8.0  # inputs are clipped to this absolute value
@@ -126,7 +127,12 @@ class Features:
         """Number of steps over which the scale is averaged, and from which a missing value may be
         filled in.
         """
-        return max(128, 4 * self.season, 2 * self.lag, min(28 * self.season, 672))
+        return max(
+            128,
+            4 * self.season,
+            2 * self.lag,
+            min(28 * self.season, 672),
+        )
 
     @property
     def n_lags(self) -> int:
@@ -152,7 +158,8 @@ class Features:
 
     @property
     def n_inputs(self) -> int:
-        return self.input_size + 4 + self.h * (self.lag > self.season)
+        n_lagged = self.h if self.lag > self.season else 0
+        return self.input_size + 4 + n_lagged
 
     def forward(self, values: np.ndarray) -> np.ndarray:
         """Transform values: take logarithms if ``log``, else return them as they are."""
@@ -174,7 +181,8 @@ class Features:
         """Compute the statistics at the last ``n_steps`` of transformed values (B, K), with the
         steps before.
         """
-        return self.statistics(WindowPast(z, self._fill_missing(z), n_steps))
+        filled = self._fill_missing(z)
+        return self.statistics(WindowPast(z, filled, n_steps))
 
     def inputs(self, past: Past[np.ndarray], out: np.ndarray) -> None:
         """Write the inputs of each step to ``out``, of shape (B, S, n_inputs)."""
@@ -184,27 +192,34 @@ class Features:
             out[:, :, start:stop] = columns
             start = stop
         np.clip(out, -LARGEST, LARGEST, out=out)
-        np.copyto(out, 0.0, where=np.isnan(out))
+        missing = np.isnan(out)
+        np.copyto(out, 0.0, where=missing)
         if not past.known.all():
             out[~past.known] = 0.0
 
     def statistics(self, values: PastValues[Array]) -> Past[Array]:
         """Compute level, scale and seasonal naive forecast at each step."""
-        where, isnan = values.xp.where, values.xp.isnan
+        xp = values.xp
         scale = values.mean_change(self.season, self.memory)
         if values.any_missing(scale):  # in the first season: change from step to step
-            scale = where(isnan(scale), values.mean_change(1, self.memory), scale)
+            by_step = values.mean_change(1, self.memory)
+            scale = xp.where(xp.isnan(scale), by_step, scale)
         # also where the scale is NaN, which no comparison is true of
-        scale = where(scale > self.smallest_scale, scale, self.smallest_scale)
+        smallest = self.smallest_scale
+        scale = xp.where(scale > smallest, scale, smallest)
         level = values.mean(self.season)
         last = values.back(0)
-        known = ~isnan(last)
+        # missing values are filled in: none is left where there was one in reach
+        known = ~xp.isnan(last)
         naive = values.at(self.counterparts())
         if values.any_missing(last) or values.any_missing(naive):
-            naive = where(isnan(naive), last[:, :, None], naive)
-            naive = where(known[:, :, None], naive, 0.0)
-            level = where(known, level, 0.0)
-            scale = where(known, scale, 1.0)
+            missing = xp.isnan(naive)
+            last = last[:, :, None]
+            naive = xp.where(missing, last, naive)
+            # zeros: nothing downstream may become NaN
+            naive = xp.where(known[:, :, None], naive, 0.0)
+            level = xp.where(known, level, 0.0)
+            scale = xp.where(known, scale, 1.0)
         return Past(naive, level, scale, known, values)
 
     def input_columns(self, past: Past[Array]) -> Iterator[Array]:
@@ -214,8 +229,10 @@ class Features:
         values = past.values
         level = past.level
         scale = past.scale
+        # one division for all inputs, which are many more than scales
         inverse = 1.0 / scale[:, :, None]
-        yield (values.recent(self.input_size) - level[:, :, None]) * inverse
+        recent = values.recent(self.input_size)
+        yield (recent - level[:, :, None]) * inverse
         trends = (
             level - values.mean(self.season, self.lag),
             values.back(0) - values.back(self.season),
@@ -223,11 +240,16 @@ class Features:
         )
         for trend in trends:
             yield (trend / scale)[:, :, None]
-        yield values.xp.log(scale / self.unit)[:, :, None]
+        size = values.xp.log(scale / self.unit)
+        yield size[:, :, None]
         if self.lag > self.season:
             yield from self._lagged_columns(past, inverse)
 
-    def _lagged_columns(self, past: Past[Array], inverse: Array) -> Iterator[Array]:
+    def _lagged_columns(
+        self,
+        past: Past[Array],
+        inverse: Array,
+    ) -> Iterator[Array]:
         """Yield how each forecast step's value a few long seasons ago differed from its level then,
         less what the seasonal naive forecast already says.
         """
@@ -235,11 +257,14 @@ class Features:
         for turn in range(1, self.n_lags + 1):
             shift = turn * self.lag
             # the forecast steps whose last counterpart is so many long seasons back
-            ahead = np.arange(shift - self.lag, min(shift, self.h))
-            lagged = past.values.at(ahead + 1 - shift)
+            first = shift - self.lag
+            stop = min(shift, self.h)
+            offsets = np.arange(first, stop) + 1 - shift
+            lagged = past.values.at(offsets)
+            level_then = past.values.mean(self.season, shift)
             # in place: these are the largest arrays of a window
-            lagged -= past.values.mean(self.season, shift)[:, :, None]
-            lagged -= past.naive[:, :, ahead[0] : ahead[-1] + 1] - level
+            lagged -= level_then[:, :, None]
+            lagged -= past.naive[:, :, first:stop] - level
             lagged *= inverse
             yield lagged
 
@@ -248,7 +273,8 @@ class Features:
         forecast step: (h,).
         """
         ahead = np.arange(1, self.h + 1)
-        return ahead - self.season * -(-ahead // self.season)
+        season_of_step = -(-ahead // self.season)
+        return ahead - self.season * season_of_step
 
     def _fill_missing(self, z: np.ndarray) -> np.ndarray:
         """Fill in missing values from the same position in one of the last seasons, else with the
@@ -262,13 +288,15 @@ class Features:
             shift = back * self.season
             later = filled[:, shift:]
             # from z, not from filled: a value that was itself filled in does not count
-            np.copyto(later, z[:, :-shift], where=np.isnan(later))
+            earlier = z[:, :-shift]
+            np.copyto(later, earlier, where=np.isnan(later))
         missing = np.isnan(filled)
-        columns = np.arange(z.shape[1])
-        last = np.maximum.accumulate(np.where(missing, -1, columns), axis=1)
-        near = missing & (last >= 0) & (columns - last <= self.memory)
-        at = np.nonzero(near)
-        filled[at] = filled[at[0], last[at]]
+        last = last_positions(~missing)
+        age = np.arange(z.shape[1]) - last
+        near = missing & (last >= 0) & (age <= self.memory)
+        rows, columns = np.nonzero(near)
+        origins = last[rows, columns]
+        filled[rows, columns] = filled[rows, origins]
         return filled
 
 
@@ -282,9 +310,14 @@ class WindowPast:
     n_steps : int
     """
 
-    xp: Any = np  # of the class: pickle does not take modules
+    xp: Any = np  # of the class: modules cannot be pickled
 
-    def __init__(self, z: np.ndarray, filled: np.ndarray, n_steps: int) -> None:
+    def __init__(
+        self,
+        z: np.ndarray,
+        filled: np.ndarray,
+        n_steps: int,
+    ) -> None:
         self.z = z
         self.filled = filled
         self.n_steps = n_steps
@@ -296,7 +329,8 @@ class WindowPast:
 
     def at(self, offsets: np.ndarray) -> np.ndarray:
         lowest = int(offsets.min())
-        return self._views(1 - lowest)[:, :, offsets - lowest]
+        views = self._views(1 - lowest)
+        return views[:, :, offsets - lowest]
 
     def back(self, n: int) -> np.ndarray:
         return self._shifted(self.filled, n)
@@ -308,7 +342,9 @@ class WindowPast:
 
     def mean_change(self, back: int, n: int) -> np.ndarray:
         change = np.full(self.z.shape, np.nan)
-        np.abs(self.z[:, back:] - self.z[:, :-back], out=change[:, back:])
+        earlier = self.z[:, :-back]
+        step = self.z[:, back:] - earlier
+        np.abs(step, out=change[:, back:])
         return self._shifted(rolling_mean(change, n), 0)
 
     def any_missing(self, values: np.ndarray) -> bool:
@@ -316,15 +352,18 @@ class WindowPast:
 
     def _views(self, n: int) -> np.ndarray:
         """Return the last ``n`` filled values at each step, (B, S, n), without a copy."""
-        return sliding_window_view(self.filled, n, axis=1)[:, -self.n_steps :]
+        views = sliding_window_view(self.filled, n, axis=1)
+        return views[:, -self.n_steps :]
 
     def _shifted(self, values: np.ndarray, back: int) -> np.ndarray:
         """Return ``values`` (B, K) ``back`` steps before each step; NaN before the first column."""
+        # columns before the first one are reached where a window has no steps before it
         stop = values.shape[1] - back
         start = stop - self.n_steps
         if start >= 0:
             return values[:, start:stop]
-        out = np.full((len(values), self.n_steps), np.nan)
+        shape = (len(values), self.n_steps)
+        out = np.full(shape, np.nan)
         if stop > 0:
             out[:, -stop:] = values[:, :stop]
         return out
@@ -335,19 +374,24 @@ def rolling_mean(values: np.ndarray, n: int) -> np.ndarray:
     there are none.
     """
     known = ~np.isnan(values)
-    first = np.take_along_axis(values, known.argmax(1)[:, None], 1)
+    at = known.argmax(1)[:, None]
+    first = np.take_along_axis(values, at, 1)
     above = values - first  # sums of small differences stay exact, however high the level
     if known.all():
-        return first + _rolling_sum(above, n) / np.minimum(np.arange(1, values.shape[1] + 1), n)
+        lengths = np.arange(1, values.shape[1] + 1)
+        counts = np.minimum(lengths, n)
+        return first + _rolling_sum(above, n) / counts
     sums = _rolling_sum(np.where(known, above, 0.0), n)
     counts = _rolling_sum(known.astype(np.float64), n)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(counts > 0.5, first + sums / counts, np.nan)
+        means = first + sums / counts
+    return np.where(counts > 0.5, means, np.nan)
 
 
 def _rolling_sum(values: np.ndarray, n: int) -> np.ndarray:
     total = np.cumsum(values, axis=1)
     if n < values.shape[1]:
         # the copy: NumPy would read columns that it has already changed
-        total[:, n:] -= total[:, :-n].copy()
+        earlier = total[:, :-n].copy()
+        total[:, n:] -= earlier
     return total

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import nn
 
-from fluxutils_py.errors import DataError
+from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.covariates import Covariates, filled_forward
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.forecaster_settings import (
@@ -17,7 +16,7 @@ from fluxutils_py.forecasting.forecaster_settings import (
     column_names,
     columns_of,
 )
-from fluxutils_py.forecasting.panel import Columns, Panel, format_time, series_name
+from fluxutils_py.forecasting.panel import Columns, Panel, series_name
 from fluxutils_py.forecasting.panel_windows import (
     ArrayFNT,
     ArraySource,
@@ -36,10 +35,8 @@ class FittedForecaster:
     features : Features
     channels : Channels
     covariates : Covariates
-    columns : Columns
-        Those that it reads.
-    names : list of str
-        Columns with forecasts: of the point forecast, then each quantile.
+    settings : ForecasterSettings
+        For the names of columns, which may change after ``fit``.
     models : sequence of nn.Module
         Empty before they are trained.
     """
@@ -47,54 +44,60 @@ class FittedForecaster:
     features: Features
     channels: Channels
     covariates: Covariates
-    columns: Columns
-    names: list[str]
+    settings: ForecasterSettings
     models: Sequence[nn.Module] = ()
 
-    @classmethod
-    def of(
-        cls,
-        settings: ForecasterSettings,
-        features: Features,
-        channels: Channels,
-        covariates: Covariates,
-        models: Sequence[nn.Module] = (),
-    ) -> FittedForecaster:
-        """Add the names of the columns, which are settings that may change after ``fit``."""
-        names = column_names(settings)
-        return cls(features, channels, covariates, columns_of(settings), names, models)
+    @property
+    def columns(self) -> Columns:
+        """Columns that it reads."""
+        return columns_of(self.settings)
+
+    @property
+    def names(self) -> list[str]:
+        """Columns with forecasts: of the point forecast, then each quantile."""
+        return column_names(self.settings)
 
     @property
     def h(self) -> int:
         """Number of steps to forecast."""
+        # not that of the settings, which may have changed
         return self.features.h
 
     @property
     def n_quantiles(self) -> int:
         return len(self.names) - 1
 
-    def windows(self, panel: Panel | None, array: ArrayFNT | None) -> PanelWindows:
+    def windows(self, series: Panel | ArrayFNT) -> PanelWindows:
         """Return the windows of a panel or an array, from its first step."""
-        if panel is None:
-            assert array is not None
-            return PanelWindows(ArraySource(array), self.features, self.channels)
-        hist = filled_forward(self.covariates.steps(panel, "hist"), panel.lengths)
-        futr = filled_forward(self.covariates.steps(panel, "futr"), panel.lengths)
-        target = panel.values[self.columns.target][None]
-        source = PackedSeries(np.concatenate([target, hist]), panel.lengths)
-        ahead = PackedSeries(futr, panel.lengths) if len(futr) else None
-        static = self.covariates.static(panel)
-        return PanelWindows(source, self.features, self.channels, static, ahead)
+        if not isinstance(series, Panel):
+            return PanelWindows(ArraySource(series), self.features, self.channels)
+        values = self.channel_values(series)
+        # not the target: the features tell given values from those that they fill in
+        values[1:] = filled_forward(values[1:], series.lengths)
+        return self._packed_windows(values, series.lengths, self.covariates.static(series))
 
     def tail_windows(self, tail: np.ndarray, static: np.ndarray) -> PanelWindows:
         """Return the windows of tails (C, N, K). Where only covariates are known ahead, other
         channels are NaN.
         """
-        n_source = len(tail) - self.channels.n_ahead
         lengths = np.full(tail.shape[1], tail.shape[2])
-        flat = tail.reshape(len(tail), -1)
-        source = PackedSeries(flat[:n_source], lengths)
-        ahead = PackedSeries(flat[n_source:], lengths) if self.channels.n_ahead else None
+        return self._packed_windows(tail.reshape(len(tail), -1), lengths, static)
+
+    def channel_values(self, panel: Panel) -> np.ndarray:
+        """Return the target, past covariates and those known ahead: (C, total), NaN where
+        missing.
+        """
+        target = panel.values[self.columns.target][None]
+        covariates = [self.covariates.steps(panel, group) for group in ("hist", "futr")]
+        return np.concatenate([target, *covariates])
+
+    def _packed_windows(
+        self, values: np.ndarray, lengths: np.ndarray, static: np.ndarray
+    ) -> PanelWindows:
+        # those known ahead apart: windows read them beyond the end of the others
+        n_source = len(values) - self.channels.n_ahead
+        source = PackedSeries(values[:n_source], lengths)
+        ahead = PackedSeries(values[n_source:], lengths) if self.channels.n_ahead else None
         return PanelWindows(source, self.features, self.channels, static, ahead)
 
     def require_modelled(self, panel: Panel) -> None:
@@ -107,11 +110,11 @@ class FittedForecaster:
         values = panel.values[target]
         bad = np.flatnonzero(values <= 0)  # False for NaN
         if len(bad):
-            series = np.searchsorted(np.cumsum(panel.lengths), bad[:1], side="right")
-            time = panel.times(series, bad[:1] - panel.offsets[series])[0]
+            place = int(bad[0])
+            i = int(np.searchsorted(np.cumsum(panel.lengths), place, side="right"))
             raise DataError(
-                f"column {target!r} of df is {values[bad[0]]:g} in series "
-                f"{panel.ids[series[0]]!r} at {format_time(time)}; the values were positive when "
+                f"column {target!r} of df is {values[place]:g} in series {panel.ids[i]!r} at "
+                f"{panel.time_text(i, place - panel.offsets[i])}; the values were positive when "
                 "the forecaster was fitted, and are modelled by their logarithms: correct it, set "
                 "NaN, or fit with transform='none'"
             )
@@ -120,6 +123,7 @@ class FittedForecaster:
         """Raise DataError if a value of an array (F, N, T) is infinite, or not positive where
         logarithms are modelled.
         """
+        # checked before the networks read it: their state would depend on it from then on
         bad = np.isinf(values)
         need = "finite"
         if self.features.log:
@@ -132,26 +136,33 @@ class FittedForecaster:
             )
 
 
+def array_shape(series: Panel | ArrayFNT) -> tuple[int, int] | None:
+    """Return the numbers of features and series of an array; None for a panel."""
+    if isinstance(series, Panel):
+        return None
+    return int(series.shape[0]), int(series.shape[1])
+
+
 def warn_long_horizon(h: int, lengths: np.ndarray) -> None:
     """Warn, in training, of a horizon that no series is longer than."""
+    # in training, targets end with the series
     longest = int(lengths.max())
     if longest <= h:
-        warnings.warn(
+        warn(
             f"no series is longer than the horizon of {h} steps (the longest has {longest}): "
             f"training does not see what comes {longest} or more steps later, which is forecast "
-            "as the season before",
-            stacklevel=3,
+            "as the season before"
         )
 
 
 def warn_short_series(season: int, lengths: np.ndarray, panel: Panel | None) -> None:
     """Warn of series that are not longer than a season."""
+    # not an error: such series profit from the others
     short = np.flatnonzero(lengths <= season)
     if len(short):
         first = short[0]
-        warnings.warn(
+        warn(
             f"{len(short)} of {len(lengths)} series have no more steps than a season of {season} "
             f"(series {series_name(panel, first)} has {lengths[first]}): where the season before "
-            "is not known, they are forecast from their last value",
-            stacklevel=3,
+            "is not known, they are forecast from their last value"
         )

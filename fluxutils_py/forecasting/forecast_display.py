@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -14,7 +15,9 @@ from fluxutils_py.forecasting.forecaster import Forecaster
 from fluxutils_py.forecasting.frames import Frame, require
 from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.outputs import forecast_values, future_covariates
-from fluxutils_py.forecasting.panel import read_steps
+from fluxutils_py.forecasting.panel import read_steps, series_numbers
+
+Line = tuple[np.ndarray, np.ndarray]  # times and values, or lower and upper values
 
 
 class ForecastDisplay:
@@ -38,7 +41,13 @@ class ForecastDisplay:
     """
 
     def __init__(
-        self, *, ids: Sequence[Any], history: Any, forecast: Any, bands: Any = (), truth: Any = None
+        self,
+        *,
+        ids: Sequence[object],
+        history: Sequence[Line],
+        forecast: Sequence[Line],
+        bands: Sequence[Line] = (),
+        truth: Sequence[Line] | None = None,
     ) -> None:
         self.ids = ids
         self.history = history
@@ -46,12 +55,11 @@ class ForecastDisplay:
         self.bands = bands
         self.truth = truth
 
-    # More than 12 branches: each part of the picture may be left out.
     @classmethod
     def from_forecaster(
         cls,
         fc: Forecaster,
-        ids: Sequence[Any] | None = None,
+        ids: Sequence[object] | None = None,
         *,
         futr_df: object = None,
         truth_df: object = None,
@@ -75,19 +83,20 @@ class ForecastDisplay:
             One per series. None: make a new figure.
         """
         check_is_fitted(fc, "models_")
-        fitted = FittedForecaster.of(fc, fc.features_, fc.channels_, fc.covariates_, fc.models_)
+        fitted = FittedForecaster(fc.features_, fc.channels_, fc.covariates_, fc, fc.models_)
         history = fc.history_
-        number = {label: i for i, label in enumerate(fc.ids_)}
-        ids = list(fc.ids_[:4]) if ids is None else list(ids)
-        unknown = [i for i in ids if i not in number]
-        if unknown:
+        # more panels would not be legible in one figure
+        ids = list(fc.ids_[:4] if ids is None else ids)
+        series = series_numbers(ids, fc.ids_).tolist()
+        if -1 in series:
             raise DataError(
-                f"ids has {unknown[0]!r}, which is none of the {len(number)} series of the "
-                "forecaster"
+                f"ids has {ids[series.index(-1)]!r}, which is none of the {len(fc.ids_)} series of "
+                "the forecaster"
             )
-        series = [number[i] for i in ids]
         values = forecast_values(fitted, history, future_covariates(fitted, history, futr_df))
-        n = min(3 * fitted.h if n_history is None else n_history, history.n_kept)
+        if n_history is None:
+            n_history = 3 * fitted.h
+        n = min(n_history, history.n_kept)
         bands = []
         if fitted.n_quantiles > 1:
             # the outputs are the point forecast, then the quantiles in order
@@ -95,6 +104,7 @@ class ForecastDisplay:
         truth = None
         if truth_df is not None:
             truth = _read_truth(fitted, history, truth_df, series)
+        # only numbers are kept: the display stays as it is when the forecaster is updated
         display = cls(
             ids=ids,
             history=[_last_values(history, i, n) for i in series],
@@ -109,15 +119,15 @@ class ForecastDisplay:
         dates = require("matplotlib.dates", "plot")
         if axes is None:
             pyplot = require("matplotlib.pyplot", "plot")
-            size = (7.0, 2.2 * len(self.ids) + 0.4)
-            _, axes = pyplot.subplots(
-                len(self.ids), 1, squeeze=False, figsize=size, layout="constrained"
-            )
+            n = len(self.ids)
+            size = (7.0, 2.2 * n + 0.4)
+            _, axes = pyplot.subplots(n, 1, squeeze=False, figsize=size, layout="constrained")
         self.axes_ = np.ravel(np.asarray(axes, dtype=object))
         self.figure_ = self.axes_[0].figure
         for i, (ax, name) in enumerate(zip(self.axes_, self.ids, strict=True)):
             self._plot_series(ax, i)
             if np.issubdtype(np.asarray(self.forecast[i][0]).dtype, np.datetime64):
+                # the usual labels of dates overlap in narrow panels
                 locator = ax.xaxis.get_major_locator()
                 ax.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
             ax.set_title(str(name), loc="left")
@@ -133,38 +143,55 @@ class ForecastDisplay:
         if self.truth is not None:
             ax.plot(*self.truth[i], color="0.4", linestyle=":", label="truth")
         ax.plot(times, values, color="C0", label="forecast", marker=marker)
-        if len(self.bands):
+        if self.bands:
             lower, upper = self.bands[i]
             ax.fill_between(times, lower, upper, color="C0", alpha=0.2, linewidth=0, label="band")
 
 
-def _times_ahead(history: History, series: int, h: int) -> np.ndarray:
+def _times_ahead(
+    history: History,
+    series: int,
+    h: int,
+) -> np.ndarray:
     """Return the times of the ``h`` steps after the end of a series."""
     return _step_times(history, series, int(history.lengths[series]) + np.arange(h))
 
 
-def _last_values(history: History, series: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+def _last_values(
+    history: History,
+    series: int,
+    n: int,
+) -> Line:
     """Return the times and values of the last ``n`` steps of a series, or fewer."""
     length = int(history.lengths[series])
     steps = np.arange(max(0, length - n), length)
+    # the tail ends with the last step of each series, and is NaN before its first one
     values = history.tail[0, series, history.n_kept - len(steps) :]
     return _step_times(history, series, steps), values
 
 
-def _step_times(history: History, series: int, steps: np.ndarray) -> np.ndarray:
+def _step_times(
+    history: History,
+    series: int,
+    steps: np.ndarray,
+) -> np.ndarray:
     if history.panel is None:
         return steps
     return history.panel.times(np.full(len(steps), series), steps)
 
 
 def _read_truth(
-    fitted: FittedForecaster, history: History, truth_df: object, series: list[int]
-) -> list[tuple[np.ndarray, np.ndarray]]:
+    fitted: FittedForecaster,
+    history: History,
+    truth_df: object,
+    series: list[int],
+) -> list[Line]:
     if history.panel is None:
         raise DataError("the forecaster was fitted on an array; truth_df is for frames")
     columns = fitted.columns
     frame = Frame(truth_df, "truth_df")
-    frame.require({columns.id: "id_col", columns.time: "time_col", columns.target: "target_col"})
+    # without the covariates, which a picture does not need
+    frame.require(replace(columns, hist=(), futr=()).arguments())
     row_series, steps = read_steps(frame, columns, history.panel)
     values = frame.numbers(columns.target, missing=True)
     truth = []

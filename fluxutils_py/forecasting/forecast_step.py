@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.exporting import InitialState, ModelStep
-from fluxutils_py.forecasting.covariates import Covariate, Covariates
+from fluxutils_py.forecasting.covariates import Covariate
 from fluxutils_py.forecasting.direct_model import Ensemble
-from fluxutils_py.forecasting.features import LARGEST, SEASONS_BACK, Features, Past
-from fluxutils_py.forecasting.panel_windows import Channels
+from fluxutils_py.forecasting.features import LARGEST, SEASONS_BACK, Past
+from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 
 
 class StepState(NamedTuple):
@@ -42,13 +42,6 @@ class StepState(NamedTuple):
         return tuple(tensor for tensor in self if tensor is not None)
 
 
-class CovariateInputs(NamedTuple):
-    """Covariates of one step as channels of the networks: at this step, and at the next ones."""
-
-    current: list[Tensor]
-    ahead: list[Tensor]
-
-
 class ForecastStep(nn.Module):
     """Features, networks and inverse of one step: ``step(*inputs, *states)`` returns ``(*forecasts,
     *next_states)``.
@@ -59,12 +52,8 @@ class ForecastStep(nn.Module):
 
     Parameters
     ----------
-    models : sequence of nn.Module
-    features : Features
-    channels : Channels
-    covariates : Covariates
-        Their means and scales.
-    n_quantiles : int
+    fitted : FittedForecaster
+        Trained, on the processor.
 
     Attributes
     ----------
@@ -80,49 +69,55 @@ class ForecastStep(nn.Module):
     The formulas are those of :class:`Features`, on the values that the state holds.
     """
 
-    def __init__(
-        self,
-        models: Sequence[nn.Module],
-        features: Features,
-        channels: Channels,
-        covariates: Covariates,
-        n_quantiles: int,
-    ) -> None:
+    def __init__(self, fitted: FittedForecaster) -> None:
         super().__init__()
-        self.features = features
-        self.channels = channels
-        self.n_models = len(models)
-        self.n_outputs = 1 + n_quantiles
+        self.features = features = fitted.features
+        self.channels = channels = fitted.channels
+        self.n_models = len(fitted.models)
+        self.n_outputs = len(fitted.names)
         sizes = {
             "past": channels.n_past,
             "static": channels.n_static,
             "known": channels.n_ahead * (1 + channels.h),
         }
-        self.inputs = {"y": 1, **{name: n for name, n in sizes.items() if n}}
+        # a graph has no inputs of size 0
+        present = {name: n for name, n in sizes.items() if n}
+        self.inputs = {"y": 1, **present}
+        covariates = fitted.covariates
         self._register_scales("past", covariates.hist)
         self._register_scales("static", covariates.stat)
+        # each has a value now, and one at each of the next steps
         self._register_scales("known", covariates.futr, times=1 + channels.h)
-        self.dtype = next(models[0].parameters()).dtype
-        self.network = self._network_step(models)
+        parameter = next(fitted.models[0].parameters())
+        self.dtype = parameter.dtype
+        self.network = self._network_step(fitted.models)
         # enough for every feature, and for the seasons from which a missing value is filled in
-        self.n_kept = max(features.reach, SEASONS_BACK * features.season) + 1
+        n_seasons = SEASONS_BACK * features.season
+        self.n_kept = max(features.reach, n_seasons) + 1
         states = self._initial_states()
         self.n_states = len(states)
         self.initial = (*states, *self.network.initial)
 
-    def _register_scales(self, name: str, group: tuple[Covariate, ...], times: int = 1) -> None:
-        means = [covariate.mean for covariate in group]
-        scales = [covariate.scale for covariate in group]
-        self.register_buffer(f"mean_{name}", _repeat_values(means, times))
-        self.register_buffer(f"scale_{name}", _repeat_values(scales, times))
+    def _register_scales(
+        self,
+        name: str,
+        group: tuple[Covariate, ...],
+        times: int = 1,
+    ) -> None:
+        for part in ("mean", "scale"):
+            values = [getattr(covariate, part) for covariate in group]
+            buffer = torch.tensor(values, dtype=torch.float64)
+            self.register_buffer(f"{part}_{name}", buffer.repeat_interleave(times))
 
     def _network_step(self, models: Sequence[nn.Module]) -> ModelStep:
         networks = iter(models)
         ensemble = Ensemble(lambda: next(networks), len(models))
         # a separate generator: an export must not change the user's random numbers
         generator = torch.Generator().manual_seed(0)
-        example = torch.randn(4, 2, self.channels.total, generator=generator)
-        return ModelStep(ensemble, [example.to(self.dtype)])
+        n_channels = self.channels.total
+        example = torch.randn(4, 2, n_channels, generator=generator)
+        example = example.to(self.dtype)
+        return ModelStep(ensemble, [example])
 
     def _initial_states(self) -> list[InitialState]:
         """Return the tensors of a :class:`StepState` before the first step: nothing is known."""
@@ -131,112 +126,172 @@ class ForecastStep(nn.Module):
             return torch.full(shape, torch.nan, dtype=torch.float64)
 
         channels = self.channels
-        states = [InitialState(missing(2, 1, self.n_kept), 1), InitialState(missing(1), 0)]
+        values = missing(2, 1, self.n_kept)
+        states = [InitialState(values, batch_axis=1)]
+        others = [missing(1)]
         if channels.n_past:
-            states.append(InitialState(missing(1, channels.n_past), 0))
+            others.append(missing(1, channels.n_past))
         if channels.n_ahead:
-            states.append(InitialState(missing(1, channels.n_ahead, self.features.season), 0))
+            season = self.features.season
+            others.append(missing(1, channels.n_ahead, season))
+        states += [InitialState(tensor, batch_axis=0) for tensor in others]
         return states
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         n_inputs = len(self.inputs)
+        first_network = n_inputs + self.n_states
         xs = self._scaled_inputs(tensors[:n_inputs])
-        state = self._named_state(tensors[n_inputs : n_inputs + self.n_states])
-        network_states = tensors[n_inputs + self.n_states :]
+        state = self._named_state(tensors[n_inputs:first_network])
         state = self._next_state(state, xs)
         z, filled = state.values.unbind()
         past = self.features.statistics(StepPast(z, filled))
-        inputs = self._network_inputs(past, self._covariate_inputs(xs, state))
-        out, *next_states = self.network(inputs, *network_states)
-        return (*self._forecasts(past, out).unbind(-2), *state.present(), *next_states)
+        inputs = self._network_inputs(past, xs, state)
+        out, *next_states = self.network(inputs, *tensors[first_network:])
+        forecasts = self._forecasts(past, out)
+        return (
+            *forecasts.unbind(-2),
+            *state.present(),
+            *next_states,
+        )
 
     def _scaled_inputs(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the inputs by name, with those known ahead as (B, n, 1 + h)."""
         xs = dict(zip(self.inputs, tensors, strict=True))
-        for name in [*xs][1:]:  # all but y, in order: a graph is traced
-            xs[name] = (xs[name] - getattr(self, f"mean_{name}")) / getattr(self, f"scale_{name}")
+        # all but y, in order: a graph is traced
+        for name in [*xs][1:]:
+            mean = getattr(self, f"mean_{name}")
+            scale = getattr(self, f"scale_{name}")
+            xs[name] = (xs[name] - mean) / scale
+        if "known" in xs:
+            channels = self.channels
+            sizes = (channels.n_ahead, 1 + channels.h)
+            xs["known"] = xs["known"].unflatten(-1, sizes)
         return xs
 
     def _named_state(self, tensors: Sequence[Tensor]) -> StepState:
+        # in the order of _initial_states
         values, age, *others = tensors
         past = others.pop(0) if self.channels.n_past else None
         known = others.pop(0) if self.channels.n_ahead else None
         return StepState(values, age, past, known)
 
-    def _next_state(self, state: StepState, xs: dict[str, Tensor]) -> StepState:
+    def _next_state(
+        self,
+        state: StepState,
+        xs: dict[str, Tensor],
+    ) -> StepState:
         """Return the state with the values and covariates of this step."""
-        state = self._append_value(state, xs["y"])
-        if state.past is not None:
-            past = torch.where(xs["past"].isnan(), state.past, xs["past"])
-            state = state._replace(past=past)
-        if state.known is not None:
-            current = self._unflattened_known(xs)[..., :1]
-            current = torch.where(current.isnan(), state.known[..., -1:], current)
-            state = state._replace(known=torch.cat([state.known[..., 1:], current], -1))
-        return state
+        past = state.past
+        if past is not None:
+            given = xs["past"]
+            past = torch.where(given.isnan(), past, given)
+        known = state.known
+        if known is not None:
+            current = xs["known"][..., :1]
+            last = known[..., -1:]
+            current = torch.where(current.isnan(), last, current)
+            earlier = known[..., 1:]
+            known = torch.cat([earlier, current], -1)
+        new = xs["y"]  # (B, 1)
+        if self.features.log:
+            new = new.log()
+        filled, age = self._filled_in(state, new)
+        both = torch.stack([new, filled])
+        kept = state.values.narrow(2, 1, self.n_kept - 1)
+        values = torch.cat([kept, both], -1)
+        return StepState(values, age, past, known)
 
-    def _append_value(self, state: StepState, y: Tensor) -> StepState:
-        """Return the state with one more value, filled in if it is missing.
+    def _filled_in(
+        self,
+        state: StepState,
+        value: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return a value (B, 1), filled in where it is missing, and the next ``age``.
 
         The rule is that of ``Features.past``: from the last seasons, else from the last value.
         """
-        new = y.log() if self.features.log else y  # (B, 1)
+        # a value that was filled in counts for the last value only, as in training
         given, filled_in = state.values.unbind()
-        filled = new
+        filled = value
         for back in range(1, SEASONS_BACK + 1):
             at = self.n_kept - back * self.features.season
-            filled = torch.where(filled.isnan(), given.narrow(1, at, 1), filled)
+            earlier = given.narrow(1, at, 1)
+            filled = torch.where(filled.isnan(), earlier, filled)
         missing = filled.isnan()
-        age = torch.where(missing.squeeze(1), state.age + 1, 0.0)
-        near = (age <= self.features.memory).unsqueeze(1)
-        last = torch.where(near, filled_in.narrow(1, -1, 1), torch.nan)
-        filled = torch.where(missing, last, filled)
-        earlier = state.values.narrow(2, 1, self.n_kept - 1)
-        values = torch.cat([earlier, torch.stack([new, filled])], -1)
-        return state._replace(values=values, age=age)
+        older = state.age + 1
+        is_older = missing.squeeze(1)
+        age = torch.where(is_older, older, 0.0)
+        # the age is NaN before the first value, and then nothing is near
+        near = age <= self.features.memory
+        last = filled_in.narrow(1, -1, 1)
+        near = near.unsqueeze(1)
+        last = torch.where(near, last, torch.nan)
+        return torch.where(missing, last, filled), age
 
-    def _unflattened_known(self, xs: dict[str, Tensor]) -> Tensor:
-        """Return the covariates known ahead, at this step and at the next h: (B, n, 1 + h)."""
-        return xs["known"].unflatten(-1, (self.channels.n_ahead, 1 + self.channels.h))
-
-    def _covariate_inputs(self, xs: dict[str, Tensor], state: StepState) -> CovariateInputs:
-        current: list[Tensor] = []
-        ahead: list[Tensor] = []
-        if state.past is not None:
-            current += state.past.unbind(-1)
-        if "static" in xs:
-            current += xs["static"].unbind(-1)
+    def _network_inputs(
+        self,
+        past: Past[Tensor],
+        xs: dict[str, Tensor],
+        state: StepState,
+    ) -> Tensor:
+        """Return the channels of the networks in the order of :class:`Channels`: (B, channels)."""
+        columns = list(self.features.input_columns(past))
+        features = torch.cat(columns, -1)
+        features = features.clamp(-LARGEST, LARGEST)
+        known = past.known[:, :, None]
+        unknown = ~known | features.isnan()
+        features = torch.where(unknown, 0.0, features)
+        parts = [features.squeeze(1)]
+        current = self._current_covariates(xs, state)
+        if current:
+            ordered = self.channels.in_order(current)
+            covariates = torch.stack(ordered, -1)
+            parts.append(covariates.nan_to_num())
         if state.known is not None:
-            current += state.known[..., -1].unbind(-1)
             # of the values that the seasonal naive forecast repeats, the last one is the current
             offsets = self.features.season - 1 + self.features.counterparts()
-            before = state.known[..., torch.from_numpy(offsets)]
-            later = self._unflattened_known(xs)[..., 1:]
-            ahead.append(torch.cat([later, before], -1).flatten(-2))
-        return CovariateInputs(current, ahead)
-
-    def _network_inputs(self, past: Past[Tensor], covariates: CovariateInputs) -> Tensor:
-        """Return the channels of the networks in the order of :class:`Channels`: (B, channels)."""
-        features = torch.cat(list(self.features.input_columns(past)), -1)
-        features = features.clamp(-LARGEST, LARGEST)
-        features = torch.where(features.isnan() | ~past.known[:, :, None], 0.0, features)
-        parts = [features.squeeze(1)]
-        if covariates.current:
-            ordered = self.channels.in_order(covariates.current)
-            parts.append(torch.stack(ordered, -1).nan_to_num())
-        parts += [channels.nan_to_num() for channels in covariates.ahead]
+            at = torch.from_numpy(offsets)
+            before = state.known[..., at]
+            later = xs["known"][..., 1:]
+            ahead = torch.cat([later, before], -1)
+            parts.append(ahead.flatten(-2).nan_to_num())
         # base and scale, which only the loss in training reads
         n_unused = self.channels.h * self.channels.base + 1
-        parts.append(torch.zeros_like(past.level).expand(-1, n_unused))
+        unused = torch.zeros_like(past.level)
+        parts.append(unused.expand(-1, n_unused))
         return torch.cat(parts, -1).to(self.dtype)
+
+    def _current_covariates(
+        self,
+        xs: dict[str, Tensor],
+        state: StepState,
+    ) -> list[Tensor]:
+        covariates: list[Tensor] = []
+        if state.past is not None:
+            covariates += state.past.unbind(-1)
+        if "static" in xs:
+            covariates += xs["static"].unbind(-1)
+        if state.known is not None:
+            current = state.known[..., -1]
+            covariates += current.unbind(-1)
+        return covariates
 
     def _forecasts(self, past: Past[Tensor], out: Tensor) -> Tensor:
         """Return the forecasts (B, outputs, h) in the units of the series; NaN where no value is
         known.
         """
-        mean = out.double().unflatten(-1, (self.n_models, -1)).mean(-2)
-        z = past.naive + past.scale[:, :, None] * mean.unflatten(-1, (self.n_outputs, -1))
-        y = z.exp() if self.features.log else z
-        return torch.where(past.known[:, :, None], y, torch.nan)
+        out = out.double()
+        by_model = out.unflatten(-1, (self.n_models, -1))
+        mean = by_model.mean(-2)
+        mean = mean.unflatten(-1, (self.n_outputs, -1))
+        # averaged before the transform is undone, as in "forecasts"
+        scale = past.scale[:, :, None]
+        y = past.naive + scale * mean
+        if self.features.log:
+            y = y.exp()
+        # NaN: the naive forecast of 0 would pass for a forecast
+        known = past.known[:, :, None]
+        return torch.where(known, y, torch.nan)
 
 
 class StepPast:
@@ -256,36 +311,45 @@ class StepPast:
         self.n_kept = filled.shape[1]
 
     def recent(self, n: int) -> Tensor:
-        return self.filled.narrow(1, self.n_kept - n, n).unsqueeze(1)
+        last = self.filled.narrow(1, self.n_kept - n, n)
+        return last.unsqueeze(1)
 
     def at(self, offsets: np.ndarray) -> Tensor:
+        # index_select: a graph keeps it as one operation
         positions = torch.from_numpy(self.n_kept - 1 + offsets)
         return self.filled.index_select(1, positions).unsqueeze(1)
 
     def back(self, n: int) -> Tensor:
-        return self.filled.narrow(1, self.n_kept - 1 - n, 1)
+        column = self.n_kept - 1 - n
+        return self.filled.narrow(1, column, 1)
 
     def mean(self, n: int, back: int = 0) -> Tensor:
         return _known_mean(self.filled, self.n_kept - back, n)
 
     def mean_change(self, back: int, n: int) -> Tensor:
         n_changes = self.n_kept - back
-        change = (self.z.narrow(1, back, n_changes) - self.z.narrow(1, 0, n_changes)).abs()
-        return _known_mean(change, n_changes, n)
+        later = self.z.narrow(1, back, n_changes)
+        earlier = self.z.narrow(1, 0, n_changes)
+        return _known_mean((later - earlier).abs(), n_changes, n)
 
     def any_missing(self, values: Tensor) -> bool:
         return True  # a traced graph has one way through, for all values
 
 
-def _repeat_values(values: Sequence[float], times: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64).repeat_interleave(times)
-
-
-def _known_mean(values: Tensor, stop: int, n: int) -> Tensor:
+def _known_mean(
+    values: Tensor,
+    stop: int,
+    n: int,
+) -> Tensor:
     """Return the mean (B, 1) of the values that are known among the ``n`` before column ``stop``;
     NaN if none is.
     """
+    # narrow: slices with negative bounds would wrap around
     start = max(0, stop - n)
-    part = values.narrow(1, start, max(0, stop) - start)
+    length = max(0, stop) - start
+    part = values.narrow(1, start, length)
     known = ~part.isnan()
-    return torch.where(known, part, 0.0).sum(-1, keepdim=True) / known.sum(-1, keepdim=True)
+    part = torch.where(known, part, 0.0)
+    total = part.sum(-1, keepdim=True)
+    count = known.sum(-1, keepdim=True)
+    return total / count

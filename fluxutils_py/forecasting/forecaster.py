@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from os import PathLike
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
@@ -16,17 +14,21 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.forecasting.covariates import Covariates
-from fluxutils_py.forecasting.cross_validation import check_walk, cross_validate, require_frame
+from fluxutils_py.forecasting.cross_validation import Walk, cross_validate
 from fluxutils_py.forecasting.features import Features
-from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster, warn_short_series
+from fluxutils_py.forecasting.fitted_forecaster import (
+    FittedForecaster,
+    array_shape,
+    warn_short_series,
+)
 from fluxutils_py.forecasting.forecaster_export import check_forecaster_export, export_forecaster
 from fluxutils_py.forecasting.forecaster_files import (
-    FittedParts,
-    load_parts,
+    load_fit,
     read_forecaster,
     save_forecaster,
 )
 from fluxutils_py.forecasting.forecaster_settings import (
+    ForecasterSettings,
     check_output_names,
     check_settings,
     columns_of,
@@ -35,18 +37,18 @@ from fluxutils_py.forecasting.forecaster_settings import (
 from fluxutils_py.forecasting.frames import is_frame
 from fluxutils_py.forecasting.frequency import Frequency
 from fluxutils_py.forecasting.history import History, start_history
-from fluxutils_py.forecasting.model_fitting import fit_panel
+from fluxutils_py.forecasting.model_fitting import Fit, fit_panel
 from fluxutils_py.forecasting.outputs import (
-    array_shape,
     array_steps,
     forecast_frame,
     further_steps,
     future_frame,
+    require_panel,
     require_same_static,
     score_forecasts,
 )
-from fluxutils_py.forecasting.panel import Panel, read_panel
-from fluxutils_py.forecasting.panel_windows import ArrayFNT, Channels, PanelWindows
+from fluxutils_py.forecasting.panel import Panel, panel_of, read_panel
+from fluxutils_py.forecasting.panel_windows import ArrayFNT, Channels
 from fluxutils_py.inputs import as_series
 from fluxutils_py.parallel import RankGroup, get_communicator
 
@@ -57,7 +59,7 @@ def _id_type(label: object) -> type:
 
 
 @explains_arguments
-class Forecaster(BaseEstimator):
+class Forecaster(ForecasterSettings):
     """Forecast many series and their quantiles with one network, from a long data frame or an (F,
     N, T) array.
 
@@ -75,11 +77,12 @@ class Forecaster(BaseEstimator):
         Time between two steps: an alias of pandas ("h", "15min", "D", "W", "MS", "ME", "B") or of
         polars, or an integer for integer times. None: inferred.
     quantiles : sequence of float
-        Levels between 0 and 1 to forecast beside the point forecast. The quantiles never cross.
+        Levels between 0 and 1 to forecast in addition to the point forecast. The quantiles never
+        cross.
     lag : int, "auto" or None
-        Steps per long season, a multiple of ``season_length``, such as a week beside the day. The
-        values that long before each forecast step become inputs. "auto": the multiple, up to 8,
-        that best explains the errors of the seasonal naive forecast. None: no long season.
+        Steps per long season, a multiple of ``season_length``, such as a week in addition to the
+        day. The values that long before each forecast step become inputs. "auto": the multiple, up
+        to 8, that best explains the errors of the seasonal naive forecast. None: no long season.
     input_size : int, optional
         Number of last values that are inputs. None: one season, but at least 12 and at most 48.
         Earlier values reach the forecast through the network's state.
@@ -164,77 +167,6 @@ class Forecaster(BaseEstimator):
     loss_curve_: list[float]
     models_: list[nn.Module]
 
-    def __init__(
-        self,
-        h: int,
-        season_length: int | None = None,
-        freq: Any = None,
-        *,
-        quantiles: Sequence[float] = (),
-        lag: Any = "auto",
-        input_size: int | None = None,
-        transform: str = "auto",
-        loss: Any = "auto",
-        cell: Any = "lstm",
-        model: Any = None,
-        hidden_size: int = 96,
-        num_layers: int = 1,
-        dropout: float = 0.1,
-        n_models: int = 1,
-        max_steps: int = 1500,
-        batchsize: int = 48,
-        seqsize: int = 96,
-        lr: float = 4e-3,
-        weight_decay: float = 1e-3,
-        hist_exog_list: Sequence[str] = (),
-        futr_exog_list: Sequence[str] = (),
-        stat_exog_list: Sequence[str] = (),
-        id_col: str = "unique_id",
-        time_col: str = "ds",
-        target_col: str = "y",
-        alias: str = "Forecaster",
-        comm: Any = "auto",
-        scaling: str = "weak",
-        n_jobs: int | None = None,
-        device: Any = None,
-        callbacks: Any = None,
-        random_state: Any = None,
-        verbose: Any = "auto",
-    ) -> None:
-        self.h = h
-        self.season_length = season_length
-        self.freq = freq
-        self.quantiles = quantiles
-        self.lag = lag
-        self.input_size = input_size
-        self.transform = transform
-        self.loss = loss
-        self.cell = cell
-        self.model = model
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.dropout = dropout
-        self.n_models = n_models
-        self.max_steps = max_steps
-        self.batchsize = batchsize
-        self.seqsize = seqsize
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.hist_exog_list = hist_exog_list
-        self.futr_exog_list = futr_exog_list
-        self.stat_exog_list = stat_exog_list
-        self.id_col = id_col
-        self.time_col = time_col
-        self.target_col = target_col
-        self.alias = alias
-        self.comm = comm
-        self.scaling = scaling
-        self.n_jobs = n_jobs
-        self.device = device
-        self.callbacks = callbacks
-        self.random_state = random_state
-        self.verbose = verbose
-
     # -- fit and predict ---------------------------------------------------------------------------
 
     def fit(self, df: object, y: object = None, *, static_df: object = None) -> Self:
@@ -271,20 +203,23 @@ class Forecaster(BaseEstimator):
         with RankGroup.from_comm(self.comm, "Forecaster.fit") as ranks:
             check_settings(self)
             ranks.require_equal(course_of_fit(self))
-            panel, array = self._read(df, static_df)
+            series = self._read(df, static_df)
             # before any attribute changes: after an error the earlier fit stays
-            fit = fit_panel(self, ranks, panel, array)
+            fit = fit_panel(self, ranks, series)
+        self._keep(fit)
+        return self
+
+    def _keep(self, fit: Fit) -> None:
         fitted = fit.fitted
         self.features_ = fitted.features
         self.channels_ = fitted.channels
         self.covariates_ = fitted.covariates
-        self.frequency_ = None if panel is None else panel.frequency
-        self.loss_name_ = fit.loss
         self.models_ = list(fitted.models)
+        self.frequency_ = fit.frequency
+        self.loss_name_ = fit.loss
         self.loss_curve_ = fit.loss_curve
-        self._shape = array_shape(array)
-        self._origin = (fit.windows, panel)
-        return self
+        self._shape = fit.shape
+        self._origin = fit.origin
 
     def predict(
         self, df: object = None, *, futr_df: object = None, static_df: object = None
@@ -308,19 +243,21 @@ class Forecaster(BaseEstimator):
             column per quantile. For an array, an array; with quantiles, a dict of arrays by column
             name. Every rank has all of it.
         """
-        check_is_fitted(self, "models_")
+        fitted = self._fitted
+        # not ignored: the forecasts would look as if they had used it
         if df is None and static_df is not None:
             raise DataError(
                 "static_df is given without df: the static covariates of the stored series are "
                 "those of fit; give df, or leave static_df out"
             )
-        fitted = self._fitted
         if df is None:
             return forecast_frame(fitted, self.history_, self._shape, futr_df)
-        panel, array = self._read_fitted(df, static_df)
-        history = start_history(fitted.models, fitted.windows(panel, array), panel)
+        series = self._read_fitted(df, static_df)
+        # arrays have no frequency, and predict refuses frames then
+        panel = panel_of(series)
+        history = start_history(fitted.models, fitted.windows(series), panel)
         warn_short_series(fitted.features.season, history.lengths, panel)
-        return forecast_frame(fitted, history, array_shape(array), futr_df)
+        return forecast_frame(fitted, history, array_shape(series), futr_df)
 
     def update(self, df: object, *, static_df: object = None) -> Self:
         """Append new observations without training; the network reads only the new steps.
@@ -345,15 +282,18 @@ class Forecaster(BaseEstimator):
             more, if a static covariate of a stored series changes, or if rows cannot be used.
             Nothing changes then.
         """
-        check_is_fitted(self, "models_")
         fitted = self._fitted
         history = self.history_
-        panel, array = self._read_further(df, static_df)
-        if panel is not None:
-            steps = further_steps(fitted, history, panel, df)
+        known = history.panel
+        series = self._read_fitted(df, static_df, None if known is None else known.zone)
+        # what cannot follow is refused: the stored series would be unusable from then on
+        if isinstance(series, Panel):
+            self._require_ids(series.ids, require_panel(history).ids)
+            require_same_static(fitted, history, series, static_df)
+            steps = further_steps(fitted, history, series, df)
         else:
-            assert array is not None
-            steps = array_steps(history, array, self._shape)
+            fitted.require_finite(np.asarray(series[:, :, :]))
+            steps = array_steps(history, series, self._shape)
         self._origin = history.extended(fitted.models, steps, fitted.tail_windows)
         return self
 
@@ -361,7 +301,6 @@ class Forecaster(BaseEstimator):
         """Return a frame of the ids and times that :meth:`predict` forecasts, to add the covariates
         known ahead to.
         """
-        check_is_fitted(self, "models_")
         return future_frame(self._fitted, self.history_)
 
     def cross_validation(
@@ -399,13 +338,15 @@ class Forecaster(BaseEstimator):
         comm = None if refit is None else self.comm  # forecasts need no other ranks
         with RankGroup.from_comm(comm, "Forecaster.cross_validation") as ranks:
             check_settings(self)
-            walk = check_walk(self.h, n_windows, step_size, refit)
+            walk = Walk(n_windows, int(self.h) if step_size is None else step_size, refit)
             ranks.require_equal(asdict(walk) | course_of_fit(self))
-            require_frame(df)
-            if refit is None:
-                check_is_fitted(self, "models_")
-            check_output_names(self)
+            if not is_frame(df):
+                raise DataError(
+                    "cross_validation takes a data frame; for an array (F, N, T), cut off steps "
+                    "and predict"
+                )
             fitted = self._fitted if refit is None else None
+            check_output_names(self)
             freq = self.freq if fitted is None else self.frequency_
             panel = read_panel(df, columns_of(self), freq, static_df=static_df)
             return cross_validate(self, fitted, ranks, panel, walk)
@@ -416,7 +357,6 @@ class Forecaster(BaseEstimator):
         ``df`` holds the steps after the stored series. Rows of other series and times are ignored;
         DataError if no row is left.
         """
-        check_is_fitted(self, "models_")
         return score_forecasts(self._fitted, self.history_, df)
 
     def export(self, path: str | PathLike[str], format: str = "onnx") -> None:
@@ -445,7 +385,6 @@ class Forecaster(BaseEstimator):
         codes, from 1. All numbers are float64.
         """
         check_format(format)
-        check_is_fitted(self, "models_")
         export_forecaster(self._fitted, path, format, type(self).__name__, self.comm)
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -453,21 +392,13 @@ class Forecaster(BaseEstimator):
 
         Of several ranks only rank 0 writes; the others return at once.
         """
-        check_is_fitted(self, "models_")
-        if get_communicator(self.comm).rank != 0:
-            return
-        parts = FittedParts(
-            features=self.features_,
-            channels=self.channels_,
-            covariates=self.covariates_,
-            frequency=self.frequency_,
-            loss_name=self.loss_name_,
-            loss_curve=self.loss_curve_,
-            models=self.models_,
-            shape=self._shape,
-            history=self.history_,
-        )
-        save_forecaster(path, self, parts)
+        fitted = self._fitted
+        if get_communicator(self.comm).rank == 0:
+            history = self.history_
+            fit = Fit(
+                fitted, self.frequency_, self.loss_name_, self.loss_curve_, self._shape, history
+            )
+            save_forecaster(path, fit, history)
 
     @classmethod
     def load(cls, path: str | PathLike[str], **arguments: Any) -> Self:
@@ -477,20 +408,10 @@ class Forecaster(BaseEstimator):
         pass it again. Raises FileNotFoundError if there is no such file, and LoadError if it holds
         no forecaster.
         """
+        # before the constructor, which needs the code that the file lacks
         content = read_forecaster(path, arguments, cls.__name__)
         forecaster = cls(**{**content["settings"], **arguments})
-        parts = load_parts(content, forecaster, path)
-        forecaster.__dict__.update(
-            features_=parts.features,
-            channels_=parts.channels,
-            covariates_=parts.covariates,
-            frequency_=parts.frequency,
-            loss_name_=parts.loss_name,
-            loss_curve_=parts.loss_curve,
-            models_=parts.models,
-            _shape=parts.shape,
-            _origin=parts.history,
-        )
+        cls._keep(forecaster, load_fit(content, forecaster, path))
         return forecaster
 
     # -- data --------------------------------------------------------------------------------------
@@ -498,28 +419,30 @@ class Forecaster(BaseEstimator):
     @property
     def _fitted(self) -> FittedForecaster:
         """What this forecaster has learnt, with the column names that its settings have now."""
-        return FittedForecaster.of(
-            self, self.features_, self.channels_, self.covariates_, self.models_
+        check_is_fitted(self, "models_")
+        return FittedForecaster(
+            self.features_, self.channels_, self.covariates_, self, self.models_
         )
 
-    def _read(self, df: object, static_df: object) -> tuple[Panel | None, ArrayFNT | None]:
-        """Return ``(panel, None)`` for a frame, ``(None, array)`` for an array."""
+    def _read(self, df: object, static_df: object) -> Panel | ArrayFNT:
+        """Return the panel of a frame, or the array."""
         if is_frame(df):
-            return read_panel(df, columns_of(self), self.freq, static_df=static_df), None
-        return None, self._read_array(df, static_df, None)
+            return read_panel(df, columns_of(self), self.freq, static_df=static_df)
+        return self._read_array(df, static_df, None)
 
     def _read_fitted(
         self, df: object, static_df: object, zone: str | None = None
-    ) -> tuple[Panel | None, ArrayFNT | None]:
+    ) -> Panel | ArrayFNT:
         """Return what :meth:`_read` returns, for data of the kind of ``fit``; ``zone`` as in
         :func:`read_panel`.
         """
         if not is_frame(df):
-            return None, self._read_array(df, static_df, self.frequency_)
+            return self._read_array(df, static_df, self.frequency_)
         if self.frequency_ is None:
             raise DataError(
                 "df is a data frame, but the forecaster was fitted on an array (F, N, T)"
             )
+        # with the frequency of fit: that of a few new rows may look like another
         panel = read_panel(df, columns_of(self), self.frequency_, static_df=static_df, zone=zone)
         known = self.history_.panel
         # a time without a zone cannot be compared with one that has one
@@ -529,7 +452,7 @@ class Forecaster(BaseEstimator):
                 "had one"
             )
         self._fitted.require_modelled(panel)
-        return panel, None
+        return panel
 
     def _read_array(self, df: object, static_df: object, frequency: Frequency | None) -> ArrayFNT:
         """Return an array (F, N, T); ``frequency`` is that of the frame of ``fit``, if there is
@@ -539,6 +462,7 @@ class Forecaster(BaseEstimator):
             raise DataError(
                 "static_df is for data frames; an array (F, N, T) has no static covariates"
             )
+        # other libraries expect the number of steps there
         if isinstance(df, int | np.integer):
             raise TypeError(
                 f"df={df} is no data: the number of steps to forecast is h of the constructor, "
@@ -552,31 +476,12 @@ class Forecaster(BaseEstimator):
         array: ArrayFNT = as_series(df, "df")[0].array
         return array
 
-    def _read_further(self, df: object, static_df: object) -> tuple[Panel | None, ArrayFNT | None]:
-        """Return what :meth:`_read` returns, for the steps after the stored series.
-
-        Raises
-        ------
-        DataError
-            If they cannot follow: the stored series would be unusable from then on.
-        """
-        fitted = self._fitted
-        history = self.history_
-        known = history.panel
-        zone = None if known is None else known.zone
-        panel, array = self._read_fitted(df, static_df, zone)
-        if panel is not None and known is not None:
-            self._require_ids(panel.ids, known.ids)
-            require_same_static(fitted, history, panel, static_df)
-        if array is not None:
-            fitted.require_finite(np.asarray(array[:, :, :]))
-        return panel, array
-
     def _require_ids(self, ids: np.ndarray, known: np.ndarray) -> None:
         """Raise DataError if a new id is of a type that no stored one has: one column may not hold
         both.
         """
         stored = set(known)
+        # frames of polars and pyarrow have columns of one type, and predict returns them
         types = {_id_type(label) for label in known}
         odd = [label for label in ids if label not in stored and _id_type(label) not in types]
         if odd:
@@ -586,12 +491,9 @@ class Forecaster(BaseEstimator):
                 "fitted; convert the ids"
             )
 
-    # the history, or the arguments from which start_history computes it
-    _origin: History | tuple[PanelWindows, Panel | None]
-    _shape: tuple[int, int] | None  # (F, N) of the array of fit
-
     @property
     def history_(self) -> History:
+        """Ends of the series."""
         # computed on first use after a fit: many forecasters are only scored by cross-validation
         if isinstance(self._origin, tuple):
             self._origin = start_history(self.models_, *self._origin)
@@ -603,6 +505,5 @@ class Forecaster(BaseEstimator):
         return np.arange(self.history_.n_series) if panel is None else panel.ids
 
     def _check_export(self, path: str | PathLike[str], df: object, tolerance: float) -> float:
-        check_is_fitted(self, "models_")
-        panel, array = self._read_fitted(df, None)
-        return check_forecaster_export(self._fitted, path, panel, array, tolerance)
+        fitted = self._fitted
+        return check_forecaster_export(fitted, path, self._read_fitted(df, None), tolerance)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from os import PathLike
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 
 from fluxutils_py.errors import ExportError
 from fluxutils_py.exporting import ExportedModel, Graph, write_graph
+from fluxutils_py.exporting.export_files import Path
 from fluxutils_py.forecasting.covariates import Covariate, Covariates
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecast_step import ForecastStep
 from fluxutils_py.forecasting.history import forecasts_along
-from fluxutils_py.forecasting.panel import Panel, series_name
+from fluxutils_py.forecasting.panel import Panel, panel_of, series_name
 from fluxutils_py.forecasting.panel_windows import ArrayFNT, PanelWindows
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.versions import installed_version
@@ -23,12 +24,15 @@ N_COMPARED = 24  # steps at which forecasts are compared
 
 
 def export_forecaster(
-    fitted: FittedForecaster, path: str | PathLike[str], format: str, class_name: str, comm: object
+    fitted: FittedForecaster,
+    path: Path,
+    format: str,
+    class_name: str,
+    comm: object,
 ) -> None:
     """Implement ``Forecaster.export``; ``class_name`` is that of the forecaster."""
-    step = ForecastStep(
-        fitted.models, fitted.features, fitted.channels, fitted.covariates, fitted.n_quantiles
-    )
+    step = ForecastStep(fitted)
+    # of one series: only their sizes and types matter
     inputs = [torch.ones(n, dtype=torch.float64) for n in step.inputs.values()]
     covariates = {
         "past": fitted.covariates.hist,
@@ -38,9 +42,7 @@ def export_forecaster(
     metadata = {
         "h": fitted.h,
         "season": fitted.features.season,
-        "covariates": {
-            name: [_describe_covariate(c) for c in group] for name, group in covariates.items()
-        },
+        "covariates": {k: [_describe_covariate(c) for c in v] for k, v in covariates.items()},
         "estimator": class_name,
         "fluxutils_py": installed_version("fluxutils_py"),
         "torch": torch.__version__,
@@ -61,9 +63,8 @@ def _describe_covariate(covariate: Covariate) -> dict[str, Any]:
 
 def check_forecaster_export(
     fitted: FittedForecaster,
-    path: str | PathLike[str],
-    panel: Panel | None,
-    array: ArrayFNT | None,
+    path: Path,
+    series: Panel | ArrayFNT,
     tolerance: float,
 ) -> float:
     """Compare an exported file with its forecaster on some series; see ``check_export``.
@@ -72,21 +73,24 @@ def check_forecaster_export(
     to N_COMPARED steps of each series, its last one among them. Covariates known ahead count as
     missing after the end of a series.
     """
-    windows = fitted.windows(panel, array)
-    lengths = np.asarray(windows.source.lengths)
-    ends = np.linspace(0, 1, N_COMPARED) * (lengths[:, None] - 1)
-    origins = np.unique(ends.astype(int), axis=1)
-    outputs = np.concatenate(_run_file(path, windows, fitted.covariates), axis=-1)
+    windows = fitted.windows(series)
+    lengths = windows.source.lengths
+    last = lengths[:, None] - 1
+    origins = np.linspace(0, 1, N_COMPARED) * last
+    # short series have fewer steps than are compared
+    origins = np.unique(origins.astype(int), axis=1)
+    outputs = _run_file(path, windows, fitted.covariates)
     expected = forecasts_along(fitted.models, windows, origins, fitted.n_quantiles)
     largest = 0.0
     for at, want in zip(origins.T, expected, strict=True):
-        got = outputs[at, np.arange(len(at))].reshape(want.shape)
+        got = outputs[at, np.arange(len(at))]
+        got = got.reshape(want.shape)
         away = _relative_differences(got, want)
         worst = float(away.max())
         if worst > tolerance:
             n, i, k = np.unravel_index(away.argmax(), away.shape)
             raise ExportError(
-                f"{path}: {fitted.names[i]} of series {series_name(panel, int(n))} is "
+                f"{path}: {fitted.names[i]} of series {series_name(panel_of(series), int(n))} is "
                 f"{got[n, i, k]:.7g} {k + 1} steps after step {at[n]}, that of the forecaster is "
                 f"{want[n, i, k]:.7g}: a relative difference of {worst:.1e}, above {tolerance:.1e}"
             )
@@ -100,16 +104,21 @@ def _relative_differences(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     0 where both are NaN, infinite where one is.
     """
     largest = np.nanmax(np.abs(want), axis=(1, 2), initial=0.0)
+    # of the whole series: a value near 0 has few exact digits
     scale = np.maximum(1.0, largest)[:, None, None]
-    away = np.where(np.isnan(got) & np.isnan(want), 0.0, np.abs(got - want) / scale)
+    both_missing = np.isnan(got) & np.isnan(want)
+    away = np.abs(got - want) / scale
+    away = np.where(both_missing, 0.0, away)
     return np.nan_to_num(away, nan=np.inf)
 
 
 def _run_file(
-    path: str | PathLike[str], windows: PanelWindows, covariates: Covariates
-) -> list[np.ndarray]:
-    """Return the outputs of a file for all steps of all series from their first ones, each (T, N,
-    h).
+    path: Path,
+    windows: PanelWindows,
+    covariates: Covariates,
+) -> np.ndarray:
+    """Return the outputs of a file for all steps of all series from their first ones: (T, N,
+    outputs * h).
     """
     n_steps = int(windows.source.lengths.max())
     inputs = _file_inputs(windows, covariates, n_steps)
@@ -119,13 +128,19 @@ def _run_file(
     length = 1
     # pieces of 1, 3, 7, ... steps: the state must be handed on at any place
     while begin < n_steps:
-        parts.append(file.run(*(x[begin : begin + length] for x in inputs)))
-        begin += length
+        stop = begin + length
+        outputs = file.run(*(x[begin:stop] for x in inputs))
+        parts.append(np.concatenate(outputs, axis=-1))
+        begin = stop
         length = 2 * length + 1
-    return [np.concatenate(part) for part in zip(*parts, strict=True)]
+    return np.concatenate(parts)
 
 
-def _file_inputs(windows: PanelWindows, covariates: Covariates, n_steps: int) -> list[np.ndarray]:
+def _file_inputs(
+    windows: PanelWindows,
+    covariates: Covariates,
+    n_steps: int,
+) -> list[np.ndarray]:
     """Return the inputs of an exported file in its units: (T, N, features) each."""
     n = windows.n_series
     h = windows.features.h
@@ -134,20 +149,25 @@ def _file_inputs(windows: PanelWindows, covariates: Covariates, n_steps: int) ->
     y, *past = windows.source.cut(series, first, n_steps)
     inputs = [y.T[:, :, None]]
     if past:
-        inputs.append(_undo_scaling(covariates.hist, np.stack(past)).transpose(2, 1, 0))
+        values = _undo_scaling(covariates.hist, np.stack(past))
+        inputs.append(values.transpose(2, 1, 0))
     if covariates.stat:
         assert windows.static is not None
-        static = _undo_scaling(covariates.stat, windows.static.T[:, :, None])
-        inputs.append(np.repeat(static.transpose(2, 1, 0), n_steps, 0))
+        # static covariates are inputs of every step of the file
+        static = windows.static.T[:, :, None]
+        static = _undo_scaling(covariates.stat, static).transpose(2, 1, 0)
+        inputs.append(np.repeat(static, n_steps, 0))
     if windows.ahead is not None:
-        known = _undo_scaling(covariates.futr, windows.ahead.cut(series, first, n_steps + h))
-        steps = np.lib.stride_tricks.sliding_window_view(known, 1 + h, axis=2)  # (C, N, T, 1 + h)
-        inputs.append(steps.transpose(2, 1, 0, 3).reshape(n_steps, n, -1))
+        known = windows.ahead.cut(series, first, n_steps + h)
+        known = _undo_scaling(covariates.futr, known)
+        steps = sliding_window_view(known, 1 + h, axis=2)  # (C, N, T, 1 + h)
+        steps = steps.transpose(2, 1, 0, 3)
+        inputs.append(steps.reshape(n_steps, n, -1))
     return inputs
 
 
 def _undo_scaling(covariates: tuple[Covariate, ...], channels: np.ndarray) -> np.ndarray:
     """Return channels (C, N, T) as they were before the covariates scaled them."""
-    scale = np.array([covariate.scale for covariate in covariates])
-    mean = np.array([covariate.mean for covariate in covariates])
+    scale = np.array([c.scale for c in covariates])
+    mean = np.array([c.mean for c in covariates])
     return channels * scale[:, None, None] + mean[:, None, None]

@@ -6,8 +6,7 @@ import ast
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from os import PathLike
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,15 @@ from fluxutils_py.errors import DataError, LoadError
 from fluxutils_py.estimator.bounded_building import build_bounded
 from fluxutils_py.estimator.building import build_model, check_device
 from fluxutils_py.estimator.persistence import read_dtype
+from fluxutils_py.exporting.export_files import Path
 from fluxutils_py.forecasting.covariates import Covariate, Covariates
 from fluxutils_py.forecasting.features import Features
+from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
 from fluxutils_py.forecasting.frames import require
 from fluxutils_py.forecasting.frequency import Frequency
 from fluxutils_py.forecasting.history import History
-from fluxutils_py.forecasting.model_fitting import make_network
+from fluxutils_py.forecasting.model_fitting import Fit, make_network
 from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.forecasting.panel_windows import Channels
 from fluxutils_py.training.plain_files import read_file, write_file
@@ -38,48 +39,31 @@ GROUPS = ("hist", "futr", "stat")  # of covariates
 ARRAYS = ("tail", "lengths", "static")  # of a history
 
 
-@dataclass(frozen=True)
-class FittedParts:
-    """What a file holds of a fitted forecaster besides its settings: the attributes of the
-    Forecaster, and its history.
-    """
-
-    features: Features
-    channels: Channels
-    covariates: Covariates
-    frequency: Frequency | None
-    loss_name: Any
-    loss_curve: list[float]
-    models: list[nn.Module]
-    shape: tuple[int, int] | None
-    history: History
-
-
 def save_forecaster(
-    path: str | PathLike[str], settings: ForecasterSettings, parts: FittedParts
+    path: Path,
+    fit: Fit,
+    history: History,
 ) -> None:
     """Write a fitted forecaster; see ``Forecaster.save``."""
-    _require_plain_labels(settings.id_col, parts)
-    arguments = _stored_arguments(settings)
-    dtype = next(parts.models[0].parameters()).dtype
+    fitted = fit.fitted
+    _require_plain_labels(fitted, history)
+    arguments = _stored_arguments(fitted.settings)
+    dtype = next(fitted.models[0].parameters()).dtype
     content = {
         "kind": KIND,
         "format": FORMAT,
         "settings": {k: _to_plain(v) for k, v in arguments.items() if _is_plain(v)},
         "code": [name for name in CODE if not _is_plain(arguments[name])],
-        "features": asdict(parts.features),
-        "channels": asdict(parts.channels),
-        "covariates": {
-            group: [_to_plain(asdict(c)) for c in getattr(parts.covariates, group)]
-            for group in GROUPS
-        },
-        "frequency": None if parts.frequency is None else asdict(parts.frequency),
-        "loss_name": parts.loss_name if isinstance(parts.loss_name, str) else None,
-        "loss_curve": parts.loss_curve,
-        "models": [_plain_parameters(model) for model in parts.models],
+        "features": asdict(fitted.features),
+        "channels": asdict(fitted.channels),
+        "covariates": _to_plain(asdict(fitted.covariates)),
+        "frequency": None if fit.frequency is None else asdict(fit.frequency),
+        "loss_name": fit.loss if isinstance(fit.loss, str) else None,
+        "loss_curve": fit.loss_curve,
+        "models": [{k: v.detach() for k, v in m.state_dict().items()} for m in fitted.models],
         "dtype": str(dtype).removeprefix("torch."),
-        "shape": parts.shape,
-        "history": _plain_history(parts.history),
+        "shape": fit.shape,
+        "history": _plain_history(history),
     }
     write_file(path, content)
 
@@ -94,19 +78,15 @@ def _stored_arguments(settings: ForecasterSettings) -> dict[str, Any]:
     }
 
 
-def _plain_parameters(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach() for name, value in model.state_dict().items()}
-
-
-def _require_plain_labels(id_col: str, parts: FittedParts) -> None:
+def _require_plain_labels(fitted: FittedForecaster, history: History) -> None:
     """Raise DataError, before a file is written, if it could not be read: ids and categories must
     be plain data.
     """
     labels: dict[str, Iterable[Any]] = {}
-    if parts.history.panel is not None:
-        labels[id_col] = parts.history.panel.ids
+    if history.panel is not None:
+        labels[fitted.columns.id] = history.panel.ids
     for group in GROUPS:
-        for covariate in getattr(parts.covariates, group):
+        for covariate in getattr(fitted.covariates, group):
             labels[covariate.name] = covariate.categories or ()
     for column, values in labels.items():
         odd = [v for v in values if not isinstance(_to_plain(v), PLAIN)]
@@ -119,12 +99,15 @@ def _require_plain_labels(id_col: str, parts: FittedParts) -> None:
 
 
 def read_forecaster(
-    path: str | PathLike[str], arguments: dict[str, Any], class_name: str
+    path: Path,
+    arguments: dict[str, Any],
+    class_name: str,
 ) -> dict[str, Any]:
     """Read the file of a forecaster; LoadError if ``arguments`` lack the code that it does not
     hold.
     """
     content = read_file(path, KIND, format=FORMAT)
+    # before the constructor, whose errors would not say that a file lacks code
     missing = [name for name in content["code"] if name not in arguments]
     if missing:
         raise LoadError(
@@ -134,12 +117,14 @@ def read_forecaster(
     return content
 
 
-def load_parts(
-    content: dict[str, Any], settings: ForecasterSettings, path: str | PathLike[str]
-) -> FittedParts:
+def load_fit(
+    content: dict[str, Any],
+    settings: ForecasterSettings,
+    path: Path,
+) -> Fit:
     """Return what a file holds besides the settings; see ``Forecaster.load``."""
     try:
-        return _load_parts(content, settings, path)
+        return _load_fit(content, settings, path)
     except LoadError:
         raise
     # whatever a damaged entry leads to: a missing key, a wrong type, shape or number
@@ -147,35 +132,38 @@ def load_parts(
         raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
 
 
-def _load_parts(
-    content: dict[str, Any], settings: ForecasterSettings, path: str | PathLike[str]
-) -> FittedParts:
-    channels = _load_channels(content["channels"])
-    stored_frequency = content["frequency"]
-    frequency = None if stored_frequency is None else Frequency(**stored_frequency)
-    loss_name = content["loss_name"]
-    dtype = read_dtype(content["dtype"], path)
-    shape = content["shape"]
-    return FittedParts(
-        features=_load_features(content["features"]),
-        channels=channels,
-        covariates=_load_covariates(content["covariates"]),
-        frequency=frequency,
-        loss_name=settings.loss if loss_name is None else loss_name,
-        loss_curve=content["loss_curve"],
-        models=[
-            _load_network(stored, settings, channels, dtype, path) for stored in content["models"]
-        ],
-        shape=None if shape is None else tuple(shape),
-        history=_load_history(content["history"], frequency),
-    )
-
-
-def _load_channels(content: dict[str, Any]) -> Channels:
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in content.items()
+def _load_fit(
+    content: dict[str, Any],
+    settings: ForecasterSettings,
+    path: Path,
+) -> Fit:
+    # the lists of a file are tuples here
+    sizes: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in content["channels"].items()
     }
-    return Channels(**fields)
+    channels = Channels(**sizes)
+    dtype = read_dtype(content["dtype"], path)
+    fitted = FittedForecaster(
+        _load_features(content["features"]),
+        channels,
+        _load_covariates(content["covariates"]),
+        settings,
+        [_load_network(stored, settings, channels, dtype, path) for stored in content["models"]],
+    )
+    frequency = content["frequency"]
+    if frequency is not None:
+        frequency = Frequency(**frequency)
+    # None: the loss is code, which the user gives again
+    loss = settings.loss if content["loss_name"] is None else content["loss_name"]
+    shape = content["shape"]
+    return Fit(
+        fitted,
+        frequency,
+        loss,
+        content["loss_curve"],
+        shape=None if shape is None else tuple(shape),
+        origin=_load_history(content["history"], frequency),
+    )
 
 
 def _load_network(
@@ -183,7 +171,7 @@ def _load_network(
     settings: ForecasterSettings,
     channels: Channels,
     dtype: torch.dtype,
-    path: str | PathLike[str],
+    path: Path,
 ) -> nn.Module:
     def build() -> nn.Module:
         return build_model(make_network(settings, channels), None, None, dtype, None)
@@ -201,7 +189,7 @@ def _load_features(content: dict[str, Any]) -> Features:
     if "smallest_scale" in content:
         return Features(**content)
     if content["log"]:
-        return Features(**{**content, "unit": math.exp(-2.5)}, smallest_scale=0.002)
+        return Features(**content | {"unit": math.exp(-2.5), "smallest_scale": 0.002})
     return Features(**content, smallest_scale=1e-6 * content["unit"])
 
 
@@ -222,26 +210,23 @@ def _to_plain(value: Any) -> Any:
         return [_to_plain(v) for v in value]
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, bool):  # before int, of which it is a subclass
-        return value
     if isinstance(value, str):
         return str.__str__(value)  # of an enumeration: its value, not its name
-    for plain_type in (int, float):
+    for plain_type in (bool, int, float):  # in this order: a boolean is an integer too
         if isinstance(value, plain_type):
             return plain_type(value)
     return value
 
 
 def _load_covariates(content: dict[str, Any]) -> Covariates:
-    groups = {
-        group: tuple(_load_covariate(covariate) for covariate in content[group]) for group in GROUPS
-    }
-    return Covariates(**groups)
+    return Covariates(**{group: tuple(map(_load_covariate, content[group])) for group in GROUPS})
 
 
 def _load_covariate(content: dict[str, Any]) -> Covariate:
     categories = content["categories"]
-    return Covariate(**{**content, "categories": None if categories is None else tuple(categories)})
+    if categories is not None:
+        categories = tuple(categories)
+    return Covariate(**content | {"categories": categories})
 
 
 def _plain_history(history: History) -> dict[str, Any]:
@@ -270,12 +255,13 @@ def _load_history(content: dict[str, Any], frequency: Frequency | None) -> Histo
     return History(**arrays, states=content["states"], panel=panel)
 
 
-def _load_panel(content: dict[str, Any], lengths: np.ndarray, frequency: Frequency) -> Panel:
-    # not np.array(ids): ids of one type would become an array of it
-    ids = np.empty(len(content["ids"]), object)
-    ids[:] = content["ids"]
+def _load_panel(
+    content: dict[str, Any],
+    lengths: np.ndarray,
+    frequency: Frequency,
+) -> Panel:
     return Panel(
-        ids,
+        np.array(content["ids"], object),
         content["first"].numpy(),
         lengths,
         values={},
@@ -296,8 +282,8 @@ def _parse_type(text: str) -> Any:
         r"DictionaryType\(dictionary<values=(\w+), indices=(\w+), ordered=([01])>\)", text
     ):
         pa = require("pyarrow")
-        values = pa.type_for_alias(match[1])
-        indices = pa.type_for_alias(match[2])
+        # with the type of the codes, without which columns cannot be joined
+        values, indices = (pa.type_for_alias(match[i]) for i in (1, 2))
         return pa.dictionary(indices, values, ordered=match[3] == "1")
     if match := re.fullmatch(r"Datetime\(time_unit='(\w+)', time_zone=(?:None|'([^']*)')\)", text):
         return nw.Datetime(match[1], match[2])

@@ -1,11 +1,12 @@
-"""Check the settings of a forecaster, and derive column names from them."""
+"""Hold and check the settings of a forecaster, and derive column names from them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+from sklearn.base import BaseEstimator
 
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.sequence_estimators import CELLS
@@ -39,44 +40,79 @@ OF_RANK = (
 )
 
 
-class ForecasterSettings(Protocol):
+class ForecasterSettings(BaseEstimator):
     """The arguments of a :class:`Forecaster`, as its attributes: see there."""
 
-    h: int
-    season_length: int | None
-    freq: Any
-    quantiles: Sequence[float]
-    lag: Any
-    input_size: int | None
-    transform: str
-    loss: Any
-    cell: Any
-    model: Any
-    hidden_size: int
-    num_layers: int
-    dropout: float
-    n_models: int
-    max_steps: int
-    batchsize: int
-    seqsize: int
-    lr: float
-    weight_decay: float
-    hist_exog_list: Sequence[str]
-    futr_exog_list: Sequence[str]
-    stat_exog_list: Sequence[str]
-    id_col: str
-    time_col: str
-    target_col: str
-    alias: str
-    comm: Any
-    scaling: str
-    n_jobs: int | None
-    device: Any
-    callbacks: Any
-    random_state: Any
-    verbose: Any
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]: ...
+    def __init__(
+        self,
+        h: int,
+        season_length: int | None = None,
+        freq: Any = None,
+        *,
+        quantiles: Sequence[float] = (),
+        lag: Any = "auto",
+        input_size: int | None = None,
+        transform: str = "auto",
+        loss: Any = "auto",
+        cell: Any = "lstm",
+        model: Any = None,
+        hidden_size: int = 96,
+        num_layers: int = 1,
+        dropout: float = 0.1,
+        n_models: int = 1,
+        max_steps: int = 1500,
+        batchsize: int = 48,
+        seqsize: int = 96,
+        lr: float = 4e-3,
+        weight_decay: float = 1e-3,
+        hist_exog_list: Sequence[str] = (),
+        futr_exog_list: Sequence[str] = (),
+        stat_exog_list: Sequence[str] = (),
+        id_col: str = "unique_id",
+        time_col: str = "ds",
+        target_col: str = "y",
+        alias: str = "Forecaster",
+        comm: Any = "auto",
+        scaling: str = "weak",
+        n_jobs: int | None = None,
+        device: Any = None,
+        callbacks: Any = None,
+        random_state: Any = None,
+        verbose: Any = "auto",
+    ) -> None:
+        self.h = h
+        self.season_length = season_length
+        self.freq = freq
+        self.quantiles = quantiles
+        self.lag = lag
+        self.input_size = input_size
+        self.transform = transform
+        self.loss = loss
+        self.cell = cell
+        self.model = model
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.dropout = dropout
+        self.n_models = n_models
+        self.max_steps = max_steps
+        self.batchsize = batchsize
+        self.seqsize = seqsize
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.hist_exog_list = hist_exog_list
+        self.futr_exog_list = futr_exog_list
+        self.stat_exog_list = stat_exog_list
+        self.id_col = id_col
+        self.time_col = time_col
+        self.target_col = target_col
+        self.alias = alias
+        self.comm = comm
+        self.scaling = scaling
+        self.n_jobs = n_jobs
+        self.device = device
+        self.callbacks = callbacks
+        self.random_state = random_state
+        self.verbose = verbose
 
 
 def check_settings(settings: ForecasterSettings) -> None:
@@ -97,11 +133,13 @@ def check_settings(settings: ForecasterSettings) -> None:
         _check_list(name, getattr(settings, name), "columns")
     _check_alias(settings)
     _check_quantiles(settings.quantiles)
+    # a model replaces the layers of a cell
     if settings.model is None:
         cell_of(settings.cell)
 
 
 def _check_loss(loss: object) -> None:
+    # a name or a function, before the fit has taken time
     if isinstance(loss, str):
         valid = loss in ("auto", *LOSSES)
     else:
@@ -120,6 +158,7 @@ def _check_list(name: str, value: object, items: str) -> None:
 
 
 def _check_alias(settings: ForecasterSettings) -> None:
+    # a forecast in such a column would overwrite it
     used = (settings.id_col, settings.time_col, settings.target_col, "cutoff", *BASELINES)
     if not isinstance(settings.alias, str) or settings.alias in used:
         raise SpecError(
@@ -129,7 +168,8 @@ def _check_alias(settings: ForecasterSettings) -> None:
 
 def _check_quantiles(quantiles: Sequence[float]) -> None:
     valid = [q for q in quantiles if isinstance(q, float | np.floating) and 0 < q < 1]
-    names = {f"{q:g}" for q in valid}  # in the columns of forecasts
+    # compared as the columns name them
+    names = {f"{q:g}" for q in valid}
     if len(valid) < len(quantiles) or len(names) < len(valid):
         raise SpecError(
             f"quantiles must be different numbers between 0 and 1, got {quantiles!r}; columns "
@@ -139,6 +179,7 @@ def _check_quantiles(quantiles: Sequence[float]) -> None:
 
 def cell_of(cell: object) -> Callable[..., Any]:
     """Return the recurrent layer for a name, or a class unchanged; SpecError for anything else."""
+    # checked before a network is built, where an error would not name the parameter
     layer = CELLS.get(cell) if isinstance(cell, str) else cell
     if not callable(layer):
         raise SpecError(f"cell must be one of {', '.join(CELLS)}, or a class, got {cell!r}")
@@ -196,6 +237,7 @@ def check_output_names(settings: ForecasterSettings) -> None:
 
     Also if two added columns have one name.
     """
+    # one frame holds the truth and the forecasts
     added = [*column_names(settings), "cutoff", *BASELINES]
     for argument in ("id_col", "time_col", "target_col"):
         name = getattr(settings, argument)

@@ -21,27 +21,28 @@ def require(name: str, extra: str = "forecast") -> Any:
     return require_package(name, extra, "forecasting")
 
 
-def is_frame(value: Any) -> bool:
+def is_frame(value: object) -> bool:
     """Return whether a value is a data frame rather than an array."""
-    kind = type(value)  # of the class: a lazy frame computes its columns
-    return hasattr(kind, "columns") and not hasattr(kind, "__array_interface__")
+    cls = type(value)  # not of the value: a lazy frame would compute its columns
+    return hasattr(cls, "columns") and not hasattr(cls, "__array_interface__")
 
 
 def refuse_equal_columns(frame: Any, name: str) -> None:
     """Raise DataError if two columns of a frame have one name."""
-    of_arrow = hasattr(type(frame), "column_names")  # its columns are values
-    names = list(map(str, frame.column_names if of_arrow else getattr(frame, "columns", ())))
+    columns: Any = getattr(frame, "columns", ())
+    if hasattr(type(frame), "column_names"):  # of pyarrow, where "columns" are the values
+        columns = frame.column_names
+    # pandas has labels of any type, and two that print alike would look equal in a message
+    names = list(map(str, columns))
     twice = sorted({column for column in names if names.count(column) > 1})
-    if twice:
-        way = (
-            f", as with {name}.loc[:, ~{name}.columns.duplicated()]"
-            if hasattr(frame, "iloc")
-            else ""
-        )
-        raise DataError(
-            f"{name} has more than one column {twice[0]!r} (columns: {', '.join(names)}); rename "
-            f"or drop one{way}"
-        )
+    if not twice:
+        return
+    remedy = "rename or drop one"
+    if hasattr(frame, "iloc"):
+        remedy += f", as with {name}.loc[:, ~{name}.columns.duplicated()]"
+    raise DataError(
+        f"{name} has more than one column {twice[0]!r} (columns: {', '.join(names)}); {remedy}"
+    )
 
 
 class Frame:
@@ -57,19 +58,22 @@ class Frame:
 
     def __init__(self, frame: Any, name: str) -> None:
         nw = require("narwhals")
+        # frames of pandas have no collect, but a column may have that name
         if hasattr(frame, "collect") and not hasattr(frame, "iloc"):
             raise TypeError(f"{name} is a lazy frame; give {name}.collect()")
         refuse_equal_columns(frame, name)
         try:
             self.frame = nw.from_native(frame, eager_only=True)
         except TypeError:
-            kind = type(frame).__name__
-            way = f"; give pyarrow.Table.from_batches([{name}])" if kind == "RecordBatch" else ""
+            came = type(frame).__name__
+            if came == "RecordBatch":
+                came += f"; give pyarrow.Table.from_batches([{name}])"
             raise TypeError(
                 f"{name} must be a data frame of pandas or polars, or a table of pyarrow, got "
-                f"{kind}{way}"
+                f"{came}"
             ) from None
-        self.name, self.n_rows = name, len(self.frame)
+        self.name = name
+        self.n_rows = len(self.frame)
 
     @property
     def is_polars(self) -> bool:
@@ -84,15 +88,22 @@ class Frame:
             if column not in names:
                 raise DataError(
                     f"{self.name} has no column {column!r} (columns: {', '.join(names)}), which "
-                    f"{argument} names{self._way_to_column(column, argument, names)}"
+                    f"{argument} names{self._column_remedy(column, argument, names)}"
                 )
 
-    def _way_to_column(self, column: str, argument: str, names: list[str]) -> str:
+    def _column_remedy(
+        self,
+        column: str,
+        argument: str,
+        names: list[str],
+    ) -> str:
+        # of pandas, whose index narwhals does not show as a column
         index = getattr(self.frame.to_native(), "index", None)
         if column in getattr(index, "names", ()):
             return f"; it is in the index: give {self.name}.reset_index()"
         if argument == "time_col" and getattr(getattr(index, "dtype", None), "kind", "") == "M":
             return f"; the index holds dates: give {self.name}.reset_index(names={column!r})"
+        # before the advice for wide frames: a slip in a name is more common
         if near := difflib.get_close_matches(column, names, 1):
             return f"; did you mean {near[0]!r}?"
         if argument == "id_col":
@@ -108,12 +119,13 @@ class Frame:
         Those of pandas with a time zone such as America/New_York or Etc/GMT+5 are unknown to
         narwhals 2.
         """
-        nw, found = require("narwhals"), self.frame.schema[column]
-        if found == nw.Unknown:
+        nw = require("narwhals")
+        dtype = self.frame.schema[column]
+        if dtype == nw.Unknown:
             native: Any = getattr(self.frame[column].to_native(), "dtype", None)
             if getattr(native, "tz", None) is not None:
                 return nw.Datetime(native.unit, str(native.tz))
-        return found
+        return dtype
 
     def label_type(self, column: str) -> Any:
         """Return the type of a column of ids: of narwhals, or of pyarrow, which joins equal kinds
@@ -124,14 +136,21 @@ class Frame:
             return dtype
         return self.frame[column].to_native().type
 
-    def _type_and_way(self, column: str, way: str) -> str:
-        """Return the type of a column, and how to convert it: ``way`` is that of pandas."""
+    def _wrong_type(
+        self,
+        column: str,
+        expected: str,
+        function: str,
+    ) -> DataError:
+        """Return the error for a column that the ``function`` of pandas would convert."""
         dtype = self.dtype(column)
         if self.backend == "pyarrow":
-            return (
-                f"{self.frame[column].to_native().type}; convert it, as with pyarrow.compute.cast"
-            )
-        return f"{dtype}; convert it, as with {way}"
+            dtype = self.frame[column].to_native().type
+            function = "pyarrow.compute.cast"
+        return DataError(
+            f"column {column!r} of {self.name} must hold {expected}, it is of type {dtype}; "
+            f"convert it, as with {function}"
+        )
 
     def labels(self, column: str, missing: bool = False) -> np.ndarray:
         """Return a column of labels as objects, None where missing; DataError if one is and
@@ -143,17 +162,20 @@ class Frame:
             absent = np.isnan(values.to_numpy().astype(np.float64))
         if not missing:
             self._refuse_missing(column, absent)
-        found = np.empty(self.n_rows, object)
-        found[:] = values.to_list()
-        self._refuse_nested(column, found)
-        found[absent] = None
-        return found
+        labels = np.empty(self.n_rows, object)
+        # not np.array: labels of one type would become an array of it
+        labels[:] = values.to_list()
+        self._refuse_nested(column, labels)
+        labels[absent] = None
+        return labels
 
     def _refuse_nested(self, column: str, labels: np.ndarray) -> None:
         """Raise DataError if a label is a list or the like, which only some types of columns can
         hold.
         """
-        nw, dtype = require("narwhals"), self.frame.schema[column]
+        nw = require("narwhals")
+        dtype = self.frame.schema[column]
+        # a loop over the rows is slow, and most types cannot hold such labels
         if not dtype.is_nested() and dtype not in (nw.Object, nw.Unknown):
             return
         for row, label in enumerate(labels):
@@ -172,7 +194,8 @@ class Frame:
         DataError
             If it holds numbers in a column of objects: each different number would be a category.
         """
-        nw, dtype = require("narwhals"), self.dtype(column)
+        nw = require("narwhals")
+        dtype = self.dtype(column)
         if dtype == nw.Object:
             known = [v for v in self.frame[column].to_list() if not _is_missing(v)]
             if known and all(_is_number(v) for v in known):
@@ -192,99 +215,91 @@ class Frame:
             If the column is not numeric or has infinite values, or has missing ones and ``missing``
             is False.
         """
-        nw, values = require("narwhals"), self.frame[column]
+        nw = require("narwhals")
+        values = self.frame[column]
         if not values.dtype.is_numeric() and values.dtype != nw.Boolean:
-            raise DataError(
-                f"column {column!r} of {self.name} must hold numbers, it is of type "
-                f"{self._type_and_way(column, 'pandas.to_numeric')}"
-            )
-        found = values.cast(nw.Float64).to_numpy().astype(np.float64)
-        bad = np.isinf(found)
-        if bad.any():
-            row = int(bad.argmax())
-            raise DataError(
-                f"column {column!r} of {self.name} is {found[row]} in row {row}; leave it out, or "
-                "set NaN"
-            )
+            raise self._wrong_type(column, "numbers", "pandas.to_numeric")
+        numbers = values.cast(nw.Float64).to_numpy().astype(np.float64)
+        # one infinite value would make every mean infinite
+        self.refuse(column, np.isinf(numbers), "; leave it out, or set NaN", numbers)
         if not missing:
-            self._refuse_missing(column, np.isnan(found))
-        return found
+            self._refuse_missing(column, np.isnan(numbers))
+        return numbers
+
+    def values(self, column: str, missing: bool = False) -> np.ndarray:
+        """Return a column as labels if it holds categories, else as numbers."""
+        read = self.labels if self.is_category(column) else self.numbers
+        return read(column, missing)
 
     def times(self, column: str) -> TimeColumn:
         """Return a column of dates or integers; DataError names the row of what is neither."""
-        nw, values, dtype = require("narwhals"), self.frame[column], self.dtype(column)
-        self._refuse_missing(column, values.is_null().to_numpy())
+        nw = require("narwhals")
+        dtype = self.dtype(column)
+        self._refuse_missing(column, self.frame[column].is_null().to_numpy())
         if dtype.is_integer():
-            self._require_range(column, LARGEST_TIME)
-            return TimeColumn(values.to_numpy().astype(np.int64), None, None, dtype)
+            return TimeColumn(self._integer_times(column), None, None, dtype)
         if dtype.is_float():
-            numbers = values.to_numpy()
-            self._refuse_missing(column, np.isnan(numbers))
-            self._require_range(column, LARGEST_TIME)
-            odd = numbers != np.round(numbers)
-            if odd.any():
-                row = int(odd.argmax())
-                raise DataError(
-                    f"column {column!r} of {self.name} is {numbers[row]} in row {row}; times are "
-                    "integers"
-                )
-            return TimeColumn(numbers.astype(np.int64), None, None, nw.Int64())
+            return TimeColumn(self._integer_times(column), None, None, nw.Int64())
         if not (dtype == nw.Date or dtype == nw.Datetime):
-            raise DataError(
-                f"column {column!r} of {self.name} must hold dates or integers, it is of type "
-                f"{self._type_and_way(column, 'pandas.to_datetime')}"
-            )
+            raise self._wrong_type(column, "dates or integers", "pandas.to_datetime")
         zone = getattr(dtype, "time_zone", None)
-        self._require_nanoseconds(column)
         if zone is None:
-            at = values.cast(nw.Datetime("ns")).to_numpy().astype("M8[ns]").astype(np.int64)
-            return TimeColumn(at, at, None, dtype)
-        if values.dtype == nw.Unknown:  # pandas
-            native = values.to_native()
-            utc, local = (
-                native.dt.tz_convert("UTC").dt.tz_localize(None),
-                native.dt.tz_localize(None),
-            )
+            # the same column: differences in it do not depend on a time zone
+            utc = local = self.frame[column]
         else:
+            utc, local = self._without_zone(column)
+        # dates in nanoseconds have been checked by their library
+        if getattr(dtype, "time_unit", None) != "ns":
+            self._require_nanoseconds(column, utc)
+        return TimeColumn(_nanoseconds(utc), _nanoseconds(local), zone, dtype)
+
+    def _integer_times(self, column: str) -> np.ndarray:
+        numbers = self.frame[column].to_numpy()
+        self._refuse_missing(column, np.isnan(numbers))
+        # before the conversion, which would wrap around without an error
+        outside = (numbers > LARGEST_TIME) | (numbers < -LARGEST_TIME)
+        remedy = f"; integer times are between {-LARGEST_TIME} and {LARGEST_TIME}"
+        self.refuse(column, outside, remedy, numbers)
+        self.refuse(column, numbers != np.round(numbers), "; times are integers", numbers)
+        return numbers.astype(np.int64)
+
+    def _without_zone(self, column: str) -> tuple[Any, Any]:
+        """Return a column of dates with a time zone in UTC and in local time, both without one."""
+        nw = require("narwhals")
+        values = self.frame[column]
+        if values.dtype != nw.Unknown:
             utc = values.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
-            local = values.dt.replace_time_zone(None)
-        as_ns = [v.to_numpy().astype("M8[ns]").astype(np.int64) for v in (utc, local)]
-        return TimeColumn(as_ns[0], as_ns[1], zone, dtype)
+            return utc, values.dt.replace_time_zone(None)
+        dates = values.to_native().dt  # of pandas, see dtype
+        utc = nw.from_native(dates.tz_convert("UTC").dt.tz_localize(None), series_only=True)
+        return utc, nw.from_native(dates.tz_localize(None), series_only=True)
 
-    def _require_range(self, column: str, largest: int) -> None:
-        values = self.frame[column].to_numpy()
-        outside = (
-            (values > largest)
-            if values.dtype.kind == "u"
-            else (values > largest) | (values < -largest)
+    def _require_nanoseconds(self, column: str, utc: Any) -> None:
+        """Raise DataError where nanoseconds cannot hold a date: the conversion would wrap."""
+        # in microseconds, of which int64 holds all years that a library has
+        at = utc.cast(require("narwhals").Datetime("us")).to_numpy()
+        outside = np.abs(at.astype("M8[us]").astype(np.int64)) > LARGEST_MICROSECOND
+        remedy = (
+            "; dates must be between the years 1678 and 2261. For others give integers, such as "
+            "the year"
         )
-        if outside.any():
-            row = int(outside.argmax())
-            raise DataError(
-                f"column {column!r} of {self.name} is {values[row]} in row {row}; integer times "
-                f"lie between {-largest} and {largest}"
-            )
+        self.refuse(column, outside, remedy)
 
-    def _require_nanoseconds(self, column: str) -> None:
-        """Raise DataError where a date is none in nanoseconds: the conversion would wrap."""
-        nw, values, dtype = require("narwhals"), self.frame[column], self.dtype(column)
-        if getattr(dtype, "time_unit", None) == "ns":
-            return
-        if values.dtype == nw.Unknown:  # of pandas, with a time zone
-            values = nw.from_native(
-                values.to_native().dt.tz_convert("UTC").dt.tz_localize(None), series_only=True
-            )
-        elif getattr(dtype, "time_zone", None) is not None:
-            values = values.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
-        at = values.cast(nw.Datetime("us")).to_numpy().astype("M8[us]").astype(np.int64)
-        outside = np.abs(at) > LARGEST_MICROSECOND
-        if outside.any():
-            row = int(outside.argmax())
-            raise DataError(
-                f"column {column!r} of {self.name} is {self.frame[column].to_list()[row]} in row "
-                f"{row}; dates lie between the years 1678 and 2261. For others give integers, such "
-                "as the year"
-            )
+    def refuse(
+        self,
+        column: str,
+        bad: np.ndarray,
+        remedy: str,
+        values: np.ndarray | None = None,
+    ) -> None:
+        """Raise DataError, with value and row, if a row of a column is bad.
+
+        ``remedy`` ends the sentence. ``values`` are shown in place of the column.
+        """
+        if bad.any():
+            row = int(bad.argmax())
+            value = (self.frame[column] if values is None else values)[row]
+            raise DataError(f"column {column!r} of {self.name} is {value} in row {row}{remedy}")
 
     def _refuse_missing(self, column: str, missing: np.ndarray) -> None:
         if missing.any():
@@ -299,8 +314,11 @@ class Frame:
         return str(self.frame.implementation.value)
 
 
-# More than 12 branches: each library and type of column is one case.
-def make_frame(columns: dict[str, Any], like: dict[str, Any], backend: str) -> Any:
+def make_frame(
+    columns: dict[str, np.ndarray],
+    like: dict[str, Any],
+    backend: str,
+) -> Any:
     """Make a frame of the library ``backend`` from arrays.
 
     ``like`` maps columns to their types, as from :meth:`Frame.dtype` and :meth:`Frame.label_type`.
@@ -310,30 +328,41 @@ def make_frame(columns: dict[str, Any], like: dict[str, Any], backend: str) -> A
     """
     nw = require("narwhals")
     made = nw.from_dict({k: _to_column(v) for k, v in columns.items()}, backend=backend)
-    casts, own_types = [], {}
-    for name, dtype in like.items():
-        column = nw.col(name)
-        if not hasattr(dtype, "is_temporal"):  # of pyarrow
-            own_types[name] = dtype
-            continue
-        if getattr(dtype, "time_zone", None) is not None:
-            column = column.cast(nw.Datetime(dtype.time_unit)).dt.replace_time_zone("UTC")
-            casts.append(column.dt.convert_time_zone(dtype.time_zone))
-        elif dtype.is_temporal():
-            casts.append(column.cast(dtype))
-        elif dtype.is_integer():
-            casts.append(column.cast(dtype if _holds(dtype, columns[name]) else nw.Int64()))
-        elif (
-            dtype in (nw.Categorical, nw.Enum) and backend != "pandas"
-        ):  # polars joins equal types only
-            casts.append(column.cast(_category_type(dtype, columns[name])))
+    arrow_types = {k: v for k, v in like.items() if not hasattr(v, "is_temporal")}
+    # after from_dict, which would guess other types
+    casts = [
+        _with_type(nw.col(name), dtype, columns[name], backend)
+        for name, dtype in like.items()
+        if name not in arrow_types
+    ]
     if backend != "pandas":
-        numbers = [name for name, v in columns.items() if np.asarray(v).dtype.kind == "f"]
-        casts += [
-            nw.when(~nw.col(name).is_nan()).then(nw.col(name)).alias(name) for name in numbers
-        ]
-    native = (made.with_columns(casts) if casts else made).to_native()
-    return with_arrow_types(native, own_types)
+        floats = [nw.col(k) for k, v in columns.items() if np.asarray(v).dtype.kind == "f"]
+        # without a branch for NaN, "when" gives null there
+        casts += [nw.when(~column.is_nan()).then(column) for column in floats]
+    return with_arrow_types(made.with_columns(casts).to_native(), arrow_types)
+
+
+def _with_type(
+    column: Any,
+    dtype: Any,
+    values: np.ndarray,
+    backend: str,
+) -> Any:
+    """Return the expression that gives a column a data type of narwhals."""
+    nw = require("narwhals")
+    zone = getattr(dtype, "time_zone", None)
+    if zone is not None:
+        # the values are in UTC
+        utc = column.cast(nw.Datetime(dtype.time_unit)).dt.replace_time_zone("UTC")
+        return utc.dt.convert_time_zone(zone)
+    if dtype.is_integer() and not _holds(dtype, values):
+        return column.cast(nw.Int64())
+    if dtype.is_temporal() or dtype.is_integer():
+        return column.cast(dtype)
+    # polars joins equal types only
+    if backend != "pandas" and dtype in (nw.Categorical, nw.Enum):
+        return column.cast(_category_type(dtype, values))
+    return column
 
 
 def with_arrow_types(table: Any, types: dict[str, Any]) -> Any:
@@ -359,17 +388,24 @@ def _category_type(dtype: Any, values: np.ndarray) -> Any:
     the labels.
     """
     nw = require("narwhals")
+    # a category outside of an Enum would be an error of polars
     if dtype == nw.Enum and set(values) <= set(dtype.categories):
         return dtype
     return nw.Categorical()
 
 
-def _is_missing(value: Any) -> bool:
+def _is_missing(value: object) -> bool:
     return value is None or (isinstance(value, float) and value != value)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, Number) and not isinstance(value, bool | np.bool_)
+
+
+def _nanoseconds(dates: Any) -> np.ndarray:
+    """Convert a column of dates without a time zone to nanoseconds since 1970."""
+    at = dates.cast(require("narwhals").Datetime("ns")).to_numpy()
+    return np.asarray(at.astype("M8[ns]").astype(np.int64))
 
 
 def _to_column(values: np.ndarray) -> Any:
@@ -401,29 +437,34 @@ class TimeColumn:
         return self.local is None
 
     def on(self, is_local: bool) -> np.ndarray:
+        """Return the times in local time where there is one and ``is_local``, else the absolute."""
         return self.local if is_local and self.local is not None else self.absolute
 
 
 def to_absolute(local: np.ndarray, zone: str | None) -> np.ndarray:
-    """Convert local to UTC nanoseconds. A skipped time moves forward; of an ambiguous time take the
-    first.
+    """Convert local to UTC nanoseconds. A skipped time moves forward; of an ambiguous time the
+    first is used.
     """
     if zone is None:
         return local
-    pd = require("pandas")
-    at = pd.DatetimeIndex(local.astype("M8[ns]"))
-    at = at.tz_localize(zone, ambiguous=np.ones(len(at), bool), nonexistent="shift_forward")
-    return np.asarray(at.tz_convert("UTC").tz_localize(None).astype("M8[ns]").astype(np.int64))
+    at = _dates(local)
+    return _numbers(
+        at.tz_localize(zone, ambiguous=np.ones(len(at), bool), nonexistent="shift_forward")
+        .tz_convert("UTC")
+        .tz_localize(None)
+    )
 
 
 def to_local(absolute: np.ndarray, zone: str | None) -> np.ndarray:
+    """Convert UTC to local nanoseconds."""
     if zone is None:
         return absolute
-    pd = require("pandas")
-    at = (
-        pd.DatetimeIndex(absolute.astype("M8[ns]"))
-        .tz_localize("UTC")
-        .tz_convert(zone)
-        .tz_localize(None)
-    )
-    return np.asarray(at.astype("M8[ns]").astype(np.int64))
+    return _numbers(_dates(absolute).tz_localize("UTC").tz_convert(zone).tz_localize(None))
+
+
+def _dates(nanoseconds: np.ndarray) -> Any:
+    return require("pandas").DatetimeIndex(nanoseconds.astype("M8[ns]"))
+
+
+def _numbers(dates: Any) -> np.ndarray:
+    return np.asarray(dates.astype("M8[ns]").astype(np.int64))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.frames import require
 
 POLARS = re.compile(r"(\d*)(ns|us|ms|s|m|h|d|w|mo|q|y)")
@@ -24,16 +22,17 @@ OF_POLARS = {
 RENAMED = re.compile(
     r"([\w-]+)\. Did you mean ([\w-]+)\?|'([\w-]+)' is no longer supported.* use '([\w-]+)' instead"
 )
-MONTHS = {"Month": 1, "Quarter": 3, "Year": 12}
+DAY = 86_400_000_000_000
+# from the largest, since a size is named by the first unit that divides it
 NANOSECONDS = {
-    "Hour": 3_600_000_000_000,
+    "Hour": DAY // 24,
     "Minute": 60_000_000_000,
     "Second": 1_000_000_000,
     "Milli": 1_000_000,
+    "Micro": 1_000,
+    "Nano": 1,
 }
-NANOSECONDS |= {"Micro": 1_000, "Nano": 1}
-DAY = 86_400_000_000_000
-WAYS_OUT = (
+SUPPORTED = (
     "an integer for integer times, or an alias of pandas such as 'h', '15min', 'D', 'W', 'MS', "
     "'ME', 'QS', 'B'"
 )
@@ -78,38 +77,59 @@ class Frequency:
             steps, rest = np.divmod(times - first, self.size)
             return steps, rest == 0
         if self.kind == "business":
-            days, begin = (np.floor_divide(t, DAY).astype("M8[D]") for t in (times, first))
-            steps, rest = np.divmod(np.busday_count(begin, days), self.size)
+            distance = np.busday_count(_to_days(first), _to_days(times))
         else:
-            steps, rest = np.divmod(_to_months(times) - _to_months(first), self.size)
+            distance = _to_months(times) - _to_months(first)
+        steps, rest = np.divmod(distance, self.size)
+        # the months or days may match while the day of the month or the clock does not
         return steps, (rest == 0) & (self.add_steps(first, steps) == times)
 
     def is_weekend(self, times: np.ndarray) -> np.ndarray:
         """Return where times are on days that business days leave out; nowhere for other kinds."""
         if self.kind != "business":
             return np.zeros(len(times), bool)
-        return ~np.is_busday(np.floor_divide(times, DAY).astype("M8[D]"))
+        return ~np.is_busday(_to_days(times))
 
     def add_steps(self, first: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """Return the times ``steps`` steps after ``first``."""
         if self.kind in ("integer", "elapsed", "days"):
             return first + steps * self.size
         day, clock = np.divmod(first, DAY)
-        # from a weekend on: from Monday, which is found to be another day
         if self.kind == "business":
-            days = np.busday_offset(day.astype("M8[D]"), steps * self.size, roll="forward")
+            # a weekend rolls to Monday, a different day: steps_between sees that it is off the grid
+            days = np.busday_offset(_to_days(first), steps * self.size, roll="forward")
             return days.astype(np.int64) * DAY + clock
-        month = _to_months(first) + steps * self.size
-        start = _first_days(month)
-        length = _first_days(month + 1) - start
-        own = day - _first_days(_to_months(first))
-        if self.at == "same":
-            own = np.minimum(own, length - 1)
-        return (start + (length - 1 if self.at == "end" else own)) * DAY + clock
+        month = _to_months(first)
+        later = month + steps * self.size
+        start = _first_days(later)
+        last_day = _first_days(later + 1) - 1 - start
+        day_of_month = day - _first_days(month)
+        if self.at == "end":
+            day_of_month = last_day
+        elif self.at == "same":  # the 31st is the last day of a shorter month
+            day_of_month = np.minimum(day_of_month, last_day)
+        return (start + day_of_month) * DAY + clock
 
 
-# More than 12 branches: each family of aliases is one case.
-def parse_frequency(freq: Any, integer: bool, polars: bool) -> Frequency:
+# of one step of each class of offsets of pandas
+UNITS = {name: Frequency("elapsed", size) for name, size in NANOSECONDS.items()} | {
+    "Day": Frequency("days", DAY),
+    "Week": Frequency("days", 7 * DAY),
+    "BusinessDay": Frequency("business", 1),
+    "MonthBegin": Frequency("months", 1, "start"),
+    "MonthEnd": Frequency("months", 1, "end"),
+    "QuarterBegin": Frequency("months", 3, "start"),
+    "QuarterEnd": Frequency("months", 3, "end"),
+    "YearBegin": Frequency("months", 12, "start"),
+    "YearEnd": Frequency("months", 12, "end"),
+}
+
+
+def parse_frequency(
+    freq: object,
+    integer: bool,
+    polars: bool,
+) -> Frequency:
     """Parse the ``freq`` of a user.
 
     Raises
@@ -119,66 +139,69 @@ def parse_frequency(freq: Any, integer: bool, polars: bool) -> Frequency:
         reverse.
     """
     if isinstance(freq, int | np.integer):
-        if not integer:
-            raise ValueError(
-                f"freq={freq!r}, but the times are dates; give an alias of pandas such as 'h', "
-                "'D', 'MS'"
-            )
-        if freq < 1:
-            raise ValueError(f"freq must be a positive integer, got {freq!r}")
-        return Frequency("integer", int(freq), text=str(int(freq)))
+        return _parse_integer(freq, integer)
     if integer:
         raise ValueError(
             f"freq={freq!r}, but the times are integers; give the integer between two times, such "
             "as 1"
         )
-    pd = require("pandas")
-
-    found = POLARS.fullmatch(freq) if isinstance(freq, str) else None
-    if found and (polars or found[2] not in "m"):
-        freq = found[1] + OF_POLARS.get(found[2], found[2])
+    freq = _alias_of_pandas(freq, polars)
     try:
-        offset = pd.tseries.frequencies.to_offset(freq)
+        offset = require("pandas").tseries.frequencies.to_offset(freq)
     except (ValueError, TypeError):
-        raise ValueError(f"freq={freq!r} is no frequency{_hint(freq)}; give {WAYS_OUT}") from None
-    name, n = type(offset).__name__, int(offset.n)
-    if n >= 1 and name in NANOSECONDS:
-        return Frequency("elapsed", n * NANOSECONDS[name], text=offset.freqstr)
-    if n >= 1 and name in ("Day", "Week"):
-        return Frequency("days", n * DAY * (7 if name == "Week" else 1), text=offset.freqstr)
-    if n >= 1 and name == "BusinessDay":
-        return Frequency("business", n, text=offset.freqstr)
-    for unit, months in MONTHS.items():
-        if n >= 1 and name in (f"{unit}Begin", f"{unit}End"):
-            return Frequency(
-                "months", n * months, "end" if name.endswith("End") else "start", offset.freqstr
-            )
+        raise ValueError(f"freq={freq!r} is no frequency{_hint(freq)}; give {SUPPORTED}") from None
+    name = type(offset).__name__
+    n = int(offset.n)
+    if name in UNITS and n >= 1:
+        return replace(UNITS[name], size=n * UNITS[name].size, text=offset.freqstr)
     if name == "DateOffset" and set(offset.kwds) <= {"months", "years"} and offset.kwds:
         months = n * (offset.kwds.get("months", 0) + 12 * offset.kwds.get("years", 0))
         return Frequency("months", months, "same", str(freq))
-    raise ValueError(f"freq={freq!r} is not supported; give {WAYS_OUT}")
+    raise ValueError(f"freq={freq!r} is not supported; give {SUPPORTED}")
 
 
-def _hint(freq: Any) -> str:
+def _parse_integer(freq: int | np.integer, integer: bool) -> Frequency:
+    if not integer:
+        raise ValueError(
+            f"freq={freq!r}, but the times are dates; give an alias of pandas such as 'h', 'D', "
+            "'MS'"
+        )
+    if freq < 1:
+        raise ValueError(f"freq must be a positive integer, got {freq!r}")
+    return Frequency("integer", int(freq), text=str(int(freq)))
+
+
+def _alias_of_pandas(freq: object, polars: bool) -> object:
+    alias = POLARS.fullmatch(freq) if isinstance(freq, str) else None
+    # a bare "m" is a minute for polars, and was a month for pandas
+    if alias and (polars or alias[2] != "m"):
+        return alias[1] + OF_POLARS.get(alias[2], alias[2])
+    return freq
+
+
+def _hint(freq: object) -> str:
     """Return what pandas now calls a frequency of older versions, in brackets, or nothing."""
-    to_offset, proposed = require("pandas").tseries.frequencies.to_offset, freq
+    to_offset = require("pandas").tseries.frequencies.to_offset
+    proposed = freq
     for _ in range(4):  # "A" has become "Y", and this "YE"; "1H30T" has two old names
         try:
             to_offset(proposed)
         except (ValueError, TypeError) as error:
-            found = RENAMED.search(str(error))
+            renamed = RENAMED.search(str(error))
         else:
             return f" (pandas now says {proposed!r})"
-        if found is None:
+        if renamed is None:
             return ""
-        old, new = found[1] or found[3], found[2] or found[4]
-        proposed = re.sub(rf"(?<![A-Za-z]){re.escape(old)}(?![A-Za-z])", new, proposed)
+        old, new = filter(None, renamed.groups())
+        proposed = re.sub(rf"(?<![A-Za-z]){re.escape(old)}(?![A-Za-z])", new, str(proposed))
     return ""
 
 
-# More than 12 branches: each family of frequencies is tried in turn.
 def infer_frequency(
-    differences: np.ndarray, times: np.ndarray, integer: bool, first: np.ndarray | None = None
+    differences: np.ndarray,
+    times: np.ndarray,
+    integer: bool,
+    first: np.ndarray | None = None,
 ) -> Frequency:
     """Infer the frequency from the most common difference between neighbouring times.
 
@@ -199,37 +222,58 @@ def infer_frequency(
     """
     differences = differences[differences > 0]
     if not len(differences):
-        raise ValueError(f"no series has two times to infer freq from; give freq: {WAYS_OUT}")
+        raise ValueError(f"no series has two times to infer freq from; give freq: {SUPPORTED}")
     values, counts = np.unique(differences, return_counts=True)
     usual = int(values[counts.argmax()])
     if integer:
         return Frequency("integer", usual, text=str(usual))
-    clock = times - np.floor_divide(times, DAY) * DAY
-    day = np.floor_divide(times, DAY)
-    if usual % DAY == 0 and usual // DAY >= 28 and (clock == clock[0]).all():
-        months = round(usual / DAY / 30.44)
-        if (day == _first_days(_to_months(times))).all():
-            return Frequency("months", months, "start", f"{months}MS")
-        if (day + 1 == _first_days(_to_months(times) + 1)).all():
-            return Frequency("months", months, "end", f"{months}ME")
-        same = Frequency("months", months, "same", f"pandas.DateOffset(months={months})")
-        if first is not None and same.steps_between(first, times)[1].all():
-            return same
-    if usual % DAY == 0 or usual in (23 * DAY // 24, 25 * DAY // 24):
-        days = max(1, round(usual / DAY))
-        weekday = (day + 3) % 7  # 1970 began on a Thursday
-        if days == 1 and weekday.max() < 5 and len(np.unique(weekday)) == 5:
-            return Frequency("business", 1, text="B")
-        return Frequency("days", days * DAY, text=f"{days}D" if days % 7 else f"{days // 7}W")
-    for name, size in NANOSECONDS.items():
-        if usual % size == 0:
-            return Frequency("elapsed", usual, text=f"{usual // size} {name.lower()}s")
-    raise DataError(f"times differ by {usual} ns; give freq: {WAYS_OUT}")
+    # months first: their lengths are whole days too
+    return _infer_months(usual, times, first) or _infer_days(usual, times) or _elapsed(usual)
+
+
+def _infer_months(
+    usual: int,
+    times: np.ndarray,
+    first: np.ndarray | None,
+) -> Frequency | None:
+    day, clock = np.divmod(times, DAY)
+    if usual % DAY or usual < 28 * DAY or (clock != clock[0]).any():
+        return None
+    n = round(usual / DAY / 30.44)
+    month = _to_months(times)
+    if (day == _first_days(month)).all():
+        return Frequency("months", n, "start", f"{n}MS")
+    if (day + 1 == _first_days(month + 1)).all():
+        return Frequency("months", n, "end", f"{n}ME")
+    same = Frequency("months", n, "same", f"pandas.DateOffset(months={n})")
+    if first is not None and same.steps_between(first, times)[1].all():
+        return same
+    return None
+
+
+def _infer_days(usual: int, times: np.ndarray) -> Frequency | None:
+    # a day has 23 or 25 hours where clocks change
+    if usual % DAY and usual not in (23 * DAY // 24, 25 * DAY // 24):
+        return None
+    n = max(1, round(usual / DAY))
+    weekday = (times // DAY + 3) % 7  # 1970 began on a Thursday
+    if n == 1 and np.array_equal(np.unique(weekday), range(5)):
+        return Frequency("business", 1, text="B")
+    return Frequency("days", n * DAY, text=f"{n}D" if n % 7 else f"{n // 7}W")
+
+
+def _elapsed(usual: int) -> Frequency:
+    name, size = next(unit for unit in NANOSECONDS.items() if usual % unit[1] == 0)
+    return Frequency("elapsed", usual, text=f"{usual // size} {name.lower()}s")
+
+
+def _to_days(times: np.ndarray) -> np.ndarray:
+    return np.floor_divide(times, DAY).astype("M8[D]")
 
 
 def _to_months(times: np.ndarray) -> np.ndarray:
     """Convert times in nanoseconds to months since January 1970."""
-    return np.floor_divide(times, DAY).astype("M8[D]").astype("M8[M]").astype(np.int64)
+    return _to_days(times).astype("M8[M]").astype(np.int64)
 
 
 def _first_days(months: np.ndarray) -> np.ndarray:

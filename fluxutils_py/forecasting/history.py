@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fluxutils_py.data import SequenceWindows, SeriesArray
+from fluxutils_py.data.filling import forward_fill
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.forecasting.covariates import filled_forward
 from fluxutils_py.forecasting.features import Past
 from fluxutils_py.forecasting.panel import Panel
-from fluxutils_py.forecasting.panel_windows import PanelWindows, WindowArray
+from fluxutils_py.forecasting.panel_windows import PackedSeries, PanelWindows, WindowArray
 from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.nn.states import batch_dims
 from fluxutils_py.training.predictor import Predictor
@@ -59,44 +58,51 @@ class History:
         return self.tail.shape[2]
 
     def extended(
-        self, models: Sequence[nn.Module], more: Steps, make: Callable[..., PanelWindows]
+        self,
+        models: Sequence[nn.Module],
+        more: Steps,
+        make_windows: Callable[[np.ndarray, np.ndarray], PanelWindows],
     ) -> History:
-        """Return a new history with more steps of some series, and with new series; networks read
-        only these steps.
+        """Return a new history with more steps of some series, and with new series.
+
+        The networks read only these steps. ``make_windows`` is that of a tail and static
+        covariates, ``FittedForecaster.tail_windows``.
         """
-        which, n_old = more.series, self.n_series
-        n_new = max(0, int(which.max()) + 1 - n_old)
-        channels, _, K = self.tail.shape
-        tail = np.concatenate([self.tail, np.full((channels, n_new, K), np.nan)], axis=1)
-        static = np.concatenate([self.static, np.zeros((n_new, self.static.shape[1]))])
-        lengths = np.concatenate([self.lengths, np.zeros(n_new, int)])
-        fresh = which >= n_old
-        static[which[fresh]] = more.static[fresh]
-        values = np.full((channels, len(which), K + int(more.lengths.max())), np.nan)
-        values[:, :, :K] = tail[:, which]
-        ends = np.cumsum(more.lengths)
-        for i, (stop, n) in enumerate(zip(ends, more.lengths, strict=True)):
-            values[:, i, K : K + n] = more.values[:, stop - n : stop]
-        size = values.shape[2]
-        for c in range(1, channels):
-            flat = filled_forward(values[c].reshape(1, -1), np.full(len(which), size))
-            values[c] = flat.reshape(len(which), size)
-        windows = make(values, static[which])
-        begin = np.where(fresh, K, K - 1)
-        count = more.lengths - fresh
+        series = more.series
+        n_kept = self.n_kept
+        n_series = max(self.n_series, int(series.max()) + 1)
+        n_new = n_series - self.n_series
+        is_new = series >= self.n_series
+        # copies: after an error, this history stays as it is
+        more_series = (0, n_new)
+        same = (0, 0)
+        tail = np.pad(self.tail, (same, more_series, same), constant_values=np.nan)
+        static = np.pad(self.static, (more_series, same))
+        lengths = np.pad(self.lengths, more_series)
+        static[series[is_new]] = more.static[is_new]
+        # the stored steps and then the new ones, which all begin in the same column
+        stop = n_kept + more.lengths
+        source = PackedSeries(more.values, more.lengths)
+        n = len(series)
+        values = source.cut(np.arange(n), np.full(n, -n_kept), stop.max())
+        values[:, :, :n_kept] = tail[:, series]
+        # not the target: the features tell given values from those that they fill in
+        covariates = values[1:]
+        nothing_before = np.full(covariates.shape[:2], np.nan)
+        forward_fill(covariates, nothing_before, start=np.zeros(len(covariates)))
+        windows = make_windows(values, static[series])
+        # the state is that before the last step, which is read again; new series have none
+        start = n_kept - 1 + is_new
+        count = more.lengths - is_new
         states = []
         for model, old in zip(models, self.states, strict=True):
-            dims = state_dims(model, old)
-            wide = [_pad_series(t, d, n_new) for t, d in zip(old, dims, strict=True)]
-            chosen = torch.from_numpy(which)
-            part = [t.index_select(d, chosen.to(t.device)) for t, d in zip(wide, dims, strict=True)]
-            moved = run_steps(model, windows, begin, count, part)
-            triples = zip(wide, moved, dims, strict=True)
-            states.append([w.index_copy(d, chosen.to(w.device), m) for w, m, d in triples])
-        stop = K + more.lengths
-        for i, series in enumerate(which):
-            tail[:, series] = values[:, i, stop[i] - K : stop[i]]
-        lengths[which] += more.lengths
+            dims = batch_dims(model) or [1] * len(old)
+            wide = _pad_states(old, dims, len(lengths))
+            part = _select_series(wide, dims, series)
+            moved = run_steps(model, windows, start, count, part)
+            states.append(_replace_series(wide, dims, series, moved))
+        tail[:, series] = _last_values(windows, stop, n_kept)
+        lengths[series] += more.lengths
         return History(tail, lengths, static, states, more.panel)
 
 
@@ -124,30 +130,78 @@ class Steps:
 
 
 def start_history(
-    models: Sequence[nn.Module], windows: PanelWindows, panel: Panel | None
+    models: Sequence[nn.Module],
+    windows: PanelWindows,
+    panel: Panel | None,
 ) -> History:
     """Run the networks through all series from the first step; return the history at the end."""
-    lengths = np.asarray(windows.source.lengths)
-    n, K = windows.n_series, windows.features.lookback + 1
-    series = np.arange(n)
-    parts = [windows.source.cut(series, lengths - K, K)]
+    lengths = windows.source.lengths
+    n = windows.n_series
+    first = np.zeros(n, int)
+    states = [run_steps(model, windows, first, lengths - 1, None) for model in models]
+    static = windows.static
+    if static is None:
+        static = np.zeros((n, 0))
+    ids_and_times = panel
+    if panel is not None:
+        # without the values, the end of which is in the tail
+        ids_and_times = replace(panel, values={}, static={})
+    tail = _last_values(windows, lengths, windows.features.lookback + 1)
+    return History(tail, lengths, static, states, ids_and_times)
+
+
+def _last_values(
+    windows: PanelWindows,
+    stop: np.ndarray,
+    n: int,
+) -> np.ndarray:
+    """Return the ``n`` values of each channel before the step ``stop`` of each series: (C, N,
+    n).
+    """
+    # in this order, by which tail_windows tells them apart
+    sources = [windows.source]
     if windows.ahead is not None:
-        parts.append(windows.ahead.cut(series, lengths - K, K))
-    states = [run_steps(model, windows, np.zeros(n, int), lengths - 1, None) for model in models]
-    static = np.zeros((n, 0)) if windows.static is None else windows.static
-    meta = None if panel is None else replace(panel, values={}, static={})
-    return History(np.concatenate(parts), lengths, static, states, meta)
+        sources.append(windows.ahead)
+    series = np.arange(windows.n_series)
+    parts = [source.cut(series, stop - n, n) for source in sources]
+    return np.concatenate(parts)
 
 
-def state_dims(model: nn.Module, state: list[Tensor]) -> list[int]:
-    """Return the series axis of each tensor of a state."""
-    return batch_dims(model) or [1] * len(state)
+def _pad_states(
+    states: Sequence[Tensor],
+    dims: Sequence[int],
+    n: int,
+) -> list[Tensor]:
+    """Add series with a state of zeros, up to ``n``; ``dims`` are the axes of the series."""
+    # zeros are the state of a series before its first step
+    padded = []
+    for state, dim in zip(states, dims, strict=True):
+        shape = list(state.shape)
+        shape[dim] = n - state.shape[dim]
+        zeros = state.new_zeros(shape)
+        padded.append(torch.cat([state, zeros], dim))
+    return padded
 
 
-def _pad_series(state: Tensor, dim: int, n: int) -> Tensor:
-    shape = list(state.shape)
-    shape[dim] = n
-    return torch.cat([state, state.new_zeros(shape)], dim)
+def _select_series(
+    states: Sequence[Tensor],
+    dims: Sequence[int],
+    series: np.ndarray,
+) -> list[Tensor]:
+    at = torch.from_numpy(series)
+    pairs = zip(states, dims, strict=True)
+    return [t.index_select(dim, at.to(t.device)) for t, dim in pairs]
+
+
+def _replace_series(
+    states: Sequence[Tensor],
+    dims: Sequence[int],
+    series: np.ndarray,
+    new: Sequence[Tensor],
+) -> list[Tensor]:
+    at = torch.from_numpy(series)
+    triples = zip(states, dims, new, strict=True)
+    return [t.index_copy(dim, at.to(t.device), part) for t, dim, part in triples]
 
 
 def run_steps(
@@ -160,101 +214,141 @@ def run_steps(
     """Run a network for ``count[n]`` steps of each series from step ``start[n]``, and return its
     state.
     """
-    n = windows.n_series
-    rows = Segments(np.arange(n), start, count)
-    array = WindowArray(windows, "inputs", n_steps=max(1, int(count.max())))
-    batches = SequenceWindows(
-        (SeriesArray(array, "x"),), batchsize=n, seqsize=array.shape[2], segments=rows
-    )
-    predictor = Predictor(model, batches, state, keep_state=True)
+    inputs = _all_series(windows, start, count)
+    # a separate copy runs: the state of the user's network does not change
+    predictor = Predictor(model, inputs, state, keep_state=True)
     dims = predictor.session.batch_dims
-    before = predictor.session.state if state is None else state
-    if state is None:
-        before = [_pad_series(t, d, n - t.shape[d]) for t, d in zip(before, dims, strict=True)]
+    before = state
+    if before is None:
+        before = _pad_states(predictor.session.state, dims, windows.n_series)
     if not count.any():
         return before
     for _ in predictor:
         pass
-    after = predictor.state()
-    # restore the states of series without a step
-    still = torch.from_numpy(np.flatnonzero(count == 0))
-    triples = zip(after, before, dims, strict=True)
-    return [
-        a.index_copy(d, still.to(a.device), b.index_select(d, still.to(b.device)))
-        for a, b, d in triples
-    ]
+    # a batch runs as long as its longest series, and changes the states of those without a step
+    still = np.flatnonzero(count == 0)
+    unchanged = _select_series(before, dims, still)
+    return _replace_series(predictor.state(), dims, still, unchanged)
+
+
+def _all_series(
+    windows: PanelWindows,
+    start: np.ndarray,
+    count: np.ndarray,
+) -> SequenceWindows:
+    """Return one batch of ``count[n]`` inputs of each series from step ``start[n]``."""
+    n_steps = max(1, int(count.max()))
+    # all series in one batch: a window is cut for all of them at once
+    inputs = SeriesArray(WindowArray(windows, "inputs", n_steps=n_steps), "x")
+    n = windows.n_series
+    rows = Segments(np.arange(n), start, count)
+    return SequenceWindows((inputs,), batchsize=n, seqsize=n_steps, segments=rows)
+
+
+def _single_steps(at: np.ndarray) -> Segments:
+    """Return the step ``at[n]`` of each series."""
+    n = len(at)
+    return Segments(np.arange(n), at, np.ones(n, int))
 
 
 def last_outputs(
-    model: nn.Module, windows: PanelWindows, at: np.ndarray, state: list[Tensor]
+    model: nn.Module,
+    windows: PanelWindows,
+    at: np.ndarray,
+    state: list[Tensor],
 ) -> np.ndarray:
     """Return a network's outputs (N, outputs) at the step ``at[n]`` of each series, from the state
     before it.
     """
-    n, first = windows.n_series, next(model.parameters())
-    found: list[np.ndarray] = []
+    n = windows.n_series
+    steps = _single_steps(at)
+    parameter = next(model.parameters())
 
-    def tensor(series: np.ndarray) -> Tensor:
-        rows = Segments(series, at[series], np.ones(len(series), int))
-        x = np.ascontiguousarray(windows.inputs(rows, 0, 1).transpose(1, 0, 2))
-        return torch.from_numpy(x).to(first.device, first.dtype)
+    def read_inputs(series: slice) -> Tensor:
+        x = windows.inputs(steps[series], 0, 1)
+        x = x.transpose(1, 0, 2)
+        x = np.ascontiguousarray(x)
+        return torch.from_numpy(x).to(parameter.device, parameter.dtype)
 
-    session = InferenceSession(model, lambda: [tensor(np.arange(min(n, 4))).repeat(3, 1, 1)])
+    def sample() -> list[Tensor]:
+        # several steps, which show whether the model takes windows
+        step = read_inputs(slice(0, 4))
+        return [step.repeat(3, 1, 1)]
+
+    session = InferenceSession(model, sample)
+    outputs: list[np.ndarray] = []
     for begin in range(0, n, BLOCK):
         series = slice(begin, min(begin + BLOCK, n))
+        # in blocks: the inputs of all series may be larger than memory
         session.load(state, n, series)
         with torch.no_grad():
-            (out,) = session.run((tensor(np.arange(series.start, series.stop)),))
-        found.append(out[0].cpu().numpy().astype(np.float64))
-    return np.concatenate(found)
+            (out,) = session.run((read_inputs(series),))
+        last = out[0].cpu().numpy()
+        outputs.append(last.astype(np.float64))
+    return np.concatenate(outputs)
 
 
-def outputs_along(model: nn.Module, windows: PanelWindows, origins: np.ndarray) -> np.ndarray:
+def outputs_along(
+    model: nn.Module,
+    windows: PanelWindows,
+    origins: np.ndarray,
+) -> np.ndarray:
     """Return a network's outputs (N, W, outputs) at steps ``origins[n, w]``, in one pass; NaN where
     it is -1.
     """
-    n, out = windows.n_series, np.empty(0)
+    out = np.empty(0)
+    # a series that has not begun is read too, since a batch has no rows without steps
     count = np.maximum(origins.max(1) + 1, 1)
-    rows = Segments(np.arange(n), np.zeros(n, int), count)
-    array = WindowArray(windows, "inputs", n_steps=int(count.max()))
-    batches = SequenceWindows(
-        (SeriesArray(array, "x"),), batchsize=n, seqsize=array.shape[2], segments=rows
-    )
-    for block in Predictor(model, batches):
+    first = np.zeros(len(count), int)
+    for block in Predictor(model, _all_series(windows, first, count)):
         (y,) = block.y  # (S, B, outputs)
         if not out.size:
-            out = np.full((*origins.shape, y.shape[2]), np.nan)
+            shape = (*origins.shape, y.shape[2])
+            out = np.full(shape, np.nan)
         at = origins[block.series] - block.steps.start
-        series, which = np.nonzero((at >= 0) & (at < len(y)))
-        out[block.series.start + series, which] = y[at[series, which], series]
+        inside = (at >= 0) & (at < len(y))
+        series, column = np.nonzero(inside)
+        values = y[at[series, column], series]
+        rows = block.series.start + series
+        out[rows, column] = values
     return out
 
 
 def forecasts_along(
-    models: Sequence[Any], windows: PanelWindows, origins: np.ndarray, n_quantiles: int
+    models: Sequence[nn.Module],
+    windows: PanelWindows,
+    origins: np.ndarray,
+    n_quantiles: int,
 ) -> Iterator[np.ndarray]:
     """Yield forecasts (N, 1 + quantiles, h) from the steps in each column of ``origins`` (N, W);
     NaN for -1.
     """
-    outputs = np.mean([outputs_along(model, windows, origins) for model in models], 0)
-    series = np.arange(windows.n_series)
+    by_model = [outputs_along(model, windows, origins) for model in models]
+    outputs = np.mean(by_model, 0)
     for out, at in zip(outputs.swapaxes(0, 1), origins.T, strict=True):
-        past = windows.past(Segments(series, np.maximum(at, 0), np.ones(len(at), int)), 0, 1)
+        steps = _single_steps(np.maximum(at, 0))
+        past = windows.past(steps, 0, 1)
         yield denormalise(windows, past, out, n_quantiles)
 
 
-def denormalise(windows: PanelWindows, past: Past, out: np.ndarray, n_quantiles: int) -> np.ndarray:
+def denormalise(
+    windows: PanelWindows,
+    past: Past,
+    out: np.ndarray,
+    n_quantiles: int,
+) -> np.ndarray:
     """Convert outputs (N, outputs) to the units of the series, (N, 1 + quantiles, h); NaN where no
     value is known.
     """
-    z = past.naive + past.scale[:, :, None] * out.reshape(len(out), 1 + n_quantiles, -1)
-    found = windows.features.inverse(z)
-    found[~past.known[:, 0]] = np.nan
-    return found
+    out = out.reshape(len(out), 1 + n_quantiles, -1)
+    z = past.naive + past.scale[:, :, None] * out
+    values = windows.features.inverse(z)
+    values[~past.known[:, 0]] = np.nan
+    return values
 
 
 def forecasts(
-    models: Sequence[Any],
+    models: Sequence[nn.Module],
     windows: PanelWindows,
     at: np.ndarray,
     states: list[list[Tensor]],
@@ -265,8 +359,8 @@ def forecasts(
     Outputs of several networks are averaged before the transform is undone, which keeps quantiles
     in order. NaN for series without known values.
     """
-    rows = Segments(np.arange(windows.n_series), at, np.ones(windows.n_series, int))
-    past = windows.past(rows, 0, 1)
+    past = windows.past(_single_steps(at), 0, 1)
     pairs = zip(models, states, strict=True)
-    out = np.mean([last_outputs(model, windows, at, state) for model, state in pairs], 0)
+    by_model = [last_outputs(model, windows, at, state) for model, state in pairs]
+    out = np.mean(by_model, 0)
     return denormalise(windows, past, out, n_quantiles)

@@ -34,6 +34,7 @@ from fluxutils_py.forecasting.feature_choice import (
 )
 from fluxutils_py.forecasting.fitted_forecaster import (
     FittedForecaster,
+    array_shape,
     warn_long_horizon,
     warn_short_series,
 )
@@ -43,7 +44,9 @@ from fluxutils_py.forecasting.forecaster_settings import (
     columns_of,
     sorted_quantiles,
 )
-from fluxutils_py.forecasting.panel import Panel
+from fluxutils_py.forecasting.frequency import Frequency
+from fluxutils_py.forecasting.history import History
+from fluxutils_py.forecasting.panel import Panel, panel_of
 from fluxutils_py.forecasting.panel_windows import (
     ArrayFNT,
     ArraySource,
@@ -61,43 +64,42 @@ PIECE = 8  # a piece of a long series has at least so many windows
 
 
 class Fit(NamedTuple):
-    """Result of :func:`fit_panel`.
+    """What a forecaster keeps of a fit, or a file of a forecaster.
 
     Attributes
     ----------
     fitted : FittedForecaster
+    frequency : Frequency or None
     loss : str or callable
         The loss of the point forecast, chosen if it was "auto".
     loss_curve : list of float
         Loss per epoch, averaged over the networks.
-    windows : PanelWindows
-        What the networks were trained on.
+    shape : tuple or None
+        Numbers of features and series of an array.
+    origin : History, or windows and panel
+        The ends of the series, or the arguments from which ``start_history`` computes them.
     """
 
     fitted: FittedForecaster
+    frequency: Frequency | None
     loss: Any
     loss_curve: list[float]
-    windows: PanelWindows
+    shape: tuple[int, int] | None
+    origin: History | tuple[PanelWindows, Panel | None]
 
 
-def fit_panel(
-    settings: ForecasterSettings,
-    ranks: RankGroup,
-    panel: Panel | None,
-    array: ArrayFNT | None = None,
-) -> Fit:
+def fit_panel(settings: ForecasterSettings, ranks: RankGroup, series: Panel | ArrayFNT) -> Fit:
     """Choose features and train networks on a panel, or on an array, which all ranks have."""
-    require_same_panel(ranks, panel, array)
+    require_same_series(ranks, series)
     covariates = Covariates()
     frequency = None
     source: PackedSeries | ArraySource
-    if panel is not None:
-        covariates = Covariates.of(panel, columns_of(settings))
-        frequency = panel.frequency
-        source = PackedSeries(panel.values[settings.target_col][None], panel.lengths)
+    if isinstance(series, Panel):
+        covariates = Covariates.of(series, columns_of(settings))
+        frequency = series.frequency
+        source = PackedSeries(series.values[settings.target_col][None], series.lengths)
     else:
-        assert array is not None
-        source = ArraySource(array)
+        source = ArraySource(series)
     if settings.season_length is None:
         season = season_within(usual_season(frequency), int(source.lengths.max()))
     else:
@@ -111,15 +113,15 @@ def fit_panel(
     # these losses compare values, for which they add the seasonal naive forecast
     base = loss == ("mase" if features.log else "smape")
     channels = covariates.channels(features.h, features.n_inputs, base)
-    fitted = FittedForecaster.of(settings, features, channels, covariates)
-    windows = fitted.windows(panel, array)
+    fitted = FittedForecaster(features, channels, covariates, settings)
+    windows = fitted.windows(series)
     est = fit_models(settings, windows, loss, ranks)
     fitted = replace(fitted, models=list(est.model_.members))
     loss_curve = [value / len(fitted.models) for value in est.loss_curve_]
-    lengths = np.asarray(windows.source.lengths)
-    warn_long_horizon(features.h, lengths)
-    warn_short_series(features.season, lengths, panel)
-    return Fit(fitted, loss, loss_curve, windows)
+    panel = panel_of(series)
+    warn_long_horizon(features.h, source.lengths)
+    warn_short_series(features.season, source.lengths, panel)
+    return Fit(fitted, frequency, loss, loss_curve, array_shape(series), (windows, panel))
 
 
 def make_network(settings: ForecasterSettings, channels: Channels) -> Callable[[], DirectModel]:
@@ -146,19 +148,18 @@ def warmup_of(windows: PanelWindows) -> np.ndarray:
     """Return the first step of each series with targets: after one long season, or a quarter of a
     short series.
     """
-    lengths = np.asarray(windows.source.lengths)
+    lengths = windows.source.lengths
     return np.minimum(windows.features.lag, lengths // 4)
 
 
-def require_same_panel(ranks: RankGroup, panel: Panel | None, array: ArrayFNT | None) -> None:
+def require_same_series(ranks: RankGroup, series: Panel | ArrayFNT) -> None:
     """Raise :class:`RankError` on every rank unless all have the same series, before anything is
     chosen by them.
     """
     if ranks.is_single:
         return
-    traits = _panel_traits(panel) if panel is not None else _array_traits(array)
     try:
-        ranks.require_equal(traits)
+        ranks.require_equal(_traits(series))
     except RankError as error:
         raise RankError(
             f"{error}. A forecaster has no sharded=True, since what it chooses depends on all "
@@ -168,24 +169,21 @@ def require_same_panel(ranks: RankGroup, panel: Panel | None, array: ArrayFNT | 
         ) from None
 
 
-def _array_traits(array: ArrayFNT | None) -> dict[str, object]:
+def _traits(series: Panel | ArrayFNT) -> dict[str, object]:
+    if isinstance(series, Panel):
+        return {
+            "the number of series": series.n_series,
+            "the ids of the series (digest)": digest_arrays(series.ids.astype(str)),
+            "the times of the series (digest)": digest_arrays(series.first, series.lengths),
+            "the frequency": series.frequency.text,
+            "the values of the series (digest)": _digest_columns(series.values),
+            "the static covariates (digest)": _digest_columns(series.static),
+        }
     # not the values: the array may be larger than memory
-    assert array is not None
     return {
-        "the shape of the array": tuple(array.shape),
-        "its type": array.dtype,
-        "whether it is in memory": type(array) is np.ndarray,
-    }
-
-
-def _panel_traits(panel: Panel) -> dict[str, object]:
-    return {
-        "the number of series": panel.n_series,
-        "the ids of the series (digest)": digest_arrays(panel.ids.astype(str)),
-        "the times of the series (digest)": digest_arrays(panel.first, panel.lengths),
-        "the frequency": panel.frequency.text,
-        "the values of the series (digest)": _digest_columns(panel.values),
-        "the static covariates (digest)": _digest_columns(panel.static),
+        "the shape of the array": tuple(series.shape),
+        "its type": series.dtype,
+        "whether it is in memory": type(series) is np.ndarray,
     }
 
 
@@ -209,7 +207,7 @@ def fit_models(
     DataError
         If no series has two steps.
     """
-    lengths = np.asarray(windows.source.lengths)
+    lengths = windows.source.lengths
     if lengths.max() < 2:
         raise DataError("there is nothing to learn from: no series has two steps")
     features = windows.features
@@ -232,6 +230,7 @@ def fit_models(
     x = WindowArray(windows, "inputs")
     y = WindowArray(windows, "targets", warmup_of(windows))
     # not est.fit, which warns of few updates: their number is chosen here
+    # a mask of no step would only cost time
     same_length = (lengths == lengths[0]).all()
     run_fit(est, FitRequest(x, y, lengths=None if same_length else lengths))
     for member in est.model_.members:
@@ -245,7 +244,7 @@ def _training_spec(settings: ForecasterSettings, windows: PanelWindows, ranks: R
     batchsize = int(settings.batchsize)
     seqsize = int(settings.seqsize)
     whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
-    n_steps = steps_per_epoch(np.asarray(windows.source.lengths), whole, seqsize)
+    n_steps = steps_per_epoch(windows.source.lengths, whole, seqsize)
     most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes overfit
     epochs = min(most, max(1, round(settings.max_steps / n_steps)))
     return Spec(

@@ -8,28 +8,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import DataError, ShapeError, warn
 from fluxutils_py.forecasting.covariates import Covariate
 from fluxutils_py.forecasting.features import Features
-from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
+from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster, array_shape
 from fluxutils_py.forecasting.frames import Frame, make_frame
 from fluxutils_py.forecasting.history import History, Steps, forecasts
 from fluxutils_py.forecasting.panel import (
     Panel,
-    format_time,
     read_static,
     read_steps,
     series_name,
+    series_numbers,
 )
 from fluxutils_py.forecasting.panel_windows import ArrayFNT
 
 
-def array_shape(array: ArrayFNT | None) -> tuple[int, int] | None:
-    """Return the numbers of features and series of an array; None for None."""
-    return None if array is None else (int(array.shape[0]), int(array.shape[1]))
-
-
-def forecast_values(fitted: FittedForecaster, history: History, ahead: np.ndarray) -> np.ndarray:
+def forecast_values(
+    fitted: FittedForecaster,
+    history: History,
+    ahead: np.ndarray,
+) -> np.ndarray:
     """Return forecasts (N, 1 + quantiles, h); ``ahead`` holds the covariates known ahead, (C, N,
     h).
     """
@@ -39,16 +38,15 @@ def forecast_values(fitted: FittedForecaster, history: History, ahead: np.ndarra
     later = np.full((*history.tail.shape[:2], features.h), np.nan)
     if len(ahead):
         later[-len(ahead) :] = ahead
+    # the last kept step is the one that is run again, with what is known ahead
     windows = fitted.tail_windows(np.concatenate([history.tail, later], axis=2), history.static)
     last = np.full(history.n_series, history.n_kept - 1)
     values = forecasts(fitted.models, windows, last, history.states, fitted.n_quantiles)
     unknown = np.flatnonzero(np.isnan(values).any((1, 2)))
     if len(unknown):
-        name = series_name(history.panel, unknown[0])
-        warnings.warn(
+        warn(
             f"{len(unknown)} series have no value in their last {features.memory} steps (the "
-            f"first is {name}): their forecasts are missing",
-            stacklevel=4,
+            f"first is {series_name(history.panel, unknown[0])}): their forecasts are missing"
         )
     return values
 
@@ -61,19 +59,19 @@ def _warn_small_series(features: Features, history: History) -> None:
     z = np.log(last) if features.log else last
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # series without a value
+        # of all kept steps, since the scale is a mean over them
         spread = np.nanmax(z, axis=1) - np.nanmin(z, axis=1)
         rounding = 1e-12 * np.nanmax(np.abs(z), axis=1)
     # a constant series is not warned of: there is nothing to see
     small = np.flatnonzero((spread > rounding) & (spread < 0.1 * features.smallest_scale))
     if len(small):
         unit = " in logarithms" if features.log else ""
-        warnings.warn(
+        warn(
             f"{len(small)} series change too little to be forecast together with the others: the "
             f"first is {series_name(history.panel, small[0])}, whose last {features.memory} steps "
             f"span {spread[small[0]]:.2g}{unit}, and the typical change in fit was "
             f"{features.unit:.2g}. Scale each series, or fit those of such different size "
-            "separately",
-            stacklevel=5,
+            "separately"
         )
 
 
@@ -86,11 +84,12 @@ def forecast_frame(
     """Implement ``Forecaster.predict`` for a history; ``shape`` as from :func:`array_shape`."""
     ahead = future_covariates(fitted, history, futr_df)
     values = forecast_values(fitted, history, ahead)
+    # an array comes back in the form in which it was given
     if shape is not None:
         arrays = {name: values[:, i].reshape(*shape, -1) for i, name in enumerate(fitted.names)}
         return arrays if fitted.n_quantiles else arrays[fitted.names[0]]
     panel = require_panel(history)
-    columns = _key_columns(fitted, panel)
+    columns = key_columns(fitted, panel)
     columns |= {name: values[:, i].ravel() for i, name in enumerate(fitted.names)}
     return make_frame(columns, panel.types, panel.backend)
 
@@ -98,7 +97,7 @@ def forecast_frame(
 def future_frame(fitted: FittedForecaster, history: History) -> Any:
     """Implement ``Forecaster.make_future_dataframe``."""
     panel = require_panel(history)
-    return make_frame(_key_columns(fitted, panel), panel.types, panel.backend)
+    return make_frame(key_columns(fitted, panel), panel.types, panel.backend)
 
 
 def require_panel(history: History) -> Panel:
@@ -108,7 +107,7 @@ def require_panel(history: History) -> Panel:
     return history.panel
 
 
-def _key_columns(fitted: FittedForecaster, panel: Panel) -> dict[str, np.ndarray]:
+def key_columns(fitted: FittedForecaster, panel: Panel) -> dict[str, np.ndarray]:
     """Return the ids and times of the h steps after the end of each series."""
     series = np.repeat(np.arange(panel.n_series), fitted.h)
     steps = panel.lengths[series] + np.tile(np.arange(fitted.h), panel.n_series)
@@ -137,7 +136,11 @@ class RowsAhead(NamedTuple):
         return RowsAhead(self.series[keep], self.step[keep], self.rows & use)
 
 
-def _rows_ahead(fitted: FittedForecaster, frame: Frame, panel: Panel) -> RowsAhead:
+def _rows_ahead(
+    fitted: FittedForecaster,
+    frame: Frame,
+    panel: Panel,
+) -> RowsAhead:
     series, steps = read_steps(frame, fitted.columns, panel)
     # -1 is a series that the panel does not have; its step does not matter
     ahead = steps - panel.lengths[np.maximum(series, 0)]
@@ -145,7 +148,11 @@ def _rows_ahead(fitted: FittedForecaster, frame: Frame, panel: Panel) -> RowsAhe
     return RowsAhead(series[rows], ahead[rows], rows)
 
 
-def future_covariates(fitted: FittedForecaster, history: History, futr_df: object) -> np.ndarray:
+def future_covariates(
+    fitted: FittedForecaster,
+    history: History,
+    futr_df: object,
+) -> np.ndarray:
     """Return the channels of covariates known ahead, at the next h steps: (C, N, h).
 
     Raises
@@ -168,18 +175,24 @@ def future_covariates(fitted: FittedForecaster, history: History, futr_df: objec
     frame = Frame(futr_df, "futr_df")
     frame.require(fitted.columns.arguments(target=False, hist=False))
     ahead = _rows_ahead(fitted, frame, panel)
+    # rows of other series and times are no error: a calendar covers more than is asked for
     _require_all_rows(fitted, panel, ahead)
     channels = np.empty((len(covariates), history.n_series, fitted.h))
     _fill_covariates(channels, covariates, frame, ahead)
     return channels
 
 
-def _require_all_rows(fitted: FittedForecaster, panel: Panel, ahead: RowsAhead) -> None:
+def _require_all_rows(
+    fitted: FittedForecaster,
+    panel: Panel,
+    ahead: RowsAhead,
+) -> None:
+    # rows rather than values: a missing value has been refused, with its row
     has_row = np.zeros((panel.n_series, fitted.h), bool)
     has_row[ahead.series, ahead.step] = True
     if not has_row.all():
-        i, step = (int(v) for v in np.argwhere(~has_row)[0])
-        at = format_time(panel.times(np.array([i]), np.array([panel.lengths[i] + step]))[0])
+        i, step = np.argwhere(~has_row)[0]
+        at = panel.time_text(i, panel.lengths[i] + step)
         raise DataError(
             f"futr_df has no row of series {panel.ids[i]!r} at {at} (column "
             f"{fitted.columns.time!r}); it needs the {fitted.h} steps after the end of each "
@@ -188,25 +201,27 @@ def _require_all_rows(fitted: FittedForecaster, panel: Panel, ahead: RowsAhead) 
 
 
 def _fill_covariates(
-    channels: np.ndarray, covariates: tuple[Covariate, ...], frame: Frame, ahead: RowsAhead
+    channels: np.ndarray,
+    covariates: tuple[Covariate, ...],
+    frame: Frame,
+    ahead: RowsAhead,
 ) -> None:
     """Write the values of a frame to the channels (C, N, h) of covariates known ahead."""
     for channel, covariate in zip(channels, covariates, strict=True):
-        values = covariate.channel(_read_column(frame, covariate.name))
+        values = covariate.channel(frame.values(covariate.name))
         channel[ahead.series, ahead.step] = values[ahead.rows]
 
 
-def _read_column(frame: Frame, name: str) -> np.ndarray:
-    if frame.is_category(name):
-        return frame.labels(name)
-    return frame.numbers(name, missing=False)
-
-
-def score_forecasts(fitted: FittedForecaster, history: History, df: object) -> float:
+def score_forecasts(
+    fitted: FittedForecaster,
+    history: History,
+    df: object,
+) -> float:
     """Implement ``Forecaster.score``."""
     panel = require_panel(history)
     frame = Frame(df, "df")
     frame.require(fitted.columns.arguments(hist=False))
+    # a missing truth cannot be scored
     truth = frame.numbers(fitted.columns.target, missing=True)
     ahead = _rows_ahead(fitted, frame, panel).only(~np.isnan(truth))
     if not ahead.rows.any():
@@ -224,6 +239,7 @@ def score_forecasts(fitted: FittedForecaster, history: History, df: object) -> f
 
 def _typical_changes(values: np.ndarray, season: int) -> np.ndarray:
     """Return the mean absolute change of each series (N, K) from season to season, above 0."""
+    # the tail may be shorter than a season
     season = min(season, values.shape[1] - 1)
     change = np.abs(values[:, season:] - values[:, :-season])
     known = ~np.isnan(change)
@@ -234,14 +250,11 @@ def _typical_changes(values: np.ndarray, season: int) -> np.ndarray:
 # -- new data --------------------------------------------------------------------------------------
 
 
-def _series_numbers(labels: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """Return the number of each label among the stored ones, -1 where it is new."""
-    number = {label: i for i, label in enumerate(stored)}
-    return np.array([number.get(label, -1) for label in labels], int)
-
-
 def require_same_static(
-    fitted: FittedForecaster, history: History, panel: Panel, static_df: object
+    fitted: FittedForecaster,
+    history: History,
+    panel: Panel,
+    static_df: object,
 ) -> None:
     """Raise DataError if a stored series comes with another static value: its state has followed
     from the old one.
@@ -252,7 +265,7 @@ def require_same_static(
     if static_df is not None:  # it may also have series of which df has no row
         has_row, static = read_static(static_df, fitted.columns, stored)
         panel = replace(panel, ids=stored[has_row], static=static)
-    series = _series_numbers(panel.ids, stored)
+    series = series_numbers(panel.ids, stored)
     with warnings.catch_warnings():
         # of new categories: an error follows, or they are of new series
         warnings.simplefilter("ignore")
@@ -273,15 +286,22 @@ def require_same_static(
         )
 
 
-def further_steps(fitted: FittedForecaster, history: History, panel: Panel, df: object) -> Steps:
+def further_steps(
+    fitted: FittedForecaster,
+    history: History,
+    panel: Panel,
+    df: object,
+) -> Steps:
     """Convert a panel, as read from ``df``, to steps after the end of a forecaster's series."""
     old = require_panel(history)
-    series = _series_numbers(panel.ids, old.ids)
+    # new series follow the stored ones, in the order of their ids
+    series = series_numbers(panel.ids, old.ids)
     new = series < 0
     series[new] = old.n_series + np.arange(int(new.sum()))
     gap = np.zeros(panel.n_series, int)
     gap[~new] = _gaps(fitted, old, panel, series, ~new)
     _require_near(fitted, df, old)
+    # the steps of a gap count, as missing values
     lengths = gap + panel.lengths
     ends = np.concatenate([old.lengths, np.zeros(int(new.sum()), int)])
     ends[series] += lengths
@@ -296,7 +316,11 @@ def further_steps(fitted: FittedForecaster, history: History, panel: Panel, df: 
 
 
 def _gaps(
-    fitted: FittedForecaster, old: Panel, panel: Panel, series: np.ndarray, known: np.ndarray
+    fitted: FittedForecaster,
+    old: Panel,
+    panel: Panel,
+    series: np.ndarray,
+    known: np.ndarray,
 ) -> np.ndarray:
     """Return the steps without a row between the end of each known series and its first new row.
 
@@ -311,18 +335,21 @@ def _gaps(
     bad = np.flatnonzero((gap < 0) | ~whole)
     if len(bad):
         i = int(np.flatnonzero(known)[bad[0]])
-        end = stored[bad[:1]]
-        at = format_time(panel.times(np.array([i]), np.array([0]))[0])
-        last = format_time(old.times(end, old.lengths[end] - 1)[0])
+        end = stored[bad[0]]
         raise DataError(
-            f"series {panel.ids[i]!r} has a row at {at} (column {fitted.columns.time!r}), and is "
-            f"known until {last} already; update takes the rows that follow, predict(df) whole "
-            "series"
+            f"series {panel.ids[i]!r} has a row at {panel.time_text(i, 0)} (column "
+            f"{fitted.columns.time!r}), and is known until "
+            f"{old.time_text(end, old.lengths[end] - 1)} already; give the rows that follow to "
+            "update, or whole series to predict(df)"
         )
     return gap
 
 
-def _require_near(fitted: FittedForecaster, df: object, old: Panel) -> None:
+def _require_near(
+    fitted: FittedForecaster,
+    df: object,
+    old: Panel,
+) -> None:
     """Raise DataError if a row is so much later than the row before it that none of the known
     values counts any more.
 
@@ -330,8 +357,8 @@ def _require_near(fitted: FittedForecaster, df: object, old: Panel) -> None:
     up to that row.
     """
     memory = fitted.features.memory
-    time_col = fitted.columns.time
     series, steps = read_steps(Frame(df, "df"), fitted.columns, old)
+    # by series and time: each row is compared with the row before it
     order = np.lexsort((steps, series))
     order = order[series[order] >= 0]
     series = series[order]
@@ -342,35 +369,39 @@ def _require_near(fitted: FittedForecaster, df: object, old: Panel) -> None:
     before[1:][same] = steps[:-1][same]
     far = np.flatnonzero(steps - before > memory)
     if len(far):
-        i = far[0]
-        times = old.times(series[[i, i]], np.array([steps[i], before[i]]))
-        at, last = (format_time(time) for time in times)
+        i = series[far[0]]
+        step = steps[far[0]]
+        last = before[far[0]]
         raise DataError(
-            f"series {old.ids[series[i]]!r} has a row at {at} (column {time_col!r}), "
-            f"{steps[i] - before[i]} steps after the row before it at {last}: no value of the last "
-            f"{memory} steps, which the forecasts depend on, would be known. Correct "
-            "the time; or give a row with a missing value for each step between; or give whole "
-            "series to predict(df)"
+            f"series {old.ids[i]!r} has a row at {old.time_text(i, step)} (column "
+            f"{fitted.columns.time!r}), {step - last} steps after the row before it at "
+            f"{old.time_text(i, last)}: no value of the last {memory} steps, which the forecasts "
+            "depend on, would be known. Correct the time; or give a row with a missing value for "
+            "each step between; or give whole series to predict(df)"
         )
 
 
-def _values_after_gaps(fitted: FittedForecaster, panel: Panel, lengths: np.ndarray) -> np.ndarray:
+def _values_after_gaps(
+    fitted: FittedForecaster,
+    panel: Panel,
+    lengths: np.ndarray,
+) -> np.ndarray:
     """Return the channels (C, total) of a panel, each series at the end of its ``lengths[n]`` steps
     and NaN before.
     """
-    target = panel.values[fitted.columns.target][None]
-    hist = fitted.covariates.steps(panel, "hist")
-    futr = fitted.covariates.steps(panel, "futr")
-    values = np.concatenate([target, hist, futr])
+    values = fitted.channel_values(panel)
     out = np.full((len(values), int(lengths.sum())), np.nan)
-    ends = np.cumsum(lengths)
-    stops = np.cumsum(panel.lengths)
-    for end, stop, n in zip(ends, stops, panel.lengths, strict=True):
-        out[:, end - n : end] = values[:, stop - n : stop]
+    # only its lengths matter for the positions
+    longer = replace(panel, lengths=lengths)
+    out[:, longer.positions(lengths - panel.lengths, lengths)] = values
     return out
 
 
-def array_steps(history: History, array: ArrayFNT, shape: tuple[int, int] | None) -> Steps:
+def array_steps(
+    history: History,
+    array: ArrayFNT,
+    shape: tuple[int, int] | None,
+) -> Steps:
     """Convert an array (F, N, T) to the next steps of all series; ``shape`` is that of ``fit``."""
     if array_shape(array) != shape:
         raise ShapeError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.errors import DataError, SpecError, warn
 from fluxutils_py.forecasting.frames import Frame, TimeColumn, to_absolute, to_local
 from fluxutils_py.forecasting.frequency import Frequency, infer_frequency, parse_frequency
 
@@ -34,6 +34,7 @@ class Columns:
     stat: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # a column in two roles would be forecast from itself
         named: dict[str, str] = {}
         for argument, column in (
             ("id_col", self.id),
@@ -110,12 +111,13 @@ class Panel:
 
     @property
     def offsets(self) -> np.ndarray:
-        return np.concatenate([[0], np.cumsum(self.lengths)[:-1]]).astype(int)
+        return np.cumsum(self.lengths) - self.lengths
 
     def positions(self, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """Return the positions in ``values`` of the steps ``start[n]`` to ``stop[n]`` of each
         series.
         """
+        # no loop over the series, of which there may be very many
         count = stop - start
         return np.repeat(self.offsets + start - (np.cumsum(count) - count), count) + np.arange(
             count.sum()
@@ -125,7 +127,8 @@ class Panel:
         """Return a copy with the steps ``start[n]`` to ``stop[n]`` of each series, without series
         that have none.
         """
-        at, has = self.positions(start, stop), stop > start
+        at = self.positions(start, stop)
+        has = stop > start
         return replace(
             self,
             ids=self.ids[has],
@@ -140,18 +143,29 @@ class Panel:
         integers.
         """
         first = self.first[series]
-        found = self.frequency.add_steps(first, steps)
-        if ((found < first) & (steps > 0)).any():
+        times = self.frequency.add_steps(first, steps)
+        # int64 wraps around after its last nanosecond
+        if ((times < first) & (steps > 0)).any():
             raise DataError(
                 f"{int(np.max(steps))} steps of freq={self.frequency.text!r} after the first time "
                 "of a series are beyond the year 2261, the last of dates in nanoseconds; give "
                 "integer times, such as the year"
             )
         if self.frequency.kind == "integer":
-            return found
-        return (to_absolute(found, self.zone) if self.frequency.is_local else found).astype(
-            "M8[ns]"
-        )
+            return times
+        if self.frequency.is_local:
+            times = to_absolute(times, self.zone)
+        return times.astype("M8[ns]")
+
+    def time_text(self, series: int, step: int) -> str:
+        """Return the time of one step of one series, as text for messages."""
+        time = self.times(np.array([series]), np.array([step]))[0]
+        return str(time.astype("M8[s]") if isinstance(time, np.datetime64) else time)
+
+
+def panel_of(series: object) -> Panel | None:
+    """Return a panel as it is, and None for an array, whose series have no ids and times."""
+    return series if isinstance(series, Panel) else None
 
 
 def series_name(panel: Panel | None, series: int) -> str:
@@ -159,18 +173,18 @@ def series_name(panel: Panel | None, series: int) -> str:
     return f"number {series}" if panel is None else repr(panel.ids[series])
 
 
-def format_time(time: object) -> str:
-    """Return a time of a panel as text for messages."""
-    return str(time.astype("M8[s]") if isinstance(time, np.datetime64) else time)
+def series_numbers(labels: Iterable[object], ids: np.ndarray) -> np.ndarray:
+    """Return the number of each label among ids, -1 where it is none of them."""
+    number = {label: i for i, label in enumerate(ids)}
+    return np.array([number.get(label, -1) for label in labels], int)
 
 
-# More than 12 branches: each fault of a frame is one case, in the order of mending.
 def read_panel(
-    df: Any,
+    df: object,
     columns: Columns,
     freq: Any = None,
     *,
-    static_df: Any = None,
+    static_df: object = None,
     zone: str | None = None,
 ) -> Panel:
     """Read a long frame, whose rows may be in any order.
@@ -193,161 +207,173 @@ def read_panel(
     """
     frame = Frame(df, "df")
     frame.require(columns.arguments())
+    # before the types: columns of a frame without rows may have any
     if frame.n_rows == 0:
         raise DataError("df has no rows")
-    codes, ids = _number_labels(frame.labels(columns.id))
+    labels = frame.labels(columns.id)
+    ids = _sorted_labels(labels)
+    series = series_numbers(labels, ids)
     at = frame.times(columns.time)
+    # in local time, days and months would begin at other hours than those of the stored series
     if zone is not None and at.zone not in (None, zone):
-        at = TimeColumn(at.absolute, to_local(at.absolute, zone), zone, at.dtype)
-    frequency = freq if isinstance(freq, Frequency) else None
-    if frequency is None and freq is not None:
-        frequency = parse_frequency(freq, at.is_integer, frame.is_polars)
-    if frequency is None:
-        local = at.on(True)
-        order = np.lexsort((local, codes))
-        same = np.diff(codes[order]) == 0
-        steps = np.diff(at.absolute[np.lexsort((at.absolute, codes))])[same]
-        frequency = infer_frequency(
-            steps, local, at.is_integer, _first_times(local, codes, len(ids))[codes]
-        )
+        at = replace(at, local=to_local(at.absolute, zone), zone=zone)
+    frequency = _read_frequency(freq, at, series, frame.is_polars)
     _require_kind(frame, columns, at, frequency)
     times = at.on(frequency.is_local)
-    order = np.lexsort((times, codes))
-    first = _first_times(times, codes, len(ids))
-    steps, whole = frequency.steps_between(first[codes], times)
-    _refuse_weekends(frame, columns, frequency.is_weekend(times), frequency)
-    _require_grid(frame, columns, whole, frequency, ids, codes)
-    _require_unique(frame, columns, codes[order], steps[order], order, ids)
-    lengths = np.zeros(len(ids), int)
-    np.maximum.at(lengths, codes, steps + 1)
-    _warn_empty_steps(np.bincount(codes, minlength=len(ids)), lengths, ids, frequency)
-    offsets = np.cumsum(lengths) - lengths
-    place = offsets[codes] + steps
-    total = int(lengths.sum())
-    values = {}
-    for column in (columns.target, *columns.hist, *columns.futr):
-        if column != columns.target and frame.is_category(column):
-            labels = np.full(total, None, dtype=object)
-            labels[place] = frame.labels(column, missing=column not in columns.futr)
-            values[column] = labels
-        else:
-            found = np.full(total, np.nan)
-            found[place] = frame.numbers(column, missing=column not in columns.futr)
-            values[column] = found
-    types = {columns.id: frame.label_type(columns.id), columns.time: frame.dtype(columns.time)}
-    static: dict[str, np.ndarray] = {}
-    if static_df is not None:
-        if not columns.stat:
-            raise DataError("static_df is given, but stat_exog_list names no covariates")
-        has_row, static = read_static(static_df, columns, ids)
-        if not has_row.all():
-            raise DataError(f"static_df has no row of series {ids[int((~has_row).argmax())]!r}")
-    elif columns.stat:
-        static = _static_values(frame, columns, codes, ids)
-    return Panel(ids, first, lengths, values, static, frequency, at.zone, types, frame.backend)
-
-
-def _number_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of each label among the sorted unique labels, and these labels."""
-    numbers: dict[Any, int] = {}
-    codes = np.fromiter(
-        (numbers.setdefault(label, len(numbers)) for label in labels), int, len(labels)
+    remedy = (
+        f", on a weekend, and freq={frequency.text!r} has business days only; leave the row out, "
+        "or give freq='D'"
     )
-    ids = list(numbers)
+    frame.refuse(columns.time, frequency.is_weekend(times), remedy)
+    # of the frame: the forecasts are to be joined with it
+    types = {columns.id: frame.label_type(columns.id), columns.time: frame.dtype(columns.time)}
+    # filled below, when the steps of the rows are known
+    lengths = np.zeros(len(ids), int)
+    first = _first_times(times, series)
+    panel = Panel(ids, first, lengths, {}, {}, frequency, at.zone, types, frame.backend)
+    steps = _grid_steps(frame, columns, panel, series, times)
+    np.maximum.at(lengths, series, steps + 1)
+    # before the arrays, which have an element for each empty step too
+    _warn_empty_steps(panel, np.bincount(series))
+    place = panel.offsets[series] + steps
+    rows = {columns.target: frame.numbers(columns.target, missing=True)}
+    for column in (*columns.hist, *columns.futr):
+        rows[column] = frame.values(column, missing=column not in columns.futr)
+    for column, given in rows.items():
+        values = np.full(lengths.sum(), None if given.dtype == object else np.nan)
+        values[place] = given
+        panel.values[column] = values
+    panel.static.update(_read_all_static(static_df, frame, columns, series, ids))
+    return panel
+
+
+def _sorted_labels(labels: np.ndarray) -> np.ndarray:
+    # not a set: labels that cannot be compared keep the order of the rows
+    different = dict.fromkeys(labels)
     try:
-        order = sorted(range(len(ids)), key=ids.__getitem__)
+        ordered = sorted(different)
     except TypeError:  # labels of different types
-        order = sorted(range(len(ids)), key=lambda i: str(ids[i]))
-    rank = np.empty(len(ids), int)
-    rank[order] = np.arange(len(ids))
-    made = np.empty(len(ids), object)
-    made[:] = [ids[i] for i in order]
-    return rank[codes], made
+        ordered = sorted(different, key=str)
+    return np.array(ordered, object)
 
 
-def _require_kind(frame: Frame, columns: Columns, at: TimeColumn, frequency: Frequency) -> None:
+def _read_frequency(
+    freq: Any,
+    at: TimeColumn,
+    series: np.ndarray,
+    polars: bool,
+) -> Frequency:
+    if isinstance(freq, Frequency):
+        return freq
+    if freq is not None:
+        return parse_frequency(freq, at.is_integer, polars)
+    # differences in UTC: in local time an hour is missing or double where clocks change
+    order = np.lexsort((at.absolute, series))
+    steps = np.diff(at.absolute[order])[np.diff(series[order]) == 0]
+    local = at.on(True)
+    return infer_frequency(steps, local, at.is_integer, _first_times(local, series)[series])
+
+
+def _require_kind(
+    frame: Frame,
+    columns: Columns,
+    at: TimeColumn,
+    frequency: Frequency,
+) -> None:
     if (frequency.kind == "integer") != at.is_integer:
-        kinds = ("dates", "integers") if at.is_integer else ("integers", "dates")
+        held, fitted = ("integers", "dates") if at.is_integer else ("dates", "integers")
         raise DataError(
-            f"column {columns.time!r} of {frame.name} holds {kinds[1]}, the forecaster was fitted "
-            f"on {kinds[0]}"
+            f"column {columns.time!r} of {frame.name} holds {held}, the forecaster was fitted on "
+            f"{fitted}"
         )
 
 
-def _first_times(times: np.ndarray, codes: np.ndarray, n_series: int) -> np.ndarray:
-    first = np.full(n_series, np.iinfo(np.int64).max)
-    np.minimum.at(first, codes, times)
+def _first_times(times: np.ndarray, series: np.ndarray) -> np.ndarray:
+    # not the first row: rows may be in any order
+    first = np.full(series.max() + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, series, times)
     return first
 
 
-def _refuse_weekends(
-    frame: Frame, columns: Columns, weekend: np.ndarray, frequency: Frequency
-) -> None:
-    if weekend.any():
-        row = int(weekend.argmax())
-        raise DataError(
-            f"column {columns.time!r} of {frame.name} is "
-            f"{frame.frame[columns.time].to_list()[row]} in row {row}, on a weekend, and "
-            f"freq={frequency.text!r} has business days only; leave the row out, or give freq='D'"
+def _grid_steps(
+    frame: Frame,
+    columns: Columns,
+    panel: Panel,
+    series: np.ndarray,
+    times: np.ndarray,
+) -> np.ndarray:
+    """Return the step of each row, from the first one of its series; rows of series -1 are not
+    checked.
+
+    Raises
+    ------
+    DataError
+        If a time is between two steps, or a series has two rows of one step.
+    """
+    known = series >= 0
+    steps, whole = panel.frequency.steps_between(panel.first[np.maximum(series, 0)], times)
+    # the step of a time between two is rounded down, and could be another row's
+    between = known & ~whole
+    if between.any():
+        remedy = (
+            f", no whole number of steps of freq={panel.frequency.text!r} from the first time of "
+            f"series {panel.ids[series[between.argmax()]]!r}; give the freq of the data, or round "
+            "the times"
         )
+        frame.refuse(columns.time, between, remedy)
+    # sorted, rows of one step are neighbours
+    order = np.lexsort((steps, series))
+    again = (np.diff(series[order]) == 0) & (np.diff(steps[order]) == 0) & known[order[1:]]
+    if again.any():
+        place = int(again.argmax())
+        row, other = sorted(order[place : place + 2])
+        raise DataError(
+            f"rows {row} and {other} of {frame.name} are both of series "
+            f"{panel.ids[series[row]]!r} at {frame.frame[columns.time][int(other)]}; keep one, or "
+            "add them up"
+        )
+    return steps
 
 
-def _warn_empty_steps(
-    n_rows: np.ndarray, lengths: np.ndarray, ids: np.ndarray, frequency: Frequency
-) -> None:
+def _warn_empty_steps(panel: Panel, n_rows: np.ndarray) -> None:
     """Warn of series with a row at few of their steps, as where one is hourly and another daily."""
-    sparse = np.flatnonzero((n_rows >= FEW_ROWS) & (n_rows < LEAST_FILLED * lengths))
+    sparse = np.flatnonzero((n_rows >= FEW_ROWS) & (n_rows < LEAST_FILLED * panel.lengths))
     if len(sparse):
         i = sparse[0]
-        warnings.warn(
-            f"{len(sparse)} of {len(ids)} series have rows at few of their steps of "
-            f"freq={frequency.text!r} (series {ids[i]!r} at {n_rows[i]} of {lengths[i]}): all "
-            "other steps count as missing. Forecast series of different frequency apart, and "
-            "write rows with 0 where no row means 0",
-            stacklevel=5,
+        warn(
+            f"{len(sparse)} of {panel.n_series} series have rows at few of their steps of "
+            f"freq={panel.frequency.text!r} (series {panel.ids[i]!r} at {n_rows[i]} of "
+            f"{panel.lengths[i]}): all other steps count as missing. Forecast series of different "
+            "frequency apart, and write rows with 0 where no row means 0"
         )
 
 
-def _require_grid(
+def _read_all_static(
+    static_df: object,
     frame: Frame,
     columns: Columns,
-    whole: np.ndarray,
-    frequency: Frequency,
+    series: np.ndarray,
     ids: np.ndarray,
-    codes: np.ndarray,
-) -> None:
-    if not whole.all():
-        row = int((~whole).argmax())
-        raise DataError(
-            f"column {columns.time!r} of {frame.name} is "
-            f"{frame.frame[columns.time].to_list()[row]} in row {row}, no whole number of steps of "
-            f"freq={frequency.text!r} from the first time of series {ids[codes[row]]!r}; give the "
-            "freq of the data, or round the times"
-        )
-
-
-def _require_unique(
-    frame: Frame,
-    columns: Columns,
-    codes: np.ndarray,
-    steps: np.ndarray,
-    order: np.ndarray,
-    ids: np.ndarray,
-) -> None:
-    twice = (np.diff(codes) == 0) & (np.diff(steps) == 0) & (codes[1:] >= 0)
-    if twice.any():
-        at = int(twice.argmax())
-        rows = sorted((int(order[at]), int(order[at + 1])))
-        raise DataError(
-            f"rows {rows[0]} and {rows[1]} of {frame.name} are both of series {ids[codes[at]]!r} "
-            f"at {frame.frame[columns.time].to_list()[rows[1]]}; keep one, or add them up"
-        )
+) -> dict[str, np.ndarray]:
+    """Return the static covariates from their frame, or from that of the series if there is
+    none.
+    """
+    if static_df is None:
+        return _static_values(frame, columns, series, ids)
+    if not columns.stat:
+        raise DataError("static_df is given, but stat_exog_list names no covariates")
+    has_row, static = read_static(static_df, columns, ids)
+    if not has_row.all():
+        raise DataError(f"static_df has no row of series {ids[int((~has_row).argmax())]!r}")
+    return static
 
 
 def read_static(
-    static_df: Any, columns: Columns, ids: np.ndarray
+    static_df: object,
+    columns: Columns,
+    ids: np.ndarray,
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Read the static covariates of series from a frame of their own.
+    """Read the static covariates of series from a separate frame.
 
     Returns
     -------
@@ -358,62 +384,63 @@ def read_static(
     """
     frame = Frame(static_df, "static_df")
     frame.require({columns.id: "id_col", **dict.fromkeys(columns.stat, "stat_exog_list")})
-    number = {label: i for i, label in enumerate(ids)}
-    codes = np.array([number.get(label, -1) for label in frame.labels(columns.id)], int)
-    return np.isin(np.arange(len(ids)), codes), _static_values(frame, columns, codes, ids)
+    series = series_numbers(frame.labels(columns.id), ids)
+    return np.isin(np.arange(len(ids)), series), _static_values(frame, columns, series, ids)
 
 
 def _static_values(
-    frame: Frame, columns: Columns, codes: np.ndarray, ids: np.ndarray
+    frame: Frame,
+    columns: Columns,
+    series: np.ndarray,
+    ids: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """Return the one value of each static covariate in each series; ``codes`` are the series of the
+    """Return the one value of each static covariate in each series; ``series`` are those of the
     rows, or -1.
     """
+    # here too: without static_df they are columns of df
     frame.require(dict.fromkeys(columns.stat, "stat_exog_list"))
-    keep = np.flatnonzero(codes >= 0)
-    _, begin, number = np.unique(codes[keep], return_index=True, return_inverse=True)
-    found: dict[str, np.ndarray] = {}
+    keep = np.flatnonzero(series >= 0)
+    _, begin, number = np.unique(series[keep], return_index=True, return_inverse=True)
+    static: dict[str, np.ndarray] = {}
     for column in columns.stat:
-        category = frame.is_category(column)
-        rows = frame.labels(column) if category else frame.numbers(column, missing=False)
-        each = rows[keep[begin]]
-        other = np.flatnonzero(each[number] != rows[keep])
-        if len(other):
-            row = int(keep[other[0]])
+        rows = frame.values(column)
+        static[column] = rows[keep[begin]]
+        # the value of its series, for each row
+        first = static[column][number]
+        changed = np.flatnonzero(first != rows[keep])
+        if len(changed):
+            row = int(keep[changed[0]])
             raise DataError(
                 f"column {column!r} of {frame.name} is {rows[row]} in row {row} and "
-                f"{each[number[other[0]]]} before in series {ids[codes[row]]!r}; a static "
+                f"{first[changed[0]]} before in series {ids[series[row]]!r}; a static "
                 "covariate has one value per series"
             )
-        found[column] = each
-    return found
+    return static
 
 
-def read_steps(frame: Frame, columns: Columns, panel: Panel) -> tuple[np.ndarray, np.ndarray]:
+def read_steps(
+    frame: Frame,
+    columns: Columns,
+    panel: Panel,
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the series and the step in a panel of each row of a frame; steps count from the
     series' first one.
 
     Both are (rows,). The series is -1 if the panel does not have it, and on weekends of business
     days.
     """
-    name = frame.name
-    number = {label: i for i, label in enumerate(panel.ids)}
-    series = np.array([number.get(label, -1) for label in frame.labels(columns.id)])
+    series = series_numbers(frame.labels(columns.id), panel.ids)
     at = frame.times(columns.time)
     _require_kind(frame, columns, at, panel.frequency)
+    which = f"column {columns.time!r} of {frame.name}"
     if at.zone is None and panel.zone is not None:
-        raise DataError(
-            f"column {columns.time!r} of {name} has no time zone, the series are in {panel.zone}"
-        )
+        raise DataError(f"{which} has no time zone, the series are in {panel.zone}")
     if at.zone is not None and panel.zone is None:
         raise DataError(
-            f"column {columns.time!r} of {name} is in the time zone {at.zone}, the series have no "
-            "time zone; give times without one, as with dt.tz_localize(None)"
+            f"{which} is in the time zone {at.zone}, the series have no time zone; give times "
+            "without one, as with dt.tz_localize(None)"
         )
+    # the local times are those of the frame's zone, which may be another one
     times = to_local(at.absolute, panel.zone) if panel.frequency.is_local else at.absolute
     series = np.where(panel.frequency.is_weekend(times), -1, series)
-    steps, whole = panel.frequency.steps_between(panel.first[np.maximum(series, 0)], times)
-    _require_grid(frame, columns, whole | (series < 0), panel.frequency, panel.ids, series)
-    order = np.lexsort((steps, series))
-    _require_unique(frame, columns, series[order], steps[order], order, panel.ids)
-    return series, steps
+    return series, _grid_steps(frame, columns, panel, series, times)

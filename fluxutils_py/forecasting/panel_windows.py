@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from itertools import islice, product
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,7 +19,7 @@ T = TypeVar("T")
 
 
 class ArrayFNT(Protocol):
-    """An array of shape (F, N, T) that takes slices: of NumPy, h5py, a memory map, ..."""
+    """An array of shape (F, N, T) that can be sliced: of NumPy, h5py, a memory map, ..."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -50,12 +51,18 @@ class PackedSeries:
     in_memory = True
 
     def __init__(self, values: np.ndarray, lengths: np.ndarray) -> None:
-        self.values, self.lengths = values, np.asarray(lengths)
-        self.offsets = np.concatenate([[0], np.cumsum(self.lengths)[:-1]]).astype(int)
+        self.values = values
+        self.lengths = np.asarray(lengths)
+        self.offsets = np.cumsum(self.lengths) - self.lengths
         self.n_series = len(self.lengths)
         self.is_complete = not np.isnan(values[0]).any()
 
-    def cut(self, series: np.ndarray, start: np.ndarray, n_steps: int) -> np.ndarray:
+    def cut(
+        self,
+        series: np.ndarray,
+        start: np.ndarray,
+        n_steps: int,
+    ) -> np.ndarray:
         """Return the steps ``start[b]`` to ``start[b] + n_steps`` of the series ``series[b]``.
 
         Returns
@@ -64,11 +71,14 @@ class PackedSeries:
             A copy. NaN before the first step of a series and after the last.
         """
         steps = start[:, None] + np.arange(n_steps)  # (B, K)
-        outside = (steps < 0) | (steps >= self.lengths[series][:, None])
-        at = self.offsets[series][:, None] + np.where(outside, 0, steps)
-        out = self.values.take(np.minimum(at, self.values.shape[1] - 1), axis=1).astype(
-            np.float64, copy=False
-        )
+        lengths = self.lengths[series]
+        offsets = self.offsets[series]
+        outside = (steps < 0) | (steps >= lengths[:, None])
+        at = offsets[:, None] + np.where(outside, 0, steps)
+        # a series without steps, at the end, begins after the last column
+        at = np.minimum(at, self.values.shape[1] - 1)
+        out = self.values.take(at, axis=1)
+        out = out.astype(np.float64, copy=False)
         if outside.any():
             out[:, outside] = np.nan
         return out
@@ -81,20 +91,27 @@ class ArraySource:
     Parameters
     ----------
     array : array of shape (F, N, T)
-        A NumPy array, a memory map, an h5py dataset, or any object that takes three slices. Reads
-        only what is cut.
+        A NumPy array, a memory map, an h5py dataset, or any object that can be sliced. Reads only
+        what is cut.
     """
 
-    is_complete = False
+    is_complete = False  # unknown before all of it is read
 
     def __init__(self, array: ArrayFNT) -> None:
         self.array = array
-        n_features, self.n_per_feature, self.n_steps = (int(n) for n in array.shape)
-        self.n_series = n_features * self.n_per_feature
+        n_features, n_series, n_steps = map(int, array.shape)
+        self.n_per_feature = n_series
+        self.n_steps = n_steps
+        self.n_series = n_features * n_series
         self.lengths = np.full(self.n_series, self.n_steps)
         self.in_memory = type(array) is np.ndarray
 
-    def cut(self, series: np.ndarray, start: np.ndarray, n_steps: int) -> np.ndarray:
+    def cut(
+        self,
+        series: np.ndarray,
+        start: np.ndarray,
+        n_steps: int,
+    ) -> np.ndarray:
         """Like :meth:`PackedSeries.cut`; reads neighbouring series with equal starts at once.
 
         Raises
@@ -103,21 +120,29 @@ class ArraySource:
             If a value is infinite. The message names feature, series and step.
         """
         out = np.full((1, len(series), n_steps), np.nan)
+        # neighbouring series are one read: each costs much more than its values in a file
         feature, n = np.divmod(series, self.n_per_feature)
-        new = (np.diff(series) != 1) | (np.diff(feature) != 0) | (np.diff(start) != 0)
-        for run in np.split(np.arange(len(series)), np.flatnonzero(new) + 1):
-            b, first = run[0], int(start[run[0]])
-            begin, stop = max(first, 0), min(first + n_steps, self.n_steps)
-            if begin >= stop:
-                continue
-            f, where = int(feature[b]), slice(int(n[b]), int(n[b]) + len(run))
-            block = plain_block(self.array[f : f + 1, where, begin:stop])
-            _refuse_infinite(block, f, int(n[b]), begin)
-            out[:, run, begin - first : stop - first] = block
+        same = (np.diff(feature) == 0) & (np.diff(start) == 0)
+        ends = np.flatnonzero(~same | (np.diff(series) != 1)) + 1
+        for run in np.split(np.arange(len(series)), ends):
+            # integers of Python, with which every kind of array can be indexed
+            f, top, first = (int(v[run[0]]) for v in (feature, n, start))
+            begin = max(first, 0)
+            stop = min(first + n_steps, self.n_steps)
+            if begin < stop:
+                rows = slice(top, top + len(run))
+                block = plain_block(self.array[f : f + 1, rows, begin:stop])
+                _refuse_infinite(block, f, top, begin)
+                out[:, run, begin - first : stop - first] = block
         return out
 
 
-def _refuse_infinite(block: np.ndarray, feature: int, series: int, step: int) -> None:
+def _refuse_infinite(
+    block: np.ndarray,
+    feature: int,
+    series: int,
+    step: int,
+) -> None:
     """Raise DataError if a block (1, N, T), cut from this feature, series and step on, holds an
     infinite value.
     """
@@ -192,29 +217,54 @@ class Channels:
         """Positions of the covariates at the current step: past, static, known ahead, numbers first
         in each group.
         """
+        # all numbers come first, then all codes, whatever the group: each network splits there
+        numbers = iter(range(self.history, self.numeric))
+        n_codes = len(self.categories)
+        codes = iter(range(self.numeric, self.numeric + n_codes))
         positions: list[int] = []
-        number = self.history
-        code = self.numeric
-        groups = (
+        for n_numbers, categories in (
             (self.hist, self.hist_categories),
             (self.stat, self.stat_categories),
             (self.futr, self.futr_categories),
-        )
-        for n_numbers, categories in groups:
-            positions += range(number, number + n_numbers)
-            positions += range(code, code + len(categories))
-            number += n_numbers
-            code += len(categories)
+        ):
+            positions += islice(numbers, n_numbers)
+            positions += islice(codes, len(categories))
         return positions
 
     def in_order(self, covariates: Sequence[T]) -> list[T]:
         """Return covariates, one for each of :attr:`positions`, in the order of their channels."""
-        pairs = sorted(zip(self.positions, covariates, strict=True), key=lambda pair: pair[0])
-        return [covariate for _, covariate in pairs]
+        # not sorted as pairs: tensors have no order
+        order = np.argsort(self.positions).tolist()
+        return [covariates[i] for i in order]
 
     @property
     def total(self) -> int:
-        return self.numeric + len(self.categories) + self.ahead + self.h * self.base + 1
+        n_current = self.numeric + len(self.categories)
+        return n_current + self.ahead + self.h * self.base + 1
+
+
+class CutWindow(NamedTuple):
+    """A window of some rows, with the steps before it on which its features depend.
+
+    Attributes
+    ----------
+    rows : Segments
+    start, stop : int
+        The steps of the window, from the start of each row.
+    values : ndarray of shape (C, B, K)
+        Channels of the source.
+    z : ndarray of shape (B, K)
+        Transformed values of the target.
+    past : Past
+        Statistics at the steps of the window.
+    """
+
+    rows: Segments
+    start: int
+    stop: int
+    values: np.ndarray
+    z: np.ndarray
+    past: Past[np.ndarray]
 
 
 @dataclass
@@ -241,9 +291,7 @@ class PanelWindows:
     channels: Channels
     static: np.ndarray | None = None
     ahead: PackedSeries | None = None
-    _cached: tuple[Any, int, int, np.ndarray, np.ndarray, Past] | None = field(
-        default=None, repr=False
-    )
+    _cached: CutWindow | None = field(default=None, repr=False)
 
     @property
     def n_series(self) -> int:
@@ -252,80 +300,103 @@ class PanelWindows:
     @property
     def lookback(self) -> int:
         """Number of earlier steps to read with a window."""
+        # without missing values, none needs steps to be filled in from
         return self.features.reach if self.source.is_complete else self.features.lookback
 
-    def inputs(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def inputs(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         """Return inputs (B, S, channels), float32, at steps ``start`` to ``stop`` of each row, from
         the row's start.
         """
-        values, _, past = self._cut_window(rows, start, stop)
-        lookback = self.lookback
-        c, features = self.channels, self.features
+        window = self._cut_window(rows, start, stop)
+        past = window.past
+        c = self.channels
         n_steps = stop - start
+        here = slice(self.lookback, self.lookback + n_steps)
         out = np.empty((len(rows), n_steps, c.total), np.float32)
-        features.inputs(past, out[:, :, : c.history])
-        now = [*values[1:, :, lookback:]]
-        if c.stat or c.stat_categories:
-            assert self.static is not None
-            now += [*self.static[rows.series].T[:, :, None]]
-        if c.n_ahead:
-            assert self.ahead is not None
-            known = self.ahead.cut(
-                rows.series, rows.start + start - self.lookback, values.shape[2] + c.h
-            )
-            now += [*known[:, :, lookback : lookback + n_steps]]
+        self.features.inputs(past, out[:, :, : c.history])
+        current = [*window.values[1:, :, here]]
+        if self.static is not None and c.n_static:
+            static = self.static[rows.series].T
+            current += [*static[:, :, None]]
+        if self.ahead is not None and c.n_ahead:
+            first = rows.start + start - self.lookback
+            known = self.ahead.cut(rows.series, first, here.stop + c.h)
+            current += [*known[:, :, here]]
+            # views of the channels, each copied once: these are the largest part of the input
+            later = np.arange(1, c.h + 1)
+            offsets = np.concatenate([later, self.features.counterparts()])
             at = c.numeric + len(c.categories)
-            for channel in known:
-                for offsets in (np.arange(1, c.h + 1), features.counterparts()):
-                    for k, offset in enumerate(offsets):
-                        first = lookback + int(offset)
-                        out[:, :, at + k] = channel[:, first : first + n_steps]
-                    at += c.h
-        for at, channel in zip(c.positions, now, strict=True):
+            for channel, offset in product(known, here.start + offsets):
+                out[:, :, at] = channel[:, offset : offset + n_steps]
+                at += 1
+        for at, channel in zip(c.positions, current, strict=True):
             out[:, :, at] = channel
+        scale = past.scale[:, :, None]
         if c.base:
-            base = past.naive - past.level[:, :, None] if features.log else past.naive
-            np.divide(
-                base, past.scale[:, :, None], out=out[:, :, -1 - c.h : -1], casting="same_kind"
-            )
-        out[:, :, -1] = past.scale
+            base = past.naive
+            if self.features.log:
+                base = base - past.level[:, :, None]
+            part = out[:, :, -1 - c.h : -1]
+            np.divide(base, scale, out=part, casting="same_kind")
+        out[:, :, -1:] = scale
+        # the features have no NaN left, and covariates may be missing
         np.nan_to_num(out[:, :, c.history :], copy=False)
         return out
 
-    def targets(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def targets(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         """Return the targets (B, S, h), float32, of these steps; NaN where a value is not known."""
-        _, z, past = self._cut_window(rows, start, stop)
-        features, n_steps = self.features, stop - start
-        out = np.full((len(rows), n_steps, features.h), np.nan, np.float32)
-        later = features.forward(self.source.cut(rows.series, rows.start + stop, features.h)[0])
-        both = np.concatenate([z[:, self.lookback :], later], axis=1)  # (B, S + h)
-        for k in range(1, features.h + 1):
-            out[:, :, k - 1] = (both[:, k : k + n_steps] - past.naive[:, :, k - 1]) / past.scale
+        window = self._cut_window(rows, start, stop)
+        past = window.past
+        h = self.features.h
+        n_steps = stop - start
+        out = np.full((len(rows), n_steps, h), np.nan, np.float32)
+        later = self.source.cut(rows.series, rows.start + stop, h)[0]
+        z = window.z[:, self.lookback :]
+        z = np.concatenate([z, self.features.forward(later)], axis=1)  # (B, S + h)
+        for k in range(h):
+            change = z[:, k + 1 : k + 1 + n_steps] - past.naive[:, :, k]
+            out[:, :, k] = change / past.scale
+        # the naive forecast is 0 there, in place of a value
         out[~past.known] = np.nan
         return out
 
-    def past(self, rows: Segments, start: int, stop: int) -> Past:
-        return self._cut_window(rows, start, stop)[2]
+    def past(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> Past[np.ndarray]:
+        """Return the statistics at these steps of each row."""
+        return self._cut_window(rows, start, stop).past
 
     def _cut_window(
-        self, rows: Segments, start: int, stop: int
-    ) -> tuple[np.ndarray, np.ndarray, Past]:
-        """Return values and transformed values of a window with its earlier steps, and the
-        statistics.
-
-        Caches the last result, because training reads the targets of a window after its inputs.
-        """
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> CutWindow:
+        # the last one is kept: training reads the targets of a window after its inputs
         last = self._cached
-        if last is not None and last[0] is rows and last[1:3] == (start, stop):
-            return last[3:]
+        if last is not None and last.rows is rows and last[1:3] == (start, stop):
+            return last
+        # earlier steps for the features, which fill in missing values from them
         lookback = self.lookback
-        values = self.source.cut(
-            rows.series, rows.start + start - lookback, stop - start + lookback
-        )
+        first = rows.start + start - lookback
+        values = self.source.cut(rows.series, first, stop - start + lookback)
         z = self.features.forward(values[0])
         past = self.features.past(z, stop - start)
-        self._cached = rows, start, stop, values, z, past
-        return values, z, past
+        self._cached = CutWindow(rows, start, stop, values, z, past)
+        return self._cached
 
 
 class WindowArray(DuckArray):
@@ -334,7 +405,7 @@ class WindowArray(DuckArray):
     Parameters
     ----------
     panel : PanelWindows
-    what : "inputs" or "targets"
+    content : "inputs" or "targets"
     warmup : ndarray of int, shape (N,), optional
         First step of each series with targets; earlier targets are NaN.
     n_steps : int, optional
@@ -344,34 +415,44 @@ class WindowArray(DuckArray):
     def __init__(
         self,
         panel: PanelWindows,
-        what: str,
+        content: str,
         warmup: np.ndarray | None = None,
         n_steps: int | None = None,
     ) -> None:
-        self.panel, self.what, self.warmup = panel, what, warmup
-        size = panel.channels.total if what == "inputs" else panel.features.h
-        self.shape = (
-            size,
-            panel.n_series,
-            int(panel.source.lengths.max()) if n_steps is None else n_steps,
-        )
+        self.panel = panel
+        self.content = content
+        self.warmup = warmup
+        size = panel.channels.total if content == "inputs" else panel.features.h
+        longest = int(panel.source.lengths.max())
+        if n_steps is None:
+            n_steps = longest
+        self.shape = (size, panel.n_series, n_steps)
         self.dtype = np.dtype(np.float32)
+        # a read of a file may block, and is then done ahead, in a thread
         self.nonblocking = panel.source.in_memory
 
-    def read_segments(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def read_segments(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         """Return the steps ``start`` to ``stop`` of the given rows: (S, B, F)."""
-        if self.what == "inputs":
+        if self.content == "inputs":
             return self.panel.inputs(rows, start, stop).transpose(1, 0, 2)
         out = self.panel.targets(rows, start, stop)
         if self.warmup is not None:
             steps = rows.start[:, None] + np.arange(start, stop)
-            out[steps < self.warmup[rows.series][:, None]] = np.nan
+            warmup = self.warmup[rows.series]
+            out[steps < warmup[:, None]] = np.nan
         return out.transpose(1, 0, 2)
 
     def read(self, *index: Index) -> np.ndarray:
         features, series, steps = map(np.asarray, index)
-        rows = Segments(series, np.zeros(len(series), int), np.full(len(series), self.shape[2]))
-        first, last = int(steps.min()), int(steps.max()) + 1
-        return self.read_segments(rows, first, last).transpose(2, 1, 0)[:, :, steps - first][
-            features
-        ]
+        _, n_series, n_steps = self.shape
+        # any index is a window of whole steps, of which the asked for ones are returned
+        rows = Segments.from_lengths(n_series, n_steps)[series]
+        first = int(steps.min())
+        block = self.read_segments(rows, first, int(steps.max()) + 1)
+        block = block.transpose(2, 1, 0)
+        return block[:, :, steps - first][features]

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def step_of(fc):
-    return ForecastStep(fc.models_, fc.features_, fc.channels_, fc.covariates_, len(fc.quantiles))
+    return ForecastStep(fc._fitted)
 
 
 def walked(step, inputs):

@@ -78,10 +78,10 @@ def test_nothing_of_the_future_leaks(panel, small, cutoff):
     expected = fc.predict(past)
     found = fc.predict(changed[changed.ds <= times[cutoff]])
     pd.testing.assert_frame_equal(found, expected)
-    before, after = (fc._fitted.windows(fc._read(df, None)[0], None) for df in (panel, changed))
+    before, after = (fc._fitted.windows(fc._read(df, None)) for df in (panel, changed))
     n, length = before.n_series, int(before.source.lengths.max())
     segments = make_segments(n, length)
-    first = fc._read(panel, None)[0].first
+    first = fc._read(panel, None).first
     last_known = ((times[cutoff].value - first) // (24 * 3600 * 10**9)).astype(int)
     known = np.arange(length) <= last_known[:, None]
     a, b = (w.inputs(segments, 0, length) for w in (before, after))
