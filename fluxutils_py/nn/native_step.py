@@ -35,7 +35,7 @@ from fluxutils_py.nn.step_program import (
 
 # Products of all series of a step. With more, kernels for windows are faster, which read the
 # weights once for several series (benchmarks/bench_stream.py).
-MOST_PRODUCTS = 2_000_000
+MOST_PRODUCTS = 1_600_000
 # A call of more lets other threads of Python run, which takes a microsecond.
 SHORT_CALL = 300_000
 NOT_FINITE = 4  # as csrc/kernels.h numbers what a call returns
@@ -144,14 +144,16 @@ class NativeStep:
         x : ndarray of shape (F, N)
             Real numbers. A series that is all NaN gets zeros; its outputs are those of NaN.
         """
+        # a transform or a hook of torch would not see what is computed here
+        if _is_watched():
+            return None
         packed = self._packed
         library = kernels.library()
         if packed is None or packed.library is not library or not packed.is_current():
             packed = self._pack(library)
             if packed is None:
                 return None
-        # a transform or a hook of torch would not see what is computed here
-        if _is_watched() or not packed.hold_states():
+        if not packed.hold_states():
             return None
         packed.x[...] = x
         code = packed.call(packed.address)
@@ -202,7 +204,7 @@ class _Packed:
         self._tensors = program.tensors
         self._versions = [t._version for t in program.tensors]
         self._addresses = [t.data_ptr() for t in program.tensors]
-        n_features, n_series = step.shape
+        n_series = step.shape[1]
         self._state_tensors = [_new_state(s, n_series) for s in program.states]
         self._held = list(_held_layers(program, layers, self._state_tensors))
         self._kept: list[np.ndarray] = []  # what addresses in the table point to
