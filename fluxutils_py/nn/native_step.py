@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import _C, Tensor, nn
 from torch.nn.modules import module as hooks
 
 from fluxutils_py.nn import kernels
@@ -253,8 +253,8 @@ def _is_watched() -> bool:
     return bool(
         hooks._global_forward_hooks
         or hooks._global_forward_pre_hooks
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
+        or _C._len_torch_dispatch_stack()
+        or _C._len_torch_function_stack()
     )
 
 
