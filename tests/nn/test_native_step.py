@@ -208,6 +208,12 @@ def test_a_bad_number_moves_no_series(bad, series):
     assert all(map(torch.equal, before, session.state))
 
 
+def test_infinities_alone_are_no_gap():
+    session = session_of(model_of("LSTM"))
+    assert session.native_step((F, 1)).run(np.full((F, 1), np.inf)) is None
+    assert [t.shape[1] for t in session.state] == [0, 0]  # no step was taken
+
+
 def test_outputs_are_new_arrays_and_inputs_are_left_alone(xs):
     step = session_of(model_of("LSTM")).native_step((F, 1))
     x = xs[0].T.copy()
@@ -426,6 +432,14 @@ def test_forms_of_outputs(dtype, n):
             method, np.dtype(str(dtype).removeprefix("torch."))
         )
         np.testing.assert_allclose(ys, wanted, rtol=4 * CLOSE[dtype], atol=4 * CLOSE[dtype])
+
+
+def test_the_first_score_that_is_no_number_is_the_largest_as_in_numpy(xs):
+    model = nn.Sequential(LSTM(F, 6), nn.Linear(6, 5)).eval()
+    with torch.no_grad():
+        model[1].bias[[2, 4]] = torch.nan
+    step = session_of(model).native_step((F, 1), (), OutputForm("label", n_outputs=5))
+    assert step.run(xs[0].T) == outputs_of(model, xs)[0].argmax(-1) == 2
 
 
 def test_scaled_outputs_are_rounded_to_their_type():
