@@ -30,6 +30,17 @@ FLAGS = [
     "-fno-exceptions",
     "-fno-rtti",
 ]
+# A step has no bits to share with other lanes: sums and products may be fused, and loops that no
+# trap can stop become vectors. -O2 with vectors is as fast here as -O3, and half as large.
+FOR_STEPS = [
+    "-O2",
+    "-ftree-vectorize",
+    "-fvect-cost-model=dynamic",
+    "--param=vect-epilogues-nomask=0",
+    "-ffp-contract=fast",
+    "-fno-trapping-math",
+    "-fno-math-errno",
+]
 X86 = {
     "avx2": ["-mavx2", "-mfma"],
     "avx512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"],
@@ -61,6 +72,8 @@ class BuildKernels(build_ext):
         objects = Path(self.build_temp)
         objects.mkdir(parents=True, exist_ok=True)
         jobs = {name: (SOURCES / f"{name}.cpp", []) for name in ("copy", "dispatch", "threads")}
+        lowest = next(iter(units.values()))
+        jobs["step"] = (SOURCES / "step.cpp", [*lowest, *FOR_STEPS])
         for name, own in units.items():
             jobs[f"unit_{name}"] = (SOURCES / "unit.cpp", [*own, f"-DFLUXUTILS_UNIT=fk_{name}"])
 
