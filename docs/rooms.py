@@ -1,4 +1,4 @@
-"""List the files in ``docs/architecture.md`` by the first lines of their docstrings: ``python
+"""List the files in ``docs/architecture.md`` by the first paragraphs of their docstrings: ``python
 docs/rooms.py``.
 """
 
@@ -34,7 +34,8 @@ def rooms():
         if paths:
             lines += [f"| `{folder}/` | |" if folder else "| beside the folders | |", "|---|---|"]
             for path in paths:
-                first = (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").split("\n")[0]
+                doc = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+                first = " ".join(doc.partition("\n\n")[0].split())  # it may take two lines
                 lines.append(
                     f"| `{path.name}` | {first.replace('``', '`').replace('|', chr(92) + '|')} |"
                 )
