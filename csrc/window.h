@@ -36,7 +36,8 @@ template <class T> const T *at(const void *p, int64_t offset) {
 }
 template <class T> T *at(void *p, int64_t offset) { return p ? static_cast<T *>(p) + offset : nullptr; }
 
-template <class Cell, class T> struct Window {
+// ONE: whether the gradient of a bias is computed as that of a weight by which ones are multiplied, in a column of its own.
+template <class Cell, class T, int ONE = 1> struct Window {
     using V = typename Lanes<T>::V;
     static constexpr int L = Lanes<T>::L, ROWS = Cell::ROWS, SAVED = Cell::SAVED;
     static constexpr int NX = sizeof(Cell::X_ROWS) / sizeof(int);
@@ -204,9 +205,11 @@ template <class Cell, class T> struct Window {
         return true;
     }
     static int64_t filled(int64_t n) { return (n + L - 1) / L * L; }
-    int64_t x_columns() const { return filled(same_rows() ? F + H + 1 : F + 1); }
-    int64_t h_columns() const { return same_rows() || NH == 0 ? 0 : filled(H + 1); }
-    int64_t part_numbers() const { return NX * H * x_columns() + NH * H * h_columns(); }
+    int64_t x_columns() const { return filled(same_rows() ? F + H + ONE : F + ONE); }
+    int64_t h_columns() const { return same_rows() || NH == 0 ? 0 : filled(H + ONE); }
+    // Behind the gradients of the weights lie those of the sums of all units, if they are those of biases.
+    int64_t weight_numbers() const { return NX * H * x_columns() + NH * H * h_columns(); }
+    int64_t part_numbers() const { return weight_numbers() + (ONE ? 0 : ROWS * filled(H)); }
     bool of_weights() const { return call.dw_x || call.dw_h || call.db_x || call.db_h; }
 
     // A number of parts that depends on the shape alone.
@@ -415,8 +418,16 @@ template <class Cell, class T> struct Window {
         const T *of_states = same_rows() ? sums + F : sums + NX * H * x_columns();
         add_parts(call.dw_x, NX * H, F, sums, x_columns());
         add_parts(call.dw_h, NH * H, H, of_states, apart);
-        add_parts(call.db_x, NX * H, 1, same_rows() ? of_states + H : sums + F, x_columns());
-        add_parts(call.db_h, Cell::H_BIASES * H, 1, of_states + H, apart);
+        if constexpr (ONE) {
+            add_parts(call.db_x, NX * H, 1, same_rows() ? of_states + H : sums + F, x_columns());
+            add_parts(call.db_h, Cell::H_BIASES * H, 1, of_states + H, apart);
+        } else {
+            const T *of_biases = sums + weight_numbers();
+            for (int q = 0; q < NX; q++)
+                add_parts(at<T>(call.db_x, q * H), 1, H, of_biases + Cell::X_ROWS[q] * filled(H), 0);
+            for (int q = 0; q < NH && q < Cell::H_BIASES; q++)
+                add_parts(at<T>(call.db_h, q * H), 1, H, of_biases + Cell::H_ROWS[q] * filled(H), 0);
+        }
     }
 };
 
