@@ -25,7 +25,18 @@ inline bool units_in_lanes(const fluxutils_call &c) {
     return r <= (equal_is_better ? 1.0 : 0.8);
 }
 
-// The first n lanes, of which the others are zero; n vectors' worth if n is at least L.
+// The first n lanes, of which the others are zero; a vector's worth if n is at least L.
+#if defined(__AVX512F__)
+FK_INLINE uint32_t first_lanes(int64_t n) { return n < 16 ? (1u << n) - 1 : 0xffff; }
+FK_INLINE VF load_some(const float *p, int64_t n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+FK_INLINE VD load_some(const double *p, int64_t n) { return _mm512_maskz_loadu_pd(first_lanes(n), p); }
+FK_INLINE void store_some(float *p, VF v, int64_t n) {  // a masked store is slow
+    n < Lanes<float>::L ? _mm512_mask_storeu_ps(p, first_lanes(n), v) : store(p, v);
+}
+FK_INLINE void store_some(double *p, VD v, int64_t n) {
+    n < Lanes<double>::L ? _mm512_mask_storeu_pd(p, first_lanes(n), v) : store(p, v);
+}
+#else
 template <class T> FK_INLINE typename Lanes<T>::V load_some(const T *p, int64_t n) {
     if (n >= Lanes<T>::L) return load(p);
     T room[Lanes<T>::L] = {};
@@ -38,6 +49,7 @@ template <class T> FK_INLINE void store_some(T *p, typename Lanes<T>::V v, int64
     store(room, v);
     for (int64_t i = 0; i < n; i++) p[i] = room[i];
 }
+#endif
 
 // What is multiplied, P being float, double, or Bfloat16 of bfloat16.h. Sums and all else are Numbers. A lane holds PER
 // operands, which are multiplied one by one and added to the lane's sum. n numbers are packed into lanes(n).
@@ -98,6 +110,14 @@ template <class T> __attribute__((noinline)) void pack_units(
         }
 }
 
+// to[block][rows[q]][L] += biases q H + u, if there are any
+template <class T> __attribute__((noinline)) void add_biases(
+    T *to, int sums, const T *biases, const int *rows, int blocks, int64_t H) {
+    constexpr int L = Lanes<T>::L;
+    for (int q = 0; biases && q < blocks; q++)
+        for (int64_t u = 0; u < H; u++) to[(u / L * sums + rows[q]) * L + u % L] += biases[q * H + u];
+}
+
 // Where the sums of some rows are: [row][block][ROWS][L], and which of a unit's sums the blocks of a weight add to.
 template <class T> struct UnitSums {
     T *sums;
@@ -145,7 +165,8 @@ template <class P, int N, int R, int UV, class T> FK_INLINE void add_block(
 // latency of a processor. Backwards: from the last block on, which the step before has left in the cache.
 template <class P, int N, class T> __attribute__((noinline)) void add_to_sums(
     const UnitSums<T> &of, const T *const *in, const T *weights, int64_t n, int64_t rows, bool backwards) {
-    constexpr int GROUP = Operands<P>::GROUP, MOST = ACCUMULATORS / N > GROUP ? GROUP : ACCUMULATORS / N;
+    constexpr int GROUP = Operands<P>::GROUP, OF_SUMS = ACCUMULATORS / N, BESIDE_THEM = 30 / (N + 1);  // registers
+    constexpr int SMALLER = OF_SUMS < BESIDE_THEM ? OF_SUMS : BESIDE_THEM, MOST = SMALLER < GROUP ? SMALLER : GROUP;
     in_parts<MOST>(rows, [&](int64_t r0, auto constant) {
         constexpr int R = decltype(constant)::value, UV = R * N < 16 && 2 * R * N <= ACCUMULATORS ? 2 : 1;
         UnitSums<T> some = of;
@@ -264,13 +285,9 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
     T *zeros = nullptr, *rows = nullptr;  // rows: of weights, packed row by row
 
     void pack_biases() const {
-        auto b_x = at<T>(call.b_x, 0), b_h = at<T>(call.b_h, 0);
-        for (int64_t i = 0; i < n_blocks * ROWS * L; i++) biases[i] = 0;
-        for (int64_t u = 0; u < H; u++) {
-            T *out = biases + u / L * ROWS * L + u % L;
-            for (int q = 0; b_x && q < NX; q++) out[Cell::X_ROWS[q] * L] += b_x[q * H + u];
-            for (int q = 0; b_h && q < NH && q < Cell::H_BIASES; q++) out[Cell::H_ROWS[q] * L] += b_h[q * H + u];
-        }
+        memset(biases, 0, n_blocks * ROWS * L * sizeof(T));
+        add_biases(biases, ROWS, at<T>(call.b_x, 0), Cell::X_ROWS, NX, H);
+        add_biases(biases, ROWS, at<T>(call.b_h, 0), Cell::H_ROWS, NH < Cell::H_BIASES ? NH : Cell::H_BIASES, H);
     }
 
     // -- forwards ----------------------------------------------------------------------------------------------------
@@ -462,7 +479,11 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
                 const int64_t from = unit * SAVED * series + b * SAVED * n;
                 V kept[SAVED + 1], gradients[ROWS];
                 FK_UNROLL
-                for (int i = 0; i < SAVED; i++) kept[i] = load_some(saved + from + i * n, n);
+                for (int i = 0; i < SAVED; i++) {
+                    kept[i] = load_some(saved + from + i * n, n);
+                    // steps are read backwards, which a processor does not foresee
+                    if (t > 1) __builtin_prefetch(saved + from + i * n - 2 * H * SAVED * series);
+                }
                 Step<T> s;
                 s.alpha = static_cast<T>(call.alpha);
                 if (Cell::NEEDS_BEFORE) {
@@ -477,7 +498,11 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
                     s.dc = load(r.dc + b * wide + unit);
                 }
                 s.dh = load(r.dh + b * wide + unit);
-                if (call.dy) s.dh = s.dh + load_some(at<T>(call.dy, (t * B + b0 + b) * H + unit), n);
+                if (call.dy) {
+                    const T *dy = at<T>(call.dy, (t * B + b0 + b) * H + unit);
+                    s.dh = s.dh + load_some(dy, n);
+                    if (t > 1) __builtin_prefetch(dy - 2 * B * H);
+                }
                 Cell::template backward<T>(kept, s, gradients);
                 if (Cell::HAS_C) store(r.dc + b * wide + unit, s.dc);
                 if (Cell::DIRECT) store(r.dh + b * wide + unit, s.direct);

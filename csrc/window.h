@@ -36,6 +36,16 @@ template <class T> const T *at(const void *p, int64_t offset) {
 }
 template <class T> T *at(void *p, int64_t offset) { return p ? static_cast<T *>(p) + offset : nullptr; }
 
+// The sum over the parts of n columns; `apart` numbers from row to row of the sums.
+template <class T> __attribute__((noinline)) void sum_of_parts(
+    T *out, int64_t rows, int64_t n, const T *from, int64_t apart, int64_t parts, int64_t part_numbers) {
+    for (int64_t row = 0; row < rows; row++, out += n, from += apart) {
+        memcpy(out, from, n * sizeof(T));
+        for (int64_t p = 1; p < parts; p++)
+            for (int64_t k = 0; k < n; k++) out[k] += from[p * part_numbers + k];
+    }
+}
+
 // ONE: whether the gradient of a bias is computed as that of a weight by which ones are multiplied, in a column of its own.
 template <class Cell, class T, int ONE = 1> struct Window {
     using V = typename Lanes<T>::V;
@@ -390,15 +400,8 @@ template <class Cell, class T, int ONE = 1> struct Window {
             group_backward(g, own, sums_of_part);
     }
 
-    // The sum over the parts of n columns; `apart` numbers from row to row of the sums.
     void add_parts(void *to, int64_t rows, int64_t n, const T *from, int64_t apart) const {
-        if (!to) return;
-        T *out = static_cast<T *>(to);
-        for (int64_t row = 0; row < rows; row++, out += n, from += apart) {
-            memcpy(out, from, n * sizeof(T));
-            for (int64_t p = 1; p < n_parts(); p++)
-                for (int64_t k = 0; k < n; k++) out[k] += from[p * part_numbers() + k];
-        }
+        if (to) sum_of_parts(static_cast<T *>(to), rows, n, from, apart, n_parts(), part_numbers());
     }
 
     int32_t backward() {
