@@ -63,7 +63,7 @@ def run(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tensor, Stat
         return None
     bfloat16 = False
     if torch.is_autocast_enabled("cpu"):
-        bfloat16 = kernel_gains(library, settings["hidden_size"])
+        bfloat16 = kernel_gains(library, settings["hidden_size"], x.dtype)
         if not bfloat16 and plan.gains_from_bfloat16(settings):
             return None
         x = as_float32(x)
@@ -124,7 +124,7 @@ class _Plan(NamedTuple):
             return None
         if not _layers_fit(x, cell, n_out, layers):
             return None
-        call = Call(library, cell, 0.0, self.is_stack, bfloat16 and x.dtype is torch.float32)
+        call = Call(library, cell, 0.0, self.is_stack, bfloat16)
         if len(layers) > 1:
             return _run_stack(call, shape, x, h, c, layers)
         y, *after = recurrence(call, state_shape, x, h, c, *layers[0])
@@ -294,7 +294,7 @@ def run_cell(
     if torch.is_autocast_enabled("cpu"):
         x = as_float32(x)
         state = tree_map(as_float32, state)
-        bfloat16 = x.dtype is torch.float32 and kernel_gains(library, cell.n_out)
+        bfloat16 = kernel_gains(library, cell.n_out, x.dtype)
     # a tensor in place of the number may need a gradient, which the kernels do not compute
     if isinstance(form, Tensor) or not is_plain(x) or not x.numel():
         return None

@@ -58,8 +58,9 @@ def require_float32(params: Iterable[Tensor], precision: str) -> None:
         )
 
 
-def kernel_gains(library: Library, hidden_size: int) -> bool:
-    """Whether the native kernels compute a recurrent layer of this size in bfloat16.
+def kernel_gains(library: Library, hidden_size: int, dtype: torch.dtype) -> bool:
+    """Whether the native kernels compute a recurrent layer of this size, with inputs of this type,
+    in bfloat16 under autocast.
 
     They do where the CPU multiplies bfloat16 (AVX512-BF16) and the layer is wide enough to gain.
     Nothing but the size counts: a series must not depend on the batch that it is in.
@@ -67,6 +68,7 @@ def kernel_gains(library: Library, hidden_size: int) -> bool:
     return (
         library.multiplies_bfloat16
         and hidden_size >= KERNEL_WIDE
+        and dtype is not torch.float64
         and torch.get_autocast_dtype("cpu") is torch.bfloat16
     )
 

@@ -331,7 +331,8 @@ def test_gradients_can_be_differentiated_again():
     weight = next(layer.parameters())
     (first,) = torch.autograd.grad(y.square().sum(), weight, create_graph=True)
     (second,) = torch.autograd.grad(first.square().sum(), weight)
-    assert second.isfinite().all() and second.abs().max() > 0
+    assert second.isfinite().all()
+    assert second.abs().max() > 0
 
 
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU])
