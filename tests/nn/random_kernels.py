@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from fluxutils_py.nn import precision as precisions
 from fluxutils_py.nn import (
     FLSTM,
     HFGRU,
@@ -32,6 +31,7 @@ from fluxutils_py.nn import (
     linear_recurrence,
     native_kernels,
 )
+from fluxutils_py.nn import precision as precisions
 
 CPU = torch.device("cpu")
 ISAS = [name for name in kernels.ISAS if kernels.supports(name)]

@@ -288,6 +288,18 @@ def test_nan_stays_in_its_series_and_infinity_saturates_gates():
     assert torch.equal(by_kernel(cell)(ill, h, c, *weights)[0], y)
 
 
+@every_cell
+def test_what_one_call_leaves_in_memory_is_nothing_to_the_next(cell, two_biases):
+    torch.manual_seed(0)
+    tensors = draw(cell, two_biases, 3, 3, 3, 37)  # an odd number of rows, and of units
+    clean = learn(by_kernel(cell), tensors)
+    ill = draw(cell, two_biases, 9, 11, 3, 37)
+    ill[0].fill_(math.nan)
+    learn(by_kernel(cell), ill)
+    for a, b in zip(learn(by_kernel(cell), tensors), clean, strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("make", [LSTM, GRU, RNN, MGU])
 def test_wide_layers_compute_in_bfloat16_under_autocast_and_others_in_float32(make):
     torch.manual_seed(0)
