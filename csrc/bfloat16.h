@@ -45,7 +45,7 @@ template <> struct Operands<Bfloat16> {
             const __m256i *a = reinterpret_cast<const __m256i *>(d) + i, *b = a + vectors;
             for (int64_t row = 0; row < n; row += 2, a += 2 * vectors, b += 2 * vectors) {
                 __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(a)), high = _mm512_setzero_si512();
-                if (row + 1 <= n) high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(b)), 16);
+                if (row + 1 < n) high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(b)), 16);
                 _mm512_storeu_si512(panels + row / 2 * 16, _mm512_or_si512(low, high));
             }
         }
