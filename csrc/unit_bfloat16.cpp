@@ -1,5 +1,5 @@
-// The kernels with products of bfloat16, for a compiler and a processor that have AVX512-BF16. Units are in the lanes for
-// any number of series: so the sums of a series are the same alone and in any batch.
+// The kernels with products of bfloat16, for a compiler and a processor that have AVX512-BF16. Units are in the lanes
+// for any number of series: so the sums of a series are the same alone and in any batch.
 #include "bfloat16.h"
 #include "cell_numbers.h"
 

@@ -10,7 +10,9 @@
 namespace FLUXUTILS_UNIT {
 namespace {
 
+constexpr int UNITS_GROUP = 4;  // series that share the loads of weights; more gain nothing, and leave threads idle
 constexpr int64_t INPUT_BYTES = 96 << 10;  // of products with inputs that are computed ahead
+constexpr int64_t ROWS_TOGETHER = 64;      // steps times series in one block of weight gradients
 
 // Whether few series leave so many lanes empty that units fill them better, by the shape alone. r is the ratio of the
 // lanes that both ways need in vectors of 16; the bounds were measured. Up to 32 series are one task for a thread with
@@ -56,13 +58,11 @@ template <class T> FK_INLINE void store_some(T *p, typename Lanes<T>::V v, int64
 template <class P> struct Operands {
     using Number = P;
     using V = typename Lanes<P>::V;
-    static constexpr int PER = 1, ONE = 1;      // ONE: the gradient of a bias is that of a weight of ones
-    static constexpr int GROUP = 4;             // series that share the loads of weights; more leave threads idle
-    static constexpr int64_t TOGETHER = 64;     // steps times series in one block of weight gradients
+    static constexpr int PER = 1, ONE = 1;  // ONE: the gradient of a bias is that of a weight of ones
 
     static FK_INLINE V add_product(V weight, V in, V sum) { return fma(weight, in, sum); }
     static constexpr int64_t lanes(int64_t n) { return n; }
-    // The first n numbers of a vector to those of a row that begin with `unit`; L, of which the others are zero.
+    // A row's numbers from `unit` on, of which the first n belong to units that exist.
     static FK_INLINE void put(P *row, int64_t unit, V v, int64_t) { store(row + unit, v); }
     // lanes(n) of a row.
     static void pack_row(P *to, const P *from, int64_t n) { memcpy(to, from, n * sizeof(P)); }
@@ -161,12 +161,11 @@ template <class P, int N, int R, int UV, class T> FK_INLINE void add_block(
             for (int q = 0; q < N; q++) store(sums + r * of.apart + g * of.block_apart + of.rows[q] * L, a[g][r][q]);
 }
 
-// The same for all blocks, and up to GROUP rows. Two blocks at once where rows are few: more chains of sums than the
-// latency of a processor. Backwards: from the last block on, which the step before has left in the cache.
+// The same for all blocks, and up to UNITS_GROUP rows. Two blocks at once where rows are few: more chains of sums than
+// the latency of a processor. Backwards: from the last block on, which the step before has left in the cache.
 template <class P, int N, class T> __attribute__((noinline)) void add_to_sums(
     const UnitSums<T> &of, const T *const *in, const T *weights, int64_t n, int64_t rows, bool backwards) {
-    constexpr int GROUP = Operands<P>::GROUP, OF_SUMS = ACCUMULATORS / N, BESIDE_THEM = 30 / (N + 1);  // registers
-    constexpr int SMALLER = OF_SUMS < BESIDE_THEM ? OF_SUMS : BESIDE_THEM, MOST = SMALLER < GROUP ? SMALLER : GROUP;
+    constexpr int MOST = ACCUMULATORS / N > UNITS_GROUP ? UNITS_GROUP : ACCUMULATORS / N;
     in_parts<MOST>(rows, [&](int64_t r0, auto constant) {
         constexpr int R = decltype(constant)::value, UV = R * N < 16 && 2 * R * N <= ACCUMULATORS ? 2 : 1;
         UnitSums<T> some = of;
@@ -222,13 +221,13 @@ template <class P, int R, class T> __attribute__((noinline)) void rows_back(
     });
 }
 
-// Gradients of weights: out[q H + u][k] += sum over n lanes of rows of panels[rows[q]][u][row] * z[row][k], where a panel
-// holds [unit / L][row][L], with room for TOGETHER rows.
+// Gradients of weights: out[q H + u][k] += sum over n lanes of rows of panels[rows[q]][u][row] * z[row][k], where a
+// panel holds [unit / L][row][L], with room for ROWS_TOGETHER rows.
 template <class P, class T> __attribute__((noinline)) void add_outer(
     T *out, const T *panels, const int *rows, int blocks, int64_t H, const T *z, int64_t columns, int64_t n) {
     using V = typename Lanes<T>::V;
     constexpr int L = Lanes<T>::L, C = 3, U = ACCUMULATORS / C > L ? L : ACCUMULATORS / C;
-    constexpr int64_t PANEL = Operands<P>::TOGETHER / Operands<P>::PER;
+    constexpr int64_t PANEL = ROWS_TOGETHER / Operands<P>::PER;
     const int64_t n_blocks = (H + L - 1) / L;
     for (int q = 0; q < blocks; q++)
         in_halves<U>(H, [&](int64_t u0, auto n_units) {
@@ -268,21 +267,20 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
     using T = typename Of::Number;
     using Base = Window<Cell, T, Of::ONE>;
     using V = typename Lanes<T>::V;
-    static constexpr int PER = Of::PER, GROUP = Of::GROUP;
-    static constexpr int64_t TOGETHER = Of::TOGETHER;
+    static constexpr int PER = Of::PER;
     using Base::B, Base::F, Base::H, Base::S, Base::call, Base::L, Base::NH, Base::NX, Base::ROWS, Base::SAVED;
 
     const int64_t n_blocks, wide;  // of L units; the units filled up
 
     explicit Units(const fluxutils_call &c)
-        : Base(c, GROUP), n_blocks((c.H + L - 1) / L), wide((c.H + L - 1) / L * L) {}
+        : Base(c, UNITS_GROUP), n_blocks((c.H + L - 1) / L), wide((c.H + L - 1) / L * L) {}
 
     int64_t width(int64_t block) const { return block + 1 < n_blocks ? L : H - block * L; }
 
     // -- packing -----------------------------------------------------------------------------------------------------
 
     T *biases = nullptr, *of_x = nullptr, *of_h = nullptr;  // [block][row][L], [block][k][q][L], [block][k][q][L]
-    T *zeros = nullptr, *rows = nullptr;  // rows: of weights, packed row by row
+    T *zeros = nullptr, *weight_rows = nullptr;  // the latter are packed row by row
 
     void pack_biases() const {
         memset(biases, 0, n_blocks * ROWS * L * sizeof(T));
@@ -297,15 +295,15 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
         T *x, *h;     // lanes of rows of inputs and of states, (series, lanes(F)) and (series, wide / PER)
         ForwardRoom(Room &room, const Units &u)
             : sums(room.take<T>(u.rows_ahead() * u.n_blocks * ROWS * L)),
-              c(room.take<T>(GROUP * u.wide)),
-              x(room.take<T>(PER == 1 ? 0 : GROUP * Of::lanes(u.F))),
-              h(room.take<T>(PER == 1 ? 0 : GROUP * u.wide / PER)) {}
+              c(room.take<T>(UNITS_GROUP * u.wide)),
+              x(room.take<T>(PER == 1 ? 0 : UNITS_GROUP * Of::lanes(u.F))),
+              h(room.take<T>(PER == 1 ? 0 : UNITS_GROUP * u.wide / PER)) {}
     };
 
     // Steps times series whose products with the inputs are computed ahead; whole steps of a group.
     int64_t rows_ahead() const {
         int64_t rows = INPUT_BYTES / (n_blocks * ROWS * L * static_cast<int64_t>(sizeof(T)));
-        return rows < GROUP ? GROUP : rows;
+        return rows < UNITS_GROUP ? UNITS_GROUP : rows;
     }
 
     // The sums of n rows of inputs, which are those of consecutive steps and series.
@@ -314,8 +312,8 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
         T *sums = own.sums;
         for (int64_t row = 0; row < n; row++) memcpy(sums + row * numbers, biases, numbers * sizeof(T));
         for (int64_t row = 0, R; row < n; row += R) {
-            R = n - row < GROUP ? n - row : GROUP;
-            const T *x[GROUP];
+            R = n - row < UNITS_GROUP ? n - row : UNITS_GROUP;
+            const T *x[UNITS_GROUP];
             for (int r = 0; r < R; r++) {
                 int64_t t = first + (row + r) / series, b = b0 + (row + r) % series;
                 x[r] = at<T>(call.x, (t * B + b) * F);
@@ -355,7 +353,7 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
     // One step of some series of a group.
     void step_forward(const ForwardRoom &own, T *sums, int64_t t, int64_t b0, int64_t series, T *saved) const {
         const int64_t numbers = n_blocks * ROWS * L;
-        const T *before[GROUP], *lanes[GROUP];
+        const T *before[UNITS_GROUP], *lanes[UNITS_GROUP];
         for (int64_t b = 0; b < series; b++) {
             before[b] = this->rows_before(t, b0 + b);
             if (!before[b]) before[b] = zeros;
@@ -378,7 +376,7 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
             return;
         }
         ForwardRoom own(room, *this);
-        const int64_t b0 = group * GROUP, series = this->series_of(group);
+        const int64_t b0 = group * UNITS_GROUP, series = this->series_of(group);
         const int64_t steps = rows_ahead() / series, row = n_blocks * ROWS * L;
         if (Cell::HAS_C) this->states_from(own.c, call.c0, b0, series);
         for (int64_t b = 0; PER > 1 && NH > 0 && b < series; b++) {
@@ -401,8 +399,8 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
     }
 
     int64_t series_of(int64_t group) const {
-        int64_t left = B - group * GROUP;
-        return left < GROUP ? left : GROUP;
+        int64_t left = B - group * UNITS_GROUP;
+        return left < UNITS_GROUP ? left : UNITS_GROUP;
     }
 
     // (series, wide) from rows of H numbers, of which null means zeros.
@@ -430,8 +428,8 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
     // Rows of n numbers as rows of lanes.
     const T *packed_rows(const T *weights, int64_t n_rows, int64_t n) const {
         if (PER == 1) return weights;
-        for (int64_t i = 0; i < n_rows; i++) Of::pack_row(rows + i * Of::lanes(n), weights + i * n, n);
-        return rows;
+        for (int64_t i = 0; i < n_rows; i++) Of::pack_row(weight_rows + i * Of::lanes(n), weights + i * n, n);
+        return weight_rows;
     }
 
     void layout_forward(Room &room) {
@@ -440,7 +438,7 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
         of_x = room.take<T>(n_blocks * x * L);
         of_h = room.take<T>(n_blocks * h * L);
         zeros = room.take<T>(wide);
-        rows = room.take<T>(PER == 1 ? 0 : H * (x > h ? x : h));
+        weight_rows = room.take<T>(PER == 1 ? 0 : H * (x > h ? x : h));
     }
 
     // -- backwards ---------------------------------------------------------------------------------------------------
@@ -455,14 +453,14 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
         T *panels;         // [ROWS][block][row][L]: the same, with PER rows in one
         T *z_x, *z_h, *dx;  // (rows, columns), (rows, columns), with PER rows in one; (rows, wide_x)
         BackwardRoom(Room &room, const Units &u)
-            : dh(room.take<T>(GROUP * u.wide)),
-              dc(room.take<T>(GROUP * u.wide)),
-              c0(room.take<T>(GROUP * u.wide)),
-              d(room.take<T>(TOGETHER / PER * ROWS * u.wide)),
-              panels(room.take<T>(TOGETHER / PER * ROWS * u.wide)),
-              z_x(room.take<T>(TOGETHER / PER * u.x_columns() + L)),
-              z_h(room.take<T>(TOGETHER / PER * u.h_columns() + L)),
-              dx(room.take<T>(TOGETHER * u.wide_x())) {}
+            : dh(room.take<T>(UNITS_GROUP * u.wide)),
+              dc(room.take<T>(UNITS_GROUP * u.wide)),
+              c0(room.take<T>(UNITS_GROUP * u.wide)),
+              d(room.take<T>(ROWS_TOGETHER / PER * ROWS * u.wide)),
+              panels(room.take<T>(ROWS_TOGETHER / PER * ROWS * u.wide)),
+              z_x(room.take<T>(ROWS_TOGETHER / PER * u.x_columns() + L)),
+              z_h(room.take<T>(ROWS_TOGETHER / PER * u.h_columns() + L)),
+              dx(room.take<T>(ROWS_TOGETHER * u.wide_x())) {}
     };
 
     // The gradients of the sums of one step; their sums over the series are added to those of the biases.
@@ -509,7 +507,8 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
                 FK_UNROLL
                 for (int i = 0; i < ROWS; i++) {
                     Of::put(r.d + ((row + b) * ROWS + i) * wide / PER, unit, gradients[i], n);
-                    if (PER == 1) store(r.panels + ((i * n_blocks + block) * TOGETHER + row + b) * L, gradients[i]);
+                    T *panel = r.panels + (i * n_blocks + block) * ROWS_TOGETHER * L;
+                    if (PER == 1) store(panel + (row + b) * L, gradients[i]);
                     if (!Of::ONE) biases_of_block[i] = biases_of_block[i] + gradients[i];
                 }
             }
@@ -543,7 +542,7 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
 
     // Products of some rows of gradients with a weight's rows, a few at a time.
     static void back(T *out, bool add, RowGradients<T> of, const T *weights, int64_t n, int64_t rows) {
-        constexpr int MOST_ROWS = ACCUMULATORS / 4 > GROUP ? GROUP : ACCUMULATORS / 4;
+        constexpr int MOST_ROWS = ACCUMULATORS / 4 > UNITS_GROUP ? UNITS_GROUP : ACCUMULATORS / 4;
         in_parts<MOST_ROWS>(rows, [&](int64_t row, auto constant) {
             RowGradients<T> some = of;
             some.d += row * of.apart;
@@ -552,7 +551,7 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
     }
 
     void group_backward(int64_t group, const BackwardRoom &r, T *sums_of_part) const {
-        const int64_t b0 = group * GROUP, series = series_of(group), steps = TOGETHER / series;
+        const int64_t b0 = group * UNITS_GROUP, series = series_of(group), steps = ROWS_TOGETHER / series;
         const int64_t apart = ROWS * wide / PER, h_lanes = Of::lanes(H);
         T *of_biases = sums_of_part + this->weight_numbers();
         states_from(r.dh, call.dh, b0, series);
@@ -601,8 +600,8 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
         }
         BackwardRoom own(room, *this);
         // columns between the last number of a row and its end are multiplied, but not used
-        memset(own.z_x, 0, (TOGETHER / PER * this->x_columns() + L) * sizeof(T));
-        memset(own.z_h, 0, (TOGETHER / PER * this->h_columns() + L) * sizeof(T));
+        memset(own.z_x, 0, (ROWS_TOGETHER / PER * this->x_columns() + L) * sizeof(T));
+        memset(own.z_h, 0, (ROWS_TOGETHER / PER * this->h_columns() + L) * sizeof(T));
         T *sums_of_part = this->sums + part * this->part_numbers();
         memset(sums_of_part, 0, this->part_numbers() * sizeof(T));
         const int64_t n = this->n_groups, parts = this->n_parts();

@@ -46,7 +46,7 @@ template <class T> __attribute__((noinline)) void sum_of_parts(
     }
 }
 
-// ONE: whether the gradient of a bias is computed as that of a weight by which ones are multiplied, in a column of its own.
+// ONE: whether the gradient of a bias is computed as that of a weight by which ones are multiplied, in a column more.
 template <class Cell, class T, int ONE = 1> struct Window {
     using V = typename Lanes<T>::V;
     static constexpr int L = Lanes<T>::L, ROWS = Cell::ROWS, SAVED = Cell::SAVED;
@@ -54,6 +54,7 @@ template <class Cell, class T, int ONE = 1> struct Window {
     static constexpr int NH = Cell::H_ROWS[0] < 0 ? 0 : sizeof(Cell::H_ROWS) / sizeof(int);
     static constexpr int UNITS = ACCUMULATORS / 2 / ROWS;  // computed together
     static constexpr int PARTS_OF_GROUP = GROUP / W<T>;
+    static constexpr int PARTS = ONE ? MAX_PARTS : MAX_PARTS / 2;  // in bfloat16, adding them up counts for more
 
     fluxutils_call call;
     const int64_t S, B, F, H, n_groups;
@@ -225,7 +226,7 @@ template <class Cell, class T, int ONE = 1> struct Window {
     // A number of parts that depends on the shape alone.
     int64_t n_parts() const {
         int64_t most = PARTS_BYTES / ((NX * F + NH * H) * H * static_cast<int64_t>(sizeof(T)));
-        most = most > MAX_PARTS ? MAX_PARTS : most < MIN_PARTS ? MIN_PARTS : most;
+        most = most > PARTS ? PARTS : most < MIN_PARTS ? MIN_PARTS : most;
         return n_groups < most ? n_groups : most;
     }
     int64_t steps_together() const {
