@@ -1,7 +1,8 @@
-"""How long ``Estimator.fit`` takes in bfloat16 beside float32, and what it costs in error.
+"""How long a recurrent layer and ``Estimator.fit`` take in bfloat16 beside float32, and what it
+costs in error.
 
-Both train the same model on the same windows by turns; ``float32 again`` is the A/A control. The
-error of ETTh1 is that of forecasts of 24 hours of seven series in the four test months, by the
+Both compute the same windows, and train the same model, by turns; ``float32 again`` is the A/A
+control, ``torch's bfloat16`` torch's own layer under autocast. The error of ETTh1 is that of forecasts of 24 hours of seven series in the four test months, by the
 protocol of bench_etth1.py, of an LSTM of 64 units, which bfloat16 computes, and a linear bypass:
 the mean over three seeds.
 
@@ -18,16 +19,36 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from common import Report, Table, cores, interleaved, median, parse, parser, ratios
+from common import (
+    Report,
+    Table,
+    cores,
+    interleaved,
+    median,
+    parse,
+    parser,
+    ratios,
+    spread,
+    stopwatch,
+)
 from etth1_windows import TRAIN, VAL, arrays, errors, only, read
 from torch import Tensor, nn
 from work import COLUMNS, SHAPES, Shape, outcome, turns, two_windows
 from work import make as make_data
 
 from fluxutils_py import Estimator, Spec, net2vec
-from fluxutils_py.nn import LSTM
+from fluxutils_py.nn import GRU, LSTM, native_kernels
+from fluxutils_py.nn.precision import autocast
 
 BASE, AIM, MOST_WORSE = "float32", 0.85, 1.01
+LAYER_AIM = 0.65  # of the first of WINDOWS
+WINDOWS = [  # F, H, B, S
+    (LSTM, 32, 128, 64, 64),
+    (LSTM, 32, 64, 64, 64),
+    (LSTM, 32, 256, 32, 64),
+    (LSTM, 10, 128, 1, 100),
+    (GRU, 32, 128, 64, 64),
+]
 SHAPES = {"large": SHAPES["large"], "wide": Shape(32, 128, 256, 256, 64, 64, 1)}
 SEEDS = (0, 1, 2)
 
@@ -46,6 +67,45 @@ def by_fit(
     )
     est = Estimator(model, F.mse_loss, None, spec, n_jobs=n_jobs, device=device, verbose=False)
     return net2vec(est.fit(x, y)).cpu()
+
+
+def learn(layer: nn.Module, x: Tensor, given: Tensor, precision: str, native: bool) -> Tensor:
+    """A window from the zero state, and the gradients of the weights."""
+    layer.reset()
+    with native_kernels(native), autocast(precision, x.device):
+        y = layer(x)
+    return torch.autograd.grad(y, list(layer.parameters()), given.to(y.dtype))[0]
+
+
+def compare_layers(report: Report, rounds: int, quick: bool) -> None:
+    """One window through a layer and back."""
+    ways = {
+        BASE: ("float32", True),
+        "float32 again (A/A)": ("float32", True),
+        "bfloat16": ("bfloat16", True),
+        "torch's bfloat16": ("bfloat16", False),
+    }
+    rows, found = [], []
+    for make, n_in, n_out, n_series, n_steps in WINDOWS[-1:] if quick else WINDOWS:
+        torch.manual_seed(0)
+        layer = make(n_in, n_out)
+        x, given = torch.randn(n_steps, n_series, n_in), torch.randn(n_steps, n_series, n_out)
+        runs = {name: partial(learn, layer, x, given, *way) for name, way in ways.items()}
+        try:
+            runs["torch's bfloat16"]()
+        except RuntimeError:  # torch has no such layer on this processor
+            del runs["torch's bfloat16"]
+        contenders = {
+            name: partial(stopwatch, lambda run: [run() for _ in range(1 if quick else 10)], run)
+            for name, run in runs.items()
+        }
+        seconds = interleaved(contenders, rounds)
+        found.append(median(ratios(seconds["bfloat16"], seconds[BASE])))
+        sizes = f"{make.__name__} {n_in}, {n_out}, {n_series}, {n_steps}"
+        rows += [[sizes, name, spread(ratios(seconds[name], seconds[BASE]))] for name in runs]
+    notes = [f"bfloat16, first row: {found[0]:.3f} (aim: at most {LAYER_AIM})."]
+    columns = ["F, H, B, S", "contender", "ratio to float32 (range)"]
+    report.add(Table("a layer, forwards and backwards", columns, rows, notes))
 
 
 def compare(name: str, report: Report, rounds: int, quick: bool, device: str) -> None:
@@ -137,6 +197,8 @@ def main() -> None:
     report = Report(__doc__, args)
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         return report.leave_out("all of it", "there is no CUDA device, or torch was built without")
+    if args.device == "cpu":
+        compare_layers(report, args.rounds, args.quick)
     for name in SHAPES:
         compare(name, report, args.rounds, args.quick, args.device)
     if args.data is None:

@@ -9,6 +9,11 @@ extern const fk_unit unit;
 namespace fk_avx512 {
 extern const fk_unit unit;
 }
+#if defined(FLUXUTILS_BFLOAT16)  // the compiler knows its instructions
+namespace fk_avx512_bf16 {
+extern const fk_unit unit;
+}
+#endif
 #elif defined(__aarch64__)
 namespace fk_neon {
 extern const fk_unit unit;
@@ -31,14 +36,26 @@ static const fk_unit *unit_for(int64_t isa) {
     return nullptr;
 }
 
+static const fk_unit *unit_for_bfloat16() {
+#if defined(FLUXUTILS_BFLOAT16)
+    if (unit_for(FK_AVX512) && __builtin_cpu_supports("avx512bf16")) return &fk_avx512_bf16::unit;
+#endif
+    return nullptr;
+}
+
+static const fk_unit *unit_for(const fluxutils_call *c) {
+    return c->type == FK_BFLOAT16 ? unit_for_bfloat16() : unit_for(c->isa);
+}
+
 static bool valid(const fluxutils_call *c) {
     return c && c->version == FLUXUTILS_KERNELS_VERSION && c->S > 0 && c->B > 0 && c->F > 0 && c->H > 0 &&
-           (c->type == FK_FLOAT32 || c->type == FK_FLOAT64);
+           (c->type == FK_FLOAT32 || c->type == FK_FLOAT64 || c->type == FK_BFLOAT16);
 }
 
 EXPORT int32_t fluxutils_version(void) { return FLUXUTILS_KERNELS_VERSION; }
 
 EXPORT int32_t fluxutils_isa(int32_t wanted) {
+    if (wanted == FK_AVX512_BF16) return unit_for_bfloat16() ? FK_AVX512_BF16 : -1;
     const fk_unit *unit = unit_for(wanted);
     if (!unit) return -1;
 #if defined(__x86_64__)
@@ -55,13 +72,13 @@ EXPORT int32_t fluxutils_kept_per_output(int32_t cell) {
 
 EXPORT int32_t fluxutils_forward(const fluxutils_call *call) {
     if (!valid(call)) return FK_BAD_ARGUMENT;
-    const fk_unit *unit = unit_for(call->isa);
+    const fk_unit *unit = unit_for(call);
     return unit ? unit->forward(call) : FK_NO_SUCH_INSTRUCTIONS;
 }
 
 EXPORT int32_t fluxutils_backward(const fluxutils_call *call) {
     if (!valid(call)) return FK_BAD_ARGUMENT;
-    const fk_unit *unit = unit_for(call->isa);
+    const fk_unit *unit = unit_for(call);
     return unit ? unit->backward(call) : FK_NO_SUCH_INSTRUCTIONS;
 }
 

@@ -16,8 +16,10 @@ enum {  // cells
     FK_FLSTM = 4, FK_SGRU = 5, FK_MGU = 6, FK_SMGU = 7, FK_HFGRU = 8,
     FK_MIN_GRU = 9, FK_MIN_LSTM = 10,  // without w_h and b_h
 };
-enum { FK_FLOAT32 = 0, FK_FLOAT64 = 1, FK_COMPLEX64 = 2, FK_COMPLEX128 = 3 };  // types, complex in pairs
-enum { FK_BEST = 0, FK_AVX2 = 1, FK_AVX512 = 2, FK_NEON = 3 };        // instruction sets
+enum { FK_FLOAT32 = 0, FK_FLOAT64 = 1, FK_COMPLEX64 = 2, FK_COMPLEX128 = 3,  // types, complex in pairs
+       FK_BFLOAT16 = 4 };  // all tensors are float32; what is multiplied in matrix products is rounded to bfloat16
+enum { FK_BEST = 0, FK_AVX2 = 1, FK_AVX512 = 2, FK_NEON = 3,        // instruction sets
+       FK_AVX512_BF16 = 4 };  // which a call of FK_BFLOAT16 uses, whatever its isa
 
 // What a call returns.
 enum { FK_OK = 0, FK_BAD_ARGUMENT = 1, FK_NO_SUCH_INSTRUCTIONS = 2, FK_OUT_OF_MEMORY = 3, FK_NOT_FINITE = 4 };

@@ -29,7 +29,18 @@ inline bool units_in_lanes(const fluxutils_call &c) {
     return r <= (c.B <= WIDTH || (c.H >= 64 && c.B <= 32) ? 1.0 : 0.8);
 }
 
-// The first n lanes, of which the others are zero; n vectors' worth if n is at least L.
+// The first n lanes, of which the others are zero; a vector's worth if n is at least L.
+#if defined(__AVX512F__)
+FK_INLINE uint32_t first_lanes(int64_t n) { return n < 16 ? (1u << n) - 1 : 0xffff; }
+FK_INLINE VF load_some(const float *p, int64_t n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+FK_INLINE VD load_some(const double *p, int64_t n) { return _mm512_maskz_loadu_pd(first_lanes(n), p); }
+FK_INLINE void store_some(float *p, VF v, int64_t n) {  // a masked store is slow
+    n < Lanes<float>::L ? _mm512_mask_storeu_ps(p, first_lanes(n), v) : store(p, v);
+}
+FK_INLINE void store_some(double *p, VD v, int64_t n) {
+    n < Lanes<double>::L ? _mm512_mask_storeu_pd(p, first_lanes(n), v) : store(p, v);
+}
+#else
 template <class T> FK_INLINE typename Lanes<T>::V load_some(const T *p, int64_t n) {
     if (n >= Lanes<T>::L) return load(p);
     T room[Lanes<T>::L] = {};
@@ -42,6 +53,29 @@ template <class T> FK_INLINE void store_some(T *p, typename Lanes<T>::V v, int64
     store(room, v);
     for (int64_t i = 0; i < n; i++) p[i] = room[i];
 }
+#endif
+
+// What is multiplied, P being float, double, or Bfloat16 of bfloat16.h. Sums and all else are Numbers. A lane holds PER
+// operands, which are multiplied one by one and added to the lane's sum. n numbers are packed into lanes(n).
+template <class P> struct Operands {
+    using Number = P;
+    using V = typename Lanes<P>::V;
+    static constexpr int PER = 1, ONE = 1;  // ONE: the gradient of a bias is that of a weight of ones
+
+    static FK_INLINE V add_product(V weight, V in, V sum) { return fma(weight, in, sum); }
+    static constexpr int64_t lanes(int64_t n) { return n; }
+    // A row's numbers from `unit` on, of which the first n belong to units that exist.
+    static FK_INLINE void put(P *row, int64_t unit, V v, int64_t) { store(row + unit, v); }
+    // lanes(n) of a row.
+    static void pack_row(P *to, const P *from, int64_t n) { memcpy(to, from, n * sizeof(P)); }
+    // PER rows, of which null means zeros, to n lanes; what lies behind them up to whole vectors may change.
+    static void pack_rows(P *to, const P *const *from, int64_t n) {
+        if (from[0])
+            memcpy(to, from[0], n * sizeof(P));
+        else
+            memset(to, 0, n * sizeof(P));
+    }
+};
 
 // -- what does not depend on the cell, and is compiled once for each type -------------------------------------------------
 
@@ -78,6 +112,14 @@ template <class T> __attribute__((noinline)) void pack_units(
         }
 }
 
+// to[block][rows[q]][L] += biases q H + u, if there are any
+template <class T> __attribute__((noinline)) void add_biases(
+    T *to, int sums, const T *biases, const int *rows, int blocks, int64_t H) {
+    constexpr int L = Lanes<T>::L;
+    for (int q = 0; biases && q < blocks; q++)
+        for (int64_t u = 0; u < H; u++) to[(u / L * sums + rows[q]) * L + u % L] += biases[q * H + u];
+}
+
 // Where the sums of some rows are: [row][block][ROWS][L], and which of a unit's sums the blocks of a weight add to.
 template <class T> struct UnitSums {
     T *sums;
@@ -86,8 +128,8 @@ template <class T> struct UnitSums {
     int64_t n_blocks;
 };
 
-// sums[r][block][rows[q]] += sum over k < n of weights[block][k][q] * in[r][k], for R rows and UV blocks of units
-template <class T, int N, int R, int UV> FK_INLINE void add_block(
+// sums[r][block][rows[q]] += sum over n lanes k of weights[block][k][q] * in[r][k], for R rows and UV blocks of units
+template <class P, int N, int R, int UV, class T> FK_INLINE void add_block(
     const UnitSums<T> &of, int64_t block, const T *const *in, const T *weights, int64_t n) {
     using V = typename Lanes<T>::V;
     constexpr int L = Lanes<T>::L;
@@ -110,7 +152,7 @@ template <class T, int N, int R, int UV> FK_INLINE void add_block(
             for (int q = 0; q < N; q++) {
                 V weight = load(w + g * n * N * L + q * L);
                 FK_UNROLL
-                for (int r = 0; r < R; r++) a[g][r][q] = fma(weight, x[r], a[g][r][q]);
+                for (int r = 0; r < R; r++) a[g][r][q] = Operands<P>::add_product(weight, x[r], a[g][r][q]);
             }
     }
     FK_UNROLL
@@ -123,7 +165,7 @@ template <class T, int N, int R, int UV> FK_INLINE void add_block(
 
 // The same for all blocks, and up to UNITS_GROUP rows. Two blocks at once where rows are few: more chains of sums than
 // the latency of a processor. Backwards: from the last block on, which the step before has left in the cache.
-template <class T, int N> __attribute__((noinline)) void add_to_sums(
+template <class P, int N, class T> __attribute__((noinline)) void add_to_sums(
     const UnitSums<T> &of, const T *const *in, const T *weights, int64_t n, int64_t rows, bool backwards) {
     constexpr int MOST = ACCUMULATORS / N > UNITS_GROUP ? UNITS_GROUP : ACCUMULATORS / N;
     in_parts<MOST>(rows, [&](int64_t r0, auto constant) {
@@ -132,9 +174,9 @@ template <class T, int N> __attribute__((noinline)) void add_to_sums(
         some.sums += r0 * of.apart;
         const int64_t pairs = of.n_blocks / UV;
         for (int64_t i = 0; i < pairs; i++)
-            add_block<T, N, R, UV>(some, (backwards ? pairs - 1 - i : i) * UV, in + r0, weights, n);
+            add_block<P, N, R, UV>(some, (backwards ? pairs - 1 - i : i) * UV, in + r0, weights, n);
         if constexpr (UV > 1)
-            if (of.n_blocks % UV) add_block<T, N, R, 1>(some, of.n_blocks - 1, in + r0, weights, n);
+            if (of.n_blocks % UV) add_block<P, N, R, 1>(some, of.n_blocks - 1, in + r0, weights, n);
     });
 }
 
@@ -142,14 +184,14 @@ template <class T, int N> __attribute__((noinline)) void add_to_sums(
 template <class T> struct RowGradients {
     const T *d;     // (rows, ROWS, wide)
     int64_t apart;  // from row to row
-    int64_t wide, H;
+    int64_t wide, H;  // lanes
     const int *rows;
     int blocks;
 };
 
-// out[r][j] (+)= sum over blocks q and units u of weights[q H + u][j] * d[r][rows[q]][u], for R rows of d, where the
+// out[r][j] (+)= sum over blocks q and lanes u of weights[q H + u][j] * d[r][rows[q]][u], for R rows of d, where the
 // weights have n columns, a multiple of L, as out has
-template <class T, int R> __attribute__((noinline)) void rows_back(
+template <class P, int R, class T> __attribute__((noinline)) void rows_back(
     T *out, bool add, const RowGradients<T> &of, const T *weights, int64_t n) {
     using V = typename Lanes<T>::V;
     constexpr int L = Lanes<T>::L, C = ACCUMULATORS / R >= 8 ? 8 : ACCUMULATORS / R >= 4 ? 4 : 2;
@@ -170,7 +212,7 @@ template <class T, int R> __attribute__((noinline)) void rows_back(
                 for (int c = 0; c < N; c++) {
                     V weight = load(w + c * L);
                     FK_UNROLL
-                    for (int r = 0; r < R; r++) sums[r][c] = fma(weight, g[r], sums[r][c]);
+                    for (int r = 0; r < R; r++) sums[r][c] = Operands<P>::add_product(weight, g[r], sums[r][c]);
                 }
             }
         }
@@ -181,17 +223,18 @@ template <class T, int R> __attribute__((noinline)) void rows_back(
     });
 }
 
-// Gradients of weights: out[q H + u][k] += sum over n rows of panels[rows[q]][u][row] * z[row][k], where a panel holds
-// [unit / L][row][L], with room for ROWS_TOGETHER rows.
-template <class T> __attribute__((noinline)) void add_outer(
+// Gradients of weights: out[q H + u][k] += sum over n lanes of rows of panels[rows[q]][u][row] * z[row][k], where a
+// panel holds [unit / L][row][L], with room for ROWS_TOGETHER rows.
+template <class P, class T> __attribute__((noinline)) void add_outer(
     T *out, const T *panels, const int *rows, int blocks, int64_t H, const T *z, int64_t columns, int64_t n) {
     using V = typename Lanes<T>::V;
     constexpr int L = Lanes<T>::L, C = 3, U = ACCUMULATORS / C > L ? L : ACCUMULATORS / C;
+    constexpr int64_t PANEL = ROWS_TOGETHER / Operands<P>::PER;
     const int64_t n_blocks = (H + L - 1) / L;
     for (int q = 0; q < blocks; q++)
         in_halves<U>(H, [&](int64_t u0, auto n_units) {
             constexpr int R = decltype(n_units)::value;
-            const T *d = panels + (rows[q] * n_blocks + u0 / L) * ROWS_TOGETHER * L + u0 % L;
+            const T *d = panels + (rows[q] * n_blocks + u0 / L) * PANEL * L + u0 % L;
             in_parts<C>(columns / L, [&](int64_t c0, auto n_columns) {
                 constexpr int N = decltype(n_columns)::value;
                 T *o = out + (q * H + u0) * columns + c0 * L;
@@ -209,7 +252,7 @@ template <class T> __attribute__((noinline)) void add_outer(
                     for (int j = 0; j < R; j++) {
                         V g = every(dr[j]);
                         FK_UNROLL
-                        for (int c = 0; c < N; c++) sums[j][c] = fma(g, in[c], sums[j][c]);
+                        for (int c = 0; c < N; c++) sums[j][c] = Operands<P>::add_product(g, in[c], sums[j][c]);
                     }
                 }
                 FK_UNROLL
@@ -220,9 +263,13 @@ template <class T> __attribute__((noinline)) void add_outer(
         });
 }
 
-template <class Cell, class T> struct Units : Window<Cell, T> {
-    using Base = Window<Cell, T>;
+template <class Cell, class P>
+struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
+    using Of = Operands<P>;
+    using T = typename Of::Number;
+    using Base = Window<Cell, T, Of::ONE>;
     using V = typename Lanes<T>::V;
+    static constexpr int PER = Of::PER;
     using Base::B, Base::F, Base::H, Base::S, Base::call, Base::L, Base::NH, Base::NX, Base::ROWS, Base::SAVED;
 
     const int64_t n_blocks, wide;  // of L units; the units filled up
@@ -235,24 +282,24 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
     // -- packing -----------------------------------------------------------------------------------------------------
 
     T *biases = nullptr, *of_x = nullptr, *of_h = nullptr;  // [block][row][L], [block][k][q][L], [block][k][q][L]
-    T *zeros = nullptr;
+    T *zeros = nullptr, *weight_rows = nullptr;  // the latter are packed row by row
 
     void pack_biases() const {
-        auto b_x = at<T>(call.b_x, 0), b_h = at<T>(call.b_h, 0);
-        for (int64_t i = 0; i < n_blocks * ROWS * L; i++) biases[i] = 0;
-        for (int64_t u = 0; u < H; u++) {
-            T *out = biases + u / L * ROWS * L + u % L;
-            for (int q = 0; b_x && q < NX; q++) out[Cell::X_ROWS[q] * L] += b_x[q * H + u];
-            for (int q = 0; b_h && q < NH && q < Cell::H_BIASES; q++) out[Cell::H_ROWS[q] * L] += b_h[q * H + u];
-        }
+        memset(biases, 0, n_blocks * ROWS * L * sizeof(T));
+        add_biases(biases, ROWS, at<T>(call.b_x, 0), Cell::X_ROWS, NX, H);
+        add_biases(biases, ROWS, at<T>(call.b_h, 0), Cell::H_ROWS, NH < Cell::H_BIASES ? NH : Cell::H_BIASES, H);
     }
 
     // -- forwards ----------------------------------------------------------------------------------------------------
 
     struct ForwardRoom {
         T *sums, *c;  // [row][block][ROWS][L] of the inputs of some steps; (series, wide)
+        T *x, *h;     // lanes of rows of inputs and of states, (series, lanes(F)) and (series, wide / PER)
         ForwardRoom(Room &room, const Units &u)
-            : sums(room.take<T>(u.rows_ahead() * u.n_blocks * ROWS * L)), c(room.take<T>(UNITS_GROUP * u.wide)) {}
+            : sums(room.take<T>(u.rows_ahead() * u.n_blocks * ROWS * L)),
+              c(room.take<T>(UNITS_GROUP * u.wide)),
+              x(room.take<T>(PER == 1 ? 0 : UNITS_GROUP * Of::lanes(u.F))),
+              h(room.take<T>(PER == 1 ? 0 : UNITS_GROUP * u.wide / PER)) {}
     };
 
     // Steps times series whose products with the inputs are computed ahead; whole steps of a group.
@@ -262,8 +309,9 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
     }
 
     // The sums of n rows of inputs, which are those of consecutive steps and series.
-    void inputs_forward(T *sums, int64_t b0, int64_t series, int64_t first, int64_t n) const {
+    void inputs_forward(const ForwardRoom &own, int64_t b0, int64_t series, int64_t first, int64_t n) const {
         const int64_t numbers = n_blocks * ROWS * L;
+        T *sums = own.sums;
         for (int64_t row = 0; row < n; row++) memcpy(sums + row * numbers, biases, numbers * sizeof(T));
         for (int64_t row = 0, R; row < n; row += R) {
             R = n - row < UNITS_GROUP ? n - row : UNITS_GROUP;
@@ -271,14 +319,19 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
             for (int r = 0; r < R; r++) {
                 int64_t t = first + (row + r) / series, b = b0 + (row + r) % series;
                 x[r] = at<T>(call.x, (t * B + b) * F);
+                if (PER == 1) continue;
+                T *packed = own.x + r * Of::lanes(F);
+                Of::pack_row(packed, x[r], F);
+                x[r] = packed;
             }
-            add_to_sums<T, NX>({sums + row * numbers, numbers, ROWS * L, Cell::X_ROWS, n_blocks}, x, of_x, F, R, false);
+            add_to_sums<P, NX, T>(
+                {sums + row * numbers, numbers, ROWS * L, Cell::X_ROWS, n_blocks}, x, of_x, Of::lanes(F), R, false);
         }
     }
 
-    // What the units of one series make of their sums. saved is that of the step and the group.
+    // What the units of one series make of their sums. saved is that of the step and the group, h the lanes of the row.
     void gates_forward(
-        const T *sums, const T *before, T *after, T *c, T *saved, int64_t b, int64_t series) const {
+        const T *sums, const T *before, T *after, T *c, T *h, T *saved, int64_t b, int64_t series) const {
         for (int64_t block = 0; block < n_blocks; block++, sums += ROWS * L) {
             const int64_t unit = block * L, n = width(block);
             V a[ROWS], kept[SAVED + 1];
@@ -288,7 +341,9 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
             s.alpha = static_cast<T>(call.alpha);
             if (Cell::NEEDS_BEFORE) s.before = load_some(before + unit, n);
             if (Cell::HAS_C) s.c = load(c + unit);
-            store_some(after + unit, Cell::template forward<T>(a, s, kept), n);
+            V out = Cell::template forward<T>(a, s, kept);
+            store_some(after + unit, out, n);
+            if (PER > 1 && NH > 0) Of::put(h, unit, out, n);
             if (Cell::HAS_C) store(c + unit, s.c);
             if (!saved) continue;
             T *to = saved + unit * SAVED * series + b * SAVED * n;
@@ -298,18 +353,20 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
     }
 
     // One step of some series of a group.
-    void step_forward(T *sums, int64_t t, int64_t b0, int64_t series, T *c, T *saved) const {
+    void step_forward(const ForwardRoom &own, T *sums, int64_t t, int64_t b0, int64_t series, T *saved) const {
         const int64_t numbers = n_blocks * ROWS * L;
-        const T *before[UNITS_GROUP];
+        const T *before[UNITS_GROUP], *lanes[UNITS_GROUP];
         for (int64_t b = 0; b < series; b++) {
             before[b] = this->rows_before(t, b0 + b);
             if (!before[b]) before[b] = zeros;
+            lanes[b] = PER == 1 ? before[b] : own.h + b * wide / PER;
         }
         if constexpr (NH > 0)
-            add_to_sums<T, NH>({sums, numbers, ROWS * L, Cell::H_ROWS, n_blocks}, before, of_h, H, series, t % 2);
+            add_to_sums<P, NH, T>({sums, numbers, ROWS * L, Cell::H_ROWS, n_blocks}, lanes, of_h, Of::lanes(H), series,
+                                  t % 2);
         for (int64_t b = 0; b < series; b++)
-            gates_forward(sums + b * numbers, before[b], at<T>(call.y, (t * B + b0 + b) * H), c + b * wide, saved, b,
-                          series);
+            gates_forward(sums + b * numbers, before[b], at<T>(call.y, (t * B + b0 + b) * H), own.c + b * wide,
+                          own.h + b * wide / PER, saved, b, series);
     }
 
     void units_forward(int64_t group) {
@@ -324,12 +381,16 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
         const int64_t b0 = group * UNITS_GROUP, series = this->series_of(group);
         const int64_t steps = rows_ahead() / series, row = n_blocks * ROWS * L;
         if (Cell::HAS_C) this->states_from(own.c, call.c0, b0, series);
+        for (int64_t b = 0; PER > 1 && NH > 0 && b < series; b++) {
+            const T *before = this->rows_before(0, b0 + b);
+            Of::pack_row(own.h + b * wide / PER, before ? before : zeros, H);
+        }
         T *saved = at<T>(call.saved, S * b0 * H * SAVED);
         for (int64_t first = 0; first < S; first += steps) {
             const int64_t end = first + steps < S ? first + steps : S;
-            inputs_forward(own.sums, b0, series, first, (end - first) * series);
+            inputs_forward(own, b0, series, first, (end - first) * series);
             for (int64_t t = first; t < end; t++) {
-                step_forward(own.sums + (t - first) * series * row, t, b0, series, own.c, saved);
+                step_forward(own, own.sums + (t - first) * series * row, t, b0, series, saved);
                 if (saved) saved += H * SAVED * series;
             }
         }
@@ -358,54 +419,71 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
         layout_forward(room);
         memset(zeros, 0, wide * sizeof(T));
         pack_biases();
-        pack_units(of_x, at<T>(call.w_x, 0), NX, H, F);
-        if constexpr (NH > 0) pack_units(of_h, at<T>(call.w_h, 0), NH, H, H);
+        pack_units(of_x, packed_rows(at<T>(call.w_x, 0), NX * H, F), NX, H, Of::lanes(F));
+        if constexpr (NH > 0) pack_units(of_h, packed_rows(at<T>(call.w_h, 0), NH * H, H), NH, H, Of::lanes(H));
         fk_parallel(
             this->threads(), this->n_groups, [](void *w, int64_t i) { static_cast<Units *>(w)->units_forward(i); },
             this);
         return this->out_of_memory ? FK_OUT_OF_MEMORY : FK_OK;
     }
 
+    // Rows of n numbers as rows of lanes.
+    const T *packed_rows(const T *weights, int64_t n_rows, int64_t n) const {
+        if (PER == 1) return weights;
+        for (int64_t i = 0; i < n_rows; i++) Of::pack_row(weight_rows + i * Of::lanes(n), weights + i * n, n);
+        return weight_rows;
+    }
+
     void layout_forward(Room &room) {
+        const int64_t x = NX * Of::lanes(F), h = NH * Of::lanes(H);
         biases = room.take<T>(n_blocks * ROWS * L);
-        of_x = room.take<T>(n_blocks * F * NX * L);
-        of_h = room.take<T>(n_blocks * H * NH * L);
+        of_x = room.take<T>(n_blocks * x * L);
+        of_h = room.take<T>(n_blocks * h * L);
         zeros = room.take<T>(wide);
+        weight_rows = room.take<T>(PER == 1 ? 0 : H * (x > h ? x : h));
     }
 
     // -- backwards ---------------------------------------------------------------------------------------------------
 
-    // Rows of the weights, filled up to whole vectors; the weights themselves where they need no filling.
+    // Rows of the weights, PER of them in one, filled up to whole vectors; the weights themselves where they are that.
     const T *rows_h = nullptr, *rows_x = nullptr;
     int64_t wide_x() const { return (F + L - 1) / L * L; }
 
     struct BackwardRoom {
         T *dh, *dc, *c0;   // (series, wide)
-        T *d;              // (rows, ROWS, wide)
-        T *panels;         // [ROWS][block][row][L]: the same
-        T *z_x, *z_h, *dx;  // (rows, columns), (rows, columns), (rows, wide_x)
+        T *d;              // (rows, ROWS, wide / PER)
+        T *panels;         // [ROWS][block][row][L]: the same, with PER rows in one
+        T *z_x, *z_h, *dx;  // (rows, columns), (rows, columns), with PER rows in one; (rows, wide_x)
         BackwardRoom(Room &room, const Units &u)
             : dh(room.take<T>(UNITS_GROUP * u.wide)),
               dc(room.take<T>(UNITS_GROUP * u.wide)),
               c0(room.take<T>(UNITS_GROUP * u.wide)),
-              d(room.take<T>(ROWS_TOGETHER * ROWS * u.wide)),
-              panels(room.take<T>(ROWS_TOGETHER * ROWS * u.wide)),
-              z_x(room.take<T>(ROWS_TOGETHER * u.x_columns() + L)),
-              z_h(room.take<T>(ROWS_TOGETHER * u.h_columns() + L)),
+              d(room.take<T>(ROWS_TOGETHER / PER * ROWS * u.wide)),
+              panels(room.take<T>(ROWS_TOGETHER / PER * ROWS * u.wide)),
+              z_x(room.take<T>(ROWS_TOGETHER / PER * u.x_columns() + L)),
+              z_h(room.take<T>(ROWS_TOGETHER / PER * u.h_columns() + L)),
               dx(room.take<T>(ROWS_TOGETHER * u.wide_x())) {}
     };
 
-    // The gradients of the sums of one step.
-    void units_backward(const BackwardRoom &r, int64_t t, int64_t row, int64_t b0, int64_t series) const {
+    // The gradients of the sums of one step; their sums over the series are added to those of the biases.
+    void units_backward(
+        const BackwardRoom &r, int64_t t, int64_t row, int64_t b0, int64_t series, T *of_biases) const {
         const T *saved = at<T>(call.saved, (S * b0 + t * series) * H * SAVED);
         const T *saved_before = t ? saved - H * SAVED * series : nullptr;
         for (int64_t block = 0; block < n_blocks; block++) {
             const int64_t unit = block * L, n = width(block);
+            V biases_of_block[ROWS];
+            FK_UNROLL
+            for (int i = 0; i < ROWS && !Of::ONE; i++) biases_of_block[i] = load(of_biases + i * wide + unit);
             for (int64_t b = 0; b < series; b++) {
                 const int64_t from = unit * SAVED * series + b * SAVED * n;
                 V kept[SAVED + 1], gradients[ROWS];
                 FK_UNROLL
-                for (int i = 0; i < SAVED; i++) kept[i] = load_some(saved + from + i * n, n);
+                for (int i = 0; i < SAVED; i++) {
+                    kept[i] = load_some(saved + from + i * n, n);
+                    // steps are read backwards, which a processor does not foresee
+                    if (t > 1) __builtin_prefetch(saved + from + i * n - 2 * H * SAVED * series);
+                }
                 Step<T> s;
                 s.alpha = static_cast<T>(call.alpha);
                 if (Cell::NEEDS_BEFORE) {
@@ -420,40 +498,48 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
                     s.dc = load(r.dc + b * wide + unit);
                 }
                 s.dh = load(r.dh + b * wide + unit);
-                if (call.dy) s.dh = s.dh + load_some(at<T>(call.dy, (t * B + b0 + b) * H + unit), n);
+                if (call.dy) {
+                    const T *dy = at<T>(call.dy, (t * B + b0 + b) * H + unit);
+                    s.dh = s.dh + load_some(dy, n);
+                    if (t > 1) __builtin_prefetch(dy - 2 * B * H);
+                }
                 Cell::template backward<T>(kept, s, gradients);
                 if (Cell::HAS_C) store(r.dc + b * wide + unit, s.dc);
                 if (Cell::DIRECT) store(r.dh + b * wide + unit, s.direct);
                 FK_UNROLL
                 for (int i = 0; i < ROWS; i++) {
-                    store(r.d + ((row + b) * ROWS + i) * wide + unit, gradients[i]);
-                    store(r.panels + ((i * n_blocks + block) * ROWS_TOGETHER + row + b) * L, gradients[i]);
+                    Of::put(r.d + ((row + b) * ROWS + i) * wide / PER, unit, gradients[i], n);
+                    T *panel = r.panels + (i * n_blocks + block) * ROWS_TOGETHER * L;
+                    if (PER == 1) store(panel + (row + b) * L, gradients[i]);
+                    if (!Of::ONE) biases_of_block[i] = biases_of_block[i] + gradients[i];
                 }
             }
+            FK_UNROLL
+            for (int i = 0; i < ROWS && !Of::ONE; i++) store(of_biases + i * wide + unit, biases_of_block[i]);
         }
     }
 
-    void fill_rows(const BackwardRoom &r, int64_t b0, int64_t series, int64_t first, int64_t end) const {
+    void fill_rows(const BackwardRoom &r, int64_t b0, int64_t series, int64_t first, int64_t n) const {
         V one = every(T(0));
         one[0] = 1;
         const int64_t x_columns = this->x_columns(), h_columns = this->h_columns();
         T *to_x = r.z_x, *to_h = r.z_h;
-        for (int64_t t = first; t < end; t++)
-            for (int64_t b = 0; b < series; b++, to_x += x_columns, to_h += h_columns) {
-                memcpy(to_x, at<T>(call.x, (t * B + b0 + b) * F), F * sizeof(T));
-                if (NH == 0) {
-                    store(to_x + F, one);
-                    continue;
-                }
-                T *states = this->same_rows() ? to_x + F : to_h;
-                const T *h = this->rows_before(t, b0 + b);
-                if (h)
-                    memcpy(states, h, H * sizeof(T));
-                else
-                    memset(states, 0, H * sizeof(T));
-                if (!this->same_rows()) store(to_x + F, one);
-                store(states + H, one);
+        for (int64_t row = 0; row < n; row += PER, to_x += x_columns, to_h += h_columns) {
+            const T *x[PER], *h[PER];
+            FK_UNROLL
+            for (int i = 0; i < PER; i++) {
+                const int64_t t = first + (row + i) / series, b = b0 + (row + i) % series;
+                x[i] = row + i < n ? at<T>(call.x, (t * B + b) * F) : nullptr;
+                h[i] = row + i < n ? this->rows_before(t, b) : nullptr;
             }
+            Of::pack_rows(to_x, x, F);
+            if (Of::ONE && !(NH > 0 && this->same_rows())) store(to_x + F, one);
+            if (NH == 0) continue;
+            T *states = this->same_rows() ? to_x + F : to_h;
+            Of::pack_rows(states, h, H);
+            if (Of::ONE) store(states + H, one);
+        }
+        if constexpr (PER > 1) Of::fill_panels(r.panels, r.d, ROWS, n_blocks, n);
     }
 
     // Products of some rows of gradients with a weight's rows, a few at a time.
@@ -462,12 +548,14 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
         in_parts<MOST_ROWS>(rows, [&](int64_t row, auto constant) {
             RowGradients<T> some = of;
             some.d += row * of.apart;
-            rows_back<T, decltype(constant)::value>(out + row * n, add, some, weights, n);
+            rows_back<P, decltype(constant)::value>(out + row * n, add, some, weights, n);
         });
     }
 
     void group_backward(int64_t group, const BackwardRoom &r, T *sums_of_part) const {
         const int64_t b0 = group * UNITS_GROUP, series = series_of(group), steps = ROWS_TOGETHER / series;
+        const int64_t apart = ROWS * wide / PER, h_lanes = Of::lanes(H);
+        T *of_biases = sums_of_part + this->weight_numbers();
         states_from(r.dh, call.dh, b0, series);
         if (Cell::HAS_C) {
             states_from(r.dc, call.dc, b0, series);
@@ -477,25 +565,26 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
             const int64_t first = end > steps ? end - steps : 0, rows = (end - first) * series;
             for (int64_t t = end - 1; t >= first; t--) {
                 const int64_t row = (t - first) * series;
-                units_backward(r, t, row, b0, series);
+                units_backward(r, t, row, b0, series, of_biases);
                 if (NH > 0 && (t || call.dh0)) {
-                    RowGradients<T> of{r.d + row * ROWS * wide, ROWS * wide, wide, H, Cell::H_ROWS, NH};
+                    RowGradients<T> of{r.d + row * apart, apart, wide / PER, h_lanes, Cell::H_ROWS, NH};
                     back(r.dh, Cell::DIRECT, of, rows_h, wide, series);
                 }
             }
             if (call.dx) {
-                back(r.dx, false, {r.d, ROWS * wide, wide, H, Cell::X_ROWS, NX}, rows_x, wide_x(), rows);
+                back(r.dx, false, {r.d, apart, wide / PER, h_lanes, Cell::X_ROWS, NX}, rows_x, wide_x(), rows);
                 for (int64_t row = 0; row < rows; row++) {
                     int64_t t = first + row / series, b = b0 + row % series;
                     memcpy(at<T>(call.dx, (t * B + b) * F), r.dx + row * wide_x(), F * sizeof(T));
                 }
             }
             if (!this->of_weights()) continue;
-            fill_rows(r, b0, series, first, end);
-            add_outer(sums_of_part, r.panels, Cell::X_ROWS, NX, H, r.z_x, this->x_columns(), rows);
+            fill_rows(r, b0, series, first, rows);
+            const int64_t n = (rows + PER - 1) / PER;
+            add_outer<P>(sums_of_part, r.panels, Cell::X_ROWS, NX, H, r.z_x, this->x_columns(), n);
             if constexpr (NH > 0 && !Base::same_rows())
-                add_outer(sums_of_part + NX * H * this->x_columns(), r.panels, Cell::H_ROWS, NH, H, r.z_h,
-                          this->h_columns(), rows);
+                add_outer<P>(sums_of_part + NX * H * this->x_columns(), r.panels, Cell::H_ROWS, NH, H, r.z_h,
+                             this->h_columns(), n);
         }
         for (int64_t b = 0; b < series; b++) {
             if (call.dh0) memcpy(at<T>(call.dh0, (b0 + b) * H), r.dh + b * wide, H * sizeof(T));
@@ -513,20 +602,29 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
         }
         BackwardRoom own(room, *this);
         // columns between the last number of a row and its end are multiplied, but not used
-        memset(own.z_x, 0, (ROWS_TOGETHER * this->x_columns() + L) * sizeof(T));
-        memset(own.z_h, 0, (ROWS_TOGETHER * this->h_columns() + L) * sizeof(T));
+        memset(own.z_x, 0, (ROWS_TOGETHER / PER * this->x_columns() + L) * sizeof(T));
+        memset(own.z_h, 0, (ROWS_TOGETHER / PER * this->h_columns() + L) * sizeof(T));
         T *sums_of_part = this->sums + part * this->part_numbers();
         memset(sums_of_part, 0, this->part_numbers() * sizeof(T));
         const int64_t n = this->n_groups, parts = this->n_parts();
         for (int64_t g = n * part / parts; g < n * (part + 1) / parts; g++) group_backward(g, own, sums_of_part);
     }
 
-    // (rows, wide) of (rows, n), or these themselves
-    static const T *fill_up(T *room, const void *weights, int64_t rows, int64_t n, int64_t to) {
+    // (blocks, lanes(H), wide) of (blocks, H, n), or these themselves
+    T *room_for_rows(Room &room, int64_t blocks, int64_t n, int64_t to) const {
+        return room.take<T>(PER == 1 && n == to ? 0 : blocks * Of::lanes(H) * to);
+    }
+    const T *fill_up(T *room, const void *weights, int64_t blocks, int64_t n, int64_t to) const {
         const T *w = static_cast<const T *>(weights);
-        if (n == to) return w;
-        memset(room, 0, rows * to * sizeof(T));
-        for (int64_t i = 0; i < rows; i++) memcpy(room + i * to, w + i * n, n * sizeof(T));
+        if (PER == 1 && n == to) return w;
+        memset(room, 0, blocks * Of::lanes(H) * to * sizeof(T));
+        T *out = room;
+        for (int64_t q = 0; q < blocks; q++)
+            for (int64_t u = 0; u < H; u += PER, out += to) {
+                const T *from[PER];
+                for (int i = 0; i < PER; i++) from[i] = u + i < H ? w + (q * H + u + i) * n : nullptr;
+                Of::pack_rows(out, from, n);
+            }
         return room;
     }
 
@@ -535,15 +633,15 @@ template <class Cell, class T> struct Units : Window<Cell, T> {
         T *h = nullptr, *x = nullptr;
         auto layout = [&](Room &room) {
             this->sums = room.take<T>(this->n_parts() * this->part_numbers());
-            h = room.take<T>(H == wide ? 0 : NH * H * wide);
-            x = room.take<T>(F == wide_x() || !call.dx ? 0 : NX * H * wide_x());
+            h = room_for_rows(room, NH, H, wide);
+            x = call.dx ? room_for_rows(room, NX, F, wide_x()) : nullptr;
         };
         layout(count);
         Room room{static_cast<char *>(fk_scratch(0, count.used))};
         if (!room.start) return FK_OUT_OF_MEMORY;
         layout(room);
-        if (NH > 0) rows_h = fill_up(h, call.w_h, NH * H, H, wide);
-        if (call.dx) rows_x = fill_up(x, call.w_x, NX * H, F, wide_x());
+        if (NH > 0) rows_h = fill_up(h, call.w_h, NH, H, wide);
+        if (call.dx) rows_x = fill_up(x, call.w_x, NX, F, wide_x());
         fk_parallel(
             this->threads(), this->n_parts(),
             [](void *w, int64_t i) { static_cast<Units *>(w)->units_part_backward(i); }, this);

@@ -36,13 +36,25 @@ template <class T> const T *at(const void *p, int64_t offset) {
 }
 template <class T> T *at(void *p, int64_t offset) { return p ? static_cast<T *>(p) + offset : nullptr; }
 
-template <class Cell, class T> struct Window {
+// The sum over the parts of n columns; `apart` numbers from row to row of the sums.
+template <class T> __attribute__((noinline)) void sum_of_parts(
+    T *out, int64_t rows, int64_t n, const T *from, int64_t apart, int64_t parts, int64_t part_numbers) {
+    for (int64_t row = 0; row < rows; row++, out += n, from += apart) {
+        memcpy(out, from, n * sizeof(T));
+        for (int64_t p = 1; p < parts; p++)
+            for (int64_t k = 0; k < n; k++) out[k] += from[p * part_numbers + k];
+    }
+}
+
+// ONE: whether the gradient of a bias is computed as that of a weight by which ones are multiplied, in a column more.
+template <class Cell, class T, int ONE = 1> struct Window {
     using V = typename Lanes<T>::V;
     static constexpr int L = Lanes<T>::L, ROWS = Cell::ROWS, SAVED = Cell::SAVED;
     static constexpr int NX = sizeof(Cell::X_ROWS) / sizeof(int);
     static constexpr int NH = Cell::H_ROWS[0] < 0 ? 0 : sizeof(Cell::H_ROWS) / sizeof(int);
     static constexpr int UNITS = ACCUMULATORS / 2 / ROWS;  // computed together
     static constexpr int PARTS_OF_GROUP = GROUP / W<T>;
+    static constexpr int PARTS = ONE ? MAX_PARTS : MAX_PARTS / 2;  // in bfloat16, adding them up counts for more
 
     fluxutils_call call;
     const int64_t S, B, F, H, n_groups;
@@ -204,15 +216,17 @@ template <class Cell, class T> struct Window {
         return true;
     }
     static int64_t filled(int64_t n) { return (n + L - 1) / L * L; }
-    int64_t x_columns() const { return filled(same_rows() ? F + H + 1 : F + 1); }
-    int64_t h_columns() const { return same_rows() || NH == 0 ? 0 : filled(H + 1); }
-    int64_t part_numbers() const { return NX * H * x_columns() + NH * H * h_columns(); }
+    int64_t x_columns() const { return filled(same_rows() ? F + H + ONE : F + ONE); }
+    int64_t h_columns() const { return same_rows() || NH == 0 ? 0 : filled(H + ONE); }
+    // Behind the gradients of the weights lie those of the sums of all units, if they are those of biases.
+    int64_t weight_numbers() const { return NX * H * x_columns() + NH * H * h_columns(); }
+    int64_t part_numbers() const { return weight_numbers() + (ONE ? 0 : ROWS * filled(H)); }
     bool of_weights() const { return call.dw_x || call.dw_h || call.db_x || call.db_h; }
 
     // A number of parts that depends on the shape alone.
     int64_t n_parts() const {
         int64_t most = PARTS_BYTES / ((NX * F + NH * H) * H * static_cast<int64_t>(sizeof(T)));
-        most = most > MAX_PARTS ? MAX_PARTS : most < MIN_PARTS ? MIN_PARTS : most;
+        most = most > PARTS ? PARTS : most < MIN_PARTS ? MIN_PARTS : most;
         return n_groups < most ? n_groups : most;
     }
     int64_t steps_together() const {
@@ -387,15 +401,8 @@ template <class Cell, class T> struct Window {
             group_backward(g, own, sums_of_part);
     }
 
-    // The sum over the parts of n columns; `apart` numbers from row to row of the sums.
     void add_parts(void *to, int64_t rows, int64_t n, const T *from, int64_t apart) const {
-        if (!to) return;
-        T *out = static_cast<T *>(to);
-        for (int64_t row = 0; row < rows; row++, out += n, from += apart) {
-            memcpy(out, from, n * sizeof(T));
-            for (int64_t p = 1; p < n_parts(); p++)
-                for (int64_t k = 0; k < n; k++) out[k] += from[p * part_numbers() + k];
-        }
+        if (to) sum_of_parts(static_cast<T *>(to), rows, n, from, apart, n_parts(), part_numbers());
     }
 
     int32_t backward() {
@@ -415,8 +422,16 @@ template <class Cell, class T> struct Window {
         const T *of_states = same_rows() ? sums + F : sums + NX * H * x_columns();
         add_parts(call.dw_x, NX * H, F, sums, x_columns());
         add_parts(call.dw_h, NH * H, H, of_states, apart);
-        add_parts(call.db_x, NX * H, 1, same_rows() ? of_states + H : sums + F, x_columns());
-        add_parts(call.db_h, Cell::H_BIASES * H, 1, of_states + H, apart);
+        if constexpr (ONE) {
+            add_parts(call.db_x, NX * H, 1, same_rows() ? of_states + H : sums + F, x_columns());
+            add_parts(call.db_h, Cell::H_BIASES * H, 1, of_states + H, apart);
+        } else {
+            const T *of_biases = sums + weight_numbers();
+            for (int q = 0; q < NX; q++)
+                add_parts(at<T>(call.db_x, q * H), 1, H, of_biases + Cell::X_ROWS[q] * filled(H), 0);
+            for (int q = 0; q < NH && q < Cell::H_BIASES; q++)
+                add_parts(at<T>(call.db_h, q * H), 1, H, of_biases + Cell::H_ROWS[q] * filled(H), 0);
+        }
     }
 };
 

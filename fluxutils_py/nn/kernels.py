@@ -23,6 +23,7 @@ VERSION = 2  # of the interface that csrc/kernels.h declares
 PATH = Path(__file__).with_name("_kernels.so")
 SWITCH = "FLUXUTILS_KERNELS"
 ISAS = {"avx2": 1, "avx512": 2, "neon": 3}
+AVX512_BF16 = 4  # beside avx512: it multiplies bfloat16
 OFF = ("0", "off", "false", "no")
 ON = ("", "1", "on", "true", "yes")
 # How many processes a launcher has started (Open MPI; MPICH, Intel MPI, srun; MVAPICH; srun
@@ -53,6 +54,10 @@ class Library:
         self.isa: int = lib.fluxutils_isa(ISAS.get(wanted, 0))
         if self.isa < 0:
             raise OSError(f"this processor lacks {wanted or 'AVX2'}")
+        # whether calls of type BFLOAT16 are computed
+        self.multiplies_bfloat16: bool = (
+            self.isa == ISAS["avx512"] and lib.fluxutils_isa(AVX512_BF16) == AVX512_BF16
+        )
         self.forward = lib.fluxutils_forward
         self.backward = lib.fluxutils_backward
         self.linear_forward = lib.fluxutils_linear_forward

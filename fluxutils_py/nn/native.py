@@ -56,6 +56,7 @@ def _take_spare(size: int) -> mmap.mmap | None:
 
 
 TYPES = {torch.float32: 0, torch.float64: 1}
+BFLOAT16 = 4  # tensors of float32, products of bfloat16
 # fluxutils_call of csrc/kernels.h: version, cell, type, isa, threads, S, B, F, H; alpha; pointers
 _CALL = Struct("9qd21q")
 _FORWARD = Struct("9qd11q")  # without the pointers to gradients, which are zero
@@ -109,6 +110,8 @@ class Call(NamedTuple):
     alpha: float = 0.0
     # whether the last h is a separate output besides y (of a window, or of a layer's step)
     whole: bool = False
+    # whether products are of bfloat16, where all tensors are float32 and the library can
+    bfloat16: bool = False
 
 
 def recurrence(
@@ -158,7 +161,7 @@ def _head(call: Call, x: Tensor, H: int) -> tuple[int | float, ...]:
     return (
         VERSION,
         call.cell.number,
-        TYPES[x.dtype],
+        BFLOAT16 if call.bfloat16 else TYPES[x.dtype],
         call.library.isa,
         n_threads(),
         S,

@@ -24,7 +24,7 @@ from fluxutils_py.nn.native import (
     Weights,
     recurrence,
 )
-from fluxutils_py.nn.precision import as_float32, lstm_gains
+from fluxutils_py.nn.precision import as_float32, kernel_gains, lstm_gains
 from fluxutils_py.tree import tree_map
 
 PLAIN = (Tensor, nn.Parameter)
@@ -61,12 +61,14 @@ def run(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tensor, Stat
     layers = plan.layers(settings)
     if layers is None:
         return None
+    bfloat16 = False
     if torch.is_autocast_enabled("cpu"):
-        if plan.gains_from_bfloat16(settings):
+        bfloat16 = kernel_gains(library, settings["hidden_size"], x.dtype)
+        if not bfloat16 and plan.gains_from_bfloat16(settings):
             return None
         x = as_float32(x)
         state = tree_map(as_float32, state)
-    return plan.execute(library, settings, layers, x, state)
+    return plan.execute(library, settings, layers, x, state, bfloat16)
 
 
 class _Plan(NamedTuple):
@@ -108,6 +110,7 @@ class _Plan(NamedTuple):
         layers: list[Weights],
         x: Tensor,
         state: State | None,
+        bfloat16: bool,
     ) -> tuple[Tensor, State] | None:
         """Check the tensors and compute; return None if the kernels do not accept them."""
         cell = self.cell
@@ -126,7 +129,7 @@ class _Plan(NamedTuple):
             return None
         if not _layers_fit(x, cell, n_out, layers):
             return None
-        call = Call(library, cell, 0.0, self.is_stack)
+        call = Call(library, cell, 0.0, self.is_stack, bfloat16)
         if len(layers) > 1:
             return _run_stack(call, shape, x, h, c, layers)
         y, *after = recurrence(call, state_shape, x, h, c, *layers[0])
@@ -300,9 +303,11 @@ def run_cell(
     library = kernels.library()
     if library is None or "kernel" not in vars(type(cell)) or is_intercepted(cell):
         return None
+    bfloat16 = False
     if torch.is_autocast_enabled("cpu"):
         x = as_float32(x)
         state = tree_map(as_float32, state)
+        bfloat16 = kernel_gains(library, cell.n_out, x.dtype)
     # a tensor in place of the number may need a gradient, which the kernels do not compute
     if isinstance(form, Tensor) or not is_plain(x) or not x.numel():
         return None
@@ -313,7 +318,8 @@ def run_cell(
     if not states_fit(x, h, c, state_shape):
         return None
     window = x.dim() == 3
-    y, *after = recurrence(Call(library, kernel, form, window), state_shape, x, h, c, *weights)
+    call = Call(library, kernel, form, window, bfloat16)
+    y, *after = recurrence(call, state_shape, x, h, c, *weights)
     if not window:  # the output is the state, too
         after.insert(0, y)
     return y, _joined(after)

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fluxutils_py.nn.kernels import Library
+
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-WIDE = 64  # units of an LSTM from which bfloat16 is faster
+WIDE = 64  # units of an LSTM from which torch's bfloat16 is faster than the kernels' float32
+KERNEL_WIDE = 32  # units from which the kernels' bfloat16 is
 LOW = (torch.bfloat16, torch.float16)
 
 
@@ -53,6 +56,21 @@ def require_float32(params: Iterable[Tensor], precision: str) -> None:
             f"precision={precision!r} computes with parameters of float32, the model has "
             f"{others.pop()}: convert it with model.float(), or leave out precision"
         )
+
+
+def kernel_gains(library: Library, hidden_size: int, dtype: torch.dtype) -> bool:
+    """Whether the native kernels compute a recurrent layer of this size, with inputs of this type,
+    in bfloat16 under autocast.
+
+    They do where the CPU multiplies bfloat16 (AVX512-BF16) and the layer is wide enough to gain.
+    Nothing but the size counts: a series must not depend on the batch that it is in.
+    """
+    return (
+        library.multiplies_bfloat16
+        and hidden_size >= KERNEL_WIDE
+        and dtype is not torch.float64
+        and torch.get_autocast_dtype("cpu") is torch.bfloat16
+    )
 
 
 def lstm_gains(hidden_size: int) -> bool:

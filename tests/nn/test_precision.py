@@ -72,12 +72,14 @@ def torch_has_the_lstm():
             return False
 
 
-def test_a_wide_lstm_is_torchs_own_in_bfloat16_where_the_processor_multiplies_it(
+def test_a_wide_lstm_is_torchs_own_in_bfloat16_where_the_processor_multiplies_it_and_no_kernel(
     monkeypatch, torch_has_the_lstm
 ):
     if library() is None:
         pytest.skip("without native kernels, torch computes everything")
     layer, x = LSTM(F, 64), torch.randn(S, B, F)
+    # where the kernels multiply bfloat16, they do it themselves: test_bfloat16_kernels.py
+    monkeypatch.setattr(library(), "multiplies_bfloat16", False)
     for able in (True, False):
         monkeypatch.setattr(precisions, "_multiplies_bfloat16", lambda able=able: able)
         layer.reset()

@@ -81,11 +81,12 @@ static void check(int32_t code) {
 
 static const int X_BLOCKS[] = {4, 3, 1, 1, 4, 1, 2, 1, 3, 2, 3}, H_BLOCKS[] = {4, 3, 1, 1, 4, 3, 2, 2, 3, 0, 0};
 
-template <class T> bool window(const std::vector<int32_t> &isas) {
+// Of products in bfloat16 there is one unit; numbers of threads must agree.
+template <class T> bool window(const std::vector<int32_t> &isas, bool bfloat16 = false) {
     fluxutils_call call = {};
     call.version = FLUXUTILS_KERNELS_VERSION;
     call.cell = below(11);
-    call.type = sizeof(T) == 4 ? FK_FLOAT32 : FK_FLOAT64;
+    call.type = bfloat16 ? FK_BFLOAT16 : sizeof(T) == 4 ? FK_FLOAT32 : FK_FLOAT64;
     const int64_t S = call.S = size({1, 1, 2, 3, 7, 17, 35}), B = call.B = size({1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 70});
     const int64_t F = call.F = size({1, 1, 2, 3, 4, 5, 9, 17}), H = call.H = size({1, 2, 3, 4, 5, 7, 10, 13, 25, 33});
     call.alpha = maybe() ? 0 : 0.7;
@@ -203,6 +204,8 @@ bool any_call(const std::vector<int32_t> &isas) {
         case 0: return any_copy();
         case 1: return linear<float>(isas);
         case 2: return linear<double>(isas);
+        case 3:
+            if (fluxutils_isa(FK_AVX512_BF16) == FK_AVX512_BF16) return window<float>({FK_AVX512}, true);
     }
     return maybe() ? window<float>(isas) : window<double>(isas);
 }
@@ -222,6 +225,8 @@ int main(int argc, char **argv) {
             return 1;
         }
     }
-    printf("%lld calls on %zu instruction sets: clean\n", static_cast<long long>(calls), isas.size());
+    const bool bfloat16 = fluxutils_isa(FK_AVX512_BF16) == FK_AVX512_BF16;
+    printf("%lld calls on %zu instruction sets%s: clean\n", static_cast<long long>(calls), isas.size(),
+           bfloat16 ? " and with bfloat16" : "");
     return 0;
 }
