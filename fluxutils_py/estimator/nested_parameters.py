@@ -25,6 +25,7 @@ from fluxutils_py.estimator.building import (
 from fluxutils_py.estimator.spec import NAMES, Spec, spec_fields
 from fluxutils_py.sklearn_private import HtmlTables
 from fluxutils_py.training.make_optimizer import adamw
+from fluxutils_py.tree import children, is_sequence, rebuild
 
 # arguments of user code that fit fills in
 FILLED = {
@@ -224,9 +225,9 @@ def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
         )
     if isinstance(value, Mapping):
         return _view_mapping(value, optional)
-    if hasattr(value, "_asdict"):  # a namedtuple
-        values = value._asdict()
-        return View(value, values, lambda new: value._replace(**new), values)
+    if _is_namedtuple(value):
+        values = children(value) or {}
+        return View(value, values, lambda new: rebuild(value, (values | new).values()), values)
     if dataclasses.is_dataclass(value):
         return _view_dataclass(value)
     if callable(value):  # after the others, whose instances may be callable too
@@ -303,8 +304,12 @@ def _has_parameters(value: object) -> bool:
         return False
     if isinstance(value, functools.partial | Mapping | SimpleNamespace):
         return True
-    is_record = dataclasses.is_dataclass(value) or hasattr(value, "_asdict")
+    is_record = dataclasses.is_dataclass(value) or _is_namedtuple(value)
     return is_record or hasattr(value, "get_params")
+
+
+def _is_namedtuple(value: object) -> bool:
+    return isinstance(value, tuple) and not is_sequence(value)
 
 
 def _replace_values(seen: View, changes: dict[str, Any], where: str, known: list[str]) -> Any:

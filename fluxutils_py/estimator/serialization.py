@@ -26,6 +26,7 @@ from fluxutils_py.nn import cells, layers
 from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.optim import ChainedOptimizer, ChainFactory
+from fluxutils_py.torch_private import call_hooks_of
 from fluxutils_py.training.plain_files import SETTING_TYPES, plain_or_none
 
 # arguments that no config has: they are the estimator's
@@ -87,7 +88,7 @@ def deserialize_module(config: Any) -> nn.Module:
 
 
 def _describe_module(module: nn.Module) -> dict[str, Any]:
-    if module._forward_hooks or module._forward_pre_hooks:  # torch has no public name for them
+    if any(call_hooks_of(module)):
         raise LoadError("hooks are user code")
     config: dict[str, Any] = {
         "class": _class_name(type(module)),

@@ -7,15 +7,15 @@ import difflib
 import functools
 import inspect
 import numbers
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fluxutils_py.errors import SpecError
+from fluxutils_py.errors import SpecError, warn
 from fluxutils_py.nn.precision import check_precision
+from fluxutils_py.tree import children, is_sequence
 from fluxutils_py.validation import check_integer, check_positive
 
 
@@ -235,8 +235,7 @@ def _from_fields(fields: dict[str, Any]) -> Spec:
     for field in others:
         near = difflib.get_close_matches(field, missing, 1, 0.8)
         if near:
-            message = f"spec field {field!r} is not used; did you mean {near[0]!r}?"
-            warnings.warn(message, stacklevel=4)
+            warn(f"spec field {field!r} is not used; did you mean {near[0]!r}?")
     return Spec(**{name: fields[name] for name in NAMES if name in fields})
 
 
@@ -263,17 +262,14 @@ def _reject_misspelt(fields: dict[str, Any], others: list[str]) -> None:
 
 def spec_fields(spec: Any) -> dict[str, Any]:
     """Return the fields of a spec of any form."""
-    if isinstance(spec, Mapping):
-        return dict(spec)
-    if hasattr(spec, "_asdict"):  # a namedtuple
-        return dict(spec._asdict())
+    fields = None if is_sequence(spec) else children(spec)  # a mapping, namedtuple or dataclass
+    if fields is not None:
+        return fields
     if isinstance(spec, type | str | bytes | numbers.Number | list | tuple | set):
         raise SpecError(
             "spec must be a Spec, dict, namedtuple, dataclass or object with epochs, batchsize "
             f"and seqsize, got {spec!r}"
         )
-    if dataclasses.is_dataclass(spec):
-        return {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
     # properties and slots are not in the __dict__
     named = [name for name in NAMES if hasattr(spec, name)]
     names = dict.fromkeys([*getattr(spec, "__dict__", {}), *named])

@@ -15,6 +15,8 @@ from torch._C import _current_graph_task_id
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
+from fluxutils_py.torch_private import arguments_of
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -222,8 +224,7 @@ class _SeededGenerator(TorchDispatchMode):
                 "dropout: in several threads these would not be those of the forward pass; use "
                 "one thread, or do without one of the two"
             )
-        # torch has no public name for the arguments of an operation
-        if any(argument.name == "generator" for argument in func._schema.arguments):
+        if any(argument.name == "generator" for argument in arguments_of(func)):
             return func
         overload = str(func).rpartition(".")[2]  # such as "aten.rand.default"
         name = "generator" if overload == "default" else f"{overload}_generator"

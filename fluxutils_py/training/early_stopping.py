@@ -11,8 +11,8 @@ from torch import nn
 
 from fluxutils_py.nn.losses import Loss
 from fluxutils_py.parallel import RankGroup
+from fluxutils_py.torch_private import note_optimizer_call
 from fluxutils_py.training.best_model import BestModel, copy_state
-from fluxutils_py.training.gradient_step import note_optimizer_call
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import begin_schedule
 from fluxutils_py.training.minibatch import Minibatch

@@ -22,6 +22,7 @@ from fluxutils_py.nn.model_windows import (
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.states import recurrent_layers, reset
 from fluxutils_py.parallel import Threads
+from fluxutils_py.torch_private import buffers_of, version_of
 from fluxutils_py.training.gradients import (
     Gradients,
     as_scalar,
@@ -495,20 +496,17 @@ class Replicas:
             for copy in copies:
                 vars(copy).update(simple)
                 # setattr would go through the checks of nn.Module, for every buffer of every step.
-                copy._buffers.update(original._buffers)
+                buffers_of(copy).update(buffers_of(original))
 
     def _buffers(self) -> Iterator[SharedBuffer]:
         for original, *_ in self._modules:
-            for name, buffer in original._buffers.items():
+            for name, buffer in buffers_of(original).items():
                 if buffer is not None:
-                    yield SharedBuffer(original, name, buffer, buffer._version)
+                    yield SharedBuffer(original, name, buffer, version_of(buffer))
 
 
 class SharedBuffer(NamedTuple):
-    """A buffer of a model as it was before its replicas ran.
-
-    Torch counts the changes of a tensor in place, in ``_version``; it has no public name for that.
-    """
+    """A buffer of a model as it was before its replicas ran."""
 
     module: nn.Module
     name: str
@@ -517,8 +515,8 @@ class SharedBuffer(NamedTuple):
 
     def require_unchanged(self) -> None:
         """Raise ValueError if the buffer was replaced or changed."""
-        now = self.module._buffers[self.name]
-        if now is not self.tensor or now._version != self.version:
+        now = buffers_of(self.module)[self.name]
+        if now is not self.tensor or version_of(now) != self.version:
             raise ValueError(
                 f"the model changes its buffer {self.name!r} as it runs, which several threads "
                 "would do at once: train it with n_jobs=1"
