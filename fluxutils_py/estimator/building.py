@@ -185,7 +185,7 @@ def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.op
         raise ValueError(
             f"an optimizer instance needs a model instance, whose parameters it holds; {remedy}"
         )
-    at = {id(p): i for i, p in enumerate(model.parameters())}
+    at = parameter_places(model)
     params = list(built.parameters())
     groups = []
     for group in opt.param_groups:
@@ -197,6 +197,11 @@ def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.op
         settings = {k: copy.deepcopy(v) for k, v in group.items() if k != "params"}
         groups.append({**settings, "params": [params[at[id(p)]] for p in group["params"]]})
     return optimizer_like(opt, groups)
+
+
+def parameter_places(model: nn.Module) -> dict[int, int]:
+    """Return the place of each parameter in a model, by its ``id``."""
+    return {id(p): i for i, p in enumerate(model.parameters())}
 
 
 def optimizer_like(

@@ -179,31 +179,21 @@ class LossCurveDisplay:
 
     def _curves(self, name: Any, curve_kwargs: Any) -> list[_Curve]:
         """Return the curves to draw, also for a display of one fit."""
-        if self._has_several:
-            return self._several_curves(name, curve_kwargs)
-        (label,) = _as_list(name, 1, "name")
-        (style,) = _as_list({} if curve_kwargs is None else curve_kwargs, 1, "curve_kwargs")
-        suffix = "training" if label is None else ", training"
-        return [
-            _Curve(
-                self.loss_curve,
-                self.validation_loss_curve,
-                style,
-                label=f"{label or ''}{suffix}",
-                validation_label="validation" if label is None else f"{label}, validation",
-            )
-        ]
-
-    def _several_curves(self, name: Any, curve_kwargs: Any) -> list[_Curve]:
-        n = len(self.loss_curve)
+        curves = self.loss_curve if self._has_several else [self.loss_curve]
+        n = len(curves)
         validation = self.validation_loss_curve
-        if validation is None:
-            validation = [None] * n
-        styles = _as_list({} if curve_kwargs is None else curve_kwargs, n, "curve_kwargs")
+        if validation is None or not self._has_several:
+            validation = [validation] * n
         names = _as_list(name, n, "name")
-        if name is None or isinstance(name, str):
+        styles = _as_list({} if curve_kwargs is None else curve_kwargs, n, "curve_kwargs")
+        if not self._has_several:
+            # without a list of fits, the legend tells training and validation apart
+            prefix = "" if names[0] is None else f"{names[0]}, "
+            labels = f"{prefix}training", f"{prefix}validation"
+            return [_Curve(curves[0], validation[0], styles[0], *labels)]
+        if isinstance(name, str | None):
             names = [f"{name}, fold {i}" if name else f"fold {i}" for i in range(n)]
-        parts = zip(self.loss_curve, validation, styles, names, strict=True)
+        parts = zip(curves, validation, styles, names, strict=True)
         return [_Curve(curve, valid, style, label or "") for curve, valid, style, label in parts]
 
 

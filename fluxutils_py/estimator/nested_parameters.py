@@ -28,11 +28,7 @@ from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.tree import children, is_sequence, rebuild
 
 # arguments of user code that fit fills in
-FILLED = {
-    "params",
-    "optimizer",
-    *SIZES,
-}
+FILLED = {"params", "optimizer", *SIZES}
 
 
 def parameter_names(cls: type) -> list[str]:
@@ -203,7 +199,11 @@ class View:
         return str(getattr(core, "__name__", type(core).__name__))
 
 
-def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
+def view(
+    value: Any,
+    n_filled: int = 0,
+    optional: Iterable[str] = (),
+) -> View:
     """Return the settings of a value.
 
     ``n_filled`` is the number of leading arguments of a function that the user cannot set;
@@ -217,12 +217,7 @@ def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
         return _view_optimizer(value)
     if hasattr(value, "get_params"):
         values = value.get_params(deep=False)
-        return View(
-            value,
-            values,
-            lambda new: clone(value).set_params(**new),
-            values,
-        )
+        return View(value, values, lambda new: clone(value).set_params(**new), values)
     if isinstance(value, Mapping):
         return _view_mapping(value, optional)
     if _is_namedtuple(value):
@@ -238,33 +233,39 @@ def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
 def _view_optimizer(optimizer: optim.Optimizer) -> View:
     group = optimizer.param_groups[0]
     values = {name: group[name] for name in optimizer_arguments(optimizer)}
-    replace = functools.partial(_replace_in_optimizer, optimizer)
-    return View(optimizer, values, replace, values)
+    return View(optimizer, values, lambda new: _replace_in_optimizer(optimizer, new), values)
 
 
 def _view_dataclass(value: Any) -> View:
     values = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-    replace = functools.partial(dataclasses.replace, value)
-    return View(value, values, lambda new: replace(**new), values)
+    return View(value, values, lambda new: dataclasses.replace(value, **new), values)
 
 
-def _view_mapping(mapping: Mapping[Any, Any], optional: Iterable[str]) -> View:
+def _view_mapping(
+    mapping: Mapping[Any, Any],
+    optional: Iterable[str],
+) -> View:
     values = {k: v for k, v in mapping.items() if isinstance(k, str)}
-    replace = functools.partial(_replace_in_mapping, mapping)
-    return View(mapping, values, replace, {*values, *optional}, open=True)
+    names = {*values, *optional}
+    return View(mapping, values, lambda new: _replace_in_mapping(mapping, new), names, open=True)
 
 
-def _view_attributes(value: object, optional: Iterable[str]) -> View:
+def _view_attributes(
+    value: object,
+    optional: Iterable[str],
+) -> View:
     try:
         values = spec_fields(value)
     except SpecError:  # numbers, strings, lists
         values = {}
     addable = optional if hasattr(value, "__dict__") else ()  # slots allow no new attributes
-    replace = functools.partial(_replace_in_object, value)
-    return View(value, values, replace, {*values, *addable})
+    return View(value, values, lambda new: _replace_in_object(value, new), {*values, *addable})
 
 
-def _view_arguments(f: Callable[..., Any], n_filled: int) -> View:
+def _view_arguments(
+    f: Callable[..., Any],
+    n_filled: int,
+) -> View:
     """Return the arguments of a class, function or partial as settings.
 
     Changing them gives a partial.
@@ -312,7 +313,12 @@ def _is_namedtuple(value: object) -> bool:
     return isinstance(value, tuple) and not is_sequence(value)
 
 
-def _replace_values(seen: View, changes: dict[str, Any], where: str, known: list[str]) -> Any:
+def _replace_values(
+    seen: View,
+    changes: dict[str, Any],
+    where: str,
+    known: list[str],
+) -> Any:
     """Return a new value with the changes, whose names may be nested.
 
     ``where`` is the full name of the value.
@@ -335,7 +341,12 @@ def _replace_values(seen: View, changes: dict[str, Any], where: str, known: list
     return seen.replace(new)
 
 
-def _invalid_parameter(seen: View, name: str, where: str, known: list[str]) -> str:
+def _invalid_parameter(
+    seen: View,
+    name: str,
+    where: str,
+    known: list[str],
+) -> str:
     text = f"Invalid parameter {name!r} for {where} ({seen.name})"
     if name in FILLED:
         return f"{text}: fit fills it in."
@@ -402,17 +413,18 @@ class HtmlReprMixin(NestedParamsMixin, HtmlTables):
         arguments = list(inspect.signature(type(self).__init__).parameters)
 
         def sort_key(name: str) -> tuple[bool, int, bool]:
-            return (
-                name not in given,
-                arguments.index(name.partition("__")[0]),
-                "__" in name,
-            )
+            place = arguments.index(name.partition("__")[0])
+            return name not in given, place, "__" in name
 
         table.data = {name: short_repr(table[name]) for name in sorted(table, key=sort_key)}
         table.non_default = tuple(name for name in table if name in given)
         return table
 
-    def _changed_inside(self, argument: str, table: Mapping[str, Any]) -> set[str]:
+    def _changed_inside(
+        self,
+        argument: str,
+        table: Mapping[str, Any],
+    ) -> set[str]:
         """Return the full names of the parameters inside an argument that are no defaults."""
         defaults = {f"{argument}__{k}": v for k, v in self._default_values(argument).items()}
         # by repr, since arrays and tensors have no single truth value of ==

@@ -59,8 +59,7 @@ def _output_method(name: str, doc: str) -> Callable[..., Any]:
         starts: Any = None,
         sharded: bool = False,
     ) -> Any:
-        series = {"lengths": lengths, "starts": starts, "sharded": sharded}
-        return run_predict(self, x, out, name, state=state, return_state=return_state, **series)
+        return run_predict(self, name, x, out, state, return_state, lengths, starts, sharded)
 
     # for help(), and for pickle, which looks functions up by these names
     method.__name__ = name
@@ -136,17 +135,8 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         ``classes`` are all labels that may ever occur; the first call needs them if ``y`` does not
         hold all of them.
         """
-        request = FitRequest(
-            x,
-            y,
-            sample_weight,
-            lengths=lengths,
-            starts=starts,
-            epochs=1,
-            classes=classes,
-            sharded=sharded,
-            resume=True,
-        )
+        series = (x, y, sample_weight, lengths, starts, sharded)
+        request = FitRequest(*series, epochs=1, classes=classes, resume=True)
         run_fit(self, request)
         return self
 

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 import fluxutils_py.nn as own_nn
 import fluxutils_py.optim as own_optim
 from fluxutils_py.errors import LoadError
-from fluxutils_py.estimator.building import NotStored, optimizer_arguments
+from fluxutils_py.estimator.building import NotStored, optimizer_arguments, parameter_places
 from fluxutils_py.estimator.spec import Spec, spec_fields
 from fluxutils_py.nn import cells, layers
 from fluxutils_py.nn.losses import SeqLoss
@@ -30,10 +30,7 @@ from fluxutils_py.torch_private import call_hooks_of
 from fluxutils_py.training.plain_files import SETTING_TYPES, plain_or_none
 
 # arguments that no config has: they are the estimator's
-MACHINE = (
-    "device",
-    "dtype",
-)
+MACHINE = ("device", "dtype")
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 # -- modules ---------------------------------------------------------------------------------
@@ -66,24 +63,19 @@ def deserialize_module(config: Any) -> nn.Module:
         If the config contains anything else.
     """
     try:
-        cls = _module_class(config["class"])
+        cls = _named(config["class"], MODULES)
         children = [deserialize_module(child) for child in config["children"]]
         if cls is nn.Sequential:
             return nn.Sequential(OrderedDict(zip(config["names"], children, strict=True)))
         if cls is own_nn.Recur:
             return own_nn.Recur(children[0], **_check_plain(config["arguments"]))
-        classes = {name: _module_class(cell) for name, cell in config.get("classes", {}).items()}
-        module = cls(**_check_plain(config["arguments"]), **classes)
+        cells = config.get("classes", {}).items()
+        classes = {name: _named(cell, MODULES) for name, cell in cells}
+        module: nn.Module = cls(**_check_plain(config["arguments"]), **classes)
         for name in config["frozen"]:
             module.get_parameter(name).requires_grad_(False)
         return module
-    except (
-        LookupError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as error:
+    except (LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise LoadError(f"the file describes a model that cannot be built: {error}") from error
 
 
@@ -91,7 +83,7 @@ def _describe_module(module: nn.Module) -> dict[str, Any]:
     if any(call_hooks_of(module)):
         raise LoadError("hooks are user code")
     config: dict[str, Any] = {
-        "class": _class_name(type(module)),
+        "class": _name_of(type(module), MODULES),
         "arguments": {},
         "children": [],
         "names": [],
@@ -115,7 +107,7 @@ def _describe_layer(module: nn.Module) -> dict[str, Any]:
     }
     values = {name: getattr(module, name) for name in _constructor_arguments(module)}
     # classes are arguments too, such as the cell of a SequenceStack
-    classes = {name: _class_name(v) for name, v in values.items() if isinstance(v, type)}
+    classes = {name: _name_of(v, MODULES) for name, v in values.items() if isinstance(v, type)}
     if classes:
         config["classes"] = classes
     arguments = {name: v for name, v in values.items() if name not in classes}
@@ -156,29 +148,6 @@ def _module_outline(module: nn.Module) -> list[Any]:
     ]
 
 
-_NAMESPACES = {
-    "fluxutils_py.nn": own_nn,
-    "fluxutils_py.nn.cells": cells,
-    "fluxutils_py.nn.layers": layers,
-    "torch.nn": nn,
-}
-
-
-def _class_name(cls: type) -> str:
-    for prefix, place in _NAMESPACES.items():
-        if getattr(place, cls.__name__, None) is cls:
-            return f"{prefix}.{cls.__name__}"
-    raise LoadError(f"{cls.__name__} is user code")
-
-
-def _module_class(full_name: str) -> type[nn.Module]:
-    prefix, _, name = full_name.rpartition(".")
-    cls = getattr(_NAMESPACES.get(prefix), name, None)
-    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
-        raise LoadError(f"{full_name!r} is no module of torch.nn or fluxutils_py.nn")
-    return cls
-
-
 def _check_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in arguments.items():
         if name in MACHINE:
@@ -200,15 +169,20 @@ class Place(NamedTuple):
 
 
 PLACES = {
+    "fluxutils_py.nn": Place(own_nn, lambda f: _is_class(f, nn.Module)),
+    "fluxutils_py.nn.cells": Place(cells, lambda f: _is_class(f, nn.Module)),
+    "fluxutils_py.nn.layers": Place(layers, lambda f: _is_class(f, nn.Module)),
     "torch.nn": Place(nn, lambda f: _is_class(f, nn.Module)),
     "torch.nn.functional": Place(F, lambda f: _is_loss(getattr(f, "__name__", ""))),
     "torch.optim": Place(torch.optim, lambda f: _is_class(f, torch.optim.Optimizer)),
     "torch.optim.lr_scheduler": Place(lr_scheduler, lambda f: _is_class(f, LRScheduler)),
     "fluxutils_py.optim": Place(own_optim, lambda f: _is_class(f, own_optim.Transform)),
 }
+MODULES = ("fluxutils_py.nn", "fluxutils_py.nn.cells", "fluxutils_py.nn.layers", "torch.nn")
 LOSSES = ("torch.nn", "torch.nn.functional")
 OPTIMIZERS = ("torch.optim", "fluxutils_py.optim")
 SCHEDULERS = ("torch.optim.lr_scheduler",)
+SETTINGS = (*LOSSES, *OPTIMIZERS, *SCHEDULERS)
 
 
 def serialize(value: Any) -> Any:
@@ -233,19 +207,14 @@ def serialize(value: Any) -> Any:
     if isinstance(value, torch.optim.Optimizer):
         if len(value.param_groups) > 1:
             raise LoadError("the parameter groups belong to the parameters of one model")
-        return {
-            "name": _name_of(type(value)),
-            "keywords": _check_plain(optimizer_arguments(value)),
-        }
+        keywords = _check_plain(optimizer_arguments(value))
+        return {"name": _name_of(type(value)), "keywords": keywords}
     if isinstance(value, own_optim.Transform):
         name = _name_of(type(value))  # first: it refuses transforms that are no dataclasses
         fields = dataclasses.asdict(value)  # type: ignore[call-overload]
         return {"name": name, "made_with": fields}
     if isinstance(value, nn.Module):
-        return {
-            "name": _name_of(type(value)),
-            "made_with": _check_plain(_loss_arguments(value)),
-        }
+        return {"name": _name_of(type(value)), "made_with": _check_plain(_loss_arguments(value))}
     return {"name": _name_of(value)}
 
 
@@ -265,7 +234,10 @@ def _loss_arguments(loss: nn.Module) -> dict[str, Any]:
     }
 
 
-def deserialize(config: Any, places: tuple[str, ...]) -> Any:
+def deserialize(
+    config: Any,
+    places: tuple[str, ...],
+) -> Any:
     """Invert :func:`serialize`, for names in these places only.
 
     Raises
@@ -285,7 +257,10 @@ def deserialize(config: Any, places: tuple[str, ...]) -> Any:
     return functools.partial(made, **_check_plain(keywords)) if keywords else made
 
 
-def _named(full_name: str, places: tuple[str, ...]) -> Any:
+def _named(
+    full_name: str,
+    places: tuple[str, ...],
+) -> Any:
     """Return the class or function of this name in one of the places."""
     prefix, _, name = full_name.rpartition(".")
     if prefix in places:
@@ -295,22 +270,29 @@ def _named(full_name: str, places: tuple[str, ...]) -> Any:
     raise LoadError(f"the file names {full_name!r}, which is none of {' or '.join(places)}")
 
 
-def _name_of(f: object) -> str:
+def _name_of(
+    f: object,
+    places: tuple[str, ...] = SETTINGS,
+) -> str:
+    """Invert :func:`_named`."""
     name = getattr(f, "__name__", "")
-    for prefix, place in PLACES.items():
+    for prefix in places:
+        place = PLACES[prefix]
         if name and getattr(place.module, name, None) is f and place.allows(f):
             return f"{prefix}.{name}"
     raise LoadError(f"{full_name(f)} is user code")
 
 
-def _is_class(f: object, base: type) -> bool:
+def _is_class(
+    f: object,
+    base: type,
+) -> bool:
     return isinstance(f, type) and issubclass(f, base) and f is not base
 
 
 def _is_loss(name: str) -> bool:
-    return name.endswith("_loss") or name.startswith(
-        ("cross_entropy", "binary_cross_entropy", "kl_div")
-    )
+    others = ("cross_entropy", "binary_cross_entropy", "kl_div")
+    return name.endswith("_loss") or name.startswith(others)
 
 
 def serialize_spec(spec: Any) -> dict[str, Any] | None:
@@ -356,7 +338,9 @@ def try_serialize(value: Any) -> tuple[Any, str] | None:
 
 
 def restore_argument(
-    stored: tuple[object, str] | None, argument: str, build: Callable[[Any], Any]
+    stored: tuple[object, str] | None,
+    argument: str,
+    build: Callable[[Any], Any],
 ) -> Any:
     """Invert :func:`try_serialize`, with a placeholder for user code, which files do not store."""
     if stored is None:
@@ -369,7 +353,8 @@ def restore_argument(
 
 
 def serialize_optimizer(
-    optimizer: torch.optim.Optimizer, model: nn.Module
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
 ) -> dict[str, Any] | None:
     """Return class, settings, moments and parameter positions of an optimizer.
 
@@ -379,7 +364,7 @@ def serialize_optimizer(
     if not isinstance(chain, ChainedOptimizer):
         chain = ChainedOptimizer(optimizer)
     inner = chain.inner
-    index = {id(p): i for i, p in enumerate(model.parameters())}
+    index = parameter_places(model)
     try:
         return {
             "name": _name_of(type(inner)),
@@ -394,7 +379,10 @@ def serialize_optimizer(
         return None
 
 
-def deserialize_optimizer(config: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+def deserialize_optimizer(
+    config: dict[str, Any],
+    model: nn.Module,
+) -> torch.optim.Optimizer:
     """Invert :func:`serialize_optimizer`, without the moments."""
     params = list(model.parameters())
     groups = [{"params": [params[i] for i in group]} for group in config["groups"]]

@@ -9,7 +9,7 @@ import inspect
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -167,24 +167,9 @@ NAMES = [f.name for f in dataclasses.fields(Spec)]
 MAIN = ("epochs", "batchsize", "seqsize")
 # Arguments of estimators: a spec that has them would be accepted, and they would do nothing.
 ARGUMENTS = (
-    "callbacks",
-    "class_weight",
-    "comm",
-    "compile",
-    "device",
-    "early_stopping",
-    "loss",
-    "model",
-    "n_jobs",
-    "n_timesteps",
-    "opt",
-    "random_state",
-    "scale_target",
-    "scaling",
-    "target",
-    "validation_fraction",
-    "verbose",
-    "warm_start",
+    *("model", "loss", "opt", "comm", "scaling", "n_jobs", "device", "compile", "callbacks"),
+    *("warm_start", "random_state", "verbose", "target", "n_timesteps", "early_stopping"),
+    *("validation_fraction", "scale_target", "class_weight"),
 )
 
 
@@ -276,37 +261,24 @@ def spec_fields(spec: Any) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in names if not name.startswith("_")}
 
 
-class IntegerField(NamedTuple):
-    """A field of a spec that is an integer, with its smallest value."""
-
-    name: str
-    least: int
-    optional: bool = False
-
-
-INTEGERS = (
-    IntegerField("epochs", 1),
-    IntegerField("batchsize", 1),
-    IntegerField("seqsize", 1, optional=True),
-    IntegerField("overlap", 0),
-    IntegerField("burn_in", 0),
-    IntegerField("accumulate", 1),
-    IntegerField("patience", 1, optional=True),
-)
+# The smallest value of each field that is an integer; those whose default is None are optional.
+LEAST = {
+    **dict.fromkeys(("epochs", "batchsize", "seqsize", "accumulate", "patience"), 1),
+    **dict.fromkeys(("overlap", "burn_in"), 0),
+}
 
 
 def _check_integers(spec: Spec) -> dict[str, int | None]:
     """Return the fields that are integers, as integers of Python."""
-    return {
-        field.name: check_integer(
-            f"spec.{field.name}",
-            getattr(spec, field.name),
-            field.least,
-            optional=field.optional,
-            error=SpecError,
-        )
-        for field in INTEGERS
-    }
+    integers = {}
+    for name in NAMES:
+        if name in LEAST:
+            value = getattr(spec, name)
+            optional = getattr(Spec, name) is None
+            integers[name] = check_integer(
+                f"spec.{name}", value, LEAST[name], optional=optional, error=SpecError
+            )
+    return integers
 
 
 def _check_others(spec: Spec) -> None:

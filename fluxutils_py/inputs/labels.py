@@ -307,21 +307,15 @@ class ClassWeightArray(DuckArray):
         counts = np.zeros(n_classes)
         for series, steps in block_slices(*self.shape[1:]):
             block = np.asarray(self.codes[:, series, steps])[0]
-            weight = self._step_weights(block, series, steps)
+            weight = np.ones(block.shape)
+            if self.weight is not None:
+                weight = self.weight.block(series, steps)
             counted = block >= 0
             exists = rows.coverage_mask(series, steps)
             if exists is not None:
                 counted &= exists
             counts += np.bincount(block[counted], weight[counted], n_classes)
         return counts
-
-    def _step_weights(
-        self,
-        block: np.ndarray,
-        series: slice,
-        steps: slice,
-    ) -> np.ndarray:
-        return np.ones(block.shape) if self.weight is None else self.weight.block(series, steps)
 
     def read(self, *index: Index) -> np.ndarray:
         block = read_block(self.codes, *index)

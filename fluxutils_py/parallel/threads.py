@@ -122,7 +122,7 @@ class Threads:
         if self.n == 1 or len(items) == 1:
             return [fn(item) for item in items]
         if self._own_generators or not idempotent:
-            seeds = _draw_seeds(len(items))
+            seeds = torch.randint(2**63 - 1, (len(items),)).tolist()
             calls = [(fn, item, seed) for item, seed in zip(items, seeds, strict=True)]
             return self._distribute(_call_seeded, calls)
         before = torch.get_rng_state()
@@ -172,10 +172,6 @@ def _thread_modes() -> list[Callable[[], AbstractContextManager]]:
 
 
 # -- random numbers --------------------------------------------------------------------------------
-
-
-def _draw_seeds(n: int) -> list[int]:
-    return torch.randint(2**63 - 1, (n,)).tolist()
 
 
 def _call_seeded(call: tuple[Callable[[T], R], T, int]) -> R:

@@ -70,22 +70,25 @@ def _may_make_optimizers(opt: object) -> bool:
     return callable(opt)
 
 
-def make_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optimizer | None) -> Any:
+def make_scheduler(
+    scheduler: Callable[[Any], Any],
+    optimizer: torch.optim.Optimizer | None,
+    name: str = "scheduler",
+) -> Any:
     """Return ``scheduler(optimizer)``, after checking that it is a learning-rate scheduler.
 
     Raises
     ------
     TypeError
-        If it is not a scheduler, or needs a loss (``ReduceLROnPlateau``).
+        If it is not a scheduler; ``name`` is that of the argument.
     """
     if not callable(scheduler) or optimizer is None:
         raise TypeError(
-            "scheduler must make a torch learning-rate scheduler of the optimizer, got "
-            f"{scheduler!r}"
+            f"{name} must make a torch learning-rate scheduler of the optimizer, got {scheduler!r}"
         )
     made = with_python_numbers(scheduler)(optimizer)
     if not hasattr(made, "step"):
-        raise TypeError(f"scheduler must make a torch learning-rate scheduler, it made {made!r}")
+        raise TypeError(f"{name} must make a torch learning-rate scheduler, it made {made!r}")
     return made
 
 

@@ -671,34 +671,38 @@ def test_a_malicious_file_is_refused_and_not_run(how, saved, tmp_path):
         (
             "model",
             {"class": "os.system", "arguments": {"command": "touch pwned"}, "children": []},
-            "'os.system' is no",
+            "'os.system', which is none of",
         ),
         (
             "model",
             {"class": "torch.nn.functional", "arguments": {}, "children": []},
-            "is no module of torch.nn",
+            "'torch.nn.functional', which is none of",
         ),
         (
             "model",
             {"class": "torch.nn.modules.module.Module", "arguments": {}, "children": []},
-            "is no module of",
+            "', which is none of",
         ),
         (
             "model",
             {"class": "subprocess.Popen", "arguments": {"args": "id"}, "children": []},
-            "'subprocess.Popen' is",
+            "'subprocess.Popen', which is none of",
         ),
         (
             "model",
             {"class": "fluxutils_py.nn.seqloss", "arguments": {"f": "x"}, "children": []},
-            "seqloss' is no",
+            "seqloss', which is none of",
         ),
         (
             "model",
             {"class": "torch.nn.Linear.__init__", "arguments": {}, "children": []},
-            "is no module of",
+            "', which is none of",
         ),
-        ("model", {"class": "Linear", "arguments": {}, "children": []}, "'Linear' is no module of"),
+        (
+            "model",
+            {"class": "Linear", "arguments": {}, "children": []},
+            "'Linear', which is none of",
+        ),
         ("model", {"class": 3, "arguments": {}, "children": []}, "cannot be built"),
         (
             "model",
