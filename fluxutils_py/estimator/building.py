@@ -33,6 +33,7 @@ class NotStored:
         self.code_name = code_name
 
     def __call__(self, *_: Any) -> Any:
+        # inside a spec, as its scheduler, it is found out only here
         require_stored(**{self.argument: self})
 
     def __repr__(self) -> str:
@@ -93,6 +94,7 @@ def build_model(
         require_single_input_and_output("model=None", n_in, n_out)
         built: Any = default_model(n_in, n_out)
     elif isinstance(model, nn.Module):
+        # fit never changes what the user holds
         built = deep_copy(model)
     elif callable(model):
         built = _call_with_sizes(model, n_in, n_out)
@@ -108,6 +110,7 @@ def build_model(
 def _call_with_sizes(model: Callable[..., Any], n_in: Any, n_out: Any) -> nn.Module:
     """Call a class or function that makes a model, with those sizes that it takes."""
     model = with_python_numbers(model)
+    # before the call, whose TypeError would not say what is filled in
     if unknown := _required_arguments(model) - set(SIZES):
         raise TypeError(
             f"model={model!r} has required arguments that are not supplied: "
@@ -157,6 +160,7 @@ def check_device(device: object) -> torch.device | None:
     if device is None:
         return None
     remedy = 'give "cpu", "cuda", "cuda:1", "mps" or the like, or None for where the model is'
+    # searches hand on texts and numbers of NumPy
     name: Any = device.item() if isinstance(device, np.generic) else device
     try:
         resolved = torch.device(name)
@@ -194,6 +198,7 @@ def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.op
                 f"the {type(opt).__name__} given as opt holds parameters that are not the model's: "
                 f"build it from model.parameters() of the same model; {remedy}"
             )
+        # copied, as a learning rate may be a tensor, which schedules change in place
         settings = {k: copy.deepcopy(v) for k, v in group.items() if k != "params"}
         groups.append({**settings, "params": [params[at[id(p)]] for p in group["params"]]})
     return optimizer_like(opt, groups)
@@ -227,6 +232,7 @@ def make_generator(random_state: Any) -> np.random.Generator:
     ``random_state`` is an int, a ``numpy.random.Generator`` or ``RandomState`` (draws one number
     from it), or None for fresh entropy.
     """
+    # drawn from, so that a generator given to two fits gives two results
     if isinstance(random_state, np.random.RandomState):
         return np.random.default_rng(random_state.randint(np.iinfo(np.int32).max))
     if isinstance(random_state, np.random.Generator):
@@ -270,6 +276,7 @@ def _required_arguments(f: Callable[..., Any]) -> set[str]:
 
 def require_gradients(call: str) -> None:
     """Raise RuntimeError if gradients are switched off around a call that computes them."""
+    # first, as gradients count as switched off in this mode too
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             f"{call} needs gradients, but runs in torch.inference_mode(); call it outside of that "

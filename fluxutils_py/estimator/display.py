@@ -146,12 +146,14 @@ class LossCurveDisplay:
         solid: list[Any] = []
         dashed: list[Any] = []
         for curve in curves:
+            # "c" and "color", "lw" and "linewidth" are one keyword
             style = {"label": curve.label, **cbook.normalize_kwargs(curve.style, lines.Line2D)}
             solid += _draw_curve(ax, curve.training, style)
             if curve.validation is None:
                 dashed.append(None)
                 continue
             look = {
+                # the one that the axes chose for the line of training
                 "color": solid[-1].get_color(),
                 "linestyle": "--",
                 "label": curve.validation_label,
@@ -161,6 +163,7 @@ class LossCurveDisplay:
             # one entry of the legend for all that are dashed
             ax.plot([], [], color="0.4", linestyle="--", label="validation")
         ax.set(xlabel="epoch", ylabel="loss")
+        # epochs are whole, and a fit may have only one
         ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
         ax.legend(frameon=False)
         self.ax_ = ax
@@ -237,6 +240,7 @@ def _loss_curves(estimator: Any) -> tuple[list[float], list[float] | None]:
     training = estimator.loss_curve_
     validation = getattr(estimator, "validation_loss_curve_", None)
     if validation and len(validation) < len(training):  # some fits had validation data, some not
+        # so that each loss is drawn at its epoch
         validation = [record.get("validation_loss", math.nan) for record in estimator.history_]
     return training, validation or None
 

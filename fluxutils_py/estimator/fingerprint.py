@@ -35,6 +35,7 @@ NOT_COMPARED = (
     "foreach",
     "capturable",
 )
+# beginnings of the names of what may differ between ranks, such as a device or a log
 DETAILS = ("loss.", "model", "the code of")
 SHARDS = "the {}series of each rank (sharded=True)"
 LISTED = 5  # number of differences in a message
@@ -95,6 +96,7 @@ def requested_identity(training: Training) -> dict[str, str]:
         except (TypeError, ValueError):  # loaded from a file without the user's code
             return texts
         for name in _describe_optimizer(training.optimizer, training.groups, model):
+            # as it is now: a schedule may have changed its rates
             del texts[name]
         texts.update(_describe_optimizer(requested, requested.param_groups, model))
     return texts
@@ -105,6 +107,7 @@ def sample_digests(data: FitData) -> dict[str, str]:
 
     They are enough to detect that a rank was given other data.
     """
+    # with shards, each rank has other data on purpose
     shared = [(name, s, w) for name, s, w in _named_arrays(data) if w.shards is None]
     texts = {}
     for name, s, w in shared:
@@ -134,6 +137,7 @@ def changed_settings(
     now: Mapping[str, str],
 ) -> list[str]:
     """List the differences between two identities as ``name: before -> now``."""
+    # in the order of now, then what only the other has
     pairs = {name: (before.get(name, "none"), now.get(name, "none")) for name in {**now, **before}}
     return [f"{name}: {there} -> {here}" for name, (there, here) in pairs.items() if there != here]
 
@@ -151,7 +155,8 @@ def changed_data(
         whole_before, there = before.get(name, (None, "none"))
         whole_now, here = now.get(name, (None, "none"))
         if whole_before is not None and whole_now is not None:
-            there, here = whole_before, whole_now
+            there = whole_before
+            here = whole_now
         if there != here:
             changed.append(f"{name} (digest): {there} -> {here}")
     return changed
@@ -177,6 +182,7 @@ def _describe_optimizer(
             texts.update(describe(f"what is chained {what} the optimizer", links))
         optimizer = optimizer.inner
     texts["the optimizer"] = type(optimizer).__name__
+    # by place, as optimizers do not know the names of parameters
     at = parameter_places(model)
     for i, group in enumerate(groups):
         where = f" of the optimizer's group {i}" if len(groups) > 1 else ""

@@ -99,6 +99,7 @@ def pooled_scorer(
     score_func, greater_is_better, response_method, defaults = Scorer.of(get_scorer(name))
     function = _pooled_r2 if name == "r2" else score_func
     metric = _PooledMetric(name, function, of_scores=response_method != "predict")
+    # make_scorer would take it, and fail at the first score
     unknown = [k for k in kwargs if k not in metric.__signature__.parameters]
     if unknown:
         raise TypeError(f"the metric {name!r} takes no argument {unknown[0]!r}")
@@ -192,10 +193,12 @@ class _PooledMetric:
         _, n_series, n_steps = true.shape
         live = _live_mask(true, pred)
         rows = Segments.from_lengths(n_series, n_steps)
+        # weights are scaled to mean 1 over the steps that count
         steps = SeriesArray(np.where(live.any(0), 0, np.nan)[None], "y")
         weight = read_weight(sample_weight, Inputs((steps,), form, 1))
         if weight is not None:
             weight.normalize(rows, (steps,))
+        # with one mean per feature, it cannot take one vector of all
         if self.function is _pooled_r2:
             return _pooled_r2(true, pred, weight)
         if not live.any():

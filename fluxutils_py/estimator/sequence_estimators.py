@@ -313,6 +313,7 @@ class _SequenceEstimator(Estimator):
 
     def _layer(self) -> Callable[..., nn.Module]:
         """Return the function or class that ``cell`` names."""
+        # only classes are looked up: another object may have no hash
         name = CLASSES.get(self.cell, self.cell) if isinstance(self.cell, type) else self.cell
         cell = CELLS.get(name) if isinstance(name, str) else name
         if not callable(cell):
@@ -334,7 +335,7 @@ class _SequenceEstimator(Estimator):
             if not is_number or not 0 <= float(value) <= most:
                 raise SpecError(f"{name} must be a number from 0 to {most}, got {value!r}")
         for name in ("early_stopping", "scale_target"):
-            value = getattr(self, name, False)
+            value = getattr(self, name, False)  # only the regressor has scale_target
             if not isinstance(value, bool | np.bool_):
                 raise SpecError(f"{name} must be True or False, got {value!r}")
 
@@ -404,6 +405,7 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
     def _fitted_scale(self) -> TargetScale:
         parts: FittedParts | None = getattr(self, "fitted_parts_", None)
         if parts is None or parts.codec.scale is None:
+            # so that hasattr tells whether there is a scale
             raise AttributeError(
                 "there is no mean and scale of targets before fit, and with scale_target=False"
             )

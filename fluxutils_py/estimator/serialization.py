@@ -45,7 +45,9 @@ def serialize_module(module: nn.Module) -> Any:
     try:
         config = _describe_module(module)
         with seeded(0):
+            # building draws initial weights, which must not move the global generators
             again = deserialize_module(config)
+    # an attribute may be missing, or be no argument that builds the same layer
     except (LoadError, TypeError, ValueError, AttributeError):
         return None
     alike = _module_outline(again) == _module_outline(module) and repr(again) == repr(module)
@@ -88,6 +90,7 @@ def _describe_module(module: nn.Module) -> dict[str, Any]:
         "children": [],
         "names": [],
     }
+    # no subclass, which may compute something else
     if isinstance(module, own_nn.Recur) and type(module) is own_nn.Recur:
         config["arguments"]["trainable_init"] = module.trainable_init
         config["children"] = [_describe_module(module.module)]
@@ -150,6 +153,7 @@ def _module_outline(module: nn.Module) -> list[Any]:
 
 def _check_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in arguments.items():
+        # where a model runs is for the reader of a file to say
         if name in MACHINE:
             raise LoadError(f"argument {name!r} is none that a file may give")
         values = value if isinstance(value, tuple | list) else (value,)
@@ -265,6 +269,7 @@ def _named(
     prefix, _, name = full_name.rpartition(".")
     if prefix in places:
         made = getattr(PLACES[prefix].module, name, None)
+        # by name alone, a file could call anything in torch
         if made is not None and PLACES[prefix].allows(made):
             return made
     raise LoadError(f"the file names {full_name!r}, which is none of {' or '.join(places)}")
@@ -362,6 +367,7 @@ def serialize_optimizer(
     """
     chain = optimizer
     if not isinstance(chain, ChainedOptimizer):
+        # a chain without links, so that both are written alike
         chain = ChainedOptimizer(optimizer)
     inner = chain.inner
     index = parameter_places(model)

@@ -26,6 +26,7 @@ def names_what_was_meant(cls: type[Any]) -> type[Any]:
     @functools.wraps(plain)
     def init(self: Any, *args: Any, **fields: Any) -> None:
         names = [f.name for f in dataclasses.fields(self)]
+        # the error of a dataclass names no field that may have been meant
         for field in fields:
             if field not in names:
                 near = difflib.get_close_matches(field, names, 1, 0.6)
@@ -228,6 +229,7 @@ def _reject_misplaced(fields: dict[str, Any], others: list[str]) -> None:
     """Raise SpecError if one of the others is a setting of the estimator or the optimizer."""
     for field in others:
         place = _place(field)
+        # an object may hold all settings of a program, None where they do not apply
         if place is not None and fields[field] is not None:
             raise SpecError(f"spec has the field {field!r}, which would not be used{place}")
 

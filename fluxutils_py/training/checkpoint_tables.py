@@ -115,6 +115,7 @@ def _table_of_run(
         row += [_megabytes(one.size), count]
         row += _metrics(one, names)
         rows.append(row)
+    # below the table, as reasons are too long for a cell
     damages = [one.damage for one in checkpoints if one.damage is not None]
     return "\n".join([f"{folder}:", text_table(rows), *damages])
 
@@ -174,6 +175,7 @@ def _metrics(
     texts = []
     for name in names:
         value = one.metrics.get(name)
+        # older checkpoints may lack a metric
         texts.append("" if value is None else format_metric(value))
     return texts
 

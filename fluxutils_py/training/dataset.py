@@ -126,6 +126,7 @@ class _IterableDataset:
                 f"dataset {self.name!r} is a {type(self.data).__name__}, which can be iterated "
                 "over only once; give a list, or an object that can be iterated over again"
             )
+        # a list can be read again, an iterator is used up
         self._spent = isinstance(self.data, Iterator)
         generators = {"default": torch.default_generator}
         if (generator := getattr(self.data, "generator", None)) is not None:
@@ -151,6 +152,7 @@ class _IterableDataset:
 
     def state_dict(self) -> dict[str, Any]:
         generator = getattr(self.data, "generator", None)
+        # as loaders of torchdata have it
         inner = getattr(self.data, "state_dict", None)
         return {
             "began": self._began,

@@ -90,6 +90,7 @@ class Schedule:
         """Tell a schedule that depends on it the length of the run."""
         n_left = None
         if self.every == "step" and loop.end_step is not None:
+            # rounded up: the last minibatches make an update too
             n_left = -(-(loop.end_step - loop.step) // self.accumulate)
         elif self.every == "epoch" and loop.n_epochs is not None:
             n_left = loop.start_epoch + loop.n_epochs - loop.epoch

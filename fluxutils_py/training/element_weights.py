@@ -85,6 +85,7 @@ def require_weighable(metrics: Iterable[Any], weight: Tensor | None) -> None:
     """Raise :class:`DataError` if elements weigh differently, and the update of a metric takes no
     weights.
     """
+    # equal weights change no mean
     if weight is None or not weights_differ(weight):
         return
     for metric in metrics:
@@ -98,6 +99,7 @@ def require_weighable(metrics: Iterable[Any], weight: Tensor | None) -> None:
 
 
 def _weight_argument(metric: Any) -> str | None:
+    # torchmetrics and others call the argument differently
     known = _argument_names(metric.update)
     names = ("weight", "weights", "sample_weight")
     return next((name for name in names if name in known), None)

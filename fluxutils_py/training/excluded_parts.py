@@ -56,6 +56,7 @@ class ExcludedParts:
             known += [f"{name}.{key}" for key in module.state_dict()]
         for pattern in self.patterns:
             if not any(fnmatchcase(full_name, pattern) for full_name in known):
+                # a large model has hundreds of names
                 shown = ", ".join(known[:4])
                 if len(known) > 4:
                     shown += ", ..."
@@ -97,6 +98,7 @@ class ExcludedParts:
             return state
         if not isinstance(thing, nn.Module | torch.optim.Optimizer):
             return state
+        # the file may be older than the pattern, and hold what it leaves out
         stored = self.remove(name, state)
         if isinstance(thing, nn.Module):
             excluded = {key: value for key, value in present.items() if self.fits(name, key)}

@@ -77,6 +77,7 @@ def as_scalar(loss: object) -> Tensor:
             f"the loss must return a scalar, got a tensor of shape {tuple(loss.shape)}; average it "
             "with .mean()"
         )
+    # a loss may be of shape (1,)
     return loss.reshape(())
 
 
@@ -150,6 +151,7 @@ def map_in_threads(
         Before a module runs that several threads would change at once, of ``model`` or any other
         that ``compute`` calls.
     """
+    # a single part runs in this thread, where modules may change
     if len(items) < 2:
         return threads.map(compute, items, idempotent=True)
     require_thread_safe(model)

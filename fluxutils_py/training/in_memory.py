@@ -125,6 +125,7 @@ class InMemory:
         join = torch.cat if batched else torch.stack
         inputs = join_tensors([batch.inputs for batch in batches], join)
         labels = join_tensors([batch.labels for batch in batches], join)
+        # what the caller gives comes first
         settings.setdefault("kind", batches[0].kind)
         settings.setdefault("name", data.name)
         return cls(inputs, labels, **settings)
@@ -214,7 +215,9 @@ def normalization(
     mean = torch.zeros(())
     square = torch.zeros(())
     for batch in data:
+        # sums in float32 would lose digits over many examples
         x = torch.as_tensor(batch.inputs[index]).double()
+        # the range counts negative axes from the end, and refuses those that are not there
         kept = sorted(range(x.dim())[axis] for axis in independent_axes)
         sizes = [x.shape[axis] for axis in kept]
         last = list(range(-len(kept), 0))

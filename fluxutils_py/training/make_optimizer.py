@@ -82,6 +82,7 @@ def make_scheduler(
     TypeError
         If it is not a scheduler; ``name`` is that of the argument.
     """
+    # without an optimizer, there is nothing whose rate it could change
     if not callable(scheduler) or optimizer is None:
         raise TypeError(
             f"{name} must make a torch learning-rate scheduler of the optimizer, got {scheduler!r}"
@@ -97,6 +98,7 @@ def begin_schedule(scheduler: object, n_left: int | None) -> None:
 
     The schedule of ``cosine(cycles=1)`` has it.
     """
+    # the schedulers of torch have none
     begin = getattr(scheduler, "begin_run", None)
     if begin is not None:
         begin(n_left)

@@ -149,6 +149,7 @@ class ThreadedLoss:
     def _series_of_parts(self, n_parts: int) -> list[slice]:
         """Return the series of each part, whose rows of the recurrent states it needs."""
         numbers = map(_n_series, self._layers)
+        # before the first batch no layer has a state
         n_series = next((n for n in numbers if n is not None), 0)
         n = self.threads.n
         return [array_split_slice(n_series, n, i) for i in range(n_parts)]
@@ -177,6 +178,7 @@ def _mean_numbers(
     n_live: float,
 ) -> list[float]:
     """Return the mean of each further number over the data of all parts."""
+    # without data all shares are 0, whatever they are divided by
     shares = [loss.n_live / (n_live or 1.0) for loss in losses]
     means = []
     for column in zip(*(loss.numbers for loss in losses), strict=True):
@@ -348,6 +350,7 @@ class WindowReplicas:
         of_part = self._divisors(part.batch.y, part.weights)
         assert of_part is not None
         pairs = zip(of_part, divisors, strict=True)
+        # 0: no step of the window counts for this output
         return [mine / whole if whole else 0.0 for mine, whole in pairs]
 
 
@@ -375,6 +378,7 @@ def window_loss(
         if needs_context(model, steps):
             with context_steps(model, steps):
                 return window_loss(loss, model, xs, ys, ws, factors=factors)
+        # its outputs are not needed: gradients flow back through the state
         run_window(model, before)
     if factors is None:
         return call_loss(loss, model, xs, ys, ws)
@@ -477,6 +481,7 @@ class Replicas:
         return results
 
     def _make_replicas(self) -> None:
+        # the first thread, which calls this, works with the model itself
         copies = [replica(self.model) for _ in range(1, self.threads.n)]
         self._models = [self.model, *copies]
         self._layers = [recurrent_layers(model) for model in self._models]
