@@ -105,7 +105,7 @@ def test_every_recurrent_estimator_warns(make):
 
 def test_many_rows_are_warned_of(monkeypatch):
     monkeypatch.setattr(data_warnings, "MANY", 30)
-    with pytest.warns(SingleStepWarning, match=r"^x is a data frame that has 40 rows, but "):
+    with pytest.warns(SingleStepWarning, match="^x .* 40 rows"):
         SequenceRegressor(**SMALL).partial_fit(frame(), np.arange(N))
 
 
@@ -128,8 +128,7 @@ def test_nothing_else_is_warned_of(call):
 def test_a_transformer_of_matrices_that_met_a_view_is_named_with_what_to_take(step, view):
     x = np.random.default_rng(0).normal(size=(2, 5, 6))
     with pytest.raises(ShapeError, match=(
-        r"; if StandardScaler or SimpleImputer made it of samples\(x\) or timesteps\(x\), use SequenceScaler or "
-        r"SequenceImputer, which keep the steps$"
+        r"StandardScaler .*SequenceScaler"
     )):  # fmt: skip
         make_pipeline(step, SequenceRegressor(**SMALL)).fit(view(x), view(x[:1]))
 

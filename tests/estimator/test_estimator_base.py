@@ -75,9 +75,7 @@ def test_a_class_of_ones_own_is_named(tmp_path):
 
 def test_what_is_no_estimator_is_refused(tmp_path):
     torch.save({"kind": "something"}, tmp_path / "other.pt")
-    with pytest.raises(
-        LoadError, match="is no fluxutils_py estimator or fluxutils_py fitted objects file"
-    ):
+    with pytest.raises(LoadError, match="no fluxutils_py estimator or "):
         fluxutils_py.load(tmp_path / "other.pt")
     with pytest.raises(FileNotFoundError, match="no such file"):
         fluxutils_py.load(tmp_path / "missing.pt")

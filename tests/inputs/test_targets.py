@@ -73,7 +73,7 @@ def test_with_one_target_per_series_fit_refuses_what_predict_refuses(x, y, kind,
     ):
         with pytest.raises(
             DataError,
-            match="x is nan at feature 1, series 7, step 5; a step without input is NaN in all",
+            match="x is nan at feature 1, series 7, step 5",
         ):
             call()
     with_gap = kind(**SMALL).fit(as_given(gap), target)
@@ -180,13 +180,10 @@ def test_one_output_of_several_gets_back_its_units(x):
     view = scaler.inverse_transform(samples(scaled[:1]), features=[0])
     assert np.allclose(np.asarray(view.native), x[:1])
     with pytest.raises(ShapeError, match=(
-        r"^x has 1 features per step, but SequenceScaler was fitted on 2; of some of them, say which: "
-        r"inverse_transform\(x, features=\[0\]\)$"
+        r"^x has 1 .*on 2; .*features=\[0\]\)$"
     )):  # fmt: skip
         scaler.inverse_transform(scaled[:1])
-    with pytest.raises(
-        ShapeError, match=r"^features must be 1 places or names among the 2 features, got \[2\]$"
-    ):
+    with pytest.raises(ShapeError, match=r"^features .*1 .*the 2 features, got \[2\]$"):
         scaler.inverse_transform(scaled[:1], features=[2])
 
 
@@ -237,7 +234,7 @@ def test_class_weights_of_labels_that_are_no_class_are_refused(x, labels):
     classes = np.unique(labels).tolist()
     with pytest.raises(
         ValueError,
-        match=rf"^class_weight names \['zzz'\], but the classes are {re.escape(str(classes))}$",
+        match=f"^class_weight .*'zzz'.*{re.escape(str(classes))}$",
     ):
         SequenceClassifier(**SMALL, class_weight={"zzz": 3, classes[0]: 1}).fit(x, labels)
 
@@ -307,7 +304,7 @@ def test_a_series_without_a_label_is_refused(x, labels, none):
             call(np.where(gone, none, y).tolist())
     with pytest.raises(
         DataError,
-        match=r"^y has labels of types .*int.*str.*, which have no order; make all of one ",
+        match=r"^y .*types .*int.*str.*no order",
     ):
         est.partial_fit(x, np.arange(N).astype(object))
 
@@ -415,5 +412,5 @@ def test_other_uses_of_masked_arrays_are_refused_too(x, y):
         lambda: est.fit(x, y, validation_data=(x, np.ma.masked_array(y))),
         lambda: SequenceScaler().fit(np.ma.masked_array(matrix(x))),
     ):
-        with pytest.raises(DataError, match="is a masked array, whose mask would be lost"):
+        with pytest.raises(DataError, match="masked array"):
             call()

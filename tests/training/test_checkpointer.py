@@ -229,9 +229,7 @@ def test_a_checkpoint_of_a_later_version_is_refused(tmp_path):
     checkpoints = Checkpointer(tmp_path)
     path = checkpoints.write({}, 1)
     torch.save({**torch.load(path, weights_only=True), "format": 2}, path)
-    with pytest.raises(
-        LoadError, match=r"\.pt has format 2, this version reads 1: update fluxutils_py\. Delete it"
-    ):
+    with pytest.raises(LoadError, match=r"\.pt has format 2, .*reads 1: .*Delete it"):
         checkpoints.read()
 
 
@@ -329,7 +327,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path):
     checkpoints = Checkpointer(tmp_path).track(loop=other, model=model)
     with pytest.raises(
         LoadError,
-        match=r"step-00000010\.pt does not fit, its model: Error\(s\) in loading state_dict",
+        match=r"step-00000010\.pt .*its model: ",
     ):
         checkpoints.restore()
     assert other.step == 77
@@ -348,9 +346,7 @@ def test_a_copy_that_tracks_more_leaves_its_original_alone(tmp_path):
 
 
 def test_what_cannot_be_tracked_is_refused(tmp_path):
-    with pytest.raises(
-        TypeError, match=r"^data cannot be tracked: a tuple has no state_dict and load_state_dict,"
-    ):
+    with pytest.raises(TypeError, match=r"^data .*tuple .*state_dict"):
         Checkpointer(tmp_path).track(data=(1, 2))
 
 
@@ -550,7 +546,7 @@ def test_the_mean_leaves_out_what_is_excluded(tmp_path):
 
 def test_patterns_that_fit_nothing_are_named(tmp_path):
     checkpoints = Checkpointer(tmp_path, exclude=["bias"]).track(model=nn.Linear(2, 1))
-    with pytest.raises(ValueError, match=r"'bias' fits no.*model\.weight, model\.bias"):
+    with pytest.raises(ValueError, match=r"'bias' .*model\.weight, model\.bias"):
         checkpoints.save(Loop(StepInfo))
     Checkpointer(tmp_path).track(model=nn.Linear(2, 1)).save(Loop(StepInfo))
     with pytest.raises(ValueError, match="'bias' fits no"):

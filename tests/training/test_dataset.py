@@ -166,7 +166,7 @@ def test_endless_data_are_passes_one_after_the_other():
     data, finite = (
         InMemory(Y, batchsize=3, infinite=i, shuffle=True, random_state=4) for i in (True, False)
     )
-    with pytest.raises(TypeError, match=r"^dataset 'in memory' is infinite: it has no length$"):
+    with pytest.raises(TypeError, match=r"^dataset 'in memory' .*no length$"):
         len(data)
     assert inputs(Take(data, 8)) == (inputs(finite) + inputs(finite) + inputs(finite))[:8]
 
@@ -179,7 +179,7 @@ def test_examples_must_be_equally_many():
             str(caught.value)
             == f"inputs and labels must have equally many examples, at least 1, got {sizes}"
         )
-    with pytest.raises(ShapeError, match=r"^7 examples make no batch of 8; set drop_last=False$"):
+    with pytest.raises(ShapeError, match=r"^7 examples .*of 8; .*drop_last=False$"):
         InMemory(X, batchsize=8, drop_last=True)
 
 

@@ -94,16 +94,12 @@ def test_the_priority_of_an_object_counts_against_functions():
 
 @pytest.mark.parametrize("hook", [3, "step", object(), [print]])
 def test_what_is_no_callback_is_refused(hook):
-    with pytest.raises(
-        TypeError, match="a callback is a function of the loop, or has on_start, on_step, on_epoch"
-    ):
+    with pytest.raises(TypeError, match="on_start, on_step, on_epoch"):
         Hooks().attach(hook)
 
 
 def test_a_class_that_was_not_built_is_refused_with_the_way_out():
-    with pytest.raises(
-        TypeError, match=r"callback Everything is a class; build it first: Everything\("
-    ):
+    with pytest.raises(TypeError, match=r"Everything is a class; .*Everything\("):
         Hooks().attach(Everything)
 
 

@@ -307,7 +307,7 @@ def test_shuffled_and_other_windows_are_told_apart():
     ordered.rng = None
     with pytest.raises(
         LoadError,
-        match=r"^the state is of shuffled batches and these are not, or the reverse; set shuffle",
+        match=r"shuffled batches .*shuffle",
     ):
         ordered.load_state_dict(windows(False).state_dict())
     ordered.load_state_dict(ordered.state_dict())
