@@ -398,10 +398,7 @@ def test_matrices_of_n_timesteps_are_samples(y):
 def test_matrices_that_are_not_n_timesteps():
     with pytest.raises(ShapeError) as info:
         SequenceRegressor(n_timesteps=4).fit(np.zeros((5, 9)), np.zeros(5))
-    assert (
-        str(info.value)
-        == "X has 9 columns, which are not 4 steps (n_timesteps) of any number of features"
-    )
+    assert all(part in str(info.value) for part in ("9 columns", "4 steps (n_timesteps)"))
 
 
 # -- one target per series -------------------------------------------------------------------------------
@@ -583,15 +580,12 @@ def test_the_same_random_state_gives_the_same_and_no_global_generator_moves(view
 
 def test_features_that_are_not_those_of_the_fit():
     est = make().fit(samples(X), samples(Y))
-    way_out = (
-        "; if a splitter cut it, note that arrays of shape (F, N, T) are cut along F: hand "
-        "samples(x) or timesteps(x) to whatever splits"
-    )
     for x in (X[:2], samples(X[:2]), timesteps(X[:2])):
         with pytest.raises(ShapeError) as info:
             est.predict(x)
-        assert (
-            str(info.value) == f"x has 2 features per step, but Estimator was fitted on 3{way_out}"
+        assert all(
+            part in str(info.value)
+            for part in ("x has 2 features", "Estimator was fitted on 3", "timesteps(x)")
         )
     with pytest.raises(ValueError, match=(
         r"^X has 40 .*39 .*: 3 .*13 steps$"

@@ -121,13 +121,13 @@ def test_other_matrices_beside_samples_are_of_series(x, y):
 )
 def test_what_may_be_either_is_asked_for(x, y, n_steps, view, g):
     x, y = x[:, :, :n_steps], y[:g, :, :n_steps]
-    way_out = {
+    remedy = {
         1: "a target for each step, add the missing axis, y[None]",
         2: "2 targets for each step, give an array, ",
     }
     with pytest.raises(ShapeError) as info:
         SequenceRegressor(**SMALL).fit(view(x), matrix(y))
-    assert way_out[g] in str(info.value)
+    assert remedy[g] in str(info.value)
     assert str(info.value).endswith(
         f", or set target='step'; if it is {g * n_steps} targets for each series, set "
         "target='series'"
@@ -224,10 +224,7 @@ def test_labels_of_steps_may_be_a_matrix(x, labels):
 def test_a_matrix_of_other_labels_is_an_error(x, shape):
     with pytest.raises(ShapeError) as info:
         SequenceClassifier(**SMALL).fit(x, np.zeros(shape, int))
-    assert str(info.value) == (
-        f"y should be a 1d array, one label per series, or have the shape ({N}, {T}), a label per "
-        f"step; y has shape {shape}"
-    )
+    assert all(part in str(info.value) for part in (f"({N}, {T})", f"y has shape {shape}"))
 
 
 def test_class_weights_of_labels_that_are_no_class_are_refused(x, labels):
@@ -397,9 +394,8 @@ def test_the_mask_of_a_masked_array_is_never_dropped(x, y, labels, what):
     fill = "0" if what == "weights" else fill
     with pytest.raises(DataError) as info:
         call()
-    assert (
-        str(info.value)
-        == f"{name} is a masked array, whose mask would be lost; use {name}.filled({fill})"
+    assert all(
+        part in str(info.value) for part in (f"{name} is a masked array", f"{name}.filled({fill})")
     )
 
 

@@ -292,10 +292,7 @@ class OnEpochOfNothing:
 def test_a_callback_that_does_not_take_the_loop_is_refused(hook, name):
     with pytest.raises(TypeError) as caught:
         Hooks().attach(hook)
-    assert str(caught.value) == (
-        f"the callback {name} must take one argument, the loop; fluxutils_py.praytools.cb(f) is a "
-        "callback that calls f()"
-    )
+    assert f"the callback {name} must take one argument" in str(caught.value)
 
 
 def test_a_callback_may_take_more_arguments_that_have_defaults():
