@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.nn import LSTM
@@ -125,7 +126,7 @@ def _call_with_sizes(model: Callable[..., Any], n_in: Any, n_out: Any) -> nn.Mod
     return built
 
 
-def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(opt: Any, model: Any, built: nn.Module) -> Optimizer:
     """Build the optimizer of ``built``: call a class or function, or rebind an instance.
 
     ``model`` is the user's ``model`` argument. An optimizer instance must hold its parameters; it
@@ -138,7 +139,7 @@ def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optim
         If ``opt`` has another type, holds other parameters, or needs a closure.
     """
     require_stored(opt=opt)
-    given = rebind(opt, model, built) if isinstance(opt, torch.optim.Optimizer) else opt
+    given = rebind(opt, model, built) if isinstance(opt, Optimizer) else opt
     optimizer = make_optimizer(given, [p for p in built.parameters() if p.requires_grad])
     # a function may ignore its argument, and train the copy that the user holds
     allowed = {id(p) for p in built.parameters()}
@@ -179,7 +180,7 @@ def check_device(device: object) -> torch.device | None:
     return resolved
 
 
-def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.optim.Optimizer:
+def rebind(opt: Optimizer, model: Any, built: nn.Module) -> Optimizer:
     """Return an optimizer like ``opt`` for ``built``, a copy of ``model``.
 
     Each group has the parameters at the same positions.
@@ -209,16 +210,14 @@ def parameter_places(model: nn.Module) -> dict[int, int]:
     return {id(p): i for i, p in enumerate(model.parameters())}
 
 
-def optimizer_like(
-    like: torch.optim.Optimizer, groups: list[dict[str, Any]]
-) -> torch.optim.Optimizer:
+def optimizer_like(like: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     """Return an optimizer with the same class and settings for other parameter groups."""
     if isinstance(like, ChainedOptimizer):
         return ChainedOptimizer(optimizer_like(like.inner, groups), like.before, like.after)
     return type(like)(groups, **optimizer_arguments(like))
 
 
-def optimizer_arguments(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def optimizer_arguments(optimizer: Optimizer) -> dict[str, Any]:
     """Return the settings of an optimizer that its class takes as arguments."""
     accepted = inspect.signature(type(optimizer)).parameters
     return {k: v for k, v in optimizer.defaults.items() if k in accepted}
@@ -260,7 +259,7 @@ def parameters_of(f: Callable[..., Any]) -> list[inspect.Parameter] | None:
 def _open_arguments(f: Callable[..., Any]) -> set[str]:
     """Return the names of the arguments that a class, function or partial still takes."""
     closed = set()
-    while isinstance(f, functools.partial):
+    while isinstance(f, partial):
         closed |= set(f.keywords)
         f = f.func
     return {p.name for p in parameters_of(f) or []} - closed

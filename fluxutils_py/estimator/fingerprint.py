@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import numbers
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
@@ -62,7 +62,7 @@ def identity(training: Training) -> dict[str, str]:
     classes = data.codec.classes
     scale = data.codec.scale
     spec_texts: dict[str, str] = {}
-    for field in dataclasses.fields(data.spec):
+    for field in fields(data.spec):
         if field.name != "epochs":  # a fit may continue for more of them
             spec_texts |= describe(f"spec.{field.name}", getattr(data.spec, field.name))
     return {

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import numbers
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,7 +154,7 @@ def _checked_spec(settings: Settings, epochs: int | None) -> Spec:
     if epochs is None:
         return spec
     check_integer("epochs", epochs, 1, error=SpecError)
-    return dataclasses.replace(spec, epochs=int(epochs))
+    return replace(spec, epochs=int(epochs))
 
 
 @dataclass(frozen=True)
@@ -240,9 +239,7 @@ class _DataReader:
         A new scale is that of the ``training`` part: held-out data have no say in it.
         """
         if self.earlier is not None:
-            return dataclasses.replace(
-                self.earlier, per_series=targets.per_series, ndim=targets.ndim
-            )
+            return replace(self.earlier, per_series=targets.per_series, ndim=targets.ndim)
         scale = None
         if self.settings.scale_target and len(targets.series) == 1:
             rows = inputs.own(training or inputs.all_series())
@@ -385,7 +382,7 @@ class WindowMaker:
         inputs = self.pool.inputs(
             given.x,
             # compared with the training data below, whose error tells more
-            dataclasses.replace(schema, fitted=None),
+            replace(schema, fitted=None),
             name="validation x",
             starts=given.starts,
             lengths=given.lengths,

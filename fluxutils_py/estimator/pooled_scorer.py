@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.scoring import pooled_r2
+from fluxutils_py.estimator.spec import closest
 from fluxutils_py.inputs.inputs import Inputs, read_weight
 from fluxutils_py.inputs.labels import is_label
 from fluxutils_py.sklearn_private import Scorer
@@ -91,10 +91,10 @@ def pooled_scorer(
     from sklearn.metrics import get_scorer, get_scorer_names, make_scorer
 
     if name not in get_scorer_names():
-        near = difflib.get_close_matches(str(name), get_scorer_names(), 1)
+        near = closest(str(name), get_scorer_names())
         remedy = "sklearn.metrics.get_scorer_names() lists them"
         if near:
-            remedy = f"did you mean {near[0]!r}?"
+            remedy = f"did you mean {near!r}?"
         raise SpecError(f"pooled_scorer knows no metric {name!r}; {remedy}")
     score_func, greater_is_better, response_method, defaults = Scorer.of(get_scorer(name))
     function = _pooled_r2 if name == "r2" else score_func

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import numbers
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import signature
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim import lr_scheduler
+from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 import fluxutils_py.nn as own_nn
@@ -135,7 +136,7 @@ def _constructor_arguments(module: nn.Module) -> list[str]:
         return names
     return [
         name
-        for name, p in inspect.signature(type(module)).parameters.items()
+        for name, p in signature(type(module)).parameters.items()
         if name not in MACHINE and name[0] != "_" and p.kind not in VARIABLE
     ]
 
@@ -178,7 +179,7 @@ PLACES = {
     "fluxutils_py.nn.layers": Place(layers, lambda f: _is_class(f, nn.Module)),
     "torch.nn": Place(nn, lambda f: _is_class(f, nn.Module)),
     "torch.nn.functional": Place(F, lambda f: _is_loss(getattr(f, "__name__", ""))),
-    "torch.optim": Place(torch.optim, lambda f: _is_class(f, torch.optim.Optimizer)),
+    "torch.optim": Place(torch.optim, lambda f: _is_class(f, Optimizer)),
     "torch.optim.lr_scheduler": Place(lr_scheduler, lambda f: _is_class(f, LRScheduler)),
     "fluxutils_py.optim": Place(own_optim, lambda f: _is_class(f, own_optim.Transform)),
 }
@@ -204,11 +205,11 @@ def serialize(value: Any) -> Any:
         return None
     if isinstance(value, SeqLoss):
         return serialize(value.criterion)
-    if isinstance(value, functools.partial) and not value.args:
+    if isinstance(value, partial) and not value.args:
         return _serialize_partial(value)
     if isinstance(value, ChainFactory | ChainedOptimizer):
         return {"chain": [serialize(link) for link in value.links]}
-    if isinstance(value, torch.optim.Optimizer):
+    if isinstance(value, Optimizer):
         if len(value.param_groups) > 1:
             raise LoadError("the parameter groups belong to the parameters of one model")
         keywords = _check_plain(optimizer_arguments(value))
@@ -222,7 +223,7 @@ def serialize(value: Any) -> Any:
     return {"name": _name_of(value)}
 
 
-def _serialize_partial(value: functools.partial[Any]) -> dict[str, Any]:
+def _serialize_partial(value: partial[Any]) -> dict[str, Any]:
     config = serialize(value.func)  # a chain or another partial may have keywords already
     keywords = {**config.get("keywords", {}), **_check_plain(value.keywords)}
     return {**config, "keywords": keywords}
@@ -230,7 +231,7 @@ def _serialize_partial(value: functools.partial[Any]) -> dict[str, Any]:
 
 def _loss_arguments(loss: nn.Module) -> dict[str, Any]:
     """Return the constructor's arguments of a torch criterion, without those that torch retired."""
-    names = inspect.signature(type(loss)).parameters
+    names = signature(type(loss)).parameters
     return {
         name: getattr(loss, name)
         for name in names
@@ -258,7 +259,7 @@ def deserialize(
     if "made_with" in config:
         return made(**_check_plain(config["made_with"]))
     keywords = config.get("keywords")
-    return functools.partial(made, **_check_plain(keywords)) if keywords else made
+    return partial(made, **_check_plain(keywords)) if keywords else made
 
 
 def _named(
@@ -358,7 +359,7 @@ def restore_argument(
 
 
 def serialize_optimizer(
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     model: nn.Module,
 ) -> dict[str, Any] | None:
     """Return class, settings, moments and parameter positions of an optimizer.
@@ -388,7 +389,7 @@ def serialize_optimizer(
 def deserialize_optimizer(
     config: dict[str, Any],
     model: nn.Module,
-) -> torch.optim.Optimizer:
+) -> Optimizer:
     """Invert :func:`serialize_optimizer`, without the moments."""
     params = list(model.parameters())
     groups = [{"params": [params[i] for i in group]} for group in config["groups"]]
@@ -404,7 +405,7 @@ def deserialize_optimizer(
 def full_name(value: Any) -> str:
     """Return the name, with the module, of a class, a function, or the class of an instance."""
     value = value.criterion if isinstance(value, SeqLoss) else value
-    while isinstance(value, functools.partial):
+    while isinstance(value, partial):
         value = value.func
     cls = value if hasattr(value, "__qualname__") else type(value)
     return f"{cls.__module__}.{cls.__qualname__}"

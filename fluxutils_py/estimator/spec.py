@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import functools
 import inspect
 import numbers
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,20 +18,25 @@ from fluxutils_py.tree import children, is_sequence
 from fluxutils_py.validation import check_integer, check_positive
 
 
+def closest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return which of the names is most like another, None if none is."""
+    return next(iter(get_close_matches(name, names, 1, cutoff)), None)
+
+
 def names_what_was_meant(cls: type[Any]) -> type[Any]:
     """Let a dataclass refuse unknown arguments with the name that was probably meant."""
     plain = cls.__init__  # bound now: cls.__init__ will be the function below
 
     @functools.wraps(plain)
-    def init(self: Any, *args: Any, **fields: Any) -> None:
-        names = [f.name for f in dataclasses.fields(self)]
+    def init(self: Any, *args: Any, **arguments: Any) -> None:
+        names = [f.name for f in fields(self)]
         # the error of a dataclass names no field that may have been meant
-        for field in fields:
+        for field in arguments:
             if field not in names:
-                near = difflib.get_close_matches(field, names, 1, 0.6)
-                meant = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names)}"
+                near = closest(field, names)
+                meant = f"; did you mean {near!r}?" if near else f"; it has {', '.join(names)}"
                 raise SpecError(f"{cls.__name__} has no field {field!r}{_place(field) or meant}")
-        plain(self, *args, **fields)
+        plain(self, *args, **arguments)
 
     cls.__init__ = init
     return cls
@@ -68,16 +72,15 @@ def _way_to_set(name: str, names: list[str]) -> str:
 
     ``names`` are those of its arguments.
     """
-    fields = [f.name for f in dataclasses.fields(Spec)]
     has_spec = "spec" in names
-    if name in fields and has_spec:
+    if name in NAMES and has_spec:
         return f"it is a field of the spec: spec={{{name!r}: ...}}"
-    near = difflib.get_close_matches(name, [*names, *fields] if has_spec else names, 1, 0.6)
-    if near and near[0] not in names:
-        return f"did you mean {near[0]!r}, a field of the spec: spec={{{near[0]!r}: ...}}?"
+    near = closest(name, [*names, *NAMES] if has_spec else names)
+    if near and near not in names:
+        return f"did you mean {near!r}, a field of the spec: spec={{{near!r}: ...}}?"
     if near:
-        return f"did you mean {near[0]!r}?"
-    if name in fields:
+        return f"did you mean {near!r}?"
+    if name in NAMES:
         return (
             "it is a field of the spec that an Estimator takes: "
             f"Estimator(model, spec={{{name!r}: ...}})"
@@ -164,7 +167,7 @@ class Spec:
     precision: str = "float32"
 
 
-NAMES = [f.name for f in dataclasses.fields(Spec)]
+NAMES = [f.name for f in fields(Spec)]
 MAIN = ("epochs", "batchsize", "seqsize")
 # Arguments of estimators: a spec that has them would be accepted, and they would do nothing.
 ARGUMENTS = (
@@ -204,7 +207,7 @@ def read_spec(spec: Any) -> Spec:
     integers = _check_integers(known)
     _check_others(known)
     numpys = {k: v.item() for k, v in vars(known).items() if isinstance(v, np.generic)}
-    return dataclasses.replace(known, **{**numpys, **integers})
+    return replace(known, **{**numpys, **integers})
 
 
 def _from_fields(fields: dict[str, Any]) -> Spec:
@@ -219,9 +222,9 @@ def _from_fields(fields: dict[str, Any]) -> Spec:
         )
     missing = [name for name in NAMES if name not in fields]
     for field in others:
-        near = difflib.get_close_matches(field, missing, 1, 0.8)
+        near = closest(field, missing, 0.8)
         if near:
-            warn(f"spec field {field!r} is not used; did you mean {near[0]!r}?")
+            warn(f"spec field {field!r} is not used; did you mean {near!r}?")
     return Spec(**{name: fields[name] for name in NAMES if name in fields})
 
 
@@ -239,11 +242,11 @@ def _reject_misspelt(fields: dict[str, Any], others: list[str]) -> None:
     for name in MAIN:
         if name in fields:
             continue
-        near = difflib.get_close_matches(name, others, 1, 0.6)
+        near = closest(name, others)
         if near:
             raise SpecError(
                 f"spec has no field {name!r} (found: {', '.join(fields)}); did you mean {name!r} "
-                f"where it says {near[0]!r}?"
+                f"where it says {near!r}?"
             )
 
 
