@@ -67,7 +67,7 @@ def default_model(n_in: int, n_out: int, n_hidden: int = 32) -> nn.Module:
 
 
 def build_model(
-    model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, device: Any
+    model: object, n_in: Any, n_out: Any, dtype: torch.dtype | None, device: object
 ) -> nn.Module:
     """Build a model: copy an instance, or call a class or function.
 
@@ -108,7 +108,7 @@ def build_model(
     return built.to(device=check_device(device), dtype=dtype)
 
 
-def _call_with_sizes(model: Callable[..., Any], n_in: Any, n_out: Any) -> nn.Module:
+def _call_with_sizes(model: Callable[..., Any], n_in: object, n_out: object) -> nn.Module:
     """Call a class or function that makes a model, with those sizes that it takes."""
     model = with_python_numbers(model)
     # before the call, whose TypeError would not say what is filled in
@@ -126,7 +126,7 @@ def _call_with_sizes(model: Callable[..., Any], n_in: Any, n_out: Any) -> nn.Mod
     return built
 
 
-def build_optimizer(opt: Any, model: Any, built: nn.Module) -> Optimizer:
+def build_optimizer(opt: object, model: object, built: nn.Module) -> Optimizer:
     """Build the optimizer of ``built``: call a class or function, or rebind an instance.
 
     ``model`` is the user's ``model`` argument. An optimizer instance must hold its parameters; it
@@ -180,7 +180,7 @@ def check_device(device: object) -> torch.device | None:
     return resolved
 
 
-def rebind(opt: Optimizer, model: Any, built: nn.Module) -> Optimizer:
+def rebind(opt: Optimizer, model: object, built: nn.Module) -> Optimizer:
     """Return an optimizer like ``opt`` for ``built``, a copy of ``model``.
 
     Each group has the parameters at the same positions.

@@ -49,14 +49,14 @@ def _output_method(name: str, doc: str) -> Callable[..., Any]:
     """Make a method like ``Estimator.predict`` that returns another output for each step."""
 
     def method(
-        self: Any,
-        x: Any,
-        out: Any = None,
+        self: EstimatorClassifier,
+        x: object,
+        out: object = None,
         *,
         state: list[Tensor] | None = None,
         return_state: bool = False,
-        lengths: Any = None,
-        starts: Any = None,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
     ) -> Any:
         return run_predict(self, name, x, out, state, return_state, lengths, starts, sharded)
@@ -121,13 +121,13 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
 
     def partial_fit(
         self,
-        x: Any,
-        y: Any,
-        sample_weight: Any = None,
+        x: object,
+        y: object,
+        sample_weight: object = None,
         *,
-        classes: Any = None,
-        lengths: Any = None,
-        starts: Any = None,
+        classes: object = None,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
     ) -> Self:
         """Train for one more epoch; see :meth:`Estimator.partial_fit`.

@@ -45,6 +45,7 @@ def _is_label_object(value: object) -> bool:
     return bool(value == value)  # NaN differs from itself
 
 
+@dataclass(frozen=True, eq=False)
 class LabelEncoder:
     """Encode labels as integers: their positions in ``classes``, ``MISSING_LABEL`` for missing ones
     (NaN, None).
@@ -58,15 +59,9 @@ class LabelEncoder:
         Name of the labels in error messages.
     """
 
-    def __init__(
-        self,
-        classes: np.ndarray,
-        unknown: int | None = None,
-        name: str = "y",
-    ) -> None:
-        self.classes = classes
-        self.unknown = unknown
-        self.name = name
+    classes: np.ndarray
+    unknown: int | None = None
+    name: str = "y"
 
     def __call__(self, labels: np.ndarray) -> np.ndarray:
         labelled = is_label(labels)

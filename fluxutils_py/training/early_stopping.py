@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ def monitored_loss(record: dict[str, Any]) -> float | None:
     return record["loss"] if value is None else value
 
 
+@dataclass(eq=False)
 class Validation:
     """Add ``validation_loss`` to each epoch's record: the loss on validation data, in evaluation
     mode.
@@ -35,19 +37,11 @@ class Validation:
     priority = -30
     collective = True
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        batches: Iterable[Minibatch],
-        comm: RankGroup | None = None,
-        precision: str = "float32",
-    ) -> None:
-        self.model = model
-        self.loss = loss
-        self.batches = batches
-        self.ranks = comm
-        self.precision = precision
+    model: nn.Module
+    loss: Loss
+    batches: Iterable[Minibatch]
+    ranks: RankGroup | None = None
+    precision: str = "float32"
 
     def on_epoch(self, loop: Loop) -> None:
         loop.record["validation_loss"] = evaluate_windows(

@@ -165,21 +165,15 @@ def map_in_threads(
         return threads.map(watched, items, idempotent=True)
 
 
-def require_thread_safe(
-    model: object, remedy: str = "use one thread, or Estimator(n_jobs=...)"
-) -> None:
+def require_thread_safe(model: object) -> None:
     """Raise ValueError if a module changes its state as it runs, which is not safe in several
     threads.
 
-    Parameters
-    ----------
-    model : object
-        Not checked if it is not a module.
-    remedy : str
-        Advice for the error message.
+    Anything but a module is not checked.
     """
     if not isinstance(model, nn.Module):
         return
+    remedy = "use one thread, or Estimator(n_jobs=...)"
     for name, module in model.named_modules():
         if isinstance(module, Recur):
             raise ValueError(

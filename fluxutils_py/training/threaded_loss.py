@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -48,6 +49,7 @@ class PartLoss(NamedTuple):
     weighted: tuple[float, Gradients]
 
 
+@dataclass(eq=False)
 class ThreadedLoss:
     """Divide each batch over threads as over ranks; the losses of the parts add up to that of the
     batch.
@@ -69,24 +71,18 @@ class ThreadedLoss:
         Whether the model is ``compute``'s argument, so that each thread can have a replica of it.
     """
 
-    def __init__(
-        self,
-        compute: Callable[..., BatchLoss | None],
-        model: nn.Module | None,
-        threads: Threads,
-        divide: Callable[[Any, int], Sequence[Any]],
-        reduction: str = "mean",
-        replicate: bool = True,
-    ) -> None:
-        self.compute = compute
-        self.model = model
-        self.threads = threads
-        self.divide = divide
-        self.reduction = reduction
-        self._layers = [] if model is None else recurrent_layers(model)
+    compute: Callable[..., BatchLoss | None]
+    model: nn.Module | None
+    threads: Threads
+    divide: Callable[[Any, int], Sequence[Any]]
+    reduction: str = "mean"
+    replicate: bool = True
+
+    def __post_init__(self) -> None:
+        self._layers = [] if self.model is None else recurrent_layers(self.model)
         self._replicas: Replicas | None = None
-        if replicate and model is not None:
-            self._replicas = Replicas(model, threads)
+        if self.replicate and self.model is not None:
+            self._replicas = Replicas(self.model, self.threads)
 
     def __call__(
         self,
