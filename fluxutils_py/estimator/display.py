@@ -245,12 +245,12 @@ def _loss_curves(estimator: Any) -> tuple[list[float], list[float] | None]:
     return training, validation or None
 
 
-def _as_list(given: Any, n: int, what: str) -> list[Any]:
+def _as_list(given: Any, n: int, name: str) -> list[Any]:
     """Return a list of ``n`` values: the given ones, or ``n`` times the given one."""
     if not isinstance(given, list | tuple):
         return [given] * n
     if len(given) != n:
         raise ValueError(
-            f"{what} has {len(given)} entries for {n} loss curves; give one, or one for each"
+            f"{name} has {len(given)} entries for {n} loss curves; give one, or one for each"
         )
     return list(given)

@@ -123,9 +123,9 @@ def data_digests(data: FitData) -> dict[str, tuple[str | None, str]]:
         rows = w.own(w.segments)
         # of a large file only the sample is read
         texts[f"the values of {name}"] = (digest_series(s, rows), digest_sample(s, rows))
-    for what, windows in _named_windows(data):
+    for part, windows in _named_windows(data):
         weight = digest_weight(windows.weight, windows.own(windows.segments))
-        texts[f"the values of {what}sample_weight"] = (weight, weight or "none")
+        texts[f"the values of {part}sample_weight"] = (weight, weight or "none")
     scale = data.codec.scale
     digest = None if scale is None else digest_arrays(scale.mean, scale.scale)
     texts["the scale of the targets"] = (digest, digest or "none")
@@ -178,8 +178,8 @@ def _describe_optimizer(
 ) -> dict[str, str]:
     texts: dict[str, str] = {}
     if isinstance(optimizer, ChainedOptimizer):
-        for what, links in (("before", optimizer.before), ("after", optimizer.after)):
-            texts.update(describe(f"what is chained {what} the optimizer", links))
+        for place, links in (("before", optimizer.before), ("after", optimizer.after)):
+            texts.update(describe(f"what is chained {place} the optimizer", links))
         optimizer = optimizer.inner
     texts["the optimizer"] = type(optimizer).__name__
     # by place, as optimizers do not know the names of parameters
@@ -234,13 +234,13 @@ def _describe_sizes(data: FitData) -> dict[str, str]:
             t = w.shards.n_steps
         texts[f"the shape of {name}"] = str((s.F, n, t))
         texts[f"the dtype of {name}"] = str(s.dtype.newbyteorder("="))
-    for what, windows in _named_windows(data):
+    for part, windows in _named_windows(data):
         if windows.shards is not None:
-            texts[SHARDS.format(what)] = ", ".join(map(str, windows.shards.counts))
+            texts[SHARDS.format(part)] = ", ".join(map(str, windows.shards.counts))
         rows = windows.segments
-        texts[f"the starts and lengths of {what}series"] = digest_arrays(
+        texts[f"the starts and lengths of {part}series"] = digest_arrays(
             rows.series, rows.start, rows.length
         )
         weight = windows.weight
-        texts[f"the {what}weights"] = "none" if weight is None else text(weight.scale)
+        texts[f"the {part}weights"] = "none" if weight is None else text(weight.scale)
     return texts

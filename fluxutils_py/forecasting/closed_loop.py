@@ -8,10 +8,12 @@ import numpy as np
 
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import make_generator
+from fluxutils_py.estimator.estimator import Estimator
+from fluxutils_py.estimator.streaming import EstimatorStream
 from fluxutils_py.validation import check_integer
 
 
-def rollout(est: Any, x: Any, n_steps: int, *, known: Any = None) -> np.ndarray:
+def rollout(est: Estimator, x: Any, n_steps: int, *, known: Any = None) -> np.ndarray:
     """Forecast many steps with a one-step model, by feeding its outputs back as inputs.
 
     Parameters
@@ -64,7 +66,7 @@ def rollout(est: Any, x: Any, n_steps: int, *, known: Any = None) -> np.ndarray:
 
 
 def generate(
-    est: Any, x: Any, n_steps: int, *, temperature: float = 1.0, random_state: Any = None
+    est: Estimator, x: Any, n_steps: int, *, temperature: float = 1.0, random_state: Any = None
 ) -> np.ndarray:
     """Generate sequences of integers by sampling each next one from a model's scores.
 
@@ -109,7 +111,7 @@ def generate(
     return out
 
 
-def _warmed(est: Any, x: Any, method: str) -> tuple[Any, np.ndarray]:
+def _warmed(est: Estimator, x: Any, method: str) -> tuple[EstimatorStream, np.ndarray]:
     """Return a stream that has read ``x``, and its output at the last step."""
     n_steps, state = int(x.shape[2]), None
     if n_steps > 1:

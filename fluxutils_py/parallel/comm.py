@@ -38,7 +38,7 @@ def get_communicator(comm: Any) -> Communicator:
     if name == "mpi":
         if multiprocessing.parent_process() is not None:
             raise RuntimeError(
-                "comm='mpi' in a child process, which is no rank of its own; use comm='auto', "
+                "comm='mpi' in a child process, which is no separate rank; use comm='auto', "
                 "which is this process alone here, or do without child processes (n_jobs=1)"
             )
         return MPIComm.world()

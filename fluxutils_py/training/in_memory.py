@@ -92,9 +92,8 @@ class InMemory:
                 f"inputs and labels must have equally many examples, at least 1, got {sizes}"
             )
         self.n = sizes[0]
-        self._n_batches = n_batches(self.n, self.batchsize, drop_last)
         self._began: dict[str, Any] | None = None  # generator state at the start of the last pass
-        if not self._n_batches:
+        if not self._per_pass():
             raise ShapeError(
                 f"{self.n} examples make no batch of {self.batchsize}; set drop_last=False"
             )
@@ -130,10 +129,13 @@ class InMemory:
         settings.setdefault("name", data.name)
         return cls(inputs, labels, **settings)
 
+    def _per_pass(self) -> int:
+        return n_batches(self.n, self.batchsize, self.drop_last)
+
     def __len__(self) -> int:
         if self.infinite:  # the error of len() for what has no length, which a loop expects
             raise TypeError(f"dataset {self.name!r} is infinite: it has no length")
-        return self._n_batches
+        return self._per_pass()
 
     def __iter__(self) -> Iterator[Minibatch]:
         return self.skip(0)
@@ -153,7 +155,7 @@ class InMemory:
         # Lazily: each order is drawn when its pass begins, and an infinite dataset has no end.
         passes = count() if self.infinite else range(1)
         orders = (self._draw_order() for _ in passes)
-        starts = range(0, self._n_batches * self.batchsize, self.batchsize)
+        starts = range(0, self._per_pass() * self.batchsize, self.batchsize)
         cuts = [slice(start, start + self.batchsize) for start in starts]
         return chain.from_iterable(
             (cut if order is None else order[cut] for cut in cuts) for order in orders
