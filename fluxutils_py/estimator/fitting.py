@@ -210,18 +210,10 @@ def assemble(
         threads=threads,
         comm=ranks,
     )
+    resume = earlier is not None
+    loop = _loop_after(earlier, step, ranks)
     training = Training(
-        data=data,
-        size=size,
-        rng=rng,
-        resume=earlier is not None,
-        optimizer=optimizer,
-        groups=groups,
-        scheduler=scheduler,
-        batches=batches,
-        threads=threads,
-        step=step,
-        loop=_loop_after(earlier, step, ranks),
+        data, size, rng, resume, optimizer, groups, scheduler, batches, threads, step, loop
     )
     _attach_epoch_hooks(training)
     if progress is not None and ranks.rank == 0:
