@@ -67,7 +67,7 @@ def run_predict(
         inputs = read_inputs(x, schema, starts=starts, lengths=lengths)
         spec = read_spec(settings.spec)
         decode = parts.codec.decoders()[method]
-        blocks = BlockPredictor(est.model_, inputs, spec, state, decode, ranks, return_state)
+        blocks = BlockPredictor(est.model_, inputs, spec, ranks, state, decode, return_state)
         if parts.codec.per_series and inputs.form != "timesteps":
             result = _predict_last_steps(blocks, out)
         else:
@@ -108,12 +108,12 @@ class BlockPredictor:
     inputs : Inputs
     spec : Spec
         Gives batchsize, seqsize and overlap.
+    ranks : RankGroup
+        The ranks that share the series; each predicts its part of them.
     state : list of Tensor, optional
         Initial state, in place of the zero state and any context.
     transform : callable, optional
         Function that is applied to each block of outputs (S, B, G).
-    comm : RankGroup, optional
-        The ranks that share the series; each predicts its part of them.
     keep_state : bool
         Whether :meth:`state` will be called.
 
@@ -128,9 +128,9 @@ class BlockPredictor:
         model: nn.Module,
         inputs: Inputs,
         spec: Spec,
+        ranks: RankGroup,
         state: list[Tensor] | None = None,
         transform: Transform | None = None,
-        comm: RankGroup | None = None,
         keep_state: bool = False,
     ) -> None:
         self.model = model
@@ -138,7 +138,7 @@ class BlockPredictor:
         self.spec = spec
         self.transform = transform
         self.keep_state = keep_state
-        self.ranks = RankGroup() if comm is None else comm
+        self.ranks = ranks
         # before windows are cut, which each rank does for its part alone
         require_same_inputs(self.ranks, inputs)
         self._runs = inputs.contiguous_runs()

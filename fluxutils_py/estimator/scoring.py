@@ -38,10 +38,10 @@ def run_score(
         schema = input_schema(est, settings, parts)
         pool = SeriesPool(ranks if request.sharded else RankGroup())
         inputs = request.read_inputs(schema, pool)
-        # with shards, each rank predicts all of its own series
-        together = None if request.sharded else ranks
         spec = read_spec(settings.spec)
-        predictions = BlockPredictor(est.model_, inputs, spec, comm=together)
+        # with shards, each rank predicts all of its own series
+        together = RankGroup() if request.sharded else ranks
+        predictions = BlockPredictor(est.model_, inputs, spec, together)
         schema_of_targets = target_schema(
             settings,
             schema.estimator,
@@ -101,9 +101,9 @@ def pooled_accuracy(
     predictions: Iterable[Prediction],
     y: tuple[SeriesArray, ...],
     rows: Segments,
-    weight: SampleWeight | None = None,
-    ignore_index: int = -100,
-    comm: RankGroup | None = None,
+    weight: SampleWeight | None,
+    ignore_index: int,
+    ranks: RankGroup,
 ) -> float:
     """Return the share of live steps with the largest score at the target; ``ignore_index`` marks
     missing labels.
@@ -119,7 +119,6 @@ def pooled_accuracy(
             is_right = out.argmax(-1) == label
             right += float((is_right * w).sum())
             total += float(w.sum())
-    ranks = RankGroup() if comm is None else comm
     of_ranks = ranks.allgather((right, total))
     right = sum(part for part, _ in of_ranks)
     total = sum(part for _, part in of_ranks)

@@ -509,12 +509,12 @@ def test_another_number_of_features_is_named(x):
             )
         with pytest.raises(
             ValueError,
-            match="X has 2 features, but SequenceScaler is expecting 3 features as input",
+            match=r"2 features, .*SequenceScaler .*3 ",
         ):
             call(x[:2, :, 0].T)
     with pytest.raises(
         ValueError,
-        match="X has 4 features, but SequenceScaler is expecting 33 features as input: 3",
+        match=r"4 features, .*SequenceScaler .*33 ",
     ):
         SequenceScaler().fit(samples(x)).transform(np.zeros((N, 4)))
 
@@ -528,7 +528,7 @@ def test_several_inputs_get_several_scalers(x):
 def test_what_cannot_be_learnt_from_is_an_error(x):
     with pytest.raises(NotFittedError):
         SequenceScaler().transform(samples(x))
-    with pytest.raises(ValueError, match=r"^with_mean must be True or False, got 'yes'$"):
+    with pytest.raises(ValueError, match=r"^with_mean .*got 'yes'$"):
         SequenceScaler(with_mean="yes").fit(x)
     with pytest.raises(ShapeError) as e:
         SequenceScaler().fit(x, sample_weight=np.ones(T))
