@@ -132,7 +132,7 @@ def prepare(
     # after the split, as the scale of targets is that of the training part
     codec = reader.codec(inputs, targets, classes, weight, training)
 
-    maker = WindowMaker(settings, spec, loss, codec, batchsize or int(spec.batchsize), pool)
+    maker = WindowMaker(settings, spec, loss, codec, batchsize or spec.batchsize, pool)
     windows = maker.windows(inputs, targets, weight, training)
     validation = None
     if split is not None:
@@ -153,8 +153,7 @@ def _checked_spec(settings: Settings, epochs: int | None) -> Spec:
     spec = read_spec(settings.spec)
     if epochs is None:
         return spec
-    check_integer("epochs", epochs, 1, error=SpecError)
-    return replace(spec, epochs=int(epochs))
+    return replace(spec, epochs=check_integer("epochs", epochs, 1, error=SpecError))
 
 
 @dataclass(frozen=True)
@@ -354,9 +353,9 @@ class WindowMaker:
             self.codec.encode(targets.series),
             weight,
             batchsize=self.batchsize,
-            seqsize=int(self.spec.seqsize or segments.max_length),
+            seqsize=self.spec.seqsize or segments.max_length,
             # overlap is for gradients to reach further back, of which validation has none
-            overlap=int(self.spec.overlap) if training else 0,
+            overlap=self.spec.overlap if training else 0,
             burn_in=burn_in,
             segments=segments,
             equal_lengths=not can_weigh,
@@ -443,12 +442,12 @@ class WindowMaker:
             return segments.fold(self.batchsize)
         if self.spec.seqsize is None:
             return segments
-        least = max(MIN_WINDOWS_PER_FOLD * int(self.spec.seqsize), int(self.spec.burn_in) + 1)
+        least = max(MIN_WINDOWS_PER_FOLD * self.spec.seqsize, self.spec.burn_in + 1)
         return segments.fold(self.batchsize, least)
 
     def _burn_in_within(self, segments: Segments) -> int:
         """Return the burn-in; raise ValueError if it leaves nothing of the longest segment."""
-        burn_in = int(self.spec.burn_in)
+        burn_in = self.spec.burn_in
         if burn_in >= segments.max_length:
             where = " after folding (rebatch=True)" if segments.folds > 1 else ""
             raise ValueError(

@@ -133,7 +133,7 @@ def _warn_about(training: Training, est: SeriesEstimator, request: FitRequest) -
     if request.validation_data is not None:
         warn_unlike_training(data.windows, data.validation)
     if request.is_fit and not request.resume:
-        warn_few_updates(data.windows, int(data.spec.epochs), int(data.spec.accumulate))
+        warn_few_updates(data.windows, data.spec.epochs, data.spec.accumulate)
 
 
 def run_evaluate(
@@ -205,7 +205,7 @@ def assemble(
         data.loss,
         optimizer,
         clip=None if spec.clip is None else float(spec.clip),
-        accumulate=int(spec.accumulate),
+        accumulate=spec.accumulate,
         precision=spec.precision,
         threads=threads,
         comm=ranks,
@@ -254,7 +254,7 @@ def _attach_epoch_hooks(training: Training) -> None:
             )
         )
     if spec.patience is not None:
-        hooks.attach(EarlyStopping(model, int(spec.patience)))
+        hooks.attach(EarlyStopping(model, spec.patience))
 
 
 def _attach_progress(training: Training, progress: ProgressBar | EpochLog) -> None:
@@ -346,7 +346,7 @@ def tensor_batches(
         warn(f"predict will fail: {error}")
     if _adapt_windows(data, model) and windows.seqsize < windows.segments.max_length:
         with seeded(0):
-            warn_cut(model, steps, int(data.spec.overlap), windows.seqsize)
+            warn_cut(model, steps, data.spec.overlap, windows.seqsize)
     return TensorBatches(
         windows, parameter.dtype, parameter.device, rng, rank=ranks.rank, size=ranks.size
     )
@@ -367,7 +367,7 @@ def _adapt_windows(data: FitData, model: nn.Module) -> bool:
         data.windows.overlap_into_burn_in = True
         if validation is not None:
             validation.overlap_into_burn_in = True
-            validation.overlap = int(data.spec.overlap)
+            validation.overlap = data.spec.overlap
     elif validation is not None and isinstance(data.loss, SeqLoss) and data.loss.is_mean:
         together = min(len(validation.segments), validation.batchsize)
         # a model that says so itself may want windows of the length that it was trained on

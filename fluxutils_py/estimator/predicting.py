@@ -187,9 +187,9 @@ class BlockPredictor:
         n_steps = x[0].T
         windows = SequenceWindows(
             x,
-            batchsize=int(self.spec.batchsize),
-            seqsize=int(self.spec.seqsize or n_steps),
-            overlap=int(self.spec.overlap),
+            batchsize=self.spec.batchsize,
+            seqsize=self.spec.seqsize or n_steps,
+            overlap=self.spec.overlap,
             segments=Segments.from_lengths(
                 n_series, n_steps, self.inputs.lengths, self.inputs.starts
             ),

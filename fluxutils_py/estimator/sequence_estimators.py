@@ -341,7 +341,7 @@ class _SequenceEstimator(Estimator):
 
     def _spec(self) -> Spec:
         # without early stopping, validation data only give a loss to watch
-        patience = int(self.n_iter_no_change) if self.early_stopping else None
+        patience = self.n_iter_no_change if self.early_stopping else None
         in_spec = {f.name: getattr(self, f.name) for f in fields(Spec) if hasattr(self, f.name)}
         try:
             return read_spec(Spec(**in_spec, patience=patience))

@@ -250,9 +250,9 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
             of the series.
         """
         check_is_fitted(self)
-        check_integer("n_series", n_series, 1, error=SpecError)
-        n_features = int(self._layout.features)
-        return TransformerStream(self._block_function(), (n_features, int(n_series)), state)
+        n_series = check_integer("n_series", n_series, 1, error=SpecError)
+        shape = (self._layout.features, n_series)
+        return TransformerStream(self._block_function(), shape, state)
 
     def as_module(self) -> nn.Module:
         """Return the fitted transformation as a torch module of steps (B, F), for export."""
