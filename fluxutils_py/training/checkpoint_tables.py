@@ -128,7 +128,8 @@ def _compare_runs(runs: Mapping[str, Sequence[ListedCheckpoint]]) -> str:
     }
     readable = [one for one in newest.values() if one is not None]
     names = _metric_names(readable)
-    rows = [["run", "checkpoints", "step", "size", "parameters", *names]]
+    header = ["run", "checkpoints", "step", "size", "parameters", *names]
+    rows = [header]
     for folder, checkpoints in runs.items():
         size = _megabytes(sum(one.size for one in checkpoints))
         last = newest[folder]
@@ -139,7 +140,7 @@ def _compare_runs(runs: Mapping[str, Sequence[ListedCheckpoint]]) -> str:
             row += [str(last.step), size, str(_count(last))]
             row += _metrics(last, names)
         # a run without a readable checkpoint has no values
-        row += [""] * (len(rows[0]) - len(row))
+        row += [""] * (len(header) - len(row))
         rows.append(row)
     differing = _differing_parameters([one.shapes for one in readable])
     return "\n".join([text_table(rows), *differing])
