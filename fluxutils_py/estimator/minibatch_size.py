@@ -46,7 +46,7 @@ class MinibatchSize:
         scaling and the same ``batchsize`` as then, the whole minibatch stays as it was, whatever
         the number of ranks.
         """
-        batchsize = int(read_spec(settings.spec).batchsize)
+        batchsize = read_spec(settings.spec).batchsize
         whole = whole_batchsize(batchsize, settings.scaling, n_ranks)
         size = cls(settings.scaling, batchsize, n_ranks, whole)
         # with strong scaling, a minibatch has the same size on any number of ranks

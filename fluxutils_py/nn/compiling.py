@@ -12,6 +12,7 @@ from torch import nn
 
 from fluxutils_py.errors import SpecError, warn
 from fluxutils_py.nn.recurrent import Recur
+from fluxutils_py.torch_private import call_uncompiled
 
 # largest number of compiled versions of a function: for sizes, modes, and states with and without
 # gradient
@@ -106,7 +107,7 @@ class _Call:
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         # a method around it, because torch does not compile the methods of its classes
-        return self.part._call_impl(*args, **kwargs)
+        return call_uncompiled(self.part, *args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._compiled is None:

@@ -16,6 +16,7 @@ from fluxutils_py.errors import ShapeError, warn
 from fluxutils_py.nn.copying import deep_copy, shallow_copy
 from fluxutils_py.nn.recurrent import Recur, unwrapped_recurrent
 from fluxutils_py.nn.states import recurrent_layers, reset
+from fluxutils_py.torch_private import version_of
 
 Outputs = Tensor | tuple[Tensor, ...]
 Tensors = Sequence[Tensor]
@@ -301,7 +302,7 @@ def _kept_tensors(model: nn.Module) -> list[tuple[int, int]]:
         for value in vars(m).values():
             kept += value if isinstance(value, list | tuple) else [value]
     # the version: writing into a tensor leaves its identity as it is
-    return [(id(t), t._version) for t in kept if isinstance(t, Tensor)]
+    return [(id(t), version_of(t)) for t in kept if isinstance(t, Tensor)]
 
 
 def _require_series_apart(trial: _Trial, attempt: _Attempt) -> None:

@@ -124,8 +124,8 @@ class MPIComm(LaunchedComm):
     def _start_broadcast(self, t: Tensor, root: int) -> Request:
         return self._comm.Ibcast(t if t.is_cuda else t.numpy(), root).Test
 
-    def _start_allgather(self, own: Tensor, everything: Tensor) -> Request:
-        return self._comm.Iallgather(own.numpy(), everything.numpy()).Test
+    def _start_allgather(self, part: Tensor, everything: Tensor) -> Request:
+        return self._comm.Iallgather(part.numpy(), everything.numpy()).Test
 
     @contextlib.contextmanager
     def _announce_wait(self, n: int) -> Iterator[None]:

@@ -68,9 +68,9 @@ class TorchComm(LaunchedComm):
     def _start_broadcast(self, t: Tensor, root: int) -> Request:
         return _poll_work(dist.broadcast(t, root, group=self._group, async_op=True))
 
-    def _start_allgather(self, own: Tensor, everything: Tensor) -> Request:
+    def _start_allgather(self, part: Tensor, everything: Tensor) -> Request:
         parts = list(everything.chunk(self.size))
-        return _poll_work(dist.all_gather(parts, own, group=self._group, async_op=True))
+        return _poll_work(dist.all_gather(parts, part, group=self._group, async_op=True))
 
     @contextlib.contextmanager
     def _announce_wait(self, n: int) -> Iterator[None]:
@@ -94,6 +94,7 @@ class TorchComm(LaunchedComm):
 
     def _abort_job(self, missing: list[Place]) -> None:
         for place in missing:
+            # ranks on other machines are out of reach
             if place.host == platform.node():
                 with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                     os.kill(place.process, signal.SIGKILL)

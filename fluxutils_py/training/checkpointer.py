@@ -46,7 +46,7 @@ class Checkpointer:
     """Save the state of a run to a folder and restore it.
 
     A checkpoint is a file ``checkpoint-nNNNNNNN-step-SSSSSSSS.pt``, named by save number and step,
-    with a ``.json`` of its step, metrics and versions beside it. It is written to a temporary file,
+    with a ``.json`` of its step, metrics and versions. Each is written to a temporary file,
     then renamed: if the process is killed during a save, the earlier checkpoints remain, and the
     next save removes the temporary file. As a callback of an ``Estimator``, it saves what ``fit``
     needs, and ``fit`` resumes from it.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.training.dataset import as_dataset, join_tensors
+from fluxutils_py.training.dataset import as_dataset, join_tensors, n_batches
 from fluxutils_py.training.generator_state import (
     get_generator_state,
     set_generator_state,
@@ -124,14 +124,13 @@ class InMemory:
         join = torch.cat if batched else torch.stack
         inputs = join_tensors([batch.inputs for batch in batches], join)
         labels = join_tensors([batch.labels for batch in batches], join)
+        # what the caller gives comes first
         settings.setdefault("kind", batches[0].kind)
         settings.setdefault("name", data.name)
         return cls(inputs, labels, **settings)
 
     def _per_pass(self) -> int:
-        if self.drop_last:
-            return self.n // self.batchsize
-        return -(-self.n // self.batchsize)  # rounded up
+        return n_batches(self.n, self.batchsize, self.drop_last)
 
     def __len__(self) -> int:
         if self.infinite:  # the error of len() for what has no length, which a loop expects
@@ -218,7 +217,9 @@ def normalization(
     mean = torch.zeros(())
     square = torch.zeros(())
     for batch in data:
+        # sums in float32 would lose digits over many examples
         x = torch.as_tensor(batch.inputs[index]).double()
+        # the range counts negative axes from the end, and refuses those that are not there
         kept = sorted(range(x.dim())[axis] for axis in independent_axes)
         sizes = [x.shape[axis] for axis in kept]
         last = list(range(-len(kept), 0))

@@ -22,7 +22,6 @@ from fluxutils_py.inputs.inputs import InputLayout, Inputs, InputSchema
 from fluxutils_py.inputs.moments import WeightedBlock
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
-from fluxutils_py.parallel import RankGroup
 from fluxutils_py.sklearn_private import as_configured
 from fluxutils_py.training.descriptions import describe
 from fluxutils_py.validation import check_integer
@@ -88,7 +87,7 @@ class _TransformMixin:
             As :func:`fluxutils_py.inputs.inputs.read_inputs`.
         """
         name = type(self).__name__
-        pool = pool or SeriesPool(RankGroup())
+        pool = pool or SeriesPool()
         inputs = pool.inputs(x, InputSchema(name, allow_nan=True, fitted=layout))
         if len(inputs.series) > 1:
             raise ShapeError(
@@ -251,9 +250,9 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
             of the series.
         """
         check_is_fitted(self)
-        check_integer("n_series", n_series, 1, error=SpecError)
-        n_features = int(self._layout.features)
-        return TransformerStream(self._block_function(), (n_features, int(n_series)), state)
+        n_series = check_integer("n_series", n_series, 1, error=SpecError)
+        shape = (self._layout.features, n_series)
+        return TransformerStream(self._block_function(), shape, state)
 
     def as_module(self) -> nn.Module:
         """Return the fitted transformation as a torch module of steps (B, F), for export."""

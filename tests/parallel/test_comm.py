@@ -42,13 +42,15 @@ def test_a_communicator_is_taken_as_it_is():
     "comm", ["Auto", "", 4, True, [], SingleProcessComm, SimpleNamespace(rank=0, size=1)]
 )
 def test_anything_else_is_refused(comm):
-    with pytest.raises(
-        ValueError, match="comm must be 'auto', None, 'mpi', 'torch' or a communicator"
-    ) as caught:
+    with pytest.raises(ValueError, match=r"^comm .*'mpi', 'torch'") as caught:
         get_communicator(comm)
-    assert str(caught.value) == (
-        "comm must be 'auto', None, 'mpi', 'torch' or a communicator (an object with rank, size, "
-        f"allreduce_, broadcast_, allgather, barrier), got {comm!r}"
+    assert all(
+        part in str(caught.value)
+        for part in (
+            "'auto', None, 'mpi', 'torch'",
+            "rank, size, allreduce_, broadcast_, allgather, barrier",
+            f"got {comm!r}",
+        )
     )
 
 
@@ -67,18 +69,13 @@ def test_in_a_child_process_auto_is_that_process_alone_and_mpi_is_refused(monkey
     assert isinstance(get_communicator("auto"), SingleProcessComm)
     with pytest.raises(RuntimeError) as caught:
         get_communicator("mpi")
-    assert str(caught.value) == (
-        "comm='mpi' in a child process, which is no rank of its own; use comm='auto', which is "
-        "this process alone here, or do without child processes (n_jobs=1)"
-    )
+    assert all(part in str(caught.value) for part in ("comm='mpi' in a child process", "n_jobs=1"))
 
 
 def test_mpirun_without_mpi4py_is_an_error_that_says_what_to_install(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(
-        ImportError, match="training over MPI ranks needs mpi4py and an MPI library"
-    ) as caught:
+    with pytest.raises(ImportError, match="mpi4py and an MPI library") as caught:
         get_communicator("auto")
     assert str(caught.value).endswith(
         ": pip install fluxutils_py[mpi]; or use comm=None to train in each process alone"
@@ -114,7 +111,7 @@ def test_a_wrong_comm_is_refused_by_every_call_and_leaves_a_fitted_estimator_alo
     ):
         with pytest.raises(
             ValueError,
-            match=r"comm must be 'auto', None, 'mpi', 'torch' or a communicator .* got 'solo'",
+            match=r"^comm .*got 'solo'",
         ):
             call()
     assert vars(est) == {**fitted, "comm": "solo"}

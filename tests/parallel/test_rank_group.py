@@ -129,9 +129,7 @@ def test_a_group_stays_itself_and_may_be_entered_twice():
     with ranks, RankGroup.from_comm(ranks, "again") as again:
         assert again is ranks
         assert RankGroup.from_comm("auto", "nested").is_single
-        with pytest.raises(
-            RuntimeError, match=r"^nested is for all ranks, but within another call of theirs"
-        ):
+        with pytest.raises(RuntimeError, match=r"^nested is for all ranks"):
             RankGroup.from_comm("auto", "nested", allow_nested=False)
     assert RankGroup.from_comm(None, "alone").is_single
 
@@ -156,11 +154,11 @@ def test_what_each_rank_runs_by_itself_may_not_call_all():
 def test_a_rank_that_ended_the_program_is_an_error_at_once_ever_after():
     ranks = RankGroup(Recorded(lambda mine: (END, None, False, None)), "predict")
     with (
-        pytest.raises(RankError, match="predict on rank 0, the end of the program on rank 1"),
+        pytest.raises(RankError, match=r"predict on rank 0, .* on rank 1"),
         ranks,
     ):
         ranks.allgather()
-    with pytest.raises(RankError, match=r"^fit is for all ranks, and rank 1 ended the program$"):
+    with pytest.raises(RankError, match=r"^fit is for all ranks, .*rank 1 "):
         RankGroup(ranks.comm, "fit").allgather()
 
 
@@ -197,7 +195,7 @@ def test_models_that_differ_are_refused_and_those_alike_become_rank_0s():
     other = {"parameter 0": "weight (2, 4) torch.float32"}
     with pytest.raises(
         RankError,
-        match=r"ranks disagree about parameter 0: weight \(2, 3\) torch.float32 on rank 0",
+        match=r"parameter 0: weight \(2, 3\) .*rank 0",
     ):
         RankGroup(Recorded(lambda mine: (*mine[:3], other))).broadcast_parameters(named)
 

@@ -208,8 +208,7 @@ def test_matrices_are_rows_of_one_step(x):
     imputer = SequenceImputer().set_output(transform="pandas").fit(frame)
     assert list(imputer.transform(frame).columns) == list("abc")
     with pytest.raises(ShapeError, match=(
-        r"^strategy='ffill' fills in from the step before, but the rows of a matrix are series of one step; give an "
-        r"array \(F, N, T\), or timesteps\(x\) of one$"
+        r"^strategy='ffill' .*\(F, N, T\)"
     )):  # fmt: skip
         SequenceImputer("ffill").fit(rows)
 
@@ -224,22 +223,18 @@ def test_features_and_integers_without_gaps_stay(rng):
 def test_what_cannot_be_filled_in_with_is_an_error(x):
     with pytest.raises(
         ValueError,
-        match=r"^fill_value is for strategy='constant' and 'ffill'; strategy='mean' ",
+        match=r"^fill_value .*'ffill'; strategy='mean' ",
     ):
         SequenceImputer(fill_value=1).fit(x)
-    with pytest.raises(
-        ValueError, match=r"^strategy must be 'mean', 'constant' or 'ffill', got 'median'$"
-    ):
+    with pytest.raises(ValueError, match=r"^strategy .*'ffill', got 'median'$"):
         SequenceImputer("median").fit(x)
     for value in ([1.0, 2.0], np.nan):
-        with pytest.raises(
-            ShapeError, match=r"^fill_value must be a number, or 3 numbers, one per feature; got "
-        ):
+        with pytest.raises(ShapeError, match=r"^fill_value .*3 numbers, .*got "):
             SequenceImputer("constant", fill_value=value).fit(x)
     with pytest.raises(NotFittedError):
         SequenceImputer().stream()
     x[1, 2, 3] = np.inf
     with pytest.raises(DataError, match=(
-        r"^x is infinite at feature 1, series 2, step 3; SequenceImputer takes numbers, and NaN for what is missing$"
+        r"^x .*feature 1, series 2, step 3; .*Imputer"
     )):  # fmt: skip
         SequenceImputer().fit(x)

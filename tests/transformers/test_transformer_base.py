@@ -30,11 +30,9 @@ def test_steps_of_another_shape_are_named(rng):
         ShapeError, match=r"^a step .* \(F, N\) = \(3, 1\), got \(3,\): give x\[:, None\]$"
     ):
         scaler.stream().step(np.zeros(3))
-    with pytest.raises(
-        ShapeError, match=r"^state has the shapes \[\(2,\)\]; expected \[\] for 4 series$"
-    ):
+    with pytest.raises(ShapeError, match=r"^state .*\[\(2,\)\]; .*\[\] for 4 series$"):
         scaler.stream(4, [np.zeros(2)])
-    with pytest.raises(SpecError, match=r"^n_series must be a positive integer, got 0$"):
+    with pytest.raises(SpecError, match=r"^n_series .*got 0$"):
         scaler.stream(0)
 
 

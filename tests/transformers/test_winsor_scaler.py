@@ -154,18 +154,12 @@ def test_errors(x):
         WinsorScaler().transform(x)
     s = WinsorScaler().fit(x)
     before = learnt(s).copy()
-    with pytest.raises(
-        ShapeError, match="has 2 features per step, but WinsorScaler was fitted on 3"
-    ):
+    with pytest.raises(ShapeError, match=r"2 features .*WinsorScaler .*on 3"):
         s.transform(x[:2])
-    with pytest.raises(
-        ShapeError, match=r"WinsorScaler takes one array of shape \(F, N, T\), got a tuple of 2"
-    ):
+    with pytest.raises(ShapeError, match=r"WinsorScaler .*a tuple of 2"):
         s.fit((x, x))
     bad = x.copy()
     bad[2, :2] = np.inf
-    with pytest.raises(
-        DataError, match="feature 2 is infinite in more than a hundredth of its values"
-    ):
+    with pytest.raises(DataError, match="feature 2 is infinite"):
         s.fit(bad)
     assert np.array_equal(learnt(s), before)
