@@ -20,6 +20,7 @@ from fluxutils_py.exporting import (
     ExportedModel,
     Graph,
     ModelStep,
+    initial_of,
     write_graph,
 )
 from fluxutils_py.exporting.export_files import check_format
@@ -485,7 +486,7 @@ def _graph(
     inputs = [x[0, 0] for x in samples]
     if transformers and not inputs[0].is_floating_point():
         inputs = [inputs[0].to(dtype)]  # transformers give floats
-    with_state = [i for i, module in enumerate(before) if getattr(module, "initial", ())]
+    with_state = [i for i, module in enumerate(before) if initial_of(module)]
     if needs_context(est.model_, samples):
         if with_state:
             raise ExportError(
