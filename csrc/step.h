@@ -1,0 +1,391 @@
+/* One step of one series, on packed weights: what a stream computes, and what a model's C file holds.
+ *
+ * C99 and C++, with no library but that of math.h, and without any memory of its own: the caller gives all arrays.
+ * With STEP_DOUBLE all numbers are doubles, else floats. Each function is a loop over units that are neighbours in
+ * memory: plain -O3 makes vectors of the products, with -fno-trapping-math (which changes no result) of the cells too.
+ * Not for -ffast-math, which breaks the rounding of step_power2.
+ *
+ * Matrices are transposed: weights (n_in, n_out), those of a cell (n_in, rows, H), row after row of H units. A cell has
+ * several sums per unit; those of the inputs are the first rows, those of the recurrent products the last ones, in this
+ * order:
+ *   LSTM, FLSTM              i, f, g, o (both products go to all)
+ *   GRU, HFGRU               n of x, r, z, n of h (inputs: the first three; state: the last three)
+ *   SGRU                     n of x, r, z, n of h (inputs: the first; state: the last three)
+ *   MGU, SMGU                n of x, z, n of h (inputs: the first two, or the first; state: the last two)
+ *   MinGRU; MinLSTM          z, candidate; f, i, candidate (inputs only)
+ * First step_dense() for the inputs with the biases of all rows, then step_add_products() for the state, then the cell,
+ * which changes h (and c) in place.
+ */
+#ifndef STEP_DECLARED /* by whoever has declared the few functions of math.h */
+#include <math.h>
+#endif
+#include <stdint.h>
+
+#ifndef STEP_RESTRICT
+#if defined(__cplusplus) && defined(__GNUC__)
+#define STEP_RESTRICT __restrict
+#elif defined(__cplusplus)
+#define STEP_RESTRICT
+#else
+#define STEP_RESTRICT restrict
+#endif
+#endif
+
+#ifdef STEP_DOUBLE
+#define real double
+typedef uint64_t step_integer;
+#define STEP_MATH(name) name
+#define STEP_SHIFTER 6755399441055744.0 /* 1.5 * 2**52: what is added to it is rounded to an integer */
+#define STEP_MANTISSA 52
+#define STEP_ONE UINT64_C(0x3ff0000000000000) /* the bits of 1 */
+#define STEP_LIMIT 1000
+#else
+#define real float
+typedef uint32_t step_integer;
+#define STEP_MATH(name) name##f
+#define STEP_SHIFTER 12582912.0f /* 1.5 * 2**23 */
+#define STEP_MANTISSA 23
+#define STEP_ONE UINT32_C(0x3f800000)
+#define STEP_LIMIT 125
+#endif
+#define STEP_LOG2E ((real)1.4426950408889634)
+
+/* -- activations ----------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    real scale, part;
+} step_power; /* scale * (1 + part) */
+
+/* 2**t, of t within the limit, to rounding; NaN stays NaN. The coefficients are those of exp2.h. */
+static inline step_power step_power2(real t) {
+    union {
+        real value;
+        step_integer bits;
+    } shifted, scale;
+    step_power power;
+    real r, q;
+    t = t > STEP_LIMIT ? (real)STEP_LIMIT : t;
+    t = t < -STEP_LIMIT ? (real)-STEP_LIMIT : t;
+    shifted.value = t + STEP_SHIFTER;
+    r = t - (shifted.value - STEP_SHIFTER);
+#ifdef STEP_DOUBLE
+    q = 4.4455372281554426e-10;
+    q = q * r + 7.0725617019303202e-09;
+    q = q * r + 1.0178121299165704e-07;
+    q = q * r + 1.3215442724231127e-06;
+    q = q * r + 1.5252733701214656e-05;
+    q = q * r + 0.0001540353044148068;
+    q = q * r + 0.0013333558146531633;
+    q = q * r + 0.0096181291076070652;
+    q = q * r + 0.055504108664821236;
+    q = q * r + 0.24022650695910097;
+    q = q * r + 0.69314718055994529;
+#else
+    q = 0.000154035122f;
+    q = q * r + 0.00133907353f;
+    q = q * r + 0.00961823761f;
+    q = q * r + 0.0555035733f;
+    q = q * r + 0.240226492f;
+    q = q * r + 0.693147182f;
+#endif
+    scale.bits = (shifted.bits << STEP_MANTISSA) + STEP_ONE;
+    power.scale = scale.value;
+    power.part = q * r;
+    return power;
+}
+
+static inline real step_exp(real a) {
+    step_power e = step_power2(a * STEP_LOG2E);
+    return e.scale * e.part + e.scale;
+}
+
+static inline real step_sigmoid(real a) {
+    step_power e = step_power2(a * -STEP_LOG2E);
+    return 1 / (e.scale * e.part + (e.scale + 1));
+}
+
+static inline real step_tanh(real a) {
+    step_power e = step_power2(a * (2 * STEP_LOG2E));
+    return (e.scale * e.part + (e.scale - 1)) / (e.scale * e.part + (e.scale + 1));
+}
+
+/* The activations of FluxUtils.jl: psigmoid and ptanh, made of parabolas. */
+static inline real step_parabolic_sigmoid(real a) {
+    real u = a * (real)(1 / 4.1), size;
+    u = u > 1 ? 1 : u;
+    u = u < -1 ? -1 : u;
+    size = u < 0 ? -u : u;
+    return (real)0.5 + u * (1 - (real)0.5 * size);
+}
+
+static inline real step_parabolic_tanh(real a) {
+    real to_knee = (real)1.92033 - (a < 0 ? -a : a), size;
+    to_knee = to_knee < 0 ? 0 : to_knee;
+    size = (real)0.96016 - (real)0.26037 * (to_knee * to_knee);
+    return a > 0 ? size : -size;
+}
+
+enum {
+    STEP_RELU, STEP_TANH, STEP_SIGMOID, STEP_SILU, STEP_LEAKY_RELU, STEP_ELU, STEP_SOFTPLUS, STEP_GELU,
+    STEP_PARABOLIC_SIGMOID, STEP_PARABOLIC_TANH
+};
+
+/* y = f(x), n numbers; alpha is the slope of STEP_LEAKY_RELU and the height of STEP_ELU. x and y may be one array. */
+static inline void step_activate(int function, real alpha, const real *x, real *y, int n) {
+    int i;
+    switch (function) {
+        case STEP_RELU:
+            for (i = 0; i < n; i++) y[i] = x[i] < 0 ? 0 : x[i];
+            break;
+        case STEP_TANH:
+            for (i = 0; i < n; i++) y[i] = step_tanh(x[i]);
+            break;
+        case STEP_SIGMOID:
+            for (i = 0; i < n; i++) y[i] = step_sigmoid(x[i]);
+            break;
+        case STEP_SILU:
+            for (i = 0; i < n; i++) y[i] = x[i] * step_sigmoid(x[i]);
+            break;
+        case STEP_LEAKY_RELU:
+            for (i = 0; i < n; i++) y[i] = x[i] < 0 ? alpha * x[i] : x[i];
+            break;
+        case STEP_ELU:
+            for (i = 0; i < n; i++) y[i] = x[i] < 0 ? alpha * STEP_MATH(expm1)(x[i]) : x[i];
+            break;
+        case STEP_SOFTPLUS: /* of torch: the identity from 20 on */
+            for (i = 0; i < n; i++) y[i] = x[i] > 20 ? x[i] : STEP_MATH(log1p)(STEP_MATH(exp)(x[i]));
+            break;
+        case STEP_GELU:
+            for (i = 0; i < n; i++) y[i] = x[i] * ((real)0.5 * (1 + STEP_MATH(erf)(x[i] * (real)0.70710678118654752)));
+            break;
+        case STEP_PARABOLIC_SIGMOID:
+            for (i = 0; i < n; i++) y[i] = step_parabolic_sigmoid(x[i]);
+            break;
+        case STEP_PARABOLIC_TANH:
+            for (i = 0; i < n; i++) y[i] = step_parabolic_tanh(x[i]);
+            break;
+    }
+}
+
+/* silu of the first n numbers times the last n. */
+static inline void step_gated(const real *STEP_RESTRICT x, real *STEP_RESTRICT y, int n) {
+    int i;
+    for (i = 0; i < n; i++) y[i] = x[i] * step_sigmoid(x[i]) * x[n + i];
+}
+
+/* -- products -------------------------------------------------------------------------------------------------------- */
+
+/* y[r] += sum over k of x[k] w[k][r], r < n_out. Four rows of w at once, since y is loaded and stored for each. */
+static inline void step_add_products(
+    const real *STEP_RESTRICT x, const real *STEP_RESTRICT w, real *STEP_RESTRICT y, int n_in, int n_out) {
+    int k, r;
+    for (k = 0; k + 4 <= n_in; k += 4) {
+        const real x0 = x[k], x1 = x[k + 1], x2 = x[k + 2], x3 = x[k + 3];
+        const real *STEP_RESTRICT w0 = w + k * n_out;
+        const real *STEP_RESTRICT w1 = w0 + n_out;
+        const real *STEP_RESTRICT w2 = w1 + n_out;
+        const real *STEP_RESTRICT w3 = w2 + n_out;
+        for (r = 0; r < n_out; r++) y[r] = x3 * w3[r] + (x2 * w2[r] + (x1 * w1[r] + (x0 * w0[r] + y[r])));
+    }
+    for (; k < n_in; k++) {
+        const real xk = x[k];
+        const real *STEP_RESTRICT wk = w + k * n_out;
+        for (r = 0; r < n_out; r++) y[r] = xk * wk[r] + y[r];
+    }
+}
+
+/* y = bias + products, of n_out numbers, of which the products are the first n_products. */
+static inline void step_dense(
+    const real *STEP_RESTRICT x, const real *STEP_RESTRICT w, const real *STEP_RESTRICT bias, real *STEP_RESTRICT y,
+    int n_in, int n_products, int n_out) {
+    int r;
+    for (r = 0; r < n_out; r++) y[r] = bias[r];
+    step_add_products(x, w, y, n_in, n_products);
+}
+
+/* -- cells: from the sums a (rows, H) to the new state h, c (H) ------------------------------------------------------ */
+
+static inline void step_lstm(const real *STEP_RESTRICT a, real *STEP_RESTRICT h, real *STEP_RESTRICT c, int H) {
+    int u;
+    for (u = 0; u < H; u++) {
+        real i = step_sigmoid(a[u]), f = step_sigmoid(a[H + u]), g = step_tanh(a[2 * H + u]);
+        real cell = f * c[u] + i * g;
+        c[u] = cell;
+        h[u] = step_sigmoid(a[3 * H + u]) * step_tanh(cell);
+    }
+}
+
+static inline void step_flstm(const real *STEP_RESTRICT a, real *STEP_RESTRICT h, real *STEP_RESTRICT c, int H) {
+    int u;
+    for (u = 0; u < H; u++) {
+        real i = step_parabolic_sigmoid(a[u]), f = step_parabolic_sigmoid(a[H + u]);
+        real cell = f * c[u] + i * step_parabolic_tanh(a[2 * H + u]);
+        c[u] = cell;
+        h[u] = step_parabolic_sigmoid(a[3 * H + u]) * step_parabolic_tanh(cell);
+    }
+}
+
+static inline void step_rnn_tanh(const real *STEP_RESTRICT a, real *STEP_RESTRICT h, int H) {
+    int u;
+    for (u = 0; u < H; u++) h[u] = step_tanh(a[u]);
+}
+
+static inline void step_rnn_relu(const real *STEP_RESTRICT a, real *STEP_RESTRICT h, int H) {
+    int u;
+    for (u = 0; u < H; u++) h[u] = a[u] < 0 ? 0 : a[u];
+}
+
+/* GRU, and SGRU with exact activations. */
+static inline void step_gru(const real *STEP_RESTRICT a, real *STEP_RESTRICT h, int H) {
+    int u;
+    for (u = 0; u < H; u++) {
+        real r = step_sigmoid(a[H + u]), z = step_sigmoid(a[2 * H + u]);
+        real n = step_tanh(r * a[3 * H + u] + a[u]);
+        h[u] = z * (h[u] - n) + n;
+    }
+}
+
+static inline void step_sgru_parabolic(const real *STEP_RESTRICT a, real *STEP_RESTRICT h, int H) {
+    int u;
+    for (u = 0; u < H; u++) {
+        real r = step_parabolic_sigmoid(a[H + u]), z = step_parabolic_sigmoid(a[2 * H + u]);
+        real n = step_parabolic_tanh(r * a[3 * H + u] + a[u]);
+        h[u] = z * (h[u] - n) + n;
+    }
+}
+
+/* MGU and SMGU, with exact activations or those of parabolas. */
+static inline void step_mgu(const real *STEP_RESTRICT a, real *STEP_RESTRICT h, int H) {
+    int u;
+    for (u = 0; u < H; u++) {
+        real z = step_sigmoid(a[H + u]), n = step_tanh(z * a[2 * H + u] + a[u]);
+        h[u] = z * (h[u] - n) + n;
+    }
+}
+
+static inline void step_mgu_parabolic(const real *STEP_RESTRICT a, real *STEP_RESTRICT h, int H) {
+    int u;
+    for (u = 0; u < H; u++) {
+        real z = step_parabolic_sigmoid(a[H + u]), n = step_parabolic_tanh(z * a[2 * H + u] + a[u]);
+        h[u] = z * (h[u] - n) + n;
+    }
+}
+
+static inline void step_hfgru(const real *STEP_RESTRICT a, real *STEP_RESTRICT h, real alpha, int H) {
+    int u;
+    for (u = 0; u < H; u++) {
+        real r = step_sigmoid(a[H + u]), z = alpha * step_sigmoid(a[2 * H + u]);
+        real n = step_tanh(r * a[3 * H + u] + a[u]);
+        h[u] = z * (n - h[u]) + h[u];
+    }
+}
+
+static inline void step_min_gru(const real *STEP_RESTRICT a, real *STEP_RESTRICT h, int H) {
+    int u;
+    for (u = 0; u < H; u++) h[u] = step_sigmoid(a[u]) * (a[H + u] - h[u]) + h[u];
+}
+
+/* f / (f + i) is 1 / (1 + i / f) with i / f = (1 + 2**-f) / (1 + 2**-i). Of two closed gates only the difference
+ * counts: both exponents are lowered until the smaller is at a limit, so that the quotient stays. */
+static inline void step_min_lstm(const real *STEP_RESTRICT a, real *STEP_RESTRICT h, int H) {
+    const real limit = STEP_LIMIT / 2;
+    int u;
+    for (u = 0; u < H; u++) {
+        real f = a[u] * -STEP_LOG2E, i = a[H + u] * -STEP_LOG2E;
+        real smaller = f < i ? f : i, excess = smaller > limit ? smaller - limit : 0, keep;
+        step_power of_f = step_power2(f - excess), of_i = step_power2(i - excess);
+        real inverse_f = of_f.scale * of_f.part + (of_f.scale + 1);
+        real inverse_i = of_i.scale * of_i.part + (of_i.scale + 1);
+        keep = inverse_i / (inverse_f + inverse_i);
+        h[u] = keep * (h[u] - a[2 * H + u]) + a[2 * H + u];
+    }
+}
+
+/* LRU: h = lambda h + added, of n complex numbers in pairs. */
+static inline void step_diagonal(const real *STEP_RESTRICT lambda, const real *STEP_RESTRICT added,
+                                 real *STEP_RESTRICT h, int n) {
+    int i;
+    for (i = 0; i < n; i++) {
+        real re = h[2 * i], im = h[2 * i + 1];
+        h[2 * i] = lambda[2 * i] * re - lambda[2 * i + 1] * im + added[2 * i];
+        h[2 * i + 1] = lambda[2 * i] * im + lambda[2 * i + 1] * re + added[2 * i + 1];
+    }
+}
+
+/* -- the rest of a network ------------------------------------------------------------------------------------------- */
+
+static inline void step_add(const real *x, const real *y, real *sum, int n) {
+    int i;
+    for (i = 0; i < n; i++) sum[i] = x[i] + y[i];
+}
+
+/* Layer normalisation, with eps inside the root. */
+static inline void step_layer_norm(const real *STEP_RESTRICT x, const real *STEP_RESTRICT weight,
+                                   const real *STEP_RESTRICT bias, real *STEP_RESTRICT y, real eps, int n) {
+    real mean = 0, squares = 0, inverse;
+    int i;
+    for (i = 0; i < n; i++) mean += x[i];
+    mean /= (real)n;
+    for (i = 0; i < n; i++) squares += (x[i] - mean) * (x[i] - mean);
+    inverse = 1 / STEP_MATH(sqrt)(squares / (real)n + eps);
+    for (i = 0; i < n; i++) y[i] = (x[i] - mean) * inverse * weight[i] + bias[i];
+}
+
+/* y = x scale + shift for each feature: batch normalisation in evaluation. */
+static inline void step_scale_shift(const real *STEP_RESTRICT x, const real *STEP_RESTRICT scale,
+                                    const real *STEP_RESTRICT shift, real *STEP_RESTRICT y, int n) {
+    int i;
+    for (i = 0; i < n; i++) y[i] = x[i] * scale[i] + shift[i];
+}
+
+/* -- scalers, in double, so that a large mean costs no digits --------------------------------------------------------- */
+
+static inline void step_standardize(double *x, const double *mean, const double *scale, int n) {
+    int i;
+    for (i = 0; i < n; i++) x[i] = (x[i] - mean[i]) / scale[i];
+}
+
+/* Clamp, then standardise; NaN becomes 0. */
+static inline void step_winsorize(
+    double *x, const double *lower, const double *upper, const double *mean, const double *scale, int n) {
+    int i;
+    for (i = 0; i < n; i++) {
+        double value = x[i] < lower[i] ? lower[i] : x[i];
+        value = value > upper[i] ? upper[i] : value;
+        value = (value - mean[i]) / scale[i];
+        x[i] = value == value ? value : 0;
+    }
+}
+
+/* Values for NaN. */
+static inline void step_fill(double *x, const double *values, int n) {
+    int i;
+    for (i = 0; i < n; i++) x[i] = x[i] == x[i] ? x[i] : values[i];
+}
+
+/* -- outputs --------------------------------------------------------------------------------------------------------- */
+
+/* Outputs in the units of the targets. */
+static inline double step_unscaled(real y, double mean, double scale) { return (double)y * scale + mean; }
+
+/* The place of the largest number; that of the first NaN if there is one. */
+static inline int step_argmax(const real *x, int n) {
+    int i, best = 0;
+    for (i = 1; i < n && x[best] == x[best]; i++)
+        if (x[i] > x[best] || x[i] != x[i]) best = i;
+    return best;
+}
+
+static inline void step_log_softmax(const real *x, real *y, int n) {
+    real largest = x[step_argmax(x, n)], sum = 0;
+    int i;
+    for (i = 0; i < n; i++) sum += STEP_MATH(exp)(x[i] - largest);
+    sum = STEP_MATH(log)(sum);
+    for (i = 0; i < n; i++) y[i] = x[i] - largest - sum;
+}
+
+static inline void step_softmax(const real *x, real *y, int n) {
+    int i;
+    step_log_softmax(x, y, n);
+    for (i = 0; i < n; i++) y[i] = STEP_MATH(exp)(y[i]);
+}
