@@ -203,6 +203,17 @@ static inline void step_dense(
     step_add_products(x, w, y, n_in, n_products);
 }
 
+/* The same products with weights of 8 bits, in rows (n_out, n_in), each of which has a scale: for files of C. */
+static inline void step_add_products_int8(const real *STEP_RESTRICT x, const signed char *STEP_RESTRICT w,
+                                          const real *STEP_RESTRICT scale, real *STEP_RESTRICT y, int n_in, int n_out) {
+    int k, r;
+    for (r = 0; r < n_out; r++, w += n_in) {
+        real sum = 0;
+        for (k = 0; k < n_in; k++) sum += x[k] * (real)w[k];
+        y[r] += scale[r] * sum;
+    }
+}
+
 /* -- cells: from the sums a (rows, H) to the new state h, c (H) ------------------------------------------------------ */
 
 static inline void step_lstm(const real *STEP_RESTRICT a, real *STEP_RESTRICT h, real *STEP_RESTRICT c, int H) {
