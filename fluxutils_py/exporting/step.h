@@ -203,17 +203,6 @@ static inline void step_dense(
     step_add_products(x, w, y, n_in, n_products);
 }
 
-/* The same products with weights of 8 bits, in rows (n_out, n_in), each of which has a scale: for files of C. */
-static inline void step_add_products_int8(const real *STEP_RESTRICT x, const signed char *STEP_RESTRICT w,
-                                          const real *STEP_RESTRICT scale, real *STEP_RESTRICT y, int n_in, int n_out) {
-    int k, r;
-    for (r = 0; r < n_out; r++, w += n_in) {
-        real sum = 0;
-        for (k = 0; k < n_in; k++) sum += x[k] * (real)w[k];
-        y[r] += scale[r] * sum;
-    }
-}
-
 /* -- cells: from the sums a (rows, H) to the new state h, c (H) ------------------------------------------------------ */
 
 static inline void step_lstm(const real *STEP_RESTRICT a, real *STEP_RESTRICT h, real *STEP_RESTRICT c, int H) {
@@ -399,4 +388,85 @@ static inline void step_softmax(const real *x, real *y, int n) {
     int i;
     step_log_softmax(x, y, n);
     for (i = 0; i < n; i++) y[i] = STEP_MATH(exp)(y[i]);
+}
+
+/* -- what only files of C use ------------------------------------------------------------------------------------------ */
+
+static inline void step_copy(const real *from, real *to, int n) {
+    int i;
+    for (i = 0; i < n; i++) to[i] = from[i];
+}
+
+/* step_add_products() with weights of 8 bits in rows (n_out, n_in), each of which has a scale. */
+static inline void step_add_products_int8(
+    const real *STEP_RESTRICT x, const signed char *STEP_RESTRICT w, const real *STEP_RESTRICT scale,
+    real *STEP_RESTRICT y, int n_in, int n_out) {
+    int k, r;
+    for (r = 0; r < n_out; r++, w += n_in) {
+        real sum = 0;
+        for (k = 0; k < n_in; k++) sum += x[k] * (real)w[k];
+        y[r] += scale[r] * sum;
+    }
+}
+
+static inline void step_dense_int8(
+    const real *STEP_RESTRICT x, const signed char *STEP_RESTRICT w, const real *STEP_RESTRICT scale,
+    const real *STEP_RESTRICT bias, real *STEP_RESTRICT y, int n_in, int n_products, int n_out) {
+    step_copy(bias, y, n_out);
+    step_add_products_int8(x, w, scale, y, n_in, n_products);
+}
+
+/* Whether a number is infinite. */
+static inline int step_any_infinite(const double *x, int n) {
+    int i;
+    for (i = 0; i < n; i++)
+        if (x[i] == x[i] && x[i] - x[i] != 0) return 1;
+    return 0;
+}
+
+/* The last number before it for NaN, `start` where there is none yet. */
+static inline void step_forward_fill(double *x, double *last, const double *start, int n) {
+    int i;
+    for (i = 0; i < n; i++) {
+        last[i] = x[i] == x[i] ? x[i] : last[i];
+        x[i] = last[i] == last[i] ? last[i] : start[i];
+    }
+}
+
+static inline void step_widen(const real *from, double *to, int n) {
+    int i;
+    for (i = 0; i < n; i++) to[i] = (double)from[i];
+}
+
+static inline void step_narrow(const double *from, real *to, int n) {
+    int i;
+    for (i = 0; i < n; i++) to[i] = (real)from[i];
+}
+
+static inline void step_missing(double *to, int n) {
+    int i;
+    for (i = 0; i < n; i++) to[i] = NAN;
+}
+
+/* y scale + mean: outputs in the units of the targets. */
+static inline void step_unstandardize(double *y, const double *mean, const double *scale, int n) {
+    int i;
+    for (i = 0; i < n; i++) y[i] = y[i] * scale[i] + mean[i];
+}
+
+/* Copies the inputs of a model, within one array too. Returns 0 if all are finite; 1 if all are missing (NaN), and puts
+ * zeros for them; else -1. */
+static inline int step_read(const real *x, real *to, int n) {
+    int i, n_missing = 0;
+    for (i = 0; i < n; i++) {
+        to[i] = x[i];
+        if (x[i] != x[i])
+            n_missing++;
+        else if (x[i] - x[i] != 0)
+            return -1;
+    }
+    if (n_missing == 0) return 0;
+    if (n_missing < n) return -1;
+    for (i = 0; i < n; i++) to[i] = 0;
+    return 1;
 }
