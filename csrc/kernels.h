@@ -20,7 +20,7 @@ enum { FK_FLOAT32 = 0, FK_FLOAT64 = 1, FK_COMPLEX64 = 2, FK_COMPLEX128 = 3 };  /
 enum { FK_BEST = 0, FK_AVX2 = 1, FK_AVX512 = 2, FK_NEON = 3 };        // instruction sets
 
 // What a call returns.
-enum { FK_OK = 0, FK_BAD_ARGUMENT = 1, FK_NO_SUCH_INSTRUCTIONS = 2, FK_OUT_OF_MEMORY = 3 };
+enum { FK_OK = 0, FK_BAD_ARGUMENT = 1, FK_NO_SUCH_INSTRUCTIONS = 2, FK_OUT_OF_MEMORY = 3, FK_NOT_FINITE = 4 };
 
 // S steps, B series, F features, H units. A pointer that may be null says so.
 typedef struct {
@@ -56,6 +56,56 @@ typedef struct {
 
 int32_t fluxutils_linear_forward(const fluxutils_linear_call *);
 int32_t fluxutils_linear_backward(const fluxutils_linear_call *);
+
+// One step of B series through a model: a list of operations on `values`, numbers of the model's type, of which the first
+// F are the inputs. An operation reads at `source` and writes n_out numbers to `target`. Weights are laid out as step.h
+// says, with a bias of n_out numbers, of cells rows * n_out.
+enum {
+    FK_STEP_DENSE = 0,       // w (n_in, n_out), bias
+    FK_STEP_CELL = 1,        // w (n_in, x_rows n_out), w_h (n_out, h_rows n_out), bias, h, c (B, n_out); sums at `other`
+    FK_STEP_DIAGONAL = 2,    // w: n_out / 2 complex eigenvalues; h (B, n_out)
+    FK_STEP_ACTIVATION = 3,  // `cell` is the function, of the enumeration in step.h
+    FK_STEP_GATED = 4,       // of 2 n_out numbers
+    FK_STEP_ADD = 5,         // plus those at `other`
+    FK_STEP_LAYER_NORM = 6,  // w and bias, alpha is eps
+    FK_STEP_SCALE_SHIFT = 7  // w and bias
+};
+typedef struct {
+    int64_t kind, cell, source, other, target, n_in, n_out, rows, x_rows, h_rows;
+    double alpha;
+    const void *w, *w_h, *bias;
+    void *h, *c;
+} fluxutils_step_operation;
+
+enum { FK_STEP_STANDARDIZE = 0, FK_STEP_WINSORIZE = 1, FK_STEP_FILL = 2 };  // the last with `mean` as values
+typedef struct {
+    int64_t kind;
+    const double *mean, *scale, *lower, *upper;  // (F)
+} fluxutils_step_scaler;
+
+// What y is: outputs (G, B) of the model's type, or in the units of targets, as float32 or float64; labels (1, B) as
+// int64; probabilities and their logarithms; the difference of two scores, (1, B).
+enum {
+    FK_STEP_RAW = 0, FK_STEP_FLOAT32 = 1, FK_STEP_FLOAT64 = 2, FK_STEP_LABEL = 3, FK_STEP_PROBABILITIES = 4,
+    FK_STEP_LOG_PROBABILITIES = 5, FK_STEP_DIFFERENCE = 6
+};
+typedef struct {
+    int64_t version, type, B, F, G;
+    int64_t n_scalers, n_operations, method;
+    const fluxutils_step_scaler *scalers;
+    const fluxutils_step_operation *operations;
+    const double *x;             // (F, B)
+    double *inputs;              // room for (B, F)
+    int64_t *gaps;               // (B), set to 1 for series whose inputs are all NaN: they get zeros, and NaN as outputs
+    void *values;                // room for all values of a series
+    int64_t output;              // place of the G outputs, and of G numbers of room after them
+    const double *mean, *scale;  // of targets, (G)
+    void *y;
+} fluxutils_step_call;
+
+// Only where fluxutils_isa(FK_BEST) finds a set. FK_NOT_FINITE: an input is infinite, or missing beside others; no state
+// has changed then.
+int32_t fluxutils_step(const fluxutils_step_call *);
 
 #ifdef __cplusplus
 }
