@@ -443,11 +443,6 @@ static inline void step_narrow(const double *from, real *to, int n) {
     for (i = 0; i < n; i++) to[i] = (real)from[i];
 }
 
-static inline void step_missing(double *to, int n) {
-    int i;
-    for (i = 0; i < n; i++) to[i] = NAN;
-}
-
 /* y scale + mean: outputs in the units of the targets. */
 static inline void step_unstandardize(double *y, const double *mean, const double *scale, int n) {
     int i;
