@@ -1,0 +1,606 @@
+"""Describe one step of a model as a list of operations on plain arrays.
+
+:func:`program_of` makes a :class:`StepProgram` of a model of stateful layers, linear layers and
+activations. Two consumers share it: :class:`fluxutils_py.nn.native_step.NativeStep` runs it in one
+call, and a C file holds it as source. Both use the functions of ``csrc/step.h``, for which the
+weights are laid out here. What surrounds a model in an estimator, scalers of inputs and the units
+or labels of outputs, is in :mod:`fluxutils_py.estimator.step_chain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fluxutils_py.nn.activations import psigmoid, ptanh
+from fluxutils_py.nn.cell_layers import CellStack
+from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell, _Cell
+from fluxutils_py.nn.layers import BatchNorm, Elementwise, GaussianNoise
+from fluxutils_py.nn.linear_rnn import _DiagonalRecurrence, _MinGRU, _MinLSTM
+from fluxutils_py.nn.native_layers import is_intercepted, is_plain
+from fluxutils_py.nn.recurrent import Recur
+from fluxutils_py.nn.sequence_stack import SequenceStack, _Block
+from fluxutils_py.nn.states import recurrent_layers
+
+
+class UnsupportedStep(TypeError):
+    """A model has a part that no operation describes; the message names it."""
+
+
+class CellRows(NamedTuple):
+    """Where the blocks of H weights of a cell go among its sums, as ``csrc/step.h`` orders them.
+
+    The inputs add to the first sums, the recurrent products to the last ones.
+    """
+
+    rows: int
+    of_x: tuple[int, ...]  # for each block of the input weights, its sum
+    of_h: tuple[int, ...]  # of the recurrent weights
+    of_bias: tuple[int, ...] = ()  # of the only bias of an own cell
+
+
+_LSTM = CellRows(4, (0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3))
+_GRU = CellRows(4, (1, 2, 0), (1, 2, 3), (1, 2, 0))
+_MGU = CellRows(3, (1, 0), (1, 2), (1, 0))
+# by the number of the native kernel
+CELL_ROWS = {
+    0: _LSTM,
+    1: _GRU,
+    2: CellRows(1, (0,), (0,)),
+    3: CellRows(1, (0,), (0,)),
+    4: _LSTM,
+    5: _GRU._replace(of_x=(0,)),
+    6: _MGU,
+    7: _MGU._replace(of_x=(0,)),
+    8: _GRU,
+    9: CellRows(2, (0, 1), (), (0, 1)),
+    10: CellRows(3, (0, 1, 2), (), (0, 1, 2)),
+}
+# as csrc/step.h numbers them
+FUNCTIONS = (
+    "relu",
+    "tanh",
+    "sigmoid",
+    "silu",
+    "leaky_relu",
+    "elu",
+    "softplus",
+    "gelu",
+    "psigmoid",
+    "ptanh",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """What the operations share.
+
+    Attributes
+    ----------
+    source : int
+        The value that it reads. Value 0 is the input, value ``i + 1`` the result of operation
+        ``i``.
+    n_out : int
+        Numbers of its result.
+    """
+
+    source: int
+    n_out: int
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(Operation):
+    """``x @ weight + bias``, with weight (n_in, n_out)."""
+
+    weight: np.ndarray
+    bias: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class CellStep(Operation):
+    """One step of a cell with H = n_out units; the result is the new h.
+
+    Attributes
+    ----------
+    number : int
+        Of the native kernel, as ``csrc/kernels.h`` has it.
+    alpha : float
+        The number that the formula depends on: of HFGRU; of SGRU, MGU and SMGU 0 for the
+        approximate activations.
+    states : tuple of int
+        The state tensors that hold h, and c if the cell has one.
+    place : int
+        Where in these tensors the layer is, if they are of several layers.
+    rows : int
+        Sums per unit.
+    weight_x : ndarray of shape (n_in, x_rows * H)
+        Of the first ``x_rows`` sums.
+    weight_h : ndarray of shape (H, h_rows * H)
+        Of the last ``h_rows`` sums, which may be none.
+    bias : ndarray of shape (rows * H,)
+    """
+
+    number: int
+    alpha: float
+    states: tuple[int, ...]
+    place: int
+    rows: int
+    weight_x: np.ndarray
+    weight_h: np.ndarray
+    bias: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Diagonal(Operation):
+    """``h' = eigenvalues * h + x`` of n_out / 2 complex numbers, as pairs; the result is h'."""
+
+    states: tuple[int, ...]
+    eigenvalues: np.ndarray  # (n_out,)
+
+
+@dataclass(frozen=True, eq=False)
+class Activation(Operation):
+    """A function of single numbers, one of :data:`FUNCTIONS`."""
+
+    function: str
+    alpha: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Gated(Operation):
+    """``silu(x[:n_out]) * x[n_out:]``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(Operation):
+    """``x`` plus another value."""
+
+    other: int
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNormalization(Operation):
+    """Layer normalisation."""
+
+    weight: np.ndarray
+    bias: np.ndarray
+    eps: float
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleShift(Operation):
+    """``x * scale + shift`` for each feature."""
+
+    scale: np.ndarray
+    shift: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class StateTensor:
+    """One tensor of a model's state.
+
+    Attributes
+    ----------
+    layer : int
+        Its place among :func:`fluxutils_py.nn.states.recurrent_layers`.
+    shape : tuple of int
+        For one series: (L, H), (H,), or (n_states, 2).
+    batch_axis : int
+    initial : ndarray
+        Of this shape.
+    """
+
+    layer: int
+    shape: tuple[int, ...]
+    batch_axis: int
+    initial: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class StepProgram:
+    """One step of a model for one series.
+
+    Attributes
+    ----------
+    n_in, n_out : int
+        Features of the input and of the output, which is the last value.
+    dtype : numpy.dtype
+        float32 or float64, of all weights, states and values.
+    operations : tuple of Operation
+        In order; each value is computed once.
+    states : tuple of StateTensor
+        In the order of :func:`fluxutils_py.states`.
+    tensors : tuple of Tensor
+        The parameters and buffers that the program was made from: it is out of date once one of
+        them has another ``data_ptr()`` or ``_version``.
+    """
+
+    n_in: int
+    n_out: int
+    dtype: np.dtype
+    operations: tuple[Operation, ...]
+    states: tuple[StateTensor, ...]
+    tensors: tuple[Tensor, ...]
+
+
+def step_program(model: nn.Module, n_in: int) -> StepProgram | None:
+    """Return :func:`program_of` a model, or None if there is none."""
+    try:
+        return program_of(model, n_in)
+    except UnsupportedStep:
+        return None
+
+
+def program_of(model: nn.Module, n_in: int) -> StepProgram:
+    """Describe one step of a model in evaluation mode.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Made of ``nn.Sequential``, the recurrent layers and cells of torch and of this package in
+        :class:`Recur`, :class:`SequenceStack`, linear layers, normalisations and activations. On
+        the CPU, in evaluation mode.
+    n_in : int
+        Features of its input.
+
+    Raises
+    ------
+    UnsupportedStep
+        If a part is anything else, is a subclass, has hooks or computed weights, or is in training
+        mode where that matters.
+    """
+    writer = _Writer(model, n_in)
+    result = writer.write(model, 0)
+    if result != len(writer.operations):  # a model that ends with its input
+        raise UnsupportedStep(f"{type(model).__name__} computes nothing")
+    if len({t.dtype for t in writer.tensors}) != 1:
+        raise UnsupportedStep(f"{type(model).__name__} has no weights of one type")
+    return StepProgram(
+        n_in,
+        writer.sizes[-1],
+        _as_array(writer.tensors[0]).dtype,
+        tuple(writer.operations),
+        tuple(writer.states),
+        tuple(writer.tensors),
+    )
+
+
+class _Writer:
+    """Writes the operations of a model, module by module."""
+
+    def __init__(self, model: nn.Module, n_in: int) -> None:
+        self.sizes = [n_in]  # of the values
+        self.operations: list[Operation] = []
+        self.states: list[StateTensor] = []
+        self.tensors: list[Tensor] = []
+        self._layers = {id(r): i for i, r in enumerate(recurrent_layers(model))}
+
+    def write(self, module: nn.Module, source: int) -> int:
+        """Write a module that reads a value; return the value that holds its result."""
+        if is_intercepted(module):
+            raise UnsupportedStep(f"{type(module).__name__} has hooks")
+        writer = _WRITERS.get(type(module))
+        if writer is not None:
+            return writer(self, module, source)
+        # layers of this package that only build what they wrap, and the user's without a forward
+        if isinstance(module, Recur) and type(module).forward is Recur.forward:
+            return self._write_recurrent(module, source)
+        raise UnsupportedStep(f"no operation computes {type(module).__name__}")
+
+    def add(self, operation: Operation) -> int:
+        self.operations.append(operation)
+        self.sizes.append(operation.n_out)
+        return len(self.operations)
+
+    def array(self, module: nn.Module, name: str) -> np.ndarray:
+        """Return a parameter or buffer as an array that shares its memory."""
+        content = vars(module)
+        tensor = content["_parameters"].get(name)
+        if tensor is None:
+            tensor = content["_buffers"].get(name)
+        if tensor is None or not is_plain(tensor) or tensor.is_inference():
+            raise UnsupportedStep(f"{name} of {type(module).__name__} is not a plain tensor")
+        self.tensors.append(tensor)
+        return _as_array(tensor)
+
+    def optional(self, module: nn.Module, name: str, n: int, default: float) -> np.ndarray:
+        """Return a parameter (n,), or an array of the default if the module has none."""
+        if getattr(module, name) is not None:
+            return self.array(module, name)
+        dtype = _as_array(self.tensors[0]).dtype if self.tensors else np.dtype("f4")
+        return np.full(n, default, dtype)
+
+    def _check_size(self, module: nn.Module, source: int, n_in: int) -> None:
+        if self.sizes[source] != n_in:
+            raise UnsupportedStep(
+                f"{type(module).__name__} takes {n_in} features, got {self.sizes[source]}"
+            )
+
+    # -- plain layers ------------------------------------------------------------------------------
+
+    def _write_sequence(self, module: nn.Module, source: int) -> int:
+        for child in module.children():
+            source = self.write(child, source)
+        return source
+
+    def _write_nothing(self, module: nn.Module, source: int) -> int:
+        if module.training and not isinstance(module, nn.Identity):
+            raise UnsupportedStep(f"{type(module).__name__} is in training mode")
+        return source
+
+    def _write_linear(self, module: Any, source: int) -> int:
+        self._check_size(module, source, module.in_features)
+        n = module.out_features
+        weight = self.array(module, "weight")
+        bias = self.optional(module, "bias", n, 0.0)
+        return self.add(Dense(source, n, np.array(weight.T, order="C"), np.array(bias)))
+
+    def _write_activation(self, module: Any, source: int) -> int:
+        n = self.sizes[source]
+        if isinstance(module, Elementwise):
+            name = _FUNCTION_NAMES.get(module.function)
+            if name is None:
+                raise UnsupportedStep(f"no operation computes {module}")
+            return self.add(Activation(source, n, name))
+        name, alpha = _ACTIVATIONS[type(module)]
+        is_other = (
+            isinstance(module, nn.Softplus) and (module.beta != 1 or module.threshold != 20)
+        ) or (isinstance(module, nn.GELU) and module.approximate != "none")
+        if is_other:
+            raise UnsupportedStep(f"no operation computes {module}")
+        height = float(getattr(module, alpha)) if alpha else 0.0
+        return self.add(Activation(source, n, name, height))
+
+    def _write_layer_norm(self, module: Any, source: int) -> int:
+        n = self.sizes[source]
+        if tuple(module.normalized_shape) != (n,):
+            raise UnsupportedStep(f"LayerNorm of {module.normalized_shape}, got {n} features")
+        weight = np.array(self.optional(module, "weight", n, 1.0))
+        bias = np.array(self.optional(module, "bias", n, 0.0))
+        return self.add(LayerNormalization(source, n, weight, bias, module.eps))
+
+    def _write_batch_norm(self, module: Any, source: int) -> int:
+        self._check_size(module, source, module.num_features)
+        n = module.num_features
+        if module.training or module.running_mean is None:
+            raise UnsupportedStep(f"{type(module).__name__} takes the statistics of its batch")
+        mean = self.array(module, "running_mean")
+        variance = self.array(module, "running_var")
+        scale = self.optional(module, "weight", n, 1.0) / np.sqrt(variance + module.eps)
+        shift = self.optional(module, "bias", n, 0.0) - mean * scale
+        return self.add(ScaleShift(source, n, scale.astype(mean.dtype), shift.astype(mean.dtype)))
+
+    def _write_stack(self, module: Any, source: int) -> int:
+        value = self.write(module.embed, source)
+        value = self.write(module.blocks, value)
+        return self.write(module.norm, value)
+
+    def _write_block(self, module: Any, source: int) -> int:
+        layer = self.write(module.layer, self.write(module.layer_norm, source))
+        layer = self.write(module.dropout, layer)
+        x = self.add(Sum(source, self.sizes[source], layer))
+        up = self.write(module.up, self.write(module.mlp_norm, x))
+        mixed = self.write(module.down, self.add(Gated(up, self.sizes[up] // 2)))
+        return self.add(Sum(x, self.sizes[x], self.write(module.dropout, mixed)))
+
+    # -- recurrent layers --------------------------------------------------------------------------
+
+    def _write_recurrent(self, layer: Recur, source: int) -> int:
+        inner = layer.module
+        writer = _CELL_WRITERS.get(type(inner))
+        index = self._layers.pop(id(layer), None)
+        # a layer that stands in two places moves its state twice; none that is asked for its class
+        if writer is None or index is None or is_intercepted(inner):
+            raise UnsupportedStep(f"no operation computes Recur({type(inner).__name__})")
+        first = len(self.states)
+        empty = layer.empty_state()
+        assert empty is not None
+        axis = layer.batch_dim
+        for k, t in enumerate(empty):
+            shape = (*t.shape[:axis], *t.shape[axis + 1 :])
+            initial = np.zeros(shape, _as_array(t).dtype)
+            if layer.trainable_init:
+                trained = self.array(layer.initial_state, str(k))
+                initial = np.array(trained.reshape(shape))
+            self.states.append(StateTensor(index, shape, axis, initial))
+        return writer(self, inner, source, tuple(range(first, len(self.states))))
+
+    def _write_torch_layers(
+        self, module: Any, source: int, states: tuple[int, ...], number: int
+    ) -> int:
+        """Write an ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN``."""
+        self._check_size(module, source, module.input_size)
+        if module.proj_size or (module.training and module.dropout and module.num_layers > 1):
+            raise UnsupportedStep(f"no operation computes {module} in training mode")
+        for k in range(module.num_layers):
+            names = [f"weight_ih_l{k}", f"weight_hh_l{k}", f"bias_ih_l{k}", f"bias_hh_l{k}"]
+            weights = [self.array(module, n) for n in names[: 4 if module.bias else 2]]
+            source = self._add_cell(number, 0.0, source, states, k, weights)
+        return source
+
+    def _write_torch_cell(
+        self, module: Any, source: int, states: tuple[int, ...], number: int
+    ) -> int:
+        self._check_size(module, source, module.input_size)
+        names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
+        weights = [self.array(module, n) for n in names[: 4 if module.bias else 2]]
+        return self._add_cell(number, 0.0, source, states, 0, weights)
+
+    def _write_rnn(self, module: Any, source: int, states: tuple[int, ...]) -> int:
+        number = 3 if module.nonlinearity == "relu" else 2
+        write = self._write_torch_cell
+        if isinstance(module, nn.RNN):
+            write = self._write_torch_layers
+        return write(module, source, states, number)
+
+    def _write_own_stack(self, module: Any, source: int, states: tuple[int, ...]) -> int:
+        if module.training and module.dropout and len(module.cells) > 1:
+            raise UnsupportedStep("a stack of cells with dropout is in training mode")
+        for k, cell in enumerate(module.cells):
+            if type(cell) not in _OWN_CELLS or is_intercepted(cell):
+                raise UnsupportedStep(f"no operation computes {type(cell).__name__}")
+            source = self._write_own_cell(cell, source, states, k)
+        return source
+
+    def _write_own_cell(
+        self, cell: _Cell, source: int, states: tuple[int, ...], place: int = 0
+    ) -> int:
+        self._check_size(cell, source, cell.n_in)
+        weights = [self.array(cell, n) for n in ("weight_ih", "weight_hh", "bias")]
+        form = cell.form
+        if isinstance(form, Tensor):
+            raise UnsupportedStep(f"{type(cell).__name__} depends on a tensor instead of a number")
+        return self._add_cell(cell.kernel, form, source, states, place, weights)
+
+    def _write_input_gated(self, module: Any, source: int, states: tuple[int, ...]) -> int:
+        linear = module.linear
+        if type(linear) is not nn.Linear or is_intercepted(linear):
+            raise UnsupportedStep(f"no operation computes {type(linear).__name__} as gates")
+        self._check_size(module, source, linear.in_features)
+        weight = self.array(linear, "weight")
+        bias = self.optional(linear, "bias", len(weight), 0.0)
+        no_products = np.empty((0, module.n_out), weight.dtype)
+        return self._add_cell(module.kernel, 0.0, source, states, 0, [weight, no_products, bias])
+
+    def _write_diagonal(self, module: Any, source: int, states: tuple[int, ...]) -> int:
+        """Write an LRU: products, eigenvalues, products, and those of the input."""
+        self._check_size(module, source, module.n_in)
+        n = 2 * module.n_states
+        names = ("weight_in", "weight_out", "weight_skip", "nu_log", "theta_log", "gamma_log")
+        w_in, w_out, skip, nu_log, theta_log, gamma_log = (self.array(module, k) for k in names)
+        # in double: a modulus close to 1 stays it, and there are few
+        modulus = np.exp(-np.exp(nu_log.astype(float)))
+        angle = np.exp(theta_log.astype(float))
+        pairs = np.stack([modulus * np.cos(angle), modulus * np.sin(angle)], -1).ravel()
+        scaled = np.exp(gamma_log.astype(float)).repeat(2)[:, None] * w_in
+        dtype = w_in.dtype
+        added = self.add(Dense(source, n, _columns(scaled, dtype), np.zeros(n, dtype)))
+        h = self.add(Diagonal(added, n, states, pairs.astype(dtype)))
+        zeros = np.zeros(module.n_out, dtype)
+        y = self.add(Dense(h, module.n_out, _columns(w_out, dtype), zeros))
+        skipped = self.add(Dense(source, module.n_out, _columns(skip, dtype), zeros))
+        return self.add(Sum(y, module.n_out, skipped))
+
+    def _add_cell(
+        self,
+        number: int,
+        alpha: float,
+        source: int,
+        states: tuple[int, ...],
+        place: int,
+        weights: Sequence[np.ndarray],
+    ) -> int:
+        """Add a cell with weights of x and h, and with no bias, one, or one for each."""
+        form = CELL_ROWS[number]
+        w_x, w_h, *biases = weights
+        H = len(w_x) // len(form.of_x)
+        bias = np.zeros((form.rows, H), w_x.dtype)
+        orders = (form.of_bias,) if len(biases) == 1 else (form.of_x, form.of_h)
+        for b, order in zip(biases, orders, strict=False):
+            for block, row in zip(b.reshape(-1, H), order, strict=True):
+                bias[row] += block
+        operation = CellStep(
+            source,
+            H,
+            number,
+            float(alpha),
+            states,
+            place,
+            form.rows,
+            _in_rows(w_x, form.of_x, 0, H),
+            _in_rows(w_h, form.of_h, form.rows - len(form.of_h), H),
+            bias.ravel(),
+        )
+        return self.add(operation)
+
+
+def _as_array(t: Tensor) -> np.ndarray:
+    return t.detach().numpy()
+
+
+def _columns(weight: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return weights (n_out, n_in) as (n_in, n_out)."""
+    return np.array(weight.T, dtype, order="C")
+
+
+def _in_rows(weight: np.ndarray, order: tuple[int, ...], first: int, H: int) -> np.ndarray:
+    """Return weights (k H, n) as (n, k H), block after block in the order of the sums from
+    ``first`` on.
+    """
+    blocks = weight.reshape(len(order), H, weight.shape[1])
+    places = np.argsort([row - first for row in order])
+    rows = blocks[places].reshape(-1, weight.shape[1])
+    return np.array(rows.T, order="C")
+
+
+_Write = Callable[[_Writer, Any, int], int]
+_CellWrite = Callable[[_Writer, Any, int, tuple[int, ...]], int]
+
+
+def _torch_layers(number: int) -> _CellWrite:
+    return lambda writer, module, source, states: writer._write_torch_layers(
+        module, source, states, number
+    )
+
+
+def _torch_cell(number: int) -> _CellWrite:
+    return lambda writer, module, source, states: writer._write_torch_cell(
+        module, source, states, number
+    )
+
+
+# name of the function, and of the attribute with its number
+_ACTIVATIONS: dict[type, tuple[str, str]] = {
+    nn.ReLU: ("relu", ""),
+    nn.Tanh: ("tanh", ""),
+    nn.Sigmoid: ("sigmoid", ""),
+    nn.SiLU: ("silu", ""),
+    nn.LeakyReLU: ("leaky_relu", "negative_slope"),
+    nn.ELU: ("elu", "alpha"),
+    nn.Softplus: ("softplus", ""),
+    nn.GELU: ("gelu", ""),
+}
+_FUNCTION_NAMES: dict[Any, str] = {
+    torch.relu: "relu",
+    F.relu: "relu",
+    torch.tanh: "tanh",
+    torch.sigmoid: "sigmoid",
+    F.silu: "silu",
+    psigmoid: "psigmoid",
+    ptanh: "ptanh",
+}
+# Exact classes only: subclasses may compute something else.
+_WRITERS: dict[type, _Write] = {
+    nn.Sequential: _Writer._write_sequence,
+    nn.Identity: _Writer._write_nothing,
+    nn.Dropout: _Writer._write_nothing,
+    GaussianNoise: _Writer._write_nothing,
+    nn.Linear: _Writer._write_linear,
+    nn.LayerNorm: _Writer._write_layer_norm,
+    nn.BatchNorm1d: _Writer._write_batch_norm,
+    BatchNorm: _Writer._write_batch_norm,
+    SequenceStack: _Writer._write_stack,
+    _Block: _Writer._write_block,
+    Elementwise: _Writer._write_activation,
+    **dict.fromkeys(_ACTIVATIONS, _Writer._write_activation),
+}
+_OWN_CELLS = (FLSTMCell, SGRUCell, MGUCell, SMGUCell, HFGRUCell)
+_CELL_WRITERS: dict[type, _CellWrite] = {
+    nn.LSTM: _torch_layers(0),
+    nn.GRU: _torch_layers(1),
+    nn.LSTMCell: _torch_cell(0),
+    nn.GRUCell: _torch_cell(1),
+    nn.RNN: _Writer._write_rnn,
+    nn.RNNCell: _Writer._write_rnn,
+    CellStack: _Writer._write_own_stack,
+    **dict.fromkeys(_OWN_CELLS, _Writer._write_own_cell),
+    _MinGRU: _Writer._write_input_gated,
+    _MinLSTM: _Writer._write_input_gated,
+    _DiagonalRecurrence: _Writer._write_diagonal,
+}
