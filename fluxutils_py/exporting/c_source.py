@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -12,13 +12,13 @@ from fluxutils_py.errors import ExportError
 
 WIDTH = 100  # columns of a table
 # of C99 and of C++: a header for both must use neither
-KEYWORDS = frozenset(
-    "alignas alignof and asm auto bool break case catch char class const continue default delete "
-    "do double else enum explicit extern false float for friend goto if inline int long main "
-    "mutable namespace new not operator or private protected public register restrict return "
-    "short signed sizeof static struct switch template this throw true try typedef typename union "
-    "unsigned using virtual void volatile while xor".split()
-)
+KEYWORDS = """
+alignas alignof and asm auto bool break case catch char class const continue default delete do
+double else enum explicit extern false float for friend goto if inline int long main mutable
+namespace new not operator or private protected public register restrict return short signed
+sizeof static struct switch template this throw true try typedef typename union unsigned using
+virtual void volatile while xor
+"""
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _NAME = r"[A-Za-z_]\w*"
 
@@ -41,7 +41,7 @@ def check_prefix(prefix: object) -> str:
             f"prefix must begin with a letter and have no others than letters, digits and _, got "
             f"{prefix!r}"
         )
-    if prefix in KEYWORDS or prefix.endswith("_"):
+    if prefix in KEYWORDS.split() or prefix.endswith("_"):
         raise ExportError(
             f"prefix must be no word of C and must not end with _, got {prefix!r}; use for example "
             f"{prefix.strip('_') + '_model'!r}"
@@ -155,3 +155,19 @@ def number(value: float, kind: str) -> str:
     if not re.search("[.e]", text):
         text += ".0"
     return text + suffix
+
+
+def string(text: str) -> str:
+    """Return a text as a constant of C, in UTF-8."""
+    escaped = ""
+    for byte in text.encode():
+        # ? because of trigraphs; @ stands for the prefix in a header
+        is_plain = 32 <= byte < 127 and chr(byte) not in '"\\?@'
+        escaped += chr(byte) if is_plain else f"\\{byte:03o}"
+    return f'"{escaped}"'
+
+
+def function(comment: str, signature: str, statements: Sequence[str]) -> str:
+    """Return the definition of a function."""
+    body = "\n".join(f"    {s}" for s in statements)
+    return f"/* {comment} */\nstatic inline {signature} {{\n{body}\n}}"

@@ -449,12 +449,10 @@ static inline void step_unstandardize(double *y, const double *mean, const doubl
     for (i = 0; i < n; i++) y[i] = y[i] * scale[i] + mean[i];
 }
 
-/* Copies the inputs of a model, within one array too. Returns 0 if all are finite; 1 if all are missing (NaN), and puts
- * zeros for them; else -1. */
-static inline int step_read(const real *x, real *to, int n) {
+/* Returns 0 if all inputs are finite; 1 if all are missing (NaN), and puts zeros for them; else -1. */
+static inline int step_check(real *x, int n) {
     int i, n_missing = 0;
     for (i = 0; i < n; i++) {
-        to[i] = x[i];
         if (x[i] != x[i])
             n_missing++;
         else if (x[i] - x[i] != 0)
@@ -462,6 +460,6 @@ static inline int step_read(const real *x, real *to, int n) {
     }
     if (n_missing == 0) return 0;
     if (n_missing < n) return -1;
-    for (i = 0; i < n; i++) to[i] = 0;
+    for (i = 0; i < n; i++) x[i] = 0;
     return 1;
 }

@@ -1,6 +1,7 @@
 """Headers of C: compiled strictly, they give what streams give; wrong use; text."""
 
 import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -21,8 +22,7 @@ from fluxutils_py import (
     samples,
     stream,
 )
-from fluxutils_py.errors import ExportError
-from fluxutils_py.nn import GRU, LSTM, RNN, HFGRU, LRU, MinLSTM, SequenceStack
+from fluxutils_py.nn import GRU, HFGRU, LRU, LSTM, RNN, MinLSTM, SequenceStack
 from tests.exporting.c_programs import build, run_steps
 
 N, T = 5, 40
@@ -48,14 +48,23 @@ def error(found, wanted):
     return np.nanmax(np.abs(found - wanted)) / largest
 
 
-@pytest.mark.parametrize("target", ["c", "c++", "arm"])
-@pytest.mark.parametrize("cell", CELLS)
-def test_ten_thousand_steps_of_each_cell(cell, target, x, rng, tmp_path):
-    est = SequenceRegressor(7, cell=cell, num_layers=2, epochs=2, random_state=0)
+@pytest.fixture(scope="module", params=CELLS)
+def of_cell(request, tmp_path_factory):
+    """A header of two layers of a cell, 10,000 steps, and what the stream gives."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, N, T)).astype("float32")
+    est = SequenceRegressor(7, cell=request.param, num_layers=2, epochs=2, random_state=0)
     est.fit(x, 100 + x[:2].cumsum(2))
-    est.export(tmp_path / "model.h", format="c")
-    steps = rng.normal(size=(10_000 if target == "c" else 1000, 3)).astype("float32")
-    assert error(run_steps(target, tmp_path / "model.h", steps), streamed(est, steps)) < 1e-5
+    path = tmp_path_factory.mktemp("c") / "model.h"
+    est.export(path, format="c")
+    steps = rng.normal(size=(10_000, 3)).astype("float32")
+    return path, steps, streamed(est, steps)
+
+
+@pytest.mark.parametrize("target", ["c", "c++", "arm"])
+def test_ten_thousand_steps_of_each_cell(of_cell, target):
+    path, steps, wanted = of_cell
+    assert error(run_steps(target, path, steps), wanted) < 1e-5
 
 
 MODELS = {
@@ -112,3 +121,152 @@ def test_pipelines_and_missing_values(made, target, rng, tmp_path):
     found = run_steps(target, tmp_path / "model.h", steps)
     assert error(found, streamed(pipe, steps)) < 1e-5
     assert np.isnan(found).any() == isinstance(made[0], SequenceScaler)
+
+
+def test_targets_that_were_transformed_come_back(x, tmp_path):
+    steps = x[:, 0].T
+    y = np.exp(x[:1])
+    logs = TransformedTargetRegressor(
+        SequenceRegressor(4, epochs=1, target="step", random_state=0),
+        func=np.log,
+        inverse_func=np.exp,
+        check_inverse=False,
+    )
+    logs.fit(samples(x), np.asarray(samples(y)))
+    export(logs, tmp_path / "model.h", format="c")
+    assert error(run_steps("c", tmp_path / "model.h", steps), streamed(logs, steps)) < 1e-5
+    last = TransformedTargetRegressor(SequenceRegressor(4, epochs=1), transformer=MinMaxScaler())
+    last.fit(samples(x), x[0, :, -1])
+    export(last, tmp_path / "model.h", format="c")
+    assert error(run_steps("c", tmp_path / "model.h", steps), streamed(last, steps)) < 1e-5
+
+
+LABELLED = """
+#include <stdio.h>
+#include "model.h"
+
+int main(void) {
+    model_state state;
+    float x[MODEL_N_IN], y[MODEL_N_OUT];
+    model_reset(&state);
+    while (fread(x, sizeof x, 1, stdin) == 1) {
+        model_step(&state, x, y);
+        printf(FORMAT "\\n", model_label(y));
+    }
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("classes", "format"),
+    [
+        (["low", 'a "b" \\ ??/ \u00e4\n', "*/ high"], "%s"),
+        ([3, 4, -70], "%lld"),
+        ([0.5, 1.5, 2.25], "%.17g"),
+        ([False, True], "%lld"),
+    ],
+    ids=["texts", "integers", "numbers", "bools"],
+)
+@pytest.mark.parametrize("target", ["c", "c++"])
+def test_classifiers_give_probabilities_and_labels(classes, format, target, x, tmp_path):
+    y = np.array(classes)[(np.arange(N * T) % len(classes)).reshape(1, N, T)]
+    est = SequenceClassifier(4, epochs=3, random_state=0).fit(x, y)
+    est.export(tmp_path / "model.h", format="c")
+    steps = x[:, 0].T.copy()
+    steps[7] = np.nan
+    found = run_steps(target, tmp_path / "model.h", steps)
+    assert error(found, streamed(est, steps, "predict_proba")) < 1e-5
+    command = build(target, LABELLED, tmp_path, f'-DFORMAT="{format}"')
+    said = subprocess.run(command, input=steps.tobytes(), capture_output=True, check=True).stdout
+    labels = streamed(est, steps)[:, 0]
+    wanted = [str(c) if format == "%s" else format.replace("ll", "") % c for c in labels.tolist()]
+    assert said.decode() == "".join(f"{line}\n" for line in wanted)
+
+
+def test_a_step_without_input_and_one_that_is_refused(x, tmp_path):
+    est = SequenceRegressor(4, epochs=2, random_state=0).fit(x, x[:1])
+    est.export(tmp_path / "model.h", format="c")
+    source = """
+    #include <stdio.h>
+    #include "model.h"
+    int main(void) {
+        model_state state;
+        float x[3] = {1, 2, 3}, y[1];
+        model_reset(&state);
+        printf("%d ", model_step(&state, x, y));
+        x[1] = NAN;
+        printf("%d %d ", model_step(&state, x, y), isnan(y[0]) != 0);
+        x[1] = INFINITY;
+        printf("%d %d ", model_step(&state, x, y), isnan(y[0]) != 0);
+        x[0] = x[1] = x[2] = NAN;
+        printf("%d %d ", model_step(&state, x, y), isnan(y[0]) != 0);
+        x[0] = x[1] = x[2] = 1;
+        printf("%d %.9g", model_step(&state, x, y), (double)y[0]);
+        return 0;
+    }
+    """
+    command = build("c", source, tmp_path)
+    said = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()
+    assert said[:-1] == ["0", "-1", "1", "-1", "1", "1", "1", "0"]
+    # the steps that were refused have not moved the state
+    steps = np.array([[1, 2, 3], [np.nan] * 3, [1, 1, 1]], "float32")
+    assert abs(float(said[-1]) - streamed(est, steps)[-1, 0]) < 1e-5
+
+
+def test_two_models_fit_one_program_and_each_starts_anew(x, tmp_path):
+    ests = [
+        SequenceRegressor(4, cell=cell, epochs=2, random_state=0).fit(x, x[:1])
+        for cell in ("lstm", "gru")
+    ]
+    for prefix, est in zip(("pump", "valve"), ests, strict=True):
+        est.export(tmp_path / f"{prefix}.h", format="c", prefix=prefix)
+    both = tmp_path / "both.h"
+    both.write_text('#include "valve.h"\n#include "pump.h"\n#include "pump.h"\n')
+    steps = x[:, 0].T
+    for prefix, est in zip(("pump", "valve"), ests, strict=True):
+        found = run_steps("c", both, steps, prefix, reset_at=21)
+        wanted = np.concatenate([streamed(est, steps[:20]), streamed(est, steps[20:])])
+        assert error(found, wanted) < 1e-5
+
+
+def test_the_text_is_the_same_each_time_and_says_what_it_needs(x, tmp_path):
+    est = SequenceRegressor(4, epochs=1, random_state=0)
+    est.fit(samples(x, feature_names=["a", "b */ /*", "\u00e4"]), samples(x[:1]))
+    texts = []
+    for _ in range(2):
+        est.export(tmp_path / "model.h", format="c")
+        texts.append((tmp_path / "model.h").read_text("ascii"))
+    assert texts[0] == texts[1]
+    assert "malloc" not in texts[0]
+    assert set(re.findall(r"#include .*", texts[0])) == {"#include <math.h>", "#include <stdint.h>"}
+    (size,) = re.findall(r"model_state +state; +/?/? *(\d+) bytes", texts[0])
+    source = """
+    #include <stdio.h>
+    #include "model.h"
+    int main(void) { printf("%u", (unsigned)sizeof(model_state)); return 0; }
+    """
+    for target in ("c", "arm"):
+        command = build(target, source, tmp_path)
+        assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == size
+
+
+@pytest.mark.parametrize("target", ["c", "arm"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "lru"])
+def test_weights_of_8_bits_say_their_error(cell, target, x, rng, tmp_path):
+    est = SequenceRegressor(16, cell=cell, epochs=2, random_state=0).fit(x, x[:1].cumsum(2))
+    steps = rng.normal(size=(300, 3)).astype("float32")
+    example = steps.T[:, None]
+    said = est.export(tmp_path / "model.h", format="c", quantize="int8", example=example)
+    found = run_steps(target, tmp_path / "model.h", steps)
+    wanted = streamed(est, steps)
+    assert np.abs(found - wanted).max() == pytest.approx(said, rel=1e-2, abs=1e-5)
+    text = (tmp_path / "model.h").read_text()
+    assert f"{said:.3g}" in text
+    assert "signed char" in text
+    est.export(tmp_path / "floats.h", format="c")
+    # weights that do differ
+    assert said > 1e-5
+    assert "signed char" not in (tmp_path / "floats.h").read_text()
+    assert est.export(tmp_path / "model.h", format="c", quantize="int8") > 1e-5
+    assert "standard-normal" in (tmp_path / "model.h").read_text()
