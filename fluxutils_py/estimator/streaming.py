@@ -16,8 +16,11 @@ from torch import Tensor
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
+from fluxutils_py.estimator.step_chain import output_form, scaler_of
 from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
 from fluxutils_py.inputs.target_codec import Transform
+from fluxutils_py.nn.native import TYPES
+from fluxutils_py.nn.native_step import NativeStep, Scaler
 from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.training.tensors import to_tensor
 from fluxutils_py.validation import check_integer
@@ -185,6 +188,38 @@ class EstimatorStream:
         # copies the model: a later fit of the estimator does not change a running stream
         self._session = InferenceSession(est.model_, sample, int(spec.overlap), spec.precision)
         self._session.load(state, self.n_series)
+        codec = est.fitted_parts_.codec
+        self._classes = codec.classes if method == "predict" else None
+        self._output = None
+        if len(self._shapes) == 1 and parameter.dtype in TYPES:
+            name = str(parameter.dtype).removeprefix("torch.")
+            self._output = output_form(codec, method, np.dtype(name))
+        self._native = self.native_step()
+
+    def native_step(self, scalers: Sequence[Scaler] = ()) -> NativeStep | None:
+        """Return what runs steps natively for :meth:`native_outputs`; None if there is nothing."""
+        if self._output is None:
+            return None
+        return self._session.native_step(self._shapes[0], scalers, self._output)
+
+    def native_outputs(self, native: NativeStep | None, x: object) -> Any:
+        """Return the outputs of the next step from a native step of this stream, or None, with
+        nothing changed, if :meth:`step` has to compute or refuse it.
+        """
+        # the plainest input alone: the ordinary way reads, or refuses, everything else
+        if native is None or type(x) is not np.ndarray or x.shape != native.shape:
+            return None
+        y = native.run(x) if x.dtype.kind in "fiub" else None
+        if y is None:
+            return None
+        if self._classes is not None:
+            y = self._classes[y]
+        if len(self.transforms) == 1:
+            return y
+        y = y.T[None]
+        for transform in self.transforms[1:]:
+            y = transform(y)
+        return np.array(y[0].T)
 
     def step(self, x: object) -> Any:
         """Return the outputs for the next step of all series, and move the state on.
@@ -205,6 +240,9 @@ class EstimatorStream:
         ValueError
             If ``x`` does not fit, or has single NaNs or infinities. The state then stays.
         """
+        y = self.native_outputs(self._native, x)
+        if y is not None:
+            return y
         given = x if isinstance(x, tuple) else (x,)
         if len(given) != len(self._shapes):
             raise ShapeError(
@@ -276,11 +314,19 @@ class PipelineStream:
         self._last = stream(last, n_series, unread, method=method)
         self.n_series = self._last.n_series
         self.transforms = self._last.transforms
+        scalers = [scaler_of(each.function) for each in self._steps]
+        self._native: NativeStep | None = None
+        if all(scalers) and isinstance(self._last, EstimatorStream):
+            self._native = self._last.native_step([s for s in scalers if s is not None])
 
     def step(self, x: object) -> Any:
         """Transform the next step (F, N) of all series, and return the estimator's outputs, as its
         stream does.
         """
+        if self._native is not None:
+            y = self._last.native_outputs(self._native, x)
+            if y is not None:
+                return y
         for each in self._steps:
             x = each.step(x)
         return self._last.step(x)
@@ -310,6 +356,11 @@ class _RowsStream:
         self.transformer = copy.copy(transformer)
         self.name = name
         vars(self.transformer).pop("feature_names_in_", None)  # rows of a step have no names
+
+    @property
+    def function(self) -> Any:
+        """Return the transformer, as a function of steps."""
+        return self.transformer
 
     def step(self, x: object) -> np.ndarray:
         rows = np.asarray(x).T

@@ -60,6 +60,13 @@ class Library:
         for function in (self.forward, self.backward, self.linear_forward, self.linear_backward):
             function.argtypes = [ctypes.c_char_p]
             function.restype = ctypes.c_int32
+        # a step takes a structure that stays where it is, by its address
+        self.step = lib.fluxutils_step
+        # keeps Python's lock, which takes longer to let go of than a short call
+        self.short_step = ctypes.PyDLL(str(path)).fluxutils_step
+        for function in (self.step, self.short_step):
+            function.argtypes = [ctypes.c_void_p]
+            function.restype = ctypes.c_int32
         lib.fluxutils_kept_per_output.argtypes = [ctypes.c_int32]
         lib.fluxutils_kept_per_output.restype = ctypes.c_int32
         self.kept_per_output = functools.cache(lib.fluxutils_kept_per_output)

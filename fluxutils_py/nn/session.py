@@ -15,6 +15,7 @@ from fluxutils_py.nn.model_windows import (
     run_window,
     window_mode,
 )
+from fluxutils_py.nn.native_step import NativeStep, OutputForm, Scaler
 from fluxutils_py.nn.precision import as_float32, autocast
 from fluxutils_py.nn.states import (
     assign_state,
@@ -120,6 +121,21 @@ class InferenceSession:
                     "B, G): end it with an output axis, as nn.Linear(..., 1) has"
                 )
         return outs
+
+    def native_step(
+        self,
+        shape: tuple[int, int],
+        scalers: Sequence[Scaler] = (),
+        output: OutputForm | None = None,
+    ) -> NativeStep | None:
+        """Return what runs single steps of shape (F, N) natively, on the state of this session;
+        None if only :meth:`run` can.
+
+        Both may be called in turn: what one does to the state, the other goes on from.
+        """
+        if self._is_low or self.needs_context:
+            return None
+        return NativeStep(self.model, self._layers, shape, scalers, output)
 
     # -- the state ---------------------------------------------------------------------------------
 

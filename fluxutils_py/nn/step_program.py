@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -288,9 +289,11 @@ class _Writer:
         writer = _WRITERS.get(type(module))
         if writer is not None:
             return writer(self, module, source)
-        # layers of this package that only build what they wrap, and the user's without a forward
-        if isinstance(module, Recur) and type(module).forward is Recur.forward:
-            return self._write_recurrent(module, source)
+        # classes that only build what they hold compute as their base does
+        if isinstance(module, nn.Sequential) and _computes_as(type(module), nn.Sequential):
+            return self.write_sequence(module, source)
+        if isinstance(module, Recur) and _computes_as(type(module), Recur):
+            return self.write_recurrent(module, source)
         raise UnsupportedStep(f"no operation computes {type(module).__name__}")
 
     def add(self, operation: Operation) -> int:
@@ -324,24 +327,24 @@ class _Writer:
 
     # -- plain layers ------------------------------------------------------------------------------
 
-    def _write_sequence(self, module: nn.Module, source: int) -> int:
+    def write_sequence(self, module: nn.Module, source: int) -> int:
         for child in module.children():
             source = self.write(child, source)
         return source
 
-    def _write_nothing(self, module: nn.Module, source: int) -> int:
+    def write_nothing(self, module: nn.Module, source: int) -> int:
         if module.training and not isinstance(module, nn.Identity):
             raise UnsupportedStep(f"{type(module).__name__} is in training mode")
         return source
 
-    def _write_linear(self, module: Any, source: int) -> int:
+    def write_linear(self, module: Any, source: int) -> int:
         self._check_size(module, source, module.in_features)
         n = module.out_features
         weight = self.array(module, "weight")
         bias = self.optional(module, "bias", n, 0.0)
         return self.add(Dense(source, n, np.array(weight.T, order="C"), np.array(bias)))
 
-    def _write_activation(self, module: Any, source: int) -> int:
+    def write_activation(self, module: Any, source: int) -> int:
         n = self.sizes[source]
         if isinstance(module, Elementwise):
             name = _FUNCTION_NAMES.get(module.function)
@@ -357,7 +360,7 @@ class _Writer:
         height = float(getattr(module, alpha)) if alpha else 0.0
         return self.add(Activation(source, n, name, height))
 
-    def _write_layer_norm(self, module: Any, source: int) -> int:
+    def write_layer_norm(self, module: Any, source: int) -> int:
         n = self.sizes[source]
         if tuple(module.normalized_shape) != (n,):
             raise UnsupportedStep(f"LayerNorm of {module.normalized_shape}, got {n} features")
@@ -365,7 +368,7 @@ class _Writer:
         bias = np.array(self.optional(module, "bias", n, 0.0))
         return self.add(LayerNormalization(source, n, weight, bias, module.eps))
 
-    def _write_batch_norm(self, module: Any, source: int) -> int:
+    def write_batch_norm(self, module: Any, source: int) -> int:
         self._check_size(module, source, module.num_features)
         n = module.num_features
         if module.training or module.running_mean is None:
@@ -376,12 +379,12 @@ class _Writer:
         shift = self.optional(module, "bias", n, 0.0) - mean * scale
         return self.add(ScaleShift(source, n, scale.astype(mean.dtype), shift.astype(mean.dtype)))
 
-    def _write_stack(self, module: Any, source: int) -> int:
+    def write_stack(self, module: Any, source: int) -> int:
         value = self.write(module.embed, source)
         value = self.write(module.blocks, value)
         return self.write(module.norm, value)
 
-    def _write_block(self, module: Any, source: int) -> int:
+    def write_block(self, module: Any, source: int) -> int:
         layer = self.write(module.layer, self.write(module.layer_norm, source))
         layer = self.write(module.dropout, layer)
         x = self.add(Sum(source, self.sizes[source], layer))
@@ -391,7 +394,7 @@ class _Writer:
 
     # -- recurrent layers --------------------------------------------------------------------------
 
-    def _write_recurrent(self, layer: Recur, source: int) -> int:
+    def write_recurrent(self, layer: Recur, source: int) -> int:
         inner = layer.module
         writer = _CELL_WRITERS.get(type(inner))
         index = self._layers.pop(id(layer), None)
@@ -411,20 +414,20 @@ class _Writer:
             self.states.append(StateTensor(index, shape, axis, initial))
         return writer(self, inner, source, tuple(range(first, len(self.states))))
 
-    def _write_torch_layers(
+    def write_torch_layers(
         self, module: Any, source: int, states: tuple[int, ...], number: int
     ) -> int:
         """Write an ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN``."""
         self._check_size(module, source, module.input_size)
         if module.proj_size or (module.training and module.dropout and module.num_layers > 1):
-            raise UnsupportedStep(f"no operation computes {module} in training mode")
+            raise UnsupportedStep(f"no operation computes projections, or dropout: {module}")
         for k in range(module.num_layers):
             names = [f"weight_ih_l{k}", f"weight_hh_l{k}", f"bias_ih_l{k}", f"bias_hh_l{k}"]
             weights = [self.array(module, n) for n in names[: 4 if module.bias else 2]]
             source = self._add_cell(number, 0.0, source, states, k, weights)
         return source
 
-    def _write_torch_cell(
+    def write_torch_cell(
         self, module: Any, source: int, states: tuple[int, ...], number: int
     ) -> int:
         self._check_size(module, source, module.input_size)
@@ -432,33 +435,33 @@ class _Writer:
         weights = [self.array(module, n) for n in names[: 4 if module.bias else 2]]
         return self._add_cell(number, 0.0, source, states, 0, weights)
 
-    def _write_rnn(self, module: Any, source: int, states: tuple[int, ...]) -> int:
+    def write_rnn(self, module: Any, source: int, states: tuple[int, ...]) -> int:
         number = 3 if module.nonlinearity == "relu" else 2
-        write = self._write_torch_cell
+        write = self.write_torch_cell
         if isinstance(module, nn.RNN):
-            write = self._write_torch_layers
+            write = self.write_torch_layers
         return write(module, source, states, number)
 
-    def _write_own_stack(self, module: Any, source: int, states: tuple[int, ...]) -> int:
+    def write_own_stack(self, module: Any, source: int, states: tuple[int, ...]) -> int:
         if module.training and module.dropout and len(module.cells) > 1:
             raise UnsupportedStep("a stack of cells with dropout is in training mode")
         for k, cell in enumerate(module.cells):
             if type(cell) not in _OWN_CELLS or is_intercepted(cell):
                 raise UnsupportedStep(f"no operation computes {type(cell).__name__}")
-            source = self._write_own_cell(cell, source, states, k)
+            source = self.write_own_cell(cell, source, states, k)
         return source
 
-    def _write_own_cell(
+    def write_own_cell(
         self, cell: _Cell, source: int, states: tuple[int, ...], place: int = 0
     ) -> int:
         self._check_size(cell, source, cell.n_in)
         weights = [self.array(cell, n) for n in ("weight_ih", "weight_hh", "bias")]
-        form = cell.form
-        if isinstance(form, Tensor):
+        form: object = cell.form
+        if not isinstance(form, int | float):  # a tensor may stand in for alpha
             raise UnsupportedStep(f"{type(cell).__name__} depends on a tensor instead of a number")
         return self._add_cell(cell.kernel, form, source, states, place, weights)
 
-    def _write_input_gated(self, module: Any, source: int, states: tuple[int, ...]) -> int:
+    def write_input_gated(self, module: Any, source: int, states: tuple[int, ...]) -> int:
         linear = module.linear
         if type(linear) is not nn.Linear or is_intercepted(linear):
             raise UnsupportedStep(f"no operation computes {type(linear).__name__} as gates")
@@ -468,7 +471,7 @@ class _Writer:
         no_products = np.empty((0, module.n_out), weight.dtype)
         return self._add_cell(module.kernel, 0.0, source, states, 0, [weight, no_products, bias])
 
-    def _write_diagonal(self, module: Any, source: int, states: tuple[int, ...]) -> int:
+    def write_diagonal(self, module: Any, source: int, states: tuple[int, ...]) -> int:
         """Write an LRU: products, eigenvalues, products, and those of the input."""
         self._check_size(module, source, module.n_in)
         n = 2 * module.n_states
@@ -520,6 +523,12 @@ class _Writer:
         return self.add(operation)
 
 
+def _computes_as(kind: type, base: type) -> bool:
+    """Whether a class has the computing methods of a base class of its own."""
+    names = ("forward", "__call__", "_run_module", "_call_module", "reset", "empty_state")
+    return all(getattr(kind, n, None) is getattr(base, n, None) for n in names)
+
+
 def _as_array(t: Tensor) -> np.ndarray:
     return t.detach().numpy()
 
@@ -541,18 +550,6 @@ def _in_rows(weight: np.ndarray, order: tuple[int, ...], first: int, H: int) -> 
 
 _Write = Callable[[_Writer, Any, int], int]
 _CellWrite = Callable[[_Writer, Any, int, tuple[int, ...]], int]
-
-
-def _torch_layers(number: int) -> _CellWrite:
-    return lambda writer, module, source, states: writer._write_torch_layers(
-        module, source, states, number
-    )
-
-
-def _torch_cell(number: int) -> _CellWrite:
-    return lambda writer, module, source, states: writer._write_torch_cell(
-        module, source, states, number
-    )
 
 
 # name of the function, and of the attribute with its number
@@ -577,30 +574,30 @@ _FUNCTION_NAMES: dict[Any, str] = {
 }
 # Exact classes only: subclasses may compute something else.
 _WRITERS: dict[type, _Write] = {
-    nn.Sequential: _Writer._write_sequence,
-    nn.Identity: _Writer._write_nothing,
-    nn.Dropout: _Writer._write_nothing,
-    GaussianNoise: _Writer._write_nothing,
-    nn.Linear: _Writer._write_linear,
-    nn.LayerNorm: _Writer._write_layer_norm,
-    nn.BatchNorm1d: _Writer._write_batch_norm,
-    BatchNorm: _Writer._write_batch_norm,
-    SequenceStack: _Writer._write_stack,
-    _Block: _Writer._write_block,
-    Elementwise: _Writer._write_activation,
-    **dict.fromkeys(_ACTIVATIONS, _Writer._write_activation),
+    nn.Sequential: _Writer.write_sequence,
+    nn.Identity: _Writer.write_nothing,
+    nn.Dropout: _Writer.write_nothing,
+    GaussianNoise: _Writer.write_nothing,
+    nn.Linear: _Writer.write_linear,
+    nn.LayerNorm: _Writer.write_layer_norm,
+    nn.BatchNorm1d: _Writer.write_batch_norm,
+    BatchNorm: _Writer.write_batch_norm,
+    SequenceStack: _Writer.write_stack,
+    _Block: _Writer.write_block,
+    Elementwise: _Writer.write_activation,
+    **dict.fromkeys(_ACTIVATIONS, _Writer.write_activation),
 }
 _OWN_CELLS = (FLSTMCell, SGRUCell, MGUCell, SMGUCell, HFGRUCell)
 _CELL_WRITERS: dict[type, _CellWrite] = {
-    nn.LSTM: _torch_layers(0),
-    nn.GRU: _torch_layers(1),
-    nn.LSTMCell: _torch_cell(0),
-    nn.GRUCell: _torch_cell(1),
-    nn.RNN: _Writer._write_rnn,
-    nn.RNNCell: _Writer._write_rnn,
-    CellStack: _Writer._write_own_stack,
-    **dict.fromkeys(_OWN_CELLS, _Writer._write_own_cell),
-    _MinGRU: _Writer._write_input_gated,
-    _MinLSTM: _Writer._write_input_gated,
-    _DiagonalRecurrence: _Writer._write_diagonal,
+    nn.LSTM: partial(_Writer.write_torch_layers, number=0),
+    nn.GRU: partial(_Writer.write_torch_layers, number=1),
+    nn.LSTMCell: partial(_Writer.write_torch_cell, number=0),
+    nn.GRUCell: partial(_Writer.write_torch_cell, number=1),
+    nn.RNN: _Writer.write_rnn,
+    nn.RNNCell: _Writer.write_rnn,
+    CellStack: _Writer.write_own_stack,
+    **dict.fromkeys(_OWN_CELLS, _Writer.write_own_cell),
+    _MinGRU: _Writer.write_input_gated,
+    _MinLSTM: _Writer.write_input_gated,
+    _DiagonalRecurrence: _Writer.write_diagonal,
 }

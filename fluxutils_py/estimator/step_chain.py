@@ -1,0 +1,65 @@
+"""What surrounds a model in one step of a pipeline: scalers of its inputs, and the form of its
+outputs.
+
+With the :class:`fluxutils_py.nn.step_program.StepProgram` of the model, this is all that a step
+computes, for a native call and for a file alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.preprocessing import StandardScaler
+
+from fluxutils_py.inputs.moments import Standardize
+from fluxutils_py.inputs.target_codec import TargetCodec
+from fluxutils_py.nn.native_step import OutputForm, Scaler
+from fluxutils_py.transformers.imputer import FillBlock
+from fluxutils_py.transformers.winsor_scaler import WinsorizeBlock
+
+# of a classifier, by the method
+_FORMS = {
+    "predict": "label",
+    "predict_proba": "probabilities",
+    "predict_log_proba": "log_probabilities",
+}
+
+
+def scaler_of(transformer: object) -> Scaler | None:
+    """Return what a transformer does to each feature of a step; None if it is not one of those.
+
+    Parameters
+    ----------
+    transformer : the function of blocks of a fitted transformer, or one of scikit-learn's
+    """
+    kind = type(transformer)  # exactly: a subclass may compute something else
+    function: Any = transformer
+    if kind is Standardize and not function.inverse:
+        return Scaler("standardize", function.mean.ravel(), function.scale.ravel())
+    if kind is WinsorizeBlock:
+        parts = (function.mean, function.scale, function.lower, function.upper)
+        return Scaler("winsorize", *(part.ravel() for part in parts))
+    if kind is FillBlock:
+        return Scaler("fill", function.values)
+    if kind is StandardScaler:
+        n = function.n_features_in_
+        mean = np.zeros(n) if function.mean_ is None else function.mean_
+        scale = np.ones(n) if function.scale_ is None else function.scale_
+        return Scaler("standardize", mean, scale)
+    return None
+
+
+def output_form(codec: TargetCodec, method: str, dtype: np.dtype) -> OutputForm | None:
+    """Return what a prediction method makes of outputs of this type; None if no step knows it."""
+    if codec.classes is not None:
+        n_classes = len(codec.classes)
+        name = _FORMS.get(method, "difference" if n_classes == 2 else "raw")
+        return OutputForm(name, n_outputs=n_classes)
+    if codec.scale is None:
+        return OutputForm()
+    result = np.result_type(dtype, codec.scale.dtype)
+    if result not in (np.float32, np.float64):
+        return None
+    mean, scale = codec.scale.mean, codec.scale.scale
+    return OutputForm("scaled", mean, scale, result, n_outputs=len(mean))
