@@ -163,8 +163,8 @@ class CHeader:
             "#endif /* @@_H */",
         ]
         text = "\n\n".join(parts) + "\n"
-        text = re.sub(r"\bSTEP_(?=\w)", "@@_", text)
-        text = re.sub(r"\bstep_(?=\w)", "@_", text)
+        text = re.sub(r"\bSTEP_(?=\w)", "@@_STEP_", text)
+        text = re.sub(r"\bstep_(?=\w)", "@_step_", text)
         text = text.replace("@@", self.prefix.upper()).replace("@", self.prefix)
         return f"{self._comment()}\n{text}"
 

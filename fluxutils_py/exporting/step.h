@@ -178,8 +178,9 @@ static inline void step_gated(const real *STEP_RESTRICT x, real *STEP_RESTRICT y
 /* y[r] += sum over k of x[k] w[k][r], r < n_out. Four rows of w at once, since y is loaded and stored for each. */
 static inline void step_add_products(
     const real *STEP_RESTRICT x, const real *STEP_RESTRICT w, real *STEP_RESTRICT y, int n_in, int n_out) {
+    const int fours = n_in - n_in % 4;
     int k, r;
-    for (k = 0; k + 4 <= n_in; k += 4) {
+    for (k = 0; k < fours; k += 4) {
         const real x0 = x[k], x1 = x[k + 1], x2 = x[k + 2], x3 = x[k + 3];
         const real *STEP_RESTRICT w0 = w + k * n_out;
         const real *STEP_RESTRICT w1 = w0 + n_out;
@@ -187,7 +188,7 @@ static inline void step_add_products(
         const real *STEP_RESTRICT w3 = w2 + n_out;
         for (r = 0; r < n_out; r++) y[r] = x3 * w3[r] + (x2 * w2[r] + (x1 * w1[r] + (x0 * w0[r] + y[r])));
     }
-    for (; k < n_in; k++) {
+    for (k = fours; k < n_in; k++) {
         const real xk = x[k];
         const real *STEP_RESTRICT wk = w + k * n_out;
         for (r = 0; r < n_out; r++) y[r] = xk * wk[r] + y[r];

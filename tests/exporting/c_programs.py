@@ -26,7 +26,8 @@ MAIN = """
 
 int main(void) {{
     static {p}_state state;
-    {real} x[{P}_N_IN], y[{P}_N_OUT];
+    {real} x[{P}_N_IN];
+    {out} y[{P}_N_OUT];
     int t = 0, k;
     {p}_reset(&state);
     while (fread(x, sizeof x, 1, stdin) == 1) {{
@@ -60,13 +61,20 @@ def build(target, source, folder, *options):
     return [*runner, str(program)]
 
 
-def run_steps(target, header, xs, prefix="model", reset_at=-1):
+def run_steps(target, header, xs, prefix="model", *, reset_at=-1, out=None):
     """Return the outputs (T, G) of a header for the steps xs (T, F), whose type is that of its
-    numbers.
+    numbers; ``out`` that of its outputs.
     """
-    real = {"f": "float", "d": "double"}[xs.dtype.char]
-    source = MAIN.format(header=header.name, p=prefix, P=prefix.upper(), real=real)
+    names = {"float32": "float", "float64": "double"}
+    out = np.dtype(out or xs.dtype)
+    source = MAIN.format(
+        header=header.name,
+        p=prefix,
+        P=prefix.upper(),
+        real=names[xs.dtype.name],
+        out=names[out.name],
+    )
     command = build(target, source, header.parent, f"-DRESET_AT={reset_at}")
     done = subprocess.run(command, input=xs.tobytes(), capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    return np.frombuffer(done.stdout, xs.dtype).reshape(len(xs), -1)
+    return np.frombuffer(done.stdout, out).reshape(len(xs), -1)
