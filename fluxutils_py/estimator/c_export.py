@@ -171,7 +171,7 @@ def _measure_error(
         xs = np.random.default_rng(0).normal(size=(N_STEPS, 1, program.n_in))
         about = f"{N_STEPS} standard-normal steps"
     else:
-        xs = _inputs_of_model(example, before)
+        xs = _inputs_of_model(example, before, program.n_in)
         about = f"{len(xs)} steps of {xs.shape[1]} series"
     exists: np.ndarray = np.isfinite(xs).all(-1)
     xs = np.where(exists[..., None], xs, 0)
@@ -191,11 +191,13 @@ def _measure_error(
     return _MeasuredError(error, note)
 
 
-def _inputs_of_model(example: Any, before: Sequence[nn.Module]) -> np.ndarray:
+def _inputs_of_model(example: Any, before: Sequence[nn.Module], n_features: int) -> np.ndarray:
     """Return series (F, N, T) as what the model gets of them at each step, (T, N, F)."""
     given = np.asarray(example)
     if given.ndim != 3:
         raise ExportError(f"example must be an array (F, N, T), got shape {given.shape}")
+    if len(given) != n_features:
+        raise ExportError(f"example has {len(given)} features, the model takes {n_features}")
     xs = torch.from_numpy(np.array(given.transpose(2, 1, 0), float))
     with torch.no_grad():
         for module in before:

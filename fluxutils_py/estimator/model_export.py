@@ -252,6 +252,10 @@ def export(
     settings.check(format)
     parts = _exported_parts(model)
     if format == "c":
+        if input_names is not None or output_names is not None:
+            raise ValueError(
+                "input_names and output_names are for graphs; a header of C has arrays x and y"
+            )
         return _export_header(path, model, parts, settings)
     est = parts.estimator
     graph, context = _graph(est, parts.transformers, parts.of_targets)

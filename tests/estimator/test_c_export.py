@@ -22,7 +22,8 @@ from fluxutils_py import (
     samples,
     stream,
 )
-from fluxutils_py.nn import GRU, HFGRU, LRU, LSTM, RNN, MinLSTM, SequenceStack
+from fluxutils_py.errors import ExportError
+from fluxutils_py.nn import GRU, HFGRU, LRU, LSTM, RNN, TCN, MinLSTM, SequenceStack
 from tests.exporting.c_programs import build, run_steps
 
 N, T = 5, 40
@@ -271,3 +272,87 @@ def test_weights_of_8_bits_say_their_error(cell, target, x, rng, tmp_path):
     assert "signed char" not in (tmp_path / "floats.h").read_text()
     assert est.export(tmp_path / "model.h", format="c", quantize="int8") > 1e-5
     assert "standard-normal" in (tmp_path / "model.h").read_text()
+
+
+class Own(nn.Module):
+    """Something that no operation describes."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = LSTM(3, 1)
+
+    def forward(self, x):
+        return 2 * self.rnn(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (lambda: nn.Sequential(TCN(3, 4, 1), nn.Linear(4, 1)), "TCN"),
+        (lambda: nn.Sequential(Own(), nn.Linear(1, 1)), "Own"),
+        (lambda: nn.Sequential(LSTM(3, 4), nn.Softsign(), nn.Linear(4, 1)), "Softsign"),
+    ],
+    ids=["convolution", "own", "activation"],
+)
+def test_what_cannot_be_written_is_named_with_the_way_out(model, named, x, tmp_path):
+    est = Estimator(model(), spec=SPEC).fit(x, x[:1])
+    with pytest.raises(ExportError, match=rf"written as C: .*{named}.* use format='onnx'"):
+        est.export(tmp_path / "model.h", format="c")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = LSTM(5, 1)
+
+    def forward(self, u, v):
+        return self.rnn(torch.cat([u, v], -1))
+
+
+class Codes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(4, 3)
+
+    def forward(self, codes):
+        return self.table(codes[..., 0])
+
+
+def test_one_input_of_numbers(x, tmp_path):
+    est = Estimator(Two(), spec=SPEC).fit((x, x[:2]), x[:1])
+    with pytest.raises(ExportError, match="the model takes 2 inputs, a header of C one"):
+        est.export(tmp_path / "model.h", format="c")
+    est = Estimator(nn.Sequential(Codes(), LSTM(3, 1)), spec=SPEC)
+    est.fit(np.zeros((1, N, T), int), x[:1])
+    with pytest.raises(ExportError, match="the model takes integers"):
+        est.export(tmp_path / "model.h", format="c")
+
+
+def test_wrong_settings(x, tmp_path):
+    est = SequenceRegressor(4, epochs=1).fit(x, x[:1])
+    path = tmp_path / "model.h"
+    with pytest.raises(ValueError, match="quantize must be None or 'int8', got 'int4'"):
+        est.export(path, format="c", quantize="int4")
+    with pytest.raises(ValueError, match="example= is what quantize='int8' measures"):
+        est.export(path, format="c", example=x)
+    with pytest.raises(ExportError, match=r"example must be an array \(F, N, T\), got shape"):
+        est.export(path, format="c", quantize="int8", example=x[0])
+    with pytest.raises(ExportError, match="example has 2 features, the model takes 3"):
+        est.export(path, format="c", quantize="int8", example=x[:2])
+    with pytest.raises(ExportError, match="prefix must begin with a letter"):
+        est.export(path, format="c", prefix="2nd")
+    with pytest.raises(ValueError, match="are for format='c', a header of C; got 'onnx'"):
+        est.export(path, prefix="pump")
+    with pytest.raises(ValueError, match="input_names and output_names are for graphs"):
+        est.export(path, format="c", output_names=["y"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_of_weights_that_are_no_numbers(x, tmp_path):
+    est = SequenceRegressor(4, epochs=1).fit(x, x[:1])
+    with torch.no_grad():
+        next(est.model_.parameters())[0] = np.inf
+    with pytest.raises(ExportError, match="a weight of the model is inf"):
+        est.export(tmp_path / "model.h", format="c")
+    assert list(tmp_path.iterdir()) == []

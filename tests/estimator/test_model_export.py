@@ -269,7 +269,7 @@ def test_wrong_use(x, tmp_path):
     ):
         export(no_best, path)
     est = SequenceRegressor(4, epochs=1).fit(x, x[:1])
-    with pytest.raises(ValueError, match="format must be 'onnx' or 'torch', got 'tensorrt'"):
+    with pytest.raises(ValueError, match="format must be 'onnx', 'torch' or 'c', got 'tensorrt'"):
         est.export(path, "tensorrt")
     assert not path.exists()
 
