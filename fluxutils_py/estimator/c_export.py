@@ -173,7 +173,7 @@ def _measure_error(
     else:
         xs = _inputs_of_model(example, before, program.n_in)
         about = f"{len(xs)} steps of {xs.shape[1]} series"
-    exists: np.ndarray = np.isfinite(xs).all(-1)
+    exists = np.asarray(np.isfinite(xs).all(-1))
     xs = np.where(exists[..., None], xs, 0)
     results = []
     for each in (program, with_rounded_weights(program)):

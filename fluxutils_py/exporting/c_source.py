@@ -54,19 +54,19 @@ def resolved(text: str, known: dict[str, bool]) -> str:
     ``known`` says whether they are defined.
     """
     kept = []
-    # of the conditions around a line: whether it is a known one, and whether it holds
-    around: list[tuple[bool, bool]] = []
+    # of each condition around a line: whether it holds; None if it is none of the known ones
+    around: list[bool | None] = []
     for line in text.splitlines():
         found = re.match(r"#\s*(if\w*|else|endif)\b\s*(\w*)", line)
-        word = found[1] if found else ""
-        if found and word.startswith("if"):
-            is_known = word in ("ifdef", "ifndef") and found[2] in known
-            holds = known[found[2]] == (word == "ifdef") if is_known else True
-            around.append((is_known, holds))
-        elif word == "else" and around[-1][0]:
-            around[-1] = (True, not around[-1][1])
-        is_condition_known = bool(word) and around[-1][0]
-        if all(holds for _, holds in around) and not is_condition_known:
+        word, name = found.groups() if found else ("", "")
+        if word in ("ifdef", "ifndef") and name in known:
+            around.append(known[name] == (word == "ifdef"))
+        elif word.startswith("if"):
+            around.append(None)
+        elif word == "else" and around[-1] is not None:
+            around[-1] = not around[-1]
+        is_of_known = bool(word) and around[-1] is not None
+        if False not in around and not is_of_known:
             kept.append(line)
         if word == "endif":
             around.pop()
