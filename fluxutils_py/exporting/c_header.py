@@ -66,6 +66,16 @@ CELLS = {
     10: ("min_lstm",),
 }
 ACTIVATIONS = {"psigmoid": "parabolic_sigmoid", "ptanh": "parabolic_tanh"}  # others keep the name
+# C99 rounds what it stores; C++ may keep more digits, on the x87 units of old x86 processors
+GUARDS = """\
+#ifdef __FAST_MATH__
+#error "-ffast-math breaks rounding and checks for NaN"
+#endif
+#if defined(__cplusplus) && defined(__FLT_EVAL_METHOD__)
+#if __FLT_EVAL_METHOD__ > 0
+#error "numbers keep more digits than their type: compile as C99, or with -msse2 -mfpmath=sse"
+#endif
+#endif"""
 MISSING = "for (i = 0; i < @@_N_OUT; i++) y[i] = NAN;"
 RETURNED = (
     "Computes the outputs of the next step. Returns 0; 1 if all inputs are missing (NaN): then all "
@@ -156,7 +166,7 @@ class CHeader:
         own = self._own_code()
         parts = [
             "#ifndef @@_H\n#define @@_H\n\n#include <math.h>\n#include <stdint.h>",
-            '#ifdef __FAST_MATH__\n#error "-ffast-math breaks rounding and checks for NaN"\n#endif',
+            GUARDS,
             f"#define @@_N_IN {self.program.n_in}\n#define @@_N_OUT {self.program.n_out}",
             *self._functions_for(own),
             own,

@@ -61,7 +61,7 @@ def build(target, source, folder, *options):
     return [*runner, str(program)]
 
 
-def run_steps(target, header, xs, prefix="model", *, reset_at=-1, out=None):
+def run_steps(target, header, xs, prefix="model", *, reset_at=-1, out=None, options=()):
     """Return the outputs (T, G) of a header for the steps xs (T, F), whose type is that of its
     numbers; ``out`` that of its outputs.
     """
@@ -74,7 +74,7 @@ def run_steps(target, header, xs, prefix="model", *, reset_at=-1, out=None):
         real=names[xs.dtype.name],
         out=names[out.name],
     )
-    command = build(target, source, header.parent, f"-DRESET_AT={reset_at}")
+    command = build(target, source, header.parent, f"-DRESET_AT={reset_at}", *options)
     done = subprocess.run(command, input=xs.tobytes(), capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return np.frombuffer(done.stdout, out).reshape(len(xs), -1)

@@ -1,6 +1,9 @@
 """Headers of C: what a program needs of memory, and what the text holds."""
 
+import platform
 import re
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -117,7 +120,39 @@ def test_a_header_holds_only_what_the_model_needs():
         "#include <math.h>",
         "#include <stdint.h>",
         '#error "-ffast-math breaks rounding and checks for NaN"',
+        '#error "numbers keep more digits than their type: compile as C99, or with '
+        '-msse2 -mfpmath=sse"',
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["cc", "-ffast-math"], "-ffast-math breaks rounding"),
+        (["c++", "-x", "c++", "-mfpmath=387"], "compile as C99"),
+    ],
+    ids=["fast_math", "x87"],
+)
+def test_what_would_break_its_rounding_does_not_compile(options, message, tmp_path):
+    if shutil.which(options[0]) is None:
+        pytest.skip(f"needs {options[0]}")
+    if "387" in options[-1] and platform.machine() != "x86_64":
+        pytest.skip("needs an x86 processor")
+    (tmp_path / "m.h").write_text(header(program(LSTM(3, 4))))
+    (tmp_path / "main.c").write_text('#include "m.h"\n')
+    command = [*options, "-c", "main.c", "-o", "main.o"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86 processors")
+def test_c99_rounds_where_the_processor_does_not(tmp_path, rng):
+    found = program(*layers())
+    (tmp_path / "m.h").write_text(header(found))
+    xs = rng.normal(size=(100, 3)).astype(found.dtype)
+    outputs = run_steps("c", tmp_path / "m.h", xs, "m", options=["-mfpmath=387"])
+    assert abs(outputs - run_program(found, xs[:, None])[:, 0]).max() < 1e-5
 
 
 def test_the_comment_counts_bytes():
