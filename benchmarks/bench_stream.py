@@ -3,13 +3,15 @@ the bare model.
 
 The bare model is an ``nn.LSTM`` and a linear head of torch that are given each step under
 ``torch.inference_mode``, the state carried by hand. A stream takes the step as a NumPy array of
-shape (F, N), looks for missing values, and returns an array; ``predict`` is given the state of the
+shape (F, N), looks for missing values, and returns an array; so does the stream of a pipeline with
+a scaler, whose inputs are scaled back first. "without the kernels" is the same stream as torch
+computes it, step by step. ``predict`` is given the state of the
 step before and returns the next one. All take turns at each step, and must give the same numbers to
 rounding. So must the files that ``est.export`` writes, run with their state by onnxruntime and by
 torch. The ratio is that of a round's medians to that of the bare model; the columns p50 and p99 are
 over all steps, in microseconds.
 
-    python benchmarks/bench_stream.py [--rounds 9] [--hidden 10 128] [--series 1 100 1000]
+    python benchmarks/bench_stream.py [--rounds 9] [--hidden 16 64 128] [--series 1 100 1000]
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from common import Report, Table, parse, parser, ratios, spread
+from sklearn.pipeline import make_pipeline
 from torch import Tensor, nn
 
-from fluxutils_py import Estimator
+from fluxutils_py import Estimator, SequenceScaler, stream
 from fluxutils_py.exporting import ExportedModel
-from fluxutils_py.nn import LSTM
+from fluxutils_py.nn import LSTM, native_kernels
 
 BASE = "bare model"
 N_FEATURES = 3
@@ -55,6 +58,17 @@ class EachStep:
     def step(self, x: np.ndarray) -> np.ndarray:
         y, self.state = self.est.predict(x, state=self.state, return_state=True)
         return y
+
+
+class ByTorch:
+    """A stream without the native kernels."""
+
+    def __init__(self, est: Estimator, n_series: int) -> None:
+        self.live = est.stream(n_series)
+
+    def step(self, x: np.ndarray) -> np.ndarray:
+        with native_kernels(False):
+            return self.live.step(x)
 
 
 def by_turns(
@@ -89,7 +103,10 @@ def compare(n_hidden: int, n_series: int, report: Report, rounds: int, n_steps: 
     )
     tensors = [torch.tensor(step.T[None].copy()) for step in x]  # (1, N, F)
     bare = [Bare(est.model_) for _ in range(2)]
-    live, each = est.stream(n_series), EachStep(est)
+    live, each, slow = est.stream(n_series), EachStep(est), ByTorch(est, n_series)
+    scaler = SequenceScaler().fit(few)
+    piped = stream(make_pipeline(scaler, est), n_series)
+    unscaled = [scaler.inverse_transform(step[:, :, None])[:, :, 0] for step in x]
     files = {}
     with tempfile.TemporaryDirectory() as folder:
         for format, contender in {
@@ -106,6 +123,8 @@ def compare(n_hidden: int, n_series: int, report: Report, rounds: int, n_steps: 
         BASE: (bare[0].step, tensors),
         "bare model again (A/A)": (bare[1].step, tensors),
         "stream": (live.step, list(x)),
+        "stream of a pipeline": (piped.step, unscaled),
+        "stream without the kernels": (slow.step, list(x)),
         "predict, one step per call": (each.step, [step[:, :, None] for step in x]),
         **{contender: (file.run, windows) for contender, file in files.items()},
     }
@@ -137,7 +156,7 @@ def compare(n_hidden: int, n_series: int, report: Report, rounds: int, n_steps: 
 
 def main() -> None:
     made = parser(__doc__, rounds=9)
-    made.add_argument("--hidden", type=int, nargs="+", default=[10, 128])
+    made.add_argument("--hidden", type=int, nargs="+", default=[16, 64, 128])
     made.add_argument("--series", type=int, nargs="+", default=[1, 100, 1000])
     args = parse(made)
     report = Report(__doc__, args)

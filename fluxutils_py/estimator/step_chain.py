@@ -44,8 +44,9 @@ def scaler_of(transformer: object) -> Scaler | None:
         return Scaler("fill", function.values)
     if kind is StandardScaler:
         n = function.n_features_in_
-        mean = np.zeros(n) if function.mean_ is None else function.mean_
-        scale = np.ones(n) if function.scale_ is None else function.scale_
+        # mean_ is there also where with_mean=False leaves it out
+        mean = function.mean_ if function.with_mean else np.zeros(n)
+        scale = function.scale_ if function.with_std else np.ones(n)
         return Scaler("standardize", mean, scale)
     return None
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import _C, Tensor, nn
 from torch.nn.modules import module as hooks
 
 from fluxutils_py.nn import kernels
@@ -154,12 +154,14 @@ class NativeStep:
             if packed is None:
                 return None
         if not packed.hold_states():
+            packed.release_states()
             return None
         packed.x[...] = x
         code = packed.call(packed.address)
         if code == 0:
             return packed.y.copy()
         if code == NOT_FINITE:
+            packed.release_states()
             return None
         raise kernel_error(code)
 
@@ -207,6 +209,7 @@ class _Packed:
         n_series = step.shape[1]
         self._state_tensors = [_new_state(s, n_series) for s in program.states]
         self._held = list(_held_layers(program, layers, self._state_tensors))
+        self._before: tuple[tuple[Recur, State | None], ...] = ()
         self._kept: list[np.ndarray] = []  # what addresses in the table point to
         self.x = np.empty(step.shape)
         self.y = _new_outputs(step.output, program, n_series)
@@ -226,10 +229,19 @@ class _Packed:
         """Copy states that others have set to where the steps are computed; False if one does not
         fit.
         """
+        self._before = ()
         for held in self._held:
-            if held.layer.state is not held.state and not _take_state(held):
+            if held.layer.state is held.state:
+                continue
+            self._before = (*self._before, (held.layer, held.layer.state))
+            if not _take_state(held):
                 return False
         return True
+
+    def release_states(self) -> None:
+        """Give layers the states back that the last :meth:`hold_states` replaced."""
+        for layer, state in self._before:
+            object.__setattr__(layer, "state", state)
 
     def state_address(self, index: int, place: int, series_size: int) -> int:
         """Return the address of a layer's states of all series in a tensor."""
@@ -253,8 +265,8 @@ def _is_watched() -> bool:
     return bool(
         hooks._global_forward_hooks
         or hooks._global_forward_pre_hooks
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
+        or _C._len_torch_dispatch_stack()
+        or _C._len_torch_function_stack()
     )
 
 

@@ -328,7 +328,8 @@ class _Writer:
     # -- plain layers ------------------------------------------------------------------------------
 
     def write_sequence(self, module: nn.Module, source: int) -> int:
-        for child in module.children():
+        # not children(), which shows a layer that stands in two places once
+        for child in vars(module)["_modules"].values():
             source = self.write(child, source)
         return source
 
@@ -400,12 +401,15 @@ class _Writer:
         index = self._layers.pop(id(layer), None)
         # a layer that stands in two places moves its state twice; none that is asked for its class
         if writer is None or index is None or is_intercepted(inner):
-            raise UnsupportedStep(f"no operation computes Recur({type(inner).__name__})")
+            name = f"{type(layer).__name__}({type(inner).__name__})"
+            raise UnsupportedStep(f"no operation computes {name}")
         first = len(self.states)
         empty = layer.empty_state()
         assert empty is not None
         axis = layer.batch_dim
         for k, t in enumerate(empty):
+            if not is_plain(t):
+                raise UnsupportedStep(f"the state of {type(layer).__name__} is {t.dtype}")
             shape = (*t.shape[:axis], *t.shape[axis + 1 :])
             initial = np.zeros(shape, _as_array(t).dtype)
             if layer.trainable_init:

@@ -1,6 +1,7 @@
 """Step by step gives what predict gives for the whole."""
 
 import copy
+import pickle
 import re
 
 import numpy as np
@@ -21,12 +22,15 @@ from fluxutils_py import (
     SequenceRegressor,
     SequenceScaler,
     Spec,
+    WinsorScaler,
     samples,
     states,
     stream,
 )
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.nn import GRU, LSTM, Recur
+from fluxutils_py.estimator.sequence_estimators import CELLS
+from fluxutils_py.nn import GRU, LSTM, Recur, kernels, native_kernels
+from fluxutils_py.nn.session import InferenceSession
 
 F, N, T, G = 3, 37, 23, 2
 CLOSE = {"float32": 2e-6, "float64": 1e-12}
@@ -412,3 +416,106 @@ def test_targets_that_were_transformed_come_back():
         match=r"^the target's transformer, StandardScaler, was fitted on rows of 23 columns",
     ):
         stream(est, N).step(x[:, :, 0])
+
+
+def native(monkeypatch, live):
+    """Let the stream have no other way than native steps."""
+
+    def refuse(*_):
+        raise AssertionError("torch computes this step")
+
+    monkeypatch.setattr(InferenceSession, "run", refuse)
+    return live
+
+
+with_kernels = pytest.mark.skipif(kernels.library() is None, reason="the kernels are not in use")
+
+
+@with_kernels
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("cell", [c for c in CELLS if c not in ("tcn", "attention")])
+def test_ready_made_networks_step_natively(cell, dtype, monkeypatch):
+    x, y = data(dtype)
+    est = SequenceRegressor(
+        13, 2, cell, epochs=1, dropout=0.2, seqsize=10, scale_target=True, random_state=0
+    ).fit(x, y)
+    if dtype == "float64":
+        est.model_.double()
+    expected = est.predict(x)
+    ys = steps(native(monkeypatch, est.stream(N)), x)
+    assert ys.dtype == expected.dtype
+    np.testing.assert_allclose(ys, expected, rtol=CLOSE[dtype], atol=20 * CLOSE[dtype])
+
+
+@with_kernels
+@pytest.mark.parametrize("labels", [["a", "b"], [3, 5, 8]])
+def test_classifiers_step_natively(labels, monkeypatch):
+    x, _ = data("float32")
+    y = np.random.default_rng(1).choice(labels, size=(1, N, T))
+    est = SequenceClassifier(6, cell="gru", epochs=1, random_state=0).fit(x, y)
+    methods = ["predict", "predict_proba", "predict_log_proba", "decision_function"]
+    expected = {m: getattr(est, m)(x) for m in methods}
+    for method, whole in expected.items():
+        ys = steps(native(monkeypatch, est.stream(N, method=method)), x)
+        assert ys.dtype == whole.dtype
+        if method == "predict":
+            np.testing.assert_array_equal(ys, whole)
+        else:
+            np.testing.assert_allclose(ys, whole, rtol=0, atol=4e-6)
+
+
+@with_kernels
+def test_pipelines_of_scalers_step_natively(monkeypatch):
+    x, y = data("float32")
+    x[:, 3, 4] = np.nan
+    x[:, 5, :7] = np.nan
+    y[:, np.isnan(x).any(0)] = np.nan
+    last = SequenceRegressor(6, epochs=1, scale_target=True, random_state=0)
+    for scalers in ([SequenceScaler()], [WinsorScaler(), SequenceScaler()], [SequenceImputer()]):
+        pipe = make_pipeline(*scalers, last).fit(samples(x), samples(y))
+        expected = pipe.predict(x)
+        with monkeypatch.context() as patch:
+            ys = steps(native(patch, stream(pipe, N)), x)
+        np.testing.assert_allclose(ys, expected, rtol=1e-5, atol=1e-5)
+
+
+@with_kernels
+def test_a_state_moves_between_native_streams_and_predict():
+    est, x = fitted("float32")
+    expected = est.predict(x)
+    live = est.stream(N)
+    steps(live, x, 0, 7)
+    _, state = est.predict(x[:, :, :7], return_state=True)
+    for got, wanted in zip(live.state, state, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=2e-6)
+    whole = est.predict(x[:, :, 7:], state=live.state)
+    np.testing.assert_allclose(whole, expected[:, :, 7:], rtol=0, atol=CLOSE["float32"])
+    other = est.stream(N, state)
+    np.testing.assert_allclose(steps(other, x, 7), expected[:, :, 7:], rtol=0, atol=2e-6)
+    with native_kernels(False):
+        by_torch = live.step(x[:, :, 7])
+    np.testing.assert_allclose(by_torch, expected[:, :, 7], rtol=0, atol=2e-6)
+    np.testing.assert_allclose(steps(live, x, 8), expected[:, :, 8:], rtol=0, atol=2e-6)
+
+
+@with_kernels
+def test_a_stream_sees_that_its_model_has_learnt():
+    est, x = fitted("float32")
+    live = est.stream(N)
+    live.step(x[:, :, 0])
+    with torch.no_grad():
+        for p in est.model_.parameters():
+            p += 0.1
+    live.reset()
+    np.testing.assert_allclose(steps(live, x), est.predict(x), rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
+def test_copies_of_a_stream_go_on(copied):
+    est, x = fitted("float32")
+    live = est.stream(N)
+    expected = est.predict(x)
+    steps(live, x, 0, 7)
+    twin = copied(live)
+    for each in (live, twin):
+        np.testing.assert_allclose(steps(each, x, 7), expected[:, :, 7:], rtol=0, atol=2e-6)
