@@ -2,7 +2,7 @@
 
 :func:`program_of` makes a :class:`StepProgram` of a model of stateful layers, linear layers and
 activations. Two consumers share it: :class:`fluxutils_py.nn.native_step.NativeStep` runs it in one
-call, and a C file holds it as source. Both use the functions of ``csrc/step.h``, for which the
+call, and a C file holds it as source. Both use the functions of ``exporting/step.h``, for which the
 weights are laid out here. What surrounds a model in an estimator, scalers of inputs and the units
 or labels of outputs, is in :mod:`fluxutils_py.estimator.step_chain`.
 """
@@ -35,7 +35,7 @@ class UnsupportedStep(TypeError):
 
 
 class CellRows(NamedTuple):
-    """Where the blocks of H weights of a cell go among its sums, as ``csrc/step.h`` orders them.
+    """Where the blocks of H weights of a cell go among its sums, as ``exporting/step.h`` orders them.
 
     The inputs add to the first sums, the recurrent products to the last ones.
     """
@@ -63,7 +63,7 @@ CELL_ROWS = {
     9: CellRows(2, (0, 1), (), (0, 1)),
     10: CellRows(3, (0, 1, 2), (), (0, 1, 2)),
 }
-# as csrc/step.h numbers them
+# as exporting/step.h numbers them
 FUNCTIONS = (
     "relu",
     "tanh",
