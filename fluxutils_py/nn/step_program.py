@@ -35,7 +35,7 @@ class UnsupportedStep(TypeError):
 
 
 class CellRows(NamedTuple):
-    """Where the blocks of H weights of a cell go among its sums, as ``exporting/step.h`` orders them.
+    """Where the blocks of H weights of a cell go among its sums, ordered as in ``step.h``.
 
     The inputs add to the first sums, the recurrent products to the last ones.
     """
