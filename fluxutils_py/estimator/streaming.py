@@ -61,6 +61,13 @@ def stream(
     TypeError, ValueError
         If something cannot run step by step; the message names the remedy.
 
+    Notes
+    -----
+    Where native kernels are in use, a step of a few series is one native call of a few
+    microseconds, if transformers are ``SequenceScaler``, ``WinsorScaler``, ``SequenceImputer`` (not
+    "ffill") or ``StandardScaler``, and the model consists of the recurrent layers of torch and this
+    package, linear layers, normalisations and activations. Results are equal to rounding.
+
     Examples
     --------
     >>> from sklearn.pipeline import make_pipeline

@@ -343,7 +343,7 @@ class _Writer:
         n = module.out_features
         weight = self.array(module, "weight")
         bias = self.optional(module, "bias", n, 0.0)
-        return self.add(Dense(source, n, np.array(weight.T, order="C"), np.array(bias)))
+        return self.add(Dense(source, n, _columns(weight, weight.dtype), np.array(bias)))
 
     def write_activation(self, module: Any, source: int) -> int:
         n = self.sizes[source]
@@ -538,8 +538,11 @@ def _as_array(t: Tensor) -> np.ndarray:
 
 
 def _columns(weight: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return weights (n_out, n_in) as (n_in, n_out)."""
-    return np.array(weight.T, dtype, order="C")
+    """Return weights (n_out, n_in) as (n_in, n_out), in memory of their own."""
+    out = np.empty(weight.shape[::-1], dtype)
+    # torch transposes four times as fast as NumPy where a row of memory is long
+    torch.from_numpy(out).copy_(torch.from_numpy(weight).t())
+    return out
 
 
 def _in_rows(weight: np.ndarray, order: tuple[int, ...], first: int, H: int) -> np.ndarray:
@@ -549,7 +552,7 @@ def _in_rows(weight: np.ndarray, order: tuple[int, ...], first: int, H: int) -> 
     blocks = weight.reshape(len(order), H, weight.shape[1])
     places = np.argsort([row - first for row in order])
     rows = blocks[places].reshape(-1, weight.shape[1])
-    return np.array(rows.T, order="C")
+    return _columns(rows, rows.dtype)
 
 
 _Write = Callable[[_Writer, Any, int], int]
