@@ -480,11 +480,10 @@ class _Writer:
         self._check_size(module, source, module.n_in)
         n = 2 * module.n_states
         names = ("weight_in", "weight_out", "weight_skip", "nu_log", "theta_log", "gamma_log")
-        w_in, w_out, skip, nu_log, theta_log, gamma_log = (self.array(module, k) for k in names)
-        # in double: a modulus close to 1 stays it, and there are few
-        modulus = np.exp(-np.exp(nu_log.astype(float)))
-        angle = np.exp(theta_log.astype(float))
-        pairs = np.stack([modulus * np.cos(angle), modulus * np.sin(angle)], -1).ravel()
+        w_in, w_out, skip, _nu_log, _theta_log, gamma_log = (self.array(module, k) for k in names)
+        # with the rounding that windows have: of a modulus close to 1 it adds up over many steps
+        with torch.no_grad():
+            pairs = _as_array(torch.view_as_real(module.eigenvalues())).ravel()
         scaled = np.exp(gamma_log.astype(float)).repeat(2)[:, None] * w_in
         dtype = w_in.dtype
         added = self.add(Dense(source, n, _columns(scaled, dtype), np.zeros(n, dtype)))
