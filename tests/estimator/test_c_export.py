@@ -142,6 +142,18 @@ def test_targets_that_were_transformed_come_back(x, tmp_path):
     assert error(run_steps("c", tmp_path / "model.h", steps), streamed(last, steps)) < 1e-5
 
 
+def test_outputs_keep_the_digits_of_targets_in_float64(x, tmp_path):
+    y = 1e8 + x[:1].cumsum(2, dtype=float)
+    est = SequenceRegressor(4, epochs=2, random_state=0).fit(x, y)
+    est.export(tmp_path / "model.h", format="c")
+    steps = x[:, 0].T
+    found = run_steps("c", tmp_path / "model.h", steps, out="float64")
+    wanted = streamed(est, steps)
+    assert wanted.dtype == np.float64
+    # a float has steps of 8 there
+    assert abs(found - wanted).max() < 1e-5 * np.ptp(y)
+
+
 LABELLED = """
 #include <stdio.h>
 #include "model.h"
