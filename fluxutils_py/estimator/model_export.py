@@ -245,11 +245,11 @@ def export(
     >>> folder.cleanup()
     """
     settings = HeaderSettings(prefix, quantize, example)
+    settings.check(format)
     if hasattr(model, "_check_export"):  # a forecaster, which has graphs only
         model.export(path, format)
         return None
     check_format(format, [*FORMATS, "c"])
-    settings.check(format)
     parts = _exported_parts(model)
     if format == "c":
         if input_names is not None or output_names is not None:
