@@ -31,10 +31,6 @@ FLAGS = [
     "-fno-exceptions",
     "-fno-rtti",
 ]
-X86 = {
-    "avx2": ["-mavx2", "-mfma"],
-    "avx512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"],
-}
 # A step has no bits to share with other lanes: sums and products may be fused, and loops that no
 # trap can stop become vectors. -O2 with vectors is as fast here as -O3, and half as large.
 FOR_STEPS = [
@@ -46,6 +42,10 @@ FOR_STEPS = [
     "-fno-trapping-math",
     "-fno-math-errno",
 ]
+X86 = {
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"],
+}
 UNITS = {"x86_64": X86, "amd64": X86, "aarch64": {"neon": []}, "arm64": {"neon": []}}
 
 
@@ -73,10 +73,10 @@ class BuildKernels(build_ext):
         objects = Path(self.build_temp)
         objects.mkdir(parents=True, exist_ok=True)
         jobs = {name: (SOURCES / f"{name}.cpp", []) for name in ("copy", "dispatch", "threads")}
-        for name, own in units.items():
-            jobs[f"unit_{name}"] = (SOURCES / "unit.cpp", [*own, f"-DFLUXUTILS_UNIT=fk_{name}"])
         lowest = next(iter(units.values()))
         jobs["step"] = (SOURCES / "step.cpp", [*lowest, *FOR_STEPS])
+        for name, own in units.items():
+            jobs[f"unit_{name}"] = (SOURCES / "unit.cpp", [*own, f"-DFLUXUTILS_UNIT=fk_{name}"])
 
         def compile_one(name: str) -> str:
             source, own = jobs[name]
