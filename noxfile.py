@@ -68,6 +68,12 @@ def tests(session: nox.Session, versions: str) -> None:
     show_and_test(session, *session.posargs)
 
 
+@nox.session(python=False)
+def emulation(session: nox.Session) -> None:
+    """The kernels for ARM under emulation, as ``.ci/run`` runs them; a line where tools lack."""
+    session.run("tests/nn/emulation/run", *session.posargs, external=True)
+
+
 @nox.session(python=PYTHONS[0])
 def no_compiler(session: nox.Session) -> None:
     """The tests where the kernels cannot be built."""

@@ -20,6 +20,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("csrc")
+STEP = Path("fluxutils_py/exporting/step.h")  # in the package, because exported files hold it
 FLAGS = [
     "-std=c++17",
     "-O3",
@@ -131,7 +132,7 @@ setup(
         Extension(
             "fluxutils_py.nn._kernels",
             sources=[str(p) for p in sorted(SOURCES.glob("*.cpp"))],
-            depends=[str(p) for p in sorted(SOURCES.glob("*.h"))],
+            depends=[str(p) for p in [*sorted(SOURCES.glob("*.h")), STEP]],
             optional=True,
         )
     ],

@@ -16,7 +16,7 @@ float expf(float), expm1f(float), logf(float), log1pf(float), erff(float), sqrtf
 namespace {
 
 namespace in_float {
-#include "step.h"
+#include "../fluxutils_py/exporting/step.h"
 #include "step_run.h"
 }  // namespace in_float
 
@@ -29,7 +29,7 @@ namespace in_float {
 #define STEP_DOUBLE
 
 namespace in_double {
-#include "step.h"
+#include "../fluxutils_py/exporting/step.h"
 #include "step_run.h"
 }  // namespace in_double
 

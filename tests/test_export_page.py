@@ -3,14 +3,18 @@ import.
 """
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 PAGE = (Path(__file__).parents[1] / "docs" / "export.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+(MAIN,) = re.findall(r"^```c\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+(COMPILED,) = re.findall(r"^cc (.*?) -lm -o main && ./main < x.txt$", PAGE, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +48,40 @@ def test_a_consumer_needs_nothing_of_this_package(block, absent, folder):
 
 def test_a_consumer_has_ten_lines():
     assert sum(1 for line in BLOCKS[1].splitlines() if line and not line.startswith("assert")) <= 11
+
+
+@pytest.fixture(scope="module")
+def c_folder(tmp_path_factory):
+    """A folder with the header of C and the steps that the block of the page writes."""
+    made = tmp_path_factory.mktemp("c")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        exec(compile(BLOCKS[3], "export.md", "exec"), {"__name__": "export"})
+    (made / "main.c").write_text(MAIN)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("compiler", "runner"),
+    [("cc", []), ("arm-linux-gnueabihf-gcc", ["qemu-arm", "-L", "/usr/arm-linux-gnueabihf"])],
+)
+def test_the_program_in_c_reads_steps_and_gives_predictions(compiler, runner, c_folder):
+    for tool in [compiler, *runner[:1]]:
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool}")
+    strict = ["-Wall", "-Wextra", "-Werror", "-pedantic"]
+    command = [compiler, *COMPILED.split(), *strict, "-lm", "-o", "main"]
+    done = subprocess.run(command, cwd=c_folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    with open(c_folder / "x.txt") as steps:
+        run = [*runner, "./main"]
+        said = subprocess.run(run, cwd=c_folder, stdin=steps, capture_output=True, timeout=120)
+    assert said.returncode == 0, said.stderr
+    found = np.loadtxt(said.stdout.splitlines())
+    wanted = np.loadtxt(c_folder / "wanted.txt")
+    assert found.shape == wanted.shape == (200,)
+    assert abs(found - wanted).max() < 1e-5 * max(1, abs(wanted).max())
+
+
+def test_the_program_in_c_has_fifteen_lines():
+    assert sum(1 for line in MAIN.splitlines() if line) <= 15

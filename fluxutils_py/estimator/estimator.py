@@ -516,13 +516,25 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         *,
         input_names: Sequence[str] | None = None,
         output_names: Sequence[str] | None = None,
-    ) -> None:
+        prefix: str = "model",
+        quantize: str | None = None,
+        example: Any = None,
+    ) -> float | None:
         """Write the fitted estimator to a file that runs without this package; see
         :func:`fluxutils_py.export`.
 
         Parameters and errors are those of that function, which takes pipelines too.
         """
-        export(self, path, format, input_names=input_names, output_names=output_names)
+        return export(
+            self,
+            path,
+            format,
+            input_names=input_names,
+            output_names=output_names,
+            prefix=prefix,
+            quantize=quantize,
+            example=example,
+        )
 
     @classmethod
     def load(cls, path: str | PathLike[str], **arguments: Any) -> Self:

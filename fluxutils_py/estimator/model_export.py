@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fluxutils_py.errors import ExportError, ShapeError
+from fluxutils_py.estimator.c_export import HeaderSettings, header_of, n_features_of
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.streaming import ModelParts, stream, unwrap
@@ -20,9 +21,11 @@ from fluxutils_py.exporting import (
     ExportedModel,
     Graph,
     ModelStep,
+    initial_of,
     write_graph,
 )
-from fluxutils_py.exporting.export_files import check_format
+from fluxutils_py.exporting.export_files import FORMATS, check_format
+from fluxutils_py.files import atomic_write
 from fluxutils_py.inputs.moments import Affine
 from fluxutils_py.nn.layers import Elementwise
 from fluxutils_py.nn.model_windows import needs_context
@@ -153,11 +156,15 @@ def export(
     *,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
-) -> None:
+    prefix: str = "model",
+    quantize: str | None = None,
+    example: Any = None,
+) -> float | None:
     """Write a fitted estimator, or a pipeline of scalers and one, to a file that runs without this
     package.
 
-    The file is a graph of one step or a window and the recurrent state, so that a consumer
+    With ``format="c"`` it is a header of C99 with one step of one series; see the Notes. Otherwise
+    the file is a graph of one step or a window and the recurrent state, so that a consumer
     continues where it stopped:
 
     - inputs: ``x`` (S, B, F), then ``state.0``, ``state.1``, ...
@@ -175,12 +182,27 @@ def export(
     path : str or path-like
         Written aside and then moved into place. Of several ranks only rank 0 writes; the others
         return at once.
-    format : "onnx" or "torch"
+    format : "onnx", "torch" or "c"
         An ONNX file, for onnxruntime and others, which needs ``pip install fluxutils_py[export]``;
-        or a program of ``torch.export``, for ``torch.export.load``, with torch's operators only.
+        a program of ``torch.export``, for ``torch.export.load``, with torch's operators only; or a
+        header of C.
     input_names, output_names : sequence of str, optional
         Names of inputs and outputs. Several inputs are ``x.0``, ``x.1``, ... by default; several
-        outputs need names.
+        outputs need names. Not for a header.
+    prefix : str
+        What the names in a header begin with, so that several models fit one program.
+    quantize : None or "int8"
+        Whether a header holds the weights of products as integers of 8 bits, with a scale for each
+        unit. All computation is in floating point as before.
+    example : array of shape (F, N, T), optional
+        Series to measure the error of ``quantize`` on. None: 1000 steps of standard-normal numbers,
+        as what the model gets after scalers.
+
+    Returns
+    -------
+    float or None
+        With ``quantize``, the largest difference of an output, in the units of the targets, from
+        that of the model. The header says it too.
 
     Raises
     ------
@@ -189,17 +211,24 @@ def export(
     ExportError
         If a module looks into the future or uses an operation that the format lacks; the message
         names the module.
+    ValueError
+        If ``format`` or ``quantize`` is unknown.
     ImportError
         If the packages for ONNX are not installed.
 
     Notes
     -----
-    The metadata hold, in ONNX as ``metadata_props`` (JSON but for versions and names of classes),
-    in torch as the extra file ``metadata.json``: ``inputs``, ``outputs`` and ``states`` with names,
-    shapes, types and initial values (one number if all are equal, null for NaN), ``feature_names``,
-    ``scale`` of the targets, ``classes``, ``per_series`` (whether only the output at the last step
-    of a series counts), ``context`` (how many inputs a model without recurrent layers keeps as its
-    state), and the versions of this package and torch.
+    A header compiles as C99 and C++11 and uses only ``math.h``; its comment says how to use it, and
+    how many bytes the state and the tables take. It holds recurrent layers of torch and of this
+    package, linear layers, normalisations and activations in ``nn.Sequential`` or
+    :class:`fluxutils_py.nn.SequenceStack`, one input and one output.
+
+    The metadata of the others hold, in ONNX as ``metadata_props`` (JSON but for versions and
+    names of classes), in torch as the extra file ``metadata.json``: ``inputs``, ``outputs`` and
+    ``states`` with names, shapes, types and initial values (one number if all are equal, null
+    for NaN), ``feature_names``, ``scale`` of the targets, ``classes``, ``per_series`` (whether
+    only the output at the last step of a series counts), ``context`` (how many inputs a model
+    without recurrent layers keeps as its state), and the versions of this package and torch.
 
     Time is the operator ``Scan`` of ONNX, or ``scan`` of torch, over the graph of one step.
 
@@ -215,10 +244,19 @@ def export(
     True
     >>> folder.cleanup()
     """
-    check_format(format)
-    if hasattr(model, "_check_export"):  # a forecaster
-        return model.export(path, format)
+    settings = HeaderSettings(prefix, quantize, example)
+    settings.check(format)
+    if hasattr(model, "_check_export"):  # a forecaster, which has graphs only
+        model.export(path, format)
+        return None
+    check_format(format, [*FORMATS, "c"])
     parts = _exported_parts(model)
+    if format == "c":
+        if input_names is not None or output_names is not None:
+            raise ValueError(
+                "input_names and output_names are for graphs; a header of C has arrays x and y"
+            )
+        return _export_header(path, model, parts, settings)
     est = parts.estimator
     graph, context = _graph(est, parts.transformers, parts.of_targets)
     classes = est.fitted_parts_.codec.classes
@@ -238,6 +276,21 @@ def export(
         metadata = _metadata(model, est) | {"context": context}
         write_graph(path, graph, format, names_in, names_out, metadata, texts)
     return None
+
+
+def _export_header(
+    path: str | PathLike[str], model: Any, parts: ModelParts, settings: HeaderSettings
+) -> float | None:
+    est = parts.estimator
+    n_features = n_features_of(est)
+    before = [transformer_module(t, name, n_features) for name, t in parts.transformers]
+    dtype = next(iter(est.model_.parameters()), torch.empty(0)).dtype
+    after = _modules_after(est, parts.of_targets, dtype)
+    header = header_of(est, before, after, _metadata(model, est), settings)
+    if get_communicator(est.resolved_params().comm).rank == 0:
+        with atomic_write(path) as file:
+            file.write(header.text.encode("ascii"))
+    return header.error
 
 
 def check_export(
@@ -485,7 +538,7 @@ def _graph(
     inputs = [x[0, 0] for x in samples]
     if transformers and not inputs[0].is_floating_point():
         inputs = [inputs[0].to(dtype)]  # transformers give floats
-    with_state = [i for i, module in enumerate(before) if getattr(module, "initial", ())]
+    with_state = [i for i, module in enumerate(before) if initial_of(module)]
     if needs_context(est.model_, samples):
         if with_state:
             raise ExportError(

@@ -21,7 +21,7 @@ from fluxutils_py.files import atomic_write
 from fluxutils_py.tree import named_leaves
 from fluxutils_py.validation import require_package
 
-FORMATS = ("onnx", "torch")
+FORMATS = ("onnx", "torch")  # of graphs
 METADATA_FILE = "metadata.json"  # in a program of torch
 PROVIDERS = ["CPUExecutionProvider"]  # of onnxruntime
 TEXTS = ("estimator", "fluxutils_py", "torch")  # entries that are texts; the others are JSON
@@ -31,10 +31,11 @@ STEPS = "steps"
 Path = str | os.PathLike[str]
 
 
-def check_format(format: str) -> None:
-    """Raise ValueError if the format is unknown."""
-    if format not in FORMATS:
-        raise ValueError(f"format must be 'onnx' or 'torch', got {format!r}")
+def check_format(format: str, formats: Sequence[str] = FORMATS) -> None:
+    """Raise ValueError if the format is none of those."""
+    if format not in formats:
+        names = ", ".join(map(repr, formats[:-1]))
+        raise ValueError(f"format must be {names} or {formats[-1]!r}, got {format!r}")
 
 
 def write_graph(

@@ -38,8 +38,9 @@ class Graph:
     steps : sequence of nn.Module
         Modules between them that compute one step: ``module(*inputs, *states)`` returns
         ``(*outputs, *next_states)``. Their attribute ``initial`` is a tuple of
-        :class:`InitialState`, ``n_outputs`` the number of outputs; :class:`ModelStep` is one. They
-        become the body of a scan over time.
+        :class:`InitialState`, ``n_outputs`` the number of outputs; :class:`ModelStep` is one. A
+        module without ``initial`` has no state, such as a function of numbers. They become the body
+        of a scan over time.
     window : ContextWindow, optional
         In place of ``steps``, for a model that takes whole windows.
     gaps : bool
@@ -74,7 +75,9 @@ class Graph:
     ) -> None:
         self.inputs = [x.expand(N_STEPS, N_SERIES, -1).clone() for x in inputs]
         parts: Any = steps if window is None else [window]
-        self.initial: tuple[InitialState, ...] = tuple(s for part in parts for s in part.initial)
+        self.initial: tuple[InitialState, ...] = tuple(
+            s for part in parts for s in initial_of(part)
+        )
         with quiet_exporters(), native_kernels(False), torch.no_grad():
             states = self._example_states(window)
             leading = _Chain(before)
@@ -117,6 +120,12 @@ class Graph:
         return _Scan(chain, xs, states, self.initial)
 
 
+def initial_of(module: nn.Module) -> tuple[InitialState, ...]:
+    """Return the initial state of a module that computes one step; nothing if it has no state."""
+    initial: tuple[InitialState, ...] = getattr(module, "initial", ())
+    return initial
+
+
 class _Chain(nn.Module):
     """Modules without a state, one after the other."""
 
@@ -145,11 +154,13 @@ class _StepChain(nn.Module):
         next_states: list[Tensor] = []
         part: Any
         for part in self.parts:
-            n = len(part.initial)
+            n = len(initial_of(part))
             results = as_tuple(part(*xs, *states[:n]))
             states = states[n:]
-            xs = results[: part.n_outputs]
-            next_states += results[part.n_outputs :]
+            # what a module without a state gives is all output
+            n_outputs = part.n_outputs if n else len(results)
+            xs = results[:n_outputs]
+            next_states += results[n_outputs:]
         return (*xs, *next_states)
 
 

@@ -2,7 +2,7 @@
 
 :func:`program_of` makes a :class:`StepProgram` of a model of stateful layers, linear layers and
 activations. Two consumers share it: :class:`fluxutils_py.nn.native_step.NativeStep` runs it in one
-call, and a C file holds it as source. Both use the functions of ``csrc/step.h``, for which the
+call, and a C file holds it as source. Both use the functions of ``exporting/step.h``, for which the
 weights are laid out here. What surrounds a model in an estimator, scalers of inputs and the units
 or labels of outputs, is in :mod:`fluxutils_py.estimator.step_chain`.
 """
@@ -35,7 +35,7 @@ class UnsupportedStep(TypeError):
 
 
 class CellRows(NamedTuple):
-    """Where the blocks of H weights of a cell go among its sums, as ``csrc/step.h`` orders them.
+    """Where the blocks of H weights of a cell go among its sums, ordered as in ``step.h``.
 
     The inputs add to the first sums, the recurrent products to the last ones.
     """
@@ -63,7 +63,7 @@ CELL_ROWS = {
     9: CellRows(2, (0, 1), (), (0, 1)),
     10: CellRows(3, (0, 1, 2), (), (0, 1, 2)),
 }
-# as csrc/step.h numbers them
+# as exporting/step.h numbers them
 FUNCTIONS = (
     "relu",
     "tanh",
@@ -480,11 +480,10 @@ class _Writer:
         self._check_size(module, source, module.n_in)
         n = 2 * module.n_states
         names = ("weight_in", "weight_out", "weight_skip", "nu_log", "theta_log", "gamma_log")
-        w_in, w_out, skip, nu_log, theta_log, gamma_log = (self.array(module, k) for k in names)
-        # in double: a modulus close to 1 stays it, and there are few
-        modulus = np.exp(-np.exp(nu_log.astype(float)))
-        angle = np.exp(theta_log.astype(float))
-        pairs = np.stack([modulus * np.cos(angle), modulus * np.sin(angle)], -1).ravel()
+        w_in, w_out, skip, _nu_log, _theta_log, gamma_log = (self.array(module, k) for k in names)
+        # with the rounding that windows have: of a modulus close to 1 it adds up over many steps
+        with torch.no_grad():
+            pairs = _as_array(torch.view_as_real(module.eigenvalues())).ravel()
         scaled = np.exp(gamma_log.astype(float)).repeat(2)[:, None] * w_in
         dtype = w_in.dtype
         added = self.add(Dense(source, n, _columns(scaled, dtype), np.zeros(n, dtype)))

@@ -14,7 +14,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from torch import nn
 
 from fluxutils_py import (
@@ -99,6 +99,18 @@ def test_imputers_and_missing_values(made, x, with_gaps, tmp_path):
     pipe.fit(samples(with_gaps), samples(x[:1]))
     export(pipe, tmp_path / "m.onnx")
     assert check_export(tmp_path / "m.onnx", pipe, with_gaps) < 1e-5
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_a_function_may_follow_an_imputer_that_looks_back(format, rng, tmp_path):
+    x = rng.normal(size=(3, 3, 20)).astype("float32")
+    x[rng.random(x.shape) < 0.2] = np.nan
+    steps = SequenceImputer("ffill"), FunctionTransformer(np.sinh), SequenceRegressor(4, epochs=1)
+    pipe = make_pipeline(*steps)
+    # scikit-learn counts series as the features of such an array: only as many can be exported
+    pipe.fit(x, np.nan_to_num(x[:1]))
+    export(pipe, tmp_path / "m", format)
+    assert check_export(tmp_path / "m", pipe, x) < 1e-5
 
 
 def test_steps_without_input_are_nan(x, tmp_path):
@@ -253,7 +265,7 @@ def test_wrong_use(x, tmp_path):
     with pytest.raises(TypeError, match=r"GridSearchCV .*refit=True"):
         export(no_best, path)
     est = SequenceRegressor(4, epochs=1).fit(x, x[:1])
-    with pytest.raises(ValueError, match="'onnx' or 'torch', got 'tensorrt'"):
+    with pytest.raises(ValueError, match="'onnx', 'torch' or 'c', got 'tensorrt'"):
         est.export(path, "tensorrt")
     assert not path.exists()
 

@@ -2,7 +2,9 @@
 // the length that csrc/kernels.h states, and lies on the heap, where a read or write beside it is an error. The result
 // must be the same to the last bit for every instruction set and number of threads.
 //
-//     driver SEED CALLS
+//     driver SEED CALLS [digests]
+//
+// With `digests` it prints a number for the bits of each result, for comparison with those of another processor.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -58,10 +60,28 @@ static std::vector<int32_t> instruction_sets() {
     return found;
 }
 
+static bool prints_digests = false;
+static int64_t number_of_call = 0;
+
+// FNV-1a over the bits; all NaNs count as one, since processors differ in those that they make.
+template <class T> uint64_t digest(const Buffer<T> &b) {
+    uint64_t found = 0xcbf29ce484222325;
+    for (int64_t i = 0; i < b.n; i++) {
+        unsigned char bytes[sizeof(T)] = {0xff};
+        if (!isnan(b.start[i])) memcpy(bytes, b.start + i, sizeof(T));
+        for (unsigned char byte : bytes) found = (found ^ byte) * 0x100000001b3;
+    }
+    return found;
+}
+
 // f(isa, threads, first) for each instruction set, each time with another number of threads.
 template <class Run> bool alike(const std::vector<int32_t> &isas, const Run &run) {
     auto first = run(isas[0], 1);
     bool good = true;
+    for (size_t i = 0; prints_digests && i < first.size(); i++)
+        printf("call %lld, result %zu of %lld numbers of %zu bytes: %016llx\n", static_cast<long long>(number_of_call), i,
+               static_cast<long long>(first[i].n), sizeof(*first[i].start),
+               static_cast<unsigned long long>(digest(first[i])));
     for (int32_t isa : isas) {
         auto again = run(isa, 1 + below(3));
         for (size_t i = 0; i < first.size(); i++) {
@@ -213,6 +233,7 @@ bool any_call(const std::vector<int32_t> &isas) {
 int main(int argc, char **argv) {
     const uint64_t seed = argc > 1 ? strtoull(argv[1], nullptr, 10) : 0;
     const int64_t calls = argc > 2 ? atoll(argv[2]) : 1000;
+    prints_digests = argc > 3 && !strcmp(argv[3], "digests");
     const auto isas = instruction_sets();
     if (isas.empty()) {
         puts("this processor lacks the instructions of all kernels");
@@ -220,6 +241,7 @@ int main(int argc, char **argv) {
     }
     for (int64_t i = 0; i < calls; i++) {
         generator.seed(seed + i);  // of one call: `driver SEED 1` repeats it
+        number_of_call = seed + i;
         if (!any_call(isas)) {
             fprintf(stderr, "seed %llu\n", static_cast<unsigned long long>(seed + i));
             return 1;

@@ -31,7 +31,7 @@ struct Heap {
     }
 };
 
-// rows of sums, those of the inputs and of the state: as csrc/step.h has them
+// rows of sums, those of the inputs and of the state: as exporting/step.h has them
 static const int ROWS[11][3] = {{4, 4, 4}, {4, 3, 3}, {1, 1, 1}, {1, 1, 1}, {4, 4, 4}, {4, 1, 3},
                                 {3, 2, 2}, {3, 1, 2}, {4, 3, 3}, {2, 2, 0}, {3, 3, 0}};
 

@@ -178,8 +178,9 @@ static inline void step_gated(const real *STEP_RESTRICT x, real *STEP_RESTRICT y
 /* y[r] += sum over k of x[k] w[k][r], r < n_out. Four rows of w at once, since y is loaded and stored for each. */
 static inline void step_add_products(
     const real *STEP_RESTRICT x, const real *STEP_RESTRICT w, real *STEP_RESTRICT y, int n_in, int n_out) {
+    const int fours = n_in - n_in % 4;
     int k, r;
-    for (k = 0; k + 4 <= n_in; k += 4) {
+    for (k = 0; k < fours; k += 4) {
         const real x0 = x[k], x1 = x[k + 1], x2 = x[k + 2], x3 = x[k + 3];
         const real *STEP_RESTRICT w0 = w + k * n_out;
         const real *STEP_RESTRICT w1 = w0 + n_out;
@@ -187,7 +188,7 @@ static inline void step_add_products(
         const real *STEP_RESTRICT w3 = w2 + n_out;
         for (r = 0; r < n_out; r++) y[r] = x3 * w3[r] + (x2 * w2[r] + (x1 * w1[r] + (x0 * w0[r] + y[r])));
     }
-    for (; k < n_in; k++) {
+    for (k = fours; k < n_in; k++) {
         const real xk = x[k];
         const real *STEP_RESTRICT wk = w + k * n_out;
         for (r = 0; r < n_out; r++) y[r] = xk * wk[r] + y[r];
@@ -388,4 +389,78 @@ static inline void step_softmax(const real *x, real *y, int n) {
     int i;
     step_log_softmax(x, y, n);
     for (i = 0; i < n; i++) y[i] = STEP_MATH(exp)(y[i]);
+}
+
+/* -- what only files of C use ------------------------------------------------------------------------------------------ */
+
+static inline void step_copy(const real *from, real *to, int n) {
+    int i;
+    for (i = 0; i < n; i++) to[i] = from[i];
+}
+
+/* step_add_products() with weights of 8 bits in rows (n_out, n_in), each of which has a scale. */
+static inline void step_add_products_int8(
+    const real *STEP_RESTRICT x, const signed char *STEP_RESTRICT w, const real *STEP_RESTRICT scale,
+    real *STEP_RESTRICT y, int n_in, int n_out) {
+    int k, r;
+    for (r = 0; r < n_out; r++, w += n_in) {
+        real sum = 0;
+        for (k = 0; k < n_in; k++) sum += x[k] * (real)w[k];
+        y[r] += scale[r] * sum;
+    }
+}
+
+static inline void step_dense_int8(
+    const real *STEP_RESTRICT x, const signed char *STEP_RESTRICT w, const real *STEP_RESTRICT scale,
+    const real *STEP_RESTRICT bias, real *STEP_RESTRICT y, int n_in, int n_products, int n_out) {
+    step_copy(bias, y, n_out);
+    step_add_products_int8(x, w, scale, y, n_in, n_products);
+}
+
+/* Whether a number is infinite. */
+static inline int step_any_infinite(const double *x, int n) {
+    int i;
+    for (i = 0; i < n; i++)
+        if (x[i] == x[i] && x[i] - x[i] != 0) return 1;
+    return 0;
+}
+
+/* The last number before it for NaN, `start` where there is none yet. */
+static inline void step_forward_fill(double *x, double *last, const double *start, int n) {
+    int i;
+    for (i = 0; i < n; i++) {
+        last[i] = x[i] == x[i] ? x[i] : last[i];
+        x[i] = last[i] == last[i] ? last[i] : start[i];
+    }
+}
+
+static inline void step_widen(const real *from, double *to, int n) {
+    int i;
+    for (i = 0; i < n; i++) to[i] = (double)from[i];
+}
+
+static inline void step_narrow(const double *from, real *to, int n) {
+    int i;
+    for (i = 0; i < n; i++) to[i] = (real)from[i];
+}
+
+/* y scale + mean: outputs in the units of the targets. */
+static inline void step_unstandardize(double *y, const double *mean, const double *scale, int n) {
+    int i;
+    for (i = 0; i < n; i++) y[i] = y[i] * scale[i] + mean[i];
+}
+
+/* Returns 0 if all inputs are finite; 1 if all are missing (NaN), and puts zeros for them; else -1. */
+static inline int step_check(real *x, int n) {
+    int i, n_missing = 0;
+    for (i = 0; i < n; i++) {
+        if (x[i] != x[i])
+            n_missing++;
+        else if (x[i] - x[i] != 0)
+            return -1;
+    }
+    if (n_missing == 0) return 0;
+    if (n_missing < n) return -1;
+    for (i = 0; i < n; i++) x[i] = 0;
+    return 1;
 }

@@ -1,0 +1,213 @@
+"""Fitted estimators and pipelines as headers of C."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.errors import ExportError
+from fluxutils_py.estimator.fitted_parts import SeriesEstimator
+from fluxutils_py.exporting import initial_of
+from fluxutils_py.exporting.c_header import FUNCTIONS, CHeader, Description, Transform
+from fluxutils_py.exporting.c_source import check_prefix
+from fluxutils_py.exporting.rounded_weights import run_program, with_rounded_weights
+from fluxutils_py.inputs.labels import Classify
+from fluxutils_py.inputs.moments import Affine
+from fluxutils_py.nn.copying import deep_copy
+from fluxutils_py.nn.layers import Elementwise
+from fluxutils_py.nn.model_windows import as_tuple
+from fluxutils_py.nn.step_program import StepProgram, UnsupportedStep, program_of
+from fluxutils_py.transformers.imputer import Fill, ForwardFill
+from fluxutils_py.transformers.winsor_scaler import Winsorize
+
+N_STEPS = 1000  # of random inputs, to measure what weights of 8 bits cost
+
+
+class HeaderSettings(NamedTuple):
+    """What a user may choose of a header; see :func:`fluxutils_py.export`."""
+
+    prefix: str = "model"
+    quantize: str | None = None
+    example: Any = None
+
+    def check(self, format: str) -> None:
+        """Raise ValueError if a setting is wrong, or the format has none."""
+        if format != "c" and self != HeaderSettings():
+            raise ValueError(
+                f"prefix, quantize and example are for format='c', a header of C; got {format!r}"
+            )
+        check_prefix(self.prefix)
+        if self.quantize not in (None, "int8"):
+            raise ValueError(f"quantize must be None or 'int8', got {self.quantize!r}")
+        if self.example is not None and self.quantize is None:
+            raise ValueError(
+                "example= is what quantize='int8' measures its error on; leave it out, or quantize"
+            )
+
+
+class HeaderText(NamedTuple):
+    """The text of a header, and the largest error of its outputs; None without rounded weights."""
+
+    text: str
+    error: float | None
+
+
+def header_of(
+    est: SeriesEstimator,
+    before: Sequence[nn.Module],
+    after: Sequence[nn.Module],
+    metadata: dict[str, Any],
+    settings: HeaderSettings,
+) -> HeaderText:
+    """Write a fitted estimator as a header of C.
+
+    Parameters
+    ----------
+    est : Estimator
+    before, after : sequence of nn.Module
+        What transforms inputs, and what turns outputs into predictions.
+    metadata : dict
+        With ``feature_names`` and ``per_series``.
+    settings : HeaderSettings
+
+    Raises
+    ------
+    ExportError
+        If a header cannot hold some part; the message names it.
+    """
+    program = _program(est)
+    inputs = [_transform(module) for module in before]
+    outputs = [_transform(module) for module in after if not isinstance(module, Classify)]
+    notes = []
+    if metadata["per_series"]:
+        notes.append("Targets belong to whole series: only the output at the last step counts.")
+    error = None
+    if settings.quantize is not None:
+        measured = _measure_error(program, before, after, settings.example)
+        notes.append(measured.note)
+        error = measured.error
+    layers = [type(m).__name__ for m in est.model_.children()]
+    if not isinstance(est.model_, nn.Sequential):
+        layers = [type(est.model_).__name__]
+    description = Description(
+        f"{type(est).__name__} ({', '.join(layers)})",
+        any(isinstance(m, Affine) and m.dtype is torch.float64 for m in after),
+        metadata["feature_names"],
+        est.fitted_parts_.codec.classes,
+        tuple(notes),
+    )
+    header = CHeader(
+        program, inputs, outputs, description, settings.prefix, settings.quantize is not None
+    )
+    return HeaderText(header.text(), error)
+
+
+def n_features_of(est: SeriesEstimator) -> int:
+    """Return the number of features of the one input that a header takes."""
+    layout = est.fitted_parts_.layout
+    features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
+    if len(features) > 1 or layout.kinds[0] == "int":
+        what = f"{len(features)} inputs" if len(features) > 1 else "integers"
+        raise ExportError(
+            f"the model takes {what}, a header of C one input of floating-point numbers: use "
+            "format='onnx'"
+        )
+    return int(features[0])
+
+
+def _program(est: SeriesEstimator) -> StepProgram:
+    n_in = n_features_of(est)
+    model = deep_copy(est.model_).cpu().eval()
+    try:
+        return program_of(model, n_in)
+    except UnsupportedStep as error:
+        raise ExportError(
+            f"the model cannot be written as C: {error}. Headers hold recurrent layers, linear "
+            "layers, normalisations and activations in nn.Sequential or SequenceStack; use "
+            "format='onnx' for others"
+        ) from None
+
+
+def _transform(module: nn.Module) -> Transform:
+    """Return what a module does to single features."""
+    match module:
+        case Affine():
+            kind = "unstandardize" if module.inverse else "standardize"
+            return _with_values(kind, module.center, module.scale)
+        case Winsorize():
+            return _with_values("winsorize", module.lower, module.upper, module.mean, module.scale)
+        case Fill():
+            return _with_values("fill", module.values)
+        case ForwardFill():
+            return _with_values("forward_fill", module.start)
+        case Elementwise():
+            name = getattr(module.function, "__name__", "")
+            if name in FUNCTIONS:
+                return Transform(name)
+    raise ExportError(f"{module} cannot be written as C; use format='onnx'")
+
+
+def _with_values(kind: str, *values: Tensor) -> Transform:
+    return Transform(kind, tuple(v.double().numpy() for v in values))
+
+
+# -- what weights of 8 bits cost -------------------------------------------------------------------
+
+
+class _MeasuredError(NamedTuple):
+    error: float
+    note: str
+
+
+def _measure_error(
+    program: StepProgram, before: Sequence[nn.Module], after: Sequence[nn.Module], example: Any
+) -> _MeasuredError:
+    """Run the program with its weights and with the rounded ones."""
+    if example is None:
+        xs = np.random.default_rng(0).normal(size=(N_STEPS, 1, program.n_in))
+        about = f"{N_STEPS} standard-normal steps"
+    else:
+        xs = _inputs_of_model(example, before, program.n_in)
+        about = f"{len(xs)} steps of {xs.shape[1]} series"
+    exists = np.asarray(np.isfinite(xs).all(-1))
+    xs = np.where(exists[..., None], xs, 0)
+    results = []
+    for each in (program, with_rounded_weights(program)):
+        ys = as_tuple(torch.from_numpy(run_program(each, xs)))
+        for module in after:
+            ys = as_tuple(module(*ys))
+        results.append(ys[-1].numpy()[exists])  # of a classifier, the probabilities
+    exact, rounded = results
+    error = float(np.abs(rounded - exact).max(initial=0))
+    largest = float(np.abs(exact).max(initial=0))
+    note = (
+        f"Weights of 8 bits: outputs differ by up to {error:.3g} on {about}, where the largest is "
+        f"{largest:.3g}."
+    )
+    return _MeasuredError(error, note)
+
+
+def _inputs_of_model(example: Any, before: Sequence[nn.Module], n_features: int) -> np.ndarray:
+    """Return series (F, N, T) as what the model gets of them at each step, (T, N, F)."""
+    given = np.asarray(example)
+    if given.ndim != 3:
+        raise ExportError(f"example must be an array (F, N, T), got shape {given.shape}")
+    if len(given) != n_features:
+        raise ExportError(f"example has {len(given)} features, the model takes {n_features}")
+    xs = torch.from_numpy(np.array(given.transpose(2, 1, 0), float))
+    with torch.no_grad():
+        for module in before:
+            if not initial_of(module):
+                xs = module(xs)
+                continue
+            state = [s.of(xs.shape[1]) for s in initial_of(module)]
+            steps = []
+            for x in xs:
+                y, *state = module(x, *state)
+                steps.append(y)
+            xs = torch.stack(steps)
+    return xs.numpy()

@@ -1,0 +1,481 @@
+"""A model as a header of C99: its weights, its state, and one step of one series.
+
+The header holds those functions of ``step.h`` that the model needs, which the native kernels run
+too, and calls them in the order of the operations of a :class:`StepProgram`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import NamedTuple
+
+import numpy as np
+
+from fluxutils_py.exporting.c_source import (
+    Definition,
+    definitions,
+    function,
+    needed,
+    number,
+    resolved,
+    string,
+    table,
+)
+from fluxutils_py.exporting.rounded_weights import quantized
+from fluxutils_py.nn.step_program import (
+    Activation,
+    CellStep,
+    Dense,
+    Diagonal,
+    Gated,
+    LayerNormalization,
+    Operation,
+    ScaleShift,
+    StepProgram,
+    Sum,
+)
+
+# of NumPy or torch, and of math.h
+FUNCTIONS = {
+    "abs": "fabs",
+    "absolute": "fabs",
+    "arccos": "acos",
+    "arccosh": "acosh",
+    "arcsin": "asin",
+    "arcsinh": "asinh",
+    "arctan": "atan",
+    "arctanh": "atanh",
+    **{name: name for name in ("cos", "cosh", "sin", "sinh", "tan", "tanh", "sqrt")},
+    **{name: name for name in ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2")},
+    **{name: name for name in ("ceil", "floor", "trunc")},
+}
+# by the number of the native kernel; of two, the first has the approximate activations
+CELLS = {
+    0: ("lstm",),
+    1: ("gru",),
+    2: ("rnn_tanh",),
+    3: ("rnn_relu",),
+    4: ("flstm",),
+    5: ("sgru_parabolic", "gru"),
+    6: ("mgu_parabolic", "mgu"),
+    7: ("mgu_parabolic", "mgu"),
+    8: ("hfgru",),
+    9: ("min_gru",),
+    10: ("min_lstm",),
+}
+ACTIVATIONS = {"psigmoid": "parabolic_sigmoid", "ptanh": "parabolic_tanh"}  # others keep the name
+# C99 rounds what it stores; C++ may keep more digits, on the x87 units of old x86 processors
+GUARDS = """\
+#ifdef __FAST_MATH__
+#error "-ffast-math breaks rounding and checks for NaN"
+#endif
+#if defined(__cplusplus) && defined(__FLT_EVAL_METHOD__)
+#if __FLT_EVAL_METHOD__ > 0
+#error "numbers keep more digits than their type: compile as C99, or with -msse2 -mfpmath=sse"
+#endif
+#endif"""
+MISSING = "for (i = 0; i < @@_N_OUT; i++) y[i] = NAN;"
+RETURNED = (
+    "Computes the outputs of the next step. Returns 0; 1 if all inputs are missing (NaN): then all "
+    "outputs\n * are NaN, and the state moves on as with zeros; -1 if one is infinite, or missing "
+    "among others: then all\n * outputs are NaN, and the state stays."
+)
+
+
+class Transform(NamedTuple):
+    """What happens to the inputs of a step before a model, or to its outputs after it.
+
+    Attributes
+    ----------
+    kind : str
+        "standardize" and "unstandardize" (mean, scale), "winsorize" (lower, upper, mean, scale),
+        "fill" (values), "forward_fill" (values before the first), or one of FUNCTIONS.
+    values : tuple of ndarray of shape (F,), float64
+    """
+
+    kind: str
+    values: tuple[np.ndarray, ...] = ()
+
+
+class Description(NamedTuple):
+    """What a header says of its model, and what its outputs are.
+
+    Attributes
+    ----------
+    title : str
+        In a few words.
+    is_wide : bool
+        Whether outputs are doubles, whatever the type of the model.
+    feature_names : list of str, optional
+    classes : ndarray of shape (K,), optional
+        Of a classifier, whose outputs are probabilities.
+    notes : tuple of str
+        Further lines.
+    """
+
+    title: str
+    is_wide: bool = False
+    feature_names: list[str] | None = None
+    classes: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+
+
+class CHeader:
+    """A model as a header of C.
+
+    Parameters
+    ----------
+    program : StepProgram
+    before, after : sequence of Transform
+        Of inputs and of outputs.
+    description : Description
+    prefix : str
+        What the names in the header begin with.
+    quantize : bool
+        Whether the weights of products have 8 bits.
+    """
+
+    def __init__(
+        self,
+        program: StepProgram,
+        before: Sequence[Transform],
+        after: Sequence[Transform],
+        description: Description,
+        prefix: str,
+        quantize: bool,
+    ) -> None:
+        self.program = program
+        self.before = before
+        self.after = after
+        self.description = description
+        self.prefix = prefix
+        self.quantize = quantize
+        self.real = "double" if program.dtype == np.float64 else "float"
+        self.output = "double" if description.is_wide else self.real
+        self._tables: list[str] = []
+        self._fields: list[tuple[str, str, int]] = []  # of the state: type, name, length
+        self._starts: list[str] = []  # statements that begin a series
+        self._n_table_bytes = 0
+        self._room = _Room(program)
+
+    def text(self) -> str:
+        """Return the whole header."""
+        # of names in it: @ is the prefix, @@ the prefix in capitals
+        own = self._own_code()
+        parts = [
+            "#ifndef @@_H\n#define @@_H\n\n#include <math.h>\n#include <stdint.h>",
+            GUARDS,
+            f"#define @@_N_IN {self.program.n_in}\n#define @@_N_OUT {self.program.n_out}",
+            *self._functions_for(own),
+            own,
+            "#endif /* @@_H */",
+        ]
+        text = "\n\n".join(parts) + "\n"
+        text = re.sub(r"\bSTEP_(?=\w)", "@@_STEP_", text)
+        text = re.sub(r"\bstep_(?=\w)", "@_step_", text)
+        text = text.replace("@@", self.prefix.upper()).replace("@", self.prefix)
+        return f"{self._comment()}\n{text}"
+
+    def _own_code(self) -> str:
+        """Return the code that is of this model alone."""
+        for k, state in enumerate(self.program.states):
+            self._add_state(f"state{k}", self.real, state.initial)
+        step = [*self._inputs(), *self._model(), *self._outputs()]
+        fields = [f"{kind} {name}[{n}];" for kind, name, n in self._fields]
+        if not fields:  # C has no empty structures
+            fields = ["char none;"]
+            self._starts.append("state->none = 0;")
+            step.insert(0, "(void)state;")
+        reset = self._starts if fields[0] == "char none;" else ["int i;", *self._starts]
+        inputs = f"const {self.real} *x, {self.output} *y"
+        parts = [
+            *self._tables,
+            "typedef struct {\n" + "\n".join(f"    {f}" for f in fields) + "\n} @_state;",
+            function("Starts a series.", "void @_reset(@_state *state)", reset),
+            function(RETURNED, f"int @_step(@_state *state, {inputs})", step),
+            *self._label(),
+        ]
+        return "\n\n".join(parts)
+
+    def _functions_for(self, code: str) -> list[str]:
+        """Return what the code needs of step.h."""
+        text = files("fluxutils_py.exporting").joinpath("step.h").read_text("utf-8")
+        is_double = self.real == "double"
+        text = resolved(text, {"STEP_DOUBLE": is_double, "STEP_DECLARED": True})
+        text = re.sub(r"^#define (real|STEP_MATH)\b.*\n", "", text, flags=re.MULTILINE)
+        text = re.sub(r"STEP_MATH\((\w+)\)", r"\1" if is_double else r"\1f", text)
+        # the type, not the word in a comment
+        text = re.sub(r"\breal(?=\)| \*?\w)", self.real, text)
+        roots = Definition(frozenset(), code).uses()
+        return [d.text for d in needed(definitions(text), roots)]
+
+    # -- tables and states -------------------------------------------------------------------------
+
+    def _table(self, name: str, values: np.ndarray) -> str:
+        """Define a table of numbers; return its name."""
+        self._tables.append(table(f"@_{name}", values))
+        self._n_table_bytes += values.nbytes
+        return f"@_{name}"
+
+    def _reals(self, name: str, values: np.ndarray) -> str:
+        """Define a table of numbers of the model's type."""
+        return self._table(name, np.asarray(values, self.program.dtype))
+
+    def _add_state(self, name: str, kind: str, initial: np.ndarray) -> str:
+        """Add an array to the state; return it as step and reset write it."""
+        self._fields.append((kind, name, initial.size))
+        start = "0"
+        if np.isnan(initial).all():
+            start = "NAN"
+        elif initial.any():
+            start = f"{self._reals(f'initial_{name}', initial)}[i]"
+        self._starts.append(f"for (i = 0; i < {initial.size}; i++) state->{name}[i] = {start};")
+        return f"state->{name}"
+
+    # -- one step ----------------------------------------------------------------------------------
+
+    def _inputs(self) -> list[str]:
+        """Return the statements that read and check the inputs of the model."""
+        n = "@@_N_IN"
+        first = self._room.of_value(0)
+        variables = [f"{self.real} v[{self._room.size}];", "int i, status;"]
+        if self.after:
+            variables.insert(0, "double out[@@_N_OUT];")
+        if self.before:
+            variables.insert(0, f"double in[{n}];")
+            lines = [f"step_widen(x, in, {n});"]
+            for k, transform in enumerate(self.before):
+                lines += self._transform(transform, f"input{k}", "in", n)
+            lines.append(f"step_narrow(in, {first}, {n});")
+            lines.append(f"status = step_check({first}, {n});")
+        else:
+            lines = [f"step_copy(x, {first}, {n});", f"status = step_check({first}, {n});"]
+        return [*variables, *lines, "if (status < 0) {", f"    {MISSING}", "    return -1;", "}"]
+
+    def _transform(self, transform: Transform, name: str, array: str, n: str) -> list[str]:
+        """Return the statements of a transform of ``n`` doubles in place."""
+        kind = transform.kind
+        if kind in FUNCTIONS:
+            return [f"for (i = 0; i < {n}; i++) {array}[i] = {FUNCTIONS[kind]}({array}[i]);"]
+        tables = [self._table(f"{name}_{k}", v) for k, v in enumerate(transform.values)]
+        if kind != "forward_fill":
+            return [f"step_{kind}({', '.join([array, *tables])}, {n});"]
+        last = self._add_state(f"last_{name}", "double", np.full(self.program.n_in, np.nan))
+        return [
+            # now, because the state is about to change
+            f"if (step_any_infinite({array}, {n})) {{",
+            f"    {MISSING}",
+            "    return -1;",
+            "}",
+            f"step_forward_fill({array}, {last}, {tables[0]}, {n});",
+        ]
+
+    def _model(self) -> list[str]:
+        """Return the calls of all operations."""
+        calls: list[str] = []
+        for k, operation in enumerate(self.program.operations):
+            calls += self._calls(operation, k)
+        return calls
+
+    def _calls(self, o: Operation, k: int) -> list[str]:
+        x = self._room.of_value(o.source)
+        y = self._room.of_value(k + 1)
+        match o:
+            case CellStep():
+                return self._cell(o, k)
+            case Dense():
+                return [self._product(k, o.weight, x, y, o.bias)]
+            case Diagonal():
+                call = f"step_diagonal({self._reals(f'lambda{k}', o.eigenvalues)}, {x}, {y}"
+                return [f"{call}, {o.n_out // 2});"]
+            case Activation():
+                name = f"STEP_{ACTIVATIONS.get(o.function, o.function).upper()}"
+                call = f"step_activate({name}, {number(o.alpha, self.real)}, {x}, {y}"
+            case Gated():
+                call = f"step_gated({x}, {y}"
+            case Sum():
+                call = f"step_add({x}, {self._room.of_value(o.other)}, {y}"
+            case LayerNormalization():
+                tables = f"{self._reals(f'w{k}', o.weight)}, {self._reals(f'b{k}', o.bias)}"
+                call = f"step_layer_norm({x}, {tables}, {y}, {number(o.eps, self.real)}"
+            case ScaleShift():
+                tables = f"{self._reals(f'w{k}', o.scale)}, {self._reals(f'b{k}', o.shift)}"
+                call = f"step_scale_shift({x}, {tables}, {y}"
+        return [f"{call}, {o.n_out});"]
+
+    def _cell(self, o: CellStep, k: int) -> list[str]:
+        """Return the calls of the two products of a cell, and of the cell itself."""
+        H = o.n_out
+        x = self._room.of_value(o.source)
+        states = [f"state->state{s} + {o.place * H}" for s in o.states]
+        first = self._room.of_sums(k)
+        sums = f"v + {first}"
+        calls = [self._product(k, o.weight_x, x, sums, o.bias)]
+        if o.weight_h.size:
+            of_h = f"v + {first + o.rows * H - o.weight_h.shape[1]}"
+            calls.append(self._product(k, o.weight_h, states[0], of_h))
+        arguments = [sums, *states]
+        names = CELLS[o.number]
+        if names == ("hfgru",):
+            arguments.append(number(o.alpha, self.real))
+        name = names[-1] if o.alpha else names[0]
+        return [*calls, f"step_{name}({', '.join(arguments)}, {H});"]
+
+    def _product(
+        self, k: int, weight: np.ndarray, x: str, y: str, bias: np.ndarray | None = None
+    ) -> str:
+        """Return the call of operation k that adds the product of x with a matrix (n_in,
+        n_products) to y, or puts it there with a bias.
+        """
+        name = f"u{k}" if bias is None else f"w{k}"
+        suffix = ""
+        if self.quantize:
+            suffix = "_int8"
+            rows, scale = quantized(weight)
+            tables = [self._table(name, rows), self._reals(f"{name}_scale", scale)]
+        else:
+            tables = [self._reals(name, weight)]
+        sizes = [str(n) for n in weight.shape]
+        kind = "add_products"
+        if bias is not None:
+            kind = "dense"
+            tables.append(self._reals(f"b{k}", bias))
+            sizes.append(str(bias.size))
+        return f"step_{kind}{suffix}({', '.join([x, *tables, y, *sizes])});"
+
+    def _outputs(self) -> list[str]:
+        """Return the statements that write the outputs."""
+        n = "@@_N_OUT"
+        found = self._room.of_value(len(self.program.operations))
+        if self.description.classes is not None:
+            lines = [f"step_softmax({found}, y, {n});"]
+        elif self.after:
+            lines = [f"step_widen({found}, out, {n});"]
+            for k, transform in enumerate(self.after):
+                lines += self._transform(transform, f"output{k}", "out", n)
+            lines.append(f"for (i = 0; i < {n}; i++) y[i] = ({self.output})out[i];")
+        else:
+            lines = [f"step_copy({found}, y, {n});"]
+        return [*lines, "if (status > 0) {", f"    {MISSING}", "}", "return status;"]
+
+    def _label(self) -> list[str]:
+        """Return a function that gives the label, of a classifier."""
+        classes = self.description.classes
+        if classes is None:
+            return []
+        labels = classes.tolist()
+        if classes.dtype.kind in "iub":
+            kind = element = "long long "
+            values = [f"{int(c)}LL" for c in labels]
+        elif classes.dtype.kind == "f":
+            kind = element = "double "
+            values = [number(c, "double") for c in labels]
+        else:
+            kind = "const char *"
+            element = "char *const "
+            values = [string(str(c)) for c in labels]
+        statements = [
+            f"static const {element}labels[] = {{{', '.join(values)}}};",
+            f"return labels[step_argmax(probabilities, {len(values)})];",
+        ]
+        signature = f"{kind}@_label(const {self.real} *probabilities)"
+        return [function("The label of the most probable class.", signature, statements)]
+
+    # -- the comment at the start ------------------------------------------------------------------
+
+    def _comment(self) -> str:
+        p = self.prefix
+        n_in, n_out = f"{p.upper()}_N_IN", f"{p.upper()}_N_OUT"
+        about = self.description
+        gives = "outputs" if about.classes is None else "probabilities"
+        lines = [
+            f"{p}: {about.title}, one step of one series at a time.",
+            "",
+            f"    static {p}_state state;  // {self._state_bytes()} bytes",
+            f"    {p}_reset(&state);       // at the start of a series",
+            f"    {p}_step(&state, x, y);  // {self.real} x[{n_in}]: inputs, "
+            f"{self.output} y[{n_out}]: {gives}",
+        ]
+        if about.classes is not None:
+            lines.append(f"    {p}_label(y);            // the most probable class")
+        lines += [
+            "",
+            "C99 or C++11, with no library but that of math.h and no memory but what the caller "
+            "gives; tables",
+            f"take {self._n_table_bytes} bytes of constants, a step {self._stack_bytes()} bytes of "
+            "stack and a few for its calls.",
+        ]
+        if about.feature_names is not None:
+            lines.append(f"Inputs: {', '.join(map(string, about.feature_names))}.")
+        if about.classes is not None:
+            lines.append(f"Classes: {', '.join(string(str(c)) for c in about.classes.tolist())}.")
+        lines += about.notes
+        text = "\n".join(f" * {line}".rstrip() for line in lines)
+        # nothing in it may end it
+        text = text.replace("*/", "* /").replace("/*", "/ *")
+        return f"/*{text.removeprefix(' *')}\n */"
+
+    def _state_bytes(self) -> int:
+        sizes = {"double": 8, "float": 4}
+        n_bytes = sum(n * sizes[kind] for kind, _, n in self._fields)
+        widest = max((sizes[kind] for kind, _, _ in self._fields), default=1)
+        # a whole number of the widest, as all compilers for which a float has 4 bytes round up
+        return -(-n_bytes // widest) * widest or 1
+
+    def _stack_bytes(self) -> int:
+        n_doubles = self.program.n_in * bool(self.before) + self.program.n_out * bool(self.after)
+        return self._room.size * np.dtype(self.program.dtype).itemsize + 8 * n_doubles
+
+
+class _Room:
+    """Where the values of a program are: in a state, or in an array ``v`` for those that are
+    needed at the same time.
+    """
+
+    def __init__(self, program: StepProgram) -> None:
+        self.size = 0
+        self._used: list[tuple[int, int, int]] = []  # start, end, and the operation that ends it
+        self._values = [""] * (1 + len(program.operations))
+        self._sums: dict[int, int] = {}
+        last_uses = _last_uses(program)
+        self._values[0] = f"v + {self._take(program.n_in, -1, last_uses[0])}"
+        for k, o in enumerate(program.operations):
+            if isinstance(o, CellStep):
+                self._sums[k] = self._take(o.rows * o.n_out, k, k)
+            if isinstance(o, CellStep | Diagonal):
+                place = o.place * o.n_out if isinstance(o, CellStep) else 0
+                self._values[k + 1] = f"state->state{o.states[0]} + {place}"
+            else:
+                self._values[k + 1] = f"v + {self._take(o.n_out, k, last_uses[k + 1])}"
+
+    def of_value(self, i: int) -> str:
+        """Return value i in C."""
+        return self._values[i]
+
+    def of_sums(self, k: int) -> int:
+        """Return the place in ``v`` of the sums of cell k."""
+        return self._sums[k]
+
+    def _take(self, n: int, first: int, last: int) -> int:
+        """Return the first place for n numbers from operation ``first`` to ``last``."""
+        start = 0
+        for used_start, used_end, used_last in sorted(self._used):
+            is_free = used_last < first or used_start >= start + n or used_end <= start
+            if not is_free:
+                start = used_end
+        self._used.append((start, start + n, last))
+        self.size = max(self.size, start + n)
+        return start
+
+
+def _last_uses(program: StepProgram) -> list[int]:
+    """Return the last operation that reads each value; the output is read after all."""
+    found = list(range(-1, len(program.operations)))  # what nothing reads is still written
+    for k, o in enumerate(program.operations):
+        found[o.source] = k
+        if isinstance(o, Sum):
+            found[o.other] = k
+    found[-1] = len(program.operations)
+    return found
