@@ -15,6 +15,9 @@ import numpy as np
 from fluxutils_py.data.hdf5.damage import find_heap_damage, read_attribute
 from fluxutils_py.errors import H5DataError
 
+PathLike = str | os.PathLike[str]
+Shape = tuple[int, ...]
+
 LETTERS = "FNT"
 # of NetCDF: CF conventions, sections 2.5.1 and 8.1
 PACKING = ("_FillValue", "missing_value", "scale_factor", "add_offset")
@@ -26,7 +29,7 @@ CACHE_BYTES = 64 << 20
 CACHE_SLOTS = 10007  # a prime, at best 100 times the number of chunks
 
 
-def open_file(path: str | os.PathLike[str], mode: str = "r", **options: Any) -> h5py.File:
+def open_file(path: PathLike, mode: str = "r", **options: Any) -> h5py.File:
     """Open an HDF5 file, at its real path: sources of a virtual dataset are in that folder, not in
     that of a link to it.
 
@@ -52,7 +55,7 @@ def open_file(path: str | os.PathLike[str], mode: str = "r", **options: Any) -> 
         raise H5DataError(f"{shown}: {_why_not(shown, str(error), error)}") from error
 
 
-def find_dataset(file: h5py.File, path: str | os.PathLike[str], name: str) -> h5py.Dataset:
+def find_dataset(file: h5py.File, path: PathLike, name: str) -> h5py.Dataset:
     """Return the dataset of that name, which holds an array of real numbers.
 
     Raises
@@ -69,7 +72,7 @@ def find_dataset(file: h5py.File, path: str | os.PathLike[str], name: str) -> h5
     return dataset
 
 
-def get_object(file: h5py.File, path: str | os.PathLike[str], name: str) -> Any:
+def get_object(file: h5py.File, path: PathLike, name: str) -> Any:
     """Return the group or dataset of that name.
 
     Raises
@@ -103,14 +106,17 @@ def holds_numbers(dataset: h5py.Dataset) -> bool:
 
 
 @contextlib.contextmanager
-def wrap_h5_errors(where: str) -> Iterator[None]:
-    """Turn errors of h5py, which name neither file nor dataset, into an H5DataError that does."""
+def wrap_h5_errors(where: str, sentence: str = DAMAGED) -> Iterator[None]:
+    """Turn errors of h5py, which name neither file nor dataset, into an H5DataError that does.
+
+    ``sentence`` says what failed, with ``{}`` for the error.
+    """
     try:
         yield
     except (H5DataError, FileNotFoundError):
         raise
     except (KeyError, OSError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise H5DataError(f"{where} {DAMAGED.format(error)}") from error
+        raise H5DataError(f"{where} {sentence.format(error)}") from error
 
 
 def check_heap(
@@ -142,7 +148,7 @@ def check_path(path: object, argument: str = "path") -> str:
     return text
 
 
-def check_name(path: str | os.PathLike[str], name: object) -> None:
+def check_name(path: PathLike, name: object) -> None:
     """Check that something can name a dataset."""
     if not isinstance(name, str) or not name.strip("/") or "\0" in name:
         raise H5DataError(
@@ -150,7 +156,7 @@ def check_name(path: str | os.PathLike[str], name: object) -> None:
         )
 
 
-def describe(path: str | os.PathLike[str], name: str) -> str:
+def describe(path: PathLike, name: str) -> str:
     """Return the beginning of a message about a dataset."""
     return f"{os.fsdecode(path)}: dataset '{name}'"
 
