@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from itertools import product
 
 import numpy as np
 
@@ -27,11 +28,8 @@ def digest_series(s: SeriesArray, rows: Segments) -> str | None:
     is_quick = s.in_memory or getattr(s.array, "nonblocking", False)
     if not is_quick and n_bytes > WHOLE:
         return None
-    return _digest_blocks(
-        s.stored_block,
-        block_slices(s.N, s.T, s.F),
-        rows,
-    )
+    rectangles = block_slices(s.N, s.T, s.F)
+    return _digest_blocks(s.stored_block, rectangles, rows)
 
 
 def digest_sample(s: SeriesArray, rows: Segments, places: int = 8) -> str:
@@ -40,9 +38,10 @@ def digest_sample(s: SeriesArray, rows: Segments, places: int = 8) -> str:
     The grid is evenly spaced, from the first series to the last and from the first step to the
     last, with all features.
     """
-    series = _evenly_spaced(s.N - 1, places)
-    steps = _evenly_spaced(max(0, s.T - STEPS), places)
-    rectangles = [(slice(n, n + 1), slice(t, min(t + STEPS, s.T))) for n in series for t in steps]
+    rectangles = product(
+        [slice(n, n + 1) for n in _evenly_spaced(s.N - 1, places)],
+        [slice(t, min(t + STEPS, s.T)) for t in _evenly_spaced(max(0, s.T - STEPS), places)],
+    )
     return _digest_blocks(s.stored_block, rectangles, rows)
 
 
@@ -58,20 +57,19 @@ def digest_weight(weight: SampleWeight | None, rows: Segments) -> str | None:
         return None
 
     def read(series: slice, steps: slice) -> np.ndarray:
-        return np.asarray(weight.block(series, steps), float)[None]
+        block = weight.block(series, steps)
+        return np.asarray(block, float)[None]
 
-    return _digest_blocks(
-        read,
-        block_slices(weight.n_series, weight.n_steps),
-        rows,
-    )
+    rectangles = block_slices(weight.n_series, weight.n_steps)
+    return _digest_blocks(read, rectangles, rows)
 
 
 def digest_arrays(*arrays: np.ndarray) -> str:
     """Digest arrays with their shapes and types, whatever their memory order and byte order."""
     digest = hashlib.sha256()
     for a in arrays:
-        digest.update(f"{a.shape} {a.dtype.newbyteorder('=')}".encode())
+        header = f"{a.shape} {a.dtype.newbyteorder('=')}"
+        digest.update(header.encode())
         digest.update(_bytes(a))
     return digest.hexdigest()[:DIGITS]
 

@@ -43,6 +43,25 @@ class DerivedArray(DuckArray):
         return self.__dict__ | {"source": as_picklable(self.source)}
 
 
+class StretchedArray(DerivedArray):
+    """A derived array (F, N, T) that is computed for stretches of consecutive steps."""
+
+    def read_stretch(self, series: Index, steps: range) -> np.ndarray:
+        """Return all features of some series and consecutive steps."""
+        raise NotImplementedError
+
+    def read(self, *index: Index) -> np.ndarray:
+        features, series, steps = index
+        if len(series) == 0 or len(steps) == 0:
+            return np.empty([len(places) for places in index], self.dtype)
+        t = np.asarray(steps)
+        stretch = range(int(t.min()), int(t.max()) + 1)
+        block = self.read_stretch(series, stretch)
+        if len(t) < len(stretch) or t[0] > stretch.start:
+            block = block[:, :, t - stretch.start]
+        return block[as_key(features)]
+
+
 class LazyArray(DerivedArray):
     """Some series and steps of another (F, N, T) array, with functions applied on reading.
 
@@ -77,8 +96,9 @@ class LazyArray(DerivedArray):
     ) -> None:
         self.source = source
         self.functions = functions
-        self.series: Index = range(source.shape[1]) if series is None else series
-        self.steps: Index = range(source.shape[2]) if steps is None else steps
+        _, n_series, n_steps = source.shape
+        self.series: Index = range(n_series) if series is None else series
+        self.steps: Index = range(n_steps) if steps is None else steps
         trial = self._apply_all(np.zeros((source.shape[0], 1, 1), source.dtype))
         self.shape = (trial.shape[0], len(self.series), len(self.steps))
         self.dtype = trial.dtype
@@ -125,11 +145,14 @@ def select(
 
 
 def _unless_all(index: Index | None, n: int) -> Index | None:
+    # only a range compares as a whole
     return None if isinstance(index, range) and index == range(n) else index
 
 
 def _is_sliceable(index: Index | None) -> bool:
-    return index is None or (isinstance(index, range) and len(index) > 0)
+    if index is None:
+        return True
+    return isinstance(index, range) and len(index) > 0
 
 
 def _as_slice(index: Index | None) -> slice:
@@ -139,15 +162,13 @@ def _as_slice(index: Index | None) -> slice:
 def as_picklable(source: Any) -> Any:
     """Return what to pickle instead of an array: for one in a file, the position of its bytes,
     never the data.
-
-    ``np.memmap`` would be pickled as data; and joblib sends one that is transposed with permuted
-    values.
     """
     _refuse_netcdf4(source)
     if isinstance(source, h5py.Dataset):
         return _Recipe(open_located, *locate_dataset(source))
     if isinstance(source, H5Map):
         return source
+    # np.memmap would be pickled as data, and joblib sends a transposed one with permuted values
     root: Any = source
     while isinstance(root, np.ndarray) and isinstance(root.base, np.ndarray):
         root = root.base
@@ -155,14 +176,23 @@ def as_picklable(source: Any) -> Any:
         return source
     if root.mode == "c":  # the file lacks the changes; joblib would nevertheless send its name
         return np.array(source)
-    start = root.__array_interface__["data"][0] - root.offset  # address of the file's first byte
-    offset = source.__array_interface__["data"][0] - start
+    address = source.__array_interface__["data"][0]
+    first_byte = root.__array_interface__["data"][0] - root.offset  # of the file
     path = str(root.filename)
-    identity = current_identity(path, identity_at(path))
-    return _Recipe(reopen, path, source.dtype, source.shape, source.strides, offset, "r", identity)
+    return _Recipe(
+        reopen,
+        path,
+        source.dtype,
+        source.shape,
+        source.strides,
+        address - first_byte,
+        "r",
+        current_identity(path, identity_at(path)),
+    )
 
 
 def _refuse_netcdf4(source: Any) -> None:
+    # AsRead wraps the packed ones, which say another dtype than they give
     variable = source.source if isinstance(source, AsRead) else source
     if type(variable).__module__.split(".")[0] == "netCDF4":
         raise DataError(

@@ -48,11 +48,7 @@ class Segments:
         return len(self.series)
 
     def __getitem__(self, which: slice | np.ndarray) -> Segments:
-        return Segments(
-            self.series[which],
-            self.start[which],
-            self.length[which],
-        )
+        return Segments(self.series[which], self.start[which], self.length[which])
 
     @cached_property
     def common_start(self) -> int | None:
@@ -67,10 +63,8 @@ class Segments:
         """The series as a slice, or None if they are not consecutive."""
         if (np.diff(self.series) != 1).any():
             return None
-        return slice(
-            int(self.series[0]),
-            int(self.series[-1]) + 1,
-        )
+        first = int(self.series[0])
+        return slice(first, first + len(self))
 
     @cached_property
     def groups_by_start(self) -> list[tuple[slice | np.ndarray, Segments]]:
@@ -79,6 +73,7 @@ class Segments:
         """
         groups: list[tuple[slice | np.ndarray, Segments]] = []
         for begin in np.unique(self.start):
+            # usually evenly spaced, as the folds of all series are
             at = np.flatnonzero(self.start == begin)
             groups.append((_as_even_slice(at), self[at]))
         return groups
@@ -128,11 +123,12 @@ class Segments:
             return self
         row = np.repeat(np.arange(len(self)), folds)
         k = np.concatenate([np.arange(f) for f in folds])  # which fold of its row
-        size = self.length[row] // folds[row]
-        n_longer = self.length[row] % folds[row]  # so many first folds have one step more
+        # so many first folds have one step more
+        size, n_longer = np.divmod(self.length[row], folds[row])
+        offset = k * size + np.minimum(k, n_longer)
         return Segments(
             self.series[row],
-            self.start[row] + k * size + np.minimum(k, n_longer),
+            self.start[row] + offset,
             size + (k < n_longer),
             most,
         )
@@ -141,7 +137,8 @@ class Segments:
         """Return which steps exist: bool of shape (S, B), or None if all do."""
         if stop <= self.min_length:
             return None
-        return np.arange(start, stop)[:, None] < self.length[None, :]
+        steps = np.arange(start, stop)
+        return steps[:, None] < self.length
 
     def coverage_mask(self, series: slice, steps: slice, skip: int = 0) -> np.ndarray | None:
         """Return which steps of some series are in a row, without its first ``skip``: bool (N, T),
@@ -149,19 +146,23 @@ class Segments:
         """
         size = series.stop - series.start
         length = steps.stop - steps.start
-        here = self[(self.series >= series.start) & (self.series < series.stop)]
+        is_here = (self.series >= series.start) & (self.series < series.stop)
+        here = self[is_here]
         stop = here.start + here.length
-        begin = np.clip(np.minimum(here.start + skip, stop) - steps.start, 0, length)
+        start = np.minimum(here.start + skip, stop)
+        begin = np.clip(start - steps.start, 0, length)
         end = np.clip(stop - steps.start, 0, length)
-        overlap_free = len(np.unique(here.series)) == len(here)
-        if overlap_free and (end - begin).sum() == size * length:
+        # the usual case, without a mask of all steps: one row per series, which covers all of them
+        has_overlap = len(np.unique(here.series)) < len(here)
+        if not has_overlap and (end - begin).sum() == size * length:
             return None
         # +1 where a row begins and -1 where it ends: the running sum counts the rows at a step
         edges = np.zeros((size, length + 1), int)
         line = here.series - series.start
         np.add.at(edges, (line, begin), 1)
         np.add.at(edges, (line, end), -1)
-        covered = edges.cumsum(1)[:, :-1] > 0
+        n_rows = edges.cumsum(1)[:, :-1]
+        covered = n_rows > 0
         return None if covered.all() else covered
 
 
@@ -171,11 +172,7 @@ def _as_even_slice(positions: np.ndarray) -> slice | np.ndarray:
     if (steps != steps[:1]).any():
         return positions
     step = int(steps[0]) if len(steps) else 1
-    return slice(
-        int(positions[0]),
-        int(positions[-1]) + 1,
-        step,
-    )
+    return slice(int(positions[0]), int(positions[-1]) + 1, step)
 
 
 @dataclass(frozen=True)
@@ -225,25 +222,23 @@ class SeriesShards:
         """Put the series of all ranks, each a segment, in the common order; ``whole`` is in the
         order of ranks.
         """
-        counts = tuple(len(rows) for rows in whole)
+        counts = tuple(map(len, whole))
         owner = np.repeat(np.arange(len(counts)), counts)
         local = np.concatenate([np.arange(n) for n in counts])
-        places = (local + 0.5) / np.array(counts)[owner]
+        n_of_owner = np.array(counts)[owner]
+        places = (local + 0.5) / n_of_owner
         order = np.lexsort((owner, places))  # by place, at the same place by rank
         starts = np.concatenate([rows.start for rows in whole])
         lengths = np.concatenate([rows.length for rows in whole])
-        return cls(
-            rank,
-            Segments(np.arange(len(order)), starts[order], lengths[order]),
-            counts,
-            owner[order],
-            local[order],
-        )
+        # numbered anew: the number of a series on its rank says nothing to the others
+        in_order = Segments(np.arange(len(order)), starts[order], lengths[order])
+        return cls(rank, in_order, counts, owner[order], local[order])
 
     @property
     def n_steps(self) -> int:
         """The least number of steps of an array that could hold all series."""
-        return int((self.whole.start + self.whole.length).max())
+        stops = self.whole.start + self.whole.length
+        return int(stops.max())
 
     def own(self, rows: Segments) -> Segments:
         """Return this rank's rows among those of all ranks, series as in its arrays."""
@@ -252,9 +247,11 @@ class SeriesShards:
 
     def in_common_order(self, values: Sequence[np.ndarray]) -> np.ndarray:
         """Return one value per series in the common order, from the values of each rank."""
-        first = np.cumsum([0, *self.counts])[:-1]
+        first = np.cumsum([0, *self.counts])
+        # a rank may send more than its values: all send arrays of one length
         parts = [v[:n] for v, n in zip(values, self.counts, strict=True)]
-        return np.concatenate(parts)[first[self.owner] + self.local]
+        by_rank = np.concatenate(parts)
+        return by_rank[first[self.owner] + self.local]
 
     def permute_within_ranks(self, order: np.ndarray, rows: Segments) -> np.ndarray:
         """Change a permutation of rows so that every rank keeps the places of its rows, in the
@@ -263,5 +260,6 @@ class SeriesShards:
         owner = self.owner[rows.series]
         permuted = np.empty_like(order)
         for rank in np.unique(owner):
-            permuted[owner == rank] = order[owner[order] == rank]
+            ours = order[owner[order] == rank]
+            permuted[owner == rank] = ours
         return permuted

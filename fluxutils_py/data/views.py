@@ -25,7 +25,7 @@ from fluxutils_py.validation import check_integer
 
 @dataclass(frozen=True)
 class Flattened:
-    """What is kept of a :func:`samples` view that was read as a matrix."""
+    """The facts that are kept of a :func:`samples` view that was read as a matrix."""
 
     columns: int
     steps: int
@@ -34,16 +34,16 @@ class Flattened:
 
 ENOUGH_ROWS = 5  # of fewer, other data might look scaled by chance
 ROUNDING = 1e-6  # of correlations of float32 columns
-# Scikit-learn hands on matrices, not views: this is how an estimator behind a StandardScaler learns
-# T all the same.
+# scikit-learn passes on matrices, not views: this is how an estimator behind a StandardScaler
+# learns T all the same
 RECENT: deque[Flattened] = deque(maxlen=8)
 
 
 def flattened_steps(matrix: np.ndarray) -> int | None:
-    """Return T if the first row of a matrix is one of a ``samples`` view that was lately flattened;
-    else None.
+    """Return T if a matrix comes from a ``samples`` view that was lately flattened; else None.
 
-    So it does if all rows are there and a tool has scaled the columns, as ``StandardScaler`` does.
+    It does if its first row is one of the view, or if all rows are there and a tool has scaled the
+    columns, as ``StandardScaler`` does.
     """
     if not len(matrix):
         return None
@@ -51,7 +51,8 @@ def flattened_steps(matrix: np.ndarray) -> int | None:
     for seen in reversed(RECENT):
         if seen.columns != matrix.shape[1]:
             continue
-        if (seen.ends == ends[0]).all(1).any() or _are_scaled(seen.ends, ends):
+        has_first_row = (seen.ends == ends[0]).all(1).any()
+        if has_first_row or _are_scaled(seen.ends, ends):
             return seen.steps
     return None
 
@@ -65,9 +66,10 @@ def _are_scaled(a: np.ndarray, b: np.ndarray) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):  # infinite values are not scaled ones
         a = a - a.mean(0)
         b = b - b.mean(0)
-        product = np.sqrt((a**2).sum(0)) * np.sqrt((b**2).sum(0))
-        alike = abs((a * b).sum(0)) > (1 - ROUNDING) * product
-    return bool((product > 0).all() and alike.all())
+        norms = np.sqrt((a**2).sum(0)) * np.sqrt((b**2).sum(0))
+        covariance = (a * b).sum(0)
+        correlated = abs(covariance) > (1 - ROUNDING) * norms
+    return bool((norms > 0).all() and correlated.all())
 
 
 class SequenceView(DuckArray):
@@ -108,9 +110,9 @@ class SequenceView(DuckArray):
 
     @property
     def feature_names(self) -> Names | None:
-        if not preserve_features(self.functions):
-            return None
-        return get_feature_names(self.array) if self._names is None else self._names
+        if self._names is None and preserve_features(self.functions):
+            return get_feature_names(self.array)
+        return self._names
 
     @property
     def native(self) -> Any:
@@ -126,19 +128,19 @@ class SequenceView(DuckArray):
         return len(self.index), self.n_features * self.array.shape[3 - self.axis]
 
     def __repr__(self) -> str:
-        of = f"(F, N, T)=({self.n_features}, {self.array.shape[1]}, {self.array.shape[2]})"
-        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, of {of})"
+        fnt = (self.n_features, *self.array.shape[1:])
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, of (F, N, T)={fnt})"
 
     def __getitem__(self, key: Any) -> Any:
         which, columns = parse_index(key, self.shape)
-        every = isinstance(columns, range) and columns == range(self.shape[1])
+        is_all = isinstance(columns, range) and columns == range(self.shape[1])
         if not isinstance(columns, int):
             columns = np.asarray(columns, dtype=np.intp)
         if isinstance(which, int):
-            row = np.asarray(self._with_index(self.index[which : which + 1]))[0]
-            return row[columns]
+            row = self._with_index(self.index[which : which + 1])
+            return np.asarray(row)[0, columns]
         rows = self._with_index(compose_index(self.index, which))
-        return rows if every else np.asarray(rows)[:, columns]
+        return rows if is_all else np.asarray(rows)[:, columns]
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[i] for i in range(len(self)))
@@ -182,7 +184,7 @@ class SequenceView(DuckArray):
         change. Names of features stay if it is a ufunc of NumPy, or has an attribute
         ``keeps_features = True``. For several processes it must be picklable.
         """
-        return self._rebuild_view(self.index, (*self.functions, function))
+        return self._rebuild_view(self.array, self.index, (*self.functions, function))
 
     def replace(self, make: Callable[[Any], Any]) -> Self:
         """Return the same rows of another array of the same series and steps, computed by ``make``.
@@ -190,22 +192,19 @@ class SequenceView(DuckArray):
         Use it for functions of earlier steps, which :meth:`map` does not see: ``make`` takes the
         whole array (F, N, T) of the view, and returns an array that reads lazily.
         """
-        array = LazyArray(self.array, functions=self.functions) if self.functions else self.array
-        return self._rebuild_view(self.index, (), make(array))
+        array = select(self.array, None, None, self.functions)
+        return self._rebuild_view(make(array), self.index, ())
 
     def _with_index(self, index: Index) -> Self:
-        return self._rebuild_view(index, self.functions)
+        return self._rebuild_view(self.array, index, self.functions)
 
-    def _rebuild_view(
-        self, index: Index, functions: tuple[Function, ...], array: Any = None
-    ) -> Self:
-        return type(self)(
-            self.array if array is None else array, index, functions, self._names, self.context
-        )
+    def _rebuild_view(self, array: Any, index: Index, functions: tuple[Function, ...]) -> Self:
+        return type(self)(array, index, functions, self._names, self.context)
 
     def _native(self, index: Index) -> Any:
-        series, steps = (index, None) if self.axis == 1 else (None, index)
-        return select(self.array, series, steps, self.functions)
+        if self.axis == 1:
+            return select(self.array, index, None, self.functions)
+        return select(self.array, None, index, self.functions)
 
     def contiguous_runs(self) -> list[slice]:
         """Return slices of steps that follow each other in time; between them the state is
@@ -223,7 +222,8 @@ class SequenceView(DuckArray):
     def to_rows(cls, array: np.ndarray) -> np.ndarray:
         """Return the rows of an (F, N, T) array, as a view if its memory order allows."""
         rows = np.moveaxis(array, cls.axis, 0)
-        return rows.reshape(len(rows), rows.shape[1] * rows.shape[2])
+        _, n_features, n_others = rows.shape  # not -1, which an empty array does not allow
+        return rows.reshape(len(rows), n_features * n_others)
 
     @classmethod
     def from_rows(cls, rows: np.ndarray, n_features: int) -> np.ndarray:
@@ -241,6 +241,7 @@ class SamplesView(SequenceView):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         matrix = super().__array__(dtype, copy)
         n_steps = self.array.shape[2]
+        # a matrix of one step per series needs no help: its columns are the features
         if n_steps > 1 and matrix.size and matrix.dtype.kind in "iuf":
             ends = matrix[:, [0, -1]].astype(np.float64)
             RECENT.append(Flattened(matrix.shape[1], n_steps, ends))
@@ -254,7 +255,8 @@ class TimestepsView(SequenceView):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        if len(self.index) > 1 and not (np.diff(np.asarray(self.index)) > 0).all():
+        distances = np.diff(np.asarray(self.index))
+        if not (distances > 0).all():
             raise ValueError(
                 "time steps must stay in their order: a state that runs forward cannot be carried "
                 "through steps that are shuffled, reversed or repeated; split with TimeSeriesSplit "
@@ -380,10 +382,12 @@ def _three_axes(x: Any, name: str) -> Any:
             "features"
         )
     array = as_three_axes(x, "x")
-    if np.dtype(getattr(array, "dtype", float)).kind in "cMmV":
+    dtype = np.dtype(getattr(array, "dtype", float))
+    if dtype.kind in "cMmV":
         raise DataError(
             f"x must hold real numbers, or labels, got dtype {array.dtype}; convert it, as with "
             "astype"
         )
-    lazy = isinstance(array, np.ndarray | H5Lazy | LazyArray | h5py.Dataset)
-    return array if lazy else LazyArray(array)
+    # other sources may lack what a view needs, such as indexing by arrays or pickling by name
+    is_known = isinstance(array, np.ndarray | H5Lazy | LazyArray | h5py.Dataset)
+    return array if is_known else LazyArray(array)

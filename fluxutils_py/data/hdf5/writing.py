@@ -34,6 +34,7 @@ from fluxutils_py.data.hdf5.opening import (
     wrap_h5_errors,
 )
 from fluxutils_py.data.hdf5.reading import h5mmap
+from fluxutils_py.data.parts import indbatch
 from fluxutils_py.errors import H5DataError
 from fluxutils_py.files import atomic_path
 from fluxutils_py.terminal import progress_bar
@@ -351,7 +352,7 @@ def _blocks(source: Any, itemsize: int, fast_first: Sequence[int]) -> Iterator[t
         more = min(-(-shape[axis] // size[axis]), max(1, room))
         size[axis] = min(size[axis] * more, shape[axis])
         room //= more
-    yield from product(*map(_pieces, shape, size))
+    yield from product(*map(indbatch, shape, size))
 
 
 def _fastest_axis(array: np.ndarray) -> int:
@@ -361,10 +362,6 @@ def _fastest_axis(array: np.ndarray) -> int:
         for n, stride in zip(array.shape, array.strides, strict=True)
     ]
     return int(np.argmin(strides))
-
-
-def _pieces(n: int, size: int) -> list[slice]:
-    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
 
 SPARE = 1 << 20  # bytes for what HDF5 notes about a dataset

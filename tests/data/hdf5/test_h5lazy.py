@@ -86,7 +86,7 @@ def test_what_is_read_is_the_callers(tmp_path):
         ((..., ...), "an index can have only one '...'"),
         (
             ([1], [2]),
-            "arrays of indices are taken along one axis only; take slices along the others",
+            "arrays of indices are taken along one axis only; use slices along the others",
         ),
         ((0, [True, False]), "a mask along axis 1 must have 11 values, got shape (2,)"),
         (
