@@ -116,8 +116,8 @@ def plain_block(values: Any, name: str = "") -> np.ndarray:
         prefix = f"{name}: " if name else ""
         n_masked = np.ma.count_masked(values)
         raise BlockError(
-            f"{prefix}{n_masked} of the values read have a mask and the dtype {values.dtype}, which "
-            "has no NaN for what is missing: convert the source to float, or fill the gaps before"
+            f"{prefix}{n_masked} of the values read have a mask and the dtype {values.dtype}, "
+            "which has no NaN for missing values: convert the source to float, or fill the gaps"
         )
     return values.data
 

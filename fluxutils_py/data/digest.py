@@ -24,7 +24,8 @@ def digest_series(s: SeriesArray, rows: Segments) -> str | None:
     It reads arrays in memory of any size, and arrays in files of up to 64 MiB. Memory order and
     byte order do not matter. It takes about 1 s per GB.
     """
-    n_bytes = s.F * s.N * s.T * s.dtype.itemsize
+    n_values = s.F * s.N * s.T
+    n_bytes = n_values * s.dtype.itemsize
     is_quick = s.in_memory or getattr(s.array, "nonblocking", False)
     if not is_quick and n_bytes > WHOLE:
         return None
@@ -32,7 +33,11 @@ def digest_series(s: SeriesArray, rows: Segments) -> str | None:
     return _digest_blocks(s.stored_block, rectangles, rows)
 
 
-def digest_sample(s: SeriesArray, rows: Segments, places: int = 8) -> str:
+def digest_sample(
+    s: SeriesArray,
+    rows: Segments,
+    places: int = 8,
+) -> str:
     """Digest a sample of the values: 8 steps at each place of a grid over series and time.
 
     The grid is evenly spaced, from the first series to the last and from the first step to the
@@ -46,7 +51,8 @@ def digest_sample(s: SeriesArray, rows: Segments, places: int = 8) -> str:
 
 
 def _evenly_spaced(last: int, places: int) -> list[int]:
-    return np.unique(np.linspace(0, last, places).astype(int)).tolist()
+    spaced = np.linspace(0, last, places).astype(int)
+    return np.unique(spaced).tolist()  # fewer if there are fewer places
 
 
 def digest_weight(weight: SampleWeight | None, rows: Segments) -> str | None:
@@ -86,12 +92,14 @@ def _digest_blocks(
             continue
         block = read(series, steps)  # (F, B, S)
         if live is not None:  # what is never read, such as padding, may be anything
-            block = np.where(live, block, block.dtype.type(0))
+            zero = block.dtype.type(0)
+            block = np.where(live, block, zero)
         # time-major: contiguous where that is the fast layout
         digest.update(_bytes(block.transpose(2, 1, 0)))
     return digest.hexdigest()[:DIGITS]
 
 
 def _bytes(a: np.ndarray) -> memoryview:
-    native = np.ascontiguousarray(a, a.dtype.newbyteorder("="))
+    dtype = a.dtype.newbyteorder("=")
+    native = np.ascontiguousarray(a, dtype)
     return native.reshape(-1).view(np.uint8).data

@@ -49,7 +49,12 @@ class ForwardFilled(StretchedArray):
         Names of the source.
     """
 
-    def __init__(self, source: Any, start: np.ndarray, convert: Function) -> None:
+    def __init__(
+        self,
+        source: Any,
+        start: np.ndarray,
+        convert: Function,
+    ) -> None:
         self.source = source
         self.start = start
         self.convert = convert
@@ -75,7 +80,12 @@ class ForwardFilled(StretchedArray):
         block = read_block(self.source, features, series, steps)
         return self.convert(block)
 
-    def _values_before(self, series: Index, stop: int, missing: np.ndarray) -> np.ndarray:
+    def _values_before(
+        self,
+        series: Index,
+        stop: int,
+        missing: np.ndarray,
+    ) -> np.ndarray:
         """Return the last values before a step where ``missing`` is true; NaN elsewhere and where
         there is none.
         """
@@ -107,7 +117,11 @@ def last_positions(present: np.ndarray) -> np.ndarray:
     return np.maximum.accumulate(places, axis=-1)
 
 
-def forward_fill(block: np.ndarray, state: np.ndarray, start: np.ndarray) -> np.ndarray:
+def forward_fill(
+    block: np.ndarray,
+    state: np.ndarray,
+    start: np.ndarray,
+) -> np.ndarray:
     """Fill in the missing values of a block (F, N, S) in place; return its last values (F, N), or
     NaN.
 
@@ -136,6 +150,7 @@ def forward_fill(block: np.ndarray, state: np.ndarray, start: np.ndarray) -> np.
 def last_values(block: np.ndarray) -> np.ndarray:
     """Return the last values (F, N) of a block (F, N, S), NaN where there is none."""
     backwards = ~np.isnan(block[:, :, ::-1])
-    at = block.shape[2] - 1 - backwards.argmax(2)
+    n_after = backwards.argmax(2)  # 0 where there is none: the last value, which is NaN
+    at = block.shape[2] - 1 - n_after
     values = np.take_along_axis(block, at[:, :, None], 2)
     return values[:, :, 0]

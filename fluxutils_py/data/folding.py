@@ -18,8 +18,16 @@ from fluxutils_py.validation import check_integer
 @overload
 def rebatch(x: Segments, batchsize: int) -> Segments: ...
 @overload
-def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any: ...
-def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
+def rebatch(
+    x: Any,
+    batchsize: int,
+    fill: float | None = None,
+) -> Any: ...
+def rebatch(
+    x: Any,
+    batchsize: int,
+    fill: float | None = None,
+) -> Any:
     """Fold the time of few long series so that a minibatch is full.
 
     If ``batchsize`` is at least twice the number ``N`` of series, and ``T > n = batchsize // N``,
@@ -71,6 +79,7 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
     batchsize = check_integer("batchsize", batchsize, 1)
     if not isinstance(x, tuple):
         return _fold_array(with_shape(x), batchsize, fill)
+    # each alone could be folded, into rows that do not match
     arrays = [with_shape(a) for a in x]
     if len({tuple(a.shape[-2:]) for a in arrays}) > 1:
         shapes = " and ".join(str(tuple(a.shape)) for a in arrays)
@@ -101,7 +110,12 @@ class FoldedArray(StretchedArray):
         That of ``x``.
     """
 
-    def __init__(self, x: Any, batchsize: int, fill: float | None) -> None:
+    def __init__(
+        self,
+        x: Any,
+        batchsize: int,
+        fill: float | None,
+    ) -> None:
         self._series = SeriesArray(x, "x")
         self.source = self._series.array
         whole = Segments.from_lengths(self._series.N, self._series.T)
@@ -120,7 +134,11 @@ class FoldedArray(StretchedArray):
         return np.where(live.T, block, self.dtype.type(self._fill))
 
 
-def _fold_array(x: Any, batchsize: int, fill: float | None) -> Any:
+def _fold_array(
+    x: Any,
+    batchsize: int,
+    fill: float | None,
+) -> Any:
     shape = tuple(map(int, x.shape))
     if len(shape) not in (2, 3):
         raise ShapeError(f"rebatch takes arrays of shape (F, N, T) or (N, T), got {shape}")
@@ -148,11 +166,16 @@ def _merges_without_copy(x: Any) -> bool:
     if not isinstance(x, np.ndarray):
         return False
     n_series, n_steps = x.shape[-2:]
+    # a reshape that must copy would read the whole file
     between_series, between_steps = x.strides[-2:]
     return n_series == 1 or between_series == n_steps * between_steps
 
 
-def _fill_value(x: Any, fill: float | None, n: int) -> float:
+def _fill_value(
+    x: Any,
+    fill: float | None,
+    n: int,
+) -> float:
     """Return what to fill up shorter folds with: NaN, unless something is given."""
     if fill is not None:
         return fill
@@ -168,12 +191,17 @@ def _fill_value(x: Any, fill: float | None, n: int) -> float:
     return np.nan
 
 
-def _copy_into_folds(x: Any, n: int, fill: float | None) -> Any:
+def _copy_into_folds(
+    x: Any,
+    n: int,
+    fill: float | None,
+) -> Any:
     """Return a copy of an array or tensor with each series in ``n`` folds of unequal length."""
     *features, n_series, n_steps = x.shape
     size, longer = divmod(n_steps, n)
     rows = (*features, n_series)
     full = (*rows, n, size + 1)
+    # one step more than the shorter folds need, which stays filled
     out = x.new_full(full, fill) if is_tensor(x) else np.full(full, fill, x.dtype)
     # the longer folds come first, as in numpy.array_split
     split = longer * (size + 1)

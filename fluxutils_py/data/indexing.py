@@ -18,6 +18,7 @@ def parse_index(key: Any, shape: tuple[int, ...]) -> list[int | Index]:
     them in any order.
     """
     keys = list(key) if isinstance(key, tuple) else [key]
+    # not keys.index(...), which compares arrays
     dots = [i for i, k in enumerate(keys) if isinstance(k, EllipsisType)]
     if len(dots) > 1:
         raise IndexError("an index can have only one '...'")
@@ -36,7 +37,11 @@ def parse_index(key: Any, shape: tuple[int, ...]) -> list[int | Index]:
     return index
 
 
-def parse_axis_index(key: Any, n: int, axis: int) -> int | Index:
+def parse_axis_index(
+    key: Any,
+    n: int,
+    axis: int,
+) -> int | Index:
     """Return the places that an index picks along one axis of length ``n``."""
     if isinstance(key, slice):
         return range(*key.indices(n))
@@ -59,10 +64,16 @@ def parse_axis_index(key: Any, n: int, axis: int) -> int | Index:
             f"index {index[outside][0]} is out of bounds for axis {axis} with size {n}"
         )
     places = np.where(places < 0, places + n, places)
-    return places if single is None else int(places[0])
+    if single is None:
+        return places
+    return int(places[0])
 
 
-def _places_of_mask(mask: np.ndarray, n: int, axis: int) -> np.ndarray:
+def _places_of_mask(
+    mask: np.ndarray,
+    n: int,
+    axis: int,
+) -> np.ndarray:
     if mask.shape != (n,):
         raise IndexError(f"a mask along axis {axis} must have {n} values, got shape {mask.shape}")
     return np.flatnonzero(mask)
@@ -85,13 +96,15 @@ def as_key(index: Index) -> Any:
     if len(index) == 0:
         return slice(0, 0)
     stop = None if index.stop < 0 else index.stop  # of a range that runs down to 0
-    return slice(index.start, stop, None if index.step == 1 else index.step)
+    step = None if index.step == 1 else index.step
+    return slice(index.start, stop, step)
 
 
 def compose_index(index: Index, which: Index) -> Index:
     """Return the places ``which`` of an index, as a range if they run up by one."""
     if isinstance(index, range) and isinstance(which, range) and which.step > 0:
-        return index[which.start : which.stop : which.step]
+        key = slice(which.start, which.stop, which.step)
+        return index[key]
     places = np.asarray(index)[np.asarray(which, dtype=np.intp)]
     if places.size == 0:
         return range(0)
@@ -121,7 +134,11 @@ def contiguous_runs(index: Index) -> list[slice]:
 ReadSlices = Callable[[tuple[slice, ...]], np.ndarray]
 
 
-def read_slices(read: ReadSlices, index: Sequence[Index], strides: bool = False) -> np.ndarray:
+def read_slices(
+    read: ReadSlices,
+    index: Sequence[Index],
+    strides: bool = False,
+) -> np.ndarray:
     """Return the block where the places of every axis meet, of an array that only takes slices that
     go up, as h5py's do.
 
@@ -159,8 +176,10 @@ def _read_axis_by_slices(
         with_run[axis] = run
         blocks.append(read_slices(read, with_run, strides))
     block = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis)
-    in_order = len(order) == len(rising) and (np.diff(order) == 1).all()
-    return block if in_order else block.take(order, axis)
+    has_repeats = len(order) > len(rising)
+    if has_repeats or (np.diff(order) != 1).any():
+        return block.take(order, axis)
+    return block
 
 
 def _is_rising_slice(places: Index, strides: bool) -> bool:

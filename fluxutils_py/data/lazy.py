@@ -57,6 +57,7 @@ class StretchedArray(DerivedArray):
         t = np.asarray(steps)
         stretch = range(int(t.min()), int(t.max()) + 1)
         block = self.read_stretch(series, stretch)
+        # else the steps are the stretch itself, and the block may stay a view
         if len(t) < len(stretch) or t[0] > stretch.start:
             block = block[:, :, t - stretch.start]
         return block[as_key(features)]
@@ -99,7 +100,8 @@ class LazyArray(DerivedArray):
         _, n_series, n_steps = source.shape
         self.series: Index = range(n_series) if series is None else series
         self.steps: Index = range(n_steps) if steps is None else steps
-        trial = self._apply_all(np.zeros((source.shape[0], 1, 1), source.dtype))
+        zeros = np.zeros((source.shape[0], 1, 1), source.dtype)
+        trial = self._apply_all(zeros)  # for the F and dtype of the functions
         self.shape = (trial.shape[0], len(self.series), len(self.steps))
         self.dtype = trial.dtype
 
@@ -109,9 +111,10 @@ class LazyArray(DerivedArray):
 
     def read(self, *index: Index) -> np.ndarray:
         features, series, steps = index
+        n_features = self.source.shape[0]
         block = read_block(
             self.source,
-            range(self.source.shape[0]),  # a function may need all of them
+            range(n_features),  # a function may need all of them
             compose_index(self.series, series),
             compose_index(self.steps, steps),
         )
@@ -129,7 +132,10 @@ def preserve_features(functions: tuple[Function, ...]) -> bool:
 
 
 def select(
-    source: Any, series: Index | None, steps: Index | None, functions: tuple[Function, ...] = ()
+    source: Any,
+    series: Index | None,
+    steps: Index | None,
+    functions: tuple[Function, ...] = (),
 ) -> Any:
     """Return some series and steps of an (F, N, T) array: a NumPy view if there can be one, else a
     :class:`LazyArray`.
@@ -138,6 +144,7 @@ def select(
     steps = _unless_all(steps, source.shape[2])
     if series is None and steps is None and not functions:
         return source
+    # NumPy copies where an index is an array: a lazy array reads only what is needed
     sliceable = _is_sliceable(series) and _is_sliceable(steps)
     if isinstance(source, np.ndarray) and sliceable and not functions:
         return source[:, _as_slice(series), _as_slice(steps)]

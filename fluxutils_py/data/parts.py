@@ -16,7 +16,12 @@ __all__ = ["dividebatch", "indbatch", "minibatch"]
 AXES = {"series": -2, "time": -1}  # of (F, N, T), and of (N, T)
 
 
-def part(x: Any, rank: int, size: int, axis: int | str = "series") -> Any:
+def part(
+    x: Any,
+    rank: int,
+    size: int,
+    axis: int | str = "series",
+) -> Any:
     """Return the part of one rank: one of ``size`` contiguous blocks, whose lengths differ by at
     most one.
 
@@ -64,6 +69,7 @@ def part(x: Any, rank: int, size: int, axis: int | str = "series") -> Any:
     """
     rank = check_integer("rank", rank)
     size = check_integer("size", size)
+    # a negative rank would give a slice that counts from the end
     if not 0 <= rank < size:
         raise ValueError(f"rank must be from 0 to size - 1, got rank {rank} of size {size}")
     arrays = _arrays(x)
@@ -123,7 +129,11 @@ def dividebatch(bs: int, *xs: Any, axis: int | str = 0) -> tuple[tuple[Any, ...]
     return tuple(_cut(arrays, axis, block) for block in blocks)
 
 
-def indbatch(x: Any, b: int, offset: int = 0) -> Iterator[slice]:
+def indbatch(
+    x: Any,
+    b: int,
+    offset: int = 0,
+) -> Iterator[slice]:
     """Yield consecutive slices of ``b`` indices; the last may be shorter.
 
     Parameters
@@ -158,6 +168,7 @@ def indbatch(x: Any, b: int, offset: int = 0) -> Iterator[slice]:
         n = _common_length(_arrays(x), -1)
     b = check_integer("b", b, 1)
     offset = check_integer("offset", offset, 0)
+    # as many as without the offset: those past the end hold the last index
     starts = range(offset, n + offset, b)
     return (slice(min(start, n - 1), min(start + b, n)) for start in starts)
 
@@ -211,14 +222,22 @@ def minibatch(x: Any, *y_and_b: Any) -> list[Any]:
     return batches
 
 
-def array_split_slice(n: int, blocks: int, k: int) -> slice:
+def array_split_slice(
+    n: int,
+    blocks: int,
+    k: int,
+) -> slice:
     """Return block ``k`` of ``numpy.array_split(range(n), blocks)``."""
     size, n_longer = divmod(n, blocks)
     start = k * size + min(k, n_longer)
     return slice(start, start + size + (k < n_longer))
 
 
-def _cut(x: Any, axis: int | str, block: slice) -> Any:
+def _cut(
+    x: Any,
+    axis: int | str,
+    block: slice,
+) -> Any:
     """Return a block of an array, or of each array of a tuple."""
     blocks = []
     for array in _arrays(x):

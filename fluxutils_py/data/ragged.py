@@ -57,7 +57,12 @@ class RaggedArray(DuckArray):
         first in F or dtype.
     """
 
-    def __init__(self, arrays: Sequence[Any], name: str, fill: float = 0) -> None:
+    def __init__(
+        self,
+        arrays: Sequence[Any],
+        name: str,
+        fill: float = 0,
+    ) -> None:
         self.name = name
         self.fill = fill
         self.arrays = [_two_axes(a, f"{name}[{i}]") for i, a in enumerate(arrays)]
@@ -155,9 +160,10 @@ class MappedSeries(DerivedArray):
     def __init__(self, source: Any, function: Function) -> None:
         self.source = source
         self.function = function
-        zeros = np.zeros((source.shape[0], 1, 1), source.dtype)
+        n_features, n_steps = source.shape
+        zeros = np.zeros((n_features, 1, 1), source.dtype)
         trial = function(zeros)  # for its F and dtype
-        self.shape = (trial.shape[0], int(source.shape[1]))
+        self.shape = (trial.shape[0], int(n_steps))
         self.dtype = trial.dtype
 
     def read(self, *index: Index) -> np.ndarray:
@@ -196,7 +202,9 @@ def _two_axes(array: Any, name: str) -> Any:
     reject_masked(array, name)
     shape = tuple(array.shape)
     if len(shape) != 2:
-        remedy = f"; one feature is {name}[None]" if len(shape) == 1 else ""
+        remedy = ""
+        if len(shape) == 1:
+            remedy = f"; one feature is {name}[None]"
         raise ShapeError(
             f"{name} has shape {shape}: the arrays of a list are series (F, T_i) = (features, time "
             f"steps){remedy}"

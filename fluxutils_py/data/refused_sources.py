@@ -85,6 +85,7 @@ def refuse_source(value: object, name: str) -> None:
 
 
 def _remedy_for_class(value: object) -> str | None:
+    # by name, also of base classes: users subclass some of these
     for cls in type(value).__mro__:
         for module, class_name, remedy in REMEDIES:
             if cls.__name__ == class_name and f"{cls.__module__}.".startswith(module):
@@ -94,6 +95,7 @@ def _remedy_for_class(value: object) -> str | None:
 
 def _remedy_for_tensor(value: Any) -> str | None:
     """Return the remedy for a tensor without a counterpart in NumPy."""
+    # no isinstance, which would import torch
     if type(value).__module__.split(".")[0] != "torch" or not hasattr(value, "layout"):
         return None
     if value.is_nested:
@@ -118,6 +120,7 @@ def _remedy_for_unknown_size(value: object) -> str | None:
 
 
 def _remedy_for_one_pass(value: object) -> str | None:
+    # NumPy would make an array of one object of either
     if isinstance(value, Iterator):
         return (
             "it can be read once and has no length; make a list of series (F, T_i) or an array of "

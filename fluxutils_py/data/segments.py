@@ -61,7 +61,8 @@ class Segments:
     @cached_property
     def common_series(self) -> slice | None:
         """The series as a slice, or None if they are not consecutive."""
-        if (np.diff(self.series) != 1).any():
+        distances = np.diff(self.series)
+        if (distances != 1).any():
             return None
         first = int(self.series[0])
         return slice(first, first + len(self))
@@ -112,7 +113,7 @@ class Segments:
         ([0, 0, 1, 1], [0, 3, 0, 3], [3, 2, 3, 2])
         """
         n = batchsize // len(self)
-        if n < 2:
+        if n < 2:  # the rows fill the minibatch as they are
             return self
         if least is None:
             folds = np.where(self.length > n, n, 1)
@@ -140,21 +141,27 @@ class Segments:
         steps = np.arange(start, stop)
         return steps[:, None] < self.length
 
-    def coverage_mask(self, series: slice, steps: slice, skip: int = 0) -> np.ndarray | None:
+    def coverage_mask(
+        self,
+        series: slice,
+        steps: slice,
+        skip: int = 0,
+    ) -> np.ndarray | None:
         """Return which steps of some series are in a row, without its first ``skip``: bool (N, T),
         None if all.
         """
         size = series.stop - series.start
         length = steps.stop - steps.start
-        is_here = (self.series >= series.start) & (self.series < series.stop)
-        here = self[is_here]
+        is_after = self.series >= series.start
+        here = self[is_after & (self.series < series.stop)]
         stop = here.start + here.length
         start = np.minimum(here.start + skip, stop)
         begin = np.clip(start - steps.start, 0, length)
         end = np.clip(stop - steps.start, 0, length)
         # the usual case, without a mask of all steps: one row per series, which covers all of them
-        has_overlap = len(np.unique(here.series)) < len(here)
-        if not has_overlap and (end - begin).sum() == size * length:
+        n_different = len(np.unique(here.series))
+        n_steps = (end - begin).sum()
+        if n_different == len(here) and n_steps == size * length:
             return None
         # +1 where a row begins and -1 where it ends: the running sum counts the rows at a step
         edges = np.zeros((size, length + 1), int)
@@ -224,7 +231,8 @@ class SeriesShards:
         """
         counts = tuple(map(len, whole))
         owner = np.repeat(np.arange(len(counts)), counts)
-        local = np.concatenate([np.arange(n) for n in counts])
+        numbers = [np.arange(n) for n in counts]
+        local = np.concatenate(numbers)
         n_of_owner = np.array(counts)[owner]
         places = (local + 0.5) / n_of_owner
         order = np.lexsort((owner, places))  # by place, at the same place by rank
@@ -242,8 +250,10 @@ class SeriesShards:
 
     def own(self, rows: Segments) -> Segments:
         """Return this rank's rows among those of all ranks, series as in its arrays."""
-        mine = rows[self.owner[rows.series] == self.rank]
-        return replace(mine, series=self.local[mine.series])
+        owner = self.owner[rows.series]
+        mine = rows[owner == self.rank]
+        local = self.local[mine.series]
+        return replace(mine, series=local)
 
     def in_common_order(self, values: Sequence[np.ndarray]) -> np.ndarray:
         """Return one value per series in the common order, from the values of each rank."""
@@ -259,7 +269,8 @@ class SeriesShards:
         """
         owner = self.owner[rows.series]
         permuted = np.empty_like(order)
+        permuted_owner = owner[order]
         for rank in np.unique(owner):
-            ours = order[owner[order] == rank]
-            permuted[owner == rank] = ours
+            of_rank = order[permuted_owner == rank]
+            permuted[owner == rank] = of_rank
         return permuted

@@ -90,6 +90,7 @@ class SeriesArray:
                 self._require_int64(stored)
         self._map = array if isinstance(array, H5Map) else None
         self.nonblocking = self._map is not None or is_nonblocking(array)
+        # set by whoever encodes labels, as integers have no NaN
         self.missing_label: int | None = None
         self._n_resident = 0  # windows in a row that were in memory
         self._plain: np.ndarray | None = None
@@ -111,7 +112,7 @@ class SeriesArray:
         ``function`` takes and returns blocks (F, n, t), and gives floating-point numbers, NaN for
         NaN.
         """
-        mapped = copy.copy(self)
+        mapped = copy.copy(self)  # shares the array
         mapped.function = function
         mapped.kind = "float"
         trial = np.zeros((self.F, 1, 1), self.dtype)
@@ -137,7 +138,12 @@ class SeriesArray:
             mask = values == self.missing_label
         return mask if mask.any() else None
 
-    def read(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def read(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         """Return steps ``start`` to ``stop`` of the given rows, time-major.
 
         Returns
@@ -176,7 +182,12 @@ class SeriesArray:
                 "quantities, number the values anew if they are categories"
             )
 
-    def _read(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def _read(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         if hasattr(self.array, "read_segments"):  # computes its values: for all rows in one go
             return np.asarray(self.array.read_segments(rows, start, stop))
         # scattered series of a file come in pieces, which _read_groups puts into one copy
@@ -187,7 +198,12 @@ class SeriesArray:
             return self._read_features(self._plain, rows, start, stop)
         return self._read_groups(rows, start, stop)
 
-    def _read_together(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def _read_together(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         """Read rows that start together, as one rectangle."""
         block = self._rectangle(rows, start, stop)
         n_beyond = stop - start - block.shape[2]
@@ -197,7 +213,11 @@ class SeriesArray:
         return block.transpose(2, 1, 0)
 
     def _read_features(
-        self, plain: np.ndarray, rows: Segments, start: int, stop: int
+        self,
+        plain: np.ndarray,
+        rows: Segments,
+        start: int,
+        stop: int,
     ) -> np.ndarray:
         """Read any rows of an array whose features stand together in memory."""
         steps = rows.start + np.arange(start, stop)[:, None]  # (S, B)
@@ -209,7 +229,12 @@ class SeriesArray:
             return table.take(steps * self.N + rows.series, axis=0)
         return time_major[steps, rows.series]
 
-    def _read_groups(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def _read_groups(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         """Read any rows: those that start together, such as folds, as one rectangle each."""
         order = self._order or SERIES_FIRST
         sizes = self.F, len(rows), stop - start
@@ -221,7 +246,12 @@ class SeriesArray:
             out[:, which, :n_steps] = block
         return out.transpose(2, 1, 0)
 
-    def _rectangle(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def _rectangle(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         """Read steps of rows that start together, as far as the array goes: shape (F, B, at most
         S), in its memory order.
         """
@@ -237,7 +267,12 @@ class SeriesArray:
             series = range(consecutive.start, consecutive.stop)
         return read_block(self.array, range(self.F), series, range(first, last))
 
-    def prefetch(self, rows: Segments, start: int, stop: int) -> None:
+    def prefetch(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> None:
         """Announce what will be read soon, so that the pages of a map are fetched meanwhile.
 
         It returns at once.

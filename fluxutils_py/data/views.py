@@ -125,7 +125,8 @@ class SequenceView(DuckArray):
 
     @property
     def shape(self) -> tuple[int, int]:  # type: ignore[override]  # as the index now is
-        return len(self.index), self.n_features * self.array.shape[3 - self.axis]
+        n_others = self.array.shape[3 - self.axis]
+        return len(self.index), self.n_features * n_others
 
     def __repr__(self) -> str:
         fnt = (self.n_features, *self.array.shape[1:])
@@ -148,7 +149,8 @@ class SequenceView(DuckArray):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("cannot return a view of sequences as a matrix without copying it")
-        return np.array(self.to_rows(np.asarray(self.native)), dtype)
+        array = np.asarray(self.native)
+        return np.array(self.to_rows(array), dtype)
 
     def __array_namespace__(self, api_version: str | None = None) -> ModuleType:
         return np
@@ -161,7 +163,9 @@ class SequenceView(DuckArray):
         mode: str = "raise",
     ) -> Any:
         """Return rows by their numbers, as a view, or read columns (``axis=1``)."""
-        return self[np.asarray(indices)] if axis in (None, 0) else self[:, indices]
+        if axis in (None, 0):
+            return self[np.asarray(indices)]
+        return self[:, indices]
 
     def copy(self) -> np.ndarray:
         """Read everything into a matrix that may be written to."""
@@ -184,7 +188,8 @@ class SequenceView(DuckArray):
         change. Names of features stay if it is a ufunc of NumPy, or has an attribute
         ``keeps_features = True``. For several processes it must be picklable.
         """
-        return self._rebuild_view(self.array, self.index, (*self.functions, function))
+        functions = (*self.functions, function)
+        return self._rebuild_view(self.array, self.index, functions)
 
     def replace(self, make: Callable[[Any], Any]) -> Self:
         """Return the same rows of another array of the same series and steps, computed by ``make``.
@@ -192,13 +197,19 @@ class SequenceView(DuckArray):
         Use it for functions of earlier steps, which :meth:`map` does not see: ``make`` takes the
         whole array (F, N, T) of the view, and returns an array that reads lazily.
         """
-        array = select(self.array, None, None, self.functions)
-        return self._rebuild_view(make(array), self.index, ())
+        whole = select(self.array, None, None, self.functions)
+        array = make(whole)
+        return self._rebuild_view(array, self.index, ())
 
     def _with_index(self, index: Index) -> Self:
         return self._rebuild_view(self.array, index, self.functions)
 
-    def _rebuild_view(self, array: Any, index: Index, functions: tuple[Function, ...]) -> Self:
+    def _rebuild_view(
+        self,
+        array: Any,
+        index: Index,
+        functions: tuple[Function, ...],
+    ) -> Self:
         return type(self)(array, index, functions, self._names, self.context)
 
     def _native(self, index: Index) -> Any:
@@ -229,7 +240,8 @@ class SequenceView(DuckArray):
     def from_rows(cls, rows: np.ndarray, n_features: int) -> np.ndarray:
         """Return the (F, N, T) array of some rows: the inverse of :meth:`to_rows`."""
         n_rows, n_columns = rows.shape
-        blocks = rows.reshape(n_rows, n_features, n_columns // n_features)
+        n_others = n_columns // n_features
+        blocks = rows.reshape(n_rows, n_features, n_others)
         return np.moveaxis(blocks, 0, cls.axis)
 
 
@@ -244,7 +256,8 @@ class SamplesView(SequenceView):
         # a matrix of one step per series needs no help: its columns are the features
         if n_steps > 1 and matrix.size and matrix.dtype.kind in "iuf":
             ends = matrix[:, [0, -1]].astype(np.float64)
-            RECENT.append(Flattened(matrix.shape[1], n_steps, ends))
+            flattened = Flattened(matrix.shape[1], n_steps, ends)
+            RECENT.append(flattened)
         return matrix
 
 
@@ -316,7 +329,10 @@ def samples(x: Any, *, feature_names: Sequence[str] | None = None) -> SamplesVie
 
 
 def timesteps(
-    x: Any, context: int = 0, *, feature_names: Sequence[str] | None = None
+    x: Any,
+    context: int = 0,
+    *,
+    feature_names: Sequence[str] | None = None,
 ) -> TimestepsView:
     """View an (F, N, T) array as a matrix with one row per time step, for splitting in time.
 
@@ -362,12 +378,13 @@ def timesteps(
 def _checked_names(names: Sequence[str] | None, array: Any) -> Names | None:
     if names is None:
         return None
+    n_features = array.shape[0]
     checked = () if isinstance(names, str) else tuple(names)
-    if len(checked) != array.shape[0] or not all(isinstance(n, str) for n in checked):
+    if len(checked) != n_features or not all(isinstance(n, str) for n in checked):
         raise DataError(
-            f"feature_names must be {array.shape[0]} strings, one per feature; got {names!r}"
+            f"feature_names must be {n_features} strings, one per feature; got {names!r}"
         )
-    return tuple(str(n) for n in checked)
+    return tuple(map(str, checked))  # of NumPy's strings, plain ones
 
 
 def _three_axes(x: Any, name: str) -> Any:

@@ -42,10 +42,16 @@ class SampleWeight:
     Source: ``w`` of FluxUtils.jl's ``fit!`` (which scales the caller's array in place).
     """
 
-    def __init__(self, weight: Any, n_series: int, n_steps: int) -> None:
+    def __init__(
+        self,
+        weight: Any,
+        n_series: int,
+        n_steps: int,
+    ) -> None:
         reject_masked(weight, "sample_weight", fill="0")
         w = with_shape(to_numpy(weight))
         shape = tuple(w.shape)
+        # read at once if there is one per series; those of steps may be as large as the data
         self._per_series: np.ndarray | None = None
         if shape == (n_series,):
             self._per_series = plain_block(w[:], "sample_weight")
@@ -96,6 +102,7 @@ class SampleWeight:
         sums = np.zeros(2)
         for series, steps in block_slices(self.n_series, self.n_steps):
             weights = self.block(series, steps).astype(float)  # (B, S)
+            # not at the start, as the weights of a file are read here for the first time
             if not np.isfinite(weights).all() or (weights < 0).any():
                 raise DataError(
                     "sample_weight must be finite and not negative; use 0 for steps that should "
@@ -110,6 +117,7 @@ class SampleWeight:
                 sums += _sums_of_outputs(weights, live, missing, [y.F for y in ys])
             else:
                 sums += _sums_of_steps(weights, live, missing)
+        # every rank takes part, also one whose rows have no weight
         total, count = add_up(sums)
         if count == 0:
             raise DataError(
@@ -121,6 +129,7 @@ class SampleWeight:
         """Return the rows of series whose weight is not 0, if series are weighted; else all."""
         if self._per_series is None:
             return rows
+        # weights of steps stay: the state must run through steps of weight 0
         is_weighted = self._per_series > 0
         return rows[is_weighted[rows.series]]
 
@@ -137,12 +146,17 @@ class SampleWeight:
     def block(self, series: slice, steps: slice) -> np.ndarray:
         """Return weights as they were given, shape (B, S)."""
         if self._per_series is not None:
-            n_steps = max(steps.stop - steps.start, 0)
+            n_steps = max(steps.stop - steps.start, 0)  # a window may begin past the end
             return np.repeat(self._per_series[series, None], n_steps, 1)
         key = (0, series, steps) if len(self._weight.shape) == 3 else (series, steps)
         return plain_block(self._weight[key], "sample_weight")
 
-    def read(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def read(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         """Return the scaled weights of the given rows, shape (S, B); a fresh array. Steps past a
         row's end are unspecified.
         """
@@ -151,7 +165,7 @@ class SampleWeight:
         if first is not None and rows.common_series is not None:
             steps = self._existing(first + start, first + stop)
             w = self.block(rows.common_series, steps).T * self.scale
-            if len(w) == size:
+            if len(w) == size:  # w is fresh, by the product
                 return w
             padding = np.zeros((size - len(w), len(rows)))
             return np.concatenate([w, padding])
@@ -167,7 +181,9 @@ class SampleWeight:
 
 
 def _sums_of_steps(
-    weights: np.ndarray, live: np.ndarray, missing: Sequence[np.ndarray | None]
+    weights: np.ndarray,
+    live: np.ndarray,
+    missing: Sequence[np.ndarray | None],
 ) -> tuple[float, float]:
     """Return the sum of the weights of live steps that lack no output, and their number."""
     for mask in missing:

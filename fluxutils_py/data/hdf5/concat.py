@@ -194,7 +194,11 @@ def h5concat(
 # -- the arguments ---------------------------------------------------------------------------------
 
 
-def _file_grid(dst: str, srcs: object, join_axes: JoinAxes) -> list[list[str]]:
+def _file_grid(
+    dst: str,
+    srcs: object,
+    join_axes: JoinAxes,
+) -> list[list[str]]:
     """Return rows of files, none of which is the result."""
     rows = []
     for row in _as_rows(srcs, join_axes, dst):
@@ -212,7 +216,11 @@ def _check_dims(dims: object, dst: str) -> JoinAxes:
     return JoinAxes(rows, int(pair[-1]))
 
 
-def _as_rows(srcs: Any, join_axes: JoinAxes, dst: str) -> list[Sequence[object]]:
+def _as_rows(
+    srcs: Any,
+    join_axes: JoinAxes,
+    dst: str,
+) -> list[Sequence[object]]:
     """Return the sources as rows, one if they are joined along one axis."""
     if isinstance(srcs, str | bytes | os.PathLike) or not np.iterable(srcs):
         srcs = [srcs]
@@ -321,7 +329,12 @@ class _FirstValue(NamedTuple):
 class _Contents:
     """What is in the files to join."""
 
-    def __init__(self, axes: str | None, join_axes: JoinAxes, fill: float | None) -> None:
+    def __init__(
+        self,
+        axes: str | None,
+        join_axes: JoinAxes,
+        fill: float | None,
+    ) -> None:
         self.axes = axes
         self.join_axes = join_axes
         self.fill = fill
@@ -329,7 +342,12 @@ class _Contents:
         self.values: dict[str, _FirstValue] = {}
         self.groups: dict[str, str] = {}  # with the first file that has them
 
-    def add_file(self, file: h5py.File, path: str, names: Sequence[str] | None) -> None:
+    def add_file(
+        self,
+        file: h5py.File,
+        path: str,
+        names: Sequence[str] | None,
+    ) -> None:
         """Inspect the named datasets of a file, or all objects at its top level."""
         datasets: dict[str, Source | None] = {}
         for name in names or file:
@@ -344,7 +362,11 @@ class _Contents:
         self.files.append(_FileDatasets(path, datasets))
 
     def _inspect_dataset(
-        self, dataset: h5py.Dataset, file: h5py.File, path: str, name: str
+        self,
+        dataset: h5py.Dataset,
+        file: h5py.File,
+        path: str,
+        name: str,
     ) -> Source | None:
         if opening.holds_numbers(dataset) and self.join_axes.exist_in(dataset.ndim):
             return _read_source(dataset, path, name, self.axes)
@@ -352,7 +374,12 @@ class _Contents:
         self._require_same_values(dataset, path, name)
         return None
 
-    def _require_same_values(self, dataset: h5py.Dataset, path: str, name: str) -> None:
+    def _require_same_values(
+        self,
+        dataset: h5py.Dataset,
+        path: str,
+        name: str,
+    ) -> None:
         first = self.values.setdefault(name, _FirstValue(path, dataset[()]))
         if _equal_values(first.value, dataset[()]):
             return
@@ -398,7 +425,12 @@ class _Contents:
                     "fill=np.nan to leave a gap there, or leave it out with names=[...]"
                 )
 
-    def _gap_of(self, like: Source, file: _FileDatasets, name: str) -> Source:
+    def _gap_of(
+        self,
+        like: Source,
+        file: _FileDatasets,
+        name: str,
+    ) -> Source:
         """Return the gap of a file without the dataset, as long as the other datasets in it."""
         sources = [source for source in file.by_name.values() if source is not None]
         shape = list(like.shape)
@@ -416,7 +448,12 @@ class _Contents:
         return replace(like, path=file.path, shape=tuple(shape), names=None, exists=False)
 
 
-def _read_source(dataset: h5py.Dataset, path: str, name: str, axes: str | None) -> Source:
+def _read_source(
+    dataset: h5py.Dataset,
+    path: str,
+    name: str,
+    axes: str | None,
+) -> Source:
     where = describe(path, name)
     letters = opening.read_axes(dataset, axes if dataset.ndim == 3 else None, where)
     check_sources(dataset, where)
@@ -462,7 +499,10 @@ def _plan_dataset(
 
 
 def _place_parts(
-    name: str, sources: list[Source], rows: list[list[str]], join_axes: JoinAxes
+    name: str,
+    sources: list[Source],
+    rows: list[list[str]],
+    join_axes: JoinAxes,
 ) -> Shape:
     """Set the offset of each part, and return the shape of the joined dataset."""
     first = sources[0]
@@ -488,7 +528,12 @@ def _place_parts(
     return tuple(end)
 
 
-def _require_fitting_shape(name: str, part: Source, first: Source, join_axes: JoinAxes) -> None:
+def _require_fitting_shape(
+    name: str,
+    part: Source,
+    first: Source,
+    join_axes: JoinAxes,
+) -> None:
     ndim = len(first.shape)
     if len(part.shape) == ndim:
         along = join_axes.counted_from_0(ndim)
@@ -501,7 +546,12 @@ def _require_fitting_shape(name: str, part: Source, first: Source, join_axes: Jo
     )
 
 
-def _common_type(name: str, sources: list[Source], virtual: bool, fill: float | None) -> Any:
+def _common_type(
+    name: str,
+    sources: list[Source],
+    virtual: bool,
+    fill: float | None,
+) -> Any:
     """Return the type of the joined dataset: the HDF5 type if all are equal, else NumPy's
     promotion.
     """
@@ -529,7 +579,11 @@ def _promoted_dtype(sources: list[Source], fill: float | None) -> np.dtype:
     return np.result_type(*dtypes)
 
 
-def _feature_names(name: str, sources: list[Source], shape: Shape) -> Names | None:
+def _feature_names(
+    name: str,
+    sources: list[Source],
+    shape: Shape,
+) -> Names | None:
     """Return the names of all features; None if a feature is named in no file."""
     if len(shape) != 3:
         return None
@@ -547,9 +601,14 @@ def _feature_names(name: str, sources: list[Source], shape: Shape) -> Names | No
     return complete if len(complete) == len(names) > 0 else None
 
 
-def _refer_to_sources(file: h5py.File, joined: JoinedDataset, dst: str) -> h5py.Dataset:
+def _refer_to_sources(
+    file: h5py.File,
+    joined: JoinedDataset,
+    dst: str,
+) -> h5py.Dataset:
     """Create a virtual dataset that refers to the sources."""
     first = joined.sources[0]
+    # HDF5 cannot change the order of axes
     for source in joined.sources:
         if source.axes != first.axes:
             raise H5DataError(
@@ -579,13 +638,16 @@ def _refer_to_sources(file: h5py.File, joined: JoinedDataset, dst: str) -> h5py.
 
 
 def _copy_sources(
-    file: h5py.File, joined: JoinedDataset, update: Callable[[int], object]
+    file: h5py.File,
+    joined: JoinedDataset,
+    update: Callable[[int], object],
 ) -> h5py.Dataset:
     order = fnt_axes(joined.axes, len(joined.shape))
     file_shape = [joined.shape[i] for i in np.argsort(order)]
     dataset = allocate(file, joined.name, file_shape, joined.type, joined.axes, joined.fill)
     for source in joined.sources:
         array = h5mmap(source.path, joined.name, source.axes)
+        # the file may have been replaced since it was inspected
         if array.shape != source.shape or array.dtype != source.dtype:
             raise H5DataError(
                 f"{describe(source.path, joined.name)} was replaced while being copied; join again"
@@ -596,7 +658,11 @@ def _copy_sources(
     return dataset
 
 
-def _write_attributes(dataset: h5py.Dataset, joined: JoinedDataset, dst: str) -> None:
+def _write_attributes(
+    dataset: h5py.Dataset,
+    joined: JoinedDataset,
+    dst: str,
+) -> None:
     with open_file(joined.sources[0].path) as first:
         _copy_attributes(first[joined.name], dataset)
     if joined.axes is not None:

@@ -34,7 +34,10 @@ VARIABLE_LENGTH = 9  # class of a type, in the lower half of its first byte
 
 
 def find_heap_damage(
-    file: h5py.File, name: str, attributes: Sequence[str], values: bool = False
+    file: h5py.File,
+    name: str,
+    attributes: Sequence[str],
+    values: bool = False,
 ) -> str | None:
     """Return the damage of the heap that a dataset and some of its attributes, or its values too,
     need; None if it is sound.
@@ -194,7 +197,11 @@ class GuardedFile(io.RawIOBase):
         raise OSError(damage)
 
 
-def _values_of_attribute(block: bytes, at: int, n_name: int) -> Iterator[int]:
+def _values_of_attribute(
+    block: bytes,
+    at: int,
+    n_name: int,
+) -> Iterator[int]:
     """Yield where the values of an attribute begin whose name is at a place of a block, for each
     version of a message with strings of any length that it may be.
     """
@@ -245,12 +252,22 @@ def _add(state: State, words: Sequence[int]) -> State:
 
 
 # The three numbers change places after each step, so that all steps have one formula.
-def _mix(a: int, b: int, c: int, k: int) -> State:
+def _mix(
+    a: int,
+    b: int,
+    c: int,
+    k: int,
+) -> State:
     mixed = ((a - c) & MASK) ^ _rotated(c, k)
     return b, (c + b) & MASK, mixed
 
 
-def _mix_last(a: int, b: int, c: int, k: int) -> State:
+def _mix_last(
+    a: int,
+    b: int,
+    c: int,
+    k: int,
+) -> State:
     mixed = ((c ^ b) - _rotated(b, k)) & MASK
     return b, mixed, a
 

@@ -137,11 +137,13 @@ def locate_dataset(dataset: h5py.Dataset) -> DatasetLocation:
             f"{file.driver!r}, not from a file on the disk; write it with h5save and use "
             "h5mmap(path, name), or use n_jobs=1"
         )
+    # of this process, whose lock keeps others out
     if file.mode != "r":
         raise DataError(
             f"{where} is open for writing, so that no other process can open it; close the file "
             "and open it with mode='r', or use h5mmap(path, name) or n_jobs=1"
         )
+    # other drivers have no descriptor
     known = identity_of(file) if file.driver == "sec2" else None
     path = _path_of(file, known)
     if path is None:
@@ -193,6 +195,7 @@ def _path_of(file: h5py.File, known: FileIdentity | None) -> str | None:
     with contextlib.suppress(OSError):  # only Linux knows the path of a descriptor
         candidates.append(os.readlink(f"/proc/self/fd/{file.id.get_vfd_handle()}"))
     for path in candidates:
+        # another file may be at the path by now
         try:
             if known.without_contents().matches(identity_at(path)):
                 return path

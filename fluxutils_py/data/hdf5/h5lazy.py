@@ -88,6 +88,7 @@ class H5Lazy(DuckArray):
         where = describe(path, name)
         file = open_file(path, swmr=swmr)
         try:
+            # all checks are made here, so that reading a window makes none
             dataset = opening.find_dataset(file, path, name)
             with wrap_h5_errors(where):
                 self._axes = opening.fnt_axes(opening.read_axes(dataset, axes, where), dataset.ndim)
@@ -124,6 +125,7 @@ class H5Lazy(DuckArray):
         self.closed = True
         handle = self._handle
         self._handle = None
+        # the parent's would give up its lock
         if handle is not None and handle.process == os.getpid():
             handle.file.close()
 

@@ -104,7 +104,7 @@ def h5mmap(
         try:
             result = _try_map(path, name, axes, mode, swmr)
             break
-        except FileReplaced:  # between reading the layout and mapping
+        except FileReplaced:  # between reading the layout and mapping: the layout is read again
             continue
     else:
         raise H5DataError(
@@ -123,6 +123,7 @@ def h5mmap(
             f"{where} cannot be mapped: it {result}; write it again with h5save, or pass "
             "fallback='lazy' or 'read'"
         )
+    # also for fallback="read": it is one that reads any dataset
     lazy = H5Lazy(path, name, axes, swmr=swmr)
     if fallback == "lazy":
         return lazy

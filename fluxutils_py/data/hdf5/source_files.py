@@ -124,7 +124,7 @@ def _part_problems(
             f"its source '{name}' in {path} has shape {source.shape} where {selection.shape} is "
             "taken from it"
         )
-    elif (path, name) in seen:
+    elif (path, name) in seen:  # HDF5 would follow the circle without end
         yield f"its source '{name}' in {path} takes data from itself"
     else:
         yield from _find_problems(source, seen | {(path, name)})
@@ -178,7 +178,7 @@ def _external_problems(dataset: h5py.Dataset) -> Iterator[str]:
     left = math.prod(dataset.shape) * dataset.id.get_type().get_size()
     for name, start, room in dataset.external:
         path = os.path.join(prefix, name)
-        needed = min(left, room)
+        needed = min(left, room)  # the room of the last one may be unlimited
         left -= needed
         if not os.path.exists(path):
             yield _MissingFile(name)

@@ -122,12 +122,13 @@ def _store(
     """Write one array, or a group in place of None."""
     if array is None:
         return file.require_group(name)
-    if array.dtype.kind == "U":
+    if array.dtype.kind == "U":  # HDF5 has no such type: as texts of any length, in UTF-8
         return file.create_dataset(name, data=array.astype(object), dtype=h5py.string_dtype())
     ndim = len(array.shape)
     if array.dtype.kind not in "fiub" or ndim == 0:
         return file.create_dataset(name, data=array)
     order = check_axes(axes, ndim, name)
+    # the inverse of the order: for each axis of the file, which axis of the array it is
     shape = [int(array.shape[i]) for i in np.argsort(order)]
     dataset = allocate(file, name, shape, array.dtype, axes if ndim == 3 else None)
     copy_into(dataset, array, order, update)
@@ -201,6 +202,7 @@ def _as_array(value: Any, where: str) -> Any:
     if isinstance(value, h5py.Dataset):
         require_open(value, f"{where}: the array for it")
         check_dataset(value, where)
+    # np.asarray would drop the masks
     if isinstance(value, list | tuple) and any(isinstance(v, np.ma.MaskedArray) for v in value):
         value = np.ma.stack(value)
     if isinstance(value, np.ma.MaskedArray):
@@ -240,7 +242,7 @@ def _without_mask(value: np.ma.MaskedArray, where: str) -> np.ndarray:
 @contextlib.contextmanager
 def new_file(path: PathLike) -> Iterator[h5py.File]:
     """Open a new HDF5 file that takes the place of ``path`` if no error occurs."""
-    target = os.path.realpath(os.fsdecode(path))
+    target = os.path.realpath(os.fsdecode(path))  # of a link, the file is replaced
     if os.path.isdir(target):
         raise H5DataError(f"{target}: this is a directory; give the name of a file")
     folder = os.path.dirname(target)
@@ -439,7 +441,7 @@ def h5create(
             return h5mmap(path, name, mode="r+")
     except BaseException:
         if is_new:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it may not have been made yet
                 os.unlink(path)
         raise
 
@@ -531,7 +533,7 @@ def _add_dataset(file: h5py.File, planned: _PlannedDataset, sparse: bool) -> Non
         if not sparse:
             _take_room(dataset, planned.where)
         if _name_exists(file, planned.name):
-            del file[planned.name]
+            del file[planned.name]  # the name only: maps of the old dataset keep its numbers
         file.move(temporary, planned.name)
     finally:
         file.pop(temporary, None)
@@ -553,6 +555,7 @@ def _check_room(planned: _PlannedDataset, sparse: bool) -> None:
                 f"{planned.where} cannot be created: the file system accepts no file of {size} "
                 f"bytes ({error.strerror})"
             ) from error
+    # a file with holes, such as the one above, takes no room
     free = shutil.disk_usage(folder).free
     if not sparse and free < planned.n_bytes:
         raise _full_disk(planned.where, planned.n_bytes, f", which has {free} free")
@@ -586,6 +589,7 @@ def _full_disk(where: str, n_bytes: int, free: str) -> H5DataError:
 
 def _name_exists(file: h5py.File, name: str) -> bool:
     """Whether something has that name, be it a link that leads nowhere."""
+    # `name in file` is false for a link that leads nowhere, whose name is taken all the same
     try:
         return file.get(name, getlink=True) is not None
     except (OSError, RuntimeError, ValueError):
