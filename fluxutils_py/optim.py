@@ -181,10 +181,11 @@ def by_name(name: str, **settings: Any) -> Callable[..., Optimizer]:
     ours: dict[str, Callable[..., Any]] = {"adam32": ADAM32, "adamw32": ADAMW32}
     if key in ours:
         return ours[key](**settings)
+    members = [value for value in vars(torch.optim).values() if isinstance(value, type)]
     classes = {
-        n.lower(): c
-        for n, c in vars(torch.optim).items()
-        if isinstance(c, type) and issubclass(c, Optimizer) and c is not Optimizer
+        cls.__name__.lower(): cls
+        for cls in members
+        if issubclass(cls, Optimizer) and cls is not Optimizer
     }
     if key not in classes:
         known = sorted([*classes, *ours])

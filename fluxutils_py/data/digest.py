@@ -43,9 +43,11 @@ def digest_sample(
     The grid is evenly spaced, from the first series to the last and from the first step to the
     last, with all features.
     """
+    series = _evenly_spaced(s.N - 1, places)
+    steps = _evenly_spaced(max(0, s.T - STEPS), places)
     rectangles = product(
-        [slice(n, n + 1) for n in _evenly_spaced(s.N - 1, places)],
-        [slice(t, min(t + STEPS, s.T)) for t in _evenly_spaced(max(0, s.T - STEPS), places)],
+        [slice(n, n + 1) for n in series],
+        [slice(t, min(t + STEPS, s.T)) for t in steps],
     )
     return _digest_blocks(s.stored_block, rectangles, rows)
 

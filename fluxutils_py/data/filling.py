@@ -59,7 +59,8 @@ class ForwardFilled(StretchedArray):
         self.start = start
         self.convert = convert
         self.shape = tuple(source.shape)
-        trial = np.zeros((self.shape[0], 1, 1), source.dtype)
+        n_features = self.shape[0]
+        trial = np.zeros((n_features, 1, 1), source.dtype)
         self.dtype = convert(trial).dtype
         self._last: _Ending | None = None
 
@@ -138,8 +139,10 @@ def forward_fill(
         return block[:, :, -1].copy()
     at = last_positions(~missing)
     has_none = at < 0
-    filled = np.take_along_axis(block, np.maximum(at, 0), 2)
-    filled = np.where(has_none, state[:, :, None], filled)
+    at = np.maximum(at, 0)
+    filled = np.take_along_axis(block, at, 2)
+    before = state[:, :, None]
+    filled = np.where(has_none, before, filled)
     # without the start, which is no value of the series: it is not to be carried on
     first = start[:, None, None].astype(block.dtype)
     complete = np.where(np.isnan(filled), first, filled)

@@ -179,6 +179,7 @@ def _fill_value(
     """Return what to fill up shorter folds with: NaN, unless something is given."""
     if fill is not None:
         return fill
+    # torch's dtypes have no kind
     if is_tensor(x):
         has_nan = x.dtype.is_floating_point
     else:

@@ -57,8 +57,9 @@ def parse_axis_index(
             f"got {key!r}"
         )
     places = index.astype(np.intp, copy=False)  # comparisons in small types overflow
+    has_wrapped = (places < 0) & (index > 0)  # a uint64
     outside = (places < -n) | (places >= n)
-    outside |= (places < 0) & (index > 0)  # a uint64 that wraps
+    outside |= has_wrapped
     if outside.any():
         raise IndexError(
             f"index {index[outside][0]} is out of bounds for axis {axis} with size {n}"
@@ -102,6 +103,7 @@ def as_key(index: Index) -> Any:
 
 def compose_index(index: Index, which: Index) -> Index:
     """Return the places ``which`` of an index, as a range if they run up by one."""
+    # a range of a range is one, without arrays
     if isinstance(index, range) and isinstance(which, range) and which.step > 0:
         key = slice(which.start, which.stop, which.step)
         return index[key]
@@ -155,7 +157,8 @@ def read_slices(
     for axis, places in enumerate(index):
         if not _is_rising_slice(places, strides):
             return _read_axis_by_slices(read, index, axis, strides)
-    return read(tuple(as_key(places) for places in index))
+    key = tuple(map(as_key, index))
+    return read(key)
 
 
 def _read_axis_by_slices(
@@ -194,8 +197,10 @@ def _rising_runs(rising: np.ndarray, strides: bool) -> list[range]:
     """
     steps = np.diff(rising)
     if strides and (steps == steps[:1]).all():
+        first = int(rising[0])
+        last = int(rising[-1])
         step = int(steps[0]) if len(steps) else 1
-        return [range(int(rising[0]), int(rising[-1]) + 1, step)]
+        return [range(first, last + 1, step)]
     ranges = []
     for run in contiguous_runs(rising):
         first = int(rising[run.start])

@@ -17,6 +17,7 @@ from fluxutils_py.data.indexing import Index, as_key, compose_index
 from fluxutils_py.errors import DataError
 
 Function = Callable[[np.ndarray], np.ndarray]
+Functions = tuple[Function, ...]
 
 
 class DerivedArray(DuckArray):
@@ -93,7 +94,7 @@ class LazyArray(DerivedArray):
         source: Any,
         series: Index | None = None,
         steps: Index | None = None,
-        functions: tuple[Function, ...] = (),
+        functions: Functions = (),
     ) -> None:
         self.source = source
         self.functions = functions
@@ -126,7 +127,7 @@ class LazyArray(DerivedArray):
         return block
 
 
-def preserve_features(functions: tuple[Function, ...]) -> bool:
+def preserve_features(functions: Functions) -> bool:
     """Whether functions of blocks (F, n, t) say that they leave each feature in its place."""
     return all(isinstance(f, np.ufunc) or getattr(f, "keeps_features", False) for f in functions)
 
@@ -135,7 +136,7 @@ def select(
     source: Any,
     series: Index | None,
     steps: Index | None,
-    functions: tuple[Function, ...] = (),
+    functions: Functions = (),
 ) -> Any:
     """Return some series and steps of an (F, N, T) array: a NumPy view if there can be one, else a
     :class:`LazyArray`.

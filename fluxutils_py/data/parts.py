@@ -229,6 +229,7 @@ def array_split_slice(
 ) -> slice:
     """Return block ``k`` of ``numpy.array_split(range(n), blocks)``."""
     size, n_longer = divmod(n, blocks)
+    # the longer ones come first
     start = k * size + min(k, n_longer)
     return slice(start, start + size + (k < n_longer))
 
@@ -253,7 +254,7 @@ def _axis_of(a: Any, axis: int | str) -> int:
         if axis not in AXES:
             raise ValueError(f"axis must be 'series', 'time', 'auto' or an int, got {axis!r}")
         i = AXES[axis]
-        if n_axes == 1:  # (N,): one value per series
+        if n_axes == 1:  # (N,): one value per series, and no axis of time
             i = 0 if axis == "series" else -2
     else:
         i = check_integer("axis", axis)

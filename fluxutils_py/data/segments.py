@@ -40,9 +40,12 @@ class Segments:
         """Make one row per series: ``lengths`` steps (default: up to ``n_steps``) from step
         ``starts`` (default: 0).
         """
-        start = np.zeros(n_series, int) if starts is None else np.asarray(starts)
-        length = n_steps - start if lengths is None else np.asarray(lengths)
-        return cls(np.arange(n_series), start, length)
+        if starts is None:
+            starts = np.zeros(n_series, int)
+        start = np.asarray(starts)
+        if lengths is None:
+            lengths = n_steps - start
+        return cls(np.arange(n_series), start, np.asarray(lengths))
 
     def __len__(self) -> int:
         return len(self.series)
@@ -76,7 +79,8 @@ class Segments:
         for begin in np.unique(self.start):
             # usually evenly spaced, as the folds of all series are
             at = np.flatnonzero(self.start == begin)
-            groups.append((_as_even_slice(at), self[at]))
+            group = self[at]
+            groups.append((_as_even_slice(at), group))
         return groups
 
     @cached_property
@@ -122,7 +126,8 @@ class Segments:
         most = int(folds.max())
         if most == 1:
             return self
-        row = np.repeat(np.arange(len(self)), folds)
+        numbers = np.arange(len(self))
+        row = np.repeat(numbers, folds)
         k = np.concatenate([np.arange(f) for f in folds])  # which fold of its row
         # so many first folds have one step more
         size, n_longer = np.divmod(self.length[row], folds[row])
@@ -155,7 +160,9 @@ class Segments:
         is_after = self.series >= series.start
         here = self[is_after & (self.series < series.stop)]
         stop = here.start + here.length
-        start = np.minimum(here.start + skip, stop)
+        counted = here.start + skip
+        start = np.minimum(counted, stop)
+        # within the window of steps
         begin = np.clip(start - steps.start, 0, length)
         end = np.clip(stop - steps.start, 0, length)
         # the usual case, without a mask of all steps: one row per series, which covers all of them
@@ -164,12 +171,13 @@ class Segments:
         if n_different == len(here) and n_steps == size * length:
             return None
         # +1 where a row begins and -1 where it ends: the running sum counts the rows at a step
-        edges = np.zeros((size, length + 1), int)
+        shape = (size, length + 1)
+        edges = np.zeros(shape, int)
         line = here.series - series.start
         np.add.at(edges, (line, begin), 1)
         np.add.at(edges, (line, end), -1)
-        n_rows = edges.cumsum(1)[:, :-1]
-        covered = n_rows > 0
+        n_rows = edges.cumsum(1)
+        covered = n_rows[:, :-1] > 0
         return None if covered.all() else covered
 
 
@@ -179,7 +187,9 @@ def _as_even_slice(positions: np.ndarray) -> slice | np.ndarray:
     if (steps != steps[:1]).any():
         return positions
     step = int(steps[0]) if len(steps) else 1
-    return slice(int(positions[0]), int(positions[-1]) + 1, step)
+    first = int(positions[0])
+    last = int(positions[-1])
+    return slice(first, last + 1, step)
 
 
 @dataclass(frozen=True)
@@ -261,7 +271,8 @@ class SeriesShards:
         # a rank may send more than its values: all send arrays of one length
         parts = [v[:n] for v, n in zip(values, self.counts, strict=True)]
         by_rank = np.concatenate(parts)
-        return by_rank[first[self.owner] + self.local]
+        place = first[self.owner] + self.local
+        return by_rank[place]
 
     def permute_within_ranks(self, order: np.ndarray, rows: Segments) -> np.ndarray:
         """Change a permutation of rows so that every rank keeps the places of its rows, in the

@@ -18,7 +18,14 @@ from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.feature_names import Names, get_feature_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.indexing import Index, compose_index, contiguous_runs, parse_index
-from fluxutils_py.data.lazy import Function, LazyArray, as_picklable, preserve_features, select
+from fluxutils_py.data.lazy import (
+    Function,
+    Functions,
+    LazyArray,
+    as_picklable,
+    preserve_features,
+    select,
+)
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.validation import check_integer
 
@@ -96,7 +103,7 @@ class SequenceView(DuckArray):
         self,
         array: Any,
         index: Index | None = None,
-        functions: tuple[Function, ...] = (),
+        functions: Functions = (),
         names: Names | None = None,
         context: int = 0,
     ) -> None:
@@ -208,7 +215,7 @@ class SequenceView(DuckArray):
         self,
         array: Any,
         index: Index,
-        functions: tuple[Function, ...],
+        functions: Functions,
     ) -> Self:
         return type(self)(array, index, functions, self._names, self.context)
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Self
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5 import opening
 from fluxutils_py.data.hdf5.datasets import warn_of_packing
 from fluxutils_py.data.hdf5.feature_names import Names, read_names, write_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
@@ -21,9 +20,16 @@ from fluxutils_py.data.hdf5.opening import (
     PathLike,
     Shape,
     check_heap,
+    check_path,
     describe,
+    find_dataset,
     fnt_axes,
+    get_object,
+    holds_numbers,
+    numpy_dtype,
     open_file,
+    read_axes,
+    wrap_h5_errors,
 )
 from fluxutils_py.data.hdf5.reading import h5mmap
 from fluxutils_py.data.hdf5.source_files import check_sources, escape
@@ -164,7 +170,7 @@ def h5concat(
     >>> x.shape, x[0, :, 0].tolist()
     ((2, 12, 5), [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
     """
-    dst = opening.check_path(dst, "dst")
+    dst = check_path(dst, "dst")
     join_axes = _check_dims(dims, dst)
     rows = _file_grid(dst, srcs, join_axes)
     if names is not None:
@@ -256,7 +262,7 @@ def _require_not_among(paths: list[str], dst: str) -> None:
 
 def _matching_files(source: object, dst: str) -> list[str]:
     """Return the files that match a path or pattern."""
-    path = opening.check_path(source, f"{dst}: each of srcs")
+    path = check_path(source, f"{dst}: each of srcs")
     # a file may have such characters in its name
     if os.path.exists(path) or not any(character in path for character in "*?["):
         return [path]
@@ -297,7 +303,7 @@ def inspect_sources(
     """
     contents = _Contents(axes, join_axes, fill)
     for path in paths:
-        with opening.open_file(path) as file, opening.wrap_h5_errors(path):
+        with open_file(path) as file, wrap_h5_errors(path):
             contents.add_file(file, path, names)
         update(1)
     joined: dict[str, list[Source]] = {}
@@ -353,7 +359,7 @@ class _Contents:
         for name in names or file:
             if names and self.fill is not None and name not in file:
                 continue  # leaves a gap
-            read = opening.find_dataset if names else opening.get_object
+            read = find_dataset if names else get_object
             item = read(file, path, name)
             if isinstance(item, h5py.Group):
                 self.groups.setdefault(name, path)
@@ -368,7 +374,7 @@ class _Contents:
         path: str,
         name: str,
     ) -> Source | None:
-        if opening.holds_numbers(dataset) and self.join_axes.exist_in(dataset.ndim):
+        if holds_numbers(dataset) and self.join_axes.exist_in(dataset.ndim):
             return _read_source(dataset, path, name, self.axes)
         check_heap(file, name, describe(path, name), values=True)
         self._require_same_values(dataset, path, name)
@@ -384,7 +390,7 @@ class _Contents:
         if _equal_values(first.value, dataset[()]):
             return
         reason = "does not hold numbers"
-        if opening.holds_numbers(dataset):
+        if holds_numbers(dataset):
             reason = f"has no axis {self.join_axes}"
         raise H5DataError(
             f"{describe(path, name)} {reason}, so that it can only be copied, and is not the same "
@@ -455,7 +461,7 @@ def _read_source(
     axes: str | None,
 ) -> Source:
     where = describe(path, name)
-    letters = opening.read_axes(dataset, axes if dataset.ndim == 3 else None, where)
+    letters = read_axes(dataset, axes if dataset.ndim == 3 else None, where)
     check_sources(dataset, where)
     warn_of_packing(dataset, where)
     check_heap(dataset.file, dataset.name, where, list(dataset.attrs))  # all of which are copied
@@ -464,7 +470,7 @@ def _read_source(
         path,
         letters,
         shape,
-        opening.numpy_dtype(dataset),
+        numpy_dtype(dataset),
         dataset.id.get_type().copy(),  # it is used after the file was closed
         read_names(dataset, shape[0]) if len(shape) == 3 else None,
     )

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5 import opening
 from fluxutils_py.data.hdf5.damage import read_attribute
 from fluxutils_py.data.hdf5.identity import (
     FileIdentity,
@@ -19,12 +18,21 @@ from fluxutils_py.data.hdf5.identity import (
     identity_at,
     identity_of,
 )
-from fluxutils_py.data.hdf5.opening import Shape, describe, numpy_dtype, open_file
+from fluxutils_py.data.hdf5.opening import (
+    PACKING,
+    Shape,
+    describe,
+    find_dataset,
+    numpy_dtype,
+    open_file,
+    wrap_h5_errors,
+)
 from fluxutils_py.data.hdf5.source_files import check_sources
 from fluxutils_py.data.refused_sources import refuse_source
 from fluxutils_py.errors import DataError, H5DataError, warn
 
 PLAIN = int | float | str | np.ndarray | np.generic | None
+# values of these attributes that change nothing
 NEUTRAL = {"scale_factor": 1, "add_offset": 0}
 
 
@@ -60,7 +68,7 @@ def check_dataset(array: Any, name: str) -> Any:
         return array
     require_open(array, name)
     where = f"{name}, {describe(array.file.filename, array.name or 'without a name')},"
-    with opening.wrap_h5_errors(where):
+    with wrap_h5_errors(where):
         check_sources(array, where)
         warn_of_packing(array, where)
     return array
@@ -79,7 +87,7 @@ def warn_of_packing(dataset: h5py.Dataset, where: str) -> None:
     """Warn where attributes of NetCDF, which nothing here applies, say which values are missing or
     how they are packed.
     """
-    attributes = {name: read_attribute(dataset, name) for name in opening.PACKING}
+    attributes = {name: read_attribute(dataset, name) for name in PACKING}
     ignored = {name: value for name, value in attributes.items() if _matters(name, value)}
     if not ignored:
         return
@@ -172,7 +180,7 @@ def open_located(
     file = open_file(path, swmr=swmr)
     try:
         check_same_file(path, identity_of(file), identity)
-        dataset = opening.find_dataset(file, path, name)
+        dataset = find_dataset(file, path, name)
         if numpy_dtype(dataset).str != dtype or shape not in (None, dataset.shape):
             raise FileReplaced(
                 f"{where} was replaced since it was opened: it is of another type or shape"

@@ -9,11 +9,21 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.arrays import DuckArray
-from fluxutils_py.data.hdf5 import opening
 from fluxutils_py.data.hdf5.datasets import open_located, warn_of_packing
 from fluxutils_py.data.hdf5.feature_names import read_names
 from fluxutils_py.data.hdf5.identity import current_identity, identity_of
-from fluxutils_py.data.hdf5.opening import PathLike, Shape, describe, open_file, wrap_h5_errors
+from fluxutils_py.data.hdf5.opening import (
+    PathLike,
+    Shape,
+    check_path,
+    describe,
+    find_dataset,
+    fnt_axes,
+    numpy_dtype,
+    open_file,
+    read_axes,
+    wrap_h5_errors,
+)
 from fluxutils_py.data.hdf5.source_files import check_open_file_limit, check_sources
 from fluxutils_py.data.indexing import Index, read_slices
 from fluxutils_py.errors import H5DataError
@@ -82,17 +92,17 @@ class H5Lazy(DuckArray):
         *,
         swmr: bool = False,
     ) -> None:
-        self.path = os.path.realpath(opening.check_path(path))
+        self.path = os.path.realpath(check_path(path))
         self.name = name
         self.swmr = swmr
         where = describe(path, name)
         file = open_file(path, swmr=swmr)
         try:
             # all checks are made here, so that reading a window makes none
-            dataset = opening.find_dataset(file, path, name)
+            dataset = find_dataset(file, path, name)
             with wrap_h5_errors(where):
-                self._axes = opening.fnt_axes(opening.read_axes(dataset, axes, where), dataset.ndim)
-                self.dtype = opening.numpy_dtype(dataset)
+                self._axes = fnt_axes(read_axes(dataset, axes, where), dataset.ndim)
+                self.dtype = numpy_dtype(dataset)
                 self.shape = self._fnt_shape(dataset)
                 self.feature_names = None
                 if dataset.ndim == 3:

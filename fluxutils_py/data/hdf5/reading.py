@@ -11,13 +11,27 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5 import opening
 from fluxutils_py.data.hdf5.datasets import warn_of_packing
 from fluxutils_py.data.hdf5.feature_names import read_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.hdf5.h5map import H5Map, Layout
 from fluxutils_py.data.hdf5.identity import FileReplaced, identity_of
-from fluxutils_py.data.hdf5.opening import PathLike, Shape, describe, open_file
+from fluxutils_py.data.hdf5.opening import (
+    PathLike,
+    Shape,
+    check_heap,
+    check_path,
+    describe,
+    find_dataset,
+    fnt_axes,
+    get_object,
+    holds_numbers,
+    numpy_dtype,
+    open_file,
+    read_axes,
+    unmappable_reason,
+    wrap_h5_errors,
+)
 from fluxutils_py.errors import H5DataError
 
 ATTEMPTS = 100  # to open a file that is being replaced
@@ -93,7 +107,7 @@ def h5mmap(
     >>> type(x).__name__, x.shape, float(x[1, 2, 3])
     ('H5Map', (2, 3, 4), 23.0)
     """
-    where = describe(opening.check_path(path), name)
+    where = describe(check_path(path), name)
     if mode not in ("r", "r+"):
         raise H5DataError(
             f"{where}: mode must be 'r' or 'r+', got {mode!r}; h5create makes new datasets"
@@ -144,17 +158,17 @@ def _try_map(
         If the file was replaced meanwhile.
     """
     where = describe(path, name)
-    with contextlib.closing(open_file(path, swmr=swmr)) as file, opening.wrap_h5_errors(where):
+    with contextlib.closing(open_file(path, swmr=swmr)) as file, wrap_h5_errors(where):
         # open for writing in this process: the map would miss what is still in HDF5's buffers
         if file.mode != "r":
             file.flush()
-        dataset = opening.find_dataset(file, path, name)
-        order = opening.fnt_axes(opening.read_axes(dataset, axes, where), dataset.ndim)
-        dtype = opening.numpy_dtype(dataset)
+        dataset = find_dataset(file, path, name)
+        order = fnt_axes(read_axes(dataset, axes, where), dataset.ndim)
+        dtype = numpy_dtype(dataset)
         shape = dataset.shape
         if 0 in shape:  # there is nothing to map, and mmap refuses a length of 0
             return np.empty(shape, dtype).transpose(order)
-        reason = opening.unmappable_reason(dataset)
+        reason = unmappable_reason(dataset)
         if reason is not None:
             return reason
         if swmr:
@@ -236,7 +250,7 @@ def h5load(
     >>> type(data["x"]).__name__, data["info"]
     ('H5Map', {'unit': 'kWh'})
     """
-    with contextlib.closing(open_file(path)) as file, opening.wrap_h5_errors(os.fsdecode(path)):
+    with contextlib.closing(open_file(path)) as file, wrap_h5_errors(os.fsdecode(path)):
         if isinstance(names, str):
             return _load_object(file, path, names, axes, mmap)
         wanted = list(file) if names is None else names
@@ -244,16 +258,16 @@ def h5load(
 
 
 def _load_object(file: h5py.File, path: PathLike, name: str, axes: str | None, mmap: bool) -> Any:
-    value = opening.get_object(file, path, name)
+    value = get_object(file, path, name)
     if isinstance(value, h5py.Group):
         return {key: _load_object(file, path, f"{name}/{key}", axes, mmap) for key in value}
-    if opening.holds_numbers(value) and value.shape:
+    if holds_numbers(value) and value.shape:
         if value.ndim != 3:
             axes = None  # the argument is for arrays of three axes
         if mmap:
             return h5mmap(path, name, axes)
         return np.array(h5mmap(path, name, axes, fallback="read"))
-    opening.check_heap(value.file, name, describe(path, name), values=True)
+    check_heap(value.file, name, describe(path, name), values=True)
     if h5py.check_string_dtype(value.dtype) is not None:
-        return value.asstr()[()]
+        return value.asstr()[()]  # else h5py gives bytes
     return value[()]

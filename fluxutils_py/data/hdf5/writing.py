@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from fluxutils_py.data.arrays import to_numpy
-from fluxutils_py.data.hdf5 import opening
 from fluxutils_py.data.hdf5.damage import read_attribute
 from fluxutils_py.data.hdf5.datasets import check_dataset, require_open
 from fluxutils_py.data.hdf5.feature_names import Names, check_names, get_feature_names, write_names
@@ -30,7 +29,10 @@ from fluxutils_py.data.hdf5.opening import (
     check_name,
     check_path,
     describe,
+    find_dataset,
+    numpy_dtype,
     open_file,
+    unmappable_reason,
     wrap_h5_errors,
 )
 from fluxutils_py.data.hdf5.reading import h5mmap
@@ -430,6 +432,7 @@ def h5create(
     path = check_path(path)
     check_name(path, name)
     planned = _plan(path, name, shape, dtype, axes)
+    # h5py makes the file before anything can fail
     is_new = not os.path.exists(path)
     try:
         with wrap_h5_errors(planned.where, UNCREATABLE):
@@ -598,8 +601,8 @@ def _name_exists(file: h5py.File, name: str) -> bool:
 
 def _describe_misfit(file: h5py.File, planned: _PlannedDataset) -> str | None:
     """Return why a dataset cannot be used instead of a new one; None if it can."""
-    dataset = opening.find_dataset(file, planned.path, planned.name)
-    present = f"shape {dataset.shape} of {opening.numpy_dtype(dataset)}"
+    dataset = find_dataset(file, planned.path, planned.name)
+    present = f"shape {dataset.shape} of {numpy_dtype(dataset)}"
     wanted = f"shape {planned.shape} of {planned.dtype}"
     if planned.axes:
         present += f" in the order {read_attribute(dataset, 'axes')}"
@@ -609,7 +612,7 @@ def _describe_misfit(file: h5py.File, planned: _PlannedDataset) -> str | None:
             f" and has, in the file, {present} in place of {wanted}; pass overwrite=True to put a "
             "new one in its place"
         )
-    reason = opening.unmappable_reason(dataset)
+    reason = unmappable_reason(dataset)
     if reason is None:
         return None
     return f" and cannot be written to in place: it {reason}; pass overwrite=True for one that can"
