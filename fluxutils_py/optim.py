@@ -352,11 +352,9 @@ class ChainedOptimizer(Optimizer):
         self.inner.load_state_dict(state_dict)
         self._share_with_inner()  # torch makes new objects
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"inner": self.inner, "before": self.before, "after": self.after}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        type(self).__init__(self, **state)  # torch's own restores groups and state only
+    def __reduce__(self) -> Any:
+        # torch's own way restores groups and state only
+        return type(self), (self.inner, self.before, self.after)
 
     def __repr__(self) -> str:
         return f"ChainedOptimizer({', '.join(map(repr, self.links))})"

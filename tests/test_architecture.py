@@ -325,10 +325,6 @@ def test_import_loads_nothing_optional():
 MOST_BRANCHES = 12
 # Functions that have more: each is one list of cases, which reads better in one place.
 BRANCHED = {
-    "data/hdf5/h5map.py willneed",
-    "data/hdf5/writing.py _names_by_name",
-    "data/hdf5/writing.py h5create",
-    "data/hdf5/writing.py h5save",
     "forecasting/forecast_display.py from_forecaster",
     "forecasting/frames.py make_frame",
     "forecasting/frequency.py infer_frequency",
@@ -345,7 +341,6 @@ TORCH = {
 }
 # Private names that are read all the same.
 PRIVATE_READS = {
-    "data/hdf5/h5map.py view._origin",  # of another map, by a method of the class
     "estimator/model_export.py model._check_export",  # of a forecaster, on a higher floor
     "sklearn_private.py scorer._kwargs",
     "sklearn_private.py scorer._response_method",
