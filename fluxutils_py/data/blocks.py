@@ -23,6 +23,7 @@ def block_slices(n_series: int, n_steps: int, n_features: int = 1) -> list[Recta
     per_step = min(n_steps, max(math.isqrt(room), all_series))
     per_step = max(1, per_step)
     per_series = max(1, room // per_step)
-    series = indbatch(n_series, per_series)
-    steps = indbatch(n_steps, per_step)
+    # indbatch would take a NumPy integer for an array
+    series = indbatch(int(n_series), per_series)
+    steps = indbatch(int(n_steps), per_step)
     return list(product(series, steps))
