@@ -191,7 +191,8 @@ def by_name(name: str, **settings: Any) -> Callable[..., Optimizer]:
         known = sorted([*classes, *ours])
         near = difflib.get_close_matches(key, known, 1)
         meant = f"; did you mean {near[0]!r}?" if near else "."
-        raise ValueError(f"there is no optimizer {name!r}{meant} Known are {', '.join(known)}")
+        listed = ", ".join(known)
+        raise ValueError(f"there is no optimizer {name!r}{meant} Known are {listed}")
     # raises TypeError here for an unknown argument; a partial would only when it is called
     inspect.signature(classes[key]).bind(None, **settings)
     return functools.partial(classes[key], **settings)
@@ -290,7 +291,8 @@ class ChainFactory:
         return type(self), self.links
 
     def __repr__(self) -> str:
-        return f"Chain({', '.join(map(_repr_of, self.links))})"
+        links = ", ".join(map(_repr_of, self.links))
+        return f"Chain({links})"
 
 
 class ChainedOptimizer(Optimizer):
@@ -357,7 +359,8 @@ class ChainedOptimizer(Optimizer):
         return type(self), (self.inner, self.before, self.after)
 
     def __repr__(self) -> str:
-        return f"ChainedOptimizer({', '.join(map(repr, self.links))})"
+        links = ", ".join(map(repr, self.links))
+        return f"ChainedOptimizer({links})"
 
 
 def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
@@ -372,7 +375,8 @@ def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     keys = [key for group in state["param_groups"] for key in group["params"]]
     for p, key in zip(params, keys, strict=True):
-        for name, saved in state["state"].get(key, {}).items():
+        saved_values = state["state"].get(key, {})
+        for name, saved in saved_values.items():
             loaded = optimizer.state[p][name]
             if not isinstance(saved, Tensor) or not isinstance(loaded, Tensor):
                 continue

@@ -51,7 +51,11 @@ class Segments:
         return len(self.series)
 
     def __getitem__(self, which: slice | np.ndarray) -> Segments:
-        return Segments(self.series[which], self.start[which], self.length[which])
+        return Segments(
+            self.series[which],
+            self.start[which],
+            self.length[which],
+        )
 
     @cached_property
     def common_start(self) -> int | None:
@@ -167,7 +171,8 @@ class Segments:
         end = np.clip(stop - steps.start, 0, length)
         # the usual case, without a mask of all steps: one row per series, which covers all of them
         n_different = len(np.unique(here.series))
-        n_steps = (end - begin).sum()
+        lengths = end - begin
+        n_steps = lengths.sum()
         if n_different == len(here) and n_steps == size * length:
             return None
         # +1 where a row begins and -1 where it ends: the running sum counts the rows at a step
