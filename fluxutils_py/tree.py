@@ -83,7 +83,7 @@ def rebuild(node: Any, values: Iterable[Any]) -> Any:
 
 
 def flatten_with_paths(
-    tree: Any, pathsep: str = "/", is_leaf: IsLeaf | None = None
+    tree: object, pathsep: str = "/", is_leaf: IsLeaf | None = None
 ) -> Iterator[tuple[str, Any]]:
     """Yield the path and value of every leaf, in order.
 
@@ -112,7 +112,7 @@ def flatten_with_paths(
             yield f"{pathsep}{key}{path}", leaf
 
 
-def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+def named_leaves(tree: object) -> Iterator[tuple[str, Any]]:
     """Yield leaves like :func:`flatten_with_paths`, with paths that do not begin with the
     separator.
 
@@ -123,7 +123,7 @@ def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
         yield path[1:], leaf
 
 
-def nested_vars_to_paths(tree: Any, pathsep: str = "/", is_leaf: IsLeaf | None = None) -> Any:
+def nested_vars_to_paths(tree: object, pathsep: str = "/", is_leaf: IsLeaf | None = None) -> Any:
     """Replace each leaf by its path; for the arguments see `flatten_with_paths`.
 
     A module becomes a dict.
@@ -176,7 +176,7 @@ def tree_map(f: Callable[..., Any], *trees: Any) -> Any:
     return rebuild(first, values)
 
 
-def as_tensor(value: Any) -> Tensor | None:
+def as_tensor(value: object) -> Tensor | None:
     """Return a numeric leaf as a detached tensor in main memory; None for any other leaf."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
@@ -189,14 +189,14 @@ def as_tensor(value: Any) -> Tensor | None:
     return None
 
 
-def _shape(leaf: Any) -> tuple[int, ...] | None:
+def _shape(leaf: object) -> tuple[int, ...] | None:
     """Return the shape of an array, () for a number, None for anything else."""
     if isinstance(leaf, int | float | complex):
         return ()
     return tuple(leaf.shape) if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else None
 
 
-def total_dimensionality(tree: Any) -> int:
+def total_dimensionality(tree: object) -> int:
     """Count the numbers in a tree; None, text and other objects count 0.
 
     A module counts its ``state_dict``: parameters and buffers, shared ones under each of their
@@ -209,7 +209,7 @@ def total_dimensionality(tree: Any) -> int:
     return sum(math.prod(shape) for shape in shapes if shape is not None)
 
 
-def summarize_shape(tree: Any) -> str:
+def summarize_shape(tree: object) -> str:
     """Return shapes and dtypes as indented text, one line per key; other leaves show their
     ``repr``.
 
@@ -237,7 +237,7 @@ def summarize_shape(tree: Any) -> str:
     return "\n".join(lines)
 
 
-def unshard(tree: Any) -> list[Any]:
+def unshard(tree: object) -> list[Any]:
     """Split a tree of stacked arrays along their leading axis into a list of trees of views. None
     stays None.
 
@@ -260,7 +260,7 @@ def unshard(tree: Any) -> list[Any]:
     return [_map_arrays(operator.itemgetter(i), tree) for i in range(size)]
 
 
-def split_leading_axis(n: int, tree: Any) -> Any:
+def split_leading_axis(n: int, tree: object) -> Any:
     """Reshape arrays ``(n * m, ...)`` to ``(n, m, ...)``, as views where the memory order allows.
     None stays None.
 
@@ -282,7 +282,7 @@ def split_leading_axis(n: int, tree: Any) -> Any:
     return _map_arrays(lambda x: x.reshape((n, len(x) // n, *x.shape[1:])), tree)
 
 
-def flatten_leading_axes(tree: Any, num_leading_axes: int = 2) -> Any:
+def flatten_leading_axes(tree: object, num_leading_axes: int = 2) -> Any:
     """Merge the first axes of arrays, the inverse of `split_leading_axis`; returns views where
     possible.
 
@@ -310,11 +310,11 @@ def flatten_leading_axes(tree: Any, num_leading_axes: int = 2) -> Any:
     return _map_arrays(flat, tree)
 
 
-def _map_arrays(f: Callable[[Any], Any], tree: Any) -> Any:
+def _map_arrays(f: Callable[[Any], Any], tree: object) -> Any:
     return tree_map(lambda leaf: None if leaf is None else f(leaf), tree)
 
 
-def _leading_lengths(tree: Any) -> dict[str, int]:
+def _leading_lengths(tree: object) -> dict[str, int]:
     """Return the length of the leading axis of each array, by path."""
     lengths = {}
     for path, leaf in flatten_with_paths(tree):

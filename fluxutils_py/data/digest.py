@@ -96,8 +96,9 @@ def _digest_blocks(
         if live is not None:  # what is never read, such as padding, may be anything
             zero = block.dtype.type(0)
             block = np.where(live, block, zero)
-        # time-major: contiguous where that is the fast layout
-        digest.update(_bytes(block.transpose(2, 1, 0)))
+        # contiguous where that is the fast layout
+        time_major = block.transpose(2, 1, 0)
+        digest.update(_bytes(time_major))
     return digest.hexdigest()[:DIGITS]
 
 

@@ -114,7 +114,8 @@ def last_positions(present: np.ndarray) -> np.ndarray:
     """Return, for each place along the last axis, the last one up to it that is present; -1 where
     there is none.
     """
-    places = np.where(present, np.arange(present.shape[-1]), -1)
+    n = present.shape[-1]
+    places = np.where(present, np.arange(n), -1)
     return np.maximum.accumulate(places, axis=-1)
 
 

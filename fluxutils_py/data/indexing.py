@@ -107,7 +107,8 @@ def compose_index(index: Index, which: Index) -> Index:
     if isinstance(index, range) and isinstance(which, range) and which.step > 0:
         key = slice(which.start, which.stop, which.step)
         return index[key]
-    places = np.asarray(index)[np.asarray(which, dtype=np.intp)]
+    chosen = np.asarray(which, dtype=np.intp)
+    places = np.asarray(index)[chosen]
     if places.size == 0:
         return range(0)
     first = int(places[0])
@@ -204,5 +205,6 @@ def _rising_runs(rising: np.ndarray, strides: bool) -> list[range]:
     ranges = []
     for run in contiguous_runs(rising):
         first = int(rising[run.start])
-        ranges.append(range(first, first + run.stop - run.start))
+        n = run.stop - run.start
+        ranges.append(range(first, first + n))
     return ranges
