@@ -27,17 +27,18 @@ import torch
 from torch import nn
 
 from fluxutils_py import Estimator, Spec
+from fluxutils_py.data.filling import last_positions
 from fluxutils_py.nn import LSTM
 from fluxutils_py.training.checkpoint_tables import checkpoint_report
 
-WINDOW, DAY = 16, 24  # steps: what one window of training sees; the made data repeat after a day
+# in steps
+WINDOW = 16  # of training
+DAY = 24  # after which the made data repeat
 STORY = "The last pulse, some night before, sets which way the flow runs by day"
 MISSING = ("", "na", "n/a", "null", "none")
-STATEFUL, RESET, NAIVE = (
-    "stateful LSTM",
-    f"same LSTM, reset every {WINDOW} steps",
-    "naive: the last value",
-)
+STATEFUL = "stateful LSTM"
+RESET = f"same LSTM, reset every {WINDOW} steps"
+NAIVE = "naive: the last value"
 
 
 # -- data ------------------------------------------------------------------------------------------
@@ -58,26 +59,28 @@ class Data:
 
 
 def made_data(n_steps: int, rng: np.random.Generator) -> tuple[np.ndarray, list[str]]:
-    """Two columns, (T, 2), and their names: the ``light`` of day and night, and a ``flow``; see
-    ``STORY``.
-
-    Four nights in ten bring a pulse: what decides about a morning lies, on average, two and a half
-    days back.
+    """Make two columns, (T, 2), and their names: the ``light`` of day and night, and a ``flow``;
+    see ``STORY``.
     """
     t = np.arange(n_steps)
     light = np.sin(2 * np.pi * t / DAY)
     pulse = np.zeros(n_steps)
-    nights = np.arange(DAY // 2, n_steps - DAY // 2, DAY)
+    night = DAY // 2
+    nights = np.arange(night, n_steps - night, DAY)
+    # four in ten: the pulse that decides about a morning is, on average, 2.5 days old
     nights = nights[rng.random(len(nights)) < 0.4]
-    pulse[nights + rng.integers(1, DAY // 2, len(nights))] = rng.choice([-1.0, 1.0], len(nights))
-    direction = pulse[np.maximum.accumulate(np.where(pulse != 0, t, 0))]
-    flow = np.where(light > 0.6, direction, pulse)
-    return np.stack([light, flow], 1) + 0.05 * rng.normal(size=(n_steps, 2)), ["light", "flow"]
+    at = nights + rng.integers(1, night, len(nights))
+    pulse[at] = rng.choice([-1.0, 1.0], len(nights))
+    last_pulse = np.maximum(last_positions(pulse != 0), 0)
+    flow = np.where(light > 0.6, pulse[last_pulse], pulse)
+    noise = 0.05 * rng.normal(size=(n_steps, 2))
+    return np.stack([light, flow], 1) + noise, ["light", "flow"]
 
 
 def read_csv(path: str) -> tuple[np.ndarray, list[str]]:
-    """The numeric columns of a CSV file, (T, C), and their names; where a value is missing, the one
-    before it holds.
+    """Return the numeric columns of a CSV file, (T, C), and their names.
+
+    A missing value is that of the row before.
     """
     rows = read_rows(path)
     for i, row in enumerate(rows, 1):
@@ -93,8 +96,9 @@ def read_csv(path: str) -> tuple[np.ndarray, list[str]]:
 
 
 def read_rows(path: str) -> list[list[str]]:
-    """The cells of a CSV file without its empty rows."""
+    """Return the cells of a CSV file without its empty rows."""
     try:
+        # Excel writes a byte order mark
         with open(path, newline="", encoding="utf-8-sig") as file:
             return [row for row in csv.reader(file) if row]
     except OSError as error:
@@ -104,33 +108,38 @@ def read_rows(path: str) -> list[list[str]]:
 
 
 def read_column(cells: Sequence[str]) -> np.ndarray | None:
-    """The numbers in cells of text, missing ones filled in; None if there is anything but numbers,
-    or none at all.
+    """Return the numbers in cells of text, missing ones filled in; None if there is anything but
+    numbers, or none at all.
     """
     try:
-        v = np.array(
-            [math.nan if cell.strip().lower() in MISSING else float(cell) for cell in cells]
-        )
+        numbers = [math.nan if cell.strip().lower() in MISSING else float(cell) for cell in cells]
     except ValueError:
         return None
-    present = np.isfinite(v)
+    column = np.array(numbers)
+    present = np.isfinite(column)
     if not present.any():
         return None
-    return v[np.maximum.accumulate(np.where(present, np.arange(len(v)), present.argmax()))]
+    # before the first value there is none to repeat: the first itself
+    places = np.maximum(last_positions(present), present.argmax())
+    return column[places]
 
 
-def prepare(values: np.ndarray, columns: list[str], horizon: int) -> Data:
+def prepare(
+    values: np.ndarray,
+    columns: list[str],
+    horizon: int,
+) -> Data:
     """Split 60/20/20 in time and standardise."""
     n = len(values)
     needed = 10 * (WINDOW + horizon)
     if n < needed:
         raise ValueError(f"{n} rows are too few: a horizon of {horizon} needs at least {needed}")
-    train_end, test_start = int(0.6 * n), int(0.8 * n)
-    mean, scale = values[:train_end].mean(0), values[:train_end].std(0)
-    scale[scale == 0] = 1
-    return Data(
-        ((values - mean) / scale).astype("float32"), columns, mean, scale, train_end, test_start
-    )
+    train_end = int(0.6 * n)
+    mean = values[:train_end].mean(0)
+    scale = values[:train_end].std(0)
+    scale[scale == 0] = 1  # a constant column
+    standardised = ((values - mean) / scale).astype("float32")
+    return Data(standardised, columns, mean, scale, train_end, test_start=int(0.8 * n))
 
 
 # -- forecasts -------------------------------------------------------------------------------------
@@ -141,25 +150,28 @@ def network(n_in: int, n_out: int) -> nn.Module:
 
 
 def forecasts(
-    data: Data, horizon: int, epochs: int, seed: int
+    data: Data,
+    horizon: int,
+    epochs: int,
+    seed: int,
 ) -> tuple[Estimator, np.ndarray, dict[str, np.ndarray]]:
-    """A fitted estimator, the truth, and what each method forecasts: (horizon, C, T), NaN where
-    there is no truth.
-
-    The model learns the difference from the last value, so that its zero is the naive forecast.
+    """Return a fitted estimator, the truth, and the forecasts of each method: (horizon, C, T), NaN
+    where there is no truth.
     """
-    z, (n, c) = data.values, data.values.shape
-    x = z.T[:, None]  # (C, 1, T): one series
+    n, c = data.values.shape
+    x = data.values.T[:, None]  # (C, 1, T): one series
     truth = np.full((horizon * c, 1, n), np.nan, "float32")
     for k in range(horizon):
-        truth[k * c : (k + 1) * c, 0, : n - k - 1] = z[k + 1 :].T
+        truth[k * c : (k + 1) * c, 0, : n - k - 1] = data.values[k + 1 :].T
     naive = np.tile(x, (horizon, 1, 1))
+    # the model learns this, so that its zero is the naive forecast
+    difference = truth - naive
 
-    def targets(
-        start: int, stop: int
-    ) -> np.ndarray:  # those that lie in the rows from start to stop, else NaN
-        inside = (np.arange(stop) >= start - 1) & (np.arange(stop) < stop - horizon)
-        return np.where(inside, (truth - naive)[:, :, :stop], np.nan)
+    def targets(start: int, stop: int) -> np.ndarray:
+        """Return the targets that are all in the rows from start to stop, NaN elsewhere."""
+        steps = np.arange(stop)
+        inside = (steps >= start - 1) & (steps < stop - horizon)
+        return np.where(inside, difference[:, :, :stop], np.nan)
 
     cosine = functools.partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=epochs)
     est = Estimator(
@@ -171,26 +183,35 @@ def forecasts(
         ),
         random_state=seed,
     )
-    a, b = data.train_end, data.test_start
-    est.fit(x[:, :, :a], targets(0, a), validation_data=(x[:, :, :b], targets(a, b)))
+    end = data.train_end
+    stop = data.test_start
+    validation = (x[:, :, :stop], targets(end, stop))
+    est.fit(x[:, :, :end], targets(0, end), validation_data=validation)
 
-    padded = np.full((c, 1, -(-n // WINDOW) * WINDOW), np.nan, "float32")
+    n_windows = -(-n // WINDOW)
+    padded = np.full((c, 1, n_windows * WINDOW), np.nan, "float32")
     padded[:, :, :n] = x
-    alone = est.predict(padded.reshape(c, -1, WINDOW))  # every window is a series of its own
+    # every window is a separate series, and begins with the zero state
+    alone = est.predict(padded.reshape(c, n_windows, WINDOW))
     reset = alone.reshape(len(naive), 1, -1)[:, :, :n]
-    found = {STATEFUL: naive + est.predict(x), RESET: naive + reset, NAIVE: naive}
-    return (
-        est,
-        truth.reshape(horizon, c, n),
-        {name: f.reshape(horizon, c, n) for name, f in found.items()},
-    )
+    by_method = {STATEFUL: naive + est.predict(x), RESET: naive + reset, NAIVE: naive}
+    shape = (horizon, c, n)
+    by_method = {name: values.reshape(shape) for name, values in by_method.items()}
+    return est, truth.reshape(shape), by_method
 
 
-def table(data: Data, truth: np.ndarray, found: dict[str, np.ndarray]) -> dict[str, float]:
-    """Print the errors on the last part; returns them."""
+def table(
+    data: Data,
+    truth: np.ndarray,
+    by_method: dict[str, np.ndarray],
+) -> dict[str, float]:
+    """Print the errors on the last part, and return them."""
     horizon, c, n = truth.shape
     test = slice(data.test_start - 1, n - horizon)  # every forecast of rows of the last part
-    mse = {name: float(((f - truth)[:, :, test] ** 2).mean()) for name, f in found.items()}
+    mse = {}
+    for name, values in by_method.items():
+        errors = (values - truth)[:, :, test]
+        mse[name] = float((errors**2).mean())
     ahead = "next step" if horizon == 1 else f"next {horizon} steps"
     title = f"forecast of the {ahead}, {c} column{'s' * (c > 1)}, {test.stop - test.start} times"
     width = max(map(len, (title, *mse)))
@@ -204,16 +225,17 @@ def table(data: Data, truth: np.ndarray, found: dict[str, np.ndarray]) -> dict[s
 
 
 def make_figure(path: str) -> Any:
-    """An empty figure that can be saved as ``path``; None without matplotlib."""
+    """Return an empty figure that can be saved as ``path``; None without matplotlib."""
     try:
         from matplotlib.figure import Figure  # an extra
     except ImportError:
         return None
     figure = Figure(figsize=(11, 4), layout="constrained")
-    kinds = figure.canvas.get_supported_filetypes()
-    if Path(path).suffix[1:] not in kinds:
+    # tested before the training, which takes a while
+    endings = figure.canvas.get_supported_filetypes()
+    if Path(path).suffix[1:] not in endings:
         raise ValueError(
-            f"cannot write {path}: a picture's name ends in one of {', '.join(sorted(kinds))}"
+            f"cannot write {path}: a picture's name ends in one of {', '.join(sorted(endings))}"
         )
     if not Path(path).parent.is_dir():
         raise ValueError(f"cannot write {path}: there is no folder {Path(path).parent}")
@@ -226,22 +248,22 @@ def draw(
     data: Data,
     est: Estimator,
     truth: np.ndarray,
-    found: dict[str, np.ndarray],
+    by_method: dict[str, np.ndarray],
 ) -> None:
-    """The last column where the last part is liveliest, in its own units, and the loss curve."""
+    """Draw the last column where the last part is liveliest, in its units, and the loss curve."""
     horizon, _, n = truth.shape
     last = data.values[:, -1]
     size = min(8 * DAY, n - data.test_start)
     begin = max(range(data.test_start, n - size + 1), key=lambda t: last[t : t + size].var())
     steps = np.arange(begin, begin + size)
 
-    def plot(values: np.ndarray, **how: Any) -> None:
-        left.plot(steps, values * data.scale[-1] + data.mean[-1], **how)
+    def plot(values: np.ndarray, **style: Any) -> None:
+        left.plot(steps, values * data.scale[-1] + data.mean[-1], **style)
 
     left, right = figure.subplots(1, 2, width_ratios=[3, 1])
     plot(last[steps], label="truth", color="0.82", lw=5, solid_joinstyle="round")
-    plot(found[RESET][-1, -1, steps - horizon], label=RESET, color="tab:orange", lw=1.2)
-    plot(found[STATEFUL][-1, -1, steps - horizon], label=STATEFUL, color="tab:blue", lw=1.6)
+    plot(by_method[RESET][-1, -1, steps - horizon], label=RESET, color="tab:orange", lw=1.2)
+    plot(by_method[STATEFUL][-1, -1, steps - horizon], label=STATEFUL, color="tab:blue", lw=1.6)
     ahead = f"{horizon} step{'s' * (horizon > 1)} ahead"
     left.set(xlabel="time step", ylabel=f"{data.columns[-1]}, {ahead}", xlim=(steps[0], steps[-1]))
     left.set_title(title, loc="left")
@@ -351,12 +373,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     title = STORY if args.data is None else f"Forecast of {Path(args.data).name}"
     print(f"{title}.")
     with one_thread():
-        est, truth, found = forecasts(data, args.horizon, args.epochs, args.seed)
-    table(data, truth, found)
+        est, truth, by_method = forecasts(data, args.horizon, args.epochs, args.seed)
+    table(data, truth, by_method)
     if figure is None:
         print("No picture: matplotlib is not installed; pip install 'fluxutils_py[plot]'")
     else:
-        draw(figure, title, data, est, truth, found)
+        draw(figure, title, data, est, truth, by_method)
         figure.savefig(args.out, dpi=150)
         print(f"Picture: {args.out}")
     return 0

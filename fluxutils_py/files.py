@@ -33,6 +33,7 @@ def atomic_path(path: Any) -> Iterator[str]:
     """
     target = os.path.realpath(os.fsdecode(path))
     _require_replaceable(target, os.fsdecode(path))
+    # in the same folder: os.replace is atomic within a file system only
     folder, name = os.path.split(target)
     new = os.path.join(folder, _temporary_name(name))
     os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
@@ -42,7 +43,7 @@ def atomic_path(path: Any) -> Iterator[str]:
         if os.path.exists(target):
             shutil.copymode(target, new)
         os.replace(new, target)
-        if os.name == "posix":
+        if os.name == "posix":  # where the name is in the folder, which has a buffer too
             with contextlib.suppress(OSError):  # some file systems cannot
                 _flush(folder, os.O_RDONLY)
     except BaseException:
@@ -54,11 +55,8 @@ def atomic_path(path: Any) -> Iterator[str]:
 def _require_replaceable(target: str, shown: str) -> None:
     try:
         mode = os.lstat(target).st_mode
-    except (
-        FileNotFoundError,
-        NotADirectoryError,
-    ):  # not yet, or no such folder, as opening the new file will say
-        return
+    except (FileNotFoundError, NotADirectoryError):
+        return  # there is none yet, or no such folder, as opening the new file will say
     if stat.S_ISLNK(mode):
         raise OSError(
             errno.ELOOP, f"{os.strerror(errno.ELOOP)}; remove the link, or give another name", shown
@@ -77,7 +75,7 @@ def _require_replaceable(target: str, shown: str) -> None:
 
 
 def _temporary_name(name: str) -> str:
-    """A name beside a file, no longer in bytes than file systems take, which is 255."""
+    """Return a name in the same folder, with no more bytes than file systems accept."""
     room = LONGEST_NAME - len(f"..{'0' * 8}.part")
     short = os.fsencode(name)[:room].decode(errors="ignore")
     return f".{short}.{secrets.token_hex(4)}.part"
@@ -120,6 +118,7 @@ class _NoticingFile(io.FileIO):
         view = memoryview(data).cast("B")
         written = 0
         try:
+            # an unbuffered file may write less than it is given
             while written < len(view):
                 written += super().write(view[written:]) or 0
         except OSError as error:

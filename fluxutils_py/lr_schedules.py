@@ -76,6 +76,7 @@ def cosine(
             )
     else:
         check_integer("cycles", cycles, 1)
+    # CosineSchedule has periods of one length
     if factor != 1:
         raise ValueError(
             f"periods of different lengths (factor={factor}) go with neither cycles nor warm_up"

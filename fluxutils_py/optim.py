@@ -13,7 +13,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -177,26 +177,25 @@ def by_name(name: str, **settings: Any) -> Callable[..., Optimizer]:
     >>> by_name("adam", lr=0.01)
     functools.partial(<class 'torch.optim.adam.Adam'>, lr=0.01)
     """
-    makers: dict[str, Callable[..., Any]] = {
-        n.lower(): c
-        for n, c in vars(torch.optim).items()
-        if isinstance(c, type) and issubclass(c, Optimizer) and c is not Optimizer
-    }
-    ours: dict[str, Callable[..., Any]] = {
-        "adam32": ADAM32,
-        "adamw32": ADAMW32,
-    }
     key = str(name).lower()
-    known = sorted({*makers, *ours})
-    if key not in known:
-        near = difflib.get_close_matches(key, known, 1)
-        meant = f"; did you mean {near[0]!r}?" if near else "."
-        raise ValueError(f"there is no optimizer {name!r}{meant} Known are {', '.join(known)}")
+    ours: dict[str, Callable[..., Any]] = {"adam32": ADAM32, "adamw32": ADAMW32}
     if key in ours:
         return ours[key](**settings)
+    members = [value for value in vars(torch.optim).values() if isinstance(value, type)]
+    classes = {
+        cls.__name__.lower(): cls
+        for cls in members
+        if issubclass(cls, Optimizer) and cls is not Optimizer
+    }
+    if key not in classes:
+        known = sorted([*classes, *ours])
+        near = difflib.get_close_matches(key, known, 1)
+        meant = f"; did you mean {near[0]!r}?" if near else "."
+        listed = ", ".join(known)
+        raise ValueError(f"there is no optimizer {name!r}{meant} Known are {listed}")
     # raises TypeError here for an unknown argument; a partial would only when it is called
-    inspect.signature(makers[key]).bind(None, **settings)
-    return functools.partial(makers[key], **settings)
+    inspect.signature(classes[key]).bind(None, **settings)
+    return functools.partial(classes[key], **settings)
 
 
 def Chain(*links: Any) -> Any:
@@ -261,40 +260,39 @@ class ChainFactory:
         self.optimizer = links[self._index]
         self.before = links[: self._index]
         self.after = links[self._index + 1 :]
-        parameters: list[inspect.Parameter] = []
+        settings: dict[str, inspect.Parameter] = {}
         self._owners: dict[str, int] = {}  # which link has the setting of this name
         ambiguous: set[str] = set()
         for k, link in enumerate(links):
             for p in _settings(link):
                 if self._owners.setdefault(p.name, k) == k:
-                    parameters.append(p.replace(kind=p.KEYWORD_ONLY))
+                    settings[p.name] = p.replace(kind=p.KEYWORD_ONLY)
                 elif k != self._index:
                     # a transform after the optimizer, or after another with a field of this name;
                     # an optimizer's argument of a transform's name is hidden behind the field
                     ambiguous.add(p.name)
         for name in ambiguous:
             del self._owners[name]
+            del settings[name]
         params = inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        unique = [p for p in parameters if p.name not in ambiguous]
         # where get_params() and inspect look for the names of settings
-        self.__signature__ = inspect.Signature([params, *unique])
+        self.__signature__ = inspect.Signature([params, *settings.values()])
 
     def __call__(self, params: Any, **settings: Any) -> ChainedOptimizer:
         links = list(self.links)
         for name, value in settings.items():
             k = self._owners.get(name, self._index)
-            if k == self._index:
-                links[k] = functools.partial(links[k], **{name: value})
-            else:
-                links[k] = dataclasses.replace(links[k], **{name: value})
-        optimizer = links[self._index](params)
-        return ChainedOptimizer(optimizer, links[: self._index], links[self._index + 1 :])
+            change = functools.partial if k == self._index else dataclasses.replace
+            links[k] = change(links[k], **{name: value})
+        links[self._index] = links[self._index](params)
+        return Chain(*links)
 
     def __reduce__(self) -> Any:
         return type(self), self.links
 
     def __repr__(self) -> str:
-        return f"Chain({', '.join(map(_repr_of, self.links))})"
+        links = ", ".join(map(_repr_of, self.links))
+        return f"Chain({links})"
 
 
 class ChainedOptimizer(Optimizer):
@@ -304,7 +302,12 @@ class ChainedOptimizer(Optimizer):
     schedulers and checkpoints see no difference. It does not change parameters without a gradient.
     """
 
-    def __init__(self, inner: Optimizer, before: Any = (), after: Any = ()) -> None:
+    def __init__(
+        self,
+        inner: Optimizer,
+        before: Iterable[Transform] = (),
+        after: Iterable[Transform] = (),
+    ) -> None:
         self.inner = inner
         self.before = tuple(before)
         self.after = tuple(after)
@@ -329,7 +332,8 @@ class ChainedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        params = [p for group in self.param_groups for p in group["params"]]
+        params = [p for p in params if p.grad is not None]
         for p in params:
             for transform in self.before:
                 transform(p.grad, p)
@@ -339,7 +343,7 @@ class ChainedOptimizer(Optimizer):
         old = [p.clone() for p in params]
         self.inner.step()
         for p, x in zip(params, old, strict=True):
-            delta = x - p
+            delta = x - p  # the update is subtracted, as a gradient is
             for transform in self.after:
                 transform(delta, x)
             torch.sub(x, delta, out=p)
@@ -350,18 +354,13 @@ class ChainedOptimizer(Optimizer):
         self.inner.load_state_dict(state_dict)
         self._share_with_inner()  # torch makes new objects
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            "inner": self.inner,
-            "before": self.before,
-            "after": self.after,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        type(self).__init__(self, **state)  # torch's own restores groups and state only
+    def __reduce__(self) -> Any:
+        # torch's own way restores groups and state only
+        return type(self), (self.inner, self.before, self.after)
 
     def __repr__(self) -> str:
-        return f"ChainedOptimizer({', '.join(map(repr, self.links))})"
+        links = ", ".join(map(repr, self.links))
+        return f"ChainedOptimizer({links})"
 
 
 def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
@@ -372,14 +371,17 @@ def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     number.
     """
     optimizer.load_state_dict(state)
+    # torch numbers the parameters in the order of the groups
     params = [p for group in optimizer.param_groups for p in group["params"]]
     keys = [key for group in state["param_groups"] for key in group["params"]]
     for p, key in zip(params, keys, strict=True):
-        for name, saved in state["state"].get(key, {}).items():
+        saved_values = state["state"].get(key, {})
+        for name, saved in saved_values.items():
             loaded = optimizer.state[p][name]
             if not isinstance(saved, Tensor) or not isinstance(loaded, Tensor):
                 continue
             if loaded.dtype != saved.dtype:
+                # copied: training must not change the state that was passed
                 optimizer.state[p][name] = saved.to(loaded.device, copy=True)
 
 
@@ -387,9 +389,9 @@ def _index_of_optimizer(links: tuple[Any, ...]) -> int:
     """Return the position of the one optimizer in a chain."""
     others = [k for k, link in enumerate(links) if not isinstance(link, Transform)]
     if len(others) == 1:
-        link = links[others[0]]
-        if callable(link) or isinstance(link, Optimizer):
-            return others[0]
+        index = others[0]
+        if callable(links[index]) or isinstance(links[index], Optimizer):
+            return index
     raise TypeError(
         "a chain has one optimizer (a class of torch.optim, a functools.partial of one, a function "
         "of the parameters, or an instance) among transforms such as Clip(0.5); got "
@@ -407,21 +409,23 @@ def _settings(link: Any) -> list[inspect.Parameter]:
     if isinstance(link, Transform):
         names = _field_names(link)
         return [inspect.Parameter(name, keyword, default=getattr(link, name)) for name in names]
-    if isinstance(link, Optimizer):
+    if isinstance(link, Optimizer):  # its settings are in its groups, and are fixed
         return []
-    parameters = list(inspect.signature(link).parameters.values())[1:]
+    parameters = list(inspect.signature(link).parameters.values())
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, keyword)
-    return [p for p in parameters if p.kind in by_name and p.default is not p.empty]
+    return [p for p in parameters[1:] if p.kind in by_name and p.default is not p.empty]
 
 
 def _field_names(transform: Any) -> list[str]:
-    if not dataclasses.is_dataclass(transform):  # one of the user's, without settings
-        return []
-    return [f.name for f in dataclasses.fields(transform)]
+    if not dataclasses.is_dataclass(transform):
+        return []  # a user's own class, without settings
+    return [field.name for field in dataclasses.fields(transform)]
 
 
-def _repr_of(link: Any) -> str:
+def _repr_of(link: object) -> str:
     if isinstance(link, functools.partial) and not link.args:
         settings = ", ".join(f"{k}={v!r}" for k, v in link.keywords.items())
         return f"{link.func.__name__}({settings})"
-    return link.__name__ if isinstance(link, type) else repr(link)
+    if isinstance(link, type):
+        return link.__name__
+    return repr(link)

@@ -6,12 +6,11 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 __all__ = ["in_notebook", "progress_bar", "shows_progress"]
 
 
-def shows_progress(verbose: Any) -> bool:
+def shows_progress(verbose: object) -> bool:
     """Whether to show progress: True, False, or ``"auto"`` for on a terminal and in a notebook.
 
     Raises
@@ -28,15 +27,16 @@ def shows_progress(verbose: Any) -> bool:
 
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook."""
+    # not imported to find out: a kernel has loaded it
     ipython = sys.modules.get("IPython")
-    shell = (
-        ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
-    )
-    return shell is not None and getattr(shell, "kernel", None) is not None
+    get_shell = getattr(ipython, "get_ipython", lambda: None)
+    return getattr(get_shell(), "kernel", None) is not None
 
 
 @contextlib.contextmanager
-def progress_bar(verbose: Any, what: str, total: int, unit: str) -> Iterator[Callable[[int], Any]]:
+def progress_bar(
+    verbose: object, title: str, total: int, unit: str
+) -> Iterator[Callable[[int], object]]:
     """Show a progress bar for ``total`` units of work, if :func:`shows_progress` and the work takes
     over a second.
 
@@ -53,6 +53,6 @@ def progress_bar(verbose: Any, what: str, total: int, unit: str) -> Iterator[Cal
         warnings.simplefilter("ignore")
         from tqdm.auto import tqdm
     with tqdm(
-        total=total, desc=what, unit=unit, unit_scale=unit == "B", delay=1, dynamic_ncols=True
+        total=total, desc=title, unit=unit, unit_scale=unit == "B", delay=1, dynamic_ncols=True
     ) as bar:
         yield bar.update

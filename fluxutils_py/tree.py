@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -36,9 +38,11 @@ __all__ = [
 IsLeaf = Callable[[Any], bool]
 
 
-def is_sequence(node: Any) -> bool:
+def is_sequence(node: object) -> bool:
     """Whether the node is a list, or a tuple without names."""
-    return isinstance(node, list) or (isinstance(node, tuple) and not hasattr(node, "_fields"))
+    if isinstance(node, tuple):
+        return not hasattr(node, "_fields")
+    return isinstance(node, list)
 
 
 def children(node: Any) -> dict[Any, Any] | None:
@@ -49,8 +53,10 @@ def children(node: Any) -> dict[Any, Any] | None:
         return dict(node)
     if is_sequence(node):
         return dict(enumerate(node))
-    if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return dict(zip(node._fields, node, strict=True))
+    if isinstance(node, tuple):
+        # public in spite of the name, which leaves all others to the fields
+        names = node._fields  # type: ignore[attr-defined]
+        return dict(zip(names, node, strict=True))
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         return {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
     return None
@@ -71,12 +77,13 @@ def rebuild(node: Any, values: Iterable[Any]) -> Any:
         return named
     new = copy.copy(node)
     for name, value in named.items():
+        # the setter of a frozen dataclass refuses
         object.__setattr__(new, name, value)
     return new
 
 
 def flatten_with_paths(
-    tree: Any, pathsep: str = "/", is_leaf: IsLeaf | None = None
+    tree: object, pathsep: str = "/", is_leaf: IsLeaf | None = None
 ) -> Iterator[tuple[str, Any]]:
     """Yield the path and value of every leaf, in order.
 
@@ -96,7 +103,7 @@ def flatten_with_paths(
     >>> list(flatten_with_paths({"a": [1, 2], "b": None}))
     [('/a/0', 1), ('/a/1', 2), ('/b', None)]
     """
-    items = None if is_leaf is not None and is_leaf(tree) else children(tree)
+    items = _inner(tree, is_leaf)
     if items is None:
         yield "", tree
         return
@@ -105,7 +112,7 @@ def flatten_with_paths(
             yield f"{pathsep}{key}{path}", leaf
 
 
-def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+def named_leaves(tree: object) -> Iterator[tuple[str, Any]]:
     """Yield leaves like :func:`flatten_with_paths`, with paths that do not begin with the
     separator.
 
@@ -116,7 +123,7 @@ def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
         yield path[1:], leaf
 
 
-def nested_vars_to_paths(tree: Any, pathsep: str = "/", is_leaf: IsLeaf | None = None) -> Any:
+def nested_vars_to_paths(tree: object, pathsep: str = "/", is_leaf: IsLeaf | None = None) -> Any:
     """Replace each leaf by its path; for the arguments see `flatten_with_paths`.
 
     A module becomes a dict.
@@ -124,13 +131,23 @@ def nested_vars_to_paths(tree: Any, pathsep: str = "/", is_leaf: IsLeaf | None =
     >>> nested_vars_to_paths({"params": (1, {"w": 2})}, pathsep=".")
     {'params': ('.params.0', {'w': '.params.1.w'})}
     """
+    # both walks have one order, so that the paths come as the leaves do
     paths = (path for path, _ in flatten_with_paths(tree, pathsep, is_leaf))
 
     def fill(node: Any) -> Any:
-        items = None if is_leaf is not None and is_leaf(node) else children(node)
-        return next(paths) if items is None else rebuild(node, map(fill, items.values()))
+        items = _inner(node, is_leaf)
+        if items is None:
+            return next(paths)
+        return rebuild(node, map(fill, items.values()))
 
     return fill(tree)
+
+
+def _inner(node: Any, is_leaf: IsLeaf | None) -> dict[Any, Any] | None:
+    """Return the children of a node; None if it is, or counts as, a leaf."""
+    if is_leaf is not None and is_leaf(node):
+        return None
+    return children(node)
 
 
 def tree_map(f: Callable[..., Any], *trees: Any) -> Any:
@@ -142,9 +159,10 @@ def tree_map(f: Callable[..., Any], *trees: Any) -> Any:
     (11, {'k': [22]})
     """
     first = trees[0]
+    # a module cannot be rebuilt from what children() gives
     if isinstance(first, nn.Module) or (items := children(first)) is None:
         return f(*trees)
-    others = []
+    columns = [items]
     for i, tree in enumerate(trees[1:], 1):
         other = children(tree)
         if other is None or other.keys() != items.keys():
@@ -152,14 +170,13 @@ def tree_map(f: Callable[..., Any], *trees: Any) -> Any:
             raise ValueError(
                 f"tree_map: tree 0 has a container of {list(items)} where tree {i} has {text}"
             )
-        others.append(other)
-    return rebuild(
-        first,
-        (tree_map(f, value, *(other[key] for other in others)) for key, value in items.items()),
-    )
+        columns.append(other)
+    # by key: the order of another dict may differ
+    values = [tree_map(f, *(column[key] for column in columns)) for key in items]
+    return rebuild(first, values)
 
 
-def as_tensor(value: Any) -> Tensor | None:
+def as_tensor(value: object) -> Tensor | None:
     """Return a numeric leaf as a detached tensor in main memory; None for any other leaf."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
@@ -167,18 +184,19 @@ def as_tensor(value: Any) -> Tensor | None:
         array = np.asarray(value)
         if array.dtype.kind in "fiubc":
             # torch rejects foreign byte order and warns of read-only memory
-            return torch.as_tensor(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+            native = array.dtype.newbyteorder("=")
+            return torch.as_tensor(np.require(array, native, ["C", "W"]))
     return None
 
 
-def _shape(leaf: Any) -> tuple[int, ...] | None:
+def _shape(leaf: object) -> tuple[int, ...] | None:
     """Return the shape of an array, () for a number, None for anything else."""
     if isinstance(leaf, int | float | complex):
         return ()
     return tuple(leaf.shape) if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else None
 
 
-def total_dimensionality(tree: Any) -> int:
+def total_dimensionality(tree: object) -> int:
     """Count the numbers in a tree; None, text and other objects count 0.
 
     A module counts its ``state_dict``: parameters and buffers, shared ones under each of their
@@ -187,14 +205,11 @@ def total_dimensionality(tree: Any) -> int:
     >>> total_dimensionality({"w": torch.zeros(2, 3), "b": 0.5, "name": None})
     7
     """
-    return sum(
-        int(np.prod(shape))
-        for _, leaf in flatten_with_paths(tree)
-        if (shape := _shape(leaf)) is not None
-    )
+    shapes = [_shape(leaf) for _, leaf in flatten_with_paths(tree)]
+    return sum(math.prod(shape) for shape in shapes if shape is not None)
 
 
-def summarize_shape(tree: Any) -> str:
+def summarize_shape(tree: object) -> str:
     """Return shapes and dtypes as indented text, one line per key; other leaves show their
     ``repr``.
 
@@ -206,8 +221,10 @@ def summarize_shape(tree: Any) -> str:
     """
     items = children(tree)
     if items is None:
-        if (shape := _shape(tree)) is None:
+        shape = _shape(tree)
+        if shape is None:
             return repr(tree)
+        # a number has no dtype
         dtype = tree.dtype if hasattr(tree, "dtype") else np.asarray(tree).dtype
         return f"{shape} dtype={str(dtype).removeprefix('torch.')}"
     lines: list[str] = []
@@ -220,7 +237,7 @@ def summarize_shape(tree: Any) -> str:
     return "\n".join(lines)
 
 
-def unshard(tree: Any) -> list[Any]:
+def unshard(tree: object) -> list[Any]:
     """Split a tree of stacked arrays along their leading axis into a list of trees of views. None
     stays None.
 
@@ -230,23 +247,20 @@ def unshard(tree: Any) -> list[Any]:
     >>> unshard({"a": torch.tensor([1, 2]), "b": None})
     [{'a': tensor(1), 'b': None}, {'a': tensor(2), 'b': None}]
     """
-    lengths = {
-        path: _leading(path, leaf) for path, leaf in flatten_with_paths(tree) if leaf is not None
-    }
+    lengths = _leading_lengths(tree)
     if not lengths:
         raise ShapeError("unshard: the tree holds no arrays")
     first, size = next(iter(lengths.items()))
+    # torch and NumPy would only fail at the first row that is missing
     for path, length in lengths.items():
         if length != size:
             raise ShapeError(
                 f"unshard: {_path_name(first)} has {size} rows, {_path_name(path)} has {length}"
             )
-    return [
-        tree_map(lambda leaf, i=i: None if leaf is None else leaf[i], tree) for i in range(size)
-    ]
+    return [_map_arrays(operator.itemgetter(i), tree) for i in range(size)]
 
 
-def split_leading_axis(n: int, tree: Any) -> Any:
+def split_leading_axis(n: int, tree: object) -> Any:
     """Reshape arrays ``(n * m, ...)`` to ``(n, m, ...)``, as views where the memory order allows.
     None stays None.
 
@@ -259,17 +273,16 @@ def split_leading_axis(n: int, tree: Any) -> Any:
     """
     if n < 1:
         raise ValueError(f"split_leading_axis: expected at least 1 group; got {n}")
-    for path, leaf in flatten_with_paths(tree):
-        if leaf is not None and _leading(path, leaf) % n:
+    # all before the first is reshaped, whose error would not name the leaf
+    for path, length in _leading_lengths(tree).items():
+        if length % n:
             raise ShapeError(
-                f"{_path_name(path)} has {len(leaf)} rows, which do not divide into {n} groups"
+                f"{_path_name(path)} has {length} rows, which do not divide into {n} groups"
             )
-    return tree_map(
-        lambda x: None if x is None else x.reshape((n, len(x) // n, *x.shape[1:])), tree
-    )
+    return _map_arrays(lambda x: x.reshape((n, len(x) // n, *x.shape[1:])), tree)
 
 
-def flatten_leading_axes(tree: Any, num_leading_axes: int = 2) -> Any:
+def flatten_leading_axes(tree: object, num_leading_axes: int = 2) -> Any:
     """Merge the first axes of arrays, the inverse of `split_leading_axis`; returns views where
     possible.
 
@@ -291,18 +304,28 @@ def flatten_leading_axes(tree: Any, num_leading_axes: int = 2) -> Any:
 
     def flat(x: Any) -> Any:
         # not -1: reshape cannot infer the size of an empty array
-        return x.reshape((int(np.prod(x.shape[:num_leading_axes])), *x.shape[num_leading_axes:]))
+        n_rows = math.prod(x.shape[:num_leading_axes])
+        return x.reshape((n_rows, *x.shape[num_leading_axes:]))
 
-    return tree_map(lambda x: None if x is None else flat(x), tree)
+    return _map_arrays(flat, tree)
 
 
-def _leading(path: str, leaf: Any) -> int:
-    """Return the length of the leading axis."""
-    shape = _shape(leaf)
-    if not shape:
-        description = "shape ()" if shape == () else repr(leaf)
-        raise ShapeError(f"{_path_name(path)} has no leading axis: {description}")
-    return shape[0]
+def _map_arrays(f: Callable[[Any], Any], tree: object) -> Any:
+    return tree_map(lambda leaf: None if leaf is None else f(leaf), tree)
+
+
+def _leading_lengths(tree: object) -> dict[str, int]:
+    """Return the length of the leading axis of each array, by path."""
+    lengths = {}
+    for path, leaf in flatten_with_paths(tree):
+        if leaf is None:
+            continue
+        shape = _shape(leaf)
+        if not shape:
+            description = "shape ()" if shape == () else repr(leaf)
+            raise ShapeError(f"{_path_name(path)} has no leading axis: {description}")
+        lengths[path] = shape[0]
+    return lengths
 
 
 def _path_name(path: str) -> str:

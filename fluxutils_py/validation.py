@@ -58,11 +58,12 @@ def check_integer(
         number = None
     if number is not None and (minimum is None or number >= minimum):
         return number
-    kind = {None: "an integer", 1: "a positive integer"}.get(
-        minimum, f"an integer of at least {minimum}"
-    )
+    usual = {None: "an integer", 1: "a positive integer"}
+    expected = usual.get(minimum, f"an integer of at least {minimum}")
+    if optional:
+        expected += " or None"
     error = error or (TypeError if number is None else ValueError)
-    raise error(f"{name} must be {kind}{' or None' if optional else ''}, got {value!r}")
+    raise error(f"{name} must be {expected}, got {value!r}")
 
 
 def check_positive(
@@ -71,6 +72,7 @@ def check_positive(
     """Raise ``error`` unless the value is a number above 0; rejects NaN, accepts infinity."""
     if value is None and optional:
         return
+    # "not above", as nothing compares with NaN
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) > 0:
         raise error(
             f"{name} must be a positive number{' or None' if optional else ''}, got {value!r}"

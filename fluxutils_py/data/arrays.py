@@ -90,15 +90,14 @@ def read_block(source: Any, *index: Index) -> np.ndarray:
 
 
 class BlockError(DataError):
-    """What an array gave when it was read cannot be used.
+    """The values that were read from an array cannot be used.
 
     Whoever knows the name of the array puts it in front of the message.
     """
 
 
 def plain_block(values: Any, name: str = "") -> np.ndarray:
-    """Return what a source gave as a plain array, with NaN where it is masked. ``name`` is for
-    messages.
+    """Return values read from a source as a plain array, with NaN where they are masked.
 
     Raises
     ------
@@ -114,11 +113,11 @@ def plain_block(values: Any, name: str = "") -> np.ndarray:
     if values.dtype.kind == "f":
         return values.filled(np.nan)
     if np.ma.is_masked(values):
-        of = f"{name}: " if name else ""
-        n_masked = int(np.ma.getmaskarray(values).sum())
+        prefix = f"{name}: " if name else ""
+        n_masked = np.ma.count_masked(values)
         raise BlockError(
-            f"{of}{n_masked} of the values read have a mask and the dtype {values.dtype}, which "
-            "has no NaN for what is missing: convert the source to float, or fill the gaps before"
+            f"{prefix}{n_masked} of the values read have a mask and the dtype {values.dtype}, "
+            "which has no NaN for missing values: convert the source to float, or fill the gaps"
         )
     return values.data
 
@@ -156,6 +155,7 @@ def with_read_dtype(array: Any, name: str) -> Any:
         return array
     if declared.kind not in "iub":
         return array
+    # the values of packed variables of NetCDF are floats, though their dtype says integers
     dtype = plain_block(array[(slice(0, 1),) * len(array.shape)], name).dtype
     return array if dtype == declared else AsRead(array, dtype)
 
@@ -179,7 +179,7 @@ def to_numpy(value: Any) -> Any:
 
 def in_memory(array: object) -> bool:
     """Whether an array is a NumPy array in memory, not a view of a file that is mapped."""
-    if type(array) is not np.ndarray:
+    if type(array) is not np.ndarray:  # not a subclass, which may read a file
         return False
     base: Any = array
     while base is not None:
@@ -207,7 +207,7 @@ def as_three_axes(array: Any, name: str) -> Any:
     array = to_numpy(array)
     if not hasattr(array, "shape") or not hasattr(array, "__getitem__"):
         try:
-            array = np.asarray(array)
+            array = np.asarray(array)  # of nested lists
         except ValueError as error:
             raise ShapeError(
                 f"{name} must be an array of shape (F, N, T), and the shapes of its parts differ; "
@@ -256,8 +256,8 @@ FEATURES = {"variable", "variables", "feature", "features", "channel", "channels
 
 
 def check_named_axes(array: Any, name: str, rows: str = "features") -> None:
-    """Raise ShapeError if the axes have names, as in xarray, and those of time or features stand
-    elsewhere.
+    """Raise ShapeError if the axes have names, as in xarray, and time or features are in another
+    place.
 
     Axes of other names may stand for anything. A dataset of HDF5 has them in its attribute
     ``axes``. ``rows`` are the first axis of an array of two.
@@ -280,7 +280,7 @@ def check_named_axes(array: Any, name: str, rows: str = "features") -> None:
 def _usual_order(dims: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of dimensions with features first and time last, if one of them is time."""
     times = [dim for dim in dims if dim.lower() in TIMES]
-    if len(times) != 1:
+    if len(times) != 1:  # which of several is meant cannot be known
         return dims
     features = [dim for dim in dims if dim.lower() in FEATURES]
     others = [dim for dim in dims if dim not in (*times, *features)]
@@ -289,7 +289,8 @@ def _usual_order(dims: tuple[str, ...]) -> tuple[str, ...]:
 
 def _check_axes_attribute(dataset: h5py.Dataset, name: str) -> None:
     axes = dataset.attrs.get("axes", "FNT")
-    axes = axes.decode() if isinstance(axes, bytes) else axes
+    if isinstance(axes, bytes):  # of fixed length
+        axes = axes.decode()
     if axes != "FNT":
         raise ShapeError(
             f"{name} is a dataset of shape {dataset.shape} whose attribute says axes={axes!r}, "

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from itertools import product
+
+from fluxutils_py.data.parts import indbatch
 
 BLOCK = 1 << 20  # values per rectangle
 
@@ -16,10 +19,11 @@ def block_slices(n_series: int, n_steps: int, n_features: int = 1) -> list[Recta
     memory order.
     """
     room = max(1, BLOCK // max(1, n_features))
-    per_step = max(1, min(n_steps, max(math.isqrt(room), room // max(1, n_series))))
+    all_series = room // max(1, n_series)  # steps of a rectangle that is as high as the array
+    per_step = min(n_steps, max(math.isqrt(room), all_series))
+    per_step = max(1, per_step)
     per_series = max(1, room // per_step)
-    return [
-        (slice(n, min(n + per_series, n_series)), slice(t, min(t + per_step, n_steps)))
-        for n in range(0, n_series, per_series)
-        for t in range(0, n_steps, per_step)
-    ]
+    # indbatch would take a NumPy integer for an array
+    series = indbatch(int(n_series), per_series)
+    steps = indbatch(int(n_steps), per_step)
+    return list(product(series, steps))

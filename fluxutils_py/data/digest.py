@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from itertools import product
 
 import numpy as np
 
@@ -23,18 +24,20 @@ def digest_series(s: SeriesArray, rows: Segments) -> str | None:
     It reads arrays in memory of any size, and arrays in files of up to 64 MiB. Memory order and
     byte order do not matter. It takes about 1 s per GB.
     """
-    n_bytes = s.F * s.N * s.T * s.dtype.itemsize
+    n_values = s.F * s.N * s.T
+    n_bytes = n_values * s.dtype.itemsize
     is_quick = s.in_memory or getattr(s.array, "nonblocking", False)
     if not is_quick and n_bytes > WHOLE:
         return None
-    return _digest_blocks(
-        s.stored_block,
-        block_slices(s.N, s.T, s.F),
-        rows,
-    )
+    rectangles = block_slices(s.N, s.T, s.F)
+    return _digest_blocks(s.stored_block, rectangles, rows)
 
 
-def digest_sample(s: SeriesArray, rows: Segments, places: int = 8) -> str:
+def digest_sample(
+    s: SeriesArray,
+    rows: Segments,
+    places: int = 8,
+) -> str:
     """Digest a sample of the values: 8 steps at each place of a grid over series and time.
 
     The grid is evenly spaced, from the first series to the last and from the first step to the
@@ -42,12 +45,16 @@ def digest_sample(s: SeriesArray, rows: Segments, places: int = 8) -> str:
     """
     series = _evenly_spaced(s.N - 1, places)
     steps = _evenly_spaced(max(0, s.T - STEPS), places)
-    rectangles = [(slice(n, n + 1), slice(t, min(t + STEPS, s.T))) for n in series for t in steps]
+    rectangles = product(
+        [slice(n, n + 1) for n in series],
+        [slice(t, min(t + STEPS, s.T)) for t in steps],
+    )
     return _digest_blocks(s.stored_block, rectangles, rows)
 
 
 def _evenly_spaced(last: int, places: int) -> list[int]:
-    return np.unique(np.linspace(0, last, places).astype(int)).tolist()
+    spaced = np.linspace(0, last, places).astype(int)
+    return np.unique(spaced).tolist()  # fewer if there are fewer places
 
 
 def digest_weight(weight: SampleWeight | None, rows: Segments) -> str | None:
@@ -58,20 +65,19 @@ def digest_weight(weight: SampleWeight | None, rows: Segments) -> str | None:
         return None
 
     def read(series: slice, steps: slice) -> np.ndarray:
-        return np.asarray(weight.block(series, steps), float)[None]
+        block = weight.block(series, steps)
+        return np.asarray(block, float)[None]
 
-    return _digest_blocks(
-        read,
-        block_slices(weight.n_series, weight.n_steps),
-        rows,
-    )
+    rectangles = block_slices(weight.n_series, weight.n_steps)
+    return _digest_blocks(read, rectangles, rows)
 
 
 def digest_arrays(*arrays: np.ndarray) -> str:
     """Digest arrays with their shapes and types, whatever their memory order and byte order."""
     digest = hashlib.sha256()
     for a in arrays:
-        digest.update(f"{a.shape} {a.dtype.newbyteorder('=')}".encode())
+        header = f"{a.shape} {a.dtype.newbyteorder('=')}"
+        digest.update(header.encode())
         digest.update(_bytes(a))
     return digest.hexdigest()[:DIGITS]
 
@@ -88,12 +94,15 @@ def _digest_blocks(
             continue
         block = read(series, steps)  # (F, B, S)
         if live is not None:  # what is never read, such as padding, may be anything
-            block = np.where(live, block, block.dtype.type(0))
-        # time-major: contiguous where that is the fast layout
-        digest.update(_bytes(block.transpose(2, 1, 0)))
+            zero = block.dtype.type(0)
+            block = np.where(live, block, zero)
+        # contiguous where that is the fast layout
+        time_major = block.transpose(2, 1, 0)
+        digest.update(_bytes(time_major))
     return digest.hexdigest()[:DIGITS]
 
 
 def _bytes(a: np.ndarray) -> memoryview:
-    native = np.ascontiguousarray(a, a.dtype.newbyteorder("="))
+    dtype = a.dtype.newbyteorder("=")
+    native = np.ascontiguousarray(a, dtype)
     return native.reshape(-1).view(np.uint8).data

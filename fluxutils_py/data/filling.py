@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluxutils_py.data.arrays import read_block
-from fluxutils_py.data.indexing import Index, as_key
-from fluxutils_py.data.lazy import DerivedArray, Function
+from fluxutils_py.data.indexing import Index
+from fluxutils_py.data.lazy import Function, StretchedArray
 
 LOOK_BACK = 64  # steps that are read first, to find the last value before a block; then ever more
 
@@ -20,8 +20,12 @@ class _Ending(NamedTuple):
     stop: int
     values: np.ndarray
 
+    def ends_before(self, series: Index, step: int) -> bool:
+        # only ranges compare as a whole
+        return self.stop == step and isinstance(series, range) and self.series == series
 
-class ForwardFilled(DerivedArray):
+
+class ForwardFilled(StretchedArray):
     """An (F, N, T) array whose missing values are filled in, when read, with the last value before
     them.
 
@@ -45,30 +49,28 @@ class ForwardFilled(DerivedArray):
         Names of the source.
     """
 
-    def __init__(self, source: Any, start: np.ndarray, convert: Function) -> None:
+    def __init__(
+        self,
+        source: Any,
+        start: np.ndarray,
+        convert: Function,
+    ) -> None:
         self.source = source
         self.start = start
         self.convert = convert
         self.shape = tuple(source.shape)
-        self.dtype = convert(np.zeros((self.shape[0], 1, 1), source.dtype)).dtype
+        n_features = self.shape[0]
+        trial = np.zeros((n_features, 1, 1), source.dtype)
+        self.dtype = convert(trial).dtype
         self._last: _Ending | None = None
-
-    def read(self, *index: Index) -> np.ndarray:
-        features, series, steps = index
-        if len(series) == 0 or len(steps) == 0:
-            return np.empty([len(i) for i in index], self.dtype)
-        t = np.asarray(steps)
-        span = range(int(t.min()), int(t.max()) + 1)
-        block = self._read_filled(series, span)
-        return block[:, :, t - span.start][as_key(features)]
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_last": None}
 
-    def _read_filled(self, series: Index, steps: range) -> np.ndarray:
-        """Read a block of consecutive steps, filled in."""
+    def read_stretch(self, series: Index, steps: range) -> np.ndarray:
         block = self._read_source(series, steps)
-        state = self._values_before(series, steps.start, np.isnan(block[:, :, 0]))
+        begins_missing = np.isnan(block[:, :, 0])
+        state = self._values_before(series, steps.start, begins_missing)
         last = forward_fill(block, state, self.start)
         if isinstance(series, range):  # the next window most often continues here
             self._last = _Ending(series, steps.stop, last)
@@ -76,16 +78,21 @@ class ForwardFilled(DerivedArray):
 
     def _read_source(self, series: Index, steps: range) -> np.ndarray:
         features = range(self.shape[0])
-        return self.convert(read_block(self.source, features, series, steps))
+        block = read_block(self.source, features, series, steps)
+        return self.convert(block)
 
-    def _values_before(self, series: Index, stop: int, missing: np.ndarray) -> np.ndarray:
+    def _values_before(
+        self,
+        series: Index,
+        stop: int,
+        missing: np.ndarray,
+    ) -> np.ndarray:
         """Return the last values before a step where ``missing`` is true; NaN elsewhere and where
         there is none.
         """
         known = self._last  # read once: other threads may replace it
-        if known is not None and known.stop == stop and isinstance(series, range):  # noqa: SIM102
-            if known.series == series:  # only ranges compare as a whole
-                return known.values
+        if known is not None and known.ends_before(series, stop):
+            return known.values
         values = np.full(missing.shape, np.nan, self.dtype)
         size = LOOK_BACK
         while stop > 0 and missing.any():
@@ -99,7 +106,7 @@ class ForwardFilled(DerivedArray):
             )
             missing = missing & np.isnan(values)
             stop = steps.start
-            size = 2 * size  # a gap that is longer than one look is read in few
+            size *= 2  # so that a long gap is read in few pieces
         return values
 
 
@@ -107,11 +114,16 @@ def last_positions(present: np.ndarray) -> np.ndarray:
     """Return, for each place along the last axis, the last one up to it that is present; -1 where
     there is none.
     """
-    places = np.arange(present.shape[-1])
-    return np.maximum.accumulate(np.where(present, places, -1), axis=-1)
+    n = present.shape[-1]
+    places = np.where(present, np.arange(n), -1)
+    return np.maximum.accumulate(places, axis=-1)
 
 
-def forward_fill(block: np.ndarray, state: np.ndarray, start: np.ndarray) -> np.ndarray:
+def forward_fill(
+    block: np.ndarray,
+    state: np.ndarray,
+    start: np.ndarray,
+) -> np.ndarray:
     """Fill in the missing values of a block (F, N, S) in place; return its last values (F, N), or
     NaN.
 
@@ -127,15 +139,22 @@ def forward_fill(block: np.ndarray, state: np.ndarray, start: np.ndarray) -> np.
     if not missing.any():
         return block[:, :, -1].copy()
     at = last_positions(~missing)
-    filled = np.take_along_axis(block, np.maximum(at, 0), 2)
-    filled = np.where(at < 0, state[:, :, None], filled)
+    has_none = at < 0
+    at = np.maximum(at, 0)
+    filled = np.take_along_axis(block, at, 2)
+    before = state[:, :, None]
+    filled = np.where(has_none, before, filled)
+    # without the start, which is no value of the series: it is not to be carried on
     first = start[:, None, None].astype(block.dtype)
-    block[missing] = np.where(np.isnan(filled), first, filled)[missing]
+    complete = np.where(np.isnan(filled), first, filled)
+    block[missing] = complete[missing]
     return filled[:, :, -1]
 
 
 def last_values(block: np.ndarray) -> np.ndarray:
     """Return the last values (F, N) of a block (F, N, S), NaN where there is none."""
-    present = ~np.isnan(block)
-    at = block.shape[2] - 1 - present[:, :, ::-1].argmax(2)
-    return np.take_along_axis(block, at[:, :, None], 2)[:, :, 0]
+    backwards = ~np.isnan(block[:, :, ::-1])
+    n_after = backwards.argmax(2)  # 0 where there is none: the last value, which is NaN
+    at = block.shape[2] - 1 - n_after
+    values = np.take_along_axis(block, at[:, :, None], 2)
+    return values[:, :, 0]

@@ -7,8 +7,8 @@ from typing import Any, overload
 import numpy as np
 
 from fluxutils_py.data.arrays import in_memory, is_tensor, with_shape
-from fluxutils_py.data.indexing import Index, as_key
-from fluxutils_py.data.lazy import DerivedArray
+from fluxutils_py.data.indexing import Index
+from fluxutils_py.data.lazy import StretchedArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError
@@ -18,8 +18,16 @@ from fluxutils_py.validation import check_integer
 @overload
 def rebatch(x: Segments, batchsize: int) -> Segments: ...
 @overload
-def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any: ...
-def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
+def rebatch(
+    x: Any,
+    batchsize: int,
+    fill: float | None = None,
+) -> Any: ...
+def rebatch(
+    x: Any,
+    batchsize: int,
+    fill: float | None = None,
+) -> Any:
     """Fold the time of few long series so that a minibatch is full.
 
     If ``batchsize`` is at least twice the number ``N`` of series, and ``T > n = batchsize // N``,
@@ -71,6 +79,7 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
     batchsize = check_integer("batchsize", batchsize, 1)
     if not isinstance(x, tuple):
         return _fold_array(with_shape(x), batchsize, fill)
+    # each alone could be folded, into rows that do not match
     arrays = [with_shape(a) for a in x]
     if len({tuple(a.shape[-2:]) for a in arrays}) > 1:
         shapes = " and ".join(str(tuple(a.shape)) for a in arrays)
@@ -81,7 +90,7 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
     return tuple(_fold_array(a, batchsize, fill) for a in arrays)
 
 
-class FoldedArray(DerivedArray):
+class FoldedArray(StretchedArray):
     """The folds of an array that is too large to copy, read when indexed; made by :func:`rebatch`.
 
     Results of indexing may be views of the array: do not write to them. ``np.asarray`` reads
@@ -101,46 +110,49 @@ class FoldedArray(DerivedArray):
         That of ``x``.
     """
 
-    def __init__(self, x: Any, batchsize: int, fill: float | None) -> None:
+    def __init__(
+        self,
+        x: Any,
+        batchsize: int,
+        fill: float | None,
+    ) -> None:
         self._series = SeriesArray(x, "x")
         self.source = self._series.array
-        self._segments = Segments.from_lengths(self._series.N, self._series.T).fold(batchsize)
+        whole = Segments.from_lengths(self._series.N, self._series.T)
+        self._segments = whole.fold(batchsize)
         self._fill = fill
         self.shape = (self._series.F, len(self._segments), self._segments.max_length)
         self.dtype = self._series.dtype
 
-    def read(self, *index: Index) -> np.ndarray:
-        features, rows, steps = index
-        if len(rows) == 0 or len(steps) == 0:
-            return np.empty([len(i) for i in index], self.dtype)
-        segments = self._segments[np.asarray(rows)]
-        t = np.asarray(steps)
-        start = int(t.min())
-        stop = int(t.max()) + 1
-        block = self._series.read(segments, start, stop).transpose(2, 1, 0)  # (F, B, S)
-        live = segments.step_mask(start, stop)
-        if live is not None:
-            block = np.where(live.T, block, self.dtype.type(self._fill))
-        if len(t) < stop - start or t[0] > start:
-            block = block[:, :, t - start]
-        return block[as_key(features)]
+    def read_stretch(self, series: Index, steps: range) -> np.ndarray:
+        segments = self._segments[np.asarray(series)]
+        block = self._series.read(segments, steps.start, steps.stop)
+        block = block.transpose(2, 1, 0)  # (F, B, S)
+        live = segments.step_mask(steps.start, steps.stop)
+        if live is None:
+            return block
+        return np.where(live.T, block, self.dtype.type(self._fill))
 
 
-def _fold_array(x: Any, batchsize: int, fill: float | None) -> Any:
-    shape = tuple(int(n) for n in x.shape)
+def _fold_array(
+    x: Any,
+    batchsize: int,
+    fill: float | None,
+) -> Any:
+    shape = tuple(map(int, x.shape))
     if len(shape) not in (2, 3):
         raise ShapeError(f"rebatch takes arrays of shape (F, N, T) or (N, T), got {shape}")
     *features, n_series, n_steps = shape
     n = batchsize // n_series if n_series else 0
-    if n < 2 or n_steps <= n:
+    if n < 2 or n_steps <= n:  # as Segments.fold decides
         return x
     longer = n_steps % n  # folds that are one step longer than the others
     if longer:
         fill = _fill_value(x, fill, n)
-    readable = _is_cheap_to_read(x)
-    if not longer and (readable or _merges_without_copy(x)):
+    is_quick = is_tensor(x) or in_memory(x)
+    if longer == 0 and (is_quick or _merges_without_copy(x)):
         return x.reshape(*features, n_series * n, n_steps // n)
-    if readable:
+    if is_quick:
         return _copy_into_folds(x, n, fill)
     if len(shape) == 2:
         raise ShapeError(
@@ -149,24 +161,30 @@ def _fold_array(x: Any, batchsize: int, fill: float | None) -> Any:
     return FoldedArray(x, batchsize, fill)
 
 
-def _is_cheap_to_read(x: Any) -> bool:
-    return is_tensor(x) or in_memory(x)
-
-
 def _merges_without_copy(x: Any) -> bool:
     """Whether series and steps can become one axis of a view."""
     if not isinstance(x, np.ndarray):
         return False
     n_series, n_steps = x.shape[-2:]
-    return n_series == 1 or x.strides[-2] == n_steps * x.strides[-1]
+    # a reshape that must copy would read the whole file
+    between_series, between_steps = x.strides[-2:]
+    return n_series == 1 or between_series == n_steps * between_steps
 
 
-def _fill_value(x: Any, fill: float | None, n: int) -> float:
+def _fill_value(
+    x: Any,
+    fill: float | None,
+    n: int,
+) -> float:
     """Return what to fill up shorter folds with: NaN, unless something is given."""
     if fill is not None:
         return fill
-    floating = x.dtype.is_floating_point if is_tensor(x) else np.dtype(x.dtype).kind == "f"
-    if not floating:
+    # torch's dtypes have no kind
+    if is_tensor(x):
+        has_nan = x.dtype.is_floating_point
+    else:
+        has_nan = np.dtype(x.dtype).kind == "f"
+    if not has_nan:
         raise DataError(
             f"{x.shape[-1]} steps do not divide into {n} folds, and {x.dtype} has no NaN to fill "
             "up the shorter ones; give fill=, or a batchsize for which batchsize // N divides T"
@@ -174,14 +192,20 @@ def _fill_value(x: Any, fill: float | None, n: int) -> float:
     return np.nan
 
 
-def _copy_into_folds(x: Any, n: int, fill: float | None) -> Any:
+def _copy_into_folds(
+    x: Any,
+    n: int,
+    fill: float | None,
+) -> Any:
     """Return a copy of an array or tensor with each series in ``n`` folds of unequal length."""
     *features, n_series, n_steps = x.shape
     size, longer = divmod(n_steps, n)
-    full = (*features, n_series, n, size + 1)
+    rows = (*features, n_series)
+    full = (*rows, n, size + 1)
+    # one step more than the shorter folds need, which stays filled
     out = x.new_full(full, fill) if is_tensor(x) else np.full(full, fill, x.dtype)
     # the longer folds come first, as in numpy.array_split
     split = longer * (size + 1)
-    out[..., :longer, :] = x[..., :split].reshape(*features, n_series, longer, size + 1)
-    out[..., longer:, :size] = x[..., split:].reshape(*features, n_series, n - longer, size)
+    out[..., :longer, :] = x[..., :split].reshape(*rows, longer, size + 1)
+    out[..., longer:, :size] = x[..., split:].reshape(*rows, n - longer, size)
     return out.reshape(*features, n_series * n, size + 1)

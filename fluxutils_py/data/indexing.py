@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import EllipsisType
 from typing import Any
 
@@ -17,41 +18,38 @@ def parse_index(key: Any, shape: tuple[int, ...]) -> list[int | Index]:
     them in any order.
     """
     keys = list(key) if isinstance(key, tuple) else [key]
+    # not keys.index(...), which compares arrays
     dots = [i for i, k in enumerate(keys) if isinstance(k, EllipsisType)]
     if len(dots) > 1:
         raise IndexError("an index can have only one '...'")
-    missing = len(shape) - len(keys) + len(dots)
+    n_keys = len(keys) - len(dots)
+    missing = len(shape) - n_keys
     if missing < 0:
-        raise IndexError(
-            f"too many indices: the array has {len(shape)} axes, got {len(keys) - len(dots)} "
-            "indices"
-        )
+        raise IndexError(f"too many indices: the array has {len(shape)} axes, got {n_keys} indices")
     # the dots, or the end of the index, stand for all axes that it does not name
     at = dots[0] if dots else len(keys)
     keys[at : at + len(dots)] = [slice(None)] * missing
-    index = [
-        parse_axis_index(k, n, axis) for axis, (k, n) in enumerate(zip(keys, shape, strict=True))
-    ]
-    if sum(isinstance(i, np.ndarray) for i in index) > 1:
+    index = list(map(parse_axis_index, keys, shape, range(len(shape))))
+    if sum(isinstance(places, np.ndarray) for places in index) > 1:
         raise IndexError(
-            "arrays of indices are taken along one axis only; take slices along the others"
+            "arrays of indices are taken along one axis only; use slices along the others"
         )
     return index
 
 
-def parse_axis_index(key: Any, n: int, axis: int) -> int | Index:
+def parse_axis_index(
+    key: Any,
+    n: int,
+    axis: int,
+) -> int | Index:
     """Return the places that an index picks along one axis of length ``n``."""
     if isinstance(key, slice):
         return range(*key.indices(n))
     single = _as_integer(key)
     index = np.asarray(key if single is None else [single])
     if index.dtype == bool and index.ndim:  # a single boolean is no mask
-        if index.shape != (n,):
-            raise IndexError(
-                f"a mask along axis {axis} must have {n} values, got shape {index.shape}"
-            )
-        return np.flatnonzero(index)
-    if index.size == 0:
+        return _places_of_mask(index, n, axis)
+    if index.size == 0:  # NumPy gives an empty list the type float
         index = index.astype(np.intp)
     if index.ndim != 1 or index.dtype.kind not in "iu":
         raise IndexError(
@@ -59,13 +57,27 @@ def parse_axis_index(key: Any, n: int, axis: int) -> int | Index:
             f"got {key!r}"
         )
     places = index.astype(np.intp, copy=False)  # comparisons in small types overflow
-    outside = (places < -n) | (places >= n) | ((places < 0) & (index > 0))  # uint64 wraps
+    has_wrapped = (places < 0) & (index > 0)  # a uint64
+    outside = (places < -n) | (places >= n)
+    outside |= has_wrapped
     if outside.any():
         raise IndexError(
             f"index {index[outside][0]} is out of bounds for axis {axis} with size {n}"
         )
     places = np.where(places < 0, places + n, places)
-    return places if single is None else int(places[0])
+    if single is None:
+        return places
+    return int(places[0])
+
+
+def _places_of_mask(
+    mask: np.ndarray,
+    n: int,
+    axis: int,
+) -> np.ndarray:
+    if mask.shape != (n,):
+        raise IndexError(f"a mask along axis {axis} must have {n} values, got shape {mask.shape}")
+    return np.flatnonzero(mask)
 
 
 def _as_integer(key: Any) -> int | None:
@@ -85,18 +97,25 @@ def as_key(index: Index) -> Any:
     if len(index) == 0:
         return slice(0, 0)
     stop = None if index.stop < 0 else index.stop  # of a range that runs down to 0
-    return slice(index.start, stop, None if index.step == 1 else index.step)
+    step = None if index.step == 1 else index.step
+    return slice(index.start, stop, step)
 
 
 def compose_index(index: Index, which: Index) -> Index:
     """Return the places ``which`` of an index, as a range if they run up by one."""
+    # a range of a range is one, without arrays
     if isinstance(index, range) and isinstance(which, range) and which.step > 0:
-        return index[which.start : which.stop : which.step]
-    places = np.asarray(index)[np.asarray(which, dtype=np.intp)]
+        key = slice(which.start, which.stop, which.step)
+        return index[key]
+    chosen = np.asarray(which, dtype=np.intp)
+    places = np.asarray(index)[chosen]
     if places.size == 0:
         return range(0)
-    if places[-1] - places[0] == places.size - 1 and (np.diff(places) == 1).all():
-        return range(int(places[0]), int(places[-1]) + 1)
+    first = int(places[0])
+    last = int(places[-1])
+    # the cheap test first
+    if last - first == places.size - 1 and (np.diff(places) == 1).all():
+        return range(first, last + 1)
     return places
 
 
@@ -110,12 +129,18 @@ def contiguous_runs(index: Index) -> list[slice]:
         return []
     if isinstance(index, range) and index.step == 1:
         return [slice(0, len(index))]
-    cuts = np.flatnonzero(np.diff(np.asarray(index)) != 1) + 1
-    return [slice(int(a), int(b)) for a, b in zip([0, *cuts], [*cuts, len(index)], strict=True)]
+    steps = np.diff(np.asarray(index))
+    cuts = (np.flatnonzero(steps != 1) + 1).tolist()
+    return [slice(*ends) for ends in pairwise([0, *cuts, len(index)])]
+
+
+ReadSlices = Callable[[tuple[slice, ...]], np.ndarray]
 
 
 def read_slices(
-    read: Callable[[tuple[slice, ...]], np.ndarray], index: Sequence[Index], strides: bool = False
+    read: ReadSlices,
+    index: Sequence[Index],
+    strides: bool = False,
 ) -> np.ndarray:
     """Return the block where the places of every axis meet, of an array that only takes slices that
     go up, as h5py's do.
@@ -133,11 +158,12 @@ def read_slices(
     for axis, places in enumerate(index):
         if not _is_rising_slice(places, strides):
             return _read_axis_by_slices(read, index, axis, strides)
-    return read(tuple(as_key(places) for places in index))
+    key = tuple(map(as_key, index))
+    return read(key)
 
 
 def _read_axis_by_slices(
-    read: Callable[[tuple[slice, ...]], np.ndarray],
+    read: ReadSlices,
     index: Sequence[Index],
     axis: int,
     strides: bool,
@@ -146,15 +172,18 @@ def _read_axis_by_slices(
     places = np.asarray(index[axis], dtype=np.intp)
     rising, order = np.unique(places, return_inverse=True)
     if len(rising) == 0:
-        dtype = read((slice(0, 0),) * len(index)).dtype
-        return np.empty([len(places) for places in index], dtype)
-    blocks = [
-        read_slices(read, [*index[:axis], run, *index[axis + 1 :]], strides)
-        for run in _rising_runs(rising, strides)
-    ]
+        nothing = read((slice(0, 0),) * len(index))  # for its dtype
+        return np.empty([len(places) for places in index], nothing.dtype)
+    blocks = []
+    for run in _rising_runs(rising, strides):
+        with_run = list(index)
+        with_run[axis] = run
+        blocks.append(read_slices(read, with_run, strides))
     block = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis)
-    in_order = len(order) == len(rising) and (np.diff(order) == 1).all()
-    return block if in_order else block.take(order, axis)
+    has_repeats = len(order) > len(rising)
+    if has_repeats or (np.diff(order) != 1).any():
+        return block.take(order, axis)
+    return block
 
 
 def _is_rising_slice(places: Index, strides: bool) -> bool:
@@ -169,8 +198,13 @@ def _rising_runs(rising: np.ndarray, strides: bool) -> list[range]:
     """
     steps = np.diff(rising)
     if strides and (steps == steps[:1]).all():
-        return [range(int(rising[0]), int(rising[-1]) + 1, int(steps[0]) if len(steps) else 1)]
-    return [
-        range(int(rising[run.start]), int(rising[run.stop - 1]) + 1)
-        for run in contiguous_runs(rising)
-    ]
+        first = int(rising[0])
+        last = int(rising[-1])
+        step = int(steps[0]) if len(steps) else 1
+        return [range(first, last + 1, step)]
+    ranges = []
+    for run in contiguous_runs(rising):
+        first = int(rising[run.start])
+        n = run.stop - run.start
+        ranges.append(range(first, first + n))
+    return ranges

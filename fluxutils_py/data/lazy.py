@@ -17,6 +17,7 @@ from fluxutils_py.data.indexing import Index, as_key, compose_index
 from fluxutils_py.errors import DataError
 
 Function = Callable[[np.ndarray], np.ndarray]
+Functions = tuple[Function, ...]
 
 
 class DerivedArray(DuckArray):
@@ -41,6 +42,26 @@ class DerivedArray(DuckArray):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"source": as_picklable(self.source)}
+
+
+class StretchedArray(DerivedArray):
+    """A derived array (F, N, T) that is computed for stretches of consecutive steps."""
+
+    def read_stretch(self, series: Index, steps: range) -> np.ndarray:
+        """Return all features of some series and consecutive steps."""
+        raise NotImplementedError
+
+    def read(self, *index: Index) -> np.ndarray:
+        features, series, steps = index
+        if len(series) == 0 or len(steps) == 0:
+            return np.empty([len(places) for places in index], self.dtype)
+        t = np.asarray(steps)
+        stretch = range(int(t.min()), int(t.max()) + 1)
+        block = self.read_stretch(series, stretch)
+        # else the steps are the stretch itself, and the block may stay a view
+        if len(t) < len(stretch) or t[0] > stretch.start:
+            block = block[:, :, t - stretch.start]
+        return block[as_key(features)]
 
 
 class LazyArray(DerivedArray):
@@ -73,13 +94,15 @@ class LazyArray(DerivedArray):
         source: Any,
         series: Index | None = None,
         steps: Index | None = None,
-        functions: tuple[Function, ...] = (),
+        functions: Functions = (),
     ) -> None:
         self.source = source
         self.functions = functions
-        self.series: Index = range(source.shape[1]) if series is None else series
-        self.steps: Index = range(source.shape[2]) if steps is None else steps
-        trial = self._apply_all(np.zeros((source.shape[0], 1, 1), source.dtype))
+        _, n_series, n_steps = source.shape
+        self.series: Index = range(n_series) if series is None else series
+        self.steps: Index = range(n_steps) if steps is None else steps
+        zeros = np.zeros((source.shape[0], 1, 1), source.dtype)
+        trial = self._apply_all(zeros)  # for the F and dtype of the functions
         self.shape = (trial.shape[0], len(self.series), len(self.steps))
         self.dtype = trial.dtype
 
@@ -89,9 +112,10 @@ class LazyArray(DerivedArray):
 
     def read(self, *index: Index) -> np.ndarray:
         features, series, steps = index
+        n_features = self.source.shape[0]
         block = read_block(
             self.source,
-            range(self.source.shape[0]),  # a function may need all of them
+            range(n_features),  # a function may need all of them
             compose_index(self.series, series),
             compose_index(self.steps, steps),
         )
@@ -103,13 +127,16 @@ class LazyArray(DerivedArray):
         return block
 
 
-def preserve_features(functions: tuple[Function, ...]) -> bool:
+def preserve_features(functions: Functions) -> bool:
     """Whether functions of blocks (F, n, t) say that they leave each feature in its place."""
     return all(isinstance(f, np.ufunc) or getattr(f, "keeps_features", False) for f in functions)
 
 
 def select(
-    source: Any, series: Index | None, steps: Index | None, functions: tuple[Function, ...] = ()
+    source: Any,
+    series: Index | None,
+    steps: Index | None,
+    functions: Functions = (),
 ) -> Any:
     """Return some series and steps of an (F, N, T) array: a NumPy view if there can be one, else a
     :class:`LazyArray`.
@@ -118,6 +145,7 @@ def select(
     steps = _unless_all(steps, source.shape[2])
     if series is None and steps is None and not functions:
         return source
+    # NumPy copies where an index is an array: a lazy array reads only what is needed
     sliceable = _is_sliceable(series) and _is_sliceable(steps)
     if isinstance(source, np.ndarray) and sliceable and not functions:
         return source[:, _as_slice(series), _as_slice(steps)]
@@ -125,11 +153,14 @@ def select(
 
 
 def _unless_all(index: Index | None, n: int) -> Index | None:
+    # only a range compares as a whole
     return None if isinstance(index, range) and index == range(n) else index
 
 
 def _is_sliceable(index: Index | None) -> bool:
-    return index is None or (isinstance(index, range) and len(index) > 0)
+    if index is None:
+        return True
+    return isinstance(index, range) and len(index) > 0
 
 
 def _as_slice(index: Index | None) -> slice:
@@ -139,15 +170,13 @@ def _as_slice(index: Index | None) -> slice:
 def as_picklable(source: Any) -> Any:
     """Return what to pickle instead of an array: for one in a file, the position of its bytes,
     never the data.
-
-    ``np.memmap`` would be pickled as data; and joblib sends one that is transposed with permuted
-    values.
     """
     _refuse_netcdf4(source)
     if isinstance(source, h5py.Dataset):
         return _Recipe(open_located, *locate_dataset(source))
     if isinstance(source, H5Map):
         return source
+    # np.memmap would be pickled as data, and joblib sends a transposed one with permuted values
     root: Any = source
     while isinstance(root, np.ndarray) and isinstance(root.base, np.ndarray):
         root = root.base
@@ -155,14 +184,23 @@ def as_picklable(source: Any) -> Any:
         return source
     if root.mode == "c":  # the file lacks the changes; joblib would nevertheless send its name
         return np.array(source)
-    start = root.__array_interface__["data"][0] - root.offset  # address of the file's first byte
-    offset = source.__array_interface__["data"][0] - start
+    address = source.__array_interface__["data"][0]
+    first_byte = root.__array_interface__["data"][0] - root.offset  # of the file
     path = str(root.filename)
-    identity = current_identity(path, identity_at(path))
-    return _Recipe(reopen, path, source.dtype, source.shape, source.strides, offset, "r", identity)
+    return _Recipe(
+        reopen,
+        path,
+        source.dtype,
+        source.shape,
+        source.strides,
+        address - first_byte,
+        "r",
+        current_identity(path, identity_at(path)),
+    )
 
 
 def _refuse_netcdf4(source: Any) -> None:
+    # AsRead wraps the packed ones, which say another dtype than they give
     variable = source.source if isinstance(source, AsRead) else source
     if type(variable).__module__.split(".")[0] == "netCDF4":
         raise DataError(

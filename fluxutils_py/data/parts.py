@@ -4,7 +4,7 @@ a data set.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fluxutils_py.data.arrays import with_shape
@@ -16,7 +16,12 @@ __all__ = ["dividebatch", "indbatch", "minibatch"]
 AXES = {"series": -2, "time": -1}  # of (F, N, T), and of (N, T)
 
 
-def part(x: Any, rank: int, size: int, axis: int | str = "series") -> Any:
+def part(
+    x: Any,
+    rank: int,
+    size: int,
+    axis: int | str = "series",
+) -> Any:
     """Return the part of one rank: one of ``size`` contiguous blocks, whose lengths differ by at
     most one.
 
@@ -64,15 +69,14 @@ def part(x: Any, rank: int, size: int, axis: int | str = "series") -> Any:
     """
     rank = check_integer("rank", rank)
     size = check_integer("size", size)
+    # a negative rank would give a slice that counts from the end
     if not 0 <= rank < size:
         raise ValueError(f"rank must be from 0 to size - 1, got rank {rank} of size {size}")
     arrays = _arrays(x)
     if isinstance(axis, str) and axis == "auto":
         axis = _longer_axis(arrays[0], size)
     n = _common_length(arrays, axis)
-    block = array_split_slice(n, size, rank)
-    cut = [_cut(a, axis, block) for a in arrays]
-    return tuple(cut) if isinstance(x, tuple) else cut[0]
+    return _cut(x, axis, array_split_slice(n, size, rank))
 
 
 def dividebatch(bs: int, *xs: Any, axis: int | str = 0) -> tuple[tuple[Any, ...], ...]:
@@ -118,14 +122,18 @@ def dividebatch(bs: int, *xs: Any, axis: int | str = 0) -> tuple[tuple[Any, ...]
     bs = check_integer("bs", bs, 1)
     if not xs:
         raise TypeError("dividebatch needs at least one array after bs")
-    arrays = _arrays(xs)
+    arrays = tuple(_arrays(xs))
     n = _common_length(arrays, axis)
     n_chunks = min(bs, n)
     blocks = [array_split_slice(n, n_chunks, k) for k in range(n_chunks)]
-    return tuple(tuple(_cut(a, axis, block) for a in arrays) for block in blocks)
+    return tuple(_cut(arrays, axis, block) for block in blocks)
 
 
-def indbatch(x: Any, b: int, offset: int = 0) -> Iterator[slice]:
+def indbatch(
+    x: Any,
+    b: int,
+    offset: int = 0,
+) -> Iterator[slice]:
     """Yield consecutive slices of ``b`` indices; the last may be shorter.
 
     Parameters
@@ -160,7 +168,9 @@ def indbatch(x: Any, b: int, offset: int = 0) -> Iterator[slice]:
         n = _common_length(_arrays(x), -1)
     b = check_integer("b", b, 1)
     offset = check_integer("offset", offset, 0)
-    return (slice(min(i + offset, n - 1), min(i + offset + b, n)) for i in range(0, n, b))
+    # as many as without the offset: those past the end hold the last index
+    starts = range(offset, n + offset, b)
+    return (slice(min(start, n - 1), min(start + b, n)) for start in starts)
 
 
 def minibatch(x: Any, *y_and_b: Any) -> list[Any]:
@@ -202,31 +212,39 @@ def minibatch(x: Any, *y_and_b: Any) -> list[Any]:
             f"expected minibatch(x, b) or minibatch(x, y, b), got {1 + len(y_and_b)} arguments"
         )
     *y, b = y_and_b
-    arrays = _arrays(x)
-    _common_length([*arrays, *(a for v in y for a in _arrays(v))], -1)
+    values = (x, *y)
+    arrays = [array for value in values for array in _arrays(value)]
+    n = _common_length(arrays, -1)
     batches = []
-    for block in indbatch(arrays[0], b):
-        values = [_cut_all(v, block) for v in (x, *y)]
-        batches.append(tuple(values) if y else values[0])
+    for block in indbatch(n, b):
+        batch = tuple(_cut(value, -1, block) for value in values)
+        batches.append(batch if y else batch[0])
     return batches
 
 
-def array_split_slice(n: int, blocks: int, k: int) -> slice:
+def array_split_slice(
+    n: int,
+    blocks: int,
+    k: int,
+) -> slice:
     """Return block ``k`` of ``numpy.array_split(range(n), blocks)``."""
     size, n_longer = divmod(n, blocks)
+    # the longer ones come first
     start = k * size + min(k, n_longer)
     return slice(start, start + size + (k < n_longer))
 
 
-def _cut_all(x: Any, block: slice) -> Any:
-    """Return a block of an array along its last axis, or of each array of a tuple."""
-    cut = tuple(_cut(a, -1, block) for a in _arrays(x))
-    return cut if isinstance(x, tuple) else cut[0]
-
-
-def _cut(a: Any, axis: int | str, block: slice) -> Any:
-    before = (slice(None),) * _axis_of(a, axis)
-    return a[(*before, block)]
+def _cut(
+    x: Any,
+    axis: int | str,
+    block: slice,
+) -> Any:
+    """Return a block of an array, or of each array of a tuple."""
+    blocks = []
+    for array in _arrays(x):
+        before = (slice(None),) * _axis_of(array, axis)
+        blocks.append(array[(*before, block)])
+    return tuple(blocks) if isinstance(x, tuple) else blocks[0]
 
 
 def _axis_of(a: Any, axis: int | str) -> int:
@@ -235,32 +253,33 @@ def _axis_of(a: Any, axis: int | str) -> int:
     if isinstance(axis, str):
         if axis not in AXES:
             raise ValueError(f"axis must be 'series', 'time', 'auto' or an int, got {axis!r}")
-        i = 0 if n_axes == 1 and axis == "series" else AXES[axis]  # (N,): one value per series
-        lacks = n_axes + i < 0 or (n_axes == 1 and axis == "time")
+        i = AXES[axis]
+        if n_axes == 1:  # (N,): one value per series, and no axis of time
+            i = 0 if axis == "series" else -2
     else:
         i = check_integer("axis", axis)
-        lacks = not -n_axes <= i < n_axes
-    if lacks:
+    if not -n_axes <= i < n_axes:
         raise ShapeError(f"an array of shape {tuple(a.shape)} has no axis {axis!r}")
     return i % n_axes
 
 
-def _common_length(arrays: list[Any], axis: int | str) -> int:
+def _common_length(arrays: Sequence[Any], axis: int | str) -> int:
     lengths = [int(a.shape[_axis_of(a, axis)]) for a in arrays]
     if len(set(lengths)) > 1:
         shapes = " and ".join(str(tuple(a.shape)) for a in arrays)
-        raise ShapeError(
-            f"arrays of shapes {shapes} differ along axis {axis!r}: {', '.join(map(str, lengths))}"
-        )
+        listed = ", ".join(map(str, lengths))
+        raise ShapeError(f"arrays of shapes {shapes} differ along axis {axis!r}: {listed}")
     return lengths[0]
 
 
 def _longer_axis(a: Any, size: int) -> str:
     """Return the axis to cut into ``size`` parts, as FluxUtils.jl chooses it."""
-    lengths = {name: int(a.shape[_axis_of(a, name)]) for name in ("series", "time")}
-    preferred = "series" if lengths["series"] > 5 * lengths["time"] else "time"
-    other = "time" if preferred == "series" else "series"
-    return other if lengths[preferred] < size <= lengths[other] else preferred
+    n_series = a.shape[_axis_of(a, "series")]
+    n_steps = a.shape[_axis_of(a, "time")]
+    # the other one, if only it has enough for all
+    if n_series > 5 * n_steps:
+        return "time" if n_series < size <= n_steps else "series"
+    return "series" if n_steps < size <= n_series else "time"
 
 
 def _arrays(x: object) -> list[Any]:

@@ -19,7 +19,7 @@ from fluxutils_py.data.arrays import (
 )
 from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.indexing import Index, as_key, parse_index
-from fluxutils_py.data.lazy import DerivedArray, as_picklable
+from fluxutils_py.data.lazy import DerivedArray, Function, as_picklable
 from fluxutils_py.errors import DataError, ShapeError
 
 TIME_FIRST = ": arrays (T_i, F) become so by a.T"
@@ -57,7 +57,12 @@ class RaggedArray(DuckArray):
         first in F or dtype.
     """
 
-    def __init__(self, arrays: Sequence[Any], name: str, fill: float = 0) -> None:
+    def __init__(
+        self,
+        arrays: Sequence[Any],
+        name: str,
+        fill: float = 0,
+    ) -> None:
         self.name = name
         self.fill = fill
         self.arrays = [_two_axes(a, f"{name}[{i}]") for i, a in enumerate(arrays)]
@@ -65,13 +70,10 @@ class RaggedArray(DuckArray):
             raise ShapeError(f"{name} is an empty list; give at least one array of shape (F, T_i)")
         self._require_equal_arrays()
         self.lengths = np.array([a.shape[1] for a in self.arrays])
-        self.shape = (
-            int(self.arrays[0].shape[0]),
-            len(self.arrays),
-            int(self.lengths.max()),
-        )
-        # of texts, the longest
-        self.dtype = np.result_type(*{_native(a.dtype) for a in self.arrays})
+        n_features = int(self.arrays[0].shape[0])
+        self.shape = (n_features, len(self.arrays), int(self.lengths.max()))
+        dtypes = {_native(a.dtype) for a in self.arrays}
+        self.dtype = np.result_type(*dtypes)  # of texts, the longest
 
     def _require_equal_arrays(self) -> None:
         first = self.arrays[0]
@@ -80,7 +82,7 @@ class RaggedArray(DuckArray):
                 raise ShapeError(
                     f"{self.name}[{i}] has {a.shape[0]} features and {self.name}[0] has "
                     f"{first.shape[0]}; the arrays of a list are series (F, T_i) of equal "
-                    f"F{TIME_FIRST if self._looks_time_first() else ''}"
+                    f"F{self._remedy_for_features()}"
                 )
             are_texts = a.dtype.kind == first.dtype.kind == "U"  # of any length
             if _native(a.dtype) != _native(first.dtype) and not are_texts:
@@ -89,9 +91,12 @@ class RaggedArray(DuckArray):
                     f"{first.dtype}; convert them, as with astype"
                 )
 
-    def _looks_time_first(self) -> bool:
+    def _remedy_for_features(self) -> str:
         n_features, n_steps = self.arrays[0].shape
-        return n_steps < n_features and all(a.shape[1] == n_steps for a in self.arrays)
+        # equal second axes that are shorter look like features, in arrays (T_i, F)
+        if n_steps < n_features and all(a.shape[1] == n_steps for a in self.arrays):
+            return TIME_FIRST
+        return ""
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"arrays": [as_picklable(a) for a in self.arrays]}
@@ -112,7 +117,7 @@ class RaggedArray(DuckArray):
 
     def read(self, *index: Index) -> np.ndarray:
         features, series, steps = index
-        shape = [len(i) for i in index]
+        shape = [len(places) for places in index]
         if self.fill:
             out = np.full(shape, self.fill, self.dtype)
         else:
@@ -120,13 +125,14 @@ class RaggedArray(DuckArray):
         for i, n in enumerate(series):
             array = self.arrays[n]
             length = self.lengths[n]
-            if isinstance(steps, range) and steps.step == 1:
+            if isinstance(steps, range) and steps.step == 1:  # a slice, which is read in one go
                 k = max(0, min(steps.stop, length) - steps.start)
                 out[:, i, :k] = read_block(array, features, steps[:k])
             else:
                 places = np.asarray(steps)
                 inside = np.flatnonzero(places < length)
-                out[:, i, inside] = read_block(array, features, places[inside])
+                block = read_block(array, features, places[inside])
+                out[:, i, inside] = block
         return out
 
     def __setitem__(self, key: tuple[object, slice, slice], values: np.ndarray) -> None:
@@ -136,8 +142,9 @@ class RaggedArray(DuckArray):
         values = np.broadcast_to(values, (self.shape[0], len(n), len(t)))
         for i, series in enumerate(n):
             stop = min(t.stop, self.lengths[series])
-            if t.start < stop:
-                self.arrays[series][:, t.start : stop] = values[:, i, : stop - t.start]
+            if t.start < stop:  # else the series ends before
+                n_steps = stop - t.start
+                self.arrays[series][:, t.start : stop] = values[:, i, :n_steps]
 
 
 class MappedSeries(DerivedArray):
@@ -150,26 +157,30 @@ class MappedSeries(DerivedArray):
         Takes and returns blocks (F, n, t) for any n and t; F may change.
     """
 
-    def __init__(self, source: Any, function: Callable[[np.ndarray], np.ndarray]) -> None:
+    def __init__(self, source: Any, function: Function) -> None:
         self.source = source
         self.function = function
-        trial = function(np.zeros((source.shape[0], 1, 1), source.dtype))
-        self.shape = (trial.shape[0], int(source.shape[1]))
+        n_features, n_steps = source.shape
+        zeros = np.zeros((n_features, 1, 1), source.dtype)
+        trial = function(zeros)  # for its F and dtype
+        self.shape = (trial.shape[0], int(n_steps))
         self.dtype = trial.dtype
 
     def read(self, *index: Index) -> np.ndarray:
         features, steps = index
+        # a function may need all features
         block = read_block(self.source, range(self.source.shape[0]), steps)
-        return self.function(block[:, None])[:, 0][as_key(features)]
+        mapped = self.function(block[:, None])
+        return mapped[:, 0][as_key(features)]
 
 
 def is_list_of_series(value: object) -> bool:
     """Whether a value is a list of arrays, one per series; nested lists are one array."""
     if not isinstance(value, list) or not value:
         return False
-    if not all(len(getattr(a, "shape", ())) for a in value):
+    shapes = [tuple(getattr(a, "shape", ())) for a in value]
+    if not all(shapes):  # a number, or a nested list
         return False
-    shapes = [tuple(a.shape) for a in value]
     return any(len(shape) > 1 for shape in shapes) or len(set(shapes)) > 1
 
 
@@ -191,7 +202,9 @@ def _two_axes(array: Any, name: str) -> Any:
     reject_masked(array, name)
     shape = tuple(array.shape)
     if len(shape) != 2:
-        remedy = f"; one feature is {name}[None]" if len(shape) == 1 else ""
+        remedy = ""
+        if len(shape) == 1:
+            remedy = f"; one feature is {name}[None]"
         raise ShapeError(
             f"{name} has shape {shape}: the arrays of a list are series (F, T_i) = (features, time "
             f"steps){remedy}"

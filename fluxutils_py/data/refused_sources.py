@@ -24,13 +24,13 @@ REMEDIES = [
         "PackedSequence",
         "give a list of series (F, T_i): [a.T for a in torch.nn.utils.rnn.unpack_sequence({0})]",
     ),
-    ("zarr", "Group", 'take one of its arrays: {0}["name"]'),
-    ("h5py", "Group", 'take one of its datasets: {0}["name"]'),
-    ("netCDF4", "Dataset", 'take one of its variables: {0}["name"]'),
+    ("zarr", "Group", 'use one of its arrays: {0}["name"]'),
+    ("h5py", "Group", 'use one of its datasets: {0}["name"]'),
+    ("netCDF4", "Dataset", 'use one of its variables: {0}["name"]'),
     (
         "xarray",
         "Dataset",
-        'take one of its variables, {0}["name"], or all of them by {0}.to_dataarray()',
+        'use one of its variables, {0}["name"], or all of them by {0}.to_dataarray()',
     ),
     ("polars", "LazyFrame", "compute it: {0}.collect()"),
     ("dask.dataframe", "DataFrame", "compute it: {0}.compute()"),
@@ -43,11 +43,11 @@ REMEDIES = [
     (
         "datasets.dataset_dict",
         "DatasetDict",
-        'take a split and a column: {0}["train"].with_format("numpy")[:]["name"]',
+        'use a split and a column: {0}["train"].with_format("numpy")[:]["name"]',
     ),
-    ("datasets", "Dataset", 'take a column as an array: {0}.with_format("numpy")[:]["name"]'),
-    ("datasets", "IterableDataset", "take its rows into an array: np.stack of what it yields"),
-    ("datasets", "Column", 'take the column as an array: dataset.with_format("numpy")[:]["name"]'),
+    ("datasets", "Dataset", 'use a column as an array: {0}.with_format("numpy")[:]["name"]'),
+    ("datasets", "IterableDataset", "stack its rows to an array, as with np.stack"),
+    ("datasets", "Column", 'use the column as an array: dataset.with_format("numpy")[:]["name"]'),
     ("awkward", "Array", "give a list of series (F, T_i): [awkward.to_numpy(a) for a in {0}]"),
     ("scipy.sparse", "_spbase", "make it dense: {0}.toarray()"),
     ("scipy.sparse", "spmatrix", "make it dense: {0}.toarray()"),
@@ -85,6 +85,7 @@ def refuse_source(value: object, name: str) -> None:
 
 
 def _remedy_for_class(value: object) -> str | None:
+    # by name, also of base classes: users subclass some of these
     for cls in type(value).__mro__:
         for module, class_name, remedy in REMEDIES:
             if cls.__name__ == class_name and f"{cls.__module__}.".startswith(module):
@@ -94,6 +95,7 @@ def _remedy_for_class(value: object) -> str | None:
 
 def _remedy_for_tensor(value: Any) -> str | None:
     """Return the remedy for a tensor without a counterpart in NumPy."""
+    # no isinstance, which would import torch
     if type(value).__module__.split(".")[0] != "torch" or not hasattr(value, "layout"):
         return None
     if value.is_nested:
@@ -118,6 +120,7 @@ def _remedy_for_unknown_size(value: object) -> str | None:
 
 
 def _remedy_for_one_pass(value: object) -> str | None:
+    # NumPy would make an array of one object of either
     if isinstance(value, Iterator):
         return (
             "it can be read once and has no length; make a list of series (F, T_i) or an array of "

@@ -40,9 +40,12 @@ class Segments:
         """Make one row per series: ``lengths`` steps (default: up to ``n_steps``) from step
         ``starts`` (default: 0).
         """
-        start = np.zeros(n_series, int) if starts is None else np.asarray(starts)
-        length = n_steps - start if lengths is None else np.asarray(lengths)
-        return cls(np.arange(n_series), start, length)
+        if starts is None:
+            starts = np.zeros(n_series, int)
+        start = np.asarray(starts)
+        if lengths is None:
+            lengths = n_steps - start
+        return cls(np.arange(n_series), start, np.asarray(lengths))
 
     def __len__(self) -> int:
         return len(self.series)
@@ -65,12 +68,11 @@ class Segments:
     @cached_property
     def common_series(self) -> slice | None:
         """The series as a slice, or None if they are not consecutive."""
-        if (np.diff(self.series) != 1).any():
+        distances = np.diff(self.series)
+        if (distances != 1).any():
             return None
-        return slice(
-            int(self.series[0]),
-            int(self.series[-1]) + 1,
-        )
+        first = int(self.series[0])
+        return slice(first, first + len(self))
 
     @cached_property
     def groups_by_start(self) -> list[tuple[slice | np.ndarray, Segments]]:
@@ -79,8 +81,10 @@ class Segments:
         """
         groups: list[tuple[slice | np.ndarray, Segments]] = []
         for begin in np.unique(self.start):
+            # usually evenly spaced, as the folds of all series are
             at = np.flatnonzero(self.start == begin)
-            groups.append((_as_even_slice(at), self[at]))
+            group = self[at]
+            groups.append((_as_even_slice(at), group))
         return groups
 
     @cached_property
@@ -117,7 +121,7 @@ class Segments:
         ([0, 0, 1, 1], [0, 3, 0, 3], [3, 2, 3, 2])
         """
         n = batchsize // len(self)
-        if n < 2:
+        if n < 2:  # the rows fill the minibatch as they are
             return self
         if least is None:
             folds = np.where(self.length > n, n, 1)
@@ -126,13 +130,15 @@ class Segments:
         most = int(folds.max())
         if most == 1:
             return self
-        row = np.repeat(np.arange(len(self)), folds)
+        numbers = np.arange(len(self))
+        row = np.repeat(numbers, folds)
         k = np.concatenate([np.arange(f) for f in folds])  # which fold of its row
-        size = self.length[row] // folds[row]
-        n_longer = self.length[row] % folds[row]  # so many first folds have one step more
+        # so many first folds have one step more
+        size, n_longer = np.divmod(self.length[row], folds[row])
+        offset = k * size + np.minimum(k, n_longer)
         return Segments(
             self.series[row],
-            self.start[row] + k * size + np.minimum(k, n_longer),
+            self.start[row] + offset,
             size + (k < n_longer),
             most,
         )
@@ -141,27 +147,42 @@ class Segments:
         """Return which steps exist: bool of shape (S, B), or None if all do."""
         if stop <= self.min_length:
             return None
-        return np.arange(start, stop)[:, None] < self.length[None, :]
+        steps = np.arange(start, stop)
+        return steps[:, None] < self.length
 
-    def coverage_mask(self, series: slice, steps: slice, skip: int = 0) -> np.ndarray | None:
+    def coverage_mask(
+        self,
+        series: slice,
+        steps: slice,
+        skip: int = 0,
+    ) -> np.ndarray | None:
         """Return which steps of some series are in a row, without its first ``skip``: bool (N, T),
         None if all.
         """
         size = series.stop - series.start
         length = steps.stop - steps.start
-        here = self[(self.series >= series.start) & (self.series < series.stop)]
+        is_after = self.series >= series.start
+        here = self[is_after & (self.series < series.stop)]
         stop = here.start + here.length
-        begin = np.clip(np.minimum(here.start + skip, stop) - steps.start, 0, length)
+        counted = here.start + skip
+        start = np.minimum(counted, stop)
+        # within the window of steps
+        begin = np.clip(start - steps.start, 0, length)
         end = np.clip(stop - steps.start, 0, length)
-        overlap_free = len(np.unique(here.series)) == len(here)
-        if overlap_free and (end - begin).sum() == size * length:
+        # the usual case, without a mask of all steps: one row per series, which covers all of them
+        n_different = len(np.unique(here.series))
+        lengths = end - begin
+        n_steps = lengths.sum()
+        if n_different == len(here) and n_steps == size * length:
             return None
         # +1 where a row begins and -1 where it ends: the running sum counts the rows at a step
-        edges = np.zeros((size, length + 1), int)
+        shape = (size, length + 1)
+        edges = np.zeros(shape, int)
         line = here.series - series.start
         np.add.at(edges, (line, begin), 1)
         np.add.at(edges, (line, end), -1)
-        covered = edges.cumsum(1)[:, :-1] > 0
+        n_rows = edges.cumsum(1)
+        covered = n_rows[:, :-1] > 0
         return None if covered.all() else covered
 
 
@@ -171,11 +192,9 @@ def _as_even_slice(positions: np.ndarray) -> slice | np.ndarray:
     if (steps != steps[:1]).any():
         return positions
     step = int(steps[0]) if len(steps) else 1
-    return slice(
-        int(positions[0]),
-        int(positions[-1]) + 1,
-        step,
-    )
+    first = int(positions[0])
+    last = int(positions[-1])
+    return slice(first, last + 1, step)
 
 
 @dataclass(frozen=True)
@@ -225,36 +244,40 @@ class SeriesShards:
         """Put the series of all ranks, each a segment, in the common order; ``whole`` is in the
         order of ranks.
         """
-        counts = tuple(len(rows) for rows in whole)
+        counts = tuple(map(len, whole))
         owner = np.repeat(np.arange(len(counts)), counts)
-        local = np.concatenate([np.arange(n) for n in counts])
-        places = (local + 0.5) / np.array(counts)[owner]
+        numbers = [np.arange(n) for n in counts]
+        local = np.concatenate(numbers)
+        n_of_owner = np.array(counts)[owner]
+        places = (local + 0.5) / n_of_owner
         order = np.lexsort((owner, places))  # by place, at the same place by rank
         starts = np.concatenate([rows.start for rows in whole])
         lengths = np.concatenate([rows.length for rows in whole])
-        return cls(
-            rank,
-            Segments(np.arange(len(order)), starts[order], lengths[order]),
-            counts,
-            owner[order],
-            local[order],
-        )
+        # numbered anew: the number of a series on its rank says nothing to the others
+        in_order = Segments(np.arange(len(order)), starts[order], lengths[order])
+        return cls(rank, in_order, counts, owner[order], local[order])
 
     @property
     def n_steps(self) -> int:
         """The least number of steps of an array that could hold all series."""
-        return int((self.whole.start + self.whole.length).max())
+        stops = self.whole.start + self.whole.length
+        return int(stops.max())
 
     def own(self, rows: Segments) -> Segments:
         """Return this rank's rows among those of all ranks, series as in its arrays."""
-        mine = rows[self.owner[rows.series] == self.rank]
-        return replace(mine, series=self.local[mine.series])
+        owner = self.owner[rows.series]
+        mine = rows[owner == self.rank]
+        local = self.local[mine.series]
+        return replace(mine, series=local)
 
     def in_common_order(self, values: Sequence[np.ndarray]) -> np.ndarray:
         """Return one value per series in the common order, from the values of each rank."""
-        first = np.cumsum([0, *self.counts])[:-1]
+        first = np.cumsum([0, *self.counts])
+        # a rank may send more than its values: all send arrays of one length
         parts = [v[:n] for v, n in zip(values, self.counts, strict=True)]
-        return np.concatenate(parts)[first[self.owner] + self.local]
+        by_rank = np.concatenate(parts)
+        place = first[self.owner] + self.local
+        return by_rank[place]
 
     def permute_within_ranks(self, order: np.ndarray, rows: Segments) -> np.ndarray:
         """Change a permutation of rows so that every rank keeps the places of its rows, in the
@@ -262,6 +285,8 @@ class SeriesShards:
         """
         owner = self.owner[rows.series]
         permuted = np.empty_like(order)
+        permuted_owner = owner[order]
         for rank in np.unique(owner):
-            permuted[owner == rank] = order[owner[order] == rank]
+            of_rank = order[permuted_owner == rank]
+            permuted[owner == rank] = of_rank
         return permuted

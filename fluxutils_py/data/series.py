@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,17 +18,21 @@ from fluxutils_py.data.arrays import (
 )
 from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.h5map import H5Map
+from fluxutils_py.data.indexing import Index
+from fluxutils_py.data.lazy import Function
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError
 
-GLANCE = 8
+GLANCE = 8  # one window in so many is looked at, once all were in memory for a while
+
+Axes = tuple[int, int, int]
 
 
 class _CopyOrder(NamedTuple):
     """Orders of axes: of (F, B, S) in a copy, and of the copy to come back to (F, B, S)."""
 
-    there: tuple[int, int, int]
-    back: tuple[int, int, int]
+    there: Axes
+    back: Axes
 
 
 SERIES_FIRST = _CopyOrder((1, 0, 2), (1, 0, 2))
@@ -76,7 +80,7 @@ class SeriesArray:
         array = as_three_axes(array, name)
         self.array = array
         self.name = name
-        self.F, self.N, self.T = (int(n) for n in array.shape)
+        self.F, self.N, self.T = map(int, array.shape)
         self.dtype = _dtype_of_numbers(array, name)
         self.kind = "int" if self.dtype.kind in "iu" else "float"
         self.in_memory = in_memory(array) or bool(getattr(array, "in_memory", False))
@@ -84,31 +88,35 @@ class SeriesArray:
         if self._may_wrap and self.in_memory:
             for stored in self.stored_arrays:
                 self._require_int64(stored)
-
         self._map = array if isinstance(array, H5Map) else None
         self.nonblocking = self._map is not None or is_nonblocking(array)
+        # set by whoever encodes labels, as integers have no NaN
         self.missing_label: int | None = None
         self._n_resident = 0  # windows in a row that were in memory
-        # as a plain ndarray, whose slices are made faster than those of a map
-        self._plain = array.view(np.ndarray) if isinstance(array, np.ndarray) else None
-        self._order = None if self._plain is None else _copy_order(self._plain.strides)
-        self.function: Callable[[np.ndarray], np.ndarray] | None = None
+        self._plain: np.ndarray | None = None
+        self._order: _CopyOrder | None = None
+        if isinstance(array, np.ndarray):
+            # as a plain ndarray, whose slices are made faster than those of a map
+            self._plain = array.view(np.ndarray)
+            self._order = _copy_order(array.strides)
+        self.function: Function | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
         return self.F, self.N, self.T
 
-    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> SeriesArray:
+    def map(self, function: Function) -> SeriesArray:
         """Return the same array with a function applied to what :meth:`read` returns; ``array`` is
         unchanged.
 
         ``function`` takes and returns blocks (F, n, t), and gives floating-point numbers, NaN for
         NaN.
         """
-        mapped = copy.copy(self)
+        mapped = copy.copy(self)  # shares the array
         mapped.function = function
         mapped.kind = "float"
-        mapped.dtype = function(np.zeros((self.F, 1, 1), self.dtype)).dtype
+        trial = np.zeros((self.F, 1, 1), self.dtype)
+        mapped.dtype = function(trial).dtype
         return mapped
 
     @property
@@ -121,13 +129,22 @@ class SeriesArray:
         None if none is.
         """
         if self.kind == "float":
-            mask = np.isnan(values) if values.dtype.kind == "f" else None
+            if values.dtype.kind != "f":  # booleans
+                return None
+            mask = np.isnan(values)
+        elif self.missing_label is None:
+            return None
         else:
-            mask = None if self.missing_label is None else values == self.missing_label
-        return mask if mask is not None and mask.any() else None
+            mask = values == self.missing_label
+        return mask if mask.any() else None
 
-    def read(self, rows: Segments, start: int, stop: int) -> np.ndarray:
-        """Steps ``start`` to ``stop`` of the given rows, time-major.
+    def read(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
+        """Return steps ``start`` to ``stop`` of the given rows, time-major.
 
         Returns
         -------
@@ -142,7 +159,8 @@ class SeriesArray:
         except BlockError as error:
             raise DataError(f"{self.name}: {error}") from None
         if self.function is not None:
-            return self.function(block.transpose(2, 1, 0)).transpose(2, 1, 0)
+            block = self.function(block.transpose(2, 1, 0))
+            return block.transpose(2, 1, 0)
         if self._may_wrap:
             self._require_int64(block)
         return block
@@ -164,18 +182,28 @@ class SeriesArray:
                 "quantities, number the values anew if they are categories"
             )
 
-    def _read(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def _read(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         if hasattr(self.array, "read_segments"):  # computes its values: for all rows in one go
             return np.asarray(self.array.read_segments(rows, start, stop))
-        if rows.common_start is not None and (
-            rows.common_series is not None or self._plain is not None
-        ):
+        # scattered series of a file come in pieces, which _read_groups puts into one copy
+        is_rectangle = rows.common_series is not None or self._plain is not None
+        if rows.common_start is not None and is_rectangle:
             return self._read_together(rows, start, stop)
         if self._plain is not None and self._order is None:
             return self._read_features(self._plain, rows, start, stop)
         return self._read_groups(rows, start, stop)
 
-    def _read_together(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def _read_together(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         """Read rows that start together, as one rectangle."""
         block = self._rectangle(rows, start, stop)
         n_beyond = stop - start - block.shape[2]
@@ -185,59 +213,86 @@ class SeriesArray:
         return block.transpose(2, 1, 0)
 
     def _read_features(
-        self, plain: np.ndarray, rows: Segments, start: int, stop: int
+        self,
+        plain: np.ndarray,
+        rows: Segments,
+        start: int,
+        stop: int,
     ) -> np.ndarray:
         """Read any rows of an array whose features stand together in memory."""
-        steps = np.minimum(rows.start + np.arange(start, stop)[:, None], self.T - 1)  # (S, B)
+        steps = rows.start + np.arange(start, stop)[:, None]  # (S, B)
+        steps = np.minimum(steps, self.T - 1)  # beyond the end: the caller masks these steps
         time_major = plain.transpose(2, 1, 0)
         if time_major.flags.c_contiguous:
             # as rows of a table: this takes a fourth of the time of two indices
-            return time_major.reshape(-1, self.F).take(steps * self.N + rows.series, axis=0)
+            table = time_major.reshape(-1, self.F)
+            return table.take(steps * self.N + rows.series, axis=0)
         return time_major[steps, rows.series]
 
-    def _read_groups(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def _read_groups(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         """Read any rows: those that start together, such as folds, as one rectangle each."""
         order = self._order or SERIES_FIRST
         sizes = self.F, len(rows), stop - start
-        out = np.zeros([sizes[axis] for axis in order.there], self.dtype).transpose(order.back)
+        out = np.zeros([sizes[axis] for axis in order.there], self.dtype)
+        out = out.transpose(order.back)
         for which, part in rows.groups_by_start:
             block = self._rectangle(part, start, stop)
-            out[:, which, : block.shape[2]] = block
+            n_steps = block.shape[2]
+            out[:, which, :n_steps] = block
         return out.transpose(2, 1, 0)
 
-    def _rectangle(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def _rectangle(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         """Read steps of rows that start together, as far as the array goes: shape (F, B, at most
         S), in its memory order.
         """
         begin = rows.common_start or 0
         first = begin + start
         last = max(first, min(begin + stop, self.T))
+        consecutive = rows.common_series
         if self._plain is not None:
-            which = rows.series if rows.common_series is None else rows.common_series
+            which = rows.series if consecutive is None else consecutive
             return self._plain[:, which, first:last]
-        series = rows.series if rows.common_series is None else range(self.N)[rows.common_series]
+        series: Index = rows.series
+        if consecutive is not None:
+            series = range(consecutive.start, consecutive.stop)
         return read_block(self.array, range(self.F), series, range(first, last))
 
-    def prefetch(self, rows: Segments, start: int, stop: int) -> None:
+    def prefetch(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> None:
         """Announce what will be read soon, so that the pages of a map are fetched meanwhile.
 
-        Where all was in memory for a while, only one window in ``GLANCE`` is looked at: a look
-        takes longer than the window, between training steps that have emptied the caches of the
-        processor. It returns at once.
+        It returns at once.
         """
         if self._map is None or self._plain is None:
             return
+        # a look takes longer than the window, between training steps that have emptied the caches
+        # of the processor
         self._n_resident += 1
         if self._n_resident > GLANCE and self._n_resident % GLANCE:
             return
         groups = [rows]
         if rows.common_start is None:
             groups = [part for _, part in rows.groups_by_start]
-        views: list[np.ndarray] = []
+        views = []
         for part in groups:
             begin = part.common_start or 0
             steps = slice(begin + start, begin + stop)
-            views += [self._plain[:, series, steps] for series in _slices_of_series(part)]
+            for series in _slices_of_series(part):
+                views.append(self._plain[:, series, steps])
         if self._map.willneed(*views):
             self._n_resident = 0
 
@@ -250,7 +305,10 @@ def _dtype_of_numbers(array: Any, name: str) -> np.dtype:
     DataError
         If it holds no real numbers.
     """
-    dtype = np.dtype(getattr(array, "dtype", None) or np.asarray(array[0:1, 0:1, 0:1]).dtype)
+    declared = getattr(array, "dtype", None)
+    if declared is None:
+        declared = np.asarray(array[0:1, 0:1, 0:1]).dtype
+    dtype = np.dtype(declared)
     if dtype.kind in "fiub":
         return dtype
     remedy = "convert it, as with astype"
@@ -277,7 +335,7 @@ def _copy_order(strides: tuple[int, ...]) -> _CopyOrder | None:
     (benchmarks/bench_windows.py). None where features run innermost: the block needs no
     transposition.
     """
-    features, series, steps = (abs(stride) for stride in strides)
+    features, series, steps = map(abs, strides)
     if features <= min(series, steps):
         return None
     return SERIES_FIRST if steps <= series else STEPS_FIRST

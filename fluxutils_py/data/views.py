@@ -18,14 +18,21 @@ from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.feature_names import Names, get_feature_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.indexing import Index, compose_index, contiguous_runs, parse_index
-from fluxutils_py.data.lazy import Function, LazyArray, as_picklable, preserve_features, select
+from fluxutils_py.data.lazy import (
+    Function,
+    Functions,
+    LazyArray,
+    as_picklable,
+    preserve_features,
+    select,
+)
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.validation import check_integer
 
 
 @dataclass(frozen=True)
 class Flattened:
-    """What is kept of a :func:`samples` view that was read as a matrix."""
+    """The facts that are kept of a :func:`samples` view that was read as a matrix."""
 
     columns: int
     steps: int
@@ -34,16 +41,16 @@ class Flattened:
 
 ENOUGH_ROWS = 5  # of fewer, other data might look scaled by chance
 ROUNDING = 1e-6  # of correlations of float32 columns
-# Scikit-learn hands on matrices, not views: this is how an estimator behind a StandardScaler learns
-# T all the same.
+# scikit-learn passes on matrices, not views: this is how an estimator behind a StandardScaler
+# learns T all the same
 RECENT: deque[Flattened] = deque(maxlen=8)
 
 
 def flattened_steps(matrix: np.ndarray) -> int | None:
-    """Return T if the first row of a matrix is one of a ``samples`` view that was lately flattened;
-    else None.
+    """Return T if a matrix comes from a ``samples`` view that was lately flattened; else None.
 
-    So it does if all rows are there and a tool has scaled the columns, as ``StandardScaler`` does.
+    It does if its first row is one of the view, or if all rows are there and a tool has scaled the
+    columns, as ``StandardScaler`` does.
     """
     if not len(matrix):
         return None
@@ -51,7 +58,8 @@ def flattened_steps(matrix: np.ndarray) -> int | None:
     for seen in reversed(RECENT):
         if seen.columns != matrix.shape[1]:
             continue
-        if (seen.ends == ends[0]).all(1).any() or _are_scaled(seen.ends, ends):
+        has_first_row = (seen.ends == ends[0]).all(1).any()
+        if has_first_row or _are_scaled(seen.ends, ends):
             return seen.steps
     return None
 
@@ -65,9 +73,10 @@ def _are_scaled(a: np.ndarray, b: np.ndarray) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):  # infinite values are not scaled ones
         a = a - a.mean(0)
         b = b - b.mean(0)
-        product = np.sqrt((a**2).sum(0)) * np.sqrt((b**2).sum(0))
-        alike = abs((a * b).sum(0)) > (1 - ROUNDING) * product
-    return bool((product > 0).all() and alike.all())
+        norms = np.sqrt((a**2).sum(0)) * np.sqrt((b**2).sum(0))
+        covariance = (a * b).sum(0)
+        correlated = abs(covariance) > (1 - ROUNDING) * norms
+    return bool((norms > 0).all() and correlated.all())
 
 
 class SequenceView(DuckArray):
@@ -94,7 +103,7 @@ class SequenceView(DuckArray):
         self,
         array: Any,
         index: Index | None = None,
-        functions: tuple[Function, ...] = (),
+        functions: Functions = (),
         names: Names | None = None,
         context: int = 0,
     ) -> None:
@@ -108,9 +117,9 @@ class SequenceView(DuckArray):
 
     @property
     def feature_names(self) -> Names | None:
-        if not preserve_features(self.functions):
-            return None
-        return get_feature_names(self.array) if self._names is None else self._names
+        if self._names is None and preserve_features(self.functions):
+            return get_feature_names(self.array)
+        return self._names
 
     @property
     def native(self) -> Any:
@@ -123,22 +132,23 @@ class SequenceView(DuckArray):
 
     @property
     def shape(self) -> tuple[int, int]:  # type: ignore[override]  # as the index now is
-        return len(self.index), self.n_features * self.array.shape[3 - self.axis]
+        n_others = self.array.shape[3 - self.axis]
+        return len(self.index), self.n_features * n_others
 
     def __repr__(self) -> str:
-        of = f"(F, N, T)=({self.n_features}, {self.array.shape[1]}, {self.array.shape[2]})"
-        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, of {of})"
+        fnt = (self.n_features, *self.array.shape[1:])
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, of (F, N, T)={fnt})"
 
     def __getitem__(self, key: Any) -> Any:
         which, columns = parse_index(key, self.shape)
-        every = isinstance(columns, range) and columns == range(self.shape[1])
+        is_all = isinstance(columns, range) and columns == range(self.shape[1])
         if not isinstance(columns, int):
             columns = np.asarray(columns, dtype=np.intp)
         if isinstance(which, int):
-            row = np.asarray(self._with_index(self.index[which : which + 1]))[0]
-            return row[columns]
+            row = self._with_index(self.index[which : which + 1])
+            return np.asarray(row)[0, columns]
         rows = self._with_index(compose_index(self.index, which))
-        return rows if every else np.asarray(rows)[:, columns]
+        return rows if is_all else np.asarray(rows)[:, columns]
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[i] for i in range(len(self)))
@@ -146,7 +156,8 @@ class SequenceView(DuckArray):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("cannot return a view of sequences as a matrix without copying it")
-        return np.array(self.to_rows(np.asarray(self.native)), dtype)
+        array = np.asarray(self.native)
+        return np.array(self.to_rows(array), dtype)
 
     def __array_namespace__(self, api_version: str | None = None) -> ModuleType:
         return np
@@ -159,7 +170,9 @@ class SequenceView(DuckArray):
         mode: str = "raise",
     ) -> Any:
         """Return rows by their numbers, as a view, or read columns (``axis=1``)."""
-        return self[np.asarray(indices)] if axis in (None, 0) else self[:, indices]
+        if axis in (None, 0):
+            return self[np.asarray(indices)]
+        return self[:, indices]
 
     def copy(self) -> np.ndarray:
         """Read everything into a matrix that may be written to."""
@@ -182,7 +195,8 @@ class SequenceView(DuckArray):
         change. Names of features stay if it is a ufunc of NumPy, or has an attribute
         ``keeps_features = True``. For several processes it must be picklable.
         """
-        return self._rebuild_view(self.index, (*self.functions, function))
+        functions = (*self.functions, function)
+        return self._rebuild_view(self.array, self.index, functions)
 
     def replace(self, make: Callable[[Any], Any]) -> Self:
         """Return the same rows of another array of the same series and steps, computed by ``make``.
@@ -190,22 +204,25 @@ class SequenceView(DuckArray):
         Use it for functions of earlier steps, which :meth:`map` does not see: ``make`` takes the
         whole array (F, N, T) of the view, and returns an array that reads lazily.
         """
-        array = LazyArray(self.array, functions=self.functions) if self.functions else self.array
-        return self._rebuild_view(self.index, (), make(array))
+        whole = select(self.array, None, None, self.functions)
+        array = make(whole)
+        return self._rebuild_view(array, self.index, ())
 
     def _with_index(self, index: Index) -> Self:
-        return self._rebuild_view(index, self.functions)
+        return self._rebuild_view(self.array, index, self.functions)
 
     def _rebuild_view(
-        self, index: Index, functions: tuple[Function, ...], array: Any = None
+        self,
+        array: Any,
+        index: Index,
+        functions: Functions,
     ) -> Self:
-        return type(self)(
-            self.array if array is None else array, index, functions, self._names, self.context
-        )
+        return type(self)(array, index, functions, self._names, self.context)
 
     def _native(self, index: Index) -> Any:
-        series, steps = (index, None) if self.axis == 1 else (None, index)
-        return select(self.array, series, steps, self.functions)
+        if self.axis == 1:
+            return select(self.array, index, None, self.functions)
+        return select(self.array, None, index, self.functions)
 
     def contiguous_runs(self) -> list[slice]:
         """Return slices of steps that follow each other in time; between them the state is
@@ -223,13 +240,15 @@ class SequenceView(DuckArray):
     def to_rows(cls, array: np.ndarray) -> np.ndarray:
         """Return the rows of an (F, N, T) array, as a view if its memory order allows."""
         rows = np.moveaxis(array, cls.axis, 0)
-        return rows.reshape(len(rows), rows.shape[1] * rows.shape[2])
+        _, n_features, n_others = rows.shape  # not -1, which an empty array does not allow
+        return rows.reshape(len(rows), n_features * n_others)
 
     @classmethod
     def from_rows(cls, rows: np.ndarray, n_features: int) -> np.ndarray:
         """Return the (F, N, T) array of some rows: the inverse of :meth:`to_rows`."""
         n_rows, n_columns = rows.shape
-        blocks = rows.reshape(n_rows, n_features, n_columns // n_features)
+        n_others = n_columns // n_features
+        blocks = rows.reshape(n_rows, n_features, n_others)
         return np.moveaxis(blocks, 0, cls.axis)
 
 
@@ -241,9 +260,11 @@ class SamplesView(SequenceView):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         matrix = super().__array__(dtype, copy)
         n_steps = self.array.shape[2]
+        # a matrix of one step per series needs no help: its columns are the features
         if n_steps > 1 and matrix.size and matrix.dtype.kind in "iuf":
             ends = matrix[:, [0, -1]].astype(np.float64)
-            RECENT.append(Flattened(matrix.shape[1], n_steps, ends))
+            flattened = Flattened(matrix.shape[1], n_steps, ends)
+            RECENT.append(flattened)
         return matrix
 
 
@@ -254,7 +275,8 @@ class TimestepsView(SequenceView):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        if len(self.index) > 1 and not (np.diff(np.asarray(self.index)) > 0).all():
+        distances = np.diff(np.asarray(self.index))
+        if not (distances > 0).all():
             raise ValueError(
                 "time steps must stay in their order: a state that runs forward cannot be carried "
                 "through steps that are shuffled, reversed or repeated; split with TimeSeriesSplit "
@@ -314,7 +336,10 @@ def samples(x: Any, *, feature_names: Sequence[str] | None = None) -> SamplesVie
 
 
 def timesteps(
-    x: Any, context: int = 0, *, feature_names: Sequence[str] | None = None
+    x: Any,
+    context: int = 0,
+    *,
+    feature_names: Sequence[str] | None = None,
 ) -> TimestepsView:
     """View an (F, N, T) array as a matrix with one row per time step, for splitting in time.
 
@@ -360,12 +385,13 @@ def timesteps(
 def _checked_names(names: Sequence[str] | None, array: Any) -> Names | None:
     if names is None:
         return None
+    n_features = array.shape[0]
     checked = () if isinstance(names, str) else tuple(names)
-    if len(checked) != array.shape[0] or not all(isinstance(n, str) for n in checked):
+    if len(checked) != n_features or not all(isinstance(n, str) for n in checked):
         raise DataError(
-            f"feature_names must be {array.shape[0]} strings, one per feature; got {names!r}"
+            f"feature_names must be {n_features} strings, one per feature; got {names!r}"
         )
-    return tuple(str(n) for n in checked)
+    return tuple(map(str, checked))  # of NumPy's strings, plain ones
 
 
 def _three_axes(x: Any, name: str) -> Any:
@@ -380,10 +406,12 @@ def _three_axes(x: Any, name: str) -> Any:
             "features"
         )
     array = as_three_axes(x, "x")
-    if np.dtype(getattr(array, "dtype", float)).kind in "cMmV":
+    dtype = np.dtype(getattr(array, "dtype", float))
+    if dtype.kind in "cMmV":
         raise DataError(
             f"x must hold real numbers, or labels, got dtype {array.dtype}; convert it, as with "
             "astype"
         )
-    lazy = isinstance(array, np.ndarray | H5Lazy | LazyArray | h5py.Dataset)
-    return array if lazy else LazyArray(array)
+    # other sources may lack what a view needs, such as indexing by arrays or pickling by name
+    is_known = isinstance(array, np.ndarray | H5Lazy | LazyArray | h5py.Dataset)
+    return array if is_known else LazyArray(array)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import h5py
 import numpy as np
 
-from fluxutils_py.data.arrays import check_named_axes, plain_block, reject_masked, to_numpy
+from fluxutils_py.data.arrays import (
+    check_named_axes,
+    plain_block,
+    reject_masked,
+    to_numpy,
+    with_shape,
+)
 from fluxutils_py.data.blocks import block_slices
+from fluxutils_py.data.lazy import Function
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError
@@ -35,28 +42,30 @@ class SampleWeight:
     Source: ``w`` of FluxUtils.jl's ``fit!`` (which scales the caller's array in place).
     """
 
-    def __init__(self, weight: Any, n_series: int, n_steps: int) -> None:
+    def __init__(
+        self,
+        weight: Any,
+        n_series: int,
+        n_steps: int,
+    ) -> None:
         reject_masked(weight, "sample_weight", fill="0")
-        weight = to_numpy(weight)
-        w = weight if hasattr(weight, "shape") else np.asarray(weight)
+        w = with_shape(to_numpy(weight))
         shape = tuple(w.shape)
+        # read at once if there is one per series; those of steps may be as large as the data
         self._per_series: np.ndarray | None = None
-        if shape == (1, n_series, n_steps):
-            self._read = lambda s, t: plain_block(w[0, s, t], "sample_weight")
-        elif shape == (n_series, n_steps):
-            self._read = lambda s, t: plain_block(w[s, t], "sample_weight")
-        elif shape == (n_series,):
-            self._per_series = each = plain_block(w[:], "sample_weight")
-            self._read = lambda s, t: np.repeat(each[s][:, None], max(t.stop - t.start, 0), 1)
-        else:
+        if shape == (n_series,):
+            self._per_series = plain_block(w[:], "sample_weight")
+        elif shape not in ((n_series, n_steps), (1, n_series, n_steps)):
             raise ShapeError(
                 f"sample_weight has shape {shape}; expected ({n_series},), ({n_series}, {n_steps}) "
                 f"or (1, {n_series}, {n_steps}) for {n_series} series of {n_steps} time steps"
             )
         if not isinstance(w, h5py.Dataset):  # the attribute of HDF5 is for arrays of three axes
             check_named_axes(w, "sample_weight", "series")
-        if np.dtype(getattr(w, "dtype", float)).kind not in "fiub":
+        dtype = np.dtype(getattr(w, "dtype", float))
+        if dtype.kind not in "fiub":
             raise DataError(f"sample_weight must hold real numbers, got dtype {w.dtype}")
+        self._weight = w
         self.n_series = n_series
         self.n_steps = n_steps
         self.scale = 1.0
@@ -68,10 +77,9 @@ class SampleWeight:
         *,
         burn_in: int = 0,
         mask_per_output: bool = False,
-        add_up: Callable[[np.ndarray], np.ndarray] = lambda sums: sums,
+        add_up: Function = lambda sums: sums,
     ) -> None:
-        """Scale to mean 1 over the steps that count: those of ``rows`` with a weight and no NaN
-        target. In blocks.
+        """Scale to mean 1 over the steps that count: those of ``rows`` with a weight and a target.
 
         Parameters
         ----------
@@ -93,7 +101,8 @@ class SampleWeight:
         """
         sums = np.zeros(2)
         for series, steps in block_slices(self.n_series, self.n_steps):
-            weights = self._read(series, steps).astype(float)  # (B, S)
+            weights = self.block(series, steps).astype(float)  # (B, S)
+            # not at the start, as the weights of a file are read here for the first time
             if not np.isfinite(weights).all() or (weights < 0).any():
                 raise DataError(
                     "sample_weight must be finite and not negative; use 0 for steps that should "
@@ -101,12 +110,14 @@ class SampleWeight:
                 )
             live = weights > 0
             covered = rows.coverage_mask(series, steps, burn_in)
-            live = live if covered is None else live & covered
+            if covered is not None:
+                live &= covered
             missing = [y.missing_mask(y.stored_block(series, steps)) for y in ys]
             if mask_per_output and any(mask is not None for mask in missing):
                 sums += _sums_of_outputs(weights, live, missing, [y.F for y in ys])
             else:
                 sums += _sums_of_steps(weights, live, missing)
+        # every rank takes part, also one whose rows have no weight
         total, count = add_up(sums)
         if count == 0:
             raise DataError(
@@ -118,7 +129,9 @@ class SampleWeight:
         """Return the rows of series whose weight is not 0, if series are weighted; else all."""
         if self._per_series is None:
             return rows
-        return rows[np.asarray(self._per_series > 0)[rows.series]]
+        # weights of steps stay: the state must run through steps of weight 0
+        is_weighted = self._per_series > 0
+        return rows[is_weighted[rows.series]]
 
     def max_per_series(self) -> np.ndarray:
         """Return the largest weight of each series, shape (N,)."""
@@ -126,39 +139,57 @@ class SampleWeight:
             return self._per_series
         out = np.zeros(self.n_series)
         for series, steps in block_slices(self.n_series, self.n_steps):
-            out[series] = np.maximum(out[series], self._read(series, steps).max(1))
+            largest = self.block(series, steps).max(1)
+            out[series] = np.maximum(out[series], largest)
         return out
 
     def block(self, series: slice, steps: slice) -> np.ndarray:
         """Return weights as they were given, shape (B, S)."""
-        return self._read(series, steps)
+        if self._per_series is not None:
+            n_steps = max(steps.stop - steps.start, 0)  # a window may begin past the end
+            return np.repeat(self._per_series[series, None], n_steps, 1)
+        key = (0, series, steps) if len(self._weight.shape) == 3 else (series, steps)
+        return plain_block(self._weight[key], "sample_weight")
 
-    def read(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+    def read(
+        self,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray:
         """Return the scaled weights of the given rows, shape (S, B); a fresh array. Steps past a
         row's end are unspecified.
         """
         size = stop - start
         first = rows.common_start
         if first is not None and rows.common_series is not None:
-            steps = slice(first + start, min(first + stop, self.n_steps))
-            w = self._read(rows.common_series, steps).T * self.scale
-            if len(w) == size:
+            steps = self._existing(first + start, first + stop)
+            w = self.block(rows.common_series, steps).T * self.scale
+            if len(w) == size:  # w is fresh, by the product
                 return w
-            return np.concatenate([w, np.zeros((size - len(w), len(rows)))])
+            padding = np.zeros((size - len(w), len(rows)))
+            return np.concatenate([w, padding])
         out = np.zeros((size, len(rows)))
         for i, (s, t) in enumerate(zip(rows.series, rows.start, strict=True)):
-            w = self._read(slice(s, s + 1), slice(t + start, min(t + stop, self.n_steps)))[0]
-            out[: len(w), i] = w
+            steps = self._existing(t + start, t + stop)
+            w = self.block(slice(s, s + 1), steps)
+            out[: w.size, i] = w[0]
         return out * self.scale
+
+    def _existing(self, start: int, stop: int) -> slice:
+        return slice(start, min(stop, self.n_steps))
 
 
 def _sums_of_steps(
-    weights: np.ndarray, live: np.ndarray, missing: Sequence[np.ndarray | None]
+    weights: np.ndarray,
+    live: np.ndarray,
+    missing: Sequence[np.ndarray | None],
 ) -> tuple[float, float]:
     """Return the sum of the weights of live steps that lack no output, and their number."""
     for mask in missing:
         if mask is not None:
-            live = live & ~mask.any(0)
+            lacks_any = mask.any(0)
+            live = live & ~lacks_any
     return float(weights[live].sum()), int(live.sum())
 
 
@@ -169,13 +200,12 @@ def _sums_of_outputs(
     sizes: Sequence[int],
 ) -> tuple[float, float]:
     """Return the same sums where a live step counts for the share of its outputs that is there."""
-    present = np.concatenate(
-        [
-            np.ones((size, *live.shape), bool) if mask is None else ~mask
-            for size, mask in zip(sizes, missing, strict=True)
-        ]
-    )
-    share = output_fractions(np.moveaxis(present & live, 0, -1), sizes)
+    parts = []
+    for size, mask in zip(sizes, missing, strict=True):
+        all_there = np.ones((size, *live.shape), bool)
+        parts.append(all_there if mask is None else ~mask)
+    present = np.concatenate(parts) & live
+    share = output_fractions(np.moveaxis(present, 0, -1), sizes)
     return float((weights * share).sum()), float(share.sum())
 
 
@@ -186,11 +216,16 @@ def output_fractions(present: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
     >>> output_fractions(np.array([[True, True, False], [True, False, False]]), [1, 2])
     array([0.75, 0.5 ])
     """
-    parts = np.split(present, np.cumsum(sizes)[:-1], -1)
-    return np.mean([part.mean(-1) for part in parts], 0)
+    fractions = [part.mean(-1) for part in _by_target(present, sizes)]
+    return np.mean(fractions, 0)
 
 
 def live_steps(present: np.ndarray, sizes: Sequence[int]) -> float:
-    """Return the sum of :func:`output_fractions`, from counts."""
-    parts = np.split(present, np.cumsum(sizes)[:-1], -1)
-    return float(np.mean([int(part.sum()) / part.shape[-1] for part in parts]))
+    """Return the sum of :func:`output_fractions`."""
+    # from counts, which are exact whatever the order of adding up
+    sums = [int(part.sum()) / part.shape[-1] for part in _by_target(present, sizes)]
+    return float(np.mean(sums))
+
+
+def _by_target(present: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    return np.split(present, np.cumsum(sizes)[:-1], -1)

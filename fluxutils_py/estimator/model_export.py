@@ -72,9 +72,12 @@ def _sklearn_module(transformer: Any, n_features: int) -> nn.Module | None:
     # by name: a subclass may compute something else
     match type(transformer).__name__:
         case "StandardScaler":
-            return Affine(_or(transformer.mean_, zeros), _or(transformer.scale_, ones))
+            # mean_ is there also where with_mean=False leaves it out
+            mean = transformer.mean_ if transformer.with_mean else zeros
+            return Affine(mean, transformer.scale_ if transformer.with_std else ones)
         case "RobustScaler":
-            return Affine(_or(transformer.center_, zeros), _or(transformer.scale_, ones))
+            center = transformer.center_ if transformer.with_centering else zeros
+            return Affine(center, transformer.scale_ if transformer.with_scaling else ones)
         case "MaxAbsScaler" if not getattr(transformer, "clip", False):  # since 1.8
             return Affine(zeros, transformer.scale_)
         case "MinMaxScaler" if not transformer.clip:
@@ -82,10 +85,6 @@ def _sklearn_module(transformer: Any, n_features: int) -> nn.Module | None:
         case "FunctionTransformer" if not transformer.kw_args:
             return _torch_counterpart(transformer.func)
     return None
-
-
-def _or(value: np.ndarray | None, default: np.ndarray) -> np.ndarray:
-    return default if value is None else value
 
 
 def inverse_target_module(transformer: Any, n_outputs: int) -> nn.Module:

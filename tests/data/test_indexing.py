@@ -61,11 +61,11 @@ def test_an_index_picks_what_numpy_picks(key):
 @pytest.mark.parametrize(("key", "message"), [
     ((0, 0, 0, 0), "too many indices: the array has 3 axes, got 4 indices"),
     ((..., 0, ...), "an index can have only one '...'"),
-    ((0, [1], [2]), "arrays of indices are taken along one axis only; take slices along the others"),
+    ((0, [1], [2]), "arrays of indices are taken along one axis only; use slices along the others"),
     (3, "index 3 is out of bounds for axis 0 with size 3"),
     (-4, "index -4 is out of bounds for axis 0 with size 3"),
     ((0, [1, 5]), "index 5 is out of bounds for axis 1 with size 5"),
-    (([0, 1], [0, 1]), "arrays of indices are taken along one axis only; take slices along the others"),
+    (([0, 1], [0, 1]), "arrays of indices are taken along one axis only; use slices along the others"),
     ((0, [True, False]), "a mask along axis 1 must have 5 values, got shape (2,)"),
     (True, "an index must be an integer, a slice, '...', or one list of integers or booleans, got True"),
     (np.True_, "an index must be an integer, a slice, '...', or one list of integers or booleans, got np.True_"),

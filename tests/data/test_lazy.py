@@ -180,10 +180,8 @@ def test_of_a_closed_file_nothing_can_be_sent(tmp_path):
         dataset = f.create_dataset("x", data=X)
     with pytest.raises(DataError) as caught:
         as_picklable(dataset)
-    assert (
-        str(caught.value)
-        == "an HDF5 file that was closed cannot be opened elsewhere; keep it open, or take h5mmap"
-    )
+    assert "file that was closed" in str(caught.value)
+    assert "h5mmap" in str(caught.value)
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])

@@ -392,6 +392,5 @@ def test_a_dataset_whose_file_was_closed(tmp_path):
         closed = file.create_dataset("x", data=values())
     with pytest.raises(DataError) as caught:
         SeriesArray(closed, "x")
-    assert str(caught.value) == (
-        "x is in an HDF5 file that was closed; keep that file open, or take h5mmap(path, name)"
-    )
+    assert str(caught.value).startswith("x is in an HDF5 file that was closed")
+    assert "h5mmap(path, name)" in str(caught.value)

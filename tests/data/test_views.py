@@ -514,8 +514,8 @@ def test_a_context_that_is_no_number_of_steps(context):
     ([True, False], "a mask along axis 0 must have {n} values, got shape (2,)"),
     ((0, 99), "index 99 is out of bounds for axis 1 with size {columns}"),
     ((slice(2), "a"), "an index must be an integer, a slice, '...', or one list of integers or booleans, got 'a'"),
-    (([0, 1], [0, 1]), "arrays of indices are taken along one axis only; take slices along the others"),
-    (([True] * 5, [0, 1]), "arrays of indices are taken along one axis only; take slices along the others"),
+    (([0, 1], [0, 1]), "arrays of indices are taken along one axis only; use slices along the others"),
+    (([True] * 5, [0, 1]), "arrays of indices are taken along one axis only; use slices along the others"),
 ])  # fmt: skip
 def test_a_bad_index_says_why(make, key, message):
     v = make(np.zeros((2, 5, 5)))

@@ -59,18 +59,27 @@ def test_the_forward_fill_carries_its_last_values(x):
         np.testing.assert_array_equal(state.numpy(), live.state[0].numpy())
 
 
-@pytest.mark.parametrize(
-    "made", [StandardScaler(), RobustScaler(), MaxAbsScaler(), MinMaxScaler()], ids=repr
-)
+SCALERS = [
+    StandardScaler(),
+    StandardScaler(with_mean=False),
+    StandardScaler(with_std=False),
+    RobustScaler(),
+    RobustScaler(with_centering=False),
+    RobustScaler(with_scaling=False),
+    MaxAbsScaler(),
+    MinMaxScaler(),
+]
+scalers_of_scikit_learn = pytest.mark.parametrize("made", SCALERS, ids=repr)
+
+
+@scalers_of_scikit_learn
 def test_scalers_of_scikit_learn(made, rng):
     rows = rng.normal(50, 3, size=(40, 3))
     found = transformer_module(made.fit(rows), "step", 3)(torch.from_numpy(rows)).numpy()
     np.testing.assert_allclose(found, made.transform(rows), rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "made", [StandardScaler(), RobustScaler(), MaxAbsScaler(), MinMaxScaler()], ids=repr
-)
+@scalers_of_scikit_learn
 def test_scalers_of_targets_are_undone(made, rng):
     rows = rng.normal(50, 3, size=(40, 2))
     scaled = made.fit(rows).transform(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,18 +13,29 @@ from typing import Any, NamedTuple, Self
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5 import opening
 from fluxutils_py.data.hdf5.datasets import warn_of_packing
 from fluxutils_py.data.hdf5.feature_names import Names, read_names, write_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
-from fluxutils_py.data.hdf5.opening import check_heap, describe, fnt_axes, open_file
+from fluxutils_py.data.hdf5.opening import (
+    PathLike,
+    Shape,
+    check_heap,
+    check_path,
+    describe,
+    find_dataset,
+    fnt_axes,
+    get_object,
+    holds_numbers,
+    numpy_dtype,
+    open_file,
+    read_axes,
+    wrap_h5_errors,
+)
 from fluxutils_py.data.hdf5.reading import h5mmap
 from fluxutils_py.data.hdf5.source_files import check_sources, escape
 from fluxutils_py.data.hdf5.writing import allocate, copy_into, make_dataset, new_file
 from fluxutils_py.errors import H5DataError
 from fluxutils_py.terminal import progress_bar
-
-PathLike = str | os.PathLike[str]
 
 # References, which are invalid in another file.
 NOT_COPIED = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST"}
@@ -53,12 +65,17 @@ class Source:
 
     path: str
     axes: str | None
-    shape: tuple[int, ...]  # as (F, N, T)
+    shape: Shape  # as (F, N, T)
     dtype: np.dtype
     h5_type: h5py.h5t.TypeID
     names: Names | None  # of features
     at: list[int] = field(default_factory=list)  # where it begins in the result
     exists: bool = True
+
+    @property
+    def size(self) -> int:
+        # NumPy's product of 64 bits may wrap
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -67,7 +84,7 @@ class JoinedDataset:
 
     name: str
     sources: list[Source]  # without gaps
-    shape: tuple[int, ...]  # as (F, N, T)
+    shape: Shape  # as (F, N, T)
     feature_names: Names | None
     fill: float | None  # the value where no source has data; None if there is no such place
     type: Any  # of HDF5 for a virtual dataset, of NumPy for a copy
@@ -79,7 +96,7 @@ class JoinedDataset:
     @property
     def n_bytes(self) -> int:
         """Bytes to copy."""
-        return _total_size(self.sources) * self.sources[0].dtype.itemsize
+        return sum(source.size * source.dtype.itemsize for source in self.sources)
 
 
 def h5concat(
@@ -91,7 +108,7 @@ def h5concat(
     axes: str | None = None,
     names: Sequence[str] | None = None,
     fill: float | None = None,
-    verbose: Any = "auto",
+    verbose: bool | str = "auto",
 ) -> None:
     """Concatenate the datasets of many HDF5 files along one or two axes.
 
@@ -153,11 +170,13 @@ def h5concat(
     >>> x.shape, x[0, :, 0].tolist()
     ((2, 12, 5), [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
     """
-    rows, join_axes = _file_grid(dst, srcs, dims)
+    dst = check_path(dst, "dst")
+    join_axes = _check_dims(dims, dst)
+    rows = _file_grid(dst, srcs, join_axes)
     if names is not None:
         names = _checked_names(dst, names)
     paths = [path for row in rows for path in row]
-    title = f"h5concat {os.path.basename(os.fsdecode(dst))}"
+    title = f"h5concat {os.path.basename(dst)}"
     with progress_bar(verbose, f"{title}: looking", len(paths), "file") as update:
         sources, copied = inspect_sources(paths, names, axes, join_axes, fill, update)
     joined = [
@@ -181,27 +200,33 @@ def h5concat(
 # -- the arguments ---------------------------------------------------------------------------------
 
 
-def _file_grid(dst: PathLike, srcs: Any, dims: object) -> tuple[list[list[str]], JoinAxes]:
-    """Return rows of files, and the axes along which to join rows and files."""
-    shown = opening.check_path(dst, "dst")
-    join_axes = _check_dims(dims, shown)
+def _file_grid(
+    dst: str,
+    srcs: object,
+    join_axes: JoinAxes,
+) -> list[list[str]]:
+    """Return rows of files, none of which is the result."""
     rows = []
-    for row in _as_rows(srcs, dims, join_axes, shown):
-        paths = [path for item in row for path in _matching_files(item, shown)]
-        _require_not_among(paths, shown)
+    for row in _as_rows(srcs, join_axes, dst):
+        paths = [path for item in row for path in _matching_files(item, dst)]
+        _require_not_among(paths, dst)
         rows.append(paths)
-    return rows, join_axes
+    return rows
 
 
-def _check_dims(dims: object, shown: str) -> JoinAxes:
+def _check_dims(dims: object, dst: str) -> JoinAxes:
     pair = tuple(dims) if isinstance(dims, Sequence) else (dims,)
     if len(pair) not in (1, 2) or not all(isinstance(d, int | np.integer) for d in pair):
-        raise H5DataError(f"{shown}: dims must be an axis or a pair of axes, got {dims!r}")
+        raise H5DataError(f"{dst}: dims must be an axis or a pair of axes, got {dims!r}")
     rows = None if len(pair) == 1 else int(pair[0])
     return JoinAxes(rows, int(pair[-1]))
 
 
-def _as_rows(srcs: Any, dims: object, join_axes: JoinAxes, shown: str) -> list[Sequence[object]]:
+def _as_rows(
+    srcs: Any,
+    join_axes: JoinAxes,
+    dst: str,
+) -> list[Sequence[object]]:
     """Return the sources as rows, one if they are joined along one axis."""
     if isinstance(srcs, str | bytes | os.PathLike) or not np.iterable(srcs):
         srcs = [srcs]
@@ -209,35 +234,35 @@ def _as_rows(srcs: Any, dims: object, join_axes: JoinAxes, shown: str) -> list[S
     nested = [isinstance(row, Sequence) and not isinstance(row, str | bytes) for row in srcs]
     if not srcs or any(nested) != all(nested) or (nested[0] and not all(srcs)):
         raise H5DataError(
-            f"{shown}: srcs must be a list of files or a list of lists of them, none empty, got "
+            f"{dst}: srcs must be a list of files or a list of lists of them, none empty, got "
             f"{srcs!r}"
         )
     has_two = join_axes.rows is not None
     if nested[0] != has_two:
-        wanted = (
-            "a list of lists of files, one list per row" if has_two else "a plain list of files"
-        )
+        wanted = "a plain list of files"
+        if has_two:
+            wanted = "a list of lists of files, one list per row"
         raise H5DataError(
-            f"{shown}: dims={dims!r} needs {wanted}; for two axes give both, as dims=(-2, -1)"
+            f"{dst}: dims={join_axes} needs {wanted}; for two axes give both, as dims=(-2, -1)"
         )
     return srcs if has_two else [srcs]
 
 
-def _require_not_among(paths: list[str], shown: str) -> None:
+def _require_not_among(paths: list[str], dst: str) -> None:
     """Check that no source is the file to write, under whatever name."""
     for path in paths:
-        is_same = os.path.realpath(path) == os.path.realpath(shown)
-        if not is_same and os.path.exists(path) and os.path.exists(shown):
-            is_same = os.path.samefile(path, shown)
+        is_same = os.path.realpath(path) == os.path.realpath(dst)
+        if not is_same and os.path.exists(path) and os.path.exists(dst):
+            is_same = os.path.samefile(path, dst)  # a hard link
         if is_same:
             raise H5DataError(
-                f"{shown}: this file is among the sources; give the result another name"
+                f"{dst}: this file is among the sources; give the result another name"
             )
 
 
-def _matching_files(source: object, shown: str) -> list[str]:
+def _matching_files(source: object, dst: str) -> list[str]:
     """Return the files that match a path or pattern."""
-    path = opening.check_path(source, f"{shown}: each of srcs")
+    path = check_path(source, f"{dst}: each of srcs")
     # a file may have such characters in its name
     if os.path.exists(path) or not any(character in path for character in "*?["):
         return [path]
@@ -247,18 +272,17 @@ def _matching_files(source: object, shown: str) -> list[str]:
     return paths
 
 
-def _checked_names(dst: PathLike, names: Any) -> list[str]:
+def _checked_names(dst: str, names: Any) -> list[str]:
     """Check the names of the datasets to join, and return them without superfluous slashes."""
-    shown = os.fsdecode(dst)
     is_list = not isinstance(names, str | bytes) and np.iterable(names)
     if not is_list or not all(isinstance(name, str) for name in names):
         raise H5DataError(
-            f"{shown}: names must be a list of names of datasets, as ['x', 'y'], got {names!r}"
+            f"{dst}: names must be a list of names of datasets, as ['x', 'y'], got {names!r}"
         )
     full_names = ["/".join(part for part in name.split("/") if part) for name in names]
     if not full_names or len(set(full_names)) < len(full_names):
         raise H5DataError(
-            f"{shown}: names must name one dataset or more, and each once, got {names!r}"
+            f"{dst}: names must name one dataset or more, and each once, got {names!r}"
         )
     return full_names
 
@@ -279,7 +303,7 @@ def inspect_sources(
     """
     contents = _Contents(axes, join_axes, fill)
     for path in paths:
-        with opening.open_file(path) as file, opening.wrap_h5_errors(path):
+        with open_file(path) as file, wrap_h5_errors(path):
             contents.add_file(file, path, names)
         update(1)
     joined: dict[str, list[Source]] = {}
@@ -305,13 +329,18 @@ class _FirstValue(NamedTuple):
     """A dataset that can only be copied, as the first file has it."""
 
     path: str
-    value: Any
+    value: object
 
 
 class _Contents:
     """What is in the files to join."""
 
-    def __init__(self, axes: str | None, join_axes: JoinAxes, fill: float | None) -> None:
+    def __init__(
+        self,
+        axes: str | None,
+        join_axes: JoinAxes,
+        fill: float | None,
+    ) -> None:
         self.axes = axes
         self.join_axes = join_axes
         self.fill = fill
@@ -319,13 +348,18 @@ class _Contents:
         self.values: dict[str, _FirstValue] = {}
         self.groups: dict[str, str] = {}  # with the first file that has them
 
-    def add_file(self, file: h5py.File, path: str, names: Sequence[str] | None) -> None:
+    def add_file(
+        self,
+        file: h5py.File,
+        path: str,
+        names: Sequence[str] | None,
+    ) -> None:
         """Inspect the named datasets of a file, or all objects at its top level."""
         datasets: dict[str, Source | None] = {}
         for name in names or file:
             if names and self.fill is not None and name not in file:
-                continue
-            read = opening.find_dataset if names else opening.get_object
+                continue  # leaves a gap
+            read = find_dataset if names else get_object
             item = read(file, path, name)
             if isinstance(item, h5py.Group):
                 self.groups.setdefault(name, path)
@@ -334,20 +368,29 @@ class _Contents:
         self.files.append(_FileDatasets(path, datasets))
 
     def _inspect_dataset(
-        self, dataset: h5py.Dataset, file: h5py.File, path: str, name: str
+        self,
+        dataset: h5py.Dataset,
+        file: h5py.File,
+        path: str,
+        name: str,
     ) -> Source | None:
-        if opening.holds_numbers(dataset) and self.join_axes.exist_in(dataset.ndim):
+        if holds_numbers(dataset) and self.join_axes.exist_in(dataset.ndim):
             return _read_source(dataset, path, name, self.axes)
         check_heap(file, name, describe(path, name), values=True)
         self._require_same_values(dataset, path, name)
         return None
 
-    def _require_same_values(self, dataset: h5py.Dataset, path: str, name: str) -> None:
+    def _require_same_values(
+        self,
+        dataset: h5py.Dataset,
+        path: str,
+        name: str,
+    ) -> None:
         first = self.values.setdefault(name, _FirstValue(path, dataset[()]))
         if _equal_values(first.value, dataset[()]):
             return
         reason = "does not hold numbers"
-        if opening.holds_numbers(dataset):
+        if holds_numbers(dataset):
             reason = f"has no axis {self.join_axes}"
         raise H5DataError(
             f"{describe(path, name)} {reason}, so that it can only be copied, and is not the same "
@@ -388,8 +431,13 @@ class _Contents:
                     "fill=np.nan to leave a gap there, or leave it out with names=[...]"
                 )
 
-    def _gap_of(self, like: Source, file: _FileDatasets, name: str) -> Source:
-        """Return what a file leaves that lacks a dataset: as long as the other datasets in it."""
+    def _gap_of(
+        self,
+        like: Source,
+        file: _FileDatasets,
+        name: str,
+    ) -> Source:
+        """Return the gap of a file without the dataset, as long as the other datasets in it."""
         sources = [source for source in file.by_name.values() if source is not None]
         shape = list(like.shape)
         for axis in self.join_axes:
@@ -406,25 +454,30 @@ class _Contents:
         return replace(like, path=file.path, shape=tuple(shape), names=None, exists=False)
 
 
-def _read_source(dataset: h5py.Dataset, path: str, name: str, axes: str | None) -> Source:
+def _read_source(
+    dataset: h5py.Dataset,
+    path: str,
+    name: str,
+    axes: str | None,
+) -> Source:
     where = describe(path, name)
-    letters = opening.read_axes(dataset, axes if dataset.ndim == 3 else None, where)
+    letters = read_axes(dataset, axes if dataset.ndim == 3 else None, where)
     check_sources(dataset, where)
     warn_of_packing(dataset, where)
     check_heap(dataset.file, dataset.name, where, list(dataset.attrs))  # all of which are copied
-    shape = tuple(int(dataset.shape[i]) for i in opening.fnt_axes(letters, dataset.ndim))
+    shape = tuple(dataset.shape[i] for i in fnt_axes(letters, dataset.ndim))
     return Source(
         path,
         letters,
         shape,
-        opening.numpy_dtype(dataset),
-        dataset.id.get_type().copy(),
+        numpy_dtype(dataset),
+        dataset.id.get_type().copy(),  # it is used after the file was closed
         read_names(dataset, shape[0]) if len(shape) == 3 else None,
     )
 
 
 def _equal_values(a: Any, b: Any) -> bool:
-    if isinstance(a, h5py.Empty) or isinstance(b, h5py.Empty):
+    if isinstance(a, h5py.Empty) or isinstance(b, h5py.Empty):  # NumPy has no such value
         return a == b
     a = np.asarray(a)
     b = np.asarray(b)
@@ -445,21 +498,18 @@ def _plan_dataset(
     shape = _place_parts(name, sources, rows, join_axes)
     feature_names = _feature_names(name, sources, shape)
     existing = [source for source in sources if source.exists]
-    gap_fill = None
-    if _total_size(existing) < int(np.prod(shape, dtype=object)):
-        gap_fill = fill or 0
+    is_full = sum(source.size for source in existing) == math.prod(shape)
+    gap_fill = None if is_full else fill or 0
     joined_type = _common_type(name, existing, virtual, gap_fill)
     return JoinedDataset(name, existing, shape, feature_names, gap_fill, joined_type)
 
 
-def _total_size(sources: list[Source]) -> int:
-    # of Python's integers: the product of 64 bits may wrap
-    return sum(int(np.prod(source.shape, dtype=object)) for source in sources)
-
-
 def _place_parts(
-    name: str, sources: list[Source], rows: list[list[str]], join_axes: JoinAxes
-) -> tuple[int, ...]:
+    name: str,
+    sources: list[Source],
+    rows: list[list[str]],
+    join_axes: JoinAxes,
+) -> Shape:
     """Set the offset of each part, and return the shape of the joined dataset."""
     first = sources[0]
     ndim = len(first.shape)
@@ -478,12 +528,18 @@ def _place_parts(
         for part in islice(remaining, len(row)):
             _require_fitting_shape(name, part, first, join_axes)
             part.at = list(start)
+            # of the longest row: others may have fewer files
             end = [max(e, s + n) for e, s, n in zip(end, start, part.shape, strict=True)]
             start[along.files] += part.shape[along.files]
     return tuple(end)
 
 
-def _require_fitting_shape(name: str, part: Source, first: Source, join_axes: JoinAxes) -> None:
+def _require_fitting_shape(
+    name: str,
+    part: Source,
+    first: Source,
+    join_axes: JoinAxes,
+) -> None:
     ndim = len(first.shape)
     if len(part.shape) == ndim:
         along = join_axes.counted_from_0(ndim)
@@ -496,7 +552,12 @@ def _require_fitting_shape(name: str, part: Source, first: Source, join_axes: Jo
     )
 
 
-def _common_type(name: str, sources: list[Source], virtual: bool, fill: float | None) -> Any:
+def _common_type(
+    name: str,
+    sources: list[Source],
+    virtual: bool,
+    fill: float | None,
+) -> Any:
     """Return the type of the joined dataset: the HDF5 type if all are equal, else NumPy's
     promotion.
     """
@@ -524,9 +585,15 @@ def _promoted_dtype(sources: list[Source], fill: float | None) -> np.dtype:
     return np.result_type(*dtypes)
 
 
-def _feature_names(name: str, sources: list[Source], shape: tuple[int, ...]) -> Names | None:
+def _feature_names(
+    name: str,
+    sources: list[Source],
+    shape: Shape,
+) -> Names | None:
     """Return the names of all features; None if a feature is named in no file."""
-    names: list[str | None] = [None] * (shape[0] if len(shape) == 3 else 0)
+    if len(shape) != 3:
+        return None
+    names: list[str | None] = [None] * shape[0]
     for part in sources:
         for i, feature in enumerate(part.names or (), part.at[0]):
             if names[i] not in (None, feature):
@@ -537,12 +604,17 @@ def _feature_names(name: str, sources: list[Source], shape: tuple[int, ...]) -> 
                 )
             names[i] = feature
     complete = tuple(feature for feature in names if feature is not None)
-    return complete if names and len(complete) == len(names) else None
+    return complete if len(complete) == len(names) > 0 else None
 
 
-def _refer_to_sources(file: h5py.File, joined: JoinedDataset, dst: PathLike) -> h5py.Dataset:
+def _refer_to_sources(
+    file: h5py.File,
+    joined: JoinedDataset,
+    dst: str,
+) -> h5py.Dataset:
     """Create a virtual dataset that refers to the sources."""
     first = joined.sources[0]
+    # HDF5 cannot change the order of axes
     for source in joined.sources:
         if source.axes != first.axes:
             raise H5DataError(
@@ -556,28 +628,32 @@ def _refer_to_sources(file: h5py.File, joined: JoinedDataset, dst: PathLike) -> 
         plist.set_fill_value(np.asarray(joined.fill, joined.type.dtype))
     file_shape = tuple(joined.shape[i] for i in order)
     space = h5py.h5s.create_simple(file_shape)
-    folder = os.path.dirname(os.path.realpath(os.fsdecode(dst)))
+    folder = os.path.dirname(os.path.realpath(dst))
     for source in joined.sources:
-        if 0 in source.shape:
+        if 0 in source.shape:  # HDF5 takes no empty selections
             continue
         size = tuple(source.shape[i] for i in order)
         space.select_hyperslab(tuple(source.at[i] for i in order), size)
         # relative, so that the folder can be moved as a whole
         path = escape(os.path.relpath(os.path.realpath(source.path), folder))
-        taken = h5py.h5s.create_simple(size)
-        taken.select_hyperslab((0,) * len(size), size)  # a fixed region: the file may grow later
-        plist.set_virtual(space, os.fsencode(path), escape(joined.name).encode(), taken)
+        selection = h5py.h5s.create_simple(size)
+        # a fixed region: the file may grow later
+        selection.select_hyperslab((0,) * len(size), size)
+        plist.set_virtual(space, os.fsencode(path), escape(joined.name).encode(), selection)
     return make_dataset(file, joined.name, file_shape, joined.type, plist)
 
 
 def _copy_sources(
-    file: h5py.File, joined: JoinedDataset, update: Callable[[int], object]
+    file: h5py.File,
+    joined: JoinedDataset,
+    update: Callable[[int], object],
 ) -> h5py.Dataset:
     order = fnt_axes(joined.axes, len(joined.shape))
     file_shape = [joined.shape[i] for i in np.argsort(order)]
     dataset = allocate(file, joined.name, file_shape, joined.type, joined.axes, joined.fill)
     for source in joined.sources:
         array = h5mmap(source.path, joined.name, source.axes)
+        # the file may have been replaced since it was inspected
         if array.shape != source.shape or array.dtype != source.dtype:
             raise H5DataError(
                 f"{describe(source.path, joined.name)} was replaced while being copied; join again"
@@ -588,7 +664,11 @@ def _copy_sources(
     return dataset
 
 
-def _write_attributes(dataset: h5py.Dataset, joined: JoinedDataset, dst: PathLike) -> None:
+def _write_attributes(
+    dataset: h5py.Dataset,
+    joined: JoinedDataset,
+    dst: str,
+) -> None:
     with open_file(joined.sources[0].path) as first:
         _copy_attributes(first[joined.name], dataset)
     if joined.axes is not None:

@@ -24,6 +24,7 @@ import numpy as np
 HEAP = b"GCOL\x01"  # how a global heap begins, in which HDF5 keeps strings of any length
 HEADER = 16  # bytes of a heap's header, and of that of each object in it
 WRAP = 1 << 64  # HDF5 adds sizes modulo this number
+STRING = 16  # bytes of an attribute for each string: its length, the heap, and its index there
 LONGEST = 1 << 20  # bytes of a string in an attribute
 READABLE = h5py.h5t.TypeStringID | h5py.h5t.TypeIntegerID | h5py.h5t.TypeFloatID
 
@@ -33,10 +34,13 @@ VARIABLE_LENGTH = 9  # class of a type, in the lower half of its first byte
 
 
 def find_heap_damage(
-    file: h5py.File, name: str, attributes: Sequence[str], values: bool = False
+    file: h5py.File,
+    name: str,
+    attributes: Sequence[str],
+    values: bool = False,
 ) -> str | None:
-    """Return what is wrong with the heap that a dataset and some of its attributes, or its values
-    too, need; None if nothing.
+    """Return the damage of the heap that a dataset and some of its attributes, or its values too,
+    need; None if it is sound.
 
     HDF5 itself detects other damage.
     """
@@ -143,37 +147,31 @@ class GuardedFile(io.RawIOBase):
         """Check the lengths of the strings of an attribute whose message was just read."""
         for block in self.seen:
             for at in _occurrences(block, name):
-                for version, header, unit in ATTRIBUTE_MESSAGES:
-                    if at < header or block[at - header] != version:
-                        continue
-                    lengths = struct.unpack_from("<HHH", block, at - header + 2)
-                    padded = [-(-length // unit) * unit for length in lengths]  # name, type, space
-                    type_class = block[at + padded[0]] & 15
-                    if lengths[0] == len(name) and type_class == VARIABLE_LENGTH:
-                        data = at + sum(padded)
-                        self._require_short_strings(block[data : data + 16 * count])
+                for begin in _values_of_attribute(block, at, len(name)):
+                    self._require_short_strings(block[begin : begin + STRING * count])
 
     def _require_short_strings(self, places: bytes) -> None:
-        for length, _, _ in struct.iter_unpack("<IQI", places[: len(places) // 16 * 16]):
+        n_whole = len(places) // STRING  # the block may end within the attribute
+        for length, _, _ in struct.iter_unpack("<IQI", places[: n_whole * STRING]):
             if length > LONGEST:
                 self._fail_reading(f"a string in an attribute is said to have {length} bytes")
 
     def _has_no_end(self, heap: int) -> bool:
-        size_bytes = os.pread(self.descriptor, 8, heap + 8).ljust(8, b"\0")
-        size = struct.unpack("<Q", size_bytes)[0]
+        size = int.from_bytes(os.pread(self.descriptor, 8, heap + 8), "little")
         if size > self.size - heap:
             return False  # HDF5 looks for that
         image = os.pread(self.descriptor, size, heap)
         place = HEADER
         while place + HEADER <= len(image):
             index, length = struct.unpack_from("<H6xQ", image, place)
-            begin = place + HEADER
-            step = (HEADER + (length + 7) // 8 * 8) % WRAP
-            if index == 0:  # the free object, whose length has the header in it
+            padded = (length + 7) // 8 * 8
+            step = (HEADER + padded) % WRAP
+            if index == 0:  # the free object, whose length includes the header
                 step = length
             if not 0 < step < WRAP - place:
                 return True
             if index and self._is_list_of_sources(heap, index):
+                begin = place + HEADER
                 self._require_checksum(image[begin : begin + length], heap)
             place += step
         return False
@@ -181,8 +179,11 @@ class GuardedFile(io.RawIOBase):
     def _is_list_of_sources(self, heap: int, index: int) -> bool:
         """Whether a virtual dataset whose header was just read says that its sources are there."""
         place = struct.pack("<QI", heap - self.base, index)
-        messages = [bytes([version, 3]) + place for version in (4, 5)]  # 3: a virtual layout
-        return any(message in block for message in messages for block in self.seen)
+        for version in (4, 5):
+            message = bytes([version, 3]) + place  # 3: a virtual layout
+            if any(message in block for block in self.seen):
+                return True
+        return False
 
     def _require_checksum(self, block: bytes, heap: int) -> None:
         checksum = int.from_bytes(block[-4:], "little")
@@ -194,6 +195,24 @@ class GuardedFile(io.RawIOBase):
     def _fail_reading(self, damage: str) -> None:
         self.damage = damage
         raise OSError(damage)
+
+
+def _values_of_attribute(
+    block: bytes,
+    at: int,
+    n_name: int,
+) -> Iterator[int]:
+    """Yield where the values of an attribute begin whose name is at a place of a block, for each
+    version of a message with strings of any length that it may be.
+    """
+    for version, header, unit in ATTRIBUTE_MESSAGES:
+        if at < header or block[at - header] != version:
+            continue
+        lengths = struct.unpack_from("<HHH", block, at - header + 2)  # of name, type and space
+        padded = [-(-length // unit) * unit for length in lengths]
+        type_class = block[at + padded[0]] & 15
+        if lengths[0] == n_name and type_class == VARIABLE_LENGTH:
+            yield at + sum(padded)
 
 
 def _occurrences(block: bytes, part: bytes) -> Iterator[int]:
@@ -208,25 +227,49 @@ MASK = 0xFFFFFFFF
 
 def lookup3(data: bytes) -> int:
     """Return the checksum of HDF5's metadata. Source: Bob Jenkins, lookup3.c, hashlittle, 2006."""
-    a = b = c = (0xDEADBEEF + len(data)) & MASK
+    start = (0xDEADBEEF + len(data)) & MASK
     if not data:
-        return c
+        return start
+    state = (start, start, start)
     padded = data.ljust(-(-len(data) // 12) * 12, b"\0")
     words: list[int] = np.frombuffer(padded, "<u4").tolist()
     for i in range(0, len(words) - 3, 3):
-        a = (a + words[i]) & MASK
-        b = (b + words[i + 1]) & MASK
-        c = (c + words[i + 2]) & MASK
+        state = _add(state, words[i : i + 3])
         for k in (4, 6, 8, 16, 19, 4):
-            mixed = ((a - c) & MASK) ^ _rotated(c, k)
-            a, b, c = b, (c + b) & MASK, mixed
-    a = (a + words[-3]) & MASK
-    b = (b + words[-2]) & MASK
-    c = (c + words[-1]) & MASK
+            state = _mix(*state, k)
+    state = _add(state, words[-3:])
     for k in (14, 11, 25, 16, 4, 14, 24):
-        mixed = ((c ^ b) - _rotated(b, k)) & MASK
-        a, b, c = b, mixed, a
-    return b
+        state = _mix_last(*state, k)
+    return state[1]
+
+
+State = tuple[int, int, int]
+
+
+def _add(state: State, words: Sequence[int]) -> State:
+    a, b, c = ((old + word) & MASK for old, word in zip(state, words, strict=True))
+    return a, b, c
+
+
+# The three numbers change places after each step, so that all steps have one formula.
+def _mix(
+    a: int,
+    b: int,
+    c: int,
+    k: int,
+) -> State:
+    mixed = ((a - c) & MASK) ^ _rotated(c, k)
+    return b, (c + b) & MASK, mixed
+
+
+def _mix_last(
+    a: int,
+    b: int,
+    c: int,
+    k: int,
+) -> State:
+    mixed = ((c ^ b) - _rotated(b, k)) & MASK
+    return b, mixed, a
 
 
 def _rotated(x: int, k: int) -> int:

@@ -1,15 +1,14 @@
-"""Look at a dataset that h5py opened before it is used, and open it in another process."""
+"""Check a dataset that h5py opened before it is used, and open it in another process."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5 import opening
 from fluxutils_py.data.hdf5.damage import read_attribute
 from fluxutils_py.data.hdf5.identity import (
     FileIdentity,
@@ -19,12 +18,21 @@ from fluxutils_py.data.hdf5.identity import (
     identity_at,
     identity_of,
 )
-from fluxutils_py.data.hdf5.opening import describe, open_file
+from fluxutils_py.data.hdf5.opening import (
+    PACKING,
+    Shape,
+    describe,
+    find_dataset,
+    numpy_dtype,
+    open_file,
+    wrap_h5_errors,
+)
 from fluxutils_py.data.hdf5.source_files import check_sources
 from fluxutils_py.data.refused_sources import refuse_source
-from fluxutils_py.errors import DataError, warn
+from fluxutils_py.errors import DataError, H5DataError, warn
 
 PLAIN = int | float | str | np.ndarray | np.generic | None
+# values of these attributes that change nothing
 NEUTRAL = {"scale_factor": 1, "add_offset": 0}
 
 
@@ -36,7 +44,7 @@ def check_dataset(array: Any, name: str) -> Any:
     ----------
     array : Any
     name : str
-        What messages call it.
+        Name used in error messages.
 
     Raises
     ------
@@ -53,117 +61,131 @@ def check_dataset(array: Any, name: str) -> Any:
     """
     if not isinstance(array, h5py.Dataset):
         refuse_source(array, name)
-        for i, item in enumerate(array if isinstance(array, tuple | list) else ()):
-            if not isinstance(item, PLAIN):  # of nested lists of numbers there may be many
-                check_dataset(item, f"{name}[{i}]")
+        if isinstance(array, tuple | list):
+            for i, item in enumerate(array):
+                if not isinstance(item, PLAIN):  # of nested lists of numbers there may be many
+                    check_dataset(item, f"{name}[{i}]")
         return array
-    if not array:
-        raise DataError(
-            f"{name} is in an HDF5 file that was closed; keep that file open, or take h5mmap(path, "
-            "name)"
-        )
+    require_open(array, name)
     where = f"{name}, {describe(array.file.filename, array.name or 'without a name')},"
-    with opening.wrap_h5_errors(where):
-        if array.is_virtual or array.external:
-            check_sources(array, where)
+    with wrap_h5_errors(where):
+        check_sources(array, where)
         warn_of_packing(array, where)
     return array
+
+
+def require_open(dataset: h5py.Dataset, name: str) -> None:
+    """Raise H5DataError if the file of a dataset was closed."""
+    if not dataset:
+        raise H5DataError(
+            f"{name} is in an HDF5 file that was closed; keep that file open, or use "
+            "h5mmap(path, name)"
+        )
 
 
 def warn_of_packing(dataset: h5py.Dataset, where: str) -> None:
     """Warn where attributes of NetCDF, which nothing here applies, say which values are missing or
     how they are packed.
-
-    NaN as the mark of missing values is what everything here takes it for; a scale of 1 and an
-    offset of 0 change nothing.
     """
-    found = {name: read_attribute(dataset, name) for name in opening.PACKING}
-    told = {name: value for name, value in found.items() if _says_something(name, value)}
-    if not told:
+    attributes = {name: read_attribute(dataset, name) for name in PACKING}
+    ignored = {name: value for name, value in attributes.items() if _matters(name, value)}
+    if not ignored:
         return
-    shown = ", ".join(f"{name}={np.asarray(value).ravel()[0]}" for name, value in told.items())
+    shown = ", ".join(f"{name}={np.asarray(value).ravel()[0]}" for name, value in ignored.items())
     variable = (dataset.name or "x").rpartition("/")[2]
     warn(
         f"{where} has the attributes {shown} of NetCDF, which h5py and h5mmap ignore: missing "
-        "values stay the numbers that stand for them, packed values stay packed; take "
+        "values stay the numbers that stand for them, packed values stay packed; use "
         f'xarray.open_dataset({os.fsdecode(dataset.file.filename)!r})["{variable}"], which '
-        "applies them",
+        "applies them"
     )
 
 
-def _says_something(name: str, value: Any) -> bool:
-    if value is None or np.asarray(value).dtype.kind not in "fiub" or not np.size(value):
+def _matters(name: str, value: object) -> bool:
+    """Whether an attribute changes the meaning of the stored numbers."""
+    numbers = np.asarray(value)
+    if value is None or numbers.dtype.kind not in "fiub" or not numbers.size:
         return False
     if name in NEUTRAL:
-        return bool(np.any(np.asarray(value) != NEUTRAL[name]))
-    return not bool(np.isnan(value).all())
+        return bool(np.any(numbers != NEUTRAL[name]))
+    # NaN stands for a missing value everywhere in this package too
+    return not bool(np.isnan(numbers).all())
 
 
 # -- other processes -------------------------------------------------------------------------------
 
 
-def locate_dataset(dataset: h5py.Dataset) -> tuple[str, str, FileIdentity, tuple[int, ...], str]:
-    """Return what :func:`open_located` needs to open a dataset in another process: the same one or
-    none.
+class DatasetLocation(NamedTuple):
+    """The arguments of :func:`open_located`."""
+
+    path: str
+    name: str
+    identity: FileIdentity
+    shape: Shape
+    dtype: str
+
+
+def locate_dataset(dataset: h5py.Dataset) -> DatasetLocation:
+    """Return what another process needs to open a dataset: the same one or none.
 
     Raises
     ------
     DataError
         If another process cannot open it.
     """
-    if not dataset:
-        raise DataError(
-            "an HDF5 file that was closed cannot be opened elsewhere; keep it open, or take h5mmap"
-        )
-    file, name = dataset.file, dataset.name
+    require_open(dataset, "the array to send to another process")
+    file = dataset.file
+    name = dataset.name
     where = describe(file.filename, name or "without a name")
     if name is None:
         raise DataError(f"{where} cannot be opened in another process; give it a name in its file")
     if file.driver not in ("sec2", "stdio", "direct"):
         raise DataError(
             f"{where} cannot be opened in another process: it comes through the file driver "
-            f"{file.driver!r}, not from a file on the disk; write it with h5save and take "
+            f"{file.driver!r}, not from a file on the disk; write it with h5save and use "
             "h5mmap(path, name), or use n_jobs=1"
         )
+    # of this process, whose lock keeps others out
     if file.mode != "r":
         raise DataError(
             f"{where} is open for writing, so that no other process can open it; close the file "
-            "and open it with mode='r', or take h5mmap(path, name), or use n_jobs=1"
+            "and open it with mode='r', or use h5mmap(path, name) or n_jobs=1"
         )
+    # other drivers have no descriptor
     known = identity_of(file) if file.driver == "sec2" else None
     path = _path_of(file, known)
     if path is None:
         raise DataError(
             f"{where} cannot be opened in another process: its file was moved or replaced, or the "
             "current directory has changed since it was opened by the relative name "
-            f"{file.filename!r}; open it by os.path.abspath(name), or take h5mmap(path, name)"
+            f"{file.filename!r}; open it by os.path.abspath(name), or use h5mmap(path, name)"
         )
     identity = current_identity(path, identity_at(path) if known is None else known)
-    return (
-        path,
-        name,
-        identity,
-        tuple(int(n) for n in dataset.shape),
-        opening.numpy_dtype(dataset).str,
-    )
+    return DatasetLocation(path, name, identity, dataset.shape, numpy_dtype(dataset).str)
 
 
 def open_located(
-    path: str, name: str, identity: FileIdentity, shape: tuple[int, ...], dtype: str
+    path: str,
+    name: str,
+    identity: FileIdentity,
+    shape: Shape | None,
+    dtype: str,
+    swmr: bool = False,
 ) -> h5py.Dataset:
-    """Open a dataset that :func:`locate_dataset` described, for reading."""
-    file = open_file(path)
+    """Open a dataset for reading, if it is still the one that was described.
+
+    ``shape`` is None for one that another process makes grow.
+    """
+    where = describe(path, name)
+    file = open_file(path, swmr=swmr)
     try:
         check_same_file(path, identity_of(file), identity)
-        dataset = opening.find_dataset(file, path, name)
-        found = tuple(int(n) for n in dataset.shape), opening.numpy_dtype(dataset).str
-        if found != (shape, dtype):
+        dataset = find_dataset(file, path, name)
+        if numpy_dtype(dataset).str != dtype or shape not in (None, dataset.shape):
             raise FileReplaced(
-                f"{describe(path, name)} was replaced since it was opened: it is of another type "
-                "or shape"
+                f"{where} was replaced since it was opened: it is of another type or shape"
             )
-        if dataset.is_virtual or dataset.external:
-            check_sources(dataset, describe(path, name))
+        check_sources(dataset, where)
         return dataset
     except BaseException:
         file.close()
@@ -171,16 +193,17 @@ def open_located(
 
 
 def _path_of(file: h5py.File, known: FileIdentity | None) -> str | None:
-    """The absolute path of an open file. By its name, a relative one leads elsewhere after
-    ``os.chdir``.
-    """
+    """Return the absolute path of an open file; None if it cannot be found again."""
     shown = os.fsdecode(file.filename)
     if known is None:
-        return os.path.realpath(shown) if os.path.isabs(shown) and os.path.exists(shown) else None
+        # nothing to compare with, and a relative name leads elsewhere after os.chdir
+        is_certain = os.path.isabs(shown) and os.path.exists(shown)
+        return os.path.realpath(shown) if is_certain else None
     candidates = [os.path.realpath(shown)]
-    with contextlib.suppress(OSError):  # Linux tells it
+    with contextlib.suppress(OSError):  # only Linux knows the path of a descriptor
         candidates.append(os.readlink(f"/proc/self/fd/{file.id.get_vfd_handle()}"))
     for path in candidates:
+        # another file may be at the path by now
         try:
             if known.without_contents().matches(identity_at(path)):
                 return path

@@ -8,18 +8,20 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py import errors
 from fluxutils_py.data.hdf5.damage import read_attribute
 from fluxutils_py.data.hdf5.opening import describe, wrap_h5_errors
-from fluxutils_py.errors import H5DataError
+from fluxutils_py.errors import H5DataError, warn
 
 Names = tuple[str, ...]
 
 
 def get_feature_names(array: Any) -> Names | None:
-    """The names of the F features of an (F, N, T) array; None where it has none."""
+    """Return the names of the F features of an (F, N, T) array; None where it has none."""
     if isinstance(array, h5py.Dataset):
-        return read_names(array, array.shape[0], warn=False) if array and array.ndim == 3 else None
+        if not array or array.ndim != 3:  # false: its file was closed
+            return None
+        # the first axis of a dataset in another order holds no features: no reason to warn
+        return _stored_names(array, array.shape[0])
     names = getattr(array, "feature_names", None)
     if names is None or len(array.shape) != 3 or len(names) != array.shape[0]:
         return None
@@ -52,7 +54,7 @@ def check_names(names: Any, shape: Sequence[int], where: str) -> Names:
 
 
 def index_names(names: Names | None, key: Any, ndim: int) -> Names | None:
-    """Names of what an index of an (F, N, T) array parse_index, if that has three axes again."""
+    """Return the names of the features that an index keeps; None if the result has other axes."""
     keys = key if isinstance(key, tuple) else (key,)
     if names is None or ndim != 3 or any(k is None for k in keys):
         return None
@@ -62,39 +64,42 @@ def index_names(names: Names | None, key: Any, ndim: int) -> Names | None:
     return names[first] if isinstance(first, slice) else None
 
 
-def read_names(dataset: h5py.Dataset, n_features: int, warn: bool = True) -> Names | None:
-    """The names that stand beside a dataset; None, with a warning, for an attribute that is
-    something else.
+def read_names(dataset: h5py.Dataset, n_features: int) -> Names | None:
+    """Return the feature names that a dataset has as an attribute.
 
-    No warning where the first axis may hold something else than features.
+    Warns, and returns None, if the attribute is something else.
     """
-    with wrap_h5_errors(describe(dataset.file.filename, dataset.name)):
-        stored = read_attribute(dataset, "feature_names")
-    names: list[Any] = []
-    if isinstance(stored, np.ndarray) and stored.shape == (n_features,):
-        names = [
-            name.decode(errors="replace") if isinstance(name, bytes) else name
-            for name in stored.tolist()
-        ]
-    if names and all(isinstance(name, str) and name.strip("\0") for name in names):
-        return tuple(names)
-    if warn and h5py.h5a.exists(dataset.id, b"feature_names"):
-        errors.warn(
+    names = _stored_names(dataset, n_features)
+    if names is None and h5py.h5a.exists(dataset.id, b"feature_names"):
+        warn(
             f"{describe(dataset.file.filename, dataset.name)} has an attribute 'feature_names' "
             f"that does not hold {n_features} texts: the features have no names; write the "
-            "attribute again, as with h5save",
+            "attribute again, as with h5save"
         )
-    return None
+    return names
+
+
+def _stored_names(dataset: h5py.Dataset, n_features: int) -> Names | None:
+    with wrap_h5_errors(describe(dataset.file.filename, dataset.name)):
+        stored = read_attribute(dataset, "feature_names")
+    if not isinstance(stored, np.ndarray) or stored.shape != (n_features,):
+        return None
+    names = [
+        name.decode(errors="replace") if isinstance(name, bytes) else name
+        for name in stored.tolist()
+    ]
+    # a name of zero bytes only is a string that was never written
+    if not names or not all(isinstance(name, str) and name.strip("\0") for name in names):
+        return None
+    return tuple(names)
 
 
 def write_names(dataset: h5py.Dataset, names: Names, where: str) -> None:
-    """Note names beside a dataset, as an attribute ``feature_names``: a vector of F strings, in
-    UTF-8.
-    """
-    try:
+    """Store names as an attribute ``feature_names``: a vector of F strings, in UTF-8."""
+    # an attribute holds 64 KiB at most
+    sentence = (
+        f"has {len(names)} feature_names, which do not fit into an HDF5 attribute ({{}}); save "
+        "without them"
+    )
+    with wrap_h5_errors(where, sentence):
         dataset.attrs.create("feature_names", list(names), dtype=h5py.string_dtype())
-    except (OSError, RuntimeError, ValueError) as error:
-        raise H5DataError(
-            f"{where}: {len(names)} feature_names do not fit into an HDF5 attribute ({error}); "
-            "save without them"
-        ) from error

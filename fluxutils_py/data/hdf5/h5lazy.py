@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
 from fluxutils_py.data.arrays import DuckArray
-from fluxutils_py.data.hdf5 import opening
-from fluxutils_py.data.hdf5.datasets import warn_of_packing
+from fluxutils_py.data.hdf5.datasets import open_located, warn_of_packing
 from fluxutils_py.data.hdf5.feature_names import read_names
-from fluxutils_py.data.hdf5.identity import (
-    FileIdentity,
-    FileReplaced,
-    check_same_file,
-    current_identity,
-    identity_of,
+from fluxutils_py.data.hdf5.identity import current_identity, identity_of
+from fluxutils_py.data.hdf5.opening import (
+    PathLike,
+    Shape,
+    check_path,
+    describe,
+    find_dataset,
+    fnt_axes,
+    numpy_dtype,
+    open_file,
+    read_axes,
+    wrap_h5_errors,
 )
-from fluxutils_py.data.hdf5.opening import describe, open_file
 from fluxutils_py.data.hdf5.source_files import check_open_file_limit, check_sources
 from fluxutils_py.data.indexing import Index, read_slices
 from fluxutils_py.errors import H5DataError
 
-_inherited: list[
-    h5py.File
-] = []  # from the process that forked: to close them would release its locks
+
+class _Handle(NamedTuple):
+    """An open dataset, and the process that opened it."""
+
+    process: int
+    file: h5py.File
+    dataset: h5py.Dataset
+
+
+# from the process that forked: to close them would release its locks
+_inherited: list[_Handle] = []
 
 
 class H5Lazy(DuckArray):
@@ -74,24 +86,27 @@ class H5Lazy(DuckArray):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: PathLike,
         name: str,
         axes: str | None = None,
         *,
         swmr: bool = False,
     ) -> None:
-        self.path, self.name, self.swmr = os.path.realpath(opening.check_path(path)), name, swmr
+        self.path = os.path.realpath(check_path(path))
+        self.name = name
+        self.swmr = swmr
+        where = describe(path, name)
         file = open_file(path, swmr=swmr)
         try:
-            dataset = opening.find_dataset(file, path, name)
-            where = describe(path, name)
-            with opening.wrap_h5_errors(where):
-                self._axes = opening.fnt_axes(opening.read_axes(dataset, axes, where), dataset.ndim)
-                self.dtype = opening.numpy_dtype(dataset)
-                self.shape = tuple(int(dataset.shape[i]) for i in self._axes)
-                self.feature_names = (
-                    read_names(dataset, self.shape[0]) if len(self.shape) == 3 else None
-                )
+            # all checks are made here, so that reading a window makes none
+            dataset = find_dataset(file, path, name)
+            with wrap_h5_errors(where):
+                self._axes = fnt_axes(read_axes(dataset, axes, where), dataset.ndim)
+                self.dtype = numpy_dtype(dataset)
+                self.shape = self._fnt_shape(dataset)
+                self.feature_names = None
+                if dataset.ndim == 3:
+                    self.feature_names = read_names(dataset, self.shape[0])
                 self._virtual = dataset.is_virtual
                 check_sources(dataset, where)
                 warn_of_packing(dataset, where)
@@ -99,9 +114,10 @@ class H5Lazy(DuckArray):
             file.close()
             raise
         self.closed = False
-        known = identity_of(file)
-        self._identity = known.without_contents() if swmr else known
-        self._handle: tuple[int, h5py.File, h5py.Dataset] | None = (os.getpid(), file, dataset)
+        self._identity = identity_of(file)
+        if swmr:  # its size and time change while it is read
+            self._identity = self._identity.without_contents()
+        self._handle: _Handle | None = _Handle(os.getpid(), file, dataset)
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""
@@ -116,19 +132,23 @@ class H5Lazy(DuckArray):
 
     def close(self) -> None:
         """Close the file in this process. Reading afterwards is an error."""
-        self.closed, handle, self._handle = True, self._handle, None
-        if handle is not None and handle[0] == os.getpid():
-            handle[1].close()
+        self.closed = True
+        handle = self._handle
+        self._handle = None
+        # the parent's would give up its lock
+        if handle is not None and handle.process == os.getpid():
+            handle.file.close()
 
     def refresh(self) -> H5Lazy:
-        """Take on the shape that the dataset has now, where another process makes it grow
-        (``swmr=True``).
-        """
+        """Update the shape of a dataset that another process makes grow (``swmr=True``)."""
         dataset = self._dataset()
-        with opening.wrap_h5_errors(describe(self.path, self.name)):
+        with wrap_h5_errors(describe(self.path, self.name)):
             dataset.refresh()
-            self.shape = tuple(int(dataset.shape[i]) for i in self._axes)
+            self.shape = self._fnt_shape(dataset)
         return self
+
+    def _fnt_shape(self, dataset: h5py.Dataset) -> Shape:
+        return tuple(dataset.shape[i] for i in self._axes)
 
     def __enter__(self) -> H5Lazy:
         return self
@@ -137,61 +157,43 @@ class H5Lazy(DuckArray):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        opened = (
-            {}
-            if self._handle is None
-            else {"_identity": current_identity(self.path, self._identity)}
-        )
-        return self.__dict__ | {"_handle": None} | opened
+        state = self.__dict__ | {"_handle": None}
+        if self._handle is not None:
+            state["_identity"] = current_identity(self.path, self._identity)
+        return state
 
     def _dataset(self) -> h5py.Dataset:
-        """The open dataset of this process."""
+        """Return the open dataset of this process."""
         if self.closed:
             raise H5DataError(
                 f"{describe(self.path, self.name)} was closed; open it again with h5mmap"
             )
         handle = self._handle
-        if handle is None or handle[0] != os.getpid():
-            identity = self._identity
-            if handle is not None:
-                _inherited.append(handle[1])
-                identity = current_identity(self.path, identity)
-            if not os.path.exists(self.path):
-                raise FileNotFoundError(f"{self.path}: the file no longer exists")
-            file = open_file(self.path, swmr=self.swmr)
-            try:
-                dataset = self._same_dataset(file, identity)
-            except BaseException:
-                file.close()
-                raise
-            self._handle = handle = (os.getpid(), file, dataset)
-        return handle[2]
-
-    def _same_dataset(self, file: h5py.File, identity: FileIdentity) -> h5py.Dataset:
-        """The dataset in a file that was opened again."""
-        check_same_file(self.path, identity_of(file), identity)
-        dataset, where = (
-            opening.find_dataset(file, self.path, self.name),
-            describe(self.path, self.name),
+        if handle is not None and handle.process == os.getpid():
+            return handle.dataset
+        identity = self._identity
+        if handle is not None:
+            # the parent has the file open, and may have written to it since
+            _inherited.append(handle)
+            identity = current_identity(self.path, identity)
+        shape = None if self.swmr else tuple(self.shape[i] for i in self._order)
+        dataset = open_located(
+            self.path, self.name, identity, shape, self.dtype.str, swmr=self.swmr
         )
-        shape = (
-            tuple(int(dataset.shape[i]) for i in self._axes)
-            if len(self._axes) == dataset.ndim
-            else None
-        )
-        if opening.numpy_dtype(dataset) != self.dtype or (shape != self.shape and not self.swmr):
-            raise FileReplaced(
-                f"{where} was replaced since it was opened: it is of another type or shape"
-            )
-        check_sources(dataset, where)
+        self._handle = _Handle(os.getpid(), dataset.file, dataset)
         return dataset
 
+    @property
+    def _order(self) -> list[int]:
+        """The axis of (F, N, T) for each axis of the file."""
+        return np.argsort(self._axes).tolist()
+
     def _read_slices(self, key: tuple[slice, ...]) -> np.ndarray:
-        sizes = [len(range(s.start, s.stop, s.step or 1)) for s in key]
-        order = np.argsort(self._axes).tolist()  # which axis of (F, N, T) each axis of the file is
-        out = np.empty([sizes[i] for i in order], self.dtype)
-        if out.size:
-            self._read_into(out, self._dataset(), tuple(key[i] for i in order))
+        in_file = tuple(key[i] for i in self._order)
+        sizes = [len(range(s.start, s.stop, s.step or 1)) for s in in_file]
+        out = np.empty(sizes, self.dtype)
+        if out.size:  # HDF5 takes no empty selections
+            self._read_into(out, self._dataset(), in_file)
         return out.transpose(self._axes)
 
     def _read_into(self, out: np.ndarray, dataset: h5py.Dataset, source: tuple[slice, ...]) -> None:
@@ -202,16 +204,14 @@ class H5Lazy(DuckArray):
             if self._virtual:
                 check_open_file_limit(describe(self.path, self.name))
         except H5DataError:
-            # what was not found stays so while the file is open
-            handle, self._handle = (
-                self._handle,
-                None,
-            )
+            # a source that HDF5 has not found stays missing while the file is open
+            handle = self._handle
+            self._handle = None
             if handle is not None:
-                handle[1].close()
+                handle.file.close()
             raise
         except (OSError, RuntimeError, TypeError, ValueError) as error:
-            if self.closed:
+            if self.closed:  # meanwhile, by another thread
                 self._dataset()
             raise H5DataError(
                 f"{describe(self.path, self.name)} cannot be read at {_key_text(source)} "
@@ -220,10 +220,8 @@ class H5Lazy(DuckArray):
 
 
 def _key_text(key: tuple[slice, ...]) -> str:
-    return (
-        "["
-        + ", ".join(
-            f"{s.start}:{s.stop}" + (f":{s.step}" if s.step not in (None, 1) else "") for s in key
-        )
-        + "]"
-    )
+    texts = []
+    for s in key:
+        step = "" if s.step in (None, 1) else f":{s.step}"
+        texts.append(f"{s.start}:{s.stop}{step}")
+    return f"[{', '.join(texts)}]"

@@ -7,21 +7,24 @@ import ctypes
 import functools
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
+from numpy.typing import DTypeLike
 
-from fluxutils_py.data.hdf5.feature_names import index_names
+from fluxutils_py.data.hdf5.feature_names import Names, index_names
 from fluxutils_py.data.hdf5.identity import (
     FileIdentity,
     FileReplaced,
     check_same_file,
     current_identity,
+    find_system_call,
     identity_of,
 )
 from fluxutils_py.data.hdf5.opening import (
+    Shape,
     describe,
     find_dataset,
     numpy_dtype,
@@ -39,31 +42,27 @@ class Layout(NamedTuple):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]  # as in the file
+    shape: Shape  # as in the file
     offset: int
 
     @classmethod
     def of(cls, dataset: h5py.Dataset) -> Layout:
-        """That of a dataset which can be mapped."""
-        shape = tuple(int(n) for n in dataset.shape)
-        return cls(dataset.name, numpy_dtype(dataset).str, shape, dataset.id.get_offset())
+        """Return the layout of a dataset that can be mapped."""
+        dtype = numpy_dtype(dataset)
+        return cls(dataset.name, dtype.str, dataset.shape, dataset.id.get_offset())
 
 
 class Origin(NamedTuple):
-    """Where the memory of a map comes from."""
+    """The file region behind a map."""
 
     path: str
     mode: str
     identity: FileIdentity
     layout: Layout | None
-    start: int  # address at which byte 0 of the file would lie
+    start: int  # address at which byte 0 of the file would be
     memory: mmap.mmap
     memory_start: int  # address of the first byte that is mapped
     reports_residency: bool
-
-
-def _origin_of(array: object) -> Origin | None:
-    return getattr(array, "_origin", None)
 
 
 class H5Map(np.memmap):
@@ -108,61 +107,78 @@ class H5Map(np.memmap):
 
     _mmap: mmap.mmap | None  # what np.memmap has, whose type its stubs leave out
     _origin: Origin | None
-    feature_names: tuple[str, ...] | None
+    feature_names: Names | None
 
     def __new__(
         cls,
         path: str,
-        dtype: Any,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
+        dtype: DTypeLike,
+        shape: Shape,
+        strides: Shape,
         offset: int = 0,
         mode: str = "r",
         identity: FileIdentity | None = None,
         layout: Layout | None = None,
-        feature_names: tuple[str, ...] | None = None,
+        feature_names: Names | None = None,
     ) -> H5Map:
         dtype = np.dtype(dtype)
-        # negative strides reach back
-        below = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
-        above = (
-            sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0) + dtype.itemsize
-        )
-        first = (offset + below) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        reaches = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
+        lowest = offset + sum(reach for reach in reaches if reach < 0)
+        stop = offset + sum(reach for reach in reaches if reach > 0) + dtype.itemsize
+        first = lowest // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         with open(path, "rb" if mode == "r" else "r+b") as file:
-            stat, current = os.fstat(file.fileno()), identity_of(file.fileno())
+            stat = os.fstat(file.fileno())
+            current = identity_of(file.fileno())
             if identity is not None:
                 check_same_file(path, current, identity)
-            if offset + above > stat.st_size:
+            if stop > stat.st_size:
                 raise H5DataError(
                     f"{path}: the file has {stat.st_size} bytes, the data in it reach to "
-                    f"{offset + above}: it is truncated, or not completely written yet; write or "
+                    f"{stop}: it is truncated, or not completely written yet; write or "
                     "copy it again, or close it where it is written"
                 )
             access = mmap.ACCESS_READ if mode == "r" else mmap.ACCESS_WRITE
-            memory = mmap.mmap(file.fileno(), offset + above - first, access=access, offset=first)
+            memory = mmap.mmap(file.fileno(), stop - first, access=access, offset=first)
         if hasattr(mmap, "MADV_RANDOM"):
             memory.madvise(mmap.MADV_RANDOM)
         # not the mmap itself: joblib would take a plain view for one of an np.memmap, and send its
         # strides wrong
         raw = np.frombuffer(memory, "u1")
         self = np.ndarray.__new__(cls, shape, dtype, raw, offset - first, strides)
-        self._mmap, self.filename, self.offset, self.mode = memory, path, offset, mode
+        self._mmap = memory
+        self.filename = path
+        self.offset = offset
+        self.mode = mode
+        self.feature_names = feature_names
         start = _memory_address(raw)
-        known = current if mode == "r" else current.without_contents()
-        reports_residency, self.feature_names = _reports_residency(path, stat), feature_names
         self._origin = Origin(
-            path, mode, known, layout, start - first, memory, start, reports_residency
+            path,
+            mode,
+            current if mode == "r" else current.without_contents(),
+            layout,
+            start - first,
+            memory,
+            start,
+            _reports_residency(path, stat),
         )
         return self
 
-    def __array_finalize__(self, obj: Any) -> None:
+    def __array_finalize__(self, obj: object) -> None:
         super().__array_finalize__(obj)
-        self._origin = _origin_of(obj) if self._mmap is not None else None
+        self._origin = None
+        if self._mmap is not None:  # np.memmap has found that this is a view, and no copy
+            self._origin = getattr(obj, "_origin", None)
         self.feature_names = None
 
-    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        if array is self or _origin_of(array) is not None:  # given as ``out``
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the values are in the file; false for a copy of them."""
+        return self._origin is not None
+
+    def __array_wrap__(
+        self, array: Any, context: object = None, return_scalar: bool = False
+    ) -> Any:
+        if array is self or getattr(array, "is_mapped", False):  # given as ``out``
             return array
         return array[()] if return_scalar or array.ndim == 0 else np.asarray(array)
 
@@ -170,7 +186,7 @@ class H5Map(np.memmap):
         view = np.ndarray.__getitem__(self, index)
         if not isinstance(view, H5Map):
             return view
-        if _origin_of(view) is None:
+        if not view.is_mapped:  # an array of indices makes a copy
             return np.asarray(view)
         if view.ndim == 3:
             view.feature_names = index_names(self.feature_names, index, self.ndim)
@@ -195,23 +211,25 @@ class H5Map(np.memmap):
     def __reduce__(self) -> Any:
         if self._origin is None:
             return np.array(self).__reduce__()
-        o = self._origin
-        mode = o.mode if self.flags.writeable else "r"
-        memory_layout = self.dtype, self.shape, self.strides, _memory_address(self) - o.start, mode
+        origin = self._origin
         return reopen, (
-            o.path,
-            *memory_layout,
-            current_identity(o.path, o.identity),
-            o.layout,
+            origin.path,
+            self.dtype,
+            self.shape,
+            self.strides,
+            _memory_address(self) - origin.start,
+            origin.mode if self.flags.writeable else "r",
+            current_identity(origin.path, origin.identity),
+            origin.layout,
             self.feature_names,
         )
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
+        # ndarray's own, which protocol 5 would call, sends the values
         return self.__reduce__()
 
     # -- reading from disk -------------------------------------------------------------------------
 
-    # More than 12 branches: each way in which a view may lie in the file is one case.
     def willneed(self, *views: np.ndarray) -> bool:
         """Ask the kernel to read the pages of views, all at once and in the background.
 
@@ -230,72 +248,55 @@ class H5Map(np.memmap):
         bool
             Whether it asked for anything.
         """
-        o, views = self._origin, tuple(view for view in views if view.size)
-        if o is None or not views or not hasattr(mmap, "MADV_WILLNEED"):
+        origin = self._origin
+        views = tuple(view for view in views if view.size)
+        if origin is None or not views or not hasattr(mmap, "MADV_WILLNEED"):
             return False
-        if (
-            o.reports_residency
-            and _probably_resident(views[0], o)
-            and (len(views) == 1 or _probably_resident(views[-1], o))
-        ):
+        ends = views[:: max(1, len(views) - 1)]  # the first and the last
+        if origin.reports_residency and all(_probably_resident(view, origin) for view in ends):
             return False
-        starts, stops = [], []
-        for view in views:
-            runs, length = _contiguous_ranges(view.shape, view.strides, view.itemsize)
-            first = _memory_address(view) - o.memory_start
-            if first + int(runs[0]) >= 0 and first + int(runs[-1]) + length <= len(o.memory):
-                starts.append((first + runs) // PAGE * PAGE)
-                stops.append(first + runs + length)
-        if starts:
-            for start, stop in _merge_ranges(np.concatenate(starts), np.concatenate(stops)):
-                o.memory.madvise(mmap.MADV_WILLNEED, start, stop - start)
-        return bool(starts)
+        ranges = [r for view in views if (r := _byte_ranges(view, origin)) is not None]
+        for start, stop in _merge_ranges(ranges):
+            origin.memory.madvise(mmap.MADV_WILLNEED, start, stop - start)
+        return bool(ranges)
 
 
 def reopen(
     path: str,
     dtype: np.dtype,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
+    shape: Shape,
+    strides: Shape,
     offset: int,
     mode: str,
     identity: FileIdentity,
     layout: Layout | None = None,
-    feature_names: tuple[str, ...] | None = None,
+    feature_names: Names | None = None,
 ) -> np.ndarray:
     """Open a view of a map in another process, of the same file or not at all."""
     if not all(shape):
         return np.empty(shape, dtype)
     if layout is not None:
-        with contextlib.closing(_open_beside_writers(path)) as file:
+        with contextlib.closing(_open_without_lock(path)) as file:
             check_same_file(path, identity_of(file), identity)
             dataset = find_dataset(file, path, layout.name)
             if unmappable_reason(dataset) or Layout.of(dataset) != layout:
                 raise FileReplaced(
                     f"{describe(path, layout.name)} was replaced since it was mapped: it is of "
-                    "another type or shape, or lies elsewhere in the file; map it again and send "
-                    "that"
+                    "another type or shape, or in another place of the file; map it again and "
+                    "send that"
                 )
     try:
         return H5Map(path, dtype, shape, strides, offset, mode, identity, layout, feature_names)
     except FileNotFoundError as error:
-        raise _missing_file(path) from error
+        raise FileNotFoundError(f"{path}: the file no longer exists") from error
 
 
-def _open_beside_writers(path: str) -> h5py.File:
-    """Open a file to read its layout, without a lock: a map needs none, and others may go on
-    writing.
-    """
-    if not os.path.exists(path):
-        raise _missing_file(path)
+def _open_without_lock(path: str) -> h5py.File:
+    """Open a file to read its layout: a map needs no lock, and others may continue to write."""
     try:
         return h5py.File(path, "r", locking=False)
-    except OSError:  # also where this process has it open, with a lock
+    except OSError:  # also if this process has it open, with a lock
         return open_file(path)
-
-
-def _missing_file(path: str) -> FileNotFoundError:
-    return FileNotFoundError(f"{path}: the file no longer exists")
 
 
 def _memory_address(array: np.ndarray) -> int:
@@ -306,16 +307,17 @@ def _memory_address(array: np.ndarray) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _contiguous_ranges(
-    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
-) -> tuple[np.ndarray, int]:
+def _contiguous_ranges(shape: Shape, strides: Shape, itemsize: int) -> tuple[np.ndarray, int]:
     """Return the contiguous ranges of memory that a view covers: their offsets from element [0, 0,
-    ...], their length.
+    ...], and the length that all have.
 
     Ranges with less than a page between them are joined.
     """
-    first, length, outer = 0, itemsize, []
-    for n, stride in sorted(zip(shape, strides, strict=True), key=lambda a: abs(a[1])):
+    first = 0
+    length = itemsize
+    outer = []
+    # from the fastest axis to the slowest
+    for n, stride in sorted(zip(shape, strides, strict=True), key=lambda axis: abs(axis[1])):
         first += min(0, (n - 1) * stride)
         if abs(stride) - length < PAGE or n == 1:
             length += (n - 1) * abs(stride)
@@ -327,39 +329,62 @@ def _contiguous_ranges(
     return runs, length
 
 
-def _merge_ranges(starts: np.ndarray, stops: np.ndarray) -> list[tuple[int, int]]:
+class _Ranges(NamedTuple):
+    """Ranges of bytes of a map."""
+
+    starts: np.ndarray  # of pages
+    stops: np.ndarray
+
+
+def _byte_ranges(view: np.ndarray, origin: Origin) -> _Ranges | None:
+    """Return the ranges that a view covers; None for an array outside the map."""
+    runs, length = _contiguous_ranges(view.shape, view.strides, view.itemsize)
+    starts = runs + (_memory_address(view) - origin.memory_start)
+    stops = starts + length
+    if starts[0] < 0 or stops[-1] > len(origin.memory):
+        return None
+    return _Ranges(starts // PAGE * PAGE, stops)
+
+
+def _merge_ranges(ranges: Sequence[_Ranges]) -> list[tuple[int, int]]:
     """Drop ranges that others cover; return only as many as one call to the kernel takes."""
+    if not ranges:
+        return []
+    starts = np.concatenate([r.starts for r in ranges])
+    stops = np.concatenate([r.stops for r in ranges])
     order = np.argsort(starts, kind="stable")
-    starts, stops = starts[order], np.maximum.accumulate(stops[order])
+    starts = starts[order]
+    stops = np.maximum.accumulate(stops[order])
+    # a range that begins after all before it have ended begins a new one
     begins = np.flatnonzero(np.r_[True, starts[1:] > stops[:-1]])
-    starts, stops = starts[begins], stops[np.r_[begins[1:] - 1, -1]]
+    starts = starts[begins]
+    stops = stops[np.r_[begins[1:] - 1, -1]]
     few = np.cumsum(stops - starts) <= AT_ONCE
     return list(zip(starts[few].tolist(), stops[few].tolist(), strict=True))
 
 
-def _probably_resident(view: np.ndarray, o: Origin) -> bool:
-    """Whether a page in the middle of a view is in memory (neighbours touch only its ends). One
-    call, 1.5 us.
-    """
+def _probably_resident(view: np.ndarray, origin: Origin) -> bool:
+    """Whether a page in the middle of a view is in memory (neighbours touch only its ends)."""
     assert _mincore is not None
-    byte, vector = _memory_address(view), ctypes.create_string_buffer(1)
+    byte = _memory_address(view)
     for n, stride in zip(view.shape, view.strides, strict=True):
         byte += n // 2 * stride
-    if not 0 <= byte - o.memory_start < len(o.memory):
+    if not 0 <= byte - origin.memory_start < len(origin.memory):
         return True
+    vector = ctypes.create_string_buffer(1)
     return not _mincore(byte // PAGE * PAGE, 1, vector) and vector.raw[0] & 1 == 1
 
 
-def _find_mincore() -> Callable[..., int] | None:
+def _find_mincore() -> Any:
     """Return the system call that reports which pages are in memory; None if missing or if it
     reports all pages.
     """
-    try:
-        call = ctypes.CDLL(None).mincore
-    except (AttributeError, OSError, TypeError):
+    call = find_system_call("mincore")
+    if call is None:
         return None
     call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
-    untouched, vector = mmap.mmap(-1, PAGE), ctypes.create_string_buffer(b"\1")
+    untouched = mmap.mmap(-1, PAGE)
+    vector = ctypes.create_string_buffer(b"\1")
     if call(_memory_address(np.frombuffer(untouched, "u1")), PAGE, vector) or vector.raw[0] & 1:
         return None
     return call

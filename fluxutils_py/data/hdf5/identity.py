@@ -7,17 +7,17 @@ import os
 import platform
 import struct
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import h5py
 
 from fluxutils_py.errors import H5DataError
 
-CLOCK_TICK = (
-    0.02  # seconds: file systems stamp times with a clock that stands still for up to 10 ms
-)
-STATX_BTIME, AT_EMPTY_PATH = 0x800, 0x1000
+# seconds: file systems stamp times with a clock that stands still for up to 10 ms
+CLOCK_TICK = 0.02
+# of Linux: the flag that asks for the time of creation, and the one for a file by its descriptor
+STATX_BTIME = 0x800
+AT_EMPTY_PATH = 0x1000
 
 
 class FileReplaced(H5DataError):
@@ -25,8 +25,8 @@ class FileReplaced(H5DataError):
 
 
 class FileIdentity(NamedTuple):
-    """What tells a file from one that is put in its place later; None where that is not known or
-    may change.
+    """Distinguishes a file from one that is put in its place later; None where a fact is not known
+    or may change.
 
     The inode alone does not: it is used again as soon as the old file is gone.
     """
@@ -39,19 +39,21 @@ class FileIdentity(NamedTuple):
     modified: int | None  # ns
 
     def without_contents(self) -> FileIdentity:
-        """The same for a file that may be written to in place."""
+        """Return the identity without what changes when the file is written to in place."""
         return self._replace(size=None, modified=None)
 
     def matches(self, other: FileIdentity) -> bool:
-        """Whether two may be of one file. Device numbers say nothing on another machine."""
+        """Whether two may be of one file."""
+        # a device has another number on another machine
         first = 1 if self.machine == other.machine else 2
         pairs = zip(self[first:], other[first:], strict=True)
         return all(a is None or b is None or a == b for a, b in pairs)
 
 
 def identity_of(file: int | h5py.File) -> FileIdentity:
-    """The identity of an open file, given as a descriptor or by h5py."""
+    """Return the identity of an open file, given as a descriptor or by h5py."""
     if isinstance(file, h5py.File):
+        # other drivers have a handle that is no descriptor
         if file.driver not in ("sec2", "direct"):
             return identity_at(file.filename)
         file = file.id.get_vfd_handle()
@@ -67,7 +69,7 @@ def identity_of(file: int | h5py.File) -> FileIdentity:
 
 
 def identity_at(path: str) -> FileIdentity:
-    """The identity of the file that is at a path now."""
+    """Return the identity of the file that is at a path now."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return identity_of(descriptor)
@@ -76,8 +78,7 @@ def identity_at(path: str) -> FileIdentity:
 
 
 def current_identity(path: str, known: FileIdentity) -> FileIdentity:
-    """The identity to send of a file that this process has open: as known, with its present size
-    and time.
+    """Return the identity of a file that this process has open, with its present size and time.
 
     While it is open its inode is not used again, so that the path leads to it or to a file with
     another inode. Waits until the clock of the file system has moved on: a file written later shall
@@ -112,23 +113,24 @@ def check_same_file(path: str, current: FileIdentity, expected: FileIdentity) ->
 
 
 def _creation_time(descriptor: int) -> int | None:
-    """When a file was made, in ns: Linux tells it by a call that Python lacks."""
+    """Return when a file was made, in ns: Linux has a call for it that Python lacks."""
     if _statx is None:
         return None
     buffer = ctypes.create_string_buffer(256)
     if _statx(descriptor, b"", AT_EMPTY_PATH, STATX_BTIME, buffer):
         return None
     if not struct.unpack_from("I", buffer)[0] & STATX_BTIME:
-        return None
+        return None  # this file system does not note it
     seconds, ns = struct.unpack_from("qI", buffer, 80)
     return seconds * 10**9 + ns
 
 
-def _find_statx() -> Callable[..., int] | None:
+def find_system_call(name: str) -> Any:
+    """Return a function of the C library; None where there is none of that name."""
     try:
-        return ctypes.CDLL(None).statx
+        return getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):
         return None
 
 
-_statx = _find_statx()
+_statx = find_system_call("statx")

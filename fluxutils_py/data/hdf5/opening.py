@@ -15,6 +15,9 @@ import numpy as np
 from fluxutils_py.data.hdf5.damage import find_heap_damage, read_attribute
 from fluxutils_py.errors import H5DataError
 
+PathLike = str | os.PathLike[str]
+Shape = tuple[int, ...]
+
 LETTERS = "FNT"
 # of NetCDF: CF conventions, sections 2.5.1 and 8.1
 PACKING = ("_FillValue", "missing_value", "scale_factor", "add_offset")
@@ -26,9 +29,8 @@ CACHE_BYTES = 64 << 20
 CACHE_SLOTS = 10007  # a prime, at best 100 times the number of chunks
 
 
-def open_file(path: str | os.PathLike[str], mode: str = "r", **options: Any) -> h5py.File:
-    """Open an HDF5 file, at its real path: sources of a virtual dataset are in that folder, not in
-    that of a link to it.
+def open_file(path: PathLike, mode: str = "r", **options: Any) -> h5py.File:
+    """Open an HDF5 file.
 
     Raises
     ------
@@ -42,6 +44,8 @@ def open_file(path: str | os.PathLike[str], mode: str = "r", **options: Any) -> 
         raise FileNotFoundError(f"{shown}: there is no such file")
     options = {"rdcc_nbytes": CACHE_BYTES, "rdcc_nslots": CACHE_SLOTS} | options
     try:
+        # HDF5 looks for sources of a virtual dataset in the folder of the name that it is given,
+        # which must not be that of a link
         return h5py.File(os.path.realpath(shown), mode, **options)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{shown}: there is no such file or folder") from error
@@ -52,7 +56,7 @@ def open_file(path: str | os.PathLike[str], mode: str = "r", **options: Any) -> 
         raise H5DataError(f"{shown}: {_why_not(shown, str(error), error)}") from error
 
 
-def find_dataset(file: h5py.File, path: str | os.PathLike[str], name: str) -> h5py.Dataset:
+def find_dataset(file: h5py.File, path: PathLike, name: str) -> h5py.Dataset:
     """Return the dataset of that name, which holds an array of real numbers.
 
     Raises
@@ -69,7 +73,7 @@ def find_dataset(file: h5py.File, path: str | os.PathLike[str], name: str) -> h5
     return dataset
 
 
-def get_object(file: h5py.File, path: str | os.PathLike[str], name: str) -> Any:
+def get_object(file: h5py.File, path: PathLike, name: str) -> Any:
     """Return the group or dataset of that name.
 
     Raises
@@ -103,14 +107,17 @@ def holds_numbers(dataset: h5py.Dataset) -> bool:
 
 
 @contextlib.contextmanager
-def wrap_h5_errors(where: str) -> Iterator[None]:
-    """Turn errors of h5py, which name neither file nor dataset, into an H5DataError that does."""
+def wrap_h5_errors(where: str, sentence: str = DAMAGED) -> Iterator[None]:
+    """Turn errors of h5py, which name neither file nor dataset, into an H5DataError that does.
+
+    ``sentence`` says what failed, with ``{}`` for the error.
+    """
     try:
         yield
     except (H5DataError, FileNotFoundError):
         raise
     except (KeyError, OSError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        raise H5DataError(f"{where} {DAMAGED.format(error)}") from error
+        raise H5DataError(f"{where} {sentence.format(error)}") from error
 
 
 def check_heap(
@@ -142,7 +149,7 @@ def check_path(path: object, argument: str = "path") -> str:
     return text
 
 
-def check_name(path: str | os.PathLike[str], name: object) -> None:
+def check_name(path: PathLike, name: object) -> None:
     """Check that something can name a dataset."""
     if not isinstance(name, str) or not name.strip("/") or "\0" in name:
         raise H5DataError(
@@ -150,7 +157,7 @@ def check_name(path: str | os.PathLike[str], name: object) -> None:
         )
 
 
-def describe(path: str | os.PathLike[str], name: str) -> str:
+def describe(path: PathLike, name: str) -> str:
     """Return the beginning of a message about a dataset."""
     return f"{os.fsdecode(path)}: dataset '{name}'"
 
@@ -171,7 +178,9 @@ def read_axes(dataset: h5py.Dataset, axes: str | None, where: str) -> str | None
     """
     with wrap_h5_errors(where):
         noted = read_attribute(dataset, "axes")
-    noted = noted.decode(errors="replace") if isinstance(noted, bytes) else noted
+    if isinstance(noted, bytes):
+        noted = noted.decode(errors="replace")
+    # other software may use the name for something else
     known = noted if isinstance(noted, str) and is_axes_order(noted, dataset.ndim) else None
     if axes is None:
         if known is None and dataset.ndim == 3:
@@ -204,16 +213,14 @@ def is_axes_order(axes: str, ndim: int) -> bool:
 
 
 def fnt_axes(axes: str | None, ndim: int) -> list[int]:
-    """Return which axis of the file each axis of the (F, N, T) array is: the order to transpose the
-    file's array by.
-    """
+    """Return the axis of the file for each axis of the (F, N, T) array, for ``transpose``."""
     if axes is None:
         return list(range(ndim))
     return sorted(range(ndim), key=lambda i: LETTERS.index(axes[i]))
 
 
 def check_axes(axes: str, ndim: int, where: str) -> list[int]:
-    """Return which axis of the file each axis of an array is; only three can change places."""
+    """Return the axis of the file for each axis of an array; only three can change places."""
     if not isinstance(axes, str) or not is_axes_order(axes, 3):
         raise H5DataError(
             f"{where}: axes must name F (features), N (series) and T (time steps), as 'TNF', got "
@@ -239,6 +246,7 @@ def unmappable_reason(dataset: h5py.Dataset) -> str | None:
         return "is compact: it is within the header of the file"
     if plist.get_external_count():
         return "is in external files"
+    # such as integers of 24 bits, which h5py converts when it reads them
     if not dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype, logical=True)):
         return "has a number format that NumPy lacks"
     if dataset.size and dataset.id.get_offset() is None:
@@ -251,6 +259,7 @@ def unmappable_reason(dataset: h5py.Dataset) -> str | None:
 
 def _why_not(path: str, text: str, error: OSError) -> str:
     """Return why a file cannot be opened, as far as HDF5's error tells, and what to do."""
+    # h5py raises a plain OSError for most causes, which only HDF5's text tells apart
     if os.path.isdir(path):
         return "this is a directory; give a file"
     if isinstance(error, PermissionError):
@@ -260,24 +269,24 @@ def _why_not(path: str, text: str, error: OSError) -> str:
             "the file is open for writing in another process; close it there, or set "
             "HDF5_USE_FILE_LOCKING=FALSE in the environment if that process leaves this data alone"
         )
-    if "read-only" in text:
+    if "read-only" in text:  # HDF5 shares one open file within a process, in the mode of the first
         return (
             "the file is open for reading in this process, by h5py or as a lazy array; close that "
             "first"
         )
+    # a flag in the file itself, which stays there if the writer dies
     if "open for" in text or "already open" in text:
         return (
             "the file is open for writing in another process, or that process died; pass swmr=True "
             "if it writes in SWMR mode, run `h5clear -s` on the file if it died"
         )
-    problem = _broken_file(path, text) if os.path.exists(path) else None
-    return (
-        problem
-        or f"the file cannot be opened ({text}); check it with `h5dump -H`, or write it again"
-    )
+    problem = _damage_of_file(path, text) if os.path.exists(path) else None
+    if problem is not None:
+        return problem
+    return f"the file cannot be opened ({text}); check it with `h5dump -H`, or write it again"
 
 
-def _broken_file(path: str, text: str) -> str | None:
+def _damage_of_file(path: str, text: str) -> str | None:
     n_bytes = os.path.getsize(path)
     if n_bytes == 0:
         return "the file is empty; write it again"
@@ -305,23 +314,24 @@ def _why_missing(file: h5py.File, name: str, error: Exception) -> str:
         try:
             group = group[part]
         except (KeyError, OSError, RuntimeError, ValueError) as reason:
-            if isinstance(link, h5py.SoftLink):
-                return (
-                    f"leads nowhere: '{so_far}' is a soft link to '{link.path}', which does not "
-                    f"exist; {_holds(file)}"
-                )
-            if isinstance(link, h5py.ExternalLink):
-                target = os.path.join(os.path.dirname(file.filename), link.filename)
-                state = "does not exist; put that file back, or make a new link"
-                if os.path.exists(target):
-                    cause = str(reason).strip('"')
-                    state = f"does not give it ({cause}); open that file itself to see why"
-                return (
-                    f"leads nowhere: '{so_far}' is an external link to '{link.path}' in {target}, "
-                    f"which {state}"
-                )
-            return f"cannot be opened ({reason}); check the file with `h5dump -H`"
+            if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
+                return f"leads nowhere: '{so_far}' is {_broken_link(link, file, reason)}"
+            error = reason
+            break
     return f"cannot be opened ({error}); check the file with `h5dump -H`"
+
+
+def _broken_link(
+    link: h5py.SoftLink | h5py.ExternalLink, file: h5py.File, reason: Exception
+) -> str:
+    if isinstance(link, h5py.SoftLink):
+        return f"a soft link to '{link.path}', which does not exist; {_holds(file)}"
+    target = os.path.join(os.path.dirname(file.filename), link.filename)
+    state = "does not exist; put that file back, or make a new link"
+    if os.path.exists(target):
+        cause = str(reason).strip('"')  # a KeyError shows its text with quotes
+        state = f"does not give it ({cause}); open that file itself to see why"
+    return f"an external link to '{link.path}' in {target}, which {state}"
 
 
 def _holds(group: h5py.Group) -> str:
@@ -333,7 +343,7 @@ def _holds(group: h5py.Group) -> str:
 
 
 def _not_numbers(item: Any) -> str | None:
-    """Return what is wrong with something that should be an array of real numbers."""
+    """Return why something is no array of real numbers; None if it is one."""
     if isinstance(item, h5py.Group):
         return f"is a group; name a dataset in it: {_holds(item)}"
     if not isinstance(item, h5py.Dataset):
@@ -372,8 +382,10 @@ def _type_and_remedy(dtype: np.dtype) -> tuple[str, str]:
 
 
 def _open_object(file: h5py.File, name: str) -> Any:
-    """Return what has that name. External files are looked for in the folder of the HDF5 file, not
-    in the current directory, as HDF5 does.
+    """Return the object of that name.
+
+    External files are looked for in the folder of the HDF5 file, not in the current directory, as
+    HDF5 does.
     """
     try:
         item = file[name]

@@ -11,20 +11,34 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5 import opening
 from fluxutils_py.data.hdf5.datasets import warn_of_packing
 from fluxutils_py.data.hdf5.feature_names import read_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.hdf5.h5map import H5Map, Layout
 from fluxutils_py.data.hdf5.identity import FileReplaced, identity_of
-from fluxutils_py.data.hdf5.opening import describe, open_file
+from fluxutils_py.data.hdf5.opening import (
+    PathLike,
+    Shape,
+    check_heap,
+    check_path,
+    describe,
+    find_dataset,
+    fnt_axes,
+    get_object,
+    holds_numbers,
+    numpy_dtype,
+    open_file,
+    read_axes,
+    unmappable_reason,
+    wrap_h5_errors,
+)
 from fluxutils_py.errors import H5DataError
 
 ATTEMPTS = 100  # to open a file that is being replaced
 
 
 def h5mmap(
-    path: str | os.PathLike[str],
+    path: PathLike,
     name: str,
     axes: str | None = None,
     mode: str = "r",
@@ -93,7 +107,7 @@ def h5mmap(
     >>> type(x).__name__, x.shape, float(x[1, 2, 3])
     ('H5Map', (2, 3, 4), 23.0)
     """
-    where = describe(opening.check_path(path), name)
+    where = describe(check_path(path), name)
     if mode not in ("r", "r+"):
         raise H5DataError(
             f"{where}: mode must be 'r' or 'r+', got {mode!r}; h5create makes new datasets"
@@ -102,27 +116,28 @@ def h5mmap(
         raise H5DataError(f"{where}: fallback must be 'lazy', 'error' or 'read', got {fallback!r}")
     for _ in range(ATTEMPTS):
         try:
-            array, reason = _try_map(path, name, axes, mode, swmr)
+            result = _try_map(path, name, axes, mode, swmr)
             break
-        except FileReplaced:  # between reading the layout and mapping
+        except FileReplaced:  # between reading the layout and mapping: the layout is read again
             continue
     else:
         raise H5DataError(
             f"{where} cannot be mapped: the file keeps being replaced; try again when it no longer "
             "changes"
         )
-    if reason is None:
-        return array
+    if not isinstance(result, str):
+        return result
     if mode == "r+":
         raise H5DataError(
-            f"{where} cannot be written to in place: it {reason}; make one that can be with "
+            f"{where} cannot be written to in place: it {result}; make one that can be with "
             "h5create"
         )
     if fallback == "error":
         raise H5DataError(
-            f"{where} cannot be mapped: it {reason}; write it again with h5save, or pass "
+            f"{where} cannot be mapped: it {result}; write it again with h5save, or pass "
             "fallback='lazy' or 'read'"
         )
+    # also for fallback="read": it is one that reads any dataset
     lazy = H5Lazy(path, name, axes, swmr=swmr)
     if fallback == "lazy":
         return lazy
@@ -131,31 +146,40 @@ def h5mmap(
 
 
 def _try_map(
-    path: str | os.PathLike[str], name: str, axes: str | None, mode: str, swmr: bool
-) -> tuple[np.ndarray | None, str | None]:
-    """Map a dataset, or return a sentence that says why it cannot be mapped; all from one version
-    of the file.
+    path: PathLike, name: str, axes: str | None, mode: str, swmr: bool
+) -> np.ndarray | str:
+    """Return the map of a dataset, or the reason why it cannot be mapped.
+
+    Everything comes from one version of the file.
+
+    Raises
+    ------
+    FileReplaced
+        If the file was replaced meanwhile.
     """
     where = describe(path, name)
-    with contextlib.closing(open_file(path, swmr=swmr)) as file, opening.wrap_h5_errors(where):
-        # open for writing in this process: the map would miss what is not written yet
+    with contextlib.closing(open_file(path, swmr=swmr)) as file, wrap_h5_errors(where):
+        # open for writing in this process: the map would miss what is still in HDF5's buffers
         if file.mode != "r":
             file.flush()
-        dataset = opening.find_dataset(file, path, name)
-        order = opening.fnt_axes(opening.read_axes(dataset, axes, where), dataset.ndim)
-        dtype, shape = opening.numpy_dtype(dataset), tuple(int(n) for n in dataset.shape)
-        if 0 in shape:
-            return np.empty(shape, dtype).transpose(order), None
-        reason = opening.unmappable_reason(dataset) or (
-            "is being written to in SWMR mode" if swmr else None
-        )
+        dataset = find_dataset(file, path, name)
+        order = fnt_axes(read_axes(dataset, axes, where), dataset.ndim)
+        dtype = numpy_dtype(dataset)
+        shape = dataset.shape
+        if 0 in shape:  # there is nothing to map, and mmap refuses a length of 0
+            return np.empty(shape, dtype).transpose(order)
+        reason = unmappable_reason(dataset)
         if reason is not None:
-            return None, reason
+            return reason
+        if swmr:
+            return "is being written to in SWMR mode"
         warn_of_packing(dataset, where)
         strides = _contiguous_strides(shape, dtype)
-        layout, real_path = Layout.of(dataset), os.path.realpath(dataset.file.filename)
+        layout = Layout.of(dataset)
+        # not that of the argument: an external link leads to another file
+        real_path = os.path.realpath(dataset.file.filename)
         try:
-            array = H5Map(
+            return H5Map(
                 real_path,
                 dtype,
                 tuple(shape[i] for i in order),
@@ -166,7 +190,6 @@ def _try_map(
                 layout,
                 read_names(dataset, shape[order[0]]),
             )
-            return array, None
         except FileNotFoundError as error:
             raise FileReplaced(f"{real_path}: the file was moved while it was opened") from error
         except PermissionError as error:
@@ -174,16 +197,16 @@ def _try_map(
                 f"{where} cannot be opened for writing ({error.strerror}); use mode='r'"
             ) from error
         except OSError as error:
-            return None, f"lies where files cannot be mapped ({error.strerror})"
+            return f"is on a file system that maps no files ({error.strerror})"
 
 
-def _contiguous_strides(shape: tuple[int, ...], dtype: np.dtype) -> list[int]:
-    # Python's integers do not overflow
+def _contiguous_strides(shape: Shape, dtype: np.dtype) -> list[int]:
+    # by Python's integers, which do not overflow
     return [dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
 def h5load(
-    path: str | os.PathLike[str],
+    path: PathLike,
     names: str | Sequence[str] | None = None,
     axes: str | None = None,
     *,
@@ -227,22 +250,24 @@ def h5load(
     >>> type(data["x"]).__name__, data["info"]
     ('H5Map', {'unit': 'kWh'})
     """
-    with contextlib.closing(open_file(path)) as file, opening.wrap_h5_errors(os.fsdecode(path)):
-        wanted = [names] if isinstance(names, str) else list(file if names is None else names)
-        loaded = {name: _load_object(file, path, name, axes, mmap) for name in wanted}
-    return loaded[names] if isinstance(names, str) else loaded
+    with contextlib.closing(open_file(path)) as file, wrap_h5_errors(os.fsdecode(path)):
+        if isinstance(names, str):
+            return _load_object(file, path, names, axes, mmap)
+        wanted = list(file) if names is None else names
+        return {name: _load_object(file, path, name, axes, mmap) for name in wanted}
 
 
-def _load_object(
-    file: h5py.File, path: str | os.PathLike[str], name: str, axes: str | None, mmap: bool
-) -> Any:
-    value = opening.get_object(file, path, name)
+def _load_object(file: h5py.File, path: PathLike, name: str, axes: str | None, mmap: bool) -> Any:
+    value = get_object(file, path, name)
     if isinstance(value, h5py.Group):
         return {key: _load_object(file, path, f"{name}/{key}", axes, mmap) for key in value}
-    if opening.holds_numbers(value) and value.shape:
-        array = h5mmap(
-            path, name, axes if value.ndim == 3 else None, fallback="lazy" if mmap else "read"
-        )
-        return array if mmap else np.array(array)
-    opening.check_heap(value.file, name, describe(path, name), values=True)
-    return value.asstr()[()] if h5py.check_string_dtype(value.dtype) is not None else value[()]
+    if holds_numbers(value) and value.shape:
+        if value.ndim != 3:
+            axes = None  # the argument is for arrays of three axes
+        if mmap:
+            return h5mmap(path, name, axes)
+        return np.array(h5mmap(path, name, axes, fallback="read"))
+    check_heap(value.file, name, describe(path, name), values=True)
+    if h5py.check_string_dtype(value.dtype) is not None:
+        return value.asstr()[()]  # else h5py gives bytes
+    return value[()]

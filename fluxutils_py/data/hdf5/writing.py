@@ -11,19 +11,32 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
+from numpy.typing import DTypeLike
 
 from fluxutils_py.data.arrays import to_numpy
-from fluxutils_py.data.hdf5 import opening
 from fluxutils_py.data.hdf5.damage import read_attribute
-from fluxutils_py.data.hdf5.datasets import check_dataset
+from fluxutils_py.data.hdf5.datasets import check_dataset, require_open
 from fluxutils_py.data.hdf5.feature_names import Names, check_names, get_feature_names, write_names
 from fluxutils_py.data.hdf5.h5map import H5Map
-from fluxutils_py.data.hdf5.opening import check_axes, check_name, check_path, describe, open_file
+from fluxutils_py.data.hdf5.opening import (
+    PathLike,
+    Shape,
+    check_axes,
+    check_name,
+    check_path,
+    describe,
+    find_dataset,
+    numpy_dtype,
+    open_file,
+    unmappable_reason,
+    wrap_h5_errors,
+)
 from fluxutils_py.data.hdf5.reading import h5mmap
+from fluxutils_py.data.parts import indbatch
 from fluxutils_py.errors import H5DataError
 from fluxutils_py.files import atomic_path
 from fluxutils_py.terminal import progress_bar
@@ -34,14 +47,13 @@ BLOCK_BYTES = 32 << 20
 RUN_BYTES = 64 << 10  # read this much in one piece where the source lies in another order
 
 
-# More than 12 branches: each kind of content is one case.
 def h5save(
-    path: str | os.PathLike[str],
+    path: PathLike,
     mapping: Mapping[str, Any],
     axes: str = "TNF",
     *,
-    feature_names: Any = None,
-    verbose: Any = "auto",
+    feature_names: object = None,
+    verbose: bool | str = "auto",
 ) -> None:
     """Write arrays to an HDF5 file, in a layout that can be mapped.
 
@@ -83,54 +95,62 @@ def h5save(
     ...     f["x"].shape, f["x"].attrs["axes"], f["train/n_series"][()].item()
     ((5, 3, 4), 'TNF', 2)
     """
-    arrays = _by_name(check_path(path), mapping)
-    check_axes(axes, 3, check_path(path))
+    path = check_path(path)
+    arrays = _arrays_by_name(path, mapping)
+    check_axes(axes, 3, path)
     names = _names_by_name(path, arrays, feature_names)
-    total = sum(
-        int(np.prod(a.shape, dtype=object)) * a.dtype.itemsize
-        for a in arrays.values()
-        if a is not None
-    )
-    with (
-        new_file(path) as file,
-        progress_bar(
-            verbose, f"h5save {os.path.basename(os.fsdecode(path))}", total, "B"
-        ) as update,
-    ):
+    n_bytes = [math.prod(a.shape) * a.dtype.itemsize for a in arrays.values() if a is not None]
+    title = f"h5save {os.path.basename(path)}"
+    with new_file(path) as file, progress_bar(verbose, title, sum(n_bytes), "B") as update:
         for name, array in arrays.items():
             where = describe(path, name)
             try:
-                if array is None:
-                    file.require_group(name)
-                elif array.dtype.kind not in "fiub" or len(array.shape) == 0:
-                    is_text = array.dtype.kind == "U"
-                    data, dtype = (
-                        (array.astype(object), h5py.string_dtype()) if is_text else (array, None)
-                    )
-                    file.create_dataset(name, data=data, dtype=dtype)
-                else:
-                    order = check_axes(axes, len(array.shape), where)
-                    shape = [int(array.shape[i]) for i in np.argsort(order)]
-                    dataset = allocate(
-                        file, name, shape, array.dtype, axes if len(shape) == 3 else None
-                    )
-                    copy_into(dataset, array, order, update)
-                    if name in names:
-                        write_names(dataset, names[name], where)
+                dataset = _store(file, name, array, axes, update)
+                if name in names:
+                    write_names(dataset, names[name], where)
+            except H5DataError:
+                raise
+            # not OSError: a full disk is no fault of the array
             except (TypeError, ValueError, KeyError) as error:
-                if isinstance(error, H5DataError):
-                    raise
                 raise H5DataError(
                     f"{where}: cannot store {type(array).__name__} of type {array.dtype} "
                     f"({error}); convert it to an array of numbers, or give it another name"
                 ) from error
 
 
-def _by_name(
-    path: str, mapping: Any, prefix: str = "", arrays: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def _store(
+    file: h5py.File, name: str, array: Any, axes: str, update: Callable[[int], object]
+) -> h5py.Group | h5py.Dataset:
+    """Write one array, or a group in place of None."""
+    if array is None:
+        return file.require_group(name)
+    if array.dtype.kind == "U":  # HDF5 has no such type: as texts of any length, in UTF-8
+        return file.create_dataset(name, data=array.astype(object), dtype=h5py.string_dtype())
+    ndim = len(array.shape)
+    if array.dtype.kind not in "fiub" or ndim == 0:
+        return file.create_dataset(name, data=array)
+    order = check_axes(axes, ndim, name)
+    # the inverse of the order: for each axis of the file, which axis of the array it is
+    shape = [int(array.shape[i]) for i in np.argsort(order)]
+    dataset = allocate(file, name, shape, array.dtype, axes if ndim == 3 else None)
+    copy_into(dataset, array, order, update)
+    return dataset
+
+
+def _arrays_by_name(path: str, mapping: object) -> dict[str, Any]:
     """Collect arrays by the full names that HDF5 gives them, None for a group."""
-    arrays = {} if arrays is None else arrays
+    arrays: dict[str, Any] = {}
+    for name, array in _named_arrays(path, mapping, ""):
+        # {"a": {...}, "/a": {...}} names one group twice, which does no harm
+        if name in arrays and not (array is None and arrays[name] is None):
+            raise H5DataError(
+                f"{describe(path, name)} is given twice; give one of the two another name"
+            )
+        arrays[name] = array
+    return arrays
+
+
+def _named_arrays(path: str, mapping: object, prefix: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(mapping, Mapping):
         raise H5DataError(
             f"{path}: expected a mapping of names to arrays, as {{'x': x, 'y': y}}, got "
@@ -138,42 +158,43 @@ def _by_name(
         )
     for key, value in mapping.items():
         check_name(path, key)
-        name = "/".join(part for part in f"{prefix}/{key}".split("/") if part not in ("", "."))
-        array = None if isinstance(value, Mapping) else _as_array(value, describe(path, name))
-        if name in arrays and not (array is None and arrays[name] is None):
-            raise H5DataError(
-                f"{describe(path, name)} is given twice; give one of the two another name"
-            )
-        arrays[name] = array
-        if array is None:
-            _by_name(path, value, name, arrays)
-    return arrays
+        parts = f"{prefix}/{key}".split("/")
+        name = "/".join(part for part in parts if part not in ("", "."))
+        if isinstance(value, Mapping):
+            yield name, None
+            yield from _named_arrays(path, value, name)
+        else:
+            yield name, _as_array(value, describe(path, name))
 
 
-# More than 12 branches: each form in which names may be given is one case.
-def _names_by_name(
-    path: str | os.PathLike[str], arrays: dict[str, Any], given: Any
-) -> dict[str, Names]:
+def _names_by_name(path: str, arrays: dict[str, Any], given: object) -> dict[str, Names]:
     """Return feature names by array: those given, else those that the array itself has."""
     arrays = {name: array for name, array in arrays.items() if array is not None}
     names = {name: get_feature_names(array) for name, array in arrays.items()}
-    if given is not None and not isinstance(given, Mapping):
-        three = [name for name, array in arrays.items() if len(array.shape) == 3]
-        if len(three) != 1:
-            raise H5DataError(
-                f"{os.fsdecode(path)}: feature_names must say of which array they are, as {{'x': "
-                f"[...]}}, where {len(three)} arrays have three axes"
-            )
-        given = {three[0]: given}
-    for name, value in (given or {}).items():
+    for name, value in _names_given(path, arrays, given).items():
         key = name.strip("/") if isinstance(name, str) else name
         if key not in arrays:
             raise H5DataError(
-                f"{os.fsdecode(path)}: feature_names are given for {name!r}, which is not among "
-                f"the arrays to save: {', '.join(arrays)}"
+                f"{path}: feature_names are given for {name!r}, which is not among the arrays to "
+                f"save: {', '.join(arrays)}"
             )
         names[key] = check_names(value, arrays[key].shape, describe(path, name))
     return {name: value for name, value in names.items() if value is not None}
+
+
+def _names_given(path: str, arrays: dict[str, Any], given: object) -> Mapping[Any, object]:
+    """Return the argument ``feature_names`` as a mapping; a list belongs to the only array."""
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return given
+    candidates = [name for name, array in arrays.items() if len(array.shape) == 3]
+    if len(candidates) != 1:
+        raise H5DataError(
+            f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, where "
+            f"{len(candidates)} arrays have three axes"
+        )
+    return {candidates[0]: given}
 
 
 def _as_array(value: Any, where: str) -> Any:
@@ -181,12 +202,9 @@ def _as_array(value: Any, where: str) -> Any:
     no masks.
     """
     if isinstance(value, h5py.Dataset):
-        if not value:
-            raise H5DataError(
-                f"{where}: the array for it is in an HDF5 file that was closed; keep that file "
-                "open, or take h5mmap"
-            )
+        require_open(value, f"{where}: the array for it")
         check_dataset(value, where)
+    # np.asarray would drop the masks
     if isinstance(value, list | tuple) and any(isinstance(v, np.ma.MaskedArray) for v in value):
         value = np.ma.stack(value)
     if isinstance(value, np.ma.MaskedArray):
@@ -224,21 +242,25 @@ def _without_mask(value: np.ma.MaskedArray, where: str) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def new_file(path: str | os.PathLike[str]) -> Iterator[h5py.File]:
+def new_file(path: PathLike) -> Iterator[h5py.File]:
     """Open a new HDF5 file that takes the place of ``path`` if no error occurs."""
-    target = os.path.realpath(os.fsdecode(path))
+    target = os.path.realpath(os.fsdecode(path))  # of a link, the file is replaced
     if os.path.isdir(target):
         raise H5DataError(f"{target}: this is a directory; give the name of a file")
-    if not os.path.isdir(os.path.dirname(target)):
-        raise FileNotFoundError(
-            f"{os.path.dirname(target)}: there is no such folder to write a file to"
-        )
+    folder = os.path.dirname(target)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"{folder}: there is no such folder to write a file to")
     with atomic_path(target) as new, h5py.File(new, "w", **ALIGN) as file:
         yield file
 
 
 def allocate(
-    file: h5py.File, name: str, shape: Sequence[int], dtype: Any, axes: str | None, fill: Any = None
+    file: h5py.File,
+    name: str,
+    shape: Sequence[int],
+    dtype: DTypeLike,
+    axes: str | None,
+    fill: float | None = None,
 ) -> h5py.Dataset:
     """Create a contiguous dataset with its place in the file; it takes no room on the disk before
     it is written.
@@ -255,13 +277,14 @@ def allocate(
     """
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_layout(h5py.h5d.CONTIGUOUS)
+    # a map needs the offset of the data, which HDF5 otherwise chooses at the first write
     plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER if fill is None else h5py.h5d.FILL_TIME_ALLOC)
+    plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     if fill is not None:
+        plist.set_fill_time(h5py.h5d.FILL_TIME_ALLOC)
         plist.set_fill_value(np.asarray(fill, dtype))
-    dataset = make_dataset(
-        file, name, shape, h5py.h5t.py_create(np.dtype(dtype), logical=True), plist
-    )
+    h5_type = h5py.h5t.py_create(np.dtype(dtype), logical=True)
+    dataset = make_dataset(file, name, shape, h5_type, plist)
     if axes is not None:
         dataset.attrs["axes"] = axes
     return dataset
@@ -271,7 +294,7 @@ def make_dataset(
     file: h5py.File,
     name: str,
     shape: Sequence[int],
-    kind: h5py.h5t.TypeID,
+    h5_type: h5py.h5t.TypeID,
     plist: h5py.h5p.PropDCID,
 ) -> h5py.Dataset:
     """Create a dataset, and its groups, with a type and properties that h5py's ``create_dataset``
@@ -280,7 +303,7 @@ def make_dataset(
     parent, _, leaf = name.strip("/").rpartition("/")
     group = file.require_group(parent) if parent else file
     space = h5py.h5s.create_simple(tuple(shape))
-    return h5py.Dataset(h5py.h5d.create(group.id, leaf.encode(), kind, space, plist))
+    return h5py.Dataset(h5py.h5d.create(group.id, leaf.encode(), h5_type, space, plist))
 
 
 def copy_into(
@@ -304,11 +327,12 @@ def copy_into(
         Index in the dataset at which to begin, along each axis of the source.
     """
     order = np.argsort(axes).tolist()  # which axis of the source each axis of the dataset is
-    at = [0] * len(axes) if at is None else at
+    if at is None:
+        at = [0] * len(axes)
     for block in _blocks(source, dataset.dtype.itemsize, order[::-1]):
         part = source[block]
         if isinstance(source, H5Map):
-            source.willneed(part)
+            source.willneed(part)  # else its pages come one by one
         part = np.ascontiguousarray(np.asarray(part).transpose(order), dataset.dtype)
         target = tuple(slice(at[i] + block[i].start, at[i] + block[i].stop) for i in order)
         dataset.write_direct(part, dest_sel=target)
@@ -319,39 +343,40 @@ def _blocks(source: Any, itemsize: int, fast_first: Sequence[int]) -> Iterator[t
     """Cut a source into blocks that are long along the fastest axis of its memory and of the
     dataset's.
     """
-    shape, room = [int(n) for n in source.shape], max(1, BLOCK_BYTES // itemsize)
+    shape = [int(n) for n in source.shape]
     if 0 in shape:
         return
+    room = max(1, BLOCK_BYTES // itemsize)  # elements that the block may still grow by
     size = [1] * len(shape)
     if isinstance(source, np.ndarray):
-        fast = min(
-            range(len(shape)),
-            key=lambda i: (abs(source.strides[i]) or np.inf) if shape[i] > 1 else np.inf,
-        )
+        fast = _fastest_axis(source)
         size[fast] = min(shape[fast], max(1, RUN_BYTES // itemsize))
         room //= size[fast]
     for axis in fast_first:
         more = min(-(-shape[axis] // size[axis]), max(1, room))
         size[axis] = min(size[axis] * more, shape[axis])
         room //= more
-    yield from product(
-        *(
-            [slice(i, min(i + k, n)) for i in range(0, n, k)]
-            for n, k in zip(shape, size, strict=True)
-        )
-    )
+    yield from product(*map(indbatch, shape, size))
+
+
+def _fastest_axis(array: np.ndarray) -> int:
+    # an axis of length 1 may have any stride, and 0 is that of a broadcast array
+    strides = [
+        abs(stride) if n > 1 and stride else np.inf
+        for n, stride in zip(array.shape, array.strides, strict=True)
+    ]
+    return int(np.argmin(strides))
 
 
 SPARE = 1 << 20  # bytes for what HDF5 notes about a dataset
 LARGEST = 1 << 62  # bytes: HDF5 counts them in 64 bits, and wraps
 
 
-# More than 12 branches: each state of the file is one case, restored on an error.
 def h5create(
-    path: str | os.PathLike[str],
+    path: PathLike,
     name: str,
     shape: Sequence[int],
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
     axes: str = "TNF",
     *,
     exist_ok: bool = False,
@@ -404,159 +429,190 @@ def h5create(
     >>> float(out.sum())
     28.0
     """
-    opening.check_path(path)
-    opening.check_name(path, name)
-    where = describe(path, name)
-    shape, kind = _check_shape(shape, dtype, where)
-    order = opening.check_axes(axes, len(shape), where)
-    file_shape, noted = (
-        tuple(shape[i] for i in np.argsort(order)),
-        axes if len(shape) == 3 else None,
-    )
-    is_new, temporary = not os.path.exists(path), f"{secrets.token_hex(8)}.part"
+    path = check_path(path)
+    check_name(path, name)
+    planned = _plan(path, name, shape, dtype, axes)
+    # h5py makes the file before anything can fail
+    is_new = not os.path.exists(path)
     try:
-        with contextlib.closing(open_file(path, "a", **ALIGN)) as file:
-            exists = _name_exists(file, name)
-            misfit = (
-                _describe_misfit(file, path, name, file_shape, kind, noted)
-                if exists and exist_ok
-                else None
-            )
-            if exists and not overwrite and (misfit or not exist_ok):
-                raise H5DataError(f"{where} exists already{misfit or _WAYS_OUT}")
-            if not exists or misfit or not exist_ok:
-                n_bytes = math.prod(shape) * kind.itemsize
-                _check_room(path, os.path.getsize(path), n_bytes, where, sparse)
-                try:  # at the end of the file: it does not shrink below maps of an old dataset
-                    allocate(file, temporary, file_shape, kind, noted)
-                    if not sparse:
-                        _take_room(file, file[temporary].id.get_offset(), n_bytes, where)
-                    if exists:
-                        del file[name]
-                    file.move(temporary, name)
-                finally:
-                    file.pop(temporary, None)
-            elif not sparse:
-                _take_room(file, file[name].id.get_offset(), file[name].nbytes, where)
-        return h5mmap(path, name, mode="r+")
-    except BaseException as error:
+        with wrap_h5_errors(planned.where, UNCREATABLE):
+            with contextlib.closing(open_file(path, "a", **ALIGN)) as file:
+                if not _can_keep(file, planned, exist_ok, overwrite):
+                    _add_dataset(file, planned, sparse)
+                elif not sparse:
+                    _take_room(file[name], planned.where)
+            return h5mmap(path, name, mode="r+")
+    except BaseException:
         if is_new:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it may not have been made yet
                 os.unlink(path)
-        if isinstance(error, OSError | RuntimeError | TypeError | ValueError) and not isinstance(
-            error, H5DataError | FileNotFoundError
-        ):
-            raise H5DataError(
-                f"{where} cannot be created ({error}); give it another name, or make it smaller"
-            ) from error
         raise
 
 
-_WAYS_OUT = (
-    "; to write to it pass exist_ok=True or take h5mmap(path, name, mode='r+'), to put a new one "
+UNCREATABLE = "cannot be created ({}); give it another name, or make it smaller"
+_REMEDIES = (
+    "; to write to it pass exist_ok=True or use h5mmap(path, name, mode='r+'), to put a new one "
     "in its place pass overwrite=True"
 )
 
 
-def _check_shape(shape: Any, dtype: Any, where: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of an array of real numbers."""
+class _PlannedDataset(NamedTuple):
+    """What :func:`h5create` was asked for."""
+
+    path: str
+    name: str
+    shape: Shape  # as in the file
+    dtype: np.dtype
+    axes: str | None
+
+    @property
+    def where(self) -> str:
+        return describe(self.path, self.name)
+
+    @property
+    def n_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def _plan(path: str, name: str, shape: object, dtype: DTypeLike, axes: str) -> _PlannedDataset:
+    """Check that there can be an array of real numbers of that shape and type."""
+    where = describe(path, name)
+    sizes = _checked_sizes(shape, where)
     try:
-        sizes = tuple(
-            check_integer("", n) for n in ([shape] if isinstance(shape, str | bytes) else shape)
-        )
-    except TypeError:
-        raise H5DataError(
-            f"{where}: shape must be a sequence of whole numbers, as (1, 37, 100), got {shape!r}"
-        ) from None
-    try:
-        kind = np.dtype(dtype)
+        numpy_type = np.dtype(dtype)
     except TypeError as error:
         raise H5DataError(
             f"{where}: dtype must be a type of real numbers, as 'float32', got {dtype!r}"
         ) from error
-    if kind.kind not in "fiub" or not sizes or min(sizes) < 0:
+    if numpy_type.kind not in "fiub" or not sizes or min(sizes) < 0:
         raise H5DataError(
             f"{where}: expected the shape and type of an array of real numbers, got {sizes} of "
-            f"{kind}"
+            f"{numpy_type}"
         )
-    if math.prod(sizes) * kind.itemsize > LARGEST or max(sizes) > LARGEST:
-        raise H5DataError(f"{where}: an array of shape {sizes} of {kind} is larger than any file")
-    return sizes, kind
+    order = np.argsort(check_axes(axes, len(sizes), where))
+    in_file = tuple(sizes[i] for i in order)
+    planned = _PlannedDataset(path, name, in_file, numpy_type, axes if len(sizes) == 3 else None)
+    if max(planned.n_bytes, *sizes) > LARGEST:
+        raise H5DataError(
+            f"{where}: an array of shape {sizes} of {numpy_type} is larger than any file"
+        )
+    return planned
 
 
-def _check_room(path: Any, size: int, n_bytes: int, where: str, sparse: bool) -> None:
-    """Check that the file system takes so large a file: HDF5 finds out while it writes, and breaks
-    the file.
+def _checked_sizes(shape: Any, where: str) -> Shape:
+    try:
+        # a text would be read as a sequence of its letters
+        sizes = [shape] if isinstance(shape, str | bytes) else shape
+        return tuple(check_integer("", n) for n in sizes)
+    except TypeError:
+        raise H5DataError(
+            f"{where}: shape must be a sequence of whole numbers, as (1, 37, 100), got {shape!r}"
+        ) from None
 
-    Unless ``sparse``, its disk must have room for the ``n_bytes`` that are added to a file of
-    ``size``.
+
+def _can_keep(file: h5py.File, planned: _PlannedDataset, exist_ok: bool, overwrite: bool) -> bool:
+    """Whether the file has a dataset that can be used in place of a new one.
+
+    Raises
+    ------
+    H5DataError
+        If it has one of that name that can be neither used nor replaced.
     """
-    folder = os.path.dirname(os.path.realpath(path))
+    if not _name_exists(file, planned.name):
+        return False
+    problem = _describe_misfit(file, planned) if exist_ok else _REMEDIES
+    if problem is not None and not overwrite:
+        raise H5DataError(f"{planned.where} exists already{problem}")
+    return problem is None
+
+
+def _add_dataset(file: h5py.File, planned: _PlannedDataset, sparse: bool) -> None:
+    """Create the dataset, and replace what has its name only when that has succeeded."""
+    _check_room(planned, sparse)
+    temporary = f"{secrets.token_hex(8)}.part"
+    try:
+        # at the end of the file, which therefore does not shrink below maps of an old dataset
+        dataset = allocate(file, temporary, planned.shape, planned.dtype, planned.axes)
+        if not sparse:
+            _take_room(dataset, planned.where)
+        if _name_exists(file, planned.name):
+            del file[planned.name]  # the name only: maps of the old dataset keep its numbers
+        file.move(temporary, planned.name)
+    finally:
+        file.pop(temporary, None)
+
+
+def _check_room(planned: _PlannedDataset, sparse: bool) -> None:
+    """Check that the file system accepts so large a file: HDF5 finds out while it writes, and
+    breaks the file.
+
+    Unless ``sparse``, the disk must have room for the dataset.
+    """
+    size = os.path.getsize(planned.path) + planned.n_bytes
+    folder = os.path.dirname(os.path.realpath(planned.path))
     with contextlib.suppress(PermissionError), tempfile.TemporaryFile(dir=folder) as f:
         try:
-            f.truncate(size + n_bytes + SPARE)
+            f.truncate(size + SPARE)
         except OSError as error:
             raise H5DataError(
-                f"{where} cannot be created: the file system takes no file of {size + n_bytes} "
+                f"{planned.where} cannot be created: the file system accepts no file of {size} "
                 f"bytes ({error.strerror})"
             ) from error
-    if not sparse and shutil.disk_usage(folder).free < n_bytes:
-        raise _full_disk(where, n_bytes, shutil.disk_usage(folder).free)
+    # a file with holes, such as the one above, takes no room
+    free = shutil.disk_usage(folder).free
+    if not sparse and free < planned.n_bytes:
+        raise _full_disk(planned.where, planned.n_bytes, f", which has {free} free")
 
 
-def _take_room(file: h5py.File, offset: int | None, n_bytes: int, where: str) -> None:
-    """Have the disk give a dataset all of its room: a process that writes to a map dies of a full
-    disk (SIGBUS).
+def _take_room(dataset: h5py.Dataset, where: str) -> None:
+    """Have the disk give a dataset all of its room: a full disk kills a process that writes to a
+    map (SIGBUS).
 
     Where a file system cannot, as some network file systems, :func:`_check_room` has looked at what
     is free.
     """
-    if offset is None or not n_bytes or not hasattr(os, "posix_fallocate"):
+    offset = dataset.id.get_offset()
+    if offset is None or not dataset.nbytes or not hasattr(os, "posix_fallocate"):
         return
     try:
-        os.posix_fallocate(file.id.get_vfd_handle(), offset, n_bytes)
+        os.posix_fallocate(dataset.file.id.get_vfd_handle(), offset, dataset.nbytes)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise _full_disk(where, n_bytes, None) from error
+            raise _full_disk(where, dataset.nbytes, "") from error
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV):
             raise
 
 
-def _full_disk(where: str, n_bytes: int, free: int | None) -> H5DataError:
-    there = "" if free is None else f", which has {free} free"
+def _full_disk(where: str, n_bytes: int, free: str) -> H5DataError:
     return H5DataError(
-        f"{where} cannot be created: it needs {n_bytes} bytes on the disk{there}; make room, or "
+        f"{where} cannot be created: it needs {n_bytes} bytes on the disk{free}; make room, or "
         "pass sparse=True to take room only where it is written"
     )
 
 
 def _name_exists(file: h5py.File, name: str) -> bool:
     """Whether something has that name, be it a link that leads nowhere."""
+    # `name in file` is false for a link that leads nowhere, whose name is taken all the same
     try:
         return file.get(name, getlink=True) is not None
     except (OSError, RuntimeError, ValueError):
         return name in file
 
 
-def _describe_misfit(
-    file: h5py.File, path: Any, name: str, shape: tuple[int, ...], dtype: np.dtype, axes: str | None
-) -> str | None:
+def _describe_misfit(file: h5py.File, planned: _PlannedDataset) -> str | None:
     """Return why a dataset cannot be used instead of a new one; None if it can."""
-    dataset = opening.find_dataset(file, path, name)
-    present = f"shape {dataset.shape} of {opening.numpy_dtype(dataset)}"
-    wanted = f"shape {shape} of {dtype}"
-    if axes:
-        present, wanted = (
-            f"{present} in the order {read_attribute(dataset, 'axes')}",
-            f"{wanted} in the order {axes}",
-        )
+    dataset = find_dataset(file, planned.path, planned.name)
+    present = f"shape {dataset.shape} of {numpy_dtype(dataset)}"
+    wanted = f"shape {planned.shape} of {planned.dtype}"
+    if planned.axes:
+        present += f" in the order {read_attribute(dataset, 'axes')}"
+        wanted += f" in the order {planned.axes}"
     if present != wanted:
         return (
             f" and has, in the file, {present} in place of {wanted}; pass overwrite=True to put a "
             "new one in its place"
         )
-    reason = opening.unmappable_reason(dataset)
-    return (
-        reason
-        and f" and cannot be written to in place: it {reason}; pass overwrite=True for one that can"
-    )
+    reason = unmappable_reason(dataset)
+    if reason is None:
+        return None
+    return f" and cannot be written to in place: it {reason}; pass overwrite=True for one that can"

@@ -113,7 +113,7 @@ def test_room_that_cannot_be_made(tmp_path):
     path = tmp_path / "a.h5"
     h5save(path, {"x": X})
     exists = (
-        "dataset 'x' exists already; to write to it pass exist_ok=True or take h5mmap(path, name, "
+        "dataset 'x' exists already; to write to it pass exist_ok=True or use h5mmap(path, name, "
         "mode='r+'), to put a new one in its place pass overwrite=True"
     )
     for name, shape, dtype, message in (
@@ -286,9 +286,8 @@ def test_nothing_is_left_of_what_the_file_system_refuses(tmp_path, existing):
         h5save(path, {"x": X})
     with pytest.raises(H5DataError) as caught:
         h5create(path, "g/y", (2**50, 3, 1))  # 12 PB
-    assert str(caught.value).startswith(
-        f"{path}: dataset 'g/y' cannot be created: the file system takes no file of "
-    )
+    assert str(caught.value).startswith(f"{path}: dataset 'g/y' cannot be created: the file system")
+    assert str(3 * 4 * 2**50)[:8] in str(caught.value)
     assert os.listdir(tmp_path) == ["a.h5"] * existing
     if existing:
         with h5py.File(path) as file:

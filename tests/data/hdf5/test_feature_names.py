@@ -155,7 +155,7 @@ def test_names_that_do_not_fit(tmp_path, message):
 
 def test_more_names_than_an_attribute_holds(tmp_path):
     names = [f"f{i}" for i in range(5000)]
-    with pytest.raises(H5DataError, match="5000 feature_names do not fit into an HDF5 attribute"):
+    with pytest.raises(H5DataError, match=r"5000 feature_names.*HDF5 attribute"):
         h5save(tmp_path / "a.h5", {"x": np.zeros((5000, 1, 1))}, feature_names=names)
 
 

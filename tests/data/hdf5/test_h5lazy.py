@@ -86,7 +86,7 @@ def test_what_is_read_is_the_callers(tmp_path):
         ((..., ...), "an index can have only one '...'"),
         (
             ([1], [2]),
-            "arrays of indices are taken along one axis only; take slices along the others",
+            "arrays of indices are taken along one axis only; use slices along the others",
         ),
         ((0, [True, False]), "a mask along axis 1 must have 11 values, got shape (2,)"),
         (
@@ -167,7 +167,7 @@ def test_a_file_that_breaks_later(tmp_path):
     with pytest.raises(H5DataError, match="this is not the file that was mapped or opened"):
         pickle.loads(data)[0]
     os.unlink(tmp_path / "a.h5")
-    with pytest.raises(FileNotFoundError, match="the file no longer exists"):
+    with pytest.raises(FileNotFoundError, match="there is no such file"):
         pickle.loads(data)[0]
 
 

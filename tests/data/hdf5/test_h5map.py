@@ -177,7 +177,7 @@ def test_a_replaced_file_is_an_error_elsewhere(tmp_path):
     os.unlink(tmp_path / "a.h5")
     with pytest.raises(FileNotFoundError) as gone:
         pickle.loads(data)
-    assert str(gone.value) == f"{tmp_path}/a.h5: the file no longer exists"
+    assert str(gone.value) == f"{tmp_path}/a.h5: there is no such file"
 
 
 # -- pages --------------------------------------------------------------------------------------------------

@@ -130,11 +130,11 @@ def test_the_layout_is_checked_where_the_file_system_does_not_tell_when_a_file_w
         file.create_dataset("x", data=np.zeros((T, N, F), "f4"))
     with pytest.raises(H5DataError) as caught:
         pickle.loads(data)
-    message = (
-        f"{path}: dataset '/x' was replaced since it was mapped: it is of another type or shape, "
-        "or lies elsewhere in the file; map it again and send that"
-    )
-    assert str(caught.value) == (OTHER_FILE.format(path) if mode == "r" else message)
+    if mode == "r":
+        assert str(caught.value) == OTHER_FILE.format(path)
+    else:
+        message = f"{path}: dataset '/x' was replaced since it was mapped"
+        assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("how", ["touched", "written to", "copied", "put back with its old times"])

@@ -345,10 +345,10 @@ def test_file_systems_that_cannot_map(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "H5Map", refuse)
     path = write(tmp_path / "a.h5")
     assert_lazy(h5mmap(path, "x"), numbers())
-    assert error(path, "x", mode="r+") == (
-        f"{path}: dataset 'x' cannot be written to in place: it lies where files cannot be mapped "
-        "(No such device); make one that can be with h5create"
-    )
+    message = error(path, "x", mode="r+")
+    assert message.startswith(f"{path}: dataset 'x' cannot be written to in place")
+    assert "(No such device)" in message
+    assert "h5create" in message
 
 
 @pytest.mark.parametrize("shape", [(0, N, F), (T, 0, F), (T, N, 0)])

@@ -316,10 +316,9 @@ def test_a_source_whose_file_was_closed(tmp_path):
         closed = file.create_dataset("x", data=X)
     with pytest.raises(H5DataError) as caught:
         h5save(tmp_path / "a.h5", {"x": closed})
-    assert str(caught.value) == (
-        f"{tmp_path}/a.h5: dataset 'x': the array for it is in an HDF5 file that was closed; keep "
-        "that file open, or take h5mmap"
-    )
+    assert f"{tmp_path}/a.h5: dataset 'x'" in str(caught.value)
+    assert "file that was closed" in str(caught.value)
+    assert "h5mmap" in str(caught.value)
     assert os.listdir(tmp_path) == ["source.h5"]
 
 
