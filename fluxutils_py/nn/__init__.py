@@ -1,6 +1,7 @@
 """Layers that carry their state from window to window."""
 
 from fluxutils_py.nn.attention import SlidingWindowAttention
+from fluxutils_py.nn.causal_kernels import CausalKernels
 from fluxutils_py.nn.cell_layers import FLSTM, HFGRU, MGU, SGRU, SMGU
 from fluxutils_py.nn.convolution import TCN, CausalConv1d
 from fluxutils_py.nn.kernels import native_kernels
@@ -24,6 +25,7 @@ __all__ = [
     "TCN",
     "BatchNorm",
     "CausalConv1d",
+    "CausalKernels",
     "GaussianNoise",
     "MinGRU",
     "MinLSTM",
