@@ -10,6 +10,12 @@ from fluxutils_py.nn.linear_recurrence import linear_recurrence
 from fluxutils_py.nn.linear_rnn import LRU, MinGRU, MinLSTM
 from fluxutils_py.nn.recurrent import GRU, LSTM, RNN, Recur
 from fluxutils_py.nn.sequence_stack import SequenceStack
+from fluxutils_py.nn.time_features import (
+    ExponentialMeans,
+    Lags,
+    RollingStatistics,
+    RunningStatistics,
+)
 from fluxutils_py.nn.winsor import WinsorNorm
 
 __all__ = [
@@ -26,11 +32,15 @@ __all__ = [
     "BatchNorm",
     "CausalConv1d",
     "CausalKernels",
+    "ExponentialMeans",
     "GaussianNoise",
+    "Lags",
     "MinGRU",
     "MinLSTM",
     "RNNStack",
     "Recur",
+    "RollingStatistics",
+    "RunningStatistics",
     "SequenceStack",
     "SlidingWindowAttention",
     "WinsorNorm",
