@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
+from struct import Struct
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.nn import kernels
+from fluxutils_py.nn.native import TYPES, kernel_error
+from fluxutils_py.nn.native_layers import PLAIN, is_transformed
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sizes import check_features, set_sizes
 
@@ -22,6 +26,9 @@ MOST_CHANNELS = 9  # that one kernel adds up
 MOST_SERIES = 64
 MOST_POSITIONS = 4000
 GOLDEN = (math.sqrt(5) + 1) / 2
+# fluxutils_causal_call of csrc/kernels.h: version, type, isa, threads; S, B, F, past, dilations,
+# biases; pointers
+_CALL = Struct("22q")
 BLOCK = 1 << 22  # comparisons with biases to hold at once
 READ = 1 << 16  # steps of a series to read at once
 
@@ -76,6 +83,7 @@ class _Kernels(nn.Module):
 
     channels: Tensor
     biases: Tensor
+    plan_numbers: Tensor  # (dilations, 2)
 
     def __init__(self, n_in: int, length: int, per_kernel: int) -> None:
         super().__init__()
@@ -86,6 +94,8 @@ class _Kernels(nn.Module):
         self.register_buffer("channels", draw_channels(n_kernels, n_in))
         n_biases = len(TRIPLES) * per_kernel
         self.register_buffer("biases", torch.zeros(n_biases))
+        plan = torch.tensor(self.plan, dtype=torch.int64)
+        self.register_buffer("plan_numbers", plan, persistent=False)
 
     def empty_state(self) -> State:
         biases = self.biases
@@ -143,6 +153,10 @@ class _Kernels(nn.Module):
         ys = []
         with torch.no_grad():  # a step function has no gradient
             state = state or self.first_state(x)
+            library = self._library(x, state)
+            if library is not None:
+                y = x.new_empty(*x.shape[:2], 2 * len(self.biases))
+                return y, self._native(library, x, state, y)
             for block in self._blocks(x):
                 y, state = self._pool_each_step(block, state)
                 ys.append(y)
@@ -153,6 +167,9 @@ class _Kernels(nn.Module):
         check_features("CausalKernels", x, self.n_in)
         with torch.no_grad():
             state = state or self.first_state(x)
+            library = self._library(x, state)
+            if library is not None:
+                return self._native(library, x, state, None)
             for block in self._blocks(x):
                 past, t, counts, weighted = state
                 both = torch.cat([past, block])
@@ -165,6 +182,32 @@ class _Kernels(nn.Module):
                     weighted + (hits * numbers).sum(0, keepdim=True),
                 )
         return state
+
+    def _library(self, x: Tensor, state: State) -> kernels.Library | None:
+        """Return the native library if it computes these tensors."""
+        tensors = (x, *state, self.biases)
+        is_plain = all(type(t) in PLAIN and t.is_cpu for t in tensors)
+        if not is_plain or x.dtype not in TYPES or not x.numel() or is_transformed():
+            return None
+        return kernels.library()
+
+    def _native(self, library: kernels.Library, x: Tensor, state: State, y: Tensor | None) -> State:
+        """Return the state after ``x``, and write the outputs of each step into ``y``."""
+        # these names keep copies alive until the kernel has read them
+        x = x.contiguous()
+        past = state[0].to(x.dtype).contiguous()
+        counts = [s.to(torch.float64).contiguous() for s in state[1:]]
+        biases = self.biases.to(x.dtype)
+        new = (torch.empty_like(past), counts[0] + len(x), *map(torch.empty_like, counts[1:]))
+        numbers = (*x.shape, self.n_past, len(self.plan), len(biases))
+        tensors = (self.plan_numbers, self.channels, biases, x, past, *counts, y)
+        outputs = (new[0], *new[2:])
+        addresses = [0 if t is None else t.data_ptr() for t in (*tensors, *outputs)]
+        head = (kernels.VERSION, TYPES[x.dtype], library.isa, kernels.n_threads())
+        code = library.causal_kernels(_CALL.pack(*head, *numbers, *addresses))
+        if code:
+            raise kernel_error(code)
+        return new
 
     def _blocks(self, x: Tensor) -> Sequence[Tensor]:
         """Divide a window by time so that its comparisons fit into memory."""

@@ -9,10 +9,18 @@ from torch import nn
 
 from fluxutils_py import loadstates, reset, states
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.nn import CausalKernels
+from fluxutils_py.nn import CausalKernels, kernels, native_kernels
 from fluxutils_py.nn.causal_kernels import draw_channels, plan_dilations, quantiles
 
 F, N, T = 3, 5, 47
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of torch's threads, and of ours."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 def made(dtype=torch.float64, n_in=F, length=T, n_features=500):
@@ -86,6 +94,42 @@ def test_advancing_gives_the_outputs_of_the_last_step():
     assert torch.equal(layer.features(), expected[-1])
     with pytest.raises(ShapeError, match="state of 5 series and got a batch of 2"):
         layer.advance(xs[:, :2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("n_in", "length", "n_features"), [(1, 2200, 900), (2, 9, 168), (7, 60, 3000)]
+)
+@pytest.mark.parametrize("cuts", [[1], [2, 17], [5, 16, 33, 1024], [2100]])
+def test_the_native_kernel_gives_the_bits_of_torch(n_in, length, n_features, cuts, dtype):
+    if kernels.library() is None:
+        pytest.skip("there are no native kernels")
+    torch.manual_seed(4)
+    layer = CausalKernels(n_in, length, n_features).to(dtype)
+    x = torch.randn(sum(cuts), 3, n_in, dtype=dtype)
+    layer.fit_biases(x.permute(2, 1, 0))
+    runs = []
+    for native in (True, False):
+        reset(layer)
+        with native_kernels(native):
+            ys = [layer(part) for part in x.split(cuts)]
+            outputs = torch.cat(ys)
+            states_of_calls = [s.clone() for s in states(layer)]
+            reset(layer)
+            for part in x.split(cuts):
+                layer.advance(part)
+        runs.append([outputs, *states_of_calls, *states(layer)])
+    for ours, theirs in zip(*runs, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_threads_do_not_matter(threads):
+    layer, x = made()
+    xs = x.permute(2, 1, 0)
+    whole = layer(xs)
+    reset(layer)
+    threads(2)
+    assert torch.equal(layer(xs), whole)
 
 
 def test_memory_for_comparisons_is_bounded_and_changes_nothing(monkeypatch):
