@@ -198,7 +198,13 @@ class _Kernels(nn.Module):
         past = state[0].to(x.dtype).contiguous()
         counts = [s.to(torch.float64).contiguous() for s in state[1:]]
         biases = self.biases.to(x.dtype)
-        new = (torch.empty_like(past), counts[0] + len(x), *map(torch.empty_like, counts[1:]))
+        t, hits, weighted = counts
+        new = (
+            torch.empty_like(past),
+            t + len(x),
+            torch.empty_like(hits),
+            torch.empty_like(weighted),
+        )
         numbers = (*x.shape, self.n_past, len(self.plan), len(biases))
         tensors = (self.plan_numbers, self.channels, biases, x, past, *counts, y)
         outputs = (new[0], *new[2:])
