@@ -118,23 +118,26 @@ class _Kernels(nn.Module):
         S = both.shape[0] - self.n_past
         first, second, third = torch.tensor(TRIPLES, device=both.device).T
         for i, (dilation, _) in enumerate(self.plan):
-            of_dilation = self.channels[i * len(TRIPLES) : (i + 1) * len(TRIPLES)]
-            subsets, which = of_dilation.unique(dim=0, return_inverse=True)
+            channels = self.channels[i * len(TRIPLES) : (i + 1) * len(TRIPLES)]
+            which = torch.arange(len(TRIPLES), device=both.device)
+            if self.n_in == 1:  # all kernels have the same sums
+                channels = channels[:1]
+                which = torch.zeros_like(which)
             needed = both[self.n_past - (TAPS - 1) * dilation :]
-            sums = self._sums_of_channels(needed, subsets)  # (S + 8 dilation, B, subsets)
+            sums = self._sums_of_channels(needed, channels)  # (S + 8 dilation, B, kernels)
             taps = torch.stack([sums[k * dilation : k * dilation + S] for k in range(TAPS)])
             nine = taps[0]
             for k in range(1, TAPS):
                 nine = nine + taps[k]
-            taps = taps.permute(0, 3, 1, 2)  # (taps, subsets, S, B)
+            taps = taps.permute(0, 3, 1, 2)  # (taps, kernels, S, B)
             three = taps[first, which] + taps[second, which] + taps[third, which]
             yield (3 * three).permute(1, 2, 0) - nine[..., which]
 
     @staticmethod
-    def _sums_of_channels(x: Tensor, subsets: Tensor) -> Tensor:
-        total = x[..., :1] * subsets[:, 0].to(x.dtype)
+    def _sums_of_channels(x: Tensor, channels: Tensor) -> Tensor:
+        total = x[..., :1] * channels[:, 0].to(x.dtype)
         for f in range(1, x.shape[-1]):
-            total = total + x[..., f : f + 1] * subsets[:, f].to(x.dtype)
+            total = total + x[..., f : f + 1] * channels[:, f].to(x.dtype)
         return total
 
     def hits(self, both: Tensor) -> Tensor:
@@ -217,9 +220,10 @@ class _Kernels(nn.Module):
 
     def _blocks(self, x: Tensor) -> Sequence[Tensor]:
         """Divide a window by time so that its comparisons fit into memory."""
+        if len(x) == 1:  # the number of series of a step in a file is not known
+            return [x]
         most = max(1, BLOCK // (x.shape[1] * len(self.biases)))
-        blocks: Sequence[Tensor] = x.split(most)
-        return blocks
+        return [x[start : start + most] for start in range(0, len(x), most)]
 
     @staticmethod
     def _numbers(t: Tensor, x: Tensor) -> Tensor:

@@ -156,8 +156,10 @@ class _RunningStatistics(_TimeFeatures):
         sums = sums + away.cumsum(0)
         squares = squares + away.square().cumsum(0)
         changes = changes + x.diff(dim=0, prepend=last).abs().cumsum(0)
-        largest = torch.maximum(largest, x.cummax(0).values)
-        smallest = torch.minimum(smallest, x.cummin(0).values)
+        # files of single steps know no running extremes
+        highest, lowest = (x, x) if len(x) == 1 else (x.cummax(0).values, x.cummin(0).values)
+        largest = torch.maximum(largest, highest)
+        smallest = torch.minimum(smallest, lowest)
         mean = sums / numbers
         variance = (squares / numbers - mean.square()).clamp(min=0)
         is_constant = variance == 0
