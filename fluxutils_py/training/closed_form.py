@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.errors import DataError
+from fluxutils_py.parallel import RankGroup
 
 N_ALPHAS = 13
 MOST_ROWS = 4000  # of which the products with one another are kept: the dual form
@@ -19,11 +20,23 @@ TEMPERATURES = torch.logspace(-1, 2.5, 141, dtype=torch.float64)
 
 
 class Rows(NamedTuple):
-    """Some rows of the data: features (n, P), targets (n, G), and weights (n,)."""
+    """Some rows of the data.
+
+    Attributes
+    ----------
+    features : Tensor of shape (n, P)
+    targets : Tensor of shape (n, G)
+    weights : Tensor of shape (n,)
+        Rows of weight 0 have no effect.
+    groups : Tensor of shape (n,), int64
+        Rows of one group, such as the series of one patient, are left out together: a choice by
+        single rows is too hopeful where rows resemble one another.
+    """
 
     features: Tensor
     targets: Tensor
     weights: Tensor
+    groups: Tensor
 
 
 @dataclass(frozen=True)
@@ -36,8 +49,8 @@ class ClosedFormHead:
     bias : Tensor of shape (G,), float64
     alpha : float
         The penalty, relative to features that were standardised and divided by sqrt(P).
-    rows : Tensor of shape (m,), int64
-        The rows that were left out, each in its turn; all of them in the dual form.
+    groups : Tensor of shape (m,), int64
+        The groups of the rows that were left out in turn; all rows in the dual form.
     left_out : Tensor of shape (m, G), float64
         What models that had not seen these rows predict for them.
     temperature : float
@@ -48,7 +61,7 @@ class ClosedFormHead:
     weight: Tensor
     bias: Tensor
     alpha: float
-    rows: Tensor
+    groups: Tensor
     left_out: Tensor
     temperature: float
 
@@ -58,26 +71,24 @@ def fit_closed_form(
     n_rows: int,
     *,
     is_classifier: bool = False,
-    groups: Tensor | None = None,
     relative: Tensor | None = None,
+    ranks: RankGroup | None = None,
 ) -> ClosedFormHead:
     """Fit a linear head on features that are read once, block by block.
 
     Parameters
     ----------
     blocks : iterable of Rows
-        All rows in their order. Rows of weight 0 have no effect.
     n_rows : int
-        In all. Up to 4000 rows, their products with one another are kept (the dual form); of more,
-        only sums (P, P).
+        In all, on all ranks. Up to 4000 rows, their products with one another are kept (the dual
+        form); of more, only sums (P, P), and the rows of some groups.
     is_classifier : bool
         Whether targets are -1 and 1, one column per class, of which the largest output is the
         prediction.
-    groups : Tensor of shape (n_rows,), int64, optional
-        Rows of one group, such as the series of one patient, are left out together. Without it a
-        choice by single rows is too hopeful where rows of a group resemble one another.
     relative : Tensor of shape (P,), optional
         Factors of the standardised features: a larger one lets a feature do more.
+    ranks : RankGroup, optional
+        Each has some of the blocks; all get the same head.
 
     Returns
     -------
@@ -91,27 +102,26 @@ def fit_closed_form(
     Notes
     -----
     Minimises the weighted squared error plus ``alpha`` times the squared weights, without a penalty
-    on the bias, for ``alpha`` in 13 steps from .0001 to 100 of the mean of the kernel matrix'
-    diagonal. The error of a row that is left out is exact, not refitted: with the smoother
-    ``H``, errors ``e`` of the fit, and a group ``I``, it is ``(1 - H[I, I]) ** -1 e[I]``. Classes
-    choose the highest accuracy, and among equals the smallest squared error.
+    on the bias, for ``alpha`` in 13 steps from .0001 to 100 of the mean squared length of a row.
+    The error of a group that is left out is exact, not refitted: with the smoother ``H``, errors
+    ``e`` of the fit, and a group ``I``, it is ``(1 - H[I, I]) ** -1 e[I]``. Classes choose the
+    highest accuracy, and among equals the smallest squared error.
 
     Source: Hoerl & Kennard (1970), "Ridge regression"; Rifkin & Lippert (2007), "Notes on
     regularized least squares", for the closed form of the errors; Chan, Golub & LeVeque (1983) for
     sums of blocks.
     """
     kept: _Kernel | _Sums
-    kept = _Kernel() if n_rows <= MOST_ROWS else _Sums(rows_to_leave_out(n_rows, groups))
+    kept = _Kernel() if n_rows <= MOST_ROWS else _Sums(math.ceil(n_rows / MOST_LEFT_OUT))
     n_read = 0
     for block in blocks:
         _check_finite(block, n_read)
         kept.add(block)
         n_read += len(block.weights)
-    problem = kept.problem(relative)
-    of_rows = None if groups is None else groups[problem.rows]
+    problem = kept.problem(relative, ranks or RankGroup())
     best: _Candidate | None = None
     for alpha in problem.alphas():
-        errors = _errors_left_out(problem, float(alpha), of_rows)
+        errors = _errors_left_out(problem, float(alpha))
         candidate = _Candidate.judged(float(alpha), problem, errors, is_classifier)
         if best is None or candidate.is_better_than(best):
             best = candidate
@@ -120,18 +130,7 @@ def fit_closed_form(
     temperature = 1.0
     if is_classifier:
         temperature = best_temperature(best.left_out, problem.targets, problem.weights)
-    return ClosedFormHead(weight, bias, best.alpha, problem.rows, best.left_out, temperature)
-
-
-def rows_to_leave_out(n_rows: int, groups: Tensor | None) -> Tensor:
-    """Choose the rows of large data that are left out in turn: every k-th one, or all rows of
-    every k-th group.
-    """
-    every = math.ceil(n_rows / MOST_LEFT_OUT)
-    if groups is None:
-        return torch.arange(0, n_rows, every)
-    _, numbers = groups.unique(return_inverse=True)
-    return (numbers % every == 0).nonzero()[:, 0]
+    return ClosedFormHead(weight, bias, best.alpha, problem.groups, best.left_out, temperature)
 
 
 def _check_finite(block: Rows, first_row: int) -> None:
@@ -139,6 +138,16 @@ def _check_finite(block: Rows, first_row: int) -> None:
         if not values.isfinite().all():
             row = first_row + int((~values.isfinite()).any(1).nonzero()[0])
             raise DataError(f"the {name} of a closed-form head are not finite at row {row}")
+
+
+def _joined(blocks: list[Rows], ranks: RankGroup) -> Rows:
+    """Return the rows of all blocks of all ranks that have a weight."""
+    own = [tuple(part[block.weights > 0] for part in block) for block in blocks]
+    every = [block for of_rank in ranks.allgather(own) for block in of_rank]
+    n = sum(len(block[2]) for block in every)
+    if n < 2:
+        raise DataError(f"a closed-form head needs at least 2 rows with a weight, got {n}")
+    return Rows(*(torch.cat(parts) for parts in zip(*every, strict=True)))
 
 
 class _Scale(NamedTuple):
@@ -159,7 +168,7 @@ class _Scale(NamedTuple):
 class _Problem:
     """A ridge regression that can be solved for any penalty, and the rows that are left out."""
 
-    rows: Tensor
+    groups: Tensor  # (m,)
     targets: Tensor  # (m, G) of these rows
     weights: Tensor  # (m,)
 
@@ -198,32 +207,27 @@ class _Kernel:
     def add(self, block: Rows) -> None:
         self.blocks.append(block)
 
-    def problem(self, relative: Tensor | None) -> _DualProblem:
-        features, targets, weights = (
-            torch.cat([block[i] for block in self.blocks]) for i in range(3)
-        )
+    def problem(self, relative: Tensor | None, ranks: RankGroup) -> _DualProblem:
+        rows = _joined(self.blocks, ranks)
         self.blocks.clear()  # the largest arrays: not twice
-        return _DualProblem(features, targets.double(), weights.double(), relative)
+        return _DualProblem(rows, relative)
 
 
 class _DualProblem(_Problem):
     """As many unknowns as rows."""
 
-    def __init__(
-        self, features: Tensor, targets: Tensor, weights: Tensor, relative: Tensor | None
-    ) -> None:
-        self.rows = _weighted_rows(weights)
-        weights = weights[self.rows]
-        share = weights / weights.sum()
-        x = features[self.rows].double()
+    def __init__(self, rows: Rows, relative: Tensor | None) -> None:
+        self.groups = rows.groups
+        self.targets = rows.targets.double()
+        self.weights = rows.weights.double()
+        share = self.weights / self.weights.sum()
+        x = rows.features.double()
         mean = share @ x
         x -= mean
         self.scale = _Scale.of(mean, share @ x.square(), relative)
         x *= self.scale.factor
         self.x = x
-        self.targets = targets[self.rows]
-        self.weights = weights
-        self.root = weights.sqrt()
+        self.root = self.weights.sqrt()
         self.mean_target = share @ self.targets
         kernel = x @ x.T
         self.mean_of_diagonal = float(kernel.diagonal().mean())
@@ -262,22 +266,16 @@ class _DualProblem(_Problem):
 
 
 class _Sums:
-    """Sums of products of features, for the primal form, and some rows."""
+    """Sums of products of features, for the primal form, and the rows of every k-th group."""
 
-    def __init__(self, left_out: Tensor) -> None:
-        self.wanted = left_out
+    def __init__(self, every: int) -> None:
+        self.every = every
         self.kept: list[Rows] = []
-        self.kept_rows: list[Tensor] = []
-        self.n_rows = 0
         self.total = 0.0
 
     def add(self, block: Rows) -> None:
-        stop = self.n_rows + len(block.weights)
-        wanted = self.wanted[(self.wanted >= self.n_rows) & (self.wanted < stop)]
-        positions = wanted - self.n_rows
-        self.kept.append(Rows(*(part[positions] for part in block)))
-        self.kept_rows.append(wanted)
-        self.n_rows = stop
+        chosen = block.groups % self.every == 0
+        self.kept.append(Rows(*(part[chosen] for part in block)))
         self._add_products(block)
 
     def _add_products(self, block: Rows) -> None:
@@ -289,6 +287,9 @@ class _Sums:
         mean = weights @ both / total
         away = both - mean
         products = away.T @ (weights[:, None] * away)
+        self._merge(total, mean, products)
+
+    def _merge(self, total: float, mean: Tensor, products: Tensor) -> None:
         if self.total == 0:
             self.total, self.mean, self.products = total, mean, products
             return
@@ -298,22 +299,26 @@ class _Sums:
         self.total += total
         self.mean += shift * (total / self.total)
 
-    def problem(self, relative: Tensor | None) -> _PrimalProblem:
-        parts = (torch.cat([rows[i] for rows in self.kept]).double() for i in range(3))
-        return _PrimalProblem(self, torch.cat(self.kept_rows), Rows(*parts), relative)
+    def problem(self, relative: Tensor | None, ranks: RankGroup) -> _PrimalProblem:
+        own = (self.total, self.mean, self.products) if self.total else None
+        parts = [part for part in ranks.allgather(own) if part is not None]
+        if not ranks.is_single:
+            self.total = 0.0
+            for part in parts:  # in the order of ranks, on all of them
+                self._merge(*part)
+        if self.total == 0:
+            raise DataError("a closed-form head needs at least 2 rows with a weight, got 0")
+        return _PrimalProblem(self, _joined(self.kept, ranks), relative)
 
 
 class _PrimalProblem(_Problem):
     """As many unknowns as features."""
 
-    def __init__(self, sums: _Sums, rows: Tensor, kept: Rows, relative: Tensor | None) -> None:
-        if sums.total == 0:
-            raise DataError("a closed-form head needs at least 2 rows with a weight, got 0")
-        n = kept.features.shape[1]
-        live = (kept.weights > 0).nonzero()[:, 0]
-        self.rows = rows[live]
-        self.targets = kept.targets[live]
-        self.weights = kept.weights[live]
+    def __init__(self, sums: _Sums, rows: Rows, relative: Tensor | None) -> None:
+        n = rows.features.shape[1]
+        self.groups = rows.groups
+        self.targets = rows.targets.double()
+        self.weights = rows.weights.double()
         self.total = sums.total
         self.mean_target = sums.mean[n:]
         variance = sums.products.diagonal()[:n] / sums.total
@@ -325,7 +330,7 @@ class _PrimalProblem(_Problem):
         self.values = values.clamp(min=0)
         self.projected = self.vectors.T @ (factor[:, None] * sums.products[:n, n:])
         self.root = self.weights.sqrt()
-        x = (kept.features[live] - self.scale.mean) * factor
+        x = (rows.features.double() - self.scale.mean) * factor
         self.rotated = self.root[:, None] * (x @ self.vectors)
 
     def mean_square(self) -> float:
@@ -351,22 +356,16 @@ class _PrimalProblem(_Problem):
         return torch.eye(len(rows), dtype=torch.float64) - smoother
 
 
-def _weighted_rows(weights: Tensor) -> Tensor:
-    rows = (weights > 0).nonzero()[:, 0]
-    if len(rows) < 2:
-        raise DataError(f"a closed-form head needs at least 2 rows with a weight, got {len(rows)}")
-    return rows
-
-
-def _errors_left_out(problem: _Problem, alpha: float, groups: Tensor | None) -> Tensor:
-    """Return target minus prediction (m, G) of models that had not seen the row, or its group."""
+def _errors_left_out(problem: _Problem, alpha: float) -> Tensor:
+    """Return target minus prediction (m, G) of models that had not seen the row's group."""
     residuals = problem.residuals(alpha)
     root = problem.weights.sqrt()[:, None]
-    if groups is None:
+    groups = problem.groups.unique()
+    if len(groups) == len(problem.groups):  # single rows
         return residuals / problem.leverage(alpha).clamp(min=1e-12)[:, None] / root
     errors = torch.empty_like(residuals)
-    for group in groups.unique():
-        rows = (groups == group).nonzero()[:, 0]
+    for group in groups:
+        rows = (problem.groups == group).nonzero()[:, 0]
         block = problem.leverage_block(alpha, rows)
         errors[rows] = torch.linalg.lstsq(block, residuals[rows]).solution
     return errors / root

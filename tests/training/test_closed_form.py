@@ -21,8 +21,9 @@ def data(seed=0, n=N, p=P, weighted=True):
     return x, y, w
 
 
-def in_blocks(x, y, w, size=9):
-    tensors = [torch.from_numpy(np.ascontiguousarray(a)) for a in (x, y, w)]
+def in_blocks(x, y, w, size=9, groups=None):
+    groups = np.arange(len(x)) if groups is None else groups
+    tensors = [torch.from_numpy(np.ascontiguousarray(a)) for a in (x, y, w, groups)]
     return [Rows(*parts) for parts in zip(*(t.split(size) for t in tensors), strict=True)]
 
 
@@ -53,7 +54,7 @@ def test_weights_and_errors_left_out_are_those_of_refitted_ridges(form, p, weigh
     np.testing.assert_allclose(
         fitted, refitted(z, y, w, head.alpha, all_rows, all_rows), rtol=0, atol=1e-7
     )
-    assert head.rows.tolist() == all_rows.tolist()
+    assert head.groups.tolist() == all_rows.tolist()
     assert head.temperature == 1
     for i in range(N):
         expected = refitted(z, y, w, head.alpha, all_rows != i, [i])
@@ -63,7 +64,7 @@ def test_weights_and_errors_left_out_are_those_of_refitted_ridges(form, p, weigh
 def test_groups_are_left_out_together(form):
     x, y, w = data()
     groups = np.arange(N) % 5
-    head = fit_closed_form(in_blocks(x, y, w), N, groups=torch.from_numpy(groups))
+    head = fit_closed_form(in_blocks(x, y, w, groups=groups), N)
     z = standardised(x, w)
     for g in range(5):
         expected = refitted(z, y, w, head.alpha, groups != g, groups == g)
@@ -107,10 +108,10 @@ def test_sums_choose_by_some_rows_of_large_data(monkeypatch):
     monkeypatch.setattr(closed_form, "MOST_LEFT_OUT", 10)
     x, y, w = data()
     head = fit_closed_form(in_blocks(x, y, w), N)
-    assert head.rows.tolist() == [0, 5, 10, 15, 20, 25, 30, 35, 40]
-    groups = torch.arange(N) // 4  # 11 groups of at most 4
-    whole = fit_closed_form(in_blocks(x, y, w), N, groups=groups)
-    assert whole.rows.tolist() == [*range(4), *range(20, 24), 40]
+    assert head.groups.tolist() == [0, 5, 10, 15, 20, 25, 30, 35, 40]
+    groups = np.arange(N) // 4  # 11 groups of at most 4
+    whole = fit_closed_form(in_blocks(x, y, w, groups=groups), N)
+    assert whole.groups.tolist() == [0] * 4 + [5] * 4 + [10]
 
 
 @pytest.mark.parametrize("size", [1, 41])
@@ -126,9 +127,10 @@ def test_rows_of_weight_zero_have_no_effect(form):
     x[3] = 1e6
     head = fit_closed_form(in_blocks(x, y, w), N)
     live = w > 0
-    alone = fit_closed_form(in_blocks(x[live], y[live], w[live]), N - 2)
+    numbers = np.flatnonzero(live)
+    alone = fit_closed_form(in_blocks(x[live], y[live], w[live], groups=numbers), N - 2)
     np.testing.assert_allclose(head.weight, alone.weight, rtol=0, atol=1e-9)
-    assert head.rows.tolist() == live.nonzero()[0].tolist()
+    assert head.groups.tolist() == alone.groups.tolist()
 
 
 def test_constant_and_repeated_features_do_no_harm(form):
