@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from struct import Struct
@@ -17,6 +18,7 @@ from fluxutils_py.nn.native import TYPES, kernel_error
 from fluxutils_py.nn.native_layers import PLAIN, is_transformed
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sizes import check_features, set_sizes
+from fluxutils_py.validation import check_integer
 
 TAPS = 9  # of a kernel, of which three weigh 2 and six -1
 TRIPLES = tuple(combinations(range(TAPS), 3))  # those that weigh 2: the 84 kernels
@@ -81,21 +83,45 @@ class _Kernels(nn.Module):
     takes_windows = True
     batch_dim = 1
 
-    channels: Tensor
+    channels: Tensor  # for as many dilations as there may be
     biases: Tensor
-    plan_numbers: Tensor  # (dilations, 2)
+    dilations: Tensor  # (MOST_DILATIONS, 2) of int64, filled up with zeros
 
-    def __init__(self, n_in: int, length: int, per_kernel: int) -> None:
+    def __init__(self, n_in: int, per_kernel: int) -> None:
         super().__init__()
         self.n_in = n_in
-        self.plan = plan_dilations(length, per_kernel)
-        self.n_past = (TAPS - 1) * self.plan[-1].dilation
-        n_kernels = len(TRIPLES) * len(self.plan)
+        self.per_kernel = per_kernel
+        # of one size, whatever the length of series, so that state dicts of all fit
+        n_kernels = len(TRIPLES) * MOST_DILATIONS
         self.register_buffer("channels", draw_channels(n_kernels, n_in))
         n_biases = len(TRIPLES) * per_kernel
         self.register_buffer("biases", torch.zeros(n_biases))
-        plan = torch.tensor(self.plan, dtype=torch.int64)
-        self.register_buffer("plan_numbers", plan, persistent=False)
+        dilations = torch.zeros(MOST_DILATIONS, 2, dtype=torch.int64)
+        self.register_buffer("dilations", dilations)
+        self._plan: tuple[tuple[int, int], list[_Dilation]] | None = None
+        self.set_length(1)
+
+    def set_length(self, length: int) -> None:
+        """Choose the dilations for series of so many steps."""
+        plan = plan_dilations(length, self.per_kernel)
+        self.dilations.zero_()
+        self.dilations[: len(plan)] = torch.tensor(plan, dtype=torch.int64)
+
+    @property
+    def plan(self) -> list[_Dilation]:
+        """The dilations, read from their buffer, which a state dict may have changed."""
+        if self._plan is not None and torch.compiler.is_compiling():
+            return self._plan[1]  # a traced buffer has no values
+        version = (self.dilations.data_ptr(), self.dilations._version)
+        if self._plan is None or self._plan[0] != version:
+            numbers = self.dilations[self.dilations[:, 0] > 0].tolist()
+            self._plan = version, [_Dilation(*row) for row in numbers]
+        return self._plan[1]
+
+    @property
+    def n_past(self) -> int:
+        """The number of earlier inputs that the largest dilation needs."""
+        return (TAPS - 1) * self.plan[-1].dilation
 
     def empty_state(self) -> State:
         biases = self.biases
@@ -209,7 +235,7 @@ class _Kernels(nn.Module):
             torch.empty_like(weighted),
         )
         numbers = (*x.shape, self.n_past, len(self.plan), len(biases))
-        tensors = (self.plan_numbers, self.channels, biases, x, past, *counts, y)
+        tensors = (self.dilations, self.channels, biases, x, past, *counts, y)
         outputs = (new[0], *new[2:])
         addresses = [0 if t is None else t.data_ptr() for t in (*tensors, *outputs)]
         head = (kernels.VERSION, TYPES[x.dtype], library.isa, kernels.n_threads())
@@ -263,9 +289,9 @@ class CausalKernels(Recur):
     ----------
     n_in : int
         F, number of input features. They should be standardised.
-    length : int
-        Number of steps that a typical series has, such as the median. The largest kernels span as
-        many.
+    length : int or None
+        Number of steps that a typical series has, which the largest kernels span. None: the median
+        length of the series in :meth:`fit_biases`; kernels have no gaps before.
     n_features : int
         About as many outputs: two for each bias, and the same number of biases for each of 84
         kernels.
@@ -276,8 +302,10 @@ class CausalKernels(Recur):
         Number of outputs, 9912 by default.
     module.biases : buffer of shape (n_out / 2,)
         0 before :meth:`fit_biases`.
-    module.channels : buffer of shape (kernels, F), uint8
-        Which inputs each kernel adds up.
+    module.channels : buffer of shape (32 * 84, F), uint8
+        Which inputs each kernel of each dilation adds up.
+    module.dilations : buffer of shape (32, 2), int64
+        The dilations, and how many biases each of their kernels has; then zeros.
 
     Raises
     ------
@@ -315,14 +343,16 @@ class CausalKernels(Recur):
 
     module: _Kernels
     n_in: int
-    length: int
     n_features: int
 
-    def __init__(self, n_in: int, length: int, n_features: int = 10_000) -> None:
+    def __init__(self, n_in: int, length: int | None = None, n_features: int = 10_000) -> None:
         super().__init__(nn.Identity())
-        set_sizes(self, n_in=n_in, length=length, n_features=n_features)
+        set_sizes(self, n_in=n_in, n_features=n_features)
+        self.length = check_integer("CausalKernels: length", length, 1, optional=True)
         per_kernel = max(1, self.n_features // (2 * len(TRIPLES)))
-        self.module = _Kernels(self.n_in, self.length, per_kernel)
+        self.module = _Kernels(self.n_in, per_kernel)
+        if self.length is not None:
+            self.module.set_length(self.length)
         self.n_out = 2 * len(TRIPLES) * per_kernel
 
     def fit_biases(self, x: Any, lengths: Sequence[int] | None = None) -> Self:
@@ -354,13 +384,19 @@ class CausalKernels(Recur):
                 f"CausalKernels takes its biases from a non-empty array of shape ({self.n_in}, N, "
                 f"T), got {shape}"
             )
-        outputs = torch.cat(list(self._chosen_outputs(x, _check_lengths(lengths, shape))))
+        checked = _check_lengths(lengths, shape)
+        before = self.module.dilations.clone()
+        if self.length is None:
+            self.module.set_length(int(statistics.median(checked)))
+        outputs = torch.cat(list(self._chosen_outputs(x, checked)))
         if not outputs.isfinite().all():
+            self.module.dilations.copy_(before)
             raise DataError(
                 "CausalKernels: outputs of the kernels are not finite; x has NaN or infinity, "
                 "which need a scaler or an imputer before this layer"
             )
         biases = quantiles(outputs, [n for _, n in self.module.plan])
+        self.reset()  # a state of other dilations has another size
         self.module.biases.copy_(biases)
         return self
 

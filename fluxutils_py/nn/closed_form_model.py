@@ -100,13 +100,11 @@ class ClosedFormModel(nn.Module):
         return torch.cat([torch.full((size,), factor) for factor, size in self.relative])
 
 
-def kernel_model(n_in: int, n_out: int, length: int, n_features: int) -> ClosedFormModel:
-    """Make causal kernels with statistics of the whole past beside them.
-
-    ``length`` is that of a typical series, and ``n_features`` about the number of the kernels'
-    features.
+def kernel_model(n_in: int, n_out: int, n_features: int = 10_000) -> ClosedFormModel:
+    """Make causal kernels with about ``n_features`` features, and beside them statistics of the
+    whole past.
     """
-    kernels = CausalKernels(n_in, length, n_features)
+    kernels = CausalKernels(n_in, None, n_features)
     statistics = RunningStatistics(n_in)
     means = ExponentialMeans(n_in, SPANS)
     n_others = statistics.n_out + means.n_out

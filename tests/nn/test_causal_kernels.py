@@ -235,6 +235,24 @@ def test_biases_are_part_of_the_state_dict_and_of_copies():
     assert torch.equal(other(x.permute(2, 1, 0)), layer(x.permute(2, 1, 0)))
 
 
+def test_the_length_is_that_of_the_training_series_unless_given():
+    torch.manual_seed(0)
+    x = torch.randn(F, 3, 90, dtype=torch.float64)
+    layer = CausalKernels(F, n_features=500).double()
+    assert layer.module.plan == [(1, 2)]
+    layer.fit_biases(x, lengths=[90, 12, 41])
+    assert layer.module.plan == plan_dilations(41, 2)
+    torch.manual_seed(0)
+    torch.randn(F, 3, 90, dtype=torch.float64)
+    given = CausalKernels(F, 41, 500).double().fit_biases(x, lengths=[90, 12, 41])
+    xs = x.permute(2, 1, 0)
+    assert torch.equal(layer(xs), given(xs))
+    fresh = CausalKernels(F, n_features=500).double()
+    fresh.load_state_dict(layer.state_dict())
+    reset(given)
+    assert torch.equal(fresh(xs), given(xs))
+
+
 def test_gradients_end_here():
     layer, x = made()
     model = nn.Sequential(layer, nn.Linear(layer.n_out, 1).double())
@@ -263,7 +281,7 @@ def test_bad_training_data_are_named_and_change_nothing(x, lengths, error, messa
 
 
 def test_bad_sizes_and_inputs_are_named():
-    with pytest.raises(ValueError, match=r"CausalKernels: length .* integer, got 0"):
+    with pytest.raises(ValueError, match=r"CausalKernels: length .* integer or None, got 0"):
         CausalKernels(3, 0)
     with pytest.raises(ShapeError, match=r"3 features \(n_in\), got .*\(6, 2, 4\)"):
         CausalKernels(3, 9, 200)(torch.zeros(6, 2, 4))

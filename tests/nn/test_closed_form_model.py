@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fluxutils_py import reset
+from fluxutils_py.nn import CausalKernels
 from fluxutils_py.nn.closed_form_model import InputScale, kernel_model, lag_model, series_features
 
 F, N, T = 3, 5, 29
@@ -16,7 +17,7 @@ def xs():
 
 
 MODELS = {
-    "kernels": lambda: kernel_model(F, 2, T, 340),
+    "kernels": lambda: kernel_model(F, 2, 340),
     "lags": lambda: lag_model(F, 2, 4),
 }
 every = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
@@ -25,6 +26,9 @@ every = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def built(make):
     torch.manual_seed(1)
     model = make().double()
+    for layer in model.layers:
+        if isinstance(layer, CausalKernels):
+            layer.fit_biases(torch.randn(F, 4, T, dtype=torch.float64))
     model.scale.mean += 7
     model.scale.scale *= 2
     return model
@@ -72,7 +76,7 @@ def test_the_factors_are_one_for_each_feature(make):
 
 
 def test_statistics_have_their_share_of_the_variance():
-    model = kernel_model(F, 2, T, 5000)
+    model = kernel_model(F, 2, 5000)
     n_kernels = model.layers[0].n_out
     squares = model.relative_factors().double().square()
     assert (squares[:n_kernels] == 1).all()

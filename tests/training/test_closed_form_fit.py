@@ -118,7 +118,7 @@ def test_labels_of_series_are_learnt_from_features_at_their_ends(x, batchsize, s
     y = np.repeat(labels[None, :, None], T, 2)
     torch.manual_seed(0)
     model, head = fitted(
-        kernel_model(F, 3, 20, 340).double(),
+        kernel_model(F, 3, 340).double(),
         x,
         y,
         last_step_weight(LENGTHS),
@@ -141,7 +141,7 @@ def test_labels_of_series_are_learnt_from_features_at_their_ends(x, batchsize, s
 def test_biases_are_those_of_the_standardised_series(x):
     torch.manual_seed(0)
     model, _ = fitted(
-        kernel_model(F, 1, 20, 340).double(),
+        kernel_model(F, 1, 340).double(),
         x,
         x[:1],
         last_step_weight(LENGTHS),
