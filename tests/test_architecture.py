@@ -51,6 +51,7 @@ FLOORS = [
     "nn",
     "data",
     "sklearn_private",
+    "torch_private",
     "tree",
     "optim",
     "lr_schedules",
@@ -337,21 +338,18 @@ BRANCHED = {
     "forecasting/panel.py read_panel",
     "praytools/class_balance.py initbatchprovider",
 }
-# Names that begin with an underscore, but are the only ones that a library has for it: of named
-# tuples, of torch, of scikit-learn (in sklearn_private.py alone).
-NAMED_TUPLES = {"_asdict", "_fields", "_replace"}
-TORCH = {
-    *("_buffers", "_call_impl", "_forward_hooks", "_forward_pre_hooks", "_guards_code"),
-    *("_indices", "_modules", "_opt_called", "_schema", "_values", "_version"),
-}
-# Private names that are read all the same.
+# Private names that are read all the same: of libraries that have no other name for it, in two files.
 PRIVATE_READS = {
-    "data/hdf5/h5map.py view._origin",  # of another map, by a method of the class
     "estimator/model_export.py model._check_export",  # of a forecaster, on a higher floor
     "sklearn_private.py scorer._kwargs",
     "sklearn_private.py scorer._response_method",
     "sklearn_private.py scorer._score_func",
     "sklearn_private.py scorer._sign",
+    "torch_private.py module._call_impl",
+    "torch_private.py optimizer._opt_called",
+    "torch_private.py tensor._indices",
+    "torch_private.py tensor._values",
+    "tree.py node._fields",  # of a named tuple
 }
 MOST_ANY = 0.12  # of annotated arguments
 
@@ -407,8 +405,6 @@ def private_reads(source: str) -> list[str]:
         if isinstance(value, ast.Name) and value.id in own:
             continue
         if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "super":
-            continue
-        if node.attr in NAMED_TUPLES | TORCH:
             continue
         reads.append(ast.unparse(node))
     return reads

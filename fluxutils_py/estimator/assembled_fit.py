@@ -39,7 +39,6 @@ class Training:
         Holds the ``model``.
     loop : Loop
         Holds ``ranks`` and all hooks except the callbacks.
-    callbacks : list
     """
 
     data: FitData
@@ -53,4 +52,3 @@ class Training:
     threads: Threads
     step: WindowStep
     loop: Loop
-    callbacks: list[Any]

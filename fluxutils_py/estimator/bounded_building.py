@@ -52,6 +52,7 @@ def build_bounded(
             outline = None
     if outline is not None:
         compare_parameters(stored, outline.state_dict(), path)
+    # once more, as what is built on the device meta has no values
     with seeded(0), _counted(8 * len(stored) + SPARE, path):
         model = build()
     compare_parameters(stored, model.state_dict(), path)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.nn import LSTM
@@ -33,6 +34,7 @@ class NotStored:
         self.code_name = code_name
 
     def __call__(self, *_: Any) -> Any:
+        # inside a spec, as its scheduler, it is found out only here
         require_stored(**{self.argument: self})
 
     def __repr__(self) -> str:
@@ -65,7 +67,7 @@ def default_model(n_in: int, n_out: int, n_hidden: int = 32) -> nn.Module:
 
 
 def build_model(
-    model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, device: Any
+    model: object, n_in: Any, n_out: Any, dtype: torch.dtype | None, device: object
 ) -> nn.Module:
     """Build a model: copy an instance, or call a class or function.
 
@@ -93,6 +95,7 @@ def build_model(
         require_single_input_and_output("model=None", n_in, n_out)
         built: Any = default_model(n_in, n_out)
     elif isinstance(model, nn.Module):
+        # fit never changes what the user holds
         built = deep_copy(model)
     elif callable(model):
         built = _call_with_sizes(model, n_in, n_out)
@@ -105,9 +108,10 @@ def build_model(
     return built.to(device=check_device(device), dtype=dtype)
 
 
-def _call_with_sizes(model: Callable[..., Any], n_in: Any, n_out: Any) -> nn.Module:
+def _call_with_sizes(model: Callable[..., Any], n_in: object, n_out: object) -> nn.Module:
     """Call a class or function that makes a model, with those sizes that it takes."""
     model = with_python_numbers(model)
+    # before the call, whose TypeError would not say what is filled in
     if unknown := _required_arguments(model) - set(SIZES):
         raise TypeError(
             f"model={model!r} has required arguments that are not supplied: "
@@ -122,7 +126,7 @@ def _call_with_sizes(model: Callable[..., Any], n_in: Any, n_out: Any) -> nn.Mod
     return built
 
 
-def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(opt: object, model: object, built: nn.Module) -> Optimizer:
     """Build the optimizer of ``built``: call a class or function, or rebind an instance.
 
     ``model`` is the user's ``model`` argument. An optimizer instance must hold its parameters; it
@@ -135,7 +139,7 @@ def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optim
         If ``opt`` has another type, holds other parameters, or needs a closure.
     """
     require_stored(opt=opt)
-    given = rebind(opt, model, built) if isinstance(opt, torch.optim.Optimizer) else opt
+    given = rebind(opt, model, built) if isinstance(opt, Optimizer) else opt
     optimizer = make_optimizer(given, [p for p in built.parameters() if p.requires_grad])
     # a function may ignore its argument, and train the copy that the user holds
     allowed = {id(p) for p in built.parameters()}
@@ -157,6 +161,7 @@ def check_device(device: object) -> torch.device | None:
     if device is None:
         return None
     remedy = 'give "cpu", "cuda", "cuda:1", "mps" or the like, or None for where the model is'
+    # searches hand on texts and numbers of NumPy
     name: Any = device.item() if isinstance(device, np.generic) else device
     try:
         resolved = torch.device(name)
@@ -175,7 +180,7 @@ def check_device(device: object) -> torch.device | None:
     return resolved
 
 
-def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.optim.Optimizer:
+def rebind(opt: Optimizer, model: object, built: nn.Module) -> Optimizer:
     """Return an optimizer like ``opt`` for ``built``, a copy of ``model``.
 
     Each group has the parameters at the same positions.
@@ -185,7 +190,7 @@ def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.op
         raise ValueError(
             f"an optimizer instance needs a model instance, whose parameters it holds; {remedy}"
         )
-    at = {id(p): i for i, p in enumerate(model.parameters())}
+    at = parameter_places(model)
     params = list(built.parameters())
     groups = []
     for group in opt.param_groups:
@@ -194,21 +199,25 @@ def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.op
                 f"the {type(opt).__name__} given as opt holds parameters that are not the model's: "
                 f"build it from model.parameters() of the same model; {remedy}"
             )
+        # copied, as a learning rate may be a tensor, which schedules change in place
         settings = {k: copy.deepcopy(v) for k, v in group.items() if k != "params"}
         groups.append({**settings, "params": [params[at[id(p)]] for p in group["params"]]})
     return optimizer_like(opt, groups)
 
 
-def optimizer_like(
-    like: torch.optim.Optimizer, groups: list[dict[str, Any]]
-) -> torch.optim.Optimizer:
+def parameter_places(model: nn.Module) -> dict[int, int]:
+    """Return the place of each parameter in a model, by its ``id``."""
+    return {id(p): i for i, p in enumerate(model.parameters())}
+
+
+def optimizer_like(like: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     """Return an optimizer with the same class and settings for other parameter groups."""
     if isinstance(like, ChainedOptimizer):
         return ChainedOptimizer(optimizer_like(like.inner, groups), like.before, like.after)
     return type(like)(groups, **optimizer_arguments(like))
 
 
-def optimizer_arguments(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def optimizer_arguments(optimizer: Optimizer) -> dict[str, Any]:
     """Return the settings of an optimizer that its class takes as arguments."""
     accepted = inspect.signature(type(optimizer)).parameters
     return {k: v for k, v in optimizer.defaults.items() if k in accepted}
@@ -222,6 +231,7 @@ def make_generator(random_state: Any) -> np.random.Generator:
     ``random_state`` is an int, a ``numpy.random.Generator`` or ``RandomState`` (draws one number
     from it), or None for fresh entropy.
     """
+    # drawn from, so that a generator given to two fits gives two results
     if isinstance(random_state, np.random.RandomState):
         return np.random.default_rng(random_state.randint(np.iinfo(np.int32).max))
     if isinstance(random_state, np.random.Generator):
@@ -249,7 +259,7 @@ def parameters_of(f: Callable[..., Any]) -> list[inspect.Parameter] | None:
 def _open_arguments(f: Callable[..., Any]) -> set[str]:
     """Return the names of the arguments that a class, function or partial still takes."""
     closed = set()
-    while isinstance(f, functools.partial):
+    while isinstance(f, partial):
         closed |= set(f.keywords)
         f = f.func
     return {p.name for p in parameters_of(f) or []} - closed
@@ -265,6 +275,7 @@ def _required_arguments(f: Callable[..., Any]) -> set[str]:
 
 def require_gradients(call: str) -> None:
     """Raise RuntimeError if gradients are switched off around a call that computes them."""
+    # first, as gradients count as switched off in this mode too
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             f"{call} needs gradients, but runs in torch.inference_mode(); call it outside of that "

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,39 +43,17 @@ FURTHER = (4, 5, 6, 7)  # rows further, with which neighbours are compared
 # walk
 ALIKE = 0.5
 TIMES = (
-    "date",
-    "datetime",
-    "day",
-    "hour",
-    "month",
-    "period",
-    "step",
-    "t",
-    "time",
-    "timestamp",
-    "week",
-    "year",
+    *("t", "time", "timestamp", "date", "datetime", "period", "step"),
+    *("year", "month", "week", "day", "hour"),
 )
 
 NORMALIZE = (
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.GroupNorm,
-    nn.Embedding,
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
+    *(nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.SyncBatchNorm, nn.Embedding),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
 
 _is_said = False
-
-
-def _module_of(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
 
 
 # -- searches that ranks repeat ----------------------------------------------------------------
@@ -104,12 +82,9 @@ def warn_repeated_search(ranks: RankGroup) -> None:
 
 
 def _in_model_selection() -> bool:
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        if _module_of(frame).startswith("sklearn.model_selection."):
-            return True
-        frame = frame.f_back
-    return False
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe()))
+    names = (str(frame.f_globals.get("__name__", "")) for frame in frames)
+    return any(name.startswith("sklearn.model_selection.") for name in names)
 
 
 # -- matrices whose rows are steps or whole series ---------------------------------------------

@@ -313,14 +313,13 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             x,
             y,
             sample_weight,
-            validation_data,
-            lengths=lengths,
-            starts=starts,
+            lengths,
+            starts,
+            sharded,
+            validation_data=validation_data,
             epochs=epochs,
-            sharded=sharded,
             resume=self.warm_start,
-            can_hold_out=True,
-            expects_to_learn=not self.warm_start,
+            is_fit=True,
         )
         run_fit(self, request)
         return self
@@ -341,16 +340,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         Model, optimizer, learning-rate schedule, random generator and history continue; the state
         starts from zero. The first call builds them. Parameters are those of :meth:`fit`.
         """
-        request = FitRequest(
-            x,
-            y,
-            sample_weight,
-            lengths=lengths,
-            starts=starts,
-            epochs=1,
-            sharded=sharded,
-            resume=True,
-        )
+        request = FitRequest(x, y, sample_weight, lengths, starts, sharded, epochs=1, resume=True)
         run_fit(self, request)
         return self
 
@@ -413,17 +403,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             If ``x``, ``out`` or ``state`` do not fit the model, or ``x`` has single NaNs or
             infinities.
         """
-        return run_predict(
-            self,
-            x,
-            out,
-            "predict",
-            state=state,
-            return_state=return_state,
-            lengths=lengths,
-            starts=starts,
-            sharded=sharded,
-        )
+        return run_predict(self, "predict", x, out, state, return_state, lengths, starts, sharded)
 
     def stream(
         self, n_series: int = 1, state: list[Tensor] | None = None, *, method: str = "predict"
@@ -474,7 +454,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         feature's mean); for classifiers, or with a cross-entropy loss and integer targets, the
         accuracy. Steps without a target do not count. For the parameters see :meth:`fit`.
         """
-        return run_score(self, x, y, sample_weight, lengths=lengths, starts=starts, sharded=sharded)
+        return run_score(self, FitRequest(x, y, sample_weight, lengths, starts, sharded))
 
     def evaluate(
         self,
@@ -509,7 +489,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         Source: ``fit!`` of FluxUtils.jl with ``runopt=false``, or, without the gradient, with
         ``runback=false``.
         """
-        request = FitRequest(x, y, sample_weight, lengths=lengths, starts=starts, sharded=sharded)
+        request = FitRequest(x, y, sample_weight, lengths, starts, sharded)
         return run_evaluate(self, request, gradient=gradient)
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import numbers
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
-import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.data.digest import (
@@ -16,7 +17,8 @@ from fluxutils_py.data.digest import (
     digest_series,
     digest_weight,
 )
-from fluxutils_py.estimator.building import build_optimizer
+from fluxutils_py.estimator.assembled_fit import Training
+from fluxutils_py.estimator.building import build_optimizer, parameter_places
 from fluxutils_py.estimator.fit_data import FitData
 from fluxutils_py.optim import ChainedOptimizer
 from fluxutils_py.training.descriptions import (
@@ -33,12 +35,13 @@ NOT_COMPARED = (
     "foreach",
     "capturable",
 )
+# beginnings of the names of what may differ between ranks, such as a device or a log
 DETAILS = ("loss.", "model", "the code of")
 SHARDS = "the {}series of each rank (sharded=True)"
 LISTED = 5  # number of differences in a message
 
 
-def shared_identity(training: Any) -> dict[str, str]:
+def shared_identity(training: Training) -> dict[str, str]:
     """Return the part of :func:`identity`, texts by name, that must agree on all ranks of a fit.
 
     Attributes of a loss or a module may differ between ranks, such as a device or a log.
@@ -48,7 +51,7 @@ def shared_identity(training: Any) -> dict[str, str]:
     }
 
 
-def identity(training: Any) -> dict[str, str]:
+def identity(training: Training) -> dict[str, str]:
     """Return the settings of a fit and the sizes of its data as texts by name; see
     :func:`describe`.
 
@@ -59,7 +62,7 @@ def identity(training: Any) -> dict[str, str]:
     classes = data.codec.classes
     scale = data.codec.scale
     spec_texts: dict[str, str] = {}
-    for field in dataclasses.fields(data.spec):
+    for field in fields(data.spec):
         if field.name != "epochs":  # a fit may continue for more of them
             spec_texts |= describe(f"spec.{field.name}", getattr(data.spec, field.name))
     return {
@@ -74,7 +77,7 @@ def identity(training: Any) -> dict[str, str]:
     }
 
 
-def requested_identity(training: Any) -> dict[str, str]:
+def requested_identity(training: Training) -> dict[str, str]:
     """Return :func:`identity`, which does not depend on the number of ranks.
 
     The optimizer is as in the arguments, before schedules and hooks change it, and ``batchsize``
@@ -90,12 +93,10 @@ def requested_identity(training: Any) -> dict[str, str]:
     if training.resume:
         try:
             requested = build_optimizer(settings.opt, settings.model, model)
-        except (
-            TypeError,
-            ValueError,
-        ):  # loaded from a file without the user code of opt or model
+        except (TypeError, ValueError):  # loaded from a file without the user's code
             return texts
         for name in _describe_optimizer(training.optimizer, training.groups, model):
+            # as it is now: a schedule may have changed its rates
             del texts[name]
         texts.update(_describe_optimizer(requested, requested.param_groups, model))
     return texts
@@ -106,44 +107,45 @@ def sample_digests(data: FitData) -> dict[str, str]:
 
     They are enough to detect that a rank was given other data.
     """
+    # with shards, each rank has other data on purpose
     shared = [(name, s, w) for name, s, w in _named_arrays(data) if w.shards is None]
-    return {
-        f"the values of {name} (digest of some)": digest_sample(s, w.segments, places=2)
-        for name, s, w in shared
-    }
+    texts = {}
+    for name, s, w in shared:
+        digest = digest_sample(s, w.segments, places=2)
+        texts[f"the values of {name} (digest of some)"] = digest
+    return texts
 
 
 def data_digests(data: FitData) -> dict[str, tuple[str | None, str]]:
     """Return two digests per array: of all values, None if in a large file, and of a sample."""
-    texts: dict[str, tuple[str | None, str]] = {
-        f"the values of {name}": (
-            digest_series(s, w.own(w.segments)),
-            digest_sample(s, w.own(w.segments)),
-        )
-        for name, s, w in _named_arrays(data)
-    }
+    texts: dict[str, tuple[str | None, str]] = {}
+    for name, s, w in _named_arrays(data):
+        rows = w.own(w.segments)
+        # of a large file only the sample is read
+        texts[f"the values of {name}"] = (digest_series(s, rows), digest_sample(s, rows))
     for what, windows in _named_windows(data):
         weight = digest_weight(windows.weight, windows.own(windows.segments))
-        texts[f"the values of {what}sample_weight"] = (
-            weight,
-            weight or "none",
-        )
-    scale = (
-        None
-        if data.codec.scale is None
-        else digest_arrays(data.codec.scale.mean, data.codec.scale.scale)
-    )
-    texts["the scale of the targets"] = scale, scale or "none"
+        texts[f"the values of {what}sample_weight"] = (weight, weight or "none")
+    scale = data.codec.scale
+    digest = None if scale is None else digest_arrays(scale.mean, scale.scale)
+    texts["the scale of the targets"] = (digest, digest or "none")
     return texts
 
 
-def changed_settings(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def changed_settings(
+    before: Mapping[str, str],
+    now: Mapping[str, str],
+) -> list[str]:
     """List the differences between two identities as ``name: before -> now``."""
+    # in the order of now, then what only the other has
     pairs = {name: (before.get(name, "none"), now.get(name, "none")) for name in {**now, **before}}
     return [f"{name}: {there} -> {here}" for name, (there, here) in pairs.items() if there != here]
 
 
-def changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changed_data(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+) -> list[str]:
     """List the differences between digests of data.
 
     Samples are compared where one side did not read all values.
@@ -153,7 +155,8 @@ def changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
         whole_before, there = before.get(name, (None, "none"))
         whole_now, here = now.get(name, (None, "none"))
         if whole_before is not None and whole_now is not None:
-            there, here = whole_before, whole_now
+            there = whole_before
+            here = whole_now
         if there != here:
             changed.append(f"{name} (digest): {there} -> {here}")
     return changed
@@ -161,21 +164,26 @@ def changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 def join_differences(changed: list[str]) -> str:
     """Join the first few differences for a message."""
+    shown = list(changed[:LISTED])
     rest = len(changed) - LISTED
-    return ", ".join(changed[:LISTED]) + (f", and {rest} more" if rest > 0 else "")
+    if rest > 0:
+        shown.append(f"and {rest} more")
+    return ", ".join(shown)
 
 
-def _describe_optimizer(optimizer: Any, groups: list[dict[str, Any]], model: Any) -> dict[str, str]:
+def _describe_optimizer(
+    optimizer: Optimizer,
+    groups: list[dict[str, Any]],
+    model: nn.Module,
+) -> dict[str, str]:
     texts: dict[str, str] = {}
     if isinstance(optimizer, ChainedOptimizer):
-        for what, links in (
-            ("before", optimizer.before),
-            ("after", optimizer.after),
-        ):
+        for what, links in (("before", optimizer.before), ("after", optimizer.after)):
             texts.update(describe(f"what is chained {what} the optimizer", links))
         optimizer = optimizer.inner
     texts["the optimizer"] = type(optimizer).__name__
-    at = {id(p): i for i, p in enumerate(model.parameters())}
+    # by place, as optimizers do not know the names of parameters
+    at = parameter_places(model)
     for i, group in enumerate(groups):
         where = f" of the optimizer's group {i}" if len(groups) > 1 else ""
         if where:
@@ -186,60 +194,53 @@ def _describe_optimizer(optimizer: Any, groups: list[dict[str, Any]], model: Any
     return texts
 
 
-def _describe_seed(random_state: Any) -> str:
+def _describe_seed(random_state: object) -> str:
     """Describe a seed; of a generator only the type, since a retried fit finds another state."""
-    plain = random_state is None or isinstance(random_state, numbers.Number)
-    return text(random_state) if plain else type(random_state).__name__
+    if random_state is None or isinstance(random_state, numbers.Number):
+        return text(random_state)
+    return type(random_state).__name__
 
 
-def _describe_parameters(model: torch.nn.Module) -> dict[str, str]:
-    texts = {
-        f"parameter {i}": f"{name} {tuple(p.shape)} {p.dtype}"
-        + ("" if p.requires_grad else " (frozen)")
-        for i, (name, p) in enumerate(model.named_parameters())
-    }
-    buffers = {
-        f"buffer {i}": f"{name} {tuple(b.shape)} {b.dtype}"
-        for i, (name, b) in enumerate(model.named_buffers())
-    }
-    return {**texts, **buffers}
+def _describe_parameters(model: nn.Module) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for i, (name, p) in enumerate(model.named_parameters()):
+        frozen = "" if p.requires_grad else " (frozen)"
+        texts[f"parameter {i}"] = f"{name} {tuple(p.shape)} {p.dtype}{frozen}"
+    for i, (name, b) in enumerate(model.named_buffers()):
+        texts[f"buffer {i}"] = f"{name} {tuple(b.shape)} {b.dtype}"
+    return texts
 
 
 def _named_windows(data: FitData) -> list[tuple[str, SequenceWindows]]:
-    return [
-        ("", data.windows),
-        *([] if data.validation is None else [("validation ", data.validation)]),
-    ]
+    named = [("", data.windows), ("validation ", data.validation)]
+    return [(name, windows) for name, windows in named if windows is not None]
 
 
-def _named_arrays(
-    data: FitData,
-) -> Iterator[tuple[str, SeriesArray, SequenceWindows]]:
-    for what, windows in _named_windows(data):
-        for kind, arrays in (("x", windows.x), ("y", windows.y)):
+def _named_arrays(data: FitData) -> Iterator[tuple[str, SeriesArray, SequenceWindows]]:
+    for part, windows in _named_windows(data):
+        for name, arrays in (("x", windows.x), ("y", windows.y)):
             for i, s in enumerate(arrays):
-                yield (
-                    f"{what}{kind}" + (f"[{i}]" if len(arrays) > 1 else ""),
-                    s,
-                    windows,
-                )
+                place = f"[{i}]" if len(arrays) > 1 else ""
+                yield f"{part}{name}{place}", s, windows
 
 
 def _describe_sizes(data: FitData) -> dict[str, str]:
     texts: dict[str, str] = {}
     for name, s, w in _named_arrays(data):
-        n, t = (s.N, s.T) if w.shards is None else (len(w.shards.whole), w.shards.n_steps)
+        n = s.N
+        t = s.T
+        if w.shards is not None:  # the sizes of all ranks together
+            n = len(w.shards.whole)
+            t = w.shards.n_steps
         texts[f"the shape of {name}"] = str((s.F, n, t))
         texts[f"the dtype of {name}"] = str(s.dtype.newbyteorder("="))
     for what, windows in _named_windows(data):
         if windows.shards is not None:
             texts[SHARDS.format(what)] = ", ".join(map(str, windows.shards.counts))
+        rows = windows.segments
         texts[f"the starts and lengths of {what}series"] = digest_arrays(
-            windows.segments.series,
-            windows.segments.start,
-            windows.segments.length,
+            rows.series, rows.start, rows.length
         )
-        texts[f"the {what}weights"] = (
-            "none" if windows.weight is None else text(windows.weight.scale)
-        )
+        weight = windows.weight
+        texts[f"the {what}weights"] = "none" if weight is None else text(weight.scale)
     return texts

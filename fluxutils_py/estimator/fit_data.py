@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import numbers
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,6 @@ from fluxutils_py.inputs.sharded_data import SeriesPool
 from fluxutils_py.inputs.target_codec import TargetCodec, TargetScale
 from fluxutils_py.inputs.targets import MISSING_LABEL, Targets, TargetSchema, read_labels
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
-from fluxutils_py.parallel import RankGroup
 from fluxutils_py.validation import check_integer
 
 MIN_WINDOWS_PER_FOLD = 8  # with fewer windows in a fold, its state would be useless
@@ -30,37 +28,35 @@ MIN_WINDOWS_PER_FOLD = 8  # with fewer windows in a fold, its state would be use
 
 @dataclass(frozen=True)
 class FitRequest:
-    """The arguments of one call that trains or evaluates.
+    """The arguments of one call that trains, evaluates or scores.
 
     Attributes
     ----------
-    x, y, sample_weight, validation_data, lengths, starts, epochs
+    x, y, sample_weight, lengths, starts, sharded, validation_data, epochs
         See ``Estimator.fit``.
     classes : array-like, optional
         All labels, where ``y`` may lack some; see ``EstimatorClassifier.partial_fit``.
-    sharded : bool
-        Whether each rank has its own series.
     resume : bool
         Whether to continue with the estimator's model and optimizer, if it has any.
-    can_hold_out : bool
-        Whether to hold out validation data, if the settings ask for it and none are given.
-    expects_to_learn : bool
-        Whether this call is all of the training, and the user set its length: a warning then says
-        if it makes only few updates.
+    is_fit : bool
+        Whether this is a call of ``fit``, whose length the user set: it holds out validation data
+        if the settings ask for it, and warns of few updates.
     """
 
     x: object
     y: object
     sample_weight: object = None
-    validation_data: object = None
     lengths: object = None
     starts: object = None
+    sharded: bool = False
+    validation_data: object = None
     epochs: int | None = None
     classes: Any = None
-    sharded: bool = False
     resume: bool = False
-    can_hold_out: bool = False
-    expects_to_learn: bool = False
+    is_fit: bool = False
+
+    def read_inputs(self, schema: InputSchema, pool: SeriesPool) -> Inputs:
+        return pool.inputs(self.x, schema, starts=self.starts, lengths=self.lengths)
 
 
 @dataclass(frozen=True)
@@ -120,15 +116,15 @@ def prepare(
     pool : SeriesPool, optional
         The ranks that each have their own series.
     """
-    pool = pool or SeriesPool(RankGroup())
+    pool = pool or SeriesPool()
     spec = _checked_spec(settings, request.epochs)
     loss = as_loss(settings.loss)
     reader = _DataReader(settings, schema, request, codec, pool)
     # before anything is read: each reading below is a collective call of ranks that share the data
     reader.require_same_request()
 
-    inputs = reader.inputs()
-    weight = reader.weight(inputs)
+    inputs = request.read_inputs(schema, pool)
+    weight = pool.weight(request.sample_weight, inputs)
     classes = reader.classes(inputs, weight)
     targets = reader.targets(inputs, classes)
     split = reader.split(inputs, targets, classes, split_seed)
@@ -141,7 +137,7 @@ def prepare(
     validation = None
     if split is not None:
         # Cutting windows has scaled the weight to the training part, so it is read again.
-        weight = reader.weight(inputs)
+        weight = pool.weight(request.sample_weight, inputs)
         validation = maker.windows(inputs, targets, weight, split.validation, training=False)
     elif request.validation_data is not None:
         validation = maker.validation_windows(request.validation_data, inputs, targets, schema)
@@ -158,7 +154,7 @@ def _checked_spec(settings: Settings, epochs: int | None) -> Spec:
     if epochs is None:
         return spec
     check_integer("epochs", epochs, 1, error=SpecError)
-    return dataclasses.replace(spec, epochs=int(epochs))
+    return replace(spec, epochs=int(epochs))
 
 
 @dataclass(frozen=True)
@@ -183,16 +179,6 @@ class _DataReader:
                 "the fit to continue": self.earlier is not None,
             }
         )
-
-    def inputs(self) -> Inputs:
-        request = self.request
-        return self.pool.inputs(
-            request.x, self.schema, starts=request.starts, lengths=request.lengths
-        )
-
-    def weight(self, inputs: Inputs) -> SampleWeight | None:
-        """Return the weights as given; cutting windows normalizes them in place."""
-        return self.pool.weight(self.request.sample_weight, inputs)
 
     def classes(self, inputs: Inputs, weight: SampleWeight | None) -> np.ndarray | None:
         """Return the classes of the first fit, else the declared ones, else the labels that occur.
@@ -253,9 +239,7 @@ class _DataReader:
         A new scale is that of the ``training`` part: held-out data have no say in it.
         """
         if self.earlier is not None:
-            return dataclasses.replace(
-                self.earlier, per_series=targets.per_series, ndim=targets.ndim
-            )
+            return replace(self.earlier, per_series=targets.per_series, ndim=targets.ndim)
         scale = None
         if self.settings.scale_target and len(targets.series) == 1:
             rows = inputs.own(training or inputs.all_series())
@@ -398,7 +382,7 @@ class WindowMaker:
         inputs = self.pool.inputs(
             given.x,
             # compared with the training data below, whose error tells more
-            dataclasses.replace(schema, fitted=None),
+            replace(schema, fitted=None),
             name="validation x",
             starts=given.starts,
             lengths=given.lengths,

@@ -63,7 +63,8 @@ class SeriesEstimator(Protocol):
 
 
 def input_schema(
-    est: SeriesEstimator, settings: Settings, layout: InputLayout | None = None
+    est: SeriesEstimator, settings: Settings, parts: FittedParts | None
 ) -> InputSchema:
-    """Return the requirements on inputs; ``layout`` is that of the fit that they follow."""
+    """Return the requirements on inputs; ``parts`` are those of the fit that they follow."""
+    layout = None if parts is None else parts.layout
     return InputSchema(type(est).__name__, settings.n_timesteps, fitted=layout)

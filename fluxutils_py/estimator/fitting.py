@@ -53,17 +53,12 @@ from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook
 from fluxutils_py.training import EarlyStopping, Loop
 from fluxutils_py.training.early_stopping import Schedule, Validation
-from fluxutils_py.training.make_optimizer import with_python_numbers
+from fluxutils_py.training.make_optimizer import make_scheduler
 from fluxutils_py.training.tensor_batches import TensorBatches
 from fluxutils_py.training.tensors import to_tensor
 from fluxutils_py.training.window_step import WindowStep, differentiate_windows, evaluate_windows
 
-FLOATS = {
-    "float16": torch.float32,
-    "float32": torch.float32,
-    "bool": torch.float32,
-    "float64": torch.float64,
-}
+SHORT_FLOATS = {"float16", "float32", "bool"}  # data for which parameters are float32
 VALIDATION_STEPS = 1 << 14  # series times steps of a validation window
 
 
@@ -88,10 +83,10 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
         parts = None if earlier is None else earlier.fitted_parts_
         data = prepare(
             settings,
-            input_schema(est, settings, None if parts is None else parts.layout),
+            input_schema(est, settings, parts),
             request,
             codec=None if parts is None else parts.codec,
-            split_seed=randomness.split_seed if request.can_hold_out else None,
+            split_seed=randomness.split_seed if request.is_fit else None,
             batchsize=size.whole,
             pool=SeriesPool(ranks if request.sharded else RankGroup()),
         )
@@ -137,7 +132,7 @@ def _warn_about(training: Training, est: SeriesEstimator, request: FitRequest) -
         warn_unscaled(data.windows, model, request.y, getattr(est, "scale_target", None))
     if request.validation_data is not None:
         warn_unlike_training(data.windows, data.validation)
-    if request.expects_to_learn:
+    if request.is_fit and not request.resume:
         warn_few_updates(data.windows, int(data.spec.epochs), int(data.spec.accumulate))
 
 
@@ -157,7 +152,7 @@ def run_evaluate(
         parts = est.fitted_parts_
         data = prepare(
             settings,
-            input_schema(est, settings, parts.layout),
+            input_schema(est, settings, parts),
             request,
             codec=parts.codec,
             batchsize=MinibatchSize.of(settings, ranks.size).whole,
@@ -194,7 +189,6 @@ def assemble(
             f"compile={settings.compile!r} trains in one thread, with torch's own threads inside; "
             "leave n_jobs at None"
         )
-    callbacks = as_callbacks(settings.callbacks)
     progress = progress_hook(settings.verbose)
     if earlier is None:
         model, optimizer = _new_model(data, ranks, rng)
@@ -228,7 +222,6 @@ def assemble(
         threads=threads,
         step=step,
         loop=_loop_after(earlier, step, ranks),
-        callbacks=callbacks,
     )
     _attach_epoch_hooks(training)
     if progress is not None and ranks.rank == 0:
@@ -320,24 +313,16 @@ def float_dtype(arrays: tuple[SeriesArray, ...], precision: str = "float32") -> 
     """
     if precision != "float32":
         return torch.float32  # lower precisions are of computations; parameters stay float32
-    dtypes = {
-        FLOATS.get(a.dtype.newbyteorder("=").name, torch.float64)
-        for a in arrays
-        if a.kind == "float"
-    }
-    if not dtypes:
+    names = {a.dtype.newbyteorder("=").name for a in arrays if a.kind == "float"}
+    if not names:
         return None
-    return torch.float64 if torch.float64 in dtypes else torch.float32
+    return torch.float32 if names <= SHORT_FLOATS else torch.float64
 
 
 def _new_scheduler(spec: Spec, optimizer: Optimizer) -> Any:
     if spec.scheduler is None:
         return None
-    scheduler = with_python_numbers(spec.scheduler)(optimizer)
-    if not hasattr(scheduler, "step"):
-        raise TypeError(
-            f"spec.scheduler must make a torch learning-rate scheduler, it made {scheduler!r}"
-        )
+    scheduler = make_scheduler(spec.scheduler, optimizer, "spec.scheduler")
     if isinstance(scheduler, ReduceLROnPlateau) and spec.schedule_every == "step":
         raise SpecError(
             "ReduceLROnPlateau goes by the loss of whole epochs; set spec.schedule_every to 'epoch'"
@@ -412,7 +397,8 @@ def run(est: SeriesEstimator, training: Training) -> None:
     ranks = training.loop.ranks
     before = EstimatorBefore(est, training)
     attributes = FittedAttributes(est, training)
-    callbacks = with_checkpoints(training.callbacks, training, est)
+    callbacks = as_callbacks(training.data.settings.callbacks)
+    callbacks = with_checkpoints(callbacks, training, est)
     for callback in callbacks:
         training.loop.hooks.attach(callback)
     # nothing of the estimator has changed so far
@@ -516,13 +502,9 @@ class FittedAttributes:
         codec = training.data.codec
         est.model_ = training.step.model
         est.optimizer_ = training.optimizer
-        est.fitted_parts_ = FittedParts(
-            layout=est.fitted_parts_.layout if training.resume else inputs.layout,
-            codec=codec,
-            rng=training.rng,
-            scheduler=training.scheduler,
-            n_steps=est.fitted_parts_.n_steps if training.resume else 0,
-        )
+        layout = est.fitted_parts_.layout if training.resume else inputs.layout
+        n_steps = est.fitted_parts_.n_steps if training.resume else 0
+        est.fitted_parts_ = FittedParts(layout, codec, training.rng, training.scheduler, n_steps)
         if training.resume:
             return
         est.n_features_in_ = inputs.columns

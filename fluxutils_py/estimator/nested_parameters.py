@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
-import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any, Self
 
 from sklearn.base import clone
 from torch import nn, optim
+from torch.optim import Optimizer
 
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import (
@@ -22,16 +22,13 @@ from fluxutils_py.estimator.building import (
     optimizer_arguments,
     parameters_of,
 )
-from fluxutils_py.estimator.spec import NAMES, Spec, spec_fields
+from fluxutils_py.estimator.spec import NAMES, Spec, closest, spec_fields
 from fluxutils_py.sklearn_private import HtmlTables
 from fluxutils_py.training.make_optimizer import adamw
+from fluxutils_py.tree import children, is_sequence, rebuild
 
 # arguments of user code that fit fills in
-FILLED = {
-    "params",
-    "optimizer",
-    *SIZES,
-}
+FILLED = {"params", "optimizer", *SIZES}
 
 
 def parameter_names(cls: type) -> list[str]:
@@ -148,7 +145,7 @@ class NestedParamsMixin:
         if argument == "opt":
             if value is None or getattr(value, "func", None) is adamw:
                 # the class in its place: its arguments can be listed, and a file can store it
-                value = functools.partial(optim.AdamW, **getattr(value, "keywords", {}))
+                value = partial(optim.AdamW, **getattr(value, "keywords", {}))
             return view(value, n_filled=1)  # the first argument is the parameters, under any name
         if argument == "spec":
             return view(Spec() if value is None else value, optional=NAMES)
@@ -198,11 +195,15 @@ class View:
     @property
     def name(self) -> str:
         """Short name of the value for messages."""
-        core = self.value.func if isinstance(self.value, functools.partial) else self.value
+        core = self.value.func if isinstance(self.value, partial) else self.value
         return str(getattr(core, "__name__", type(core).__name__))
 
 
-def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
+def view(
+    value: Any,
+    n_filled: int = 0,
+    optional: Iterable[str] = (),
+) -> View:
     """Return the settings of a value.
 
     ``n_filled`` is the number of leading arguments of a function that the user cannot set;
@@ -212,21 +213,16 @@ def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
         return _view_arguments(value, n_filled)
     if isinstance(value, nn.Module):
         return View(value, {}, lambda new: value, ())
-    if isinstance(value, optim.Optimizer):
+    if isinstance(value, Optimizer):
         return _view_optimizer(value)
     if hasattr(value, "get_params"):
         values = value.get_params(deep=False)
-        return View(
-            value,
-            values,
-            lambda new: clone(value).set_params(**new),
-            values,
-        )
+        return View(value, values, lambda new: clone(value).set_params(**new), values)
     if isinstance(value, Mapping):
         return _view_mapping(value, optional)
-    if hasattr(value, "_asdict"):  # a namedtuple
-        values = value._asdict()
-        return View(value, values, lambda new: value._replace(**new), values)
+    if _is_namedtuple(value):
+        values = children(value) or {}
+        return View(value, values, lambda new: rebuild(value, (values | new).values()), values)
     if dataclasses.is_dataclass(value):
         return _view_dataclass(value)
     if callable(value):  # after the others, whose instances may be callable too
@@ -234,36 +230,42 @@ def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
     return _view_attributes(value, optional)
 
 
-def _view_optimizer(optimizer: optim.Optimizer) -> View:
+def _view_optimizer(optimizer: Optimizer) -> View:
     group = optimizer.param_groups[0]
     values = {name: group[name] for name in optimizer_arguments(optimizer)}
-    replace = functools.partial(_replace_in_optimizer, optimizer)
-    return View(optimizer, values, replace, values)
+    return View(optimizer, values, lambda new: _replace_in_optimizer(optimizer, new), values)
 
 
 def _view_dataclass(value: Any) -> View:
     values = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-    replace = functools.partial(dataclasses.replace, value)
-    return View(value, values, lambda new: replace(**new), values)
+    return View(value, values, lambda new: dataclasses.replace(value, **new), values)
 
 
-def _view_mapping(mapping: Mapping[Any, Any], optional: Iterable[str]) -> View:
+def _view_mapping(
+    mapping: Mapping[Any, Any],
+    optional: Iterable[str],
+) -> View:
     values = {k: v for k, v in mapping.items() if isinstance(k, str)}
-    replace = functools.partial(_replace_in_mapping, mapping)
-    return View(mapping, values, replace, {*values, *optional}, open=True)
+    names = {*values, *optional}
+    return View(mapping, values, lambda new: _replace_in_mapping(mapping, new), names, open=True)
 
 
-def _view_attributes(value: object, optional: Iterable[str]) -> View:
+def _view_attributes(
+    value: object,
+    optional: Iterable[str],
+) -> View:
     try:
         values = spec_fields(value)
     except SpecError:  # numbers, strings, lists
         values = {}
     addable = optional if hasattr(value, "__dict__") else ()  # slots allow no new attributes
-    replace = functools.partial(_replace_in_object, value)
-    return View(value, values, replace, {*values, *addable})
+    return View(value, values, lambda new: _replace_in_object(value, new), {*values, *addable})
 
 
-def _view_arguments(f: Callable[..., Any], n_filled: int) -> View:
+def _view_arguments(
+    f: Callable[..., Any],
+    n_filled: int,
+) -> View:
     """Return the arguments of a class, function or partial as settings.
 
     Changing them gives a partial.
@@ -275,13 +277,13 @@ def _view_arguments(f: Callable[..., Any], n_filled: int) -> View:
         for p in (parameters or [])[n_filled:]
         if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     }
-    if isinstance(f, functools.partial):
+    if isinstance(f, partial):
         arguments |= f.keywords  # also those that a signature with **kwargs does not list
     arguments = {k: v for k, v in arguments.items() if k not in FILLED}
     return View(
         f,
         {k: v for k, v in arguments.items() if v is not inspect.Parameter.empty},
-        lambda new: functools.partial(f, **new),
+        lambda new: partial(f, **new),
         () if is_open else arguments,  # nothing to misspell
         open=is_open,
     )
@@ -301,13 +303,22 @@ def _has_parameters(value: object) -> bool:
     """Whether a value inside an argument is shown with its settings; functions are not."""
     if isinstance(value, type):
         return False
-    if isinstance(value, functools.partial | Mapping | SimpleNamespace):
+    if isinstance(value, partial | Mapping | SimpleNamespace):
         return True
-    is_record = dataclasses.is_dataclass(value) or hasattr(value, "_asdict")
+    is_record = dataclasses.is_dataclass(value) or _is_namedtuple(value)
     return is_record or hasattr(value, "get_params")
 
 
-def _replace_values(seen: View, changes: dict[str, Any], where: str, known: list[str]) -> Any:
+def _is_namedtuple(value: object) -> bool:
+    return isinstance(value, tuple) and not is_sequence(value)
+
+
+def _replace_values(
+    seen: View,
+    changes: dict[str, Any],
+    where: str,
+    known: list[str],
+) -> Any:
     """Return a new value with the changes, whose names may be nested.
 
     ``where`` is the full name of the value.
@@ -321,7 +332,7 @@ def _replace_values(seen: View, changes: dict[str, Any], where: str, known: list
         else:
             new[name] = value
     for name in (*new, *deeper):
-        can_be_added = seen.open and name not in FILLED and not _close_matches(name, seen.names)
+        can_be_added = seen.open and name not in FILLED and not closest(name, seen.names, 0.8)
         if name not in seen.names and not can_be_added:
             raise SpecError(_invalid_parameter(seen, name, where, known))
     for name, inner in deeper.items():
@@ -330,7 +341,12 @@ def _replace_values(seen: View, changes: dict[str, Any], where: str, known: list
     return seen.replace(new)
 
 
-def _invalid_parameter(seen: View, name: str, where: str, known: list[str]) -> str:
+def _invalid_parameter(
+    seen: View,
+    name: str,
+    where: str,
+    known: list[str],
+) -> str:
     text = f"Invalid parameter {name!r} for {where} ({seen.name})"
     if name in FILLED:
         return f"{text}: fit fills it in."
@@ -344,21 +360,17 @@ def _invalid_parameter(seen: View, name: str, where: str, known: list[str]) -> s
     return f"{text}. Valid parameters are: {names!r}.{guess}"
 
 
-def _close_matches(name: str, names: Iterable[str]) -> list[str]:
-    return difflib.get_close_matches(name, names, 1, 0.8)
-
-
 def _did_you_mean(name: str, known: list[str]) -> str:
     """Guess the intended name from the last part of the name; the first match wins."""
     full = {k.rpartition("__")[2]: k for k in reversed(known)}
-    near = _close_matches(name.rpartition("__")[2], full)
-    return f" Did you mean {full[near[0]]!r}?" if near else ""
+    near = closest(name.rpartition("__")[2], full, 0.8)
+    return f" Did you mean {full[near]!r}?" if near else ""
 
 
 # -- new values ----------------------------------------------------------------------------------
 
 
-def _replace_in_optimizer(optimizer: optim.Optimizer, new: dict[str, Any]) -> optim.Optimizer:
+def _replace_in_optimizer(optimizer: Optimizer, new: dict[str, Any]) -> Optimizer:
     made = copy.copy(optimizer)  # shallow, since its parameters are those of the user's model
     made.defaults = {**optimizer.defaults, **new}
     made.param_groups = [{**group, **new} for group in optimizer.param_groups]
@@ -397,17 +409,18 @@ class HtmlReprMixin(NestedParamsMixin, HtmlTables):
         arguments = list(inspect.signature(type(self).__init__).parameters)
 
         def sort_key(name: str) -> tuple[bool, int, bool]:
-            return (
-                name not in given,
-                arguments.index(name.partition("__")[0]),
-                "__" in name,
-            )
+            place = arguments.index(name.partition("__")[0])
+            return name not in given, place, "__" in name
 
         table.data = {name: short_repr(table[name]) for name in sorted(table, key=sort_key)}
         table.non_default = tuple(name for name in table if name in given)
         return table
 
-    def _changed_inside(self, argument: str, table: Mapping[str, Any]) -> set[str]:
+    def _changed_inside(
+        self,
+        argument: str,
+        table: Mapping[str, Any],
+    ) -> set[str]:
         """Return the full names of the parameters inside an argument that are no defaults."""
         defaults = {f"{argument}__{k}": v for k, v in self._default_values(argument).items()}
         # by repr, since arrays and tensors have no single truth value of ==
@@ -425,7 +438,7 @@ class HtmlReprMixin(NestedParamsMixin, HtmlTables):
             return self._view_argument(argument).values
         if argument == "spec":  # whatever its form
             return view(Spec).values
-        origin = value.func if isinstance(value, functools.partial) else value
+        origin = value.func if isinstance(value, partial) else value
         return view(origin if callable(origin) else type(origin)).values
 
     def _edit_fitted_table(self, table: Any) -> Any:
@@ -451,12 +464,12 @@ class Unquoted:
 
 def short_repr(value: Any) -> Any:
     """Return a value, or a short text for one with a long ``repr``."""
-    if isinstance(value, functools.partial):
+    if isinstance(value, partial):
         return Unquoted(_call_repr(value))
     if isinstance(value, nn.Module) and list(value.children()):
         sizes = [p.numel() for p in value.parameters() if not nn.parameter.is_lazy(p)]
         return Unquoted(f"{type(value).__name__}, {sum(sizes):,} parameters")
-    if isinstance(value, optim.Optimizer):
+    if isinstance(value, Optimizer):
         return Unquoted(f"{type(value).__name__}(lr={value.param_groups[0].get('lr')})")
     if isinstance(value, type | FunctionType):
         return Unquoted(value.__name__)
@@ -467,7 +480,7 @@ def short_repr(value: Any) -> Any:
     return value
 
 
-def _call_repr(value: functools.partial[Any]) -> str:
+def _call_repr(value: partial[Any]) -> str:
     settings = [repr(v) for v in value.args]
     settings += [f"{name}={short_repr(v)!r}" for name, v in value.keywords.items()]
     return f"{short_repr(value.func)!r}({', '.join(settings)})"

@@ -89,6 +89,7 @@ def estimator_content(est: BaseEstimator) -> dict[str, Any]:
         "grad": est.grad_,
         "generator": parts.rng.bit_generator.state,
     }
+    # hooks may have put anything into the history
     plain: dict[str, Any] = plain_or_none(content)
     return plain
 
@@ -96,6 +97,7 @@ def estimator_content(est: BaseEstimator) -> dict[str, Any]:
 def load_estimator(cls: type[BaseEstimator], path: object, arguments: dict[str, Any]) -> Any:
     """Load an estimator; see ``Estimator.load``."""
     check_arguments(cls, arguments)
+    # after the arguments: a misspelt one should not cost the time to read a large file
     content = read_estimator(path)
     name = content.get("class")
     if name != cls.__name__:
@@ -137,6 +139,7 @@ def estimator_of(
             f"{cls.__name__}.load(path, model=...)"
         )
     require_stored(**{name: getattr(est, name, None) for name in CODE})
+    # before a model is built
     device = check_device(settings.device)
     with _errors_unless_given(arguments, path):
         model = _build(settings.model, fitted, "model" in arguments, path).to(device)
@@ -176,6 +179,7 @@ def _read_fitted(content: dict[str, Any], path: object) -> Fitted:
     codec = dataclass_from_plain(TargetCodec, content["codec"], nested=TargetScale)
     generator = _restore_generator(content["generator"])
     n_steps = content["fitted"]["_n_steps"]
+    # without the scheduler, which is restored with the optimizer
     attributes["fitted_parts_"] = FittedParts(layout, codec, generator, None, n_steps)
     if layout.names is not None:
         attributes["feature_names_in_"] = layout.names
@@ -244,6 +248,7 @@ def load_errors(path: object) -> Iterator[None]:
     try:
         yield
     except LoadError as error:
+        # some errors name the file already
         if str(path) in str(error):
             raise
         raise LoadError(f"{path}: {error}") from error
@@ -264,6 +269,7 @@ def _restore_optimizer(est: BaseEstimator, content: dict[str, Any]) -> None:
     est.optimizer_ = optimizer
     spec = est.resolved_params().spec
     factory = spec.get("scheduler") if isinstance(spec, dict) else getattr(spec, "scheduler", None)
+    # without its code the schedule cannot continue; a fit will ask for it
     if isinstance(factory, NotStored):
         factory = None
     if content["scheduler"] is not None and factory is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.scoring import pooled_r2
+from fluxutils_py.estimator.spec import closest
 from fluxutils_py.inputs.inputs import Inputs, read_weight
 from fluxutils_py.inputs.labels import is_label
 from fluxutils_py.sklearn_private import Scorer
@@ -31,7 +31,10 @@ VALUES_REMEDY = (
 )
 
 
-def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
+def pooled_scorer(
+    name: str,
+    **kwargs: Any,
+) -> Callable[..., float]:
     """Make a scorer for ``scoring=`` that pools over series, time steps and features.
 
     Metrics of scikit-learn average over the columns of a matrix. A column of ``timesteps(y)`` is
@@ -85,41 +88,33 @@ def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
     ['fit_time', 'score_time', 'test_neg_mean_absolute_error', 'test_r2']
     """
     # deferred: importing it takes 30 ms
-    from sklearn.metrics import (
-        get_scorer,
-        get_scorer_names,
-        make_scorer,
-    )
+    from sklearn.metrics import get_scorer, get_scorer_names, make_scorer
 
     if name not in get_scorer_names():
-        near = difflib.get_close_matches(str(name), get_scorer_names(), 1)
-        raise SpecError(
-            f"pooled_scorer knows no metric {name!r}; "
-            + (
-                f"did you mean {near[0]!r}?"
-                if near
-                else "sklearn.metrics.get_scorer_names() lists them"
-            )
-        )
+        near = closest(str(name), get_scorer_names())
+        remedy = "sklearn.metrics.get_scorer_names() lists them"
+        if near:
+            remedy = f"did you mean {near!r}?"
+        raise SpecError(f"pooled_scorer knows no metric {name!r}; {remedy}")
     score_func, greater_is_better, response_method, defaults = Scorer.of(get_scorer(name))
-    metric = _PooledMetric(
-        name,
-        _pooled_r2 if name == "r2" else score_func,
-        response_method != "predict",
-    )
+    function = _pooled_r2 if name == "r2" else score_func
+    metric = _PooledMetric(name, function, of_scores=response_method != "predict")
+    # make_scorer would take it, and fail at the first score
     unknown = [k for k in kwargs if k not in metric.__signature__.parameters]
     if unknown:
         raise TypeError(f"the metric {name!r} takes no argument {unknown[0]!r}")
-    settings = {**defaults, **kwargs}
     return make_scorer(
         metric,
         greater_is_better=greater_is_better,
         response_method=response_method,
-        **settings,
+        **{**defaults, **kwargs},
     )
 
 
-def flatten_steps(y_true: Any, *y_pred: Any) -> tuple[np.ndarray, ...]:
+def flatten_steps(
+    y_true: Any,
+    *y_pred: Any,
+) -> tuple[np.ndarray, ...]:
     """Flatten targets and predictions of every step to vectors, for metrics and displays of
     scikit-learn.
 
@@ -160,9 +155,7 @@ def flatten_steps(y_true: Any, *y_pred: Any) -> tuple[np.ndarray, ...]:
     pairs = [_align_predictions(y_true, p, of_scores=True)[:2] for p in y_pred]
     true = pairs[0][0] if pairs else _align_predictions(y_true, y_true, of_scores=False)[0]
     live = _live_mask(true, *(pred for _, pred in pairs))
-    return true[live], *(
-        pred[:, live[0]].T if len(pred) > len(true) else pred[live] for _, pred in pairs
-    )
+    return true[live], *(_live_values(pred, live) for _, pred in pairs)
 
 
 class _PooledMetric:
@@ -177,27 +170,35 @@ class _PooledMetric:
         Whether predictions are scores of classes or probabilities.
     """
 
-    def __init__(self, name: str, function: Callable[..., float], of_scores: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., float],
+        of_scores: bool,
+    ) -> None:
         self.__name__ = f"pooled_{name}"
         # scikit-learn looks for sample_weight and pos_label in it
         self.__signature__ = inspect.signature(function)
-        self.function, self.of_scores = function, of_scores
+        self.function = function
+        self.of_scores = of_scores
 
     def __call__(
         self,
-        y_true: Any,
-        y_pred: Any,
-        sample_weight: Any = None,
+        y_true: object,
+        y_pred: object,
+        sample_weight: object = None,
         **kwargs: Any,
     ) -> float:
         true, pred, form = _align_predictions(y_true, y_pred, self.of_scores)
         _, n_series, n_steps = true.shape
         live = _live_mask(true, pred)
         rows = Segments.from_lengths(n_series, n_steps)
+        # weights are scaled to mean 1 over the steps that count
         steps = SeriesArray(np.where(live.any(0), 0, np.nan)[None], "y")
         weight = read_weight(sample_weight, Inputs((steps,), form, 1))
         if weight is not None:
             weight.normalize(rows, (steps,))
+        # with one mean per feature, it cannot take one vector of all
         if self.function is _pooled_r2:
             return _pooled_r2(true, pred, weight)
         if not live.any():
@@ -205,15 +206,18 @@ class _PooledMetric:
         if weight is not None:
             w = weight.block(slice(0, n_series), slice(0, n_steps))  # as they were given
             kwargs["sample_weight"] = np.broadcast_to(w, true.shape)[live]
-        flat = pred[:, live[0]].T if len(pred) > len(true) else pred[live]
-        return self.function(true[live], flat, **kwargs)
+        return self.function(true[live], _live_values(pred, live), **kwargs)
 
 
-def _reshape_predictions(y_pred: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _reshape_predictions(
+    y_pred: object,
+    shape: tuple[int, ...],
+) -> np.ndarray:
     """Reshape rows of predictions, with K numbers for each column of the targets, to (K, rows,
     columns).
     """
-    pred, (_, n_rows, n_columns) = np.asarray(y_pred), shape
+    pred = np.asarray(y_pred)
+    _, n_rows, n_columns = shape
     if pred.ndim < 3 and len(pred) == n_rows and pred.size % (n_rows * n_columns) == 0:
         return pred.reshape(n_rows, -1, n_columns).transpose(1, 0, 2)
     return pred
@@ -226,21 +230,16 @@ def _pooled_r2(
 ) -> float:
     """Return the pooled R2 of arrays (G, N, T)."""
     _, n_series, n_steps = y_true.shape
-    whole = Prediction(
-        (y_pred.transpose(2, 1, 0),),
-        slice(0, n_series),
-        slice(0, n_steps),
-    )
-    return pooled_r2(
-        [whole],
-        (SeriesArray(y_true, "y"),),
-        Segments.from_lengths(n_series, n_steps),
-        sample_weight,
-    )
+    outputs = y_pred.transpose(2, 1, 0)  # (S, B, G)
+    whole = Prediction((outputs,), slice(0, n_series), slice(0, n_steps))
+    rows = Segments.from_lengths(n_series, n_steps)
+    return pooled_r2([whole], (SeriesArray(y_true, "y"),), rows, sample_weight)
 
 
 def _align_predictions(
-    y_true: Any, y_pred: Any, of_scores: bool
+    y_true: Any,
+    y_pred: Any,
+    of_scores: bool,
 ) -> tuple[np.ndarray, np.ndarray, str]:
     """Return targets (G, N, T), predictions (G, N, T) or (K, N, T) for classes, and the form of the
     targets' rows.
@@ -275,6 +274,11 @@ def _predictions_of_view(view: SequenceView, pred: np.ndarray) -> np.ndarray:
         return pred
     rows = pred.reshape(len(pred), -1)
     return view.from_rows(rows, rows.shape[1] // n_columns)
+
+
+def _live_values(pred: np.ndarray, live: np.ndarray) -> np.ndarray:
+    """Return the predictions of live targets as (n,), or (n, K) for K numbers per target."""
+    return pred[:, live[0]].T if len(pred) > len(live) else pred[live]
 
 
 def _live_mask(true: np.ndarray, *preds: np.ndarray) -> np.ndarray:

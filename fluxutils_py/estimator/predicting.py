@@ -29,15 +29,14 @@ from fluxutils_py.training.predictor import Prediction, Predictor
 
 def run_predict(
     est: SeriesEstimator,
+    method: str,
     x: object,
     out: object,
-    method: str,
-    *,
-    state: list[Tensor] | None = None,
-    lengths: object = None,
-    starts: object = None,
-    return_state: bool = False,
-    sharded: bool = False,
+    state: list[Tensor] | None,
+    return_state: bool,
+    lengths: object,
+    starts: object,
+    sharded: bool,
 ) -> Any:
     """Return the predictions of all ranks in the form of the inputs; with ``return_state``, also
     the state.
@@ -52,14 +51,7 @@ def run_predict(
             result: Any = (None, None) if return_state else None
             if not is_empty(x):
                 result = run_predict(
-                    est,
-                    x,
-                    out,
-                    method,
-                    state=state,
-                    lengths=lengths,
-                    starts=starts,
-                    return_state=return_state,
+                    est, method, x, out, state, return_state, lengths, starts, sharded=False
                 )
             ranks.allgather()  # each rank predicts alone, but an error on one reaches all
             return result
@@ -71,7 +63,7 @@ def run_predict(
             }
         )
         parts = est.fitted_parts_
-        schema = input_schema(est, settings, parts.layout)
+        schema = input_schema(est, settings, parts)
         inputs = read_inputs(x, schema, starts=starts, lengths=lengths)
         spec = read_spec(settings.spec)
         decode = parts.codec.decoders()[method]
@@ -174,7 +166,7 @@ class BlockPredictor:
         last = self.inputs.whole().length - 1  # counted from the start of each series
         outputs: np.ndarray | None = None
         for p in self:
-            (y,) = _single_output(p.y)
+            y = _single_output(p.y)
             if outputs is None:
                 outputs = np.empty((self.inputs.N, y.shape[2]), y.dtype)
             # blocks are of the same steps for all series, which end at different ones
@@ -229,13 +221,13 @@ class _RunPredictor(NamedTuple):
     n_context: int
 
 
-def _single_output(outputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
+def _single_output(outputs: tuple[np.ndarray, ...]) -> np.ndarray:
     if len(outputs) != 1:
         raise ShapeError(
             f"the model gives {len(outputs)} outputs; one target per series is for models of one "
             "output"
         )
-    return (outputs[0],)
+    return outputs[0]
 
 
 class PredictionWriter:
@@ -434,7 +426,10 @@ def _common_outputs(answers: list[_RankOutputs], ranks: RankGroup) -> list[_Outp
     with_series = [answer.outputs for answer in answers if answer.outputs is not None]
     first = with_series[0] if with_series else []
     if any(outputs != first for outputs in with_series):
-        of_ranks = [_describe_outputs(answer.outputs) for answer in answers]
+        of_ranks = [
+            "None" if answer.outputs is None else str([tuple(o) for o in answer.outputs])
+            for answer in answers
+        ]
         ranks.raise_on_all(
             RankError(
                 f"out differs: {describe_by_rank(of_ranks)}; give all ranks arrays of one shape "
@@ -442,10 +437,6 @@ def _common_outputs(answers: list[_RankOutputs], ranks: RankGroup) -> list[_Outp
             )
         )
     return first
-
-
-def _describe_outputs(outputs: list[_Output] | None) -> str:
-    return "None" if outputs is None else str([(n, dtype) for n, dtype in outputs])
 
 
 def _can_hold(dtype: np.dtype, of_predictions: np.dtype) -> bool:

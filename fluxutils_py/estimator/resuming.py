@@ -87,6 +87,7 @@ class _Fit:
         self.est = est
         self.loop = training.loop
         self.device = training.batches.device
+        # now, before hooks change what it describes
         self.identity = requested_identity(training)
         self.data = data_digests(training.data)
         self.size = training.size

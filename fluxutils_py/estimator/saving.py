@@ -90,11 +90,13 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     >>> folder.cleanup()
     """
     if isinstance(obj, Estimator):
+        # in the format that Estimator.load reads as well
         obj.save(path)
         return
     content = {
         "kind": KIND,
         "format": FORMAT,
+        # for whoever wonders why another version cannot read the file
         "versions": {name: installed_version(name) for name in ("fluxutils_py", "scikit-learn")},
         "object": _describe(obj, type(obj).__name__),
     }
@@ -162,6 +164,7 @@ def _load_estimator(content: dict[str, Any], path: object, arguments: dict[str, 
     classes = {
         c.__name__: c
         for c in _with_subclasses(Estimator)
+        # a class of the user may have the same name
         if c.__module__.startswith("fluxutils_py.")
     }
     if name not in classes:
@@ -306,6 +309,7 @@ class _Maker:
         regressor = self.make(described["regressor"], depth + 1)
         transformer = self.make(described["transformer"], depth + 1)
         made = TransformedTargetRegressor(
+            # the constructor's argument is not fitted
             clone(regressor),
             transformer=clone(transformer) if described["given"] else None,
             **_decode_each(described["settings"]),
@@ -344,6 +348,7 @@ def _decode(value: Any) -> Any:
         return value
     (label, content), *shape = value.items()
     if label == "array":
+        # nested lists do not tell the shape of an array without values
         return array_from_plain(content).reshape(shape[0][1])
     decode = DECODERS.get(label)
     if decode is None:

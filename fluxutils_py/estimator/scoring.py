@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.estimator.fit_data import target_schema
+from fluxutils_py.estimator.fit_data import FitRequest, target_schema
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator, input_schema
 from fluxutils_py.estimator.predicting import BlockPredictor
 from fluxutils_py.estimator.spec import read_spec
@@ -25,28 +25,21 @@ from fluxutils_py.training.predictor import Prediction
 
 def run_score(
     est: SeriesEstimator,
-    x: object,
-    y: object,
-    sample_weight: object = None,
-    *,
-    lengths: object = None,
-    starts: object = None,
-    sharded: bool = False,
+    request: FitRequest,
 ) -> float:
-    """Score the predictions of an estimator on all ranks; for the arguments see
-    ``Estimator.score``.
-    """
+    """Score the predictions of an estimator on all ranks; see ``Estimator.score``."""
     settings = est.resolved_params()
-    with ranks_of_call(settings.comm, "score", sharded) as ranks:
-        if not sharded:
-            ranks.require_equal({"sample_weight": "none" if sample_weight is None else "given"})
+    with ranks_of_call(settings.comm, "score", request.sharded) as ranks:
+        if not request.sharded:
+            weighted = "none" if request.sample_weight is None else "given"
+            ranks.require_equal({"sample_weight": weighted})
         check_is_fitted(est, "model_")
         parts = est.fitted_parts_
-        schema = input_schema(est, settings, parts.layout)
-        pool = SeriesPool(ranks if sharded else RankGroup())
-        inputs = pool.inputs(x, schema, starts=starts, lengths=lengths)
+        schema = input_schema(est, settings, parts)
+        pool = SeriesPool(ranks if request.sharded else RankGroup())
+        inputs = request.read_inputs(schema, pool)
         # with shards, each rank predicts all of its own series
-        together = None if sharded else ranks
+        together = None if request.sharded else ranks
         spec = read_spec(settings.spec)
         predictions = BlockPredictor(est.model_, inputs, spec, comm=together)
         schema_of_targets = target_schema(
@@ -56,9 +49,9 @@ def run_score(
             per_series=parts.codec.per_series,
             unknown=-1,  # a label that training never had counts as predicted wrong
         )
-        targets = pool.targets(y, inputs, schema_of_targets).series
+        targets = pool.targets(request.y, inputs, schema_of_targets).series
         segments = inputs.whole()
-        weight = pool.weight(sample_weight, inputs)
+        weight = pool.weight(request.sample_weight, inputs)
         if weight is not None:
             weight.normalize(segments, targets, mask_per_output=True, add_up=pool.total)
         loss = as_loss(settings.loss)
@@ -165,7 +158,10 @@ def _live_targets(
         yield _LiveBlock(p, targets, weights)
 
 
-def _require_features(targets: list[np.ndarray], wanted: list[int]) -> None:
+def _require_features(
+    targets: list[np.ndarray],
+    wanted: list[int],
+) -> None:
     """Raise ShapeError unless targets (S, B, G) have the features that the model gives."""
     given = [t.shape[2] for t in targets]
     if given == wanted:
@@ -187,7 +183,12 @@ class _R2Sums:
         self.residual = 0.0
         self.moments = Moments(*np.zeros((3, n_features)))
 
-    def add(self, y: np.ndarray, out: np.ndarray, w: np.ndarray) -> None:
+    def add(
+        self,
+        y: np.ndarray,
+        out: np.ndarray,
+        w: np.ndarray,
+    ) -> None:
         """Add a block of shape (S, B, G); values with weight 0 do not count."""
         # C order makes the sums independent of the memory order of the data
         y = np.where(w > 0, y, 0).astype(float, order="C")

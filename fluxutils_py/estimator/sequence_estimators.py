@@ -49,18 +49,17 @@ def _output_method(name: str, doc: str) -> Callable[..., Any]:
     """Make a method like ``Estimator.predict`` that returns another output for each step."""
 
     def method(
-        self: Any,
-        x: Any,
-        out: Any = None,
+        self: EstimatorClassifier,
+        x: object,
+        out: object = None,
         *,
         state: list[Tensor] | None = None,
         return_state: bool = False,
-        lengths: Any = None,
-        starts: Any = None,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
     ) -> Any:
-        series = {"lengths": lengths, "starts": starts, "sharded": sharded}
-        return run_predict(self, x, out, name, state=state, return_state=return_state, **series)
+        return run_predict(self, name, x, out, state, return_state, lengths, starts, sharded)
 
     # for help(), and for pickle, which looks functions up by these names
     method.__name__ = name
@@ -122,13 +121,13 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
 
     def partial_fit(
         self,
-        x: Any,
-        y: Any,
-        sample_weight: Any = None,
+        x: object,
+        y: object,
+        sample_weight: object = None,
         *,
-        classes: Any = None,
-        lengths: Any = None,
-        starts: Any = None,
+        classes: object = None,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
     ) -> Self:
         """Train for one more epoch; see :meth:`Estimator.partial_fit`.
@@ -136,17 +135,8 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         ``classes`` are all labels that may ever occur; the first call needs them if ``y`` does not
         hold all of them.
         """
-        request = FitRequest(
-            x,
-            y,
-            sample_weight,
-            lengths=lengths,
-            starts=starts,
-            epochs=1,
-            classes=classes,
-            sharded=sharded,
-            resume=True,
-        )
+        series = (x, y, sample_weight, lengths, starts, sharded)
+        request = FitRequest(*series, epochs=1, classes=classes, resume=True)
         run_fit(self, request)
         return self
 
@@ -323,6 +313,7 @@ class _SequenceEstimator(Estimator):
 
     def _layer(self) -> Callable[..., nn.Module]:
         """Return the function or class that ``cell`` names."""
+        # only classes are looked up: another object may have no hash
         name = CLASSES.get(self.cell, self.cell) if isinstance(self.cell, type) else self.cell
         cell = CELLS.get(name) if isinstance(name, str) else name
         if not callable(cell):
@@ -344,7 +335,7 @@ class _SequenceEstimator(Estimator):
             if not is_number or not 0 <= float(value) <= most:
                 raise SpecError(f"{name} must be a number from 0 to {most}, got {value!r}")
         for name in ("early_stopping", "scale_target"):
-            value = getattr(self, name, False)
+            value = getattr(self, name, False)  # only the regressor has scale_target
             if not isinstance(value, bool | np.bool_):
                 raise SpecError(f"{name} must be True or False, got {value!r}")
 
@@ -414,6 +405,7 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
     def _fitted_scale(self) -> TargetScale:
         parts: FittedParts | None = getattr(self, "fitted_parts_", None)
         if parts is None or parts.codec.scale is None:
+            # so that hasattr tells whether there is a scale
             raise AttributeError(
                 "there is no mean and scale of targets before fit, and with scale_target=False"
             )

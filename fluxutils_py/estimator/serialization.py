@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import numbers
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import signature
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim import lr_scheduler
+from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 import fluxutils_py.nn as own_nn
 import fluxutils_py.optim as own_optim
 from fluxutils_py.errors import LoadError
-from fluxutils_py.estimator.building import NotStored, optimizer_arguments
+from fluxutils_py.estimator.building import NotStored, optimizer_arguments, parameter_places
 from fluxutils_py.estimator.spec import Spec, spec_fields
 from fluxutils_py.nn import cells, layers
 from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.optim import ChainedOptimizer, ChainFactory
+from fluxutils_py.torch_private import call_hooks_of
 from fluxutils_py.training.plain_files import SETTING_TYPES, plain_or_none
 
 # arguments that no config has: they are the estimator's
-MACHINE = (
-    "device",
-    "dtype",
-)
+MACHINE = ("device", "dtype")
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 # -- modules ---------------------------------------------------------------------------------
@@ -47,7 +46,9 @@ def serialize_module(module: nn.Module) -> Any:
     try:
         config = _describe_module(module)
         with seeded(0):
+            # building draws initial weights, which must not move the global generators
             again = deserialize_module(config)
+    # an attribute may be missing, or be no argument that builds the same layer
     except (LoadError, TypeError, ValueError, AttributeError):
         return None
     alike = _module_outline(again) == _module_outline(module) and repr(again) == repr(module)
@@ -65,36 +66,32 @@ def deserialize_module(config: Any) -> nn.Module:
         If the config contains anything else.
     """
     try:
-        cls = _module_class(config["class"])
+        cls = _named(config["class"], MODULES)
         children = [deserialize_module(child) for child in config["children"]]
         if cls is nn.Sequential:
             return nn.Sequential(OrderedDict(zip(config["names"], children, strict=True)))
         if cls is own_nn.Recur:
             return own_nn.Recur(children[0], **_check_plain(config["arguments"]))
-        classes = {name: _module_class(cell) for name, cell in config.get("classes", {}).items()}
-        module = cls(**_check_plain(config["arguments"]), **classes)
+        cells = config.get("classes", {}).items()
+        classes = {name: _named(cell, MODULES) for name, cell in cells}
+        module: nn.Module = cls(**_check_plain(config["arguments"]), **classes)
         for name in config["frozen"]:
             module.get_parameter(name).requires_grad_(False)
         return module
-    except (
-        LookupError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as error:
+    except (LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise LoadError(f"the file describes a model that cannot be built: {error}") from error
 
 
 def _describe_module(module: nn.Module) -> dict[str, Any]:
-    if module._forward_hooks or module._forward_pre_hooks:  # torch has no public name for them
+    if any(call_hooks_of(module)):
         raise LoadError("hooks are user code")
     config: dict[str, Any] = {
-        "class": _class_name(type(module)),
+        "class": _name_of(type(module), MODULES),
         "arguments": {},
         "children": [],
         "names": [],
     }
+    # no subclass, which may compute something else
     if isinstance(module, own_nn.Recur) and type(module) is own_nn.Recur:
         config["arguments"]["trainable_init"] = module.trainable_init
         config["children"] = [_describe_module(module.module)]
@@ -114,7 +111,7 @@ def _describe_layer(module: nn.Module) -> dict[str, Any]:
     }
     values = {name: getattr(module, name) for name in _constructor_arguments(module)}
     # classes are arguments too, such as the cell of a SequenceStack
-    classes = {name: _class_name(v) for name, v in values.items() if isinstance(v, type)}
+    classes = {name: _name_of(v, MODULES) for name, v in values.items() if isinstance(v, type)}
     if classes:
         config["classes"] = classes
     arguments = {name: v for name, v in values.items() if name not in classes}
@@ -139,7 +136,7 @@ def _constructor_arguments(module: nn.Module) -> list[str]:
         return names
     return [
         name
-        for name, p in inspect.signature(type(module)).parameters.items()
+        for name, p in signature(type(module)).parameters.items()
         if name not in MACHINE and name[0] != "_" and p.kind not in VARIABLE
     ]
 
@@ -155,31 +152,9 @@ def _module_outline(module: nn.Module) -> list[Any]:
     ]
 
 
-_NAMESPACES = {
-    "fluxutils_py.nn": own_nn,
-    "fluxutils_py.nn.cells": cells,
-    "fluxutils_py.nn.layers": layers,
-    "torch.nn": nn,
-}
-
-
-def _class_name(cls: type) -> str:
-    for prefix, place in _NAMESPACES.items():
-        if getattr(place, cls.__name__, None) is cls:
-            return f"{prefix}.{cls.__name__}"
-    raise LoadError(f"{cls.__name__} is user code")
-
-
-def _module_class(full_name: str) -> type[nn.Module]:
-    prefix, _, name = full_name.rpartition(".")
-    cls = getattr(_NAMESPACES.get(prefix), name, None)
-    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
-        raise LoadError(f"{full_name!r} is no module of torch.nn or fluxutils_py.nn")
-    return cls
-
-
 def _check_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in arguments.items():
+        # where a model runs is for the reader of a file to say
         if name in MACHINE:
             raise LoadError(f"argument {name!r} is none that a file may give")
         values = value if isinstance(value, tuple | list) else (value,)
@@ -199,15 +174,20 @@ class Place(NamedTuple):
 
 
 PLACES = {
+    "fluxutils_py.nn": Place(own_nn, lambda f: _is_class(f, nn.Module)),
+    "fluxutils_py.nn.cells": Place(cells, lambda f: _is_class(f, nn.Module)),
+    "fluxutils_py.nn.layers": Place(layers, lambda f: _is_class(f, nn.Module)),
     "torch.nn": Place(nn, lambda f: _is_class(f, nn.Module)),
     "torch.nn.functional": Place(F, lambda f: _is_loss(getattr(f, "__name__", ""))),
-    "torch.optim": Place(torch.optim, lambda f: _is_class(f, torch.optim.Optimizer)),
+    "torch.optim": Place(torch.optim, lambda f: _is_class(f, Optimizer)),
     "torch.optim.lr_scheduler": Place(lr_scheduler, lambda f: _is_class(f, LRScheduler)),
     "fluxutils_py.optim": Place(own_optim, lambda f: _is_class(f, own_optim.Transform)),
 }
+MODULES = ("fluxutils_py.nn", "fluxutils_py.nn.cells", "fluxutils_py.nn.layers", "torch.nn")
 LOSSES = ("torch.nn", "torch.nn.functional")
 OPTIMIZERS = ("torch.optim", "fluxutils_py.optim")
 SCHEDULERS = ("torch.optim.lr_scheduler",)
+SETTINGS = (*LOSSES, *OPTIMIZERS, *SCHEDULERS)
 
 
 def serialize(value: Any) -> Any:
@@ -225,30 +205,25 @@ def serialize(value: Any) -> Any:
         return None
     if isinstance(value, SeqLoss):
         return serialize(value.criterion)
-    if isinstance(value, functools.partial) and not value.args:
+    if isinstance(value, partial) and not value.args:
         return _serialize_partial(value)
     if isinstance(value, ChainFactory | ChainedOptimizer):
         return {"chain": [serialize(link) for link in value.links]}
-    if isinstance(value, torch.optim.Optimizer):
+    if isinstance(value, Optimizer):
         if len(value.param_groups) > 1:
             raise LoadError("the parameter groups belong to the parameters of one model")
-        return {
-            "name": _name_of(type(value)),
-            "keywords": _check_plain(optimizer_arguments(value)),
-        }
+        keywords = _check_plain(optimizer_arguments(value))
+        return {"name": _name_of(type(value)), "keywords": keywords}
     if isinstance(value, own_optim.Transform):
         name = _name_of(type(value))  # first: it refuses transforms that are no dataclasses
         fields = dataclasses.asdict(value)  # type: ignore[call-overload]
         return {"name": name, "made_with": fields}
     if isinstance(value, nn.Module):
-        return {
-            "name": _name_of(type(value)),
-            "made_with": _check_plain(_loss_arguments(value)),
-        }
+        return {"name": _name_of(type(value)), "made_with": _check_plain(_loss_arguments(value))}
     return {"name": _name_of(value)}
 
 
-def _serialize_partial(value: functools.partial[Any]) -> dict[str, Any]:
+def _serialize_partial(value: partial[Any]) -> dict[str, Any]:
     config = serialize(value.func)  # a chain or another partial may have keywords already
     keywords = {**config.get("keywords", {}), **_check_plain(value.keywords)}
     return {**config, "keywords": keywords}
@@ -256,7 +231,7 @@ def _serialize_partial(value: functools.partial[Any]) -> dict[str, Any]:
 
 def _loss_arguments(loss: nn.Module) -> dict[str, Any]:
     """Return the constructor's arguments of a torch criterion, without those that torch retired."""
-    names = inspect.signature(type(loss)).parameters
+    names = signature(type(loss)).parameters
     return {
         name: getattr(loss, name)
         for name in names
@@ -264,7 +239,10 @@ def _loss_arguments(loss: nn.Module) -> dict[str, Any]:
     }
 
 
-def deserialize(config: Any, places: tuple[str, ...]) -> Any:
+def deserialize(
+    config: Any,
+    places: tuple[str, ...],
+) -> Any:
     """Invert :func:`serialize`, for names in these places only.
 
     Raises
@@ -281,35 +259,46 @@ def deserialize(config: Any, places: tuple[str, ...]) -> Any:
     if "made_with" in config:
         return made(**_check_plain(config["made_with"]))
     keywords = config.get("keywords")
-    return functools.partial(made, **_check_plain(keywords)) if keywords else made
+    return partial(made, **_check_plain(keywords)) if keywords else made
 
 
-def _named(full_name: str, places: tuple[str, ...]) -> Any:
+def _named(
+    full_name: str,
+    places: tuple[str, ...],
+) -> Any:
     """Return the class or function of this name in one of the places."""
     prefix, _, name = full_name.rpartition(".")
     if prefix in places:
         made = getattr(PLACES[prefix].module, name, None)
+        # by name alone, a file could call anything in torch
         if made is not None and PLACES[prefix].allows(made):
             return made
     raise LoadError(f"the file names {full_name!r}, which is none of {' or '.join(places)}")
 
 
-def _name_of(f: object) -> str:
+def _name_of(
+    f: object,
+    places: tuple[str, ...] = SETTINGS,
+) -> str:
+    """Invert :func:`_named`."""
     name = getattr(f, "__name__", "")
-    for prefix, place in PLACES.items():
+    for prefix in places:
+        place = PLACES[prefix]
         if name and getattr(place.module, name, None) is f and place.allows(f):
             return f"{prefix}.{name}"
     raise LoadError(f"{full_name(f)} is user code")
 
 
-def _is_class(f: object, base: type) -> bool:
+def _is_class(
+    f: object,
+    base: type,
+) -> bool:
     return isinstance(f, type) and issubclass(f, base) and f is not base
 
 
 def _is_loss(name: str) -> bool:
-    return name.endswith("_loss") or name.startswith(
-        ("cross_entropy", "binary_cross_entropy", "kl_div")
-    )
+    others = ("cross_entropy", "binary_cross_entropy", "kl_div")
+    return name.endswith("_loss") or name.startswith(others)
 
 
 def serialize_spec(spec: Any) -> dict[str, Any] | None:
@@ -355,7 +344,9 @@ def try_serialize(value: Any) -> tuple[Any, str] | None:
 
 
 def restore_argument(
-    stored: tuple[object, str] | None, argument: str, build: Callable[[Any], Any]
+    stored: tuple[object, str] | None,
+    argument: str,
+    build: Callable[[Any], Any],
 ) -> Any:
     """Invert :func:`try_serialize`, with a placeholder for user code, which files do not store."""
     if stored is None:
@@ -368,7 +359,8 @@ def restore_argument(
 
 
 def serialize_optimizer(
-    optimizer: torch.optim.Optimizer, model: nn.Module
+    optimizer: Optimizer,
+    model: nn.Module,
 ) -> dict[str, Any] | None:
     """Return class, settings, moments and parameter positions of an optimizer.
 
@@ -376,9 +368,10 @@ def serialize_optimizer(
     """
     chain = optimizer
     if not isinstance(chain, ChainedOptimizer):
+        # a chain without links, so that both are written alike
         chain = ChainedOptimizer(optimizer)
     inner = chain.inner
-    index = {id(p): i for i, p in enumerate(model.parameters())}
+    index = parameter_places(model)
     try:
         return {
             "name": _name_of(type(inner)),
@@ -393,7 +386,10 @@ def serialize_optimizer(
         return None
 
 
-def deserialize_optimizer(config: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+def deserialize_optimizer(
+    config: dict[str, Any],
+    model: nn.Module,
+) -> Optimizer:
     """Invert :func:`serialize_optimizer`, without the moments."""
     params = list(model.parameters())
     groups = [{"params": [params[i] for i in group]} for group in config["groups"]]
@@ -409,7 +405,7 @@ def deserialize_optimizer(config: dict[str, Any], model: nn.Module) -> torch.opt
 def full_name(value: Any) -> str:
     """Return the name, with the module, of a class, a function, or the class of an instance."""
     value = value.criterion if isinstance(value, SeqLoss) else value
-    while isinstance(value, functools.partial):
+    while isinstance(value, partial):
         value = value.func
     cls = value if hasattr(value, "__qualname__") else type(value)
     return f"{cls.__module__}.{cls.__qualname__}"

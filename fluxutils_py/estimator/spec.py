@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import functools
 import inspect
 import numbers
-import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any, TypeVar
 
 import numpy as np
 
-from fluxutils_py.errors import SpecError
+from fluxutils_py.errors import SpecError, warn
 from fluxutils_py.nn.precision import check_precision
+from fluxutils_py.tree import children, is_sequence
 from fluxutils_py.validation import check_integer, check_positive
+
+
+def closest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return which of the names is most like another, None if none is."""
+    return next(iter(get_close_matches(name, names, 1, cutoff)), None)
 
 
 def names_what_was_meant(cls: type[Any]) -> type[Any]:
@@ -24,14 +28,15 @@ def names_what_was_meant(cls: type[Any]) -> type[Any]:
     plain = cls.__init__  # bound now: cls.__init__ will be the function below
 
     @functools.wraps(plain)
-    def init(self: Any, *args: Any, **fields: Any) -> None:
-        names = [f.name for f in dataclasses.fields(self)]
-        for field in fields:
+    def init(self: Any, *args: Any, **arguments: Any) -> None:
+        names = [f.name for f in fields(self)]
+        # the error of a dataclass names no field that may have been meant
+        for field in arguments:
             if field not in names:
-                near = difflib.get_close_matches(field, names, 1, 0.6)
-                meant = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names)}"
+                near = closest(field, names)
+                meant = f"; did you mean {near!r}?" if near else f"; it has {', '.join(names)}"
                 raise SpecError(f"{cls.__name__} has no field {field!r}{_place(field) or meant}")
-        plain(self, *args, **fields)
+        plain(self, *args, **arguments)
 
     cls.__init__ = init
     return cls
@@ -67,16 +72,15 @@ def _way_to_set(name: str, names: list[str]) -> str:
 
     ``names`` are those of its arguments.
     """
-    fields = [f.name for f in dataclasses.fields(Spec)]
     has_spec = "spec" in names
-    if name in fields and has_spec:
+    if name in NAMES and has_spec:
         return f"it is a field of the spec: spec={{{name!r}: ...}}"
-    near = difflib.get_close_matches(name, [*names, *fields] if has_spec else names, 1, 0.6)
-    if near and near[0] not in names:
-        return f"did you mean {near[0]!r}, a field of the spec: spec={{{near[0]!r}: ...}}?"
+    near = closest(name, [*names, *NAMES] if has_spec else names)
+    if near and near not in names:
+        return f"did you mean {near!r}, a field of the spec: spec={{{near!r}: ...}}?"
     if near:
-        return f"did you mean {near[0]!r}?"
-    if name in fields:
+        return f"did you mean {near!r}?"
+    if name in NAMES:
         return (
             "it is a field of the spec that an Estimator takes: "
             f"Estimator(model, spec={{{name!r}: ...}})"
@@ -163,28 +167,13 @@ class Spec:
     precision: str = "float32"
 
 
-NAMES = [f.name for f in dataclasses.fields(Spec)]
+NAMES = [f.name for f in fields(Spec)]
 MAIN = ("epochs", "batchsize", "seqsize")
 # Arguments of estimators: a spec that has them would be accepted, and they would do nothing.
 ARGUMENTS = (
-    "callbacks",
-    "class_weight",
-    "comm",
-    "compile",
-    "device",
-    "early_stopping",
-    "loss",
-    "model",
-    "n_jobs",
-    "n_timesteps",
-    "opt",
-    "random_state",
-    "scale_target",
-    "scaling",
-    "target",
-    "validation_fraction",
-    "verbose",
-    "warm_start",
+    *("model", "loss", "opt", "comm", "scaling", "n_jobs", "device", "compile", "callbacks"),
+    *("warm_start", "random_state", "verbose", "target", "n_timesteps", "early_stopping"),
+    *("validation_fraction", "scale_target", "class_weight"),
 )
 
 
@@ -218,7 +207,7 @@ def read_spec(spec: Any) -> Spec:
     integers = _check_integers(known)
     _check_others(known)
     numpys = {k: v.item() for k, v in vars(known).items() if isinstance(v, np.generic)}
-    return dataclasses.replace(known, **{**numpys, **integers})
+    return replace(known, **{**numpys, **integers})
 
 
 def _from_fields(fields: dict[str, Any]) -> Spec:
@@ -233,10 +222,9 @@ def _from_fields(fields: dict[str, Any]) -> Spec:
         )
     missing = [name for name in NAMES if name not in fields]
     for field in others:
-        near = difflib.get_close_matches(field, missing, 1, 0.8)
+        near = closest(field, missing, 0.8)
         if near:
-            message = f"spec field {field!r} is not used; did you mean {near[0]!r}?"
-            warnings.warn(message, stacklevel=4)
+            warn(f"spec field {field!r} is not used; did you mean {near!r}?")
     return Spec(**{name: fields[name] for name in NAMES if name in fields})
 
 
@@ -244,6 +232,7 @@ def _reject_misplaced(fields: dict[str, Any], others: list[str]) -> None:
     """Raise SpecError if one of the others is a setting of the estimator or the optimizer."""
     for field in others:
         place = _place(field)
+        # an object may hold all settings of a program, None where they do not apply
         if place is not None and fields[field] is not None:
             raise SpecError(f"spec has the field {field!r}, which would not be used{place}")
 
@@ -253,64 +242,48 @@ def _reject_misspelt(fields: dict[str, Any], others: list[str]) -> None:
     for name in MAIN:
         if name in fields:
             continue
-        near = difflib.get_close_matches(name, others, 1, 0.6)
+        near = closest(name, others)
         if near:
             raise SpecError(
                 f"spec has no field {name!r} (found: {', '.join(fields)}); did you mean {name!r} "
-                f"where it says {near[0]!r}?"
+                f"where it says {near!r}?"
             )
 
 
 def spec_fields(spec: Any) -> dict[str, Any]:
     """Return the fields of a spec of any form."""
-    if isinstance(spec, Mapping):
-        return dict(spec)
-    if hasattr(spec, "_asdict"):  # a namedtuple
-        return dict(spec._asdict())
+    fields = None if is_sequence(spec) else children(spec)  # a mapping, namedtuple or dataclass
+    if fields is not None:
+        return fields
     if isinstance(spec, type | str | bytes | numbers.Number | list | tuple | set):
         raise SpecError(
             "spec must be a Spec, dict, namedtuple, dataclass or object with epochs, batchsize "
             f"and seqsize, got {spec!r}"
         )
-    if dataclasses.is_dataclass(spec):
-        return {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
     # properties and slots are not in the __dict__
     named = [name for name in NAMES if hasattr(spec, name)]
     names = dict.fromkeys([*getattr(spec, "__dict__", {}), *named])
     return {name: getattr(spec, name) for name in names if not name.startswith("_")}
 
 
-class IntegerField(NamedTuple):
-    """A field of a spec that is an integer, with its smallest value."""
-
-    name: str
-    least: int
-    optional: bool = False
-
-
-INTEGERS = (
-    IntegerField("epochs", 1),
-    IntegerField("batchsize", 1),
-    IntegerField("seqsize", 1, optional=True),
-    IntegerField("overlap", 0),
-    IntegerField("burn_in", 0),
-    IntegerField("accumulate", 1),
-    IntegerField("patience", 1, optional=True),
-)
+# The smallest value of each field that is an integer; those whose default is None are optional.
+LEAST = {
+    **dict.fromkeys(("epochs", "batchsize", "seqsize", "accumulate", "patience"), 1),
+    **dict.fromkeys(("overlap", "burn_in"), 0),
+}
 
 
 def _check_integers(spec: Spec) -> dict[str, int | None]:
     """Return the fields that are integers, as integers of Python."""
-    return {
-        field.name: check_integer(
-            f"spec.{field.name}",
-            getattr(spec, field.name),
-            field.least,
-            optional=field.optional,
-            error=SpecError,
-        )
-        for field in INTEGERS
-    }
+    integers = {}
+    for name in NAMES:
+        if name in LEAST:
+            value = getattr(spec, name)
+            optional = getattr(Spec, name) is None
+            integers[name] = check_integer(
+                f"spec.{name}", value, LEAST[name], optional=optional, error=SpecError
+            )
+    return integers
 
 
 def _check_others(spec: Spec) -> None:

@@ -17,6 +17,7 @@ from fluxutils_py.errors import ExportError
 from fluxutils_py.exporting.steps import N_SERIES, ContextWindow, InitialState
 from fluxutils_py.nn.kernels import native_kernels
 from fluxutils_py.nn.model_windows import as_tuple
+from fluxutils_py.torch_private import guards_of
 
 N_STEPS = 5  # of examples; another number than N_SERIES, to tell the axes apart
 N_CONTEXT = 2  # of examples: torch takes 0 and 1 for constants
@@ -299,7 +300,7 @@ def _window_axes(
 
 def _allow_one_step(program: Any) -> None:
     """Remove the guards of torch against one step in all, which is no special case of a window."""
-    guards = program._guards_code
+    guards = guards_of(program)
     guards[:] = [g for g in guards if not g.endswith("!= 1")]
 
 

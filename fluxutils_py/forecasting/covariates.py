@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fluxutils_py.errors import DataError
+from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.panel import Columns, Panel
 from fluxutils_py.forecasting.panel_windows import Channels
 
@@ -84,10 +83,9 @@ class Covariate:
         new = set(labels[codes == 0])
         if new:
             shown = ", ".join(sorted(map(repr, new))[:3])
-            warnings.warn(
+            warn(
                 f"column {self.name!r} has categories that were not there in training: {shown}; "
                 "their embedding is zero",
-                stacklevel=3,
             )
         return codes
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 
-from fluxutils_py.errors import DataError
+from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.baselines import baseline_forecasts
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
@@ -106,11 +105,10 @@ def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int, least: i
             "step_size"
         )
     if len(short):
-        warnings.warn(
+        warn(
             f"{len(short)} of {panel.n_series} series are too short for the first window, which "
             f"takes {behind} steps from the end of each (series {panel.ids[short[0]]!r} has "
             f"{panel.lengths[short[0]]})",
-            stacklevel=4,
         )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 
-from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.errors import DataError, SpecError, warn
 from fluxutils_py.forecasting.features import LARGEST, Features, rolling_mean
 from fluxutils_py.forecasting.frequency import DAY, Frequency
 from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
@@ -48,11 +47,10 @@ def season_within(season: int, longest: int) -> int:
     for parts in (24, 24 * 60):
         shorter = season // parts
         if season % parts == 0 and 1 < shorter < longest:
-            warnings.warn(
+            warn(
                 f"the longest series has {longest} steps, fewer than a day of {season}: "
                 f"season_length is {'an hour' if parts == 24 else 'a minute'} of {shorter} steps; "
                 "set season_length for another",
-                stacklevel=4,
             )
             return shorter
     return season

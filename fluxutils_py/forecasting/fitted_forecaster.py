@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import nn
 
-from fluxutils_py.errors import DataError
+from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.covariates import Covariates, filled_forward
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.forecaster_settings import (
@@ -136,11 +135,10 @@ def warn_long_horizon(h: int, lengths: np.ndarray) -> None:
     """Warn, in training, of a horizon that no series is longer than."""
     longest = int(lengths.max())
     if longest <= h:
-        warnings.warn(
+        warn(
             f"no series is longer than the horizon of {h} steps (the longest has {longest}): "
             f"training does not see what comes {longest} or more steps later, which is forecast "
             "as the season before",
-            stacklevel=3,
         )
 
 
@@ -149,9 +147,8 @@ def warn_short_series(season: int, lengths: np.ndarray, panel: Panel | None) -> 
     short = np.flatnonzero(lengths <= season)
     if len(short):
         first = short[0]
-        warnings.warn(
+        warn(
             f"{len(short)} of {len(lengths)} series have no more steps than a season of {season} "
             f"(series {series_name(panel, first)} has {lengths[first]}): where the season before "
             "is not known, they are forecast from their last value",
-            stacklevel=3,
         )

@@ -164,18 +164,19 @@ class ForecastStep(nn.Module):
 
     def _next_state(self, state: StepState, xs: dict[str, Tensor]) -> StepState:
         """Return the state with the values and covariates of this step."""
-        state = self._append_value(state, xs["y"])
-        if state.past is not None:
-            past = torch.where(xs["past"].isnan(), state.past, xs["past"])
-            state = state._replace(past=past)
-        if state.known is not None:
+        values, age = self._append_value(state, xs["y"])
+        past = state.past
+        if past is not None:
+            past = torch.where(xs["past"].isnan(), past, xs["past"])
+        known = state.known
+        if known is not None:
             current = self._unflattened_known(xs)[..., :1]
-            current = torch.where(current.isnan(), state.known[..., -1:], current)
-            state = state._replace(known=torch.cat([state.known[..., 1:], current], -1))
-        return state
+            current = torch.where(current.isnan(), known[..., -1:], current)
+            known = torch.cat([known[..., 1:], current], -1)
+        return StepState(values, age, past, known)
 
-    def _append_value(self, state: StepState, y: Tensor) -> StepState:
-        """Return the state with one more value, filled in if it is missing.
+    def _append_value(self, state: StepState, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return values and age of the state after one more value, filled in if it is missing.
 
         The rule is that of ``Features.past``: from the last seasons, else from the last value.
         """
@@ -191,8 +192,7 @@ class ForecastStep(nn.Module):
         last = torch.where(near, filled_in.narrow(1, -1, 1), torch.nan)
         filled = torch.where(missing, last, filled)
         earlier = state.values.narrow(2, 1, self.n_kept - 1)
-        values = torch.cat([earlier, torch.stack([new, filled])], -1)
-        return state._replace(values=values, age=age)
+        return torch.cat([earlier, torch.stack([new, filled])], -1), age
 
     def _unflattened_known(self, xs: dict[str, Tensor]) -> Tensor:
         """Return the covariates known ahead, at this step and at the next h: (B, n, 1 + h)."""

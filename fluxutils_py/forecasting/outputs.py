@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import DataError, ShapeError, warn
 from fluxutils_py.forecasting.covariates import Covariate
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
@@ -45,10 +45,9 @@ def forecast_values(fitted: FittedForecaster, history: History, ahead: np.ndarra
     unknown = np.flatnonzero(np.isnan(values).any((1, 2)))
     if len(unknown):
         name = series_name(history.panel, unknown[0])
-        warnings.warn(
+        warn(
             f"{len(unknown)} series have no value in their last {features.memory} steps (the "
             f"first is {name}): their forecasts are missing",
-            stacklevel=4,
         )
     return values
 
@@ -67,13 +66,12 @@ def _warn_small_series(features: Features, history: History) -> None:
     small = np.flatnonzero((spread > rounding) & (spread < 0.1 * features.smallest_scale))
     if len(small):
         unit = " in logarithms" if features.log else ""
-        warnings.warn(
+        warn(
             f"{len(small)} series change too little to be forecast together with the others: the "
             f"first is {series_name(history.panel, small[0])}, whose last {features.memory} steps "
             f"span {spread[small[0]]:.2g}{unit}, and the typical change in fit was "
             f"{features.unit:.2g}. Scale each series, or fit those of such different size "
             "separately",
-            stacklevel=5,
         )
 
 

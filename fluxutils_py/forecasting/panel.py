@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.errors import DataError, SpecError, warn
 from fluxutils_py.forecasting.frames import Frame, TimeColumn, to_absolute, to_local
 from fluxutils_py.forecasting.frequency import Frequency, infer_frequency, parse_frequency
 
@@ -299,12 +298,11 @@ def _warn_empty_steps(
     sparse = np.flatnonzero((n_rows >= FEW_ROWS) & (n_rows < LEAST_FILLED * lengths))
     if len(sparse):
         i = sparse[0]
-        warnings.warn(
+        warn(
             f"{len(sparse)} of {len(ids)} series have rows at few of their steps of "
             f"freq={frequency.text!r} (series {ids[i]!r} at {n_rows[i]} of {lengths[i]}): all "
             "other steps count as missing. Forecast series of different frequency apart, and "
             "write rows with 0 where no row means 0",
-            stacklevel=5,
         )
 
 

@@ -45,6 +45,7 @@ def _is_label_object(value: object) -> bool:
     return bool(value == value)  # NaN differs from itself
 
 
+@dataclass(frozen=True, eq=False)
 class LabelEncoder:
     """Encode labels as integers: their positions in ``classes``, ``MISSING_LABEL`` for missing ones
     (NaN, None).
@@ -58,15 +59,9 @@ class LabelEncoder:
         Name of the labels in error messages.
     """
 
-    def __init__(
-        self,
-        classes: np.ndarray,
-        unknown: int | None = None,
-        name: str = "y",
-    ) -> None:
-        self.classes = classes
-        self.unknown = unknown
-        self.name = name
+    classes: np.ndarray
+    unknown: int | None = None
+    name: str = "y"
 
     def __call__(self, labels: np.ndarray) -> np.ndarray:
         labelled = is_label(labels)
@@ -307,21 +302,15 @@ class ClassWeightArray(DuckArray):
         counts = np.zeros(n_classes)
         for series, steps in block_slices(*self.shape[1:]):
             block = np.asarray(self.codes[:, series, steps])[0]
-            weight = self._step_weights(block, series, steps)
+            weight = np.ones(block.shape)
+            if self.weight is not None:
+                weight = self.weight.block(series, steps)
             counted = block >= 0
             exists = rows.coverage_mask(series, steps)
             if exists is not None:
                 counted &= exists
             counts += np.bincount(block[counted], weight[counted], n_classes)
         return counts
-
-    def _step_weights(
-        self,
-        block: np.ndarray,
-        series: slice,
-        steps: slice,
-    ) -> np.ndarray:
-        return np.ones(block.shape) if self.weight is None else self.weight.block(series, steps)
 
     def read(self, *index: Index) -> np.ndarray:
         block = read_block(self.codes, *index)

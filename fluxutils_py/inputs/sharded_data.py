@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, NamedTuple, TypeVar
 
@@ -40,7 +40,7 @@ class SeriesPool:
     ranks : RankGroup
     """
 
-    ranks: RankGroup
+    ranks: RankGroup = field(default_factory=RankGroup)
 
     def inputs(
         self,

@@ -69,6 +69,7 @@ class TargetScale:
     def decode(self, outputs: np.ndarray) -> np.ndarray:
         """Convert model outputs (S, B, G) to the units of the targets."""
         decoded = outputs * self.scale + self.mean
+        # computed in float64, the type of mean and scale
         return decoded.astype(np.result_type(outputs.dtype, self.dtype))
 
     def as_module(self, dtype: torch.dtype) -> Affine:

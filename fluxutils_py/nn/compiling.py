@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from fluxutils_py.errors import SpecError
+from fluxutils_py.errors import SpecError, warn
 from fluxutils_py.nn.recurrent import Recur
+from fluxutils_py.torch_private import call_uncompiled
 
 # largest number of compiled versions of a function: for sizes, modes, and states with and without
 # gradient
@@ -78,11 +78,10 @@ def compiled(model: nn.Module, arguments: Mapping[str, Any] | None) -> Iterator[
         return
     parts = parts_to_compile(model)
     if not parts:
-        warnings.warn(
+        warn(
             f"compile changes nothing: {type(model).__name__} has only recurrent layers, which "
             "run as native kernels, and single layers around them. Put what is to be compiled "
             "together into a separate module, such as nn.Sequential",
-            stacklevel=2,
         )
         yield
         return
@@ -108,7 +107,7 @@ class _Call:
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         # a method around it, because torch does not compile the methods of its classes
-        return self.part._call_impl(*args, **kwargs)
+        return call_uncompiled(self.part, *args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._compiled is None:
@@ -118,9 +117,8 @@ class _Call:
         except torch._dynamo.exc.TorchDynamoException as error:
             self._compiled = None  # do not try again with each window
             name = type(self.part).__name__
-            warnings.warn(
+            warn(
                 f"{name} trains uncompiled, since compiling it failed: {_reason(error)}",
-                stacklevel=2,
             )
             return self._run(*args, **kwargs)
 

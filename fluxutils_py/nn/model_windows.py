@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,10 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.errors import ShapeError
+from fluxutils_py.errors import ShapeError, warn
 from fluxutils_py.nn.copying import deep_copy, shallow_copy
 from fluxutils_py.nn.recurrent import Recur, unwrapped_recurrent
 from fluxutils_py.nn.states import recurrent_layers, reset
+from fluxutils_py.torch_private import version_of
 
 Outputs = Tensor | tuple[Tensor, ...]
 Tensors = Sequence[Tensor]
@@ -298,7 +298,7 @@ def _kept_tensors(model: nn.Module) -> list[tuple[int, int]]:
         for value in vars(m).values():
             kept += value if isinstance(value, list | tuple) else [value]
     # the version: writing into a tensor leaves its identity as it is
-    return [(id(t), t._version) for t in kept if isinstance(t, Tensor)]
+    return [(id(t), version_of(t)) for t in kept if isinstance(t, Tensor)]
 
 
 def _require_series_apart(trial: _Trial, attempt: _Attempt) -> None:
@@ -328,11 +328,10 @@ def _require_series_apart(trial: _Trial, attempt: _Attempt) -> None:
                 "series for steps, because windows come as (S, B, F), time first. Build it with "
                 "batch_first=False"
             )
-    warnings.warn(
+    warn(
         f"{mixes}: what it predicts depends on which series are in a minibatch. Windows come as "
         "(S, B, F), time first; compute each series of axis 1 by itself, unless you mean to mix "
         "them",
-        stacklevel=5,
     )
 
 

@@ -430,10 +430,10 @@ def wrap_recurrent(model: nn.Module) -> nn.Module:
             isinstance(container, nn.Sequential)
             and type(container).forward is nn.Sequential.forward
         ):
-            # named_children shows a layer used twice once
-            for name, child in list(container._modules.items()):
+            # by index: named_children shows a layer used twice once
+            for i, child in enumerate(container):
                 if isinstance(child, TORCH_LAYERS):
-                    setattr(container, name, Recur(child))
+                    container[i] = Recur(child)
     return model
 
 

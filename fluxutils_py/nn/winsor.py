@@ -98,10 +98,10 @@ class WinsorNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.n_features:
-            way_out = ": call fit first" if self.n_features == 0 else ""
+            remedy = ": call fit first" if self.n_features == 0 else ""
             raise ShapeError(
                 f"WinsorNorm has {self.n_features} features, the input has shape "
-                f"{tuple(x.shape)}{way_out}"
+                f"{tuple(x.shape)}{remedy}"
             )
         if not x.is_floating_point():
             x = x.to(torch.get_default_dtype())

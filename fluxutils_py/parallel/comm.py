@@ -32,16 +32,17 @@ def get_communicator(comm: Any) -> Communicator:
     """
     if isinstance(comm, str) and comm == "auto":
         comm = detect_launcher()
+    name = comm if isinstance(comm, str) else ""  # arrays and the like have no single truth of ==
     if comm is None:
         return SingleProcessComm()
-    if isinstance(comm, str) and comm == "mpi":
+    if name == "mpi":
         if multiprocessing.parent_process() is not None:
             raise RuntimeError(
                 "comm='mpi' in a child process, which is no rank of its own; use comm='auto', "
                 "which is this process alone here, or do without child processes (n_jobs=1)"
             )
         return MPIComm.world()
-    if isinstance(comm, str) and comm == "torch":
+    if name == "torch":
         return TorchComm.world()
     if not isinstance(comm, str | type) and all(hasattr(comm, name) for name in METHODS):
         return comm

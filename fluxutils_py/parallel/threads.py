@@ -15,6 +15,8 @@ from torch._C import _current_graph_task_id
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
+from fluxutils_py.torch_private import arguments_of
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -120,7 +122,7 @@ class Threads:
         if self.n == 1 or len(items) == 1:
             return [fn(item) for item in items]
         if self._own_generators or not idempotent:
-            seeds = _draw_seeds(len(items))
+            seeds = torch.randint(2**63 - 1, (len(items),)).tolist()
             calls = [(fn, item, seed) for item, seed in zip(items, seeds, strict=True)]
             return self._distribute(_call_seeded, calls)
         before = torch.get_rng_state()
@@ -172,10 +174,6 @@ def _thread_modes() -> list[Callable[[], AbstractContextManager]]:
 # -- random numbers --------------------------------------------------------------------------------
 
 
-def _draw_seeds(n: int) -> list[int]:
-    return torch.randint(2**63 - 1, (n,)).tolist()
-
-
 def _call_seeded(call: tuple[Callable[[T], R], T, int]) -> R:
     fn, item, seed = call
     with _SeededGenerator(torch.Generator().manual_seed(seed)):
@@ -222,8 +220,7 @@ class _SeededGenerator(TorchDispatchMode):
                 "dropout: in several threads these would not be those of the forward pass; use "
                 "one thread, or do without one of the two"
             )
-        # torch has no public name for the arguments of an operation
-        if any(argument.name == "generator" for argument in func._schema.arguments):
+        if any(argument.name == "generator" for argument in arguments_of(func)):
             return func
         overload = str(func).rpartition(".")[2]  # such as "aten.rand.default"
         name = "generator" if overload == "default" else f"{overload}_generator"

@@ -94,6 +94,7 @@ class TorchComm(LaunchedComm):
 
     def _abort_job(self, missing: list[Place]) -> None:
         for place in missing:
+            # ranks on other machines are out of reach
             if place.host == platform.node():
                 with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                     os.kill(place.process, signal.SIGKILL)

@@ -7,12 +7,12 @@ import os
 import socket
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from fluxutils_py.errors import warn
 from fluxutils_py.parallel import get_communicator, is_main_process
 from fluxutils_py.reporting.summaries import (
     SummaryCollector,
@@ -111,10 +111,9 @@ class PublishTrainingProgress:
         if collector is not None and loop.model is not None:
             publish_train_intermediates(self.writer, collector.take(loop.model), loop.step)
         elif collector is None and nobody_collected(loop.model):
-            warnings.warn(
+            warn(
                 "summaries from sow() are not published: run the training loop inside 'with "
                 "collected_summaries():'",
-                stacklevel=3,
             )
 
     def on_start(self, loop: Any) -> None:

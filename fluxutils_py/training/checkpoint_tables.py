@@ -46,7 +46,10 @@ class ListedCheckpoint:
     damage: str | None = None
 
     @classmethod
-    def read(cls, path: Path) -> ListedCheckpoint:
+    def read(
+        cls,
+        path: Path,
+    ) -> ListedCheckpoint:
         """Read a checkpoint, or note why it cannot be read."""
         listed = cls(path, checkpoint_step(path), path.stat().st_size)
         try:
@@ -108,44 +111,38 @@ def _table_of_run(
     rows = [["checkpoint", "step", "size", "parameters", *names]]
     for one in checkpoints:
         count = "damaged" if one.damage is not None else str(_count(one))
-        row = [
-            one.path.name,
-            str(one.step),
-            _megabytes(one.size),
-            count,
-        ]
-        rows.append(row + _metrics(one, names))
+        row = [one.path.name, str(one.step)]
+        row += [_megabytes(one.size), count]
+        row += _metrics(one, names)
+        rows.append(row)
+    # below the table, as reasons are too long for a cell
     damages = [one.damage for one in checkpoints if one.damage is not None]
     return "\n".join([f"{folder}:", text_table(rows), *damages])
 
 
 def _compare_runs(runs: Mapping[str, Sequence[ListedCheckpoint]]) -> str:
-    newest = {folder: _newest_readable(checkpoints) for folder, checkpoints in runs.items()}
+    # they are sorted, oldest first
+    newest = {
+        folder: next((one for one in reversed(checkpoints) if one.damage is None), None)
+        for folder, checkpoints in runs.items()
+    }
     readable = [one for one in newest.values() if one is not None]
     names = _metric_names(readable)
     rows = [["run", "checkpoints", "step", "size", "parameters", *names]]
     for folder, checkpoints in runs.items():
         size = _megabytes(sum(one.size for one in checkpoints))
-        row = [folder, str(len(checkpoints))]
         last = newest[folder]
+        row = [folder, str(len(checkpoints))]
         if last is None:
-            row += ["none", size, ""]
-            row += [""] * len(names)
+            row += ["none", size]
         else:
             row += [str(last.step), size, str(_count(last))]
             row += _metrics(last, names)
+        # a run without a readable checkpoint has no values
+        row += [""] * (len(rows[0]) - len(row))
         rows.append(row)
     differing = _differing_parameters([one.shapes for one in readable])
     return "\n".join([text_table(rows), *differing])
-
-
-def _newest_readable(
-    checkpoints: Sequence[ListedCheckpoint],
-) -> ListedCheckpoint | None:
-    for one in reversed(checkpoints):  # which are sorted, oldest first
-        if one.damage is None:
-            return one
-    return None
 
 
 def _differing_parameters(shapes: Sequence[Mapping[str, Shape]]) -> list[str]:
@@ -178,6 +175,7 @@ def _metrics(
     texts = []
     for name in names:
         value = one.metrics.get(name)
+        # older checkpoints may lack a metric
         texts.append("" if value is None else format_metric(value))
     return texts
 

@@ -58,9 +58,13 @@ def as_dataset(data: object, name: str | None = None, kind: object = None) -> Da
     return _IterableDataset(data, name or type(data).__name__, kind)
 
 
+def n_batches(n: int, batchsize: int, drop_last: bool) -> int:
+    """Return into how many batches ``n`` examples divide, with or without a smaller last one."""
+    return n // batchsize if drop_last else -(-n // batchsize)  # rounded up
+
+
 def join_tensors(
-    items: Sequence[tuple[Any, ...]],
-    join: Callable[[list[Tensor]], Tensor],
+    items: Sequence[tuple[Any, ...]], join: Callable[[list[Tensor]], Tensor]
 ) -> tuple[Tensor, ...]:
     """Join the tensors that several batches have at the same place."""
     columns = zip(*items, strict=True)
@@ -122,18 +126,17 @@ class _IterableDataset:
                 f"dataset {self.name!r} is a {type(self.data).__name__}, which can be iterated "
                 "over only once; give a list, or an object that can be iterated over again"
             )
+        # a list can be read again, an iterator is used up
         self._spent = isinstance(self.data, Iterator)
-        generator = getattr(self.data, "generator", None)
+        generators = {"default": torch.default_generator}
+        if (generator := getattr(self.data, "generator", None)) is not None:
+            generators["own"] = generator
         # When skipping, the default generator is set back to the pass's start, but only here.
         with torch.random.fork_rng(devices=[], enabled=n > 0):
             if n and self._began is not None:
-                set_generator_state(torch.default_generator, self._began["default"])
-                if generator is not None:
-                    set_generator_state(generator, self._began["own"])
-            began = {"default": get_generator_state(torch.default_generator)}
-            if generator is not None:
-                began["own"] = get_generator_state(generator)
-            self._began = began
+                for name, g in generators.items():
+                    set_generator_state(g, self._began[name])
+            self._began = {name: get_generator_state(g) for name, g in generators.items()}
             rest = iterate_from(self.data, n)
         return self._minibatches(rest)
 
@@ -149,6 +152,7 @@ class _IterableDataset:
 
     def state_dict(self) -> dict[str, Any]:
         generator = getattr(self.data, "generator", None)
+        # as loaders of torchdata have it
         inner = getattr(self.data, "state_dict", None)
         return {
             "began": self._began,
@@ -281,10 +285,7 @@ class Batch(_DerivedDataset):
         self.drop_last = drop_last
 
     def __len__(self) -> int:
-        n = super().__len__()
-        if self.drop_last:
-            return n // self.batchsize
-        return -(-n // self.batchsize)  # rounded up
+        return n_batches(super().__len__(), self.batchsize, self.drop_last)
 
     def skip(self, n: int) -> Iterator[Minibatch]:
         rest = iterate_from(self.source, n * self.batchsize)  # the source counts examples
@@ -324,9 +325,8 @@ class ReadAhead(_DerivedDataset):
 
     def skip(self, n: int) -> Iterator[Minibatch]:
         rest = iterate_from(self.source, n)
+        if self.device is not None:
+            rest = (batch.to(self.device) for batch in rest)
         # One worker: an iterator cannot be shared, and the order stays.
-        with BackgroundDataLoader(lambda: self._moved(next(rest)), self.n, workers=1) as ahead:
+        with BackgroundDataLoader(lambda: next(rest), self.n, workers=1) as ahead:
             yield from ahead
-
-    def _moved(self, batch: Minibatch) -> Minibatch:
-        return batch if self.device is None else batch.to(self.device)

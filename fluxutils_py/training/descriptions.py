@@ -16,6 +16,7 @@ from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.nn import Recur
 from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.training.plain_files import PLAIN_TYPES
+from fluxutils_py.tree import children
 
 # their functions and modules are described by name
 LIBRARIES = (
@@ -63,7 +64,12 @@ class _Description:
         self.texts: dict[str, str] = {}
         self._within: list[int] = []  # functions in progress, which may refer to each other
 
-    def add(self, name: str, value: Any, memory: bool = False) -> None:
+    def add(
+        self,
+        name: str,
+        value: Any,
+        memory: bool = False,
+    ) -> None:
         if id(value) in self._within:
             return
         self._within.append(id(value))
@@ -119,8 +125,7 @@ class _Description:
             self._add_sequence(name, value, memory)
         elif dataclasses.is_dataclass(value):
             self.texts[name] = type(value).__qualname__
-            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-            self._add_each(name, fields, memory=True)
+            self._add_each(name, children(value) or {}, memory=True)
         elif not memory:
             self._add_container(name, value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from torch import nn
 
 from fluxutils_py.nn.losses import Loss
 from fluxutils_py.parallel import RankGroup
+from fluxutils_py.torch_private import note_optimizer_call
 from fluxutils_py.training.best_model import BestModel, copy_state
-from fluxutils_py.training.gradient_step import note_optimizer_call
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import begin_schedule
 from fluxutils_py.training.minibatch import Minibatch
@@ -25,6 +26,7 @@ def monitored_loss(record: dict[str, Any]) -> float | None:
     return record["loss"] if value is None else value
 
 
+@dataclass(eq=False)
 class Validation:
     """Add ``validation_loss`` to each epoch's record: the loss on validation data, in evaluation
     mode.
@@ -35,19 +37,11 @@ class Validation:
     priority = -30
     collective = True
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        batches: Iterable[Minibatch],
-        comm: RankGroup | None = None,
-        precision: str = "float32",
-    ) -> None:
-        self.model = model
-        self.loss = loss
-        self.batches = batches
-        self.ranks = comm
-        self.precision = precision
+    model: nn.Module
+    loss: Loss
+    batches: Iterable[Minibatch]
+    ranks: RankGroup | None = None
+    precision: str = "float32"
 
     def on_epoch(self, loop: Loop) -> None:
         loop.record["validation_loss"] = evaluate_windows(
@@ -90,6 +84,7 @@ class Schedule:
         """Tell a schedule that depends on it the length of the run."""
         n_left = None
         if self.every == "step" and loop.end_step is not None:
+            # rounded up: the last minibatches make an update too
             n_left = -(-(loop.end_step - loop.step) // self.accumulate)
         elif self.every == "epoch" and loop.n_epochs is not None:
             n_left = loop.start_epoch + loop.n_epochs - loop.epoch

@@ -26,7 +26,8 @@ def _weights_times_mask(extras: list[Any]) -> Tensor | None:
     for extra in extras:
         name = _factor_name(extra)
         if name is None or name in factors:
-            given = f"a second {name}" if name else _type_name(extra)
+            type_name = getattr(extra, "dtype", None) or type(extra).__name__
+            given = f"a second {name}" if name else type_name
             raise DataError(
                 "labels after the first must be a mask (a tensor of bool) or weights (a tensor of "
                 f"floats), at most one of each; got {given}"
@@ -54,8 +55,9 @@ def _factor_name(extra: object) -> str | None:
     return None
 
 
-def _type_name(value: object) -> str:
-    return str(getattr(value, "dtype", None) or type(value).__name__)
+def metric_name(metric: object) -> str:
+    """Return the ``name`` of a metric, or the name of its class."""
+    return getattr(metric, "name", None) or type(metric).__name__
 
 
 def weights_differ(weight: object) -> bool:
@@ -67,12 +69,7 @@ def weights_differ(weight: object) -> bool:
 
 def takes_weights(measure: Callable[..., Any] | None) -> bool:
     """Return whether a measure has an argument ``weights``."""
-    if measure is None:
-        return False
-    try:
-        return "weights" in inspect.signature(measure).parameters
-    except (TypeError, ValueError):  # built-in
-        return False
+    return measure is not None and "weights" in _argument_names(measure)
 
 
 def update_metric(metric: Any, prediction: object, target: object, weight: Tensor | None) -> None:
@@ -88,11 +85,12 @@ def require_weighable(metrics: Iterable[Any], weight: Tensor | None) -> None:
     """Raise :class:`DataError` if elements weigh differently, and the update of a metric takes no
     weights.
     """
+    # equal weights change no mean
     if weight is None or not weights_differ(weight):
         return
     for metric in metrics:
         if _weight_argument(metric) is None:  # it would count what has no weight
-            name = getattr(metric, "name", None) or type(metric).__name__
+            name = metric_name(metric)
             raise DataError(
                 f"the batch has weights, but update(prediction, target) of metric {name!r} takes "
                 "none: leave it out, or give a MeanMetric, or an object whose update has an "
@@ -101,9 +99,14 @@ def require_weighable(metrics: Iterable[Any], weight: Tensor | None) -> None:
 
 
 def _weight_argument(metric: Any) -> str | None:
-    try:
-        parameters = inspect.signature(metric.update).parameters
-    except (TypeError, ValueError):  # built-in
-        return None
+    # torchmetrics and others call the argument differently
+    known = _argument_names(metric.update)
     names = ("weight", "weights", "sample_weight")
-    return next((name for name in names if name in parameters), None)
+    return next((name for name in names if name in known), None)
+
+
+def _argument_names(f: Callable[..., Any]) -> Iterable[str]:
+    try:
+        return inspect.signature(f).parameters
+    except (TypeError, ValueError):  # built-in
+        return ()

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import nn
+from torch.optim import Optimizer
 
 State = Mapping[str, Any]
 
@@ -56,6 +56,7 @@ class ExcludedParts:
             known += [f"{name}.{key}" for key in module.state_dict()]
         for pattern in self.patterns:
             if not any(fnmatchcase(full_name, pattern) for full_name in known):
+                # a large model has hundreds of names
                 shown = ", ".join(known[:4])
                 if len(known) > 4:
                     shown += ", ..."
@@ -78,7 +79,7 @@ class ExcludedParts:
         if isinstance(thing, nn.Module):
             left_out = {key for key in state if self.fits(name, key)}
             return _without(state, left_out)
-        if isinstance(thing, torch.optim.Optimizer):
+        if isinstance(thing, Optimizer):
             left_out = self._keys(thing, state)
             return {**state, "state": _without(state["state"], left_out)}
         return state
@@ -95,8 +96,9 @@ class ExcludedParts:
         thing = self.tracked[name]
         if not self.patterns:
             return state
-        if not isinstance(thing, nn.Module | torch.optim.Optimizer):
+        if not isinstance(thing, nn.Module | Optimizer):
             return state
+        # the file may be older than the pattern, and hold what it leaves out
         stored = self.remove(name, state)
         if isinstance(thing, nn.Module):
             excluded = {key: value for key, value in present.items() if self.fits(name, key)}
@@ -111,7 +113,7 @@ class ExcludedParts:
                 of_parameters[then[i]] = present["state"][key]
         return {**stored, "state": of_parameters}
 
-    def _keys(self, optimizer: torch.optim.Optimizer, state: State) -> set[Any]:
+    def _keys(self, optimizer: Optimizer, state: State) -> set[Any]:
         """Return the keys, in the state of an optimizer, of parameters that are left out."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         # If the numbers differ, torch says so when it loads the state.

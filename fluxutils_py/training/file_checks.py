@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.errors import LoadError
+from fluxutils_py.torch_private import sparse_parts
 
 # Old versions of torch wrote so many pickles one after the other; this package never did.
 PICKLES = 5
@@ -151,8 +152,7 @@ def _check_tensor(value: Tensor, storages: dict[int, int], path: Path, device: s
     """Check a tensor, and add the size of its memory to ``storages``, by address."""
     parts = [value]
     if value.layout == torch.sparse_coo:
-        # indices() and values() refuse a tensor that is not coalesced, as a file may hold
-        parts = [value._indices(), value._values()]
+        parts = sparse_parts(value)
     for part in parts:
         is_saved_class = type(part) in (Tensor, torch.nn.Parameter)
         is_plain = is_saved_class and part.layout == torch.strided and not part.is_quantized

@@ -127,6 +127,7 @@ class RandomGenerators:
             )
         for name, g in self.generators.items():
             set_generator_state(g, state["named"][name])
+        # last: the states of the others may be refused
         torch.set_rng_state(state["torch"].cpu())
         # a run that continues on a CPU has no use for the state of a GPU
         if "cuda" in state and self._gpu is not None:

@@ -17,6 +17,7 @@ from fluxutils_py.nn.vectors import dense_gradients
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.gradient_vector import GradientVector, Totals
+from fluxutils_py.torch_private import note_optimizer_call
 from fluxutils_py.training.added_losses import collected_losses
 from fluxutils_py.training.gradients import (
     OWN_BATCHES,
@@ -608,15 +609,6 @@ def _different_batches() -> RankError:
         "(seed alike what draws or shuffles them), of which each computes its share; or set "
         "batches='per_rank', if each rank has separate batches"
     )
-
-
-def note_optimizer_call(optimizer: Any) -> None:
-    """Mark an optimizer as called, although it was not: its step was skipped, or restored.
-
-    Else the schedulers of torch warn that they were called first. Torch has no public way to tell
-    them.
-    """
-    optimizer._opt_called = True
 
 
 # -- gradients that wait for more batches ----------------------------------------------------------

@@ -77,6 +77,7 @@ def as_scalar(loss: object) -> Tensor:
             f"the loss must return a scalar, got a tensor of shape {tuple(loss.shape)}; average it "
             "with .mean()"
         )
+    # a loss may be of shape (1,)
     return loss.reshape(())
 
 
@@ -150,6 +151,7 @@ def map_in_threads(
         Before a module runs that several threads would change at once, of ``model`` or any other
         that ``compute`` calls.
     """
+    # a single part runs in this thread, where modules may change
     if len(items) < 2:
         return threads.map(compute, items, idempotent=True)
     require_thread_safe(model)
@@ -163,21 +165,15 @@ def map_in_threads(
         return threads.map(watched, items, idempotent=True)
 
 
-def require_thread_safe(
-    model: object, remedy: str = "use one thread, or Estimator(n_jobs=...)"
-) -> None:
+def require_thread_safe(model: object) -> None:
     """Raise ValueError if a module changes its state as it runs, which is not safe in several
     threads.
 
-    Parameters
-    ----------
-    model : object
-        Not checked if it is not a module.
-    remedy : str
-        Advice for the error message.
+    Anything but a module is not checked.
     """
     if not isinstance(model, nn.Module):
         return
+    remedy = "use one thread, or Estimator(n_jobs=...)"
     for name, module in model.named_modules():
         if isinstance(module, Recur):
             raise ValueError(

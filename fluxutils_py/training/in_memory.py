@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.training.dataset import as_dataset, join_tensors
+from fluxutils_py.training.dataset import as_dataset, join_tensors, n_batches
 from fluxutils_py.training.generator_state import (
     get_generator_state,
     set_generator_state,
@@ -92,8 +92,9 @@ class InMemory:
                 f"inputs and labels must have equally many examples, at least 1, got {sizes}"
             )
         self.n = sizes[0]
+        self._n_batches = n_batches(self.n, self.batchsize, drop_last)
         self._began: dict[str, Any] | None = None  # generator state at the start of the last pass
-        if not self._per_pass():
+        if not self._n_batches:
             raise ShapeError(
                 f"{self.n} examples make no batch of {self.batchsize}; set drop_last=False"
             )
@@ -124,19 +125,15 @@ class InMemory:
         join = torch.cat if batched else torch.stack
         inputs = join_tensors([batch.inputs for batch in batches], join)
         labels = join_tensors([batch.labels for batch in batches], join)
+        # what the caller gives comes first
         settings.setdefault("kind", batches[0].kind)
         settings.setdefault("name", data.name)
         return cls(inputs, labels, **settings)
 
-    def _per_pass(self) -> int:
-        if self.drop_last:
-            return self.n // self.batchsize
-        return -(-self.n // self.batchsize)  # rounded up
-
     def __len__(self) -> int:
         if self.infinite:  # the error of len() for what has no length, which a loop expects
             raise TypeError(f"dataset {self.name!r} is infinite: it has no length")
-        return self._per_pass()
+        return self._n_batches
 
     def __iter__(self) -> Iterator[Minibatch]:
         return self.skip(0)
@@ -156,7 +153,7 @@ class InMemory:
         # Lazily: each order is drawn when its pass begins, and an infinite dataset has no end.
         passes = count() if self.infinite else range(1)
         orders = (self._draw_order() for _ in passes)
-        starts = range(0, self._per_pass() * self.batchsize, self.batchsize)
+        starts = range(0, self._n_batches * self.batchsize, self.batchsize)
         cuts = [slice(start, start + self.batchsize) for start in starts]
         return chain.from_iterable(
             (cut if order is None else order[cut] for cut in cuts) for order in orders
@@ -218,7 +215,9 @@ def normalization(
     mean = torch.zeros(())
     square = torch.zeros(())
     for batch in data:
+        # sums in float32 would lose digits over many examples
         x = torch.as_tensor(batch.inputs[index]).double()
+        # the range counts negative axes from the end, and refuses those that are not there
         kept = sorted(range(x.dim())[axis] for axis in independent_axes)
         sizes = [x.shape[axis] for axis in kept]
         last = list(range(-len(kept), 0))

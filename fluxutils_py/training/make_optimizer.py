@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fluxutils_py.optim import Transform
 
 
-def make_optimizer(opt: object, params: Sequence[Tensor]) -> torch.optim.Optimizer:
+def make_optimizer(opt: object, params: Sequence[Tensor]) -> Optimizer:
     """Make an optimizer for parameters.
 
     Parameters
@@ -42,7 +43,7 @@ def make_optimizer(opt: object, params: Sequence[Tensor]) -> torch.optim.Optimiz
             f"fluxutils_py.optim.Chain, as in opt=Chain({opt!r}, torch.optim.AdamW)"
         )
     optimizer: Any
-    if isinstance(opt, torch.optim.Optimizer):
+    if isinstance(opt, Optimizer):
         optimizer = opt
     elif _may_make_optimizers(opt):
         optimizer = with_python_numbers(opt)(params)
@@ -51,7 +52,7 @@ def make_optimizer(opt: object, params: Sequence[Tensor]) -> torch.optim.Optimiz
             "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of "
             f"one, a function of the parameters, an optimizer, or None; got {opt!r}"
         )
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"opt={opt!r} must make a torch optimizer, it made {type(optimizer).__name__}"
         )
@@ -66,26 +67,30 @@ def make_optimizer(opt: object, params: Sequence[Tensor]) -> torch.optim.Optimiz
 def _may_make_optimizers(opt: object) -> bool:
     # other classes are callable too: one given by mistake would raise an obscure error when called
     if isinstance(opt, type):
-        return issubclass(opt, torch.optim.Optimizer)
+        return issubclass(opt, Optimizer)
     return callable(opt)
 
 
-def make_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optimizer | None) -> Any:
+def make_scheduler(
+    scheduler: Callable[[Any], Any],
+    optimizer: Optimizer | None,
+    name: str = "scheduler",
+) -> Any:
     """Return ``scheduler(optimizer)``, after checking that it is a learning-rate scheduler.
 
     Raises
     ------
     TypeError
-        If it is not a scheduler, or needs a loss (``ReduceLROnPlateau``).
+        If it is not a scheduler; ``name`` is that of the argument.
     """
+    # without an optimizer, there is nothing whose rate it could change
     if not callable(scheduler) or optimizer is None:
         raise TypeError(
-            "scheduler must make a torch learning-rate scheduler of the optimizer, got "
-            f"{scheduler!r}"
+            f"{name} must make a torch learning-rate scheduler of the optimizer, got {scheduler!r}"
         )
     made = with_python_numbers(scheduler)(optimizer)
     if not hasattr(made, "step"):
-        raise TypeError(f"scheduler must make a torch learning-rate scheduler, it made {made!r}")
+        raise TypeError(f"{name} must make a torch learning-rate scheduler, it made {made!r}")
     return made
 
 
@@ -94,12 +99,13 @@ def begin_schedule(scheduler: object, n_left: int | None) -> None:
 
     The schedule of ``cosine(cycles=1)`` has it.
     """
+    # the schedulers of torch have none
     begin = getattr(scheduler, "begin_run", None)
     if begin is not None:
         begin(n_left)
 
 
-def adamw(params: Any, lr: float = 1e-3, **settings: Any) -> torch.optim.Optimizer:
+def adamw(params: Any, lr: float = 1e-3, **settings: Any) -> Optimizer:
     """Return AdamW, fused if torch supports it for the device and type."""
     # torch has no public test of this: it raises for devices and types without a fused kernel
     try:
@@ -113,11 +119,11 @@ def with_python_numbers(f: Any) -> Any:
 
     Searches draw NumPy numbers, and torch accepts Python's only.
     """
-    if not isinstance(f, functools.partial):
+    if not isinstance(f, partial):
         return f
     arguments = [_python_number(v) for v in f.args]
     keywords = {k: _python_number(v) for k, v in f.keywords.items()}
-    return functools.partial(f.func, *arguments, **keywords)
+    return partial(f.func, *arguments, **keywords)
 
 
 def _python_number(value: object) -> object:

@@ -64,6 +64,7 @@ class Minibatch:
             self,
             inputs=tuple(_move_to(v, device) for v in self.inputs),
             labels=tuple(_move_to(v, device) for v in self.labels),
+            # a number has no device and stays
             weight=_move_to(self.weight, device),
         )
 
@@ -71,6 +72,7 @@ class Minibatch:
         """Return a rank's share of the examples or series, None if empty; see :func:`shard`."""
         if self.index is not None:
             axis = 1  # windows are (S, B, F)
+        # a number belongs to the whole batch, see below
         weight = self.weight if isinstance(self.weight, Tensor) else None
         whole = self.inputs, self.labels, weight
         part = shard(whole, rank, size, axis)
@@ -130,6 +132,7 @@ def begins_series(batch: object, stateful: bool = False) -> bool:
     stateful``.
     """
     first = getattr(batch, "first", None)
+    # a data frame has a method of this name
     return first if isinstance(first, bool) else not stateful
 
 

@@ -18,6 +18,7 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.files import atomic_write
 from fluxutils_py.parallel.launcher import detect_launcher
 from fluxutils_py.training.file_checks import check_archive, check_content, check_text_type
+from fluxutils_py.tree import children
 
 OF_RANK_0 = (
     "; rank 0 writes what is saved, and the others wait for it with "
@@ -192,8 +193,8 @@ def plain_or_none(value: Any) -> Any:
 def dataclass_to_plain(value: Any) -> Any:
     """Convert a dataclass of arrays, plain values and other such dataclasses to plain data."""
     if dataclasses.is_dataclass(value):
-        fields = dataclasses.fields(value)
-        return {f.name: dataclass_to_plain(getattr(value, f.name)) for f in fields}
+        fields = (children(value) or {}).items()
+        return {name: dataclass_to_plain(field) for name, field in fields}
     if isinstance(value, np.ndarray):
         return array_to_plain(value)
     return value.str if isinstance(value, np.dtype) else value

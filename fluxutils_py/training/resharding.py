@@ -89,6 +89,7 @@ def _state_rows(
         return None
     first = whole if isinstance(whole, Tensor) else whole[0]
     share = array_split_slice(first.shape[layer.batch_dim], size, rank)
+    # there are more ranks than rows
     if share.start == share.stop:
         return None
     where = (slice(None),) * layer.batch_dim + (share,)

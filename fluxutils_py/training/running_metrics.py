@@ -10,7 +10,12 @@ from torch import Tensor
 
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn.losses import needs_equal_shapes, require_equal_shapes
-from fluxutils_py.training.element_weights import takes_weights, target_and_weight, weights_differ
+from fluxutils_py.training.element_weights import (
+    metric_name,
+    takes_weights,
+    target_and_weight,
+    weights_differ,
+)
 
 __all__ = [
     "EMAMetric",
@@ -242,20 +247,13 @@ def _as_number(value: Tensor | float) -> float:
 # -- several metrics, and means over a batch -------------------------------------------------------
 
 
-def metric_name(metric: object) -> str:
-    """Return the ``name`` of a metric, or the name of its class."""
-    return getattr(metric, "name", None) or type(metric).__name__
-
-
 def compute_all(metrics: Iterable[Any]) -> dict[str, Any]:
     """Return the values of metrics by name; scalars as numbers."""
-    return {metric_name(metric): _without_tensor(metric.compute()) for metric in metrics}
-
-
-def _without_tensor(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.item()
-    return value
+    values = {metric_name(metric): metric.compute() for metric in metrics}
+    return {
+        name: value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        for name, value in values.items()
+    }
 
 
 def n_elements(prediction: object, weight: float | Tensor | None) -> float:
@@ -359,10 +357,8 @@ def _share_of(right: Tensor, weights: Tensor | None, mask: Tensor | None) -> Ten
     counts = torch.ones(right.shape, dtype=torch.float64, device=right.device)
     for factor in (weights, mask):
         if factor is not None:
-            if factor.numel() == right.numel():
-                counts = counts * factor.reshape(right.shape)
-            else:
-                counts = counts * factor.expand_as(right)
+            alike = factor.numel() == right.numel()
+            counts = counts * (factor.reshape(right.shape) if alike else factor.expand_as(right))
     return (right * counts).sum() / counts.sum()
 
 

@@ -77,6 +77,7 @@ class TensorBatches:
             self._began = start_epoch_order(self.rng, self._began, n)
         self.windows.shuffle(self.rng)
         indices: Iterator[WindowIndex] = islice(self.windows.indices(), n, None)
+        # one rank takes all rows, without another index for each window
         if self.size > 1:
             indices = self._parts(indices)
         indices = self._prefetch_ahead(indices)  # last, so that it fetches this rank's rows only
@@ -127,6 +128,7 @@ class TensorBatches:
     def _own_rows(self, rows: Segments) -> Segments:
         if self.windows.shards is not None:
             return self.windows.own(rows)
+        # as everywhere: predictions and states of ranks are divided in the same way
         return rows[array_split_slice(len(rows), self.size, self.rank)]
 
     def _prefetch_ahead(self, indices: Iterator[WindowIndex]) -> Iterator[WindowIndex]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,6 +23,7 @@ from fluxutils_py.nn.model_windows import (
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.states import recurrent_layers, reset
 from fluxutils_py.parallel import Threads
+from fluxutils_py.torch_private import buffers_of, version_of
 from fluxutils_py.training.gradients import (
     Gradients,
     as_scalar,
@@ -47,6 +49,7 @@ class PartLoss(NamedTuple):
     weighted: tuple[float, Gradients]
 
 
+@dataclass(eq=False)
 class ThreadedLoss:
     """Divide each batch over threads as over ranks; the losses of the parts add up to that of the
     batch.
@@ -68,24 +71,18 @@ class ThreadedLoss:
         Whether the model is ``compute``'s argument, so that each thread can have a replica of it.
     """
 
-    def __init__(
-        self,
-        compute: Callable[..., BatchLoss | None],
-        model: nn.Module | None,
-        threads: Threads,
-        divide: Callable[[Any, int], Sequence[Any]],
-        reduction: str = "mean",
-        replicate: bool = True,
-    ) -> None:
-        self.compute = compute
-        self.model = model
-        self.threads = threads
-        self.divide = divide
-        self.reduction = reduction
-        self._layers = [] if model is None else recurrent_layers(model)
+    compute: Callable[..., BatchLoss | None]
+    model: nn.Module | None
+    threads: Threads
+    divide: Callable[[Any, int], Sequence[Any]]
+    reduction: str = "mean"
+    replicate: bool = True
+
+    def __post_init__(self) -> None:
+        self._layers = [] if self.model is None else recurrent_layers(self.model)
         self._replicas: Replicas | None = None
-        if replicate and model is not None:
-            self._replicas = Replicas(model, threads)
+        if self.replicate and self.model is not None:
+            self._replicas = Replicas(self.model, self.threads)
 
     def __call__(
         self,
@@ -148,6 +145,7 @@ class ThreadedLoss:
     def _series_of_parts(self, n_parts: int) -> list[slice]:
         """Return the series of each part, whose rows of the recurrent states it needs."""
         numbers = map(_n_series, self._layers)
+        # before the first batch no layer has a state
         n_series = next((n for n in numbers if n is not None), 0)
         n = self.threads.n
         return [array_split_slice(n_series, n, i) for i in range(n_parts)]
@@ -176,6 +174,7 @@ def _mean_numbers(
     n_live: float,
 ) -> list[float]:
     """Return the mean of each further number over the data of all parts."""
+    # without data all shares are 0, whatever they are divided by
     shares = [loss.n_live / (n_live or 1.0) for loss in losses]
     means = []
     for column in zip(*(loss.numbers for loss in losses), strict=True):
@@ -347,6 +346,7 @@ class WindowReplicas:
         of_part = self._divisors(part.batch.y, part.weights)
         assert of_part is not None
         pairs = zip(of_part, divisors, strict=True)
+        # 0: no step of the window counts for this output
         return [mine / whole if whole else 0.0 for mine, whole in pairs]
 
 
@@ -374,6 +374,7 @@ def window_loss(
         if needs_context(model, steps):
             with context_steps(model, steps):
                 return window_loss(loss, model, xs, ys, ws, factors=factors)
+        # its outputs are not needed: gradients flow back through the state
         run_window(model, before)
     if factors is None:
         return call_loss(loss, model, xs, ys, ws)
@@ -476,6 +477,7 @@ class Replicas:
         return results
 
     def _make_replicas(self) -> None:
+        # the first thread, which calls this, works with the model itself
         copies = [replica(self.model) for _ in range(1, self.threads.n)]
         self._models = [self.model, *copies]
         self._layers = [recurrent_layers(model) for model in self._models]
@@ -495,20 +497,17 @@ class Replicas:
             for copy in copies:
                 vars(copy).update(simple)
                 # setattr would go through the checks of nn.Module, for every buffer of every step.
-                copy._buffers.update(original._buffers)
+                buffers_of(copy).update(buffers_of(original))
 
     def _buffers(self) -> Iterator[SharedBuffer]:
         for original, *_ in self._modules:
-            for name, buffer in original._buffers.items():
+            for name, buffer in buffers_of(original).items():
                 if buffer is not None:
-                    yield SharedBuffer(original, name, buffer, buffer._version)
+                    yield SharedBuffer(original, name, buffer, version_of(buffer))
 
 
 class SharedBuffer(NamedTuple):
-    """A buffer of a model as it was before its replicas ran.
-
-    Torch counts the changes of a tensor in place, in ``_version``; it has no public name for that.
-    """
+    """A buffer of a model as it was before its replicas ran."""
 
     module: nn.Module
     name: str
@@ -517,8 +516,8 @@ class SharedBuffer(NamedTuple):
 
     def require_unchanged(self) -> None:
         """Raise ValueError if the buffer was replaced or changed."""
-        now = self.module._buffers[self.name]
-        if now is not self.tensor or now._version != self.version:
+        now = buffers_of(self.module)[self.name]
+        if now is not self.tensor or version_of(now) != self.version:
             raise ValueError(
                 f"the model changes its buffer {self.name!r} as it runs, which several threads "
                 "would do at once: train it with n_jobs=1"

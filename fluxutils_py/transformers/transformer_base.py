@@ -22,7 +22,6 @@ from fluxutils_py.inputs.inputs import InputLayout, Inputs, InputSchema
 from fluxutils_py.inputs.moments import WeightedBlock
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
-from fluxutils_py.parallel import RankGroup
 from fluxutils_py.sklearn_private import as_configured
 from fluxutils_py.training.descriptions import describe
 from fluxutils_py.validation import check_integer
@@ -88,7 +87,7 @@ class _TransformMixin:
             As :func:`fluxutils_py.inputs.inputs.read_inputs`.
         """
         name = type(self).__name__
-        pool = pool or SeriesPool(RankGroup())
+        pool = pool or SeriesPool()
         inputs = pool.inputs(x, InputSchema(name, allow_nan=True, fitted=layout))
         if len(inputs.series) > 1:
             raise ShapeError(

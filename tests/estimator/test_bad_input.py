@@ -321,7 +321,7 @@ def test_the_way_from_the_layout_of_aeon_is_told_for_labels_and_validation_data(
         SequenceClassifier().fit(x, labels)
     with pytest.raises(
         ShapeError,
-        match=r"if validation x is \(N, F, T\) and validation y \(F, N, T\): x.transpose\(1",
+        match=r"validation x .*x\.transpose\(1",
     ):
         Estimator().fit(
             np.zeros((2, 5, 12)), np.zeros((1, 5, 12)), validation_data=(x, np.zeros((1, 5, 12)))
@@ -335,7 +335,7 @@ def test_a_matrix_of_targets_is_one_row_per_series_and_may_not_fit_the_model(fit
     if fitted:
         est.fit(X, Y)
     with nothing_changes(est, X, Y), pytest.raises(ShapeError, match=(
-        r"^the model gives \(2, 3, 1\) for targets of shape \(2, 3, 4\): seqloss\(mse_loss\) needs equal shapes"
+        r"\(2, 3, 1\) .*\(2, 3, 4\): seqloss\(mse_loss\)"
     )):  # fmt: skip
         est.fit(X, Y[0, :, :4])
 
@@ -435,9 +435,7 @@ def test_spec(case, stage):
 
 def test_a_misspelt_optional_field_warns():
     est = Estimator(Net(), spec={**PLAIN, "over_lap": 3})
-    with pytest.warns(
-        UserWarning, match="spec field 'over_lap' is not used; did you mean 'overlap'"
-    ):
+    with pytest.warns(UserWarning, match="'over_lap' .*'overlap'"):
         est.fit(X, Y)
 
 
@@ -820,7 +818,7 @@ def test_nothing_to_learn_from(y, stage, tmp_path):
             est.fit(X, Y)
         with (
             nothing_changes(est, y),
-            pytest.raises(DataError, match="every step of y that carries weight is NaN"),
+            pytest.raises(DataError, match=r"step of y .*NaN"),
         ):
             est.fit(X, targets)
 
@@ -963,7 +961,7 @@ def test_a_memory_map_that_is_read_only_is_no_out(est, tmp_path):
     m = np.memmap(tmp_path / "out", "f4", "r", shape=(1, N, T))
     with (
         nothing_changes(est, m),
-        pytest.raises(DataError, match=r"out is read-only; open it with mode 'r\+'"),
+        pytest.raises(DataError, match=r"^out .*mode 'r\+'"),
     ):
         est.predict(X, m)
 

@@ -697,8 +697,7 @@ def test_arrays_of_three_axes_are_not_split_if_features_differ_in_number(x, y):
 def test_arrays_of_three_axes_that_were_split_along_features_cannot_be_scored(x):
     with pytest.raises(ShapeError) as caught:
         cross_val_score(SequenceRegressor(**SMALL), x, x, cv=3, error_score="raise")
-    assert str(caught.value) == (
-        "x has 1 features per step, but SequenceRegressor was fitted on 2; if a splitter cut it, "
-        "note that arrays of shape (F, N, T) are cut along F: hand samples(x) or timesteps(x) to "
-        "whatever splits"
+    assert all(
+        part in str(caught.value)
+        for part in ("x has 1 features", "SequenceRegressor was fitted on 2", "timesteps(x)")
     )

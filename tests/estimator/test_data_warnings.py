@@ -76,12 +76,13 @@ def test_an_index_in_time_is_warned_of_once_at_the_line_that_fits(index, why):
         SequenceRegressor(**SMALL).fit(frame(index), np.arange(N))
     (warning,) = found
     assert warning.filename == __file__
-    assert str(warning.message) == (
-        f"x is a data frame that {why}, but each of its rows is taken for a series of one step: "
-        "the model carries nothing from row to row. If the rows are the steps of one series, fit "
-        "on timesteps(x.to_numpy().T[:, None]) and y; if of several, make an array (F, N, T) of "
-        "them, and fit on that, on samples(x) or on timesteps(x); if they are independent, fit on "
-        "x.to_numpy()"
+    assert all(
+        part in str(warning.message)
+        for part in (
+            f"x is a data frame that {why}",
+            "timesteps(x.to_numpy().T[:, None])",
+            "fit on x.to_numpy()",
+        )
     )
 
 
@@ -105,7 +106,7 @@ def test_every_recurrent_estimator_warns(make):
 
 def test_many_rows_are_warned_of(monkeypatch):
     monkeypatch.setattr(data_warnings, "MANY", 30)
-    with pytest.warns(SingleStepWarning, match=r"^x is a data frame that has 40 rows, but "):
+    with pytest.warns(SingleStepWarning, match="^x .* 40 rows"):
         SequenceRegressor(**SMALL).partial_fit(frame(), np.arange(N))
 
 
@@ -128,8 +129,7 @@ def test_nothing_else_is_warned_of(call):
 def test_a_transformer_of_matrices_that_met_a_view_is_named_with_what_to_take(step, view):
     x = np.random.default_rng(0).normal(size=(2, 5, 6))
     with pytest.raises(ShapeError, match=(
-        r"; if StandardScaler or SimpleImputer made it of samples\(x\) or timesteps\(x\), use SequenceScaler or "
-        r"SequenceImputer, which keep the steps$"
+        r"StandardScaler .*SequenceScaler"
     )):  # fmt: skip
         make_pipeline(step, SequenceRegressor(**SMALL)).fit(view(x), view(x[:1]))
 
@@ -163,7 +163,7 @@ class TestUnscaled:
         )
 
     @pytest.mark.parametrize(
-        ("est", "way_out"),
+        ("est", "remedy"),
         [
             (SequenceRegressor(scale_target=False, **SMALL), "scale_target=True"),
             (Estimator(spec={"epochs": 1}, random_state=0), "SequenceScaler().fit(y)"),
@@ -172,10 +172,10 @@ class TestUnscaled:
     @pytest.mark.parametrize(
         ("scale", "how"), [(1e4, "has values of about"), (1e-4, "varies by no more")]
     )
-    def test_targets_that_nobody_scales_are_named(self, est, way_out, scale, how):
+    def test_targets_that_nobody_scales_are_named(self, est, remedy, scale, how):
         (said,) = self.fit(self.x, self.y * scale, est)
         assert f"feature 0 of y {how}" in said
-        assert way_out in said
+        assert remedy in said
 
     @pytest.mark.parametrize("scale", [1e4, 1e-4])
     @pytest.mark.parametrize(

@@ -187,10 +187,7 @@ def test_estimators_without_a_curve_are_refused(est):
     name = "Ridge" if hasattr(est, "steps") else type(est).__name__
     with pytest.raises(TypeError) as error:
         LossCurveDisplay.from_estimator(est)
-    assert str(error.value) == (
-        "LossCurveDisplay needs a fitted estimator with loss_curve_, or a pipeline or search that "
-        f"ends in one; {name} has none"
-    )
+    assert f"{name} has none" in str(error.value)
     assert not plt.get_fignums()
 
 
@@ -240,16 +237,16 @@ def test_folds_are_named_and_styled_at_once_or_one_by_one(cv_results):
 def test_a_wrong_number_of_names_or_styles_is_refused(cv_results, what):
     with pytest.raises(ValueError) as error:  # noqa: PT011  compared whole below
         LossCurveDisplay.from_cv_results(cv_results, **{what: [{}] * 3})
-    assert str(error.value) == f"{what} has 3 entries for 2 loss curves; give one, or one for each"
+    assert f"{what} has 3 entries for 2 loss curves" in str(error.value)
     assert not plt.get_fignums()
 
 
 def test_results_without_estimators_are_refused():
     with pytest.raises(ValueError) as error:  # noqa: PT011  compared whole below
         LossCurveDisplay.from_cv_results({"fit_time": [], "test_score": []})
-    assert str(error.value) == (
-        "cv_results has no 'estimator' (found: fit_time, test_score): call cross_validate(..., "
-        "return_estimator=True)"
+    assert all(
+        part in str(error.value)
+        for part in ("found: fit_time, test_score", "return_estimator=True")
     )
 
 
@@ -261,7 +258,4 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # what makes "import matplotlib" fail
     with pytest.raises(ImportError) as error:
         display.plot()
-    assert str(error.value) == (
-        "LossCurveDisplay needs matplotlib, which is not installed: pip install "
-        "'fluxutils_py[plot]'"
-    )
+    assert all(part in str(error.value) for part in ("needs matplotlib", "fluxutils_py[plot]"))

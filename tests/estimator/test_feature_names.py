@@ -112,9 +112,12 @@ def test_other_names_are_refused(form, tmp_path):
     ):
         with pytest.raises(DataError) as info:
             call(turned)
-        assert str(info.value) == (
-            f"the features of x are rain, wind, heat, but {type(fitted).__name__} was fitted on "
-            "wind, rain, heat; bring them into that order"
+        assert all(
+            part in str(info.value)
+            for part in (
+                "rain, wind, heat",
+                f"{type(fitted).__name__} was fitted on wind, rain, heat",
+            )
         )
     est.save(tmp_path / "est")
     again = SequenceRegressor.load(tmp_path / "est")
@@ -143,7 +146,9 @@ def test_names_that_are_not_those_of_features(names):
     for view in (samples, timesteps):
         with pytest.raises(DataError) as info:
             view(X, feature_names=names)
-        assert str(info.value) == f"feature_names must be 3 strings, one per feature; got {names!r}"
+        assert all(
+            part in str(info.value) for part in ("feature_names", "3 strings", f"got {names!r}")
+        )
 
 
 def test_an_empty_choice_of_columns_is_empty():

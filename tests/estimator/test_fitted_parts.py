@@ -41,8 +41,8 @@ def test_a_fit_that_fails_puts_back_the_parts_of_the_one_before():
 
 def test_the_schema_has_the_layout_of_the_fit_that_inputs_follow():
     est = SequenceRegressor(n_timesteps=9, **SMALL).fit(X, X[:1])
-    layout = est.fitted_parts_.layout
-    schema = input_schema(est, est.resolved_params(), layout)
+    parts = est.fitted_parts_
+    schema = input_schema(est, est.resolved_params(), parts)
     assert (schema.estimator, schema.n_timesteps) == ("SequenceRegressor", 9)
-    assert schema.fitted is layout
-    assert input_schema(est, est.resolved_params()).fitted is None
+    assert schema.fitted is parts.layout
+    assert input_schema(est, est.resolved_params(), None).fitted is None

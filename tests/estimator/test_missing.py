@@ -43,7 +43,7 @@ def test_a_missing_one_of_several_inputs(x, rng):
     assert np.argwhere(np.isnan(found)).tolist() == [[0, 2, 4]]
     there = ~np.isnan(found)
     np.testing.assert_array_equal(found[there], zeroed[there])
-    with pytest.raises(ValueError, match=r"^x\[1\] is nan at feature 0, series 2, step 4; "):
+    with pytest.raises(ValueError, match=r"^x\[1\] .*feature 0, series 2, step 4"):
         est.fit((u, v), y)
 
 

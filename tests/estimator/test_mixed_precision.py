@@ -147,9 +147,7 @@ def test_ready_made_estimators_take_it_flat():
     spec = {"epochs": 1, "precision": "bfloat16"}
     own = EstimatorClassifier(spec=spec).fit(x, labels)
     assert own.set_params(spec__precision="float32").predict(x).shape == (N,)
-    with pytest.raises(
-        SpecError, match=r"^precision must be one of 'float32', 'bfloat16', 'float16', got 'bf16'$"
-    ):
+    with pytest.raises(SpecError, match=r"^precision .*'bfloat16', .*got 'bf16'$"):
         SequenceRegressor(4, precision="bf16").fit(x, y)
 
 
@@ -157,8 +155,6 @@ def test_a_model_of_float64_is_not_continued_in_bfloat16():
     x, y = data("float64")
     est = estimator("float32").fit(x, y)
     before = net2vec(est)
-    with pytest.raises(
-        ValueError, match=r"precision='bfloat16' computes with parameters of float32, the model has"
-    ):
+    with pytest.raises(ValueError, match=r"precision='bfloat16' .*float32"):
         est.set_params(spec__precision="bfloat16").partial_fit(x, y)
     assert torch.equal(net2vec(est), before)

@@ -210,7 +210,7 @@ def test_a_loss_inside_the_model_is_named(x, tmp_path):
     est = Estimator(WithLoss(), spec=SPEC).fit(x, x[:1])
     with pytest.raises(
         ExportError,
-        match=r"^criterion \(MSELoss\) is a loss; leave it out of the model and give it to",
+        match=r"^criterion \(MSELoss\)",
     ):
         est.export(tmp_path / "m.pt2", "torch")
     assert list(tmp_path.iterdir()) == []
@@ -223,9 +223,7 @@ def test_several_outputs_need_names(x, tmp_path):
 
     est = Estimator(Two(), loss, spec=SPEC).fit((x, x[:2]), (x[:1], x[1:]))
     path = tmp_path / "m.pt2"
-    with pytest.raises(
-        ExportError, match=r"2 outputs, which need names: export\(\.\.\., output_names="
-    ):
+    with pytest.raises(ExportError, match=r"2 outputs, .*output_names="):
         est.export(path, "torch")
     for names in (["a"], ["a", "a"], ["a", "state.0"]):
         with pytest.raises(ExportError, match="output_names must be 2 different names"):
@@ -252,12 +250,10 @@ def test_wrong_use(x, tmp_path):
     with pytest.raises(TypeError, match="Ridge cannot be exported"):
         export(Ridge(), path)
     no_best = GridSearchCV(Ridge(), {}, refit=False, cv=2).fit(x[:, :, 0].T, x[0, :, 0])
-    with pytest.raises(
-        TypeError, match="GridSearchCV has no best estimator to export: fit it with refit=True"
-    ):
+    with pytest.raises(TypeError, match=r"GridSearchCV .*refit=True"):
         export(no_best, path)
     est = SequenceRegressor(4, epochs=1).fit(x, x[:1])
-    with pytest.raises(ValueError, match="format must be 'onnx' or 'torch', got 'tensorrt'"):
+    with pytest.raises(ValueError, match="'onnx' or 'torch', got 'tensorrt'"):
         est.export(path, "tensorrt")
     assert not path.exists()
 
@@ -267,7 +263,7 @@ def test_a_difference_is_found(x, tmp_path):
     est.export(tmp_path / "m.pt2", "torch")
     with torch.no_grad():
         list(est.model_.parameters())[-1].add_(0.01)
-    with pytest.raises(ExportError, match=r"y is .* at step \d+, series \d+, that of the model is"):
+    with pytest.raises(ExportError, match=r"y is .* step \d+, series \d+"):
         check_export(tmp_path / "m.pt2", est, x)
 
 
@@ -283,9 +279,7 @@ def test_labels_must_be_equal_where_one_class_is_clearly_the_most_probable(class
     if classes > 1:
         _compare_labels("m", "label", got, want, probabilities, 0.01)
     got[1, 1], got[2, 0] = "a", "b"
-    with pytest.raises(
-        ExportError, match=r"m: label is .*b.* at step 2, series 0, that of the model is .*a"
-    ):
+    with pytest.raises(ExportError, match=r"label is .*b.* step 2, series 0, .*a"):
         _compare_labels("m", "label", got, want, probabilities, 0.01)
 
 

@@ -250,9 +250,7 @@ def test_an_optimizer_instance_with_two_groups(tmp_path):
     loaded = round_trip(est, tmp_path)
     assert [g["lr"] for g in loaded.optimizer_.param_groups] == [0.2, 0.01]
     assert [len(g["params"]) for g in loaded.optimizer_.param_groups] == [2, 4]
-    with pytest.raises(
-        ValueError, match=r"does not hold its opt \(torch.optim.*SGD\).*set_params\(opt="
-    ):
+    with pytest.raises(ValueError, match=r"opt \(torch.optim.*SGD\).*set_params\(opt="):
         loaded.fit(X, Y)  # from the start: the groups belong to a model that is not there
     loaded.set_params(opt=SGD).fit(X, Y)
 
@@ -375,7 +373,7 @@ def test_own_model_is_named_and_can_be_given(model, tmp_path):
     est.save(tmp_path / "est")
     with pytest.raises(
         LoadError,
-        match=r"model of its author's own, .*(Own|partial).*Estimator.load\(path, model=...\)",
+        match=r"(Own|partial).*load\(path, model=...\)",
     ):
         Estimator.load(tmp_path / "est")
     for again in (Own, Own(), partial(Own, hidden=4), nn.Sequential):
@@ -418,7 +416,7 @@ def test_own_loss_is_named_and_can_be_given(tmp_path):
     for call in (loaded.fit, loaded.partial_fit, clone(loaded).fit):
         with pytest.raises(
             ValueError,
-            match=r"does not hold its loss \(.*own_loss\).*Estimator.load\(path, loss=...\)",
+            match=r"loss \(.*own_loss\).*load\(path, loss=...\)",
         ):
             call(X, Y)
     assert torch.equal(net2vec(loaded), before)
@@ -431,7 +429,7 @@ def test_own_optimizer_is_named_and_can_be_given(opt, tmp_path):
     est.save(tmp_path / "est")
     loaded = Estimator.load(tmp_path / "est")
     assert np.array_equal(loaded.predict(X), est.predict(X))
-    with pytest.raises(ValueError, match=r"does not hold its opt \(.*(own_opt|OwnSGD)\)"):
+    with pytest.raises(ValueError, match=r" opt \(.*(own_opt|OwnSGD)\)"):
         loaded.fit(X, Y)
     loaded = Estimator.load(tmp_path / "est", opt=opt).partial_fit(X, Y)
     assert type(loaded.optimizer_) is type(est.optimizer_)
@@ -448,9 +446,7 @@ def test_own_schedule_is_named_and_can_be_given(tmp_path):
     est = Estimator(None, None, SGD, spec(), random_state=0).fit(X, Y)
     est.save(tmp_path / "est")
     loaded = Estimator.load(tmp_path / "est")
-    with pytest.raises(
-        ValueError, match=r"does not hold its spec.scheduler \(\S+LambdaLR\).*load\(path, spec="
-    ):
+    with pytest.raises(ValueError, match=r"spec.scheduler \(\S+LambdaLR\).*spec="):
         loaded.partial_fit(X, Y)
     round_trip(est, tmp_path, spec=spec())
 
@@ -463,7 +459,7 @@ def test_arguments_in_place_of_the_stored_ones(tmp_path):
     )
     assert type(loaded.partial_fit(X, Y).optimizer_) is SGD
     assert len(calls) == 3
-    with pytest.raises(TypeError, match=r"unknown arguments modle; Estimator takes .*model"):
+    with pytest.raises(TypeError, match=r"modle; Estimator takes .*model"):
         Estimator.load(tmp_path / "est", modle=Own)
 
 
@@ -509,10 +505,10 @@ def test_other_classes_and_formats_are_named(tmp_path):
         pass
 
     Estimator(None, None, None, SPEC).fit(X, Y).save(tmp_path / "est")
-    with pytest.raises(LoadError, match=r"holds Estimator, not Other; use Estimator.load"):
+    with pytest.raises(LoadError, match=r"Estimator, not Other; .*Estimator.load"):
         Other.load(tmp_path / "est")
     write(tmp_path / "est", **{**content(tmp_path / "est"), "format": 99})
-    with pytest.raises(LoadError, match=r"has format 99, this version reads \d+: update"):
+    with pytest.raises(LoadError, match=r"format 99, .*\d+: update"):
         Estimator.load(tmp_path / "est")
 
 
@@ -571,7 +567,7 @@ def test_missing_file(tmp_path):
 )
 def test_foreign_files(what, tmp_path):
     (tmp_path / "est").write_bytes(what())
-    with pytest.raises(LoadError, match=r"est is (damaged or )?no fluxutils_py estimator file"):
+    with pytest.raises(LoadError, match=r"est .*no fluxutils_py estimator file"):
         Estimator.load(tmp_path / "est")
 
 
@@ -658,7 +654,7 @@ def test_a_malicious_file_is_refused_and_not_run(how, saved, tmp_path):
     else:
         whole = {**content(saved), "history_": evil} if how == "part" else evil
         torch.save(whole, path, _use_new_zipfile_serialization=how != "legacy torch.save")
-    with pytest.raises(LoadError, match=r"it asks to run code \(\w+\.mkdir\), which is refused"):
+    with pytest.raises(LoadError, match=r"run code \(\w+\.mkdir\)"):
         Estimator.load(path)
     assert not (tmp_path / "pwned").exists()
     with contextlib.suppress(RuntimeError):
@@ -672,34 +668,38 @@ def test_a_malicious_file_is_refused_and_not_run(how, saved, tmp_path):
         (
             "model",
             {"class": "os.system", "arguments": {"command": "touch pwned"}, "children": []},
-            "'os.system' is no",
+            "'os.system', which is none of",
         ),
         (
             "model",
             {"class": "torch.nn.functional", "arguments": {}, "children": []},
-            "is no module of torch.nn",
+            "'torch.nn.functional', which is none of",
         ),
         (
             "model",
             {"class": "torch.nn.modules.module.Module", "arguments": {}, "children": []},
-            "is no module of",
+            "', which is none of",
         ),
         (
             "model",
             {"class": "subprocess.Popen", "arguments": {"args": "id"}, "children": []},
-            "'subprocess.Popen' is",
+            "'subprocess.Popen', which is none of",
         ),
         (
             "model",
             {"class": "fluxutils_py.nn.seqloss", "arguments": {"f": "x"}, "children": []},
-            "seqloss' is no",
+            "seqloss', which is none of",
         ),
         (
             "model",
             {"class": "torch.nn.Linear.__init__", "arguments": {}, "children": []},
-            "is no module of",
+            "', which is none of",
         ),
-        ("model", {"class": "Linear", "arguments": {}, "children": []}, "'Linear' is no module of"),
+        (
+            "model",
+            {"class": "Linear", "arguments": {}, "children": []},
+            "'Linear', which is none of",
+        ),
         ("model", {"class": 3, "arguments": {}, "children": []}, "cannot be built"),
         (
             "model",
@@ -768,9 +768,7 @@ def test_unknown_names_in_a_file_are_not_used(saved, tmp_path):
             "scheduler": [{"name": name, "keywords": {}}, ""],
         }
         write(tmp_path / "est", **{**whole, "spec": spec})
-        with pytest.raises(
-            LoadError, match=f"names '{name}', which is none of torch.optim.lr_scheduler"
-        ):
+        with pytest.raises(LoadError, match=f"'{name}', .*torch.optim.lr_scheduler"):
             Estimator.load(tmp_path / "est")
 
 

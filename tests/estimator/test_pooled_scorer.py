@@ -367,8 +367,4 @@ def test_targets_and_predictions_of_different_forms_are_an_error(data, y, pred):
     y, pred = y(data[0]), pred(data[1])
     with pytest.raises(ShapeError) as e:
         pooled_scorer("r2")(Given(pred), np.zeros((2, 2)), y)
-    assert str(e.value) == (
-        f"y has shape {y.shape} and the predictions {pred.shape}, which are not of the same steps; "
-        "give y in the form of x: both as samples(...), as timesteps(...), as (F, N, T) arrays, "
-        "or as rows"
-    )
+    assert all(part in str(e.value) for part in (f"{y.shape}", f"{pred.shape}", "timesteps(...)"))

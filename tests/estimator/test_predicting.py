@@ -48,7 +48,5 @@ def test_what_cannot_be_written_to_is_found_before_anything_is(out, error, messa
 
 
 def test_integers_cannot_hold_numbers():
-    with pytest.raises(
-        DataError, match=r"^out has dtype int64, which cannot hold float64; make it floating-point$"
-    ):
+    with pytest.raises(DataError, match=r"^out .*int64, .*float64"):
         PredictionWriter(np.zeros((G, N, T), int), N, T).write(next(blocks()))

@@ -287,9 +287,8 @@ def test_labels_must_be_one_feature_for_each_output(labels):
     for given, features in [(np.concatenate([y, y]), "2"), ((y, y), "1, 1")]:
         with pytest.raises(ShapeError) as caught:
             est.score(x, given)
-        assert str(caught.value) == (
-            f"y has {features} features (axis 0 of (G, N, T)) where score needs 1, as the model "
-            "gives them"
+        assert all(
+            part in str(caught.value) for part in (f"y has {features} features", "score needs 1")
         )
 
 

@@ -74,9 +74,7 @@ def test_optimizers_come_back():
 def test_a_scheduler_comes_back_and_each_kind_stays_in_its_place():
     config = serialize(functools.partial(lr_scheduler.StepLR, step_size=3))
     assert deserialize(config, SCHEDULERS).keywords == {"step_size": 3}
-    with pytest.raises(
-        LoadError, match=r"'torch.optim.lr_scheduler.StepLR', which is none of torch.optim or"
-    ):
+    with pytest.raises(LoadError, match=r"StepLR', .*none of torch.optim or"):
         deserialize(config, OPTIMIZERS)
 
 

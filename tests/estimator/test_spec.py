@@ -172,9 +172,9 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("cls", "name", "way_out"), UNKNOWN)
-def test_an_unknown_argument_of_an_estimator_is_named_with_what_was_meant(cls, name, way_out):
-    with pytest.raises(TypeError, match=rf"^{cls.__name__} has no parameter '{name}'; .*{way_out}"):
+@pytest.mark.parametrize(("cls", "name", "remedy"), UNKNOWN)
+def test_an_unknown_argument_of_an_estimator_is_named_with_what_was_meant(cls, name, remedy):
+    with pytest.raises(TypeError, match=rf"^{cls.__name__} has no parameter '{name}'; .*{remedy}"):
         cls(**{name: 3})
 
 

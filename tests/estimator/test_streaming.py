@@ -187,7 +187,7 @@ def test_series_that_there_are_not_are_named(series):
     for live in (est.stream(N), stream(make_pipeline(scaler, est), N), scaler.stream(N)):
         with pytest.raises(
             IndexError,
-            match=rf"^series must be an index, .* of {N} series; got {re.escape(repr(series))}$",
+            match=f"^series .* {N} series; got {re.escape(repr(series))}$",
         ):
             live.reset(series)
 
@@ -203,7 +203,7 @@ def test_a_module_whose_first_state_is_not_known_starts_anew_as_a_whole_only():
     first = steps(live, x)
     with pytest.raises(
         DataError,
-        match=r"^the zero state of Mean is not known, .* empty_state\(\) .*or reset\(\) all$",
+        match=r"state of Mean .*empty_state\(\)",
     ):
         live.reset([3])
     live.reset()
@@ -251,9 +251,7 @@ def test_several_inputs_and_outputs():
         found = [live.step((x[:, :, t], k[:, :, t])) for t in range(T)]
         for one, whole in zip(zip(*found, strict=True), est.predict((x, k)), strict=True):
             assert np.abs(np.stack(one, 2) - whole).max() < 1e-12
-    with pytest.raises(
-        ShapeError, match=r"^a step has 1 inputs, the model takes 2, as a tuple of arrays$"
-    ):
+    with pytest.raises(ShapeError, match=r"1 inputs, .*takes 2"):
         est.stream(N).step(x[:, :, 0])
 
 
@@ -316,15 +314,13 @@ def test_bad_arguments_are_named():
     est, _ = fitted()
     with pytest.raises(NotFittedError):
         Estimator().stream()
-    with pytest.raises(SpecError, match=r"^n_series must be a positive integer, got 0$"):
+    with pytest.raises(SpecError, match=r"^n_series .*got 0$"):
         est.stream(0)
-    with pytest.raises(
-        ValueError, match=r"^method must be 'predict' for Estimator, got 'predict_proba'$"
-    ):
+    with pytest.raises(ValueError, match=r"'predict' .*Estimator, got 'predict_proba'$"):
         est.stream(method="predict_proba")
-    with pytest.raises(ShapeError, match=r"^state has 0 tensors, that of the model has 3$"):
+    with pytest.raises(ShapeError, match=r"^state .*0 tensors, .*has 3$"):
         est.stream(state=[])
-    with pytest.raises(ShapeError, match=r"^state\[0\] is of 4 series, the input has 3$"):
+    with pytest.raises(ShapeError, match=r"^state\[0\] .*4 series, .*has 3$"):
         est.stream(3, [*[torch.zeros(2, 4, 7)] * 2, torch.zeros(1, 4, 5)])
     with pytest.raises(TypeError, match=r"^Ridge cannot run step by step"):
         stream(Ridge().fit(np.eye(3), np.arange(3)))
@@ -409,6 +405,6 @@ def test_targets_that_were_transformed_come_back():
     )
     with pytest.raises(
         DataError,
-        match=r"^the target's transformer, StandardScaler, was fitted on rows of 23 columns",
+        match=r"StandardScaler, .*23 columns",
     ):
         stream(est, N).step(x[:, :, 0])

@@ -326,7 +326,7 @@ def test_a_state_takes_the_place_of_the_context():
     wanted = est.predict(X[:, :, 4:9], return_state=True)[1]
     assert all(torch.allclose(u, v, rtol=0, atol=2e-6) for u, v in zip(end, wanted, strict=True))
     with pytest.raises(ValueError, match=(
-        r"^state continues one run of steps, but the steps of x have 1 gaps; predict each run separately$"
+        r"^state .*1 gaps"
     )):  # fmt: skip
         est.predict(timesteps(X)[np.array([0, 1, 7, 8])], state=state)
 
@@ -398,10 +398,7 @@ def test_matrices_of_n_timesteps_are_samples(y):
 def test_matrices_that_are_not_n_timesteps():
     with pytest.raises(ShapeError) as info:
         SequenceRegressor(n_timesteps=4).fit(np.zeros((5, 9)), np.zeros(5))
-    assert (
-        str(info.value)
-        == "X has 9 columns, which are not 4 steps (n_timesteps) of any number of features"
-    )
+    assert all(part in str(info.value) for part in ("9 columns", "4 steps (n_timesteps)"))
 
 
 # -- one target per series -------------------------------------------------------------------------------
@@ -583,18 +580,15 @@ def test_the_same_random_state_gives_the_same_and_no_global_generator_moves(view
 
 def test_features_that_are_not_those_of_the_fit():
     est = make().fit(samples(X), samples(Y))
-    way_out = (
-        "; if a splitter cut it, note that arrays of shape (F, N, T) are cut along F: hand "
-        "samples(x) or timesteps(x) to whatever splits"
-    )
     for x in (X[:2], samples(X[:2]), timesteps(X[:2])):
         with pytest.raises(ShapeError) as info:
             est.predict(x)
-        assert (
-            str(info.value) == f"x has 2 features per step, but Estimator was fitted on 3{way_out}"
+        assert all(
+            part in str(info.value)
+            for part in ("x has 2 features", "Estimator was fitted on 3", "timesteps(x)")
         )
     with pytest.raises(ValueError, match=(
-        r"^X has 40 features, but Estimator is expecting 39 features as input: 3 features at each of 13 steps$"
+        r"^X has 40 .*39 .*: 3 .*13 steps$"
     )):  # fmt: skip
         est.predict(np.zeros((2, 40)))
 
@@ -602,7 +596,7 @@ def test_features_that_are_not_those_of_the_fit():
 def test_views_that_are_split_differently():
     with pytest.raises(
         ShapeError,
-        match=r"^x is samples\(\.\.\.\) and y is timesteps\(\.\.\.\); both must be split alike$",
+        match=r"^x is samples\(.*y is timesteps\(",
     ):
         make().fit(samples(X), timesteps(Y))
     with pytest.raises(ShapeError, match=r"^x has 7 series and y has 3 "):
@@ -618,11 +612,11 @@ def test_views_that_are_split_differently():
         make().fit(samples(X)[[]], samples(Y)[[]])
     with pytest.raises(
         ValueError,
-        match=r"^starts and lengths are for series that differ; timesteps\(x\) has one row per step, ",
+        match=r"^starts and lengths .*timesteps\(x\)",
     ):
         make().fit(timesteps(X), timesteps(Y), lengths=[3] * N)
     with pytest.raises(ShapeError, match=(
-        r"^y has 1 columns, which are not the targets of 7 series; use timesteps\(y\)$"
+        r"^y has 1 columns, .*7 series; .*timesteps\(y\)$"
     )):  # fmt: skip
         make().fit(timesteps(X), Y[0, 0])
 
@@ -704,8 +698,7 @@ def test_a_mean_loss_of_the_users_own_needs_no_weights_for_views():
 
     Estimator(net, plain, None, SPEC, random_state=0).fit(samples(X), samples(Y))
     with pytest.raises(ValueError, match=(
-        r"^y has one target per series, at its last step, but the loss plain takes no weights: give it a fourth "
-        r"argument, loss\(model, xs, ys, ws\), or use seqloss$"
+        r"^y .*loss plain .*loss\(model, xs, ys, ws\)"
     )):  # fmt: skip
         Estimator(net, plain, None, SPEC, random_state=0).fit(samples(X), Y[0, :, 0])
 
@@ -714,8 +707,7 @@ def test_a_cell_that_is_a_class_is_asked_for(tmp_path):
     est = SequenceRegressor(4, cell=GRU, epochs=1, random_state=0).fit(X, Y)
     est.save(tmp_path / "est")
     with pytest.raises(ValueError, match=(
-        r"^this estimator was loaded from a file that does not hold its cell \(fluxutils_py.nn.recurrent.GRU\), which "
-        r"is code of its author's; give it: Estimator.load\(path, cell=...\) or est.set_params\(cell=...\)$"
+        r" cell \(.*recurrent.GRU\).*load\(path, cell="
     )):  # fmt: skip
         SequenceRegressor.load(tmp_path / "est")
     assert np.array_equal(

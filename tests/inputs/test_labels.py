@@ -30,9 +30,7 @@ def test_labels_are_their_places_among_the_classes():
     assert (codes[0, 2, 3:5] == -100).all()
     assert (codes == -100).sum() == 2
     assert is_label(objects).sum() == N * T - 2
-    with pytest.raises(
-        ValueError, match=r"^y has labels \['up'\] that are not in the classes \['down', 'level'\]"
-    ):
+    with pytest.raises(ValueError, match=r"^y .*\['up'\] .*\['down', 'level'\]"):
         LabelEncoder(WORDS[:2])(labels)
     assert set(LabelEncoder(WORDS[:2], unknown=-1)(labels).ravel()) == {-1, 0, 1}
 

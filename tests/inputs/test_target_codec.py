@@ -198,13 +198,11 @@ def test_a_fit_that_goes_on_keeps_the_first_scale(x, y):
 
 def test_it_can_be_turned_off(x, y):
     est = SequenceRegressor(**SMALL, scale_target=False).fit(x, y)
-    with pytest.raises(
-        AttributeError, match=r"^there is no mean and scale of targets before fit, and with "
-    ):
+    with pytest.raises(AttributeError, match="mean and scale of targets before fit"):
         est.target_mean_  # noqa: B018
     assert not hasattr(SequenceRegressor(), "target_scale_")
     assert abs(est.predict(x)).max() < 10
-    with pytest.raises(SpecError, match=r"^scale_target must be True or False, got 'yes'$"):
+    with pytest.raises(SpecError, match=r"^scale_target .*got 'yes'$"):
         SequenceRegressor(scale_target="yes").fit(x, y)
 
 
@@ -279,9 +277,7 @@ def test_a_fit_that_was_killed_goes_on_and_one_on_other_targets_does_not(x, y, t
     assert torch.equal(net2vec(make().fit(x, y)), net2vec(whole))
     other = y.copy()
     other[:, N // 2, T // 2] += 1  # in no window that a digest of the ends sees
-    with pytest.raises(
-        LoadError, match=r"the scale of the targets \(digest\): .* -> .*call fit with the same data"
-    ):
+    with pytest.raises(LoadError, match=r"scale of the targets .*: .* -> "):
         make().fit(x, other)
 
 
@@ -298,5 +294,5 @@ def test_infinite_targets_are_refused_as_ever(x, y):
     assert np.isfinite(est.fit(x, y, w).predict(x)).all()
     for bad in (np.nan, -1):
         w[0, 0] = bad
-        with pytest.raises(DataError, match=r"^sample_weight must be finite and not negative"):
+        with pytest.raises(DataError, match=r"^sample_weight .*not negative"):
             est.fit(x, y, w)

@@ -73,7 +73,7 @@ def test_with_one_target_per_series_fit_refuses_what_predict_refuses(x, y, kind,
     ):
         with pytest.raises(
             DataError,
-            match="x is nan at feature 1, series 7, step 5; a step without input is NaN in all",
+            match="x is nan at feature 1, series 7, step 5",
         ):
             call()
     with_gap = kind(**SMALL).fit(as_given(gap), target)
@@ -121,13 +121,13 @@ def test_other_matrices_beside_samples_are_of_series(x, y):
 )
 def test_what_may_be_either_is_asked_for(x, y, n_steps, view, g):
     x, y = x[:, :, :n_steps], y[:g, :, :n_steps]
-    way_out = {
+    remedy = {
         1: "a target for each step, add the missing axis, y[None]",
         2: "2 targets for each step, give an array, ",
     }
     with pytest.raises(ShapeError) as info:
         SequenceRegressor(**SMALL).fit(view(x), matrix(y))
-    assert way_out[g] in str(info.value)
+    assert remedy[g] in str(info.value)
     assert str(info.value).endswith(
         f", or set target='step'; if it is {g * n_steps} targets for each series, set "
         "target='series'"
@@ -180,13 +180,10 @@ def test_one_output_of_several_gets_back_its_units(x):
     view = scaler.inverse_transform(samples(scaled[:1]), features=[0])
     assert np.allclose(np.asarray(view.native), x[:1])
     with pytest.raises(ShapeError, match=(
-        r"^x has 1 features per step, but SequenceScaler was fitted on 2; of some of them, say which: "
-        r"inverse_transform\(x, features=\[0\]\)$"
+        r"^x has 1 .*on 2; .*features=\[0\]\)$"
     )):  # fmt: skip
         scaler.inverse_transform(scaled[:1])
-    with pytest.raises(
-        ShapeError, match=r"^features must be 1 places or names among the 2 features, got \[2\]$"
-    ):
+    with pytest.raises(ShapeError, match=r"^features .*1 .*the 2 features, got \[2\]$"):
         scaler.inverse_transform(scaled[:1], features=[2])
 
 
@@ -227,17 +224,14 @@ def test_labels_of_steps_may_be_a_matrix(x, labels):
 def test_a_matrix_of_other_labels_is_an_error(x, shape):
     with pytest.raises(ShapeError) as info:
         SequenceClassifier(**SMALL).fit(x, np.zeros(shape, int))
-    assert str(info.value) == (
-        f"y should be a 1d array, one label per series, or have the shape ({N}, {T}), a label per "
-        f"step; y has shape {shape}"
-    )
+    assert all(part in str(info.value) for part in (f"({N}, {T})", f"y has shape {shape}"))
 
 
 def test_class_weights_of_labels_that_are_no_class_are_refused(x, labels):
     classes = np.unique(labels).tolist()
     with pytest.raises(
         ValueError,
-        match=rf"^class_weight names \['zzz'\], but the classes are {re.escape(str(classes))}$",
+        match=f"^class_weight .*'zzz'.*{re.escape(str(classes))}$",
     ):
         SequenceClassifier(**SMALL, class_weight={"zzz": 3, classes[0]: 1}).fit(x, labels)
 
@@ -307,7 +301,7 @@ def test_a_series_without_a_label_is_refused(x, labels, none):
             call(np.where(gone, none, y).tolist())
     with pytest.raises(
         DataError,
-        match=r"^y has labels of types .*int.*str.*, which have no order; make all of one ",
+        match=r"^y .*types .*int.*str.*no order",
     ):
         est.partial_fit(x, np.arange(N).astype(object))
 
@@ -400,9 +394,8 @@ def test_the_mask_of_a_masked_array_is_never_dropped(x, y, labels, what):
     fill = "0" if what == "weights" else fill
     with pytest.raises(DataError) as info:
         call()
-    assert (
-        str(info.value)
-        == f"{name} is a masked array, whose mask would be lost; use {name}.filled({fill})"
+    assert all(
+        part in str(info.value) for part in (f"{name} is a masked array", f"{name}.filled({fill})")
     )
 
 
@@ -415,5 +408,5 @@ def test_other_uses_of_masked_arrays_are_refused_too(x, y):
         lambda: est.fit(x, y, validation_data=(x, np.ma.masked_array(y))),
         lambda: SequenceScaler().fit(np.ma.masked_array(matrix(x))),
     ):
-        with pytest.raises(DataError, match="is a masked array, whose mask would be lost"):
+        with pytest.raises(DataError, match="masked array"):
             call()

@@ -46,9 +46,13 @@ def test_anything_else_is_refused(comm):
         ValueError, match="comm must be 'auto', None, 'mpi', 'torch' or a communicator"
     ) as caught:
         get_communicator(comm)
-    assert str(caught.value) == (
-        "comm must be 'auto', None, 'mpi', 'torch' or a communicator (an object with rank, size, "
-        f"allreduce_, broadcast_, allgather, barrier), got {comm!r}"
+    assert all(
+        part in str(caught.value)
+        for part in (
+            "'auto', None, 'mpi', 'torch'",
+            "rank, size, allreduce_, broadcast_, allgather, barrier",
+            f"got {comm!r}",
+        )
     )
 
 
@@ -67,10 +71,7 @@ def test_in_a_child_process_auto_is_that_process_alone_and_mpi_is_refused(monkey
     assert isinstance(get_communicator("auto"), SingleProcessComm)
     with pytest.raises(RuntimeError) as caught:
         get_communicator("mpi")
-    assert str(caught.value) == (
-        "comm='mpi' in a child process, which is no rank of its own; use comm='auto', which is "
-        "this process alone here, or do without child processes (n_jobs=1)"
-    )
+    assert all(part in str(caught.value) for part in ("comm='mpi' in a child process", "n_jobs=1"))
 
 
 def test_mpirun_without_mpi4py_is_an_error_that_says_what_to_install(monkeypatch):

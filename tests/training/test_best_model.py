@@ -104,7 +104,7 @@ def test_it_goes_on_where_it_was():
 
 @pytest.mark.parametrize("steps", [0, -1])
 def test_there_is_no_judging_every_zero_steps(steps):
-    with pytest.raises(ValueError, match=f"^steps must be a positive integer, got {steps}$"):
+    with pytest.raises(ValueError, match=f"^steps .*positive integer, got {steps}$"):
         initevalcby(steps)
 
 

@@ -41,8 +41,7 @@ def test_a_second_run_in_the_folder_is_refused_and_both_can_go_on(tmp_path):
     files = names(tmp_path)
     with pytest.raises(
         FileExistsError,
-        match=rf"^checkpoint-n0000002-step-00000000\.pt was saved by process {os.getpid()} on .+, and this run knew of "
-        rf"none: another run saves to {tmp_path} too. End that run, or give this one another folder; when started",
+        match=rf"^checkpoint-n0000002-step-00000000\.pt .*process {os.getpid()} .* none: .*{tmp_path}",
     ):
         second.save(Loop(StepInfo))
     assert names(tmp_path) == files
@@ -51,7 +50,7 @@ def test_a_second_run_in_the_folder_is_refused_and_both_can_go_on(tmp_path):
     (tmp_path / "checkpoint-n0000003-step-00000000.json").unlink()
     with pytest.raises(
         FileExistsError,
-        match=r"^checkpoint-n0000003-\S+ was saved, and this run knew of number 2: ",
+        match=r"^checkpoint-n0000003-\S+ .*number 2: ",
     ):
         first.save(Loop(StepInfo))
     second.latest().unlink()  # as a damaged one
@@ -67,9 +66,7 @@ def test_a_file_that_another_run_takes_for_a_leftover(tmp_path, monkeypatch):
     monkeypatch.setattr(
         torch, "save", lambda *args: (monkeypatch.setattr(torch, "save", real), save(*args))
     )
-    with pytest.raises(
-        FileExistsError, match=r"\.part was removed while this run used it: another run saves to"
-    ):
+    with pytest.raises(FileExistsError, match=r"\.part was removed .*another run"):
         checkpoints.write({}, 1)
     assert checkpoints.latest_step() == 7
 
@@ -92,9 +89,7 @@ def test_a_checkpoint_that_another_run_removes_while_it_is_read_is_explained(
         return real(path, *args, **kwargs)
 
     monkeypatch.setattr(module, name, remove_first)
-    with pytest.raises(
-        FileExistsError, match="was removed while this run used it: another run saves to"
-    ):
+    with pytest.raises(FileExistsError, match=r"was removed .*another run"):
         Checkpointer(tmp_path).track(model=model).restore()
     assert model.weight.item() == before
 

@@ -55,9 +55,9 @@ def test_inputs_and_labels_are_always_tuples(item, n_inputs, n_labels, weight):
 def test_a_tuple_of_another_length_is_refused(item):
     with pytest.raises(DataError) as caught:
         as_minibatch(item)
-    assert str(caught.value) == (
-        f"a batch is (inputs,), (inputs, labels) or (inputs, labels, weight), got {len(item)} "
-        "entries; give several inputs or labels as a tuple"
+    assert all(
+        part in str(caught.value)
+        for part in ("(inputs, labels, weight)", f"got {len(item)} entries")
     )
 
 
@@ -88,10 +88,7 @@ def test_windows_carry_state_from_one_to_the_next():
 def test_windows_that_only_a_window_step_can_do_are_refused(kwargs):
     with pytest.raises(DataError) as caught:
         Trainer(torch.nn.Linear(2, 1), torch.nn.MSELoss(reduction="none")).eval(windows(**kwargs))
-    assert (
-        str(caught.value)
-        == "windows with overlap or burn_in need a WindowStep, which an Estimator trains with"
-    )
+    assert all(part in str(caught.value) for part in ("overlap or burn_in", "WindowStep"))
 
 
 # -- adapters ------------------------------------------------------------------------------------------
@@ -121,10 +118,7 @@ def test_an_iterator_can_be_gone_through_once():
     assert len(list(data)) == 7
     with pytest.raises(DataError) as caught:
         list(data)
-    assert str(caught.value) == (
-        "dataset 'stream' is a generator, which can be iterated over only once; give a list, or an "
-        "object that can be iterated over again"
-    )
+    assert "dataset 'stream' is a generator" in str(caught.value)
 
 
 def test_what_cannot_be_gone_through_is_no_dataset():
@@ -166,7 +160,7 @@ def test_endless_data_are_passes_one_after_the_other():
     data, finite = (
         InMemory(Y, batchsize=3, infinite=i, shuffle=True, random_state=4) for i in (True, False)
     )
-    with pytest.raises(TypeError, match=r"^dataset 'in memory' is infinite: it has no length$"):
+    with pytest.raises(TypeError, match=r"^dataset 'in memory' .*no length$"):
         len(data)
     assert inputs(Take(data, 8)) == (inputs(finite) + inputs(finite) + inputs(finite))[:8]
 
@@ -175,11 +169,8 @@ def test_examples_must_be_equally_many():
     for arrays, sizes in (((X, Y[:3]), [7, 3]), ((), []), ((X[:0],), [0])):
         with pytest.raises(ShapeError) as caught:
             InMemory(arrays, batchsize=2)
-        assert (
-            str(caught.value)
-            == f"inputs and labels must have equally many examples, at least 1, got {sizes}"
-        )
-    with pytest.raises(ShapeError, match=r"^7 examples make no batch of 8; set drop_last=False$"):
+        assert f"got {sizes}" in str(caught.value)
+    with pytest.raises(ShapeError, match=r"^7 examples .*of 8; .*drop_last=False$"):
         InMemory(X, batchsize=8, drop_last=True)
 
 

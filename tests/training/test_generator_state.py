@@ -58,15 +58,11 @@ def test_everything_goes_on_together():
 
 def test_generators_of_other_kinds_or_names_are_refused():
     rng = np.random.default_rng(0)
-    with pytest.raises(
-        LoadError, match=r"^the state is of a generator of torch, this one is of numpy$"
-    ):
+    with pytest.raises(LoadError, match=r"generator of torch, .*numpy$"):
         set_generator_state(rng, get_generator_state(torch.Generator()))
-    with pytest.raises(
-        LoadError, match=r"^the state is of a NumPy generator MT19937, this one is PCG64$"
-    ):
+    with pytest.raises(LoadError, match=r"NumPy generator MT19937, .*PCG64$"):
         set_generator_state(rng, get_generator_state(np.random.Generator(np.random.MT19937(0))))
     before = torch.get_rng_state()
-    with pytest.raises(LoadError, match=r"^the state is of generators \['a'\], these are \['b'\]$"):
+    with pytest.raises(LoadError, match=r"generators \['a'\], .*\['b'\]$"):
         RandomGenerators(b=rng).load_state_dict(RandomGenerators(a=rng).state_dict())
     assert torch.equal(torch.get_rng_state(), before)

@@ -41,9 +41,7 @@ def test_tree_reduce_keeps_the_order_and_is_as_deep_as_a_tree(n):
 
 
 def test_tree_reduce_of_nothing_is_an_error():
-    with pytest.raises(
-        ValueError, match=r"^there is nothing to reduce: tree_reduce needs at least one item$"
-    ):
+    with pytest.raises(ValueError, match=r"^there is nothing .*tree_reduce"):
         tree_reduce([], max)
 
 
@@ -96,15 +94,13 @@ def test_sparse_gradients_stay_sparse():
 
 def test_samples_and_weights_must_fit(task):
     loss, model, batch = task
-    with pytest.raises(ValueError, match=r"^there are no samples to compute a gradient of$"):
+    with pytest.raises(ValueError, match=r"^there are no samples"):
         pgradient(loss, model, [])
     with pytest.raises(ValueError, match=r"^there are 2 samples, but 3 weights$"):
         pgradient(loss, model, dividebatch(2, *batch), [1, 2, 3])
-    with pytest.raises(
-        ValueError, match=r"^the weights of the samples must have a positive sum, it is 0.0$"
-    ):
+    with pytest.raises(ValueError, match=r"^the weights .*positive sum, .*0.0$"):
         pgradient(loss, model, dividebatch(2, *batch), [0, 0])
-    with pytest.raises(TypeError, match=r"^the loss must return a scalar tensor, got float$"):
+    with pytest.raises(TypeError, match=r"^the loss .*scalar tensor, got float$"):
         pgradient(lambda x, y: 1.0, model, dividebatch(2, *batch))
 
 
@@ -172,9 +168,7 @@ def test_stats_try_what_they_are_told(task):
     assert [
         r["parts"] for r in parallelization_stats(loss, model, lambda: batch, 103, 1, [3, 2])
     ] == [1, 3, 2]
-    with pytest.raises(
-        ValueError, match=r"^minibatch_size and steps must be at least 1, got 0 and 1$"
-    ):
+    with pytest.raises(ValueError, match=r"^minibatch_size and steps .*0 and 1$"):
         parallelization_stats(loss, model, lambda: batch, 0, 1)
 
 

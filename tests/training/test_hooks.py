@@ -94,16 +94,12 @@ def test_the_priority_of_an_object_counts_against_functions():
 
 @pytest.mark.parametrize("hook", [3, "step", object(), [print]])
 def test_what_is_no_callback_is_refused(hook):
-    with pytest.raises(
-        TypeError, match="a callback is a function of the loop, or has on_start, on_step, on_epoch"
-    ):
+    with pytest.raises(TypeError, match="on_start, on_step, on_epoch"):
         Hooks().attach(hook)
 
 
 def test_a_class_that_was_not_built_is_refused_with_the_way_out():
-    with pytest.raises(
-        TypeError, match=r"callback Everything is a class; build it first: Everything\("
-    ):
+    with pytest.raises(TypeError, match=r"Everything is a class; .*Everything\("):
         Hooks().attach(Everything)
 
 
@@ -296,10 +292,7 @@ class OnEpochOfNothing:
 def test_a_callback_that_does_not_take_the_loop_is_refused(hook, name):
     with pytest.raises(TypeError) as caught:
         Hooks().attach(hook)
-    assert str(caught.value) == (
-        f"the callback {name} must take one argument, the loop; fluxutils_py.praytools.cb(f) is a "
-        "callback that calls f()"
-    )
+    assert f"the callback {name} must take one argument" in str(caught.value)
 
 
 def test_a_callback_may_take_more_arguments_that_have_defaults():

@@ -161,9 +161,7 @@ def test_a_loss_that_is_infinite_and_too_many_gradients_are_errors():
     )
     for _ in range(MOST_SKIPPED - 1):
         assert infinite(1).batch_loss == 0
-    with pytest.raises(
-        FloatingPointError, match=rf"infinite or NaN in {MOST_SKIPPED} updates in a row.*bfloat16"
-    ):
+    with pytest.raises(FloatingPointError, match=f"{MOST_SKIPPED} updates .*bfloat16"):
         infinite(1)
     late = FunctionStep(
         lambda k: BatchLoss((p - p.detach()).abs().sqrt().sum()),

@@ -51,7 +51,5 @@ def test_schedulers_are_made_of_the_optimizer():
     )
     assert made.optimizer is opt
     for wrong in (3, lambda opt: 3):
-        with pytest.raises(
-            TypeError, match=r"^scheduler must make a torch learning-rate scheduler"
-        ):
+        with pytest.raises(TypeError, match=r"^scheduler must make "):
             make_scheduler(wrong, opt)

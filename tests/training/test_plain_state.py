@@ -63,7 +63,7 @@ def test_what_was_saved_does_not_change_with_the_dict(tmp_path):
 def test_a_checkpoint_of_another_kind_changes_nothing(tmp_path):
     Checkpointer(tmp_path).track(model=[1], params=settings()).save(AT)
     params, model = {"lr": 5}, {"w": 1}
-    with pytest.raises(LoadError, match=r"its model: a list was saved, and a dict is tracked"):
+    with pytest.raises(LoadError, match=r"model: a list .* a dict "):
         Checkpointer(tmp_path).track(params=params, model=model).restore()
     assert params == {"lr": 5}
     assert model == {"w": 1}

@@ -307,7 +307,7 @@ def test_shuffled_and_other_windows_are_told_apart():
     ordered.rng = None
     with pytest.raises(
         LoadError,
-        match=r"^the state is of shuffled batches and these are not, or the reverse; set shuffle",
+        match=r"shuffled batches .*shuffle",
     ):
         ordered.load_state_dict(windows(False).state_dict())
     ordered.load_state_dict(ordered.state_dict())
@@ -382,10 +382,7 @@ def test_a_state_with_hooks_that_are_not_there_is_refused_before_any_step():
     loop.on_step("sometimes", print, trigger=NTimes(4))
     with pytest.raises(LoadError) as caught:
         loop.run_epochs(run.data, 1)
-    assert str(caught.value) == (
-        "the state is of a run with the hooks 'often', 'the run', which this run lacks (it has "
-        "'sometimes'); add the same hooks under the same names"
-    )
+    assert all(part in str(caught.value) for part in ("'often', 'the run'", "it has 'sometimes'"))
     assert steps == []
 
 

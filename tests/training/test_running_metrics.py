@@ -81,9 +81,7 @@ def test_a_metric_goes_on(kind):
 
 @pytest.mark.parametrize("weight", [0, -1, 1.5, float("nan")])
 def test_a_weight_that_makes_no_sense_is_refused(weight):
-    with pytest.raises(
-        ValueError, match=f"^new_example_weight must be above 0 and at most 1, got {weight}$"
-    ):
+    with pytest.raises(ValueError, match=f"^new_example_weight .*got {weight}$"):
         EMAMetric(new_example_weight=weight)
 
 
@@ -102,9 +100,7 @@ def test_what_is_on_the_border_is_a_miss():
 
 
 def test_shapes_of_binary_labels_must_fit():
-    with pytest.raises(
-        ValueError, match=r"^predictions \(4, 1\) and labels \(3,\) differ in shape$"
-    ):
+    with pytest.raises(ValueError, match=r"\(4, 1\) .*\(3,\) differ in shape$"):
         binary_accuracy(torch.zeros(4, 1), torch.zeros(3))
     # (B, 1) with (B,)
     hits = binary_accuracy(torch.tensor([[0.9], [0.1], [0.2], [0.7]]), torch.tensor([1, 0, 1, 0]))

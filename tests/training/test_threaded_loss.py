@@ -124,16 +124,14 @@ def test_what_cannot_be_divided_is_refused():
     x, y = data()[0]
     with pytest.raises(
         ShapeError,
-        match=r"n_jobs=2 threads cannot share the batch, train with n_jobs=1: the arrays",
+        match=r"n_jobs=2 threads .*n_jobs=1: the arrays",
     ):
         Trainer(net(), nn.MSELoss(), sgd, n_jobs=2).train_step((x, y[:5]))
-    with pytest.raises(
-        ValueError, match=r"normalises over the whole minibatch, which is divided over threads"
-    ):
+    with pytest.raises(ValueError, match=r"whole minibatch, .*over threads"):
         Trainer(
             nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)).double(), nn.MSELoss(), sgd, n_jobs=2
         ).train_step((x, y))
-    with pytest.raises(ValueError, match=r"^a compiled model cannot run in several threads"):
+    with pytest.raises(ValueError, match=r"^a compiled model .*several threads"):
         Trainer(net(), nn.MSELoss(), sgd, n_jobs=2, compile=True)
 
 

@@ -356,7 +356,7 @@ def test_every_n_epochs_goes_by_epochs_over_runs():
 def test_steps_and_epochs_are_not_combined():
     with pytest.raises(
         ValueError,
-        match=r"^triggers that go by steps and by epochs cannot be combined; add the hook",
+        match=r"^triggers .*steps and by epochs",
     ):
         EveryNSteps(2) | EveryNEpochs(2)
     with pytest.raises(
@@ -444,9 +444,7 @@ def test_nothing_fires_at_the_end_of_a_run_without_steps():
 
 
 def test_triggers_are_for_steps():
-    with pytest.raises(
-        ValueError, match=r"^EveryNSteps decides after each step; event 'epoch' has none$"
-    ):
+    with pytest.raises(ValueError, match=r"^EveryNSteps .*each step; event 'epoch'"):
         Loop(None).hooks.add("epoch", print, trigger=EveryNSteps(2))
 
 

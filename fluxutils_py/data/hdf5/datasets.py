@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from typing import Any
 
 import h5py
@@ -23,7 +22,7 @@ from fluxutils_py.data.hdf5.identity import (
 from fluxutils_py.data.hdf5.opening import describe, open_file
 from fluxutils_py.data.hdf5.source_files import check_sources
 from fluxutils_py.data.refused_sources import refuse_source
-from fluxutils_py.errors import DataError
+from fluxutils_py.errors import DataError, warn
 
 PLAIN = int | float | str | np.ndarray | np.generic | None
 NEUTRAL = {"scale_factor": 1, "add_offset": 0}
@@ -84,12 +83,11 @@ def warn_of_packing(dataset: h5py.Dataset, where: str) -> None:
         return
     shown = ", ".join(f"{name}={np.asarray(value).ravel()[0]}" for name, value in told.items())
     variable = (dataset.name or "x").rpartition("/")[2]
-    warnings.warn(
+    warn(
         f"{where} has the attributes {shown} of NetCDF, which h5py and h5mmap ignore: missing "
         "values stay the numbers that stand for them, packed values stay packed; take "
         f'xarray.open_dataset({os.fsdecode(dataset.file.filename)!r})["{variable}"], which '
         "applies them",
-        stacklevel=4,
     )
 
 

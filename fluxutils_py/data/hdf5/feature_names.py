@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import h5py
 import numpy as np
 
+from fluxutils_py import errors
 from fluxutils_py.data.hdf5.damage import read_attribute
 from fluxutils_py.data.hdf5.opening import describe, wrap_h5_errors
 from fluxutils_py.errors import H5DataError
@@ -79,11 +79,10 @@ def read_names(dataset: h5py.Dataset, n_features: int, warn: bool = True) -> Nam
     if names and all(isinstance(name, str) and name.strip("\0") for name in names):
         return tuple(names)
     if warn and h5py.h5a.exists(dataset.id, b"feature_names"):
-        warnings.warn(
+        errors.warn(
             f"{describe(dataset.file.filename, dataset.name)} has an attribute 'feature_names' "
             f"that does not hold {n_features} texts: the features have no names; write the "
             "attribute again, as with h5save",
-            stacklevel=3,
         )
     return None
 

@@ -62,6 +62,10 @@ class Origin(NamedTuple):
     reports_residency: bool
 
 
+def _origin_of(array: object) -> Origin | None:
+    return getattr(array, "_origin", None)
+
+
 class H5Map(np.memmap):
     """A memory map of a dataset or a part of it; views travel between processes as exactly as the
     whole.
@@ -154,11 +158,11 @@ class H5Map(np.memmap):
 
     def __array_finalize__(self, obj: Any) -> None:
         super().__array_finalize__(obj)
-        self._origin = getattr(obj, "_origin", None) if self._mmap is not None else None
+        self._origin = _origin_of(obj) if self._mmap is not None else None
         self.feature_names = None
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        if array is self or getattr(array, "_origin", None) is not None:  # given as ``out``
+        if array is self or _origin_of(array) is not None:  # given as ``out``
             return array
         return array[()] if return_scalar or array.ndim == 0 else np.asarray(array)
 
@@ -166,7 +170,7 @@ class H5Map(np.memmap):
         view = np.ndarray.__getitem__(self, index)
         if not isinstance(view, H5Map):
             return view
-        if view._origin is None:
+        if _origin_of(view) is None:
             return np.asarray(view)
         if view.ndim == 3:
             view.feature_names = index_names(self.feature_names, index, self.ndim)

@@ -1,0 +1,49 @@
+"""The private names of torch that this package reads, all in one place.
+
+The test of this file names the versions of torch for which they are known to work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+# Getters of C rather than functions: threads read them for each buffer of each step.
+
+# Counts the changes of a tensor in place.
+version_of: Callable[[Tensor], int] = attrgetter("_version")
+# By name; writing into it spares the checks of nn.Module.__setattr__.
+buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
+# The user's functions around the call of a module: before and after it.
+call_hooks_of: Callable[[nn.Module], tuple[Any, Any]] = attrgetter(
+    "_forward_pre_hooks", "_forward_hooks"
+)
+# The arguments of an operation, each with a ``name``.
+arguments_of: Callable[[Any], Any] = attrgetter("_schema.arguments")
+# Conditions on sizes that an exported program checks when it is called; a list to change.
+guards_of: Callable[[Any], list[str]] = attrgetter("_guards_code")
+
+
+def call_uncompiled(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module with its hooks, but without what ``torch.compile`` has put in its place."""
+    return module._call_impl(*args, **kwargs)
+
+
+def sparse_parts(tensor: Tensor) -> list[Tensor]:
+    """Return indices and values of a sparse tensor as they are stored.
+
+    The public methods refuse a tensor that is not coalesced, as a file may hold.
+    """
+    return [tensor._indices(), tensor._values()]
+
+
+def note_optimizer_call(optimizer: Optimizer) -> None:
+    """Mark an optimizer as called, although it was not: its step was skipped, or restored.
+
+    Else the schedulers of torch warn that they were called first.
+    """
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers set it

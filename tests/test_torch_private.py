@@ -1,0 +1,78 @@
+"""Private names of torch are fenced into one file, and this says for which versions they are known
+to work. That no other file reads private names is tested in test_architecture.py.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fluxutils_py import torch_private
+
+KNOWN_TO_WORK = ("2.10", "2.11", "2.12", "2.13")
+
+
+def test_this_version_is_one_of_those_that_are_known_to_work():
+    version = torch.__version__
+    assert version.rpartition(".")[0] in KNOWN_TO_WORK, (
+        f"torch {version} is new: check that everything in torch_private.py is still there, then "
+        "add it here"
+    )
+
+
+def test_versions_count_changes_in_place():
+    t = torch.zeros(3)
+    before = torch_private.version_of(t)
+    t += 1
+    assert torch_private.version_of(t) == before + 1
+
+
+def test_buffers_are_the_ones_that_the_module_uses():
+    norm = nn.BatchNorm1d(2)
+    other = copy.deepcopy(norm)
+    torch_private.buffers_of(other).update(torch_private.buffers_of(norm))
+    assert other.running_mean is norm.running_mean
+    assert set(torch_private.buffers_of(norm)) == {name for name, _ in norm.named_buffers()}
+
+
+@pytest.mark.parametrize("add", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_are_those_that_were_registered(add):
+    layer = nn.Linear(1, 1)
+    assert not any(torch_private.call_hooks_of(layer))
+    getattr(layer, add)(lambda *_: None)
+    assert any(torch_private.call_hooks_of(layer))
+
+
+def test_arguments_of_an_operation_have_names():
+    names = [a.name for a in torch_private.arguments_of(torch.ops.aten.rand.generator)]
+    assert names[:2] == ["size", "generator"]
+
+
+def test_guards_of_an_exported_program_are_a_list_to_change():
+    program = torch.export.export(nn.Linear(2, 1), (torch.zeros(3, 2),))
+    assert isinstance(torch_private.guards_of(program), list)
+
+
+def test_an_uncompiled_call_has_the_hooks_of_the_module():
+    layer = nn.Linear(2, 1)
+    layer._compiled_call_impl = None  # where torch.compile puts its own
+    layer.register_forward_hook(lambda module, args, out: out + 1)
+    x = torch.ones(3, 2)
+    assert torch.equal(torch_private.call_uncompiled(layer, x), layer.forward(x) + 1)
+
+
+def test_parts_of_a_sparse_tensor_are_as_stored():
+    indices = torch.tensor([[0, 0]])
+    values = torch.tensor([1.0, 2.0])
+    tensor = torch.sparse_coo_tensor(indices, values, (2,), check_invariants=True)
+    stored = torch_private.sparse_parts(tensor)
+    assert torch.equal(stored[0], indices)
+    assert torch.equal(stored[1], values)  # not added up, as coalesce() would
+
+
+def test_a_scheduler_does_not_warn_of_an_optimizer_that_counts_as_called():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    torch_private.note_optimizer_call(optimizer)
+    scheduler.step()  # warnings are errors
