@@ -292,7 +292,7 @@ class CausalKernels(Recur):
     length : int or None
         Number of steps that a typical series has, which the largest kernels span. None: the median
         length of the series in :meth:`fit_biases`; kernels have no gaps before.
-    n_features : int
+    size : int
         About as many outputs: two for each bias, and the same number of biases for each of 84
         kernels.
 
@@ -335,7 +335,7 @@ class CausalKernels(Recur):
     Examples
     --------
     >>> x = torch.randn(3, 20, 50)  # (F, N, T)
-    >>> layer = CausalKernels(3, length=50, n_features=500).fit_biases(x)
+    >>> layer = CausalKernels(3, length=50, size=500).fit_biases(x)
     >>> windows = x.permute(2, 1, 0)  # (T, N, F)
     >>> layer(windows).shape
     torch.Size([50, 20, 336])
@@ -343,13 +343,13 @@ class CausalKernels(Recur):
 
     module: _Kernels
     n_in: int
-    n_features: int
+    size: int
 
-    def __init__(self, n_in: int, length: int | None = None, n_features: int = 10_000) -> None:
+    def __init__(self, n_in: int, length: int | None = None, size: int = 10_000) -> None:
         super().__init__(nn.Identity())
-        set_sizes(self, n_in=n_in, n_features=n_features)
+        set_sizes(self, n_in=n_in, size=size)
         self.length = check_integer("CausalKernels: length", length, 1, optional=True)
-        per_kernel = max(1, self.n_features // (2 * len(TRIPLES)))
+        per_kernel = max(1, self.size // (2 * len(TRIPLES)))
         self.module = _Kernels(self.n_in, per_kernel)
         if self.length is not None:
             self.module.set_length(self.length)
@@ -445,7 +445,7 @@ class CausalKernels(Recur):
         return pooled(t, counts, weighted, past.dtype)[0]
 
     def extra_repr(self) -> str:
-        return f"{self.n_in}, {self.length}, n_features={self.n_features}"
+        return f"{self.n_in}, {self.length}, size={self.size}"
 
 
 def _check_lengths(lengths: Sequence[int] | None, shape: tuple[int, ...]) -> list[int]:

@@ -14,6 +14,7 @@ from fluxutils_py.nn.time_features import ExponentialMeans, Lags, RunningStatist
 FixedLayer = CausalKernels | ExponentialMeans | Lags | RunningStatistics
 
 MOST_VALUES = 1 << 21  # of features that are held at once
+N_LAGS = 24
 SPANS = (4, 16, 64)  # of the exponential means beside the kernels
 # of the variance of all features, relative to that of the kernels' features
 SHARE_OF_STATISTICS = 0.3
@@ -72,6 +73,11 @@ class ClosedFormModel(nn.Module):
         factors = [1.0] * len(sizes) if relative is None else list(relative)
         self.relative = [(factor, size) for factor, size in zip(factors, sizes, strict=True)]
 
+    @property
+    def is_of_whole_series(self) -> bool:
+        """Whether it has so many features that they are for ends of series, not for every step."""
+        return any(isinstance(layer, CausalKernels) for layer in self.layers)
+
     def features(self, x: Tensor) -> Tensor:
         """Return the features of a step (B, P) or a window (S, B, P), and move the state on."""
         x = self.scale(x)
@@ -100,11 +106,11 @@ class ClosedFormModel(nn.Module):
         return torch.cat([torch.full((size,), factor) for factor, size in self.relative])
 
 
-def kernel_model(n_in: int, n_out: int, n_features: int = 10_000) -> ClosedFormModel:
-    """Make causal kernels with about ``n_features`` features, and beside them statistics of the
+def kernel_model(n_in: int, n_out: int, size: int = 10_000) -> ClosedFormModel:
+    """Make causal kernels with about ``size`` features, and beside them statistics of the
     whole past.
     """
-    kernels = CausalKernels(n_in, None, n_features)
+    kernels = CausalKernels(n_in, None, size)
     statistics = RunningStatistics(n_in)
     means = ExponentialMeans(n_in, SPANS)
     n_others = statistics.n_out + means.n_out
@@ -112,7 +118,7 @@ def kernel_model(n_in: int, n_out: int, n_features: int = 10_000) -> ClosedFormM
     return ClosedFormModel(n_in, n_out, [kernels, statistics, means], [1.0, others, others])
 
 
-def lag_model(n_in: int, n_out: int, n_lags: int) -> ClosedFormModel:
+def lag_model(n_in: int, n_out: int, n_lags: int = N_LAGS) -> ClosedFormModel:
     """Make a linear model of the last ``n_lags`` steps."""
     return ClosedFormModel(n_in, n_out, [Lags(n_in, range(n_lags))])
 

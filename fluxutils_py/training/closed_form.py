@@ -53,6 +53,8 @@ class ClosedFormHead:
         The groups of the rows that were left out in turn; all rows in the dual form.
     left_out : Tensor of shape (m, G), float64
         What models that had not seen these rows predict for them.
+    targets, weights : Tensor of shapes (m, G) and (m,), float64
+        Of these rows.
     temperature : float
         For classes: the factor of the outputs whose softmax has the smallest log loss on rows that
         were left out; 1 for numbers.
@@ -63,7 +65,15 @@ class ClosedFormHead:
     alpha: float
     groups: Tensor
     left_out: Tensor
+    targets: Tensor
+    weights: Tensor
     temperature: float
+
+    @property
+    def squared_error(self) -> float:
+        """Mean squared error of the rows that were left out."""
+        errors = (self.targets - self.left_out).square().mean(1)
+        return float(self.weights @ errors / self.weights.sum())
 
 
 def fit_closed_form(
@@ -72,6 +82,7 @@ def fit_closed_form(
     *,
     is_classifier: bool = False,
     relative: Tensor | None = None,
+    floor: float = 0.0,
     ranks: RankGroup | None = None,
 ) -> ClosedFormHead:
     """Fit a linear head on features that are read once, block by block.
@@ -87,6 +98,9 @@ def fit_closed_form(
         prediction.
     relative : Tensor of shape (P,), optional
         Factors of the standardised features: a larger one lets a feature do more.
+    floor : float
+        Added, squared, to the variance of each feature: what varies less than this is rounding, and
+        is not to be blown up.
     ranks : RankGroup, optional
         Each has some of the blocks; all get the same head.
 
@@ -118,7 +132,7 @@ def fit_closed_form(
         _check_finite(block, n_read)
         kept.add(block)
         n_read += len(block.weights)
-    problem = kept.problem(relative, ranks or RankGroup())
+    problem = kept.problem(Scaling(relative, floor), ranks or RankGroup())
     best: _Candidate | None = None
     for alpha in problem.alphas():
         errors = _errors_left_out(problem, float(alpha))
@@ -130,7 +144,16 @@ def fit_closed_form(
     temperature = 1.0
     if is_classifier:
         temperature = best_temperature(best.left_out, problem.targets, problem.weights)
-    return ClosedFormHead(weight, bias, best.alpha, problem.groups, best.left_out, temperature)
+    return ClosedFormHead(
+        weight=weight,
+        bias=bias,
+        alpha=best.alpha,
+        groups=problem.groups,
+        left_out=best.left_out,
+        targets=problem.targets,
+        weights=problem.weights,
+        temperature=temperature,
+    )
 
 
 def _check_finite(block: Rows, first_row: int) -> None:
@@ -150,6 +173,13 @@ def _joined(blocks: list[Rows], ranks: RankGroup) -> Rows:
     return Rows(*(torch.cat(parts) for parts in zip(*every, strict=True)))
 
 
+class Scaling(NamedTuple):
+    """How to standardise features; see :func:`fit_closed_form`."""
+
+    relative: Tensor | None = None
+    floor: float = 0.0
+
+
 class _Scale(NamedTuple):
     """How features are standardised: ``(x - mean) * factor``."""
 
@@ -157,12 +187,14 @@ class _Scale(NamedTuple):
     factor: Tensor
 
     @classmethod
-    def of(cls, mean: Tensor, variance: Tensor, relative: Tensor | None) -> _Scale:
+    def of(cls, mean: Tensor, variance: Tensor, scaling: Scaling) -> _Scale:
         # rounding leaves a little variance in a constant: it must not be blown up
-        is_constant = variance <= 1e-12 * mean.square()
-        factor = variance.rsqrt().masked_fill(is_constant | (variance == 0), 0)
+        is_constant = (variance <= 1e-12 * mean.square()) | (variance == 0)
+        factor = (variance + scaling.floor**2).rsqrt().masked_fill(is_constant, 0)
         factor = factor / math.sqrt(len(mean))
-        return cls(mean, factor if relative is None else factor * relative.to(factor))
+        if scaling.relative is not None:
+            factor = factor * scaling.relative.to(factor)
+        return cls(mean, factor)
 
 
 class _Problem:
@@ -207,16 +239,16 @@ class _Kernel:
     def add(self, block: Rows) -> None:
         self.blocks.append(block)
 
-    def problem(self, relative: Tensor | None, ranks: RankGroup) -> _DualProblem:
+    def problem(self, scaling: Scaling, ranks: RankGroup) -> _DualProblem:
         rows = _joined(self.blocks, ranks)
         self.blocks.clear()  # the largest arrays: not twice
-        return _DualProblem(rows, relative)
+        return _DualProblem(rows, scaling)
 
 
 class _DualProblem(_Problem):
     """As many unknowns as rows."""
 
-    def __init__(self, rows: Rows, relative: Tensor | None) -> None:
+    def __init__(self, rows: Rows, scaling: Scaling) -> None:
         self.groups = rows.groups
         self.targets = rows.targets.double()
         self.weights = rows.weights.double()
@@ -224,7 +256,7 @@ class _DualProblem(_Problem):
         x = rows.features.double()
         mean = share @ x
         x -= mean
-        self.scale = _Scale.of(mean, share @ x.square(), relative)
+        self.scale = _Scale.of(mean, share @ x.square(), scaling)
         x *= self.scale.factor
         self.x = x
         self.root = self.weights.sqrt()
@@ -299,7 +331,7 @@ class _Sums:
         self.total += total
         self.mean += shift * (total / self.total)
 
-    def problem(self, relative: Tensor | None, ranks: RankGroup) -> _PrimalProblem:
+    def problem(self, scaling: Scaling, ranks: RankGroup) -> _PrimalProblem:
         own = (self.total, self.mean, self.products) if self.total else None
         parts = [part for part in ranks.allgather(own) if part is not None]
         if not ranks.is_single:
@@ -308,13 +340,13 @@ class _Sums:
                 self._merge(*part)
         if self.total == 0:
             raise DataError("a closed-form head needs at least 2 rows with a weight, got 0")
-        return _PrimalProblem(self, _joined(self.kept, ranks), relative)
+        return _PrimalProblem(self, _joined(self.kept, ranks), scaling)
 
 
 class _PrimalProblem(_Problem):
     """As many unknowns as features."""
 
-    def __init__(self, sums: _Sums, rows: Rows, relative: Tensor | None) -> None:
+    def __init__(self, sums: _Sums, rows: Rows, scaling: Scaling) -> None:
         n = rows.features.shape[1]
         self.groups = rows.groups
         self.targets = rows.targets.double()
@@ -322,7 +354,7 @@ class _PrimalProblem(_Problem):
         self.total = sums.total
         self.mean_target = sums.mean[n:]
         variance = sums.products.diagonal()[:n] / sums.total
-        self.scale = _Scale.of(sums.mean[:n], variance, relative)
+        self.scale = _Scale.of(sums.mean[:n], variance, scaling)
         factor = self.scale.factor
         self.mean_of_squares = float((variance * factor.square()).sum())
         squares = sums.products[:n, :n] * factor[:, None] * factor

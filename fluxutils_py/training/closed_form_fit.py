@@ -17,6 +17,8 @@ from fluxutils_py.training.closed_form import ClosedFormHead, Rows, fit_closed_f
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.tensor_batches import TensorBatches
 
+# of the deviation of features, whose inputs have a deviation of 1
+FLOOR = 1e-3
 MOST_BLOCKS = 1 << 32  # of a series
 BLOCK_STEPS = 100  # of one series, which are left out together: neighbours resemble one another
 
@@ -59,6 +61,7 @@ def fit_fixed_model(
         n_rows,
         is_classifier=n_classes is not None,
         relative=model.relative_factors(),
+        floor=FLOOR,
         ranks=ranks,
     )
     with torch.no_grad():

@@ -23,9 +23,9 @@ def threads():
     torch.set_num_threads(before)
 
 
-def made(dtype=torch.float64, n_in=F, length=T, n_features=500):
+def made(dtype=torch.float64, n_in=F, length=T, size=500):
     torch.manual_seed(2)
-    layer = CausalKernels(n_in, length, n_features).to(dtype)
+    layer = CausalKernels(n_in, length, size).to(dtype)
     x = torch.randn(n_in, N, T, dtype=dtype)
     return layer.fit_biases(x), x
 
@@ -54,11 +54,9 @@ def by_hand(layer, x):
     return np.concatenate([hits.cumsum(1) / t, 2 * (hits * t).cumsum(1) / t**2]).T
 
 
-@pytest.mark.parametrize(
-    ("n_in", "length", "n_features"), [(3, 47, 500), (1, 47, 1700), (12, 5, 1)]
-)
-def test_outputs_are_those_of_a_loop_over_taps(n_in, length, n_features):
-    layer, x = made(n_in=n_in, length=length, n_features=n_features)
+@pytest.mark.parametrize(("n_in", "length", "size"), [(3, 47, 500), (1, 47, 1700), (12, 5, 1)])
+def test_outputs_are_those_of_a_loop_over_taps(n_in, length, size):
+    layer, x = made(n_in=n_in, length=length, size=size)
     y = layer(x.permute(2, 1, 0))
     assert y.shape == (T, N, layer.n_out)
     for b in range(N):
@@ -97,15 +95,13 @@ def test_advancing_gives_the_outputs_of_the_last_step():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    ("n_in", "length", "n_features"), [(1, 2200, 900), (2, 9, 168), (7, 60, 3000)]
-)
+@pytest.mark.parametrize(("n_in", "length", "size"), [(1, 2200, 900), (2, 9, 168), (7, 60, 3000)])
 @pytest.mark.parametrize("cuts", [[1], [2, 17], [5, 16, 33, 1024], [2100]])
-def test_the_native_kernel_gives_the_bits_of_torch(n_in, length, n_features, cuts, dtype):
+def test_the_native_kernel_gives_the_bits_of_torch(n_in, length, size, cuts, dtype):
     if kernels.library() is None:
         pytest.skip("there are no native kernels")
     torch.manual_seed(4)
-    layer = CausalKernels(n_in, length, n_features).to(dtype)
+    layer = CausalKernels(n_in, length, size).to(dtype)
     x = torch.randn(sum(cuts), 3, n_in, dtype=dtype)
     layer.fit_biases(x.permute(2, 1, 0))
     runs = []
@@ -238,7 +234,7 @@ def test_biases_are_part_of_the_state_dict_and_of_copies():
 def test_the_length_is_that_of_the_training_series_unless_given():
     torch.manual_seed(0)
     x = torch.randn(F, 3, 90, dtype=torch.float64)
-    layer = CausalKernels(F, n_features=500).double()
+    layer = CausalKernels(F, size=500).double()
     assert layer.module.plan == [(1, 2)]
     layer.fit_biases(x, lengths=[90, 12, 41])
     assert layer.module.plan == plan_dilations(41, 2)
@@ -247,7 +243,7 @@ def test_the_length_is_that_of_the_training_series_unless_given():
     given = CausalKernels(F, 41, 500).double().fit_biases(x, lengths=[90, 12, 41])
     xs = x.permute(2, 1, 0)
     assert torch.equal(layer(xs), given(xs))
-    fresh = CausalKernels(F, n_features=500).double()
+    fresh = CausalKernels(F, size=500).double()
     fresh.load_state_dict(layer.state_dict())
     reset(given)
     assert torch.equal(fresh(xs), given(xs))

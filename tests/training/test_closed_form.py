@@ -152,6 +152,16 @@ def test_relative_factors_scale_features(form):
     np.testing.assert_allclose(fitted, expected, rtol=0, atol=1e-6)
 
 
+def test_a_floor_keeps_rounding_small(form):
+    x, y, w = data()
+    noise = 1e-9 * np.random.default_rng(8).normal(size=N)
+    with_noise = np.column_stack([x, noise])
+    head = fit_closed_form(in_blocks(with_noise, y, w), N, floor=1e-3)
+    assert (head.weight[:, P].abs() * 1e-9 < 1e-5).all()
+    blown_up = fit_closed_form(in_blocks(with_noise, y, w), N)
+    assert (blown_up.weight[:, P].abs() * 1e-9 > 1e-3).any()
+
+
 def test_the_temperature_has_the_smallest_log_loss():
     rng = np.random.default_rng(5)
     outputs = torch.from_numpy(rng.normal(size=(200, 3)))
