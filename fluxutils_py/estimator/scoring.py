@@ -41,7 +41,10 @@ def run_score(
         # with shards, each rank predicts all of its own series
         together = None if request.sharded else ranks
         spec = read_spec(settings.spec)
-        predictions = BlockPredictor(est.model_, inputs, spec, comm=together)
+        # of one target per series, other steps than the last have no score
+        predictions = BlockPredictor(
+            est.model_, inputs, spec, comm=together, ends_only=parts.codec.per_series
+        )
         schema_of_targets = target_schema(
             settings,
             schema.estimator,

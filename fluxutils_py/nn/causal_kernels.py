@@ -9,6 +9,7 @@ from itertools import combinations
 from struct import Struct
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -464,18 +465,18 @@ def quantiles(outputs: Tensor, biases_per_kernel: Sequence[int]) -> Tensor:
     """Return biases: quantiles of the outputs (steps, dilations * 84), at places that fill 0 to 1
     evenly however many are used.
     """
-    ordered = outputs.to(torch.float64).sort(0).values
-    last = len(ordered) - 1
+    # by NumPy, whose sort of floats is several times faster
+    ordered = torch.from_numpy(np.sort(outputs.T.contiguous().cpu().numpy(), axis=1)).double()
+    last = len(outputs) - 1
     parts = []
     number = 0
     for i, n in enumerate(biases_per_kernel):
-        of_dilation = ordered[:, i * len(TRIPLES) : (i + 1) * len(TRIPLES)]
+        of_dilation = ordered[i * len(TRIPLES) : (i + 1) * len(TRIPLES)]
         places = torch.arange(number + 1, number + 1 + n * len(TRIPLES), dtype=torch.float64)
         number += n * len(TRIPLES)
-        at = (places * GOLDEN % 1).view(len(TRIPLES), n).T * last  # (n, kernels)
+        at = (places * GOLDEN % 1).view(len(TRIPLES), n) * last
         below = at.floor().long()
-        share = at - below
-        low = of_dilation.gather(0, below)
-        high = of_dilation.gather(0, (below + 1).clamp(max=last))
-        parts.append((low + (high - low) * share).T.flatten())
+        low = of_dilation.gather(1, below)
+        high = of_dilation.gather(1, (below + 1).clamp(max=last))
+        parts.append((low + (high - low) * (at - below)).flatten())
     return torch.cat(parts).to(outputs.dtype)
