@@ -144,7 +144,7 @@ def fit_closed_form(
     temperature = 1.0
     if is_classifier:
         temperature = best_temperature(best.left_out, problem.targets, problem.weights)
-    return ClosedFormHead(
+    head = ClosedFormHead(
         weight=weight,
         bias=bias,
         alpha=best.alpha,
@@ -154,6 +154,11 @@ def fit_closed_form(
         weights=problem.weights,
         temperature=temperature,
     )
+    if ranks is None or ranks.is_single:
+        return head
+    # linear algebra rounds by where arrays lie in memory
+    of_rank_0: ClosedFormHead = ranks.allgather(head)[0]
+    return of_rank_0
 
 
 def _check_finite(block: Rows, first_row: int) -> None:
