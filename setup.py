@@ -30,6 +30,8 @@ FLAGS = [
     "-ffp-contract=off",
     "-fno-exceptions",
     "-fno-rtti",
+    "-fno-unwind-tables",
+    "-fno-asynchronous-unwind-tables",
 ]
 # A step has no bits to share with other lanes: sums and products may be fused, and loops that no
 # trap can stop become vectors. -O2 with vectors is as fast here as -O3, and half as large.

@@ -97,3 +97,10 @@ EXPORT int32_t fluxutils_linear_backward(const fluxutils_linear_call *call) {
     const fk_unit *unit = unit_for(call->isa);
     return unit ? unit->linear_backward(call) : FK_NO_SUCH_INSTRUCTIONS;
 }
+
+EXPORT int32_t fluxutils_causal_kernels(const fluxutils_causal_call *call) {
+    if (!call || call->version != FLUXUTILS_KERNELS_VERSION || call->S <= 0 || call->B <= 0 || call->F <= 0)
+        return FK_BAD_ARGUMENT;
+    const fk_unit *unit = unit_for(call->isa);
+    return unit ? unit->causal_kernels(call) : FK_NO_SUCH_INSTRUCTIONS;
+}

@@ -56,6 +56,22 @@ typedef struct {
     void *da, *db, *dh0;     // gradients to compute; da, which has the shape of a, and dh0 may be null
 } fluxutils_linear_call;
 
+// Kernels of nn/causal_kernels.py over windows (S, B, F).
+typedef struct {
+    int64_t version, type, isa, threads;
+    int64_t S, B, F, n_past, n_dilations, n_biases;
+    const int64_t *plan;              // (n_dilations, 2): the dilation, and the biases of each of its 84 kernels
+    const uint8_t *channels;          // (84 n_dilations, F): 1 where a kernel adds up a feature
+    const void *biases;               // (n_biases)
+    const void *x, *past;             // (S, B, F), (n_past, B, F)
+    const double *t, *counts, *weighted;        // (B), (B, n_biases) twice
+    void *y;                          // (S, B, 2 n_biases), or null
+    void *new_past;
+    double *new_counts, *new_weighted;
+} fluxutils_causal_call;
+
+int32_t fluxutils_causal_kernels(const fluxutils_causal_call *);
+
 int32_t fluxutils_linear_forward(const fluxutils_linear_call *);
 int32_t fluxutils_linear_backward(const fluxutils_linear_call *);
 

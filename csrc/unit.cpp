@@ -1,5 +1,6 @@
 // All kernels, for the instruction set that the compiler is told. Compiled once for each, with FLUXUTILS_UNIT a name
 // of its own: what lies in its namespace is never shared with another unit.
+#include "causal.h"
 #include "cell_numbers.h"
 #include "linear.h"
 #include "units.h"
@@ -30,6 +31,7 @@ const fk_unit unit = {
     [](const void *call) { return with_window(call, [](auto window) { return window.backward(); }); },
     [](const void *call) { return linear_forward(*static_cast<const fluxutils_linear_call *>(call)); },
     [](const void *call) { return linear_backward(*static_cast<const fluxutils_linear_call *>(call)); },
+    [](const void *call) { return causal_kernels(*static_cast<const fluxutils_causal_call *>(call)); },
 };
 
 }  // namespace FLUXUTILS_UNIT

@@ -26,6 +26,7 @@ MAX_NAMES = {
     "": 40,
     ".gomlx": 40,
     ".bobbin": 55,
+    ".nn": 30,  # layers are what users choose from
 }
 MAX_NAMES_OF_A_PACKAGE = 25
 

@@ -42,6 +42,7 @@ from fluxutils_py.estimator.same_fit import course_of_fit, require_same_fit, req
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.inputs.inputs import feature_counts
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
+from fluxutils_py.nn.closed_form_model import ClosedFormModel
 from fluxutils_py.nn.compiling import compile_arguments, compiled
 from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.nn.model_windows import cached_window_mode, takes_windows
@@ -52,6 +53,7 @@ from fluxutils_py.parallel.launcher import local_rank
 from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook
 from fluxutils_py.training import EarlyStopping, Loop
+from fluxutils_py.training.closed_form_step import ClosedFormStep
 from fluxutils_py.training.early_stopping import Schedule, Validation
 from fluxutils_py.training.make_optimizer import make_scheduler
 from fluxutils_py.training.tensor_batches import TensorBatches
@@ -91,6 +93,11 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
             pool=SeriesPool(ranks if request.sharded else RankGroup()),
         )
         training = assemble(data, ranks, randomness.rng, size, earlier)
+        if isinstance(training.step, ClosedFormStep) and not request.is_fit:
+            raise SpecError(
+                f"partial_fit: a {type(est).__name__} with cell={getattr(est, 'cell', None)!r} is "
+                "fitted in closed form, on all data at once; call fit, or choose another cell"
+            )
         # now, when a model exists that tells what it sees, and before any time is spent
         _warn_about(training, est, request)
         require_same_fit(training)
@@ -129,10 +136,12 @@ def _warn_about(training: Training, est: SeriesEstimator, request: FitRequest) -
     if training.loop.ranks.rank > 0:
         return
     if not training.resume:  # the first fit has said it
-        warn_unscaled(data.windows, model, request.y, getattr(est, "scale_target", None))
+        scales_inputs = isinstance(model, ClosedFormModel)
+        if not scales_inputs:
+            warn_unscaled(data.windows, model, request.y, getattr(est, "scale_target", None))
     if request.validation_data is not None:
         warn_unlike_training(data.windows, data.validation)
-    if request.is_fit and not request.resume:
+    if request.is_fit and not request.resume and not isinstance(model, ClosedFormModel):
         warn_few_updates(data.windows, data.spec.epochs, data.spec.accumulate)
 
 
@@ -200,16 +209,7 @@ def assemble(
     scheduler = None if earlier is None else earlier.fitted_parts_.scheduler
     if scheduler is None:
         scheduler = _new_scheduler(spec, optimizer)
-    step = WindowStep(
-        model,
-        data.loss,
-        optimizer,
-        clip=None if spec.clip is None else float(spec.clip),
-        accumulate=spec.accumulate,
-        precision=spec.precision,
-        threads=threads,
-        comm=ranks,
-    )
+    step = _new_step(data, model, optimizer, ranks, threads)
     resume = earlier is not None
     loop = _loop_after(earlier, step, ranks)
     training = Training(
@@ -219,6 +219,42 @@ def assemble(
     if progress is not None and ranks.rank == 0:
         _attach_progress(training, progress)
     return training
+
+
+def _new_step(
+    data: FitData,
+    model: nn.Module,
+    optimizer: Optimizer,
+    ranks: RankGroup,
+    threads: Threads,
+) -> WindowStep:
+    codec = data.codec
+    if isinstance(model, ClosedFormModel):
+        if model.is_of_whole_series and not codec.per_series:
+            raise SpecError(
+                "cell='kernels' describes whole series, but y has a target at each step; use "
+                "another cell, such as 'lstm' or 'linear'"
+            )
+        n_classes = None if codec.classes is None else len(codec.classes)
+        return ClosedFormStep(
+            model,
+            data.loss,
+            optimizer,
+            comm=ranks,
+            n_classes=n_classes,
+            per_series=codec.per_series,
+        )
+    spec = data.spec
+    return WindowStep(
+        model,
+        data.loss,
+        optimizer,
+        clip=None if spec.clip is None else float(spec.clip),
+        accumulate=spec.accumulate,
+        precision=spec.precision,
+        threads=threads,
+        comm=ranks,
+    )
 
 
 def _loop_after(earlier: SeriesEstimator | None, step: WindowStep, ranks: RankGroup) -> Loop:
@@ -434,6 +470,9 @@ def _train(training: Training, callbacks: list[Any], attributes: FittedAttribute
                     "model after all of them; give the Checkpointer another folder to train a "
                     "shorter time"
                 )
+        if isinstance(model, ClosedFormModel):
+            loop.run_epochs([training.batches], 1)
+            return
         with compiled(model, compile_arguments(settings.compile)):
             loop.run_epochs(training.batches, epochs)
 

@@ -67,8 +67,11 @@ def run_predict(
         inputs = read_inputs(x, schema, starts=starts, lengths=lengths)
         spec = read_spec(settings.spec)
         decode = parts.codec.decoders()[method]
-        blocks = BlockPredictor(est.model_, inputs, spec, ranks, state, decode, return_state)
-        if parts.codec.per_series and inputs.form != "timesteps":
+        is_last = parts.codec.per_series and inputs.form != "timesteps"
+        blocks = BlockPredictor(
+            est.model_, inputs, spec, ranks, state, decode, return_state, ends_only=is_last
+        )
+        if is_last:
             result = _predict_last_steps(blocks, out)
         else:
             result = _predict_steps(blocks, out)
@@ -116,6 +119,8 @@ class BlockPredictor:
         Function that is applied to each block of outputs (S, B, G).
     keep_state : bool
         Whether :meth:`state` will be called.
+    ends_only : bool
+        Whether only :meth:`last_steps` will be called.
 
     Raises
     ------
@@ -132,8 +137,10 @@ class BlockPredictor:
         state: list[Tensor] | None = None,
         transform: Transform | None = None,
         keep_state: bool = False,
+        ends_only: bool = False,
     ) -> None:
         self.model = model
+        self.ends_only = ends_only
         self.inputs = inputs
         self.spec = spec
         self.transform = transform
@@ -197,7 +204,13 @@ class BlockPredictor:
         windows.check()
         part = array_split_slice(n_series, self.ranks.size, self.ranks.rank)
         predictor = Predictor(
-            self.model, windows, state, part, self.keep_state, self.spec.precision
+            self.model,
+            windows,
+            state,
+            part,
+            self.keep_state,
+            self.spec.precision,
+            self.ends_only,
         )
         return _RunPredictor(predictor, n_context)
 

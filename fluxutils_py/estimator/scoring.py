@@ -41,7 +41,9 @@ def run_score(
         spec = read_spec(settings.spec)
         # with shards, each rank predicts all of its own series
         together = RankGroup() if request.sharded else ranks
-        predictions = BlockPredictor(est.model_, inputs, spec, together)
+        # of one target per series, other steps than the last have no score
+        ends_only = parts.codec.per_series
+        predictions = BlockPredictor(est.model_, inputs, spec, together, ends_only=ends_only)
         schema_of_targets = target_schema(
             settings,
             schema.estimator,

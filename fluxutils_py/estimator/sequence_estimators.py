@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import numbers
 from collections.abc import Callable
@@ -41,6 +42,7 @@ from fluxutils_py.nn import (
     SequenceStack,
     SlidingWindowAttention,
 )
+from fluxutils_py.nn.closed_form_model import kernel_model, lag_model
 from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.validation import check_integer, check_positive
 
@@ -188,6 +190,9 @@ CELLS: dict[str, Callable[..., nn.Module]] = {
     "tcn": tcn,
     "attention": partial(SequenceStack, attention),
 }
+# Models of fixed features, fitted in closed form.
+FIXED: dict[str, Callable[..., nn.Module]] = {"kernels": kernel_model, "linear": lag_model}
+FIXED_SEQSIZE = 256  # steps to read at once, which changes nothing
 # Classes with a signature other than cell(n_in, n_out, num_layers, dropout).
 CLASSES = {
     MinGRU: "mingru",
@@ -201,7 +206,7 @@ CLASSES = {
 def documented(cls: type[Class]) -> type[Class]:
     """Insert the shared parameters and the names of the cells into the docstring of a class."""
     shared = str(_SequenceEstimator.__doc__).partition("----------\n")[2].strip()
-    cells = ", ".join(f'"{name}"' for name in CELLS)
+    cells = ", ".join(f'"{name}"' for name in (*CELLS, *FIXED))
     cls.__doc__ = str(cls.__doc__).replace("{parameters}", shared).replace("{cells}", cells)
     return cls
 
@@ -233,7 +238,10 @@ class _SequenceEstimator(Estimator):
     num_layers : int
         Number of recurrent layers.
     cell : {cells}, or a class
-        The recurrent layer. "mingru", "minlstm", "lru" and "attention" are blocks of a
+        The recurrent layer. "kernels" (for one target per series: :class:`CausalKernels`) and
+        "linear" (the last 24 steps) are fixed features of standardised inputs with a linear head,
+        fitted in closed form in one pass: of the other parameters, only those of the data apply.
+        "mingru", "minlstm", "lru" and "attention" are blocks of a
         :class:`SequenceStack`; a "tcn" has ``num_layers + 5`` levels. A class is called as
         ``cell(n_in, n_out, num_layers, dropout)``.
     dropout : float
@@ -292,6 +300,8 @@ class _SequenceEstimator(Estimator):
     verbose: Any = "auto"
 
     def resolved_params(self) -> Settings:
+        if isinstance(self.cell, str) and self.cell in FIXED:
+            return self._fixed_params(FIXED[self.cell])
         cell = self._layer()
         self._check_network()
         is_classifier = isinstance(self, EstimatorClassifier)
@@ -311,15 +321,34 @@ class _SequenceEstimator(Estimator):
             is_classifier=is_classifier,
         )
 
+    def _fixed_params(self, model: Callable[..., nn.Module]) -> Settings:
+        """Return the settings of a model that is fitted in closed form."""
+        self._check_network()
+        is_classifier = isinstance(self, EstimatorClassifier)
+        spec = dataclasses.replace(
+            self._spec(),
+            seqsize=min(self.seqsize or FIXED_SEQSIZE, FIXED_SEQSIZE),
+            overlap=0,
+            rebatch=False,
+            shuffle=False,
+        )
+        return Settings.from_estimator(
+            self,
+            spec=spec,
+            model=model,
+            loss=F.cross_entropy if is_classifier else None,
+            opt=partial(adamw, lr=self.lr, weight_decay=self.weight_decay),
+            is_classifier=is_classifier,
+        )
+
     def _layer(self) -> Callable[..., nn.Module]:
         """Return the function or class that ``cell`` names."""
         # only classes are looked up: another object may have no hash
         name = CLASSES.get(self.cell, self.cell) if isinstance(self.cell, type) else self.cell
         cell = CELLS.get(name) if isinstance(name, str) else name
         if not callable(cell):
-            raise ValueError(
-                f"cell must be one of {', '.join(map(repr, CELLS))}, or a class, got {self.cell!r}"
-            )
+            names = ", ".join(map(repr, (*CELLS, *FIXED)))
+            raise ValueError(f"cell must be one of {names}, or a class, got {self.cell!r}")
         return cell
 
     def _check_network(self) -> None:

@@ -62,7 +62,14 @@ class Library:
         self.backward = lib.fluxutils_backward
         self.linear_forward = lib.fluxutils_linear_forward
         self.linear_backward = lib.fluxutils_linear_backward
-        for function in (self.forward, self.backward, self.linear_forward, self.linear_backward):
+        self.causal_kernels = lib.fluxutils_causal_kernels
+        for function in (
+            self.forward,
+            self.backward,
+            self.linear_forward,
+            self.linear_backward,
+            self.causal_kernels,
+        ):
             function.argtypes = [ctypes.c_char_p]
             function.restype = ctypes.c_int32
         # a step takes a structure that stays where it is, by its address

@@ -92,6 +92,19 @@ class InferenceSession:
             return tuple(o[-n_steps:] for o in self._outputs(xs))
         return self._run_by_age(xs, self._ages, n_steps)
 
+    def advance(self, xs: tuple[Tensor, ...]) -> None:
+        """Move the state on by a window whose outputs nobody needs.
+
+        A model with a method ``advance(x)`` does that without computing them.
+        """
+        if xs[0].shape[0] == 0:
+            return
+        advance = getattr(self.model, "advance", None)
+        if advance is None or self.needs_context:
+            self.run(xs)
+        else:
+            advance(*xs)
+
     def _run_by_age(self, xs: tuple[Tensor, ...], ages: Tensor, n_steps: int) -> tuple[Tensor, ...]:
         """Return the outputs of the last steps, of each series with the inputs that it has."""
         outs: list[Tensor] = []

@@ -53,6 +53,9 @@ class Predictor:
         Whether to keep the final states for :meth:`state`.
     precision : {"float32", "bfloat16", "float16"}
         See :class:`InferenceSession`.
+    ends_only : bool
+        Whether only the outputs at the last step of each series are needed. A model that can move
+        on without outputs, by a method ``advance``, then computes no others.
     """
 
     def __init__(
@@ -63,8 +66,10 @@ class Predictor:
         part: slice | None = None,
         keep_state: bool = False,
         precision: str = "float32",
+        ends_only: bool = False,
     ) -> None:
         self.windows = windows
+        self.skips_steps = ends_only and hasattr(model, "advance")
         self.keep_state = keep_state
         self.n_series = windows.x[0].N
         self.n_steps = windows.x[0].T
@@ -115,7 +120,7 @@ class Predictor:
         self._used = True
         rows = self.windows.segments[series]
         ends: list[int] = []  # steps after which series end, where windows have to end too
-        if self.keep_state:
+        if self.keep_state or self.skips_steps:
             equal = rows.min_length == rows.max_length
             ends = [rows.max_length] if equal else np.unique(rows.length).tolist()
         kept: list[Tensor] = []
@@ -127,13 +132,20 @@ class Predictor:
             if following > stop:
                 self.windows.prefetch(rows, stop, following)
             inputs = tuple(self._to_tensor(v) for v in window.x)
+            n_skipped = 0
+            if self.skips_steps:  # all but the step at which a series ends, if one does
+                n_skipped = stop - start - (stop in ends)
+            outs: tuple[Tensor, ...] = ()
             with torch.no_grad():
-                outs = self.session.run(inputs)
-            if stop in ends:
+                self.session.advance(tuple(x[:n_skipped] for x in inputs))
+                if n_skipped < stop - start:
+                    outs = self.session.run(tuple(x[n_skipped:] for x in inputs))
+            if self.keep_state and stop in ends:
                 kept = self._merge_states(kept, rows.length < stop)
-            gap = window.missing_steps
-            y = tuple(self._to_array(out, gap) for out in outs)
-            yield Prediction(y, series, slice(start, stop))
+            if outs:
+                gap = None if window.missing_steps is None else window.missing_steps[n_skipped:]
+                y = tuple(self._to_array(out, gap) for out in outs)
+                yield Prediction(y, series, slice(start + n_skipped, stop))
             start = stop
             stop = following
         self._states.append(kept)

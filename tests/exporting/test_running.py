@@ -13,7 +13,7 @@ from fluxutils_py.exporting.export_files import ExportedModel
 
 KINDS = [
     *("torch", "torch_cells", "own_cells", "own_cells_in_recur", "scans", "convolutions", "stacks"),
-    *("norms", "no_state", "several", "context", "classifier"),
+    *("norms", "statistics", "kernels", "no_state", "several", "context", "classifier"),
 ]
 # as programs of torch, whose scan runs in Python
 CHEAP = [

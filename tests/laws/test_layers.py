@@ -26,9 +26,13 @@ from fluxutils_py.nn import (
     LSTM,
     TCN,
     CausalConv1d,
+    CausalKernels,
+    ExponentialMeans,
     MinGRU,
     MinLSTM,
     Recur,
+    RollingStatistics,
+    RunningStatistics,
     SequenceStack,
     SlidingWindowAttention,
 )
@@ -47,6 +51,15 @@ LAYERS = {
     "SlidingWindowAttention": partial(SlidingWindowAttention, 3, 6, n_heads=2, window=7),
     "a stack of LRU": partial(SequenceStack, LRU, 3, 6),
     "a stack of LSTM": partial(SequenceStack, LSTM, 3, 6, dropout=0.1),
+    "statistics": lambda: nn.Sequential(
+        ExponentialMeans(3, [4]),
+        RollingStatistics(3, [2, 5]),
+        RunningStatistics(18),
+        nn.Linear(127, 6),
+    ),
+    "causal kernels": lambda: nn.Sequential(
+        CausalKernels(3, 20, 168).fit_biases(torch.randn(3, 9, 20)), nn.Linear(168, 6)
+    ),
     "LSTM, trained": partial(LSTM, 3, 6, num_layers=2, trainable_init=True),
     "Recur(GRU), trained": lambda: Recur(nn.GRU(3, 6), trainable_init=True),
     "FLSTM, trained": partial(FLSTM, 3, 6, trainable_init=True),

@@ -202,6 +202,16 @@ class Task:
         est = self.ready_made(SequenceClassifier, class_weight="balanced")
         return est.fit(self.listed(self.x), self.listed(y))
 
+    def fixed_kernels(self):
+        y = np.array(["a", "b", "c"])[np.arange(N) % 3]
+        return self.ready_made(SequenceClassifier, cell="kernels").fit(
+            self.x, y, lengths=self.lengths
+        )
+
+    def fixed_lags(self):
+        est = self.ready_made(cell="linear")
+        return est.fit(self.x, self.holes, self.weight, lengths=self.lengths)
+
     def threads_too(self):
         return self.est(n_jobs=2).fit(self.x, self.y)
 

@@ -1,0 +1,142 @@
+"""A model of fixed features and a linear head, which is fitted in closed form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.nn.causal_kernels import CausalKernels
+from fluxutils_py.nn.time_features import ExponentialMeans, Lags, RunningStatistics
+
+FixedLayer = CausalKernels | ExponentialMeans | Lags | RunningStatistics
+
+MOST_VALUES = 1 << 21  # of features that are held at once
+N_LAGS = 24
+SPANS = (4, 16, 64)  # of the exponential means beside the kernels
+# of the variance of all features, relative to that of the kernels' features
+SHARE_OF_STATISTICS = 0.3
+
+
+class InputScale(nn.Module):
+    """Standardise inputs with buffers ``mean`` and ``scale``, (F,), float64; NaN becomes 0."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, n_in: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(n_in, dtype=torch.float64))
+        self.register_buffer("scale", torch.ones(n_in, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        # in float64, so that a high level costs no digits
+        y = (x.double() - self.mean.double()) / self.scale.double()
+        return y.nan_to_num(nan=0.0).to(x.dtype)
+
+
+class ClosedFormModel(nn.Module):
+    """Fixed layers side by side on standardised inputs, and a linear head on their outputs.
+
+    Parameters
+    ----------
+    n_in, n_out : int
+        Features of the input, outputs of the head.
+    layers : iterable of layers without parameters
+        Each takes the standardised inputs.
+    relative : iterable of float, optional
+        For each layer, the factor of its standardised features before the penalty of the head
+        applies; 1 by default.
+
+    Notes
+    -----
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The
+    features of a window are computed in blocks of time, and never held all at once.
+    """
+
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        layers: Iterable[FixedLayer],
+        relative: Iterable[float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.scale = InputScale(n_in)
+        layers = list(layers)
+        self.layers = nn.ModuleList(layers)
+        sizes = [layer.n_out for layer in layers]
+        self.n_features = sum(sizes)
+        self.head = nn.Linear(self.n_features, n_out)
+        factors = [1.0] * len(sizes) if relative is None else list(relative)
+        self.relative = [(factor, size) for factor, size in zip(factors, sizes, strict=True)]
+
+    @property
+    def is_of_whole_series(self) -> bool:
+        """Whether it has so many features that they are for ends of series, not for every step."""
+        return any(isinstance(layer, CausalKernels) for layer in self.layers)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the features of a step (B, P) or a window (S, B, P), and move the state on."""
+        x = self.scale(x)
+        return torch.cat([layer(x) for layer in self.layers], -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor
+        if x.dim() == 2 or len(x) == 1:
+            y = self.head(self.features(x))
+            return y
+        most = max(1, MOST_VALUES // (x.shape[1] * self.n_features))
+        starts = range(0, len(x), most)
+        return torch.cat([self.head(self.features(x[i : i + most])) for i in starts])
+
+    def advance(self, x: Tensor) -> None:
+        """Move the state on by a window (S, B, F) whose outputs nobody needs."""
+        x = self.scale(x)
+        for layer in self.layers:
+            if isinstance(layer, CausalKernels):
+                layer.advance(x)
+            else:
+                layer(x)
+
+    def relative_factors(self) -> Tensor:
+        """Return the factor of each feature, (P,)."""
+        return torch.cat([torch.full((size,), factor) for factor, size in self.relative])
+
+
+def kernel_model(n_in: int, n_out: int, size: int = 10_000) -> ClosedFormModel:
+    """Make causal kernels with about ``size`` features, and beside them statistics of the
+    whole past.
+    """
+    kernels = CausalKernels(n_in, None, size)
+    statistics = RunningStatistics(n_in)
+    means = ExponentialMeans(n_in, SPANS)
+    n_others = statistics.n_out + means.n_out
+    others = math.sqrt(SHARE_OF_STATISTICS * kernels.n_out / n_others)
+    return ClosedFormModel(n_in, n_out, [kernels, statistics, means], [1.0, others, others])
+
+
+def lag_model(n_in: int, n_out: int, n_lags: int = N_LAGS) -> ClosedFormModel:
+    """Make a linear model of the last ``n_lags`` steps."""
+    return ClosedFormModel(n_in, n_out, [Lags(n_in, range(n_lags))])
+
+
+def series_features(model: ClosedFormModel, xs: Tensor, ends: Tensor) -> Tensor:
+    """Return the features (n, P) at single steps of a window (S, B, F), and move the state on.
+
+    ``ends`` are n pairs of step and series, (n, 2); what lies between the steps is not computed.
+    """
+    features = xs.new_empty(len(ends), model.n_features)
+    start = 0
+    for step in ends[:, 0].unique().tolist():
+        if step > start:
+            model.advance(xs[start:step])
+        at_step = model.features(xs[step])
+        chosen = ends[:, 0] == step
+        features[chosen] = at_step[ends[chosen, 1]]
+        start = step + 1
+    if start < len(xs):
+        model.advance(xs[start:])
+    return features

@@ -1,0 +1,77 @@
+"""A step of the training loop that fits a model of fixed features in one pass over all windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fluxutils_py.nn.closed_form_model import ClosedFormModel
+from fluxutils_py.nn.losses import Loss
+from fluxutils_py.nn.states import reset
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.training.closed_form import ClosedFormHead
+from fluxutils_py.training.closed_form_fit import fit_fixed_model
+from fluxutils_py.training.step_info import StepInfo
+from fluxutils_py.training.window_step import WindowStep
+
+
+class ClosedFormStep(WindowStep):
+    """Fit a :class:`ClosedFormModel`; a batch of this step is a whole pass, :class:`TensorBatches`.
+
+    The loss of the step is that of rows that were left out.
+
+    Parameters
+    ----------
+    model : ClosedFormModel
+    loss : callable
+        For validation.
+    optimizer : torch.optim.Optimizer
+        Not used.
+    comm : RankGroup
+    n_classes, per_series
+        See :func:`fit_fixed_model`.
+    """
+
+    model: ClosedFormModel
+
+    def __init__(
+        self,
+        model: ClosedFormModel,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        *,
+        comm: RankGroup,
+        n_classes: int | None,
+        per_series: bool,
+    ) -> None:
+        super().__init__(model, loss, optimizer, comm=comm)
+        self.n_classes = n_classes
+        self.per_series = per_series
+
+    def __call__(self, batch: Any) -> StepInfo | None:
+        if batch is None:
+            return None
+        reset(self.model)
+        head = fit_fixed_model(
+            self.model,
+            batch,
+            self.ranks,
+            n_classes=self.n_classes,
+            per_series=self.per_series,
+        )
+        self.n_updates += 1
+        loss = classes_loss(head) if self.n_classes is not None else head.squared_error
+        return StepInfo(float(loss), len(head.left_out), {"alpha": head.alpha})
+
+    def flush(self) -> None:
+        """Do nothing: no gradient waits, and all ranks have the same buffers."""
+
+
+def classes_loss(head: ClosedFormHead) -> Tensor:
+    """Return the mean cross-entropy of the rows that were left out."""
+    labels = head.targets.argmax(1)
+    each = cross_entropy(head.temperature * head.left_out, labels, reduction="none")
+    return head.weights @ each / head.weights.sum()
