@@ -54,7 +54,7 @@ template <class Cell, class T, int ONE = 1> struct Window {
     static constexpr int NH = Cell::H_ROWS[0] < 0 ? 0 : sizeof(Cell::H_ROWS) / sizeof(int);
     static constexpr int UNITS = ACCUMULATORS / 2 / ROWS;  // computed together
     static constexpr int PARTS_OF_GROUP = GROUP / W<T>;
-    static constexpr int PARTS = ONE ? MAX_PARTS : MAX_PARTS / 2;  // in bfloat16, adding them up counts for more
+    static constexpr int GROUPS_OF_PART = ONE ? 1 : 4;  // at least; adding parts up counts for more in bfloat16
 
     fluxutils_call call;
     const int64_t S, B, F, H, n_groups;
@@ -226,7 +226,9 @@ template <class Cell, class T, int ONE = 1> struct Window {
     // A number of parts that depends on the shape alone.
     int64_t n_parts() const {
         int64_t most = PARTS_BYTES / ((NX * F + NH * H) * H * static_cast<int64_t>(sizeof(T)));
-        most = most > PARTS ? PARTS : most < MIN_PARTS ? MIN_PARTS : most;
+        const int64_t enough = n_groups / GROUPS_OF_PART < MAX_PARTS ? n_groups / GROUPS_OF_PART : MAX_PARTS;
+        most = most > enough ? enough : most;
+        most = most < MIN_PARTS ? MIN_PARTS : most;
         return n_groups < most ? n_groups : most;
     }
     int64_t steps_together() const {
