@@ -333,8 +333,8 @@ class CHeader:
         suffix = ""
         if self.quantize:
             suffix = "_int8"
-            rows, scale = quantized(weight)
-            tables = [self._table(name, rows), self._reals(f"{name}_scale", scale)]
+            integers, scale = quantized(weight)
+            tables = [self._table(name, integers), self._reals(f"{name}_scale", scale)]
         else:
             tables = [self._reals(name, weight)]
         sizes = [str(n) for n in weight.shape]

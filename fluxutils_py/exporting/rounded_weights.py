@@ -33,13 +33,10 @@ Function = Callable[[np.ndarray], np.ndarray]
 
 
 def quantized(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return weights (n_in, n_out) as rows (n_out, n_in) of integers from -127 to 127, and the
-    scale of each row.
-    """
-    rows = weight.T
-    largest = np.abs(rows).max(1, initial=0)
+    """Return weights (n_in, n_out) as integers from -127 to 127, and the scale of each output."""
+    largest = np.abs(weight).max(0, initial=0)
     scale = np.where(largest > 0, largest / 127, 1).astype(weight.dtype)
-    return np.rint(rows / scale[:, None]).astype(np.int8), scale
+    return np.rint(weight / scale).astype(np.int8), scale
 
 
 def with_rounded_weights(program: StepProgram) -> StepProgram:
@@ -55,8 +52,8 @@ def with_rounded_weights(program: StepProgram) -> StepProgram:
 
 
 def _rounded(weight: np.ndarray) -> np.ndarray:
-    rows, scale = quantized(weight)
-    return (rows * scale[:, None]).T
+    integers, scale = quantized(weight)
+    return integers * scale
 
 
 def run_program(program: StepProgram, xs: np.ndarray) -> np.ndarray:

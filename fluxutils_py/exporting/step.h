@@ -398,14 +398,24 @@ static inline void step_copy(const real *from, real *to, int n) {
     for (i = 0; i < n; i++) to[i] = from[i];
 }
 
-/* step_add_products() with weights of 8 bits in rows (n_out, n_in), each of which has a scale. */
+/* step_add_products() with weights of 8 bits, and a scale for each of the n_out sums: eight sums at a time. */
 static inline void step_add_products_int8(
     const real *STEP_RESTRICT x, const signed char *STEP_RESTRICT w, const real *STEP_RESTRICT scale,
     real *STEP_RESTRICT y, int n_in, int n_out) {
-    int k, r;
-    for (r = 0; r < n_out; r++, w += n_in) {
+    const int eights = n_out - n_out % 8;
+    int i, k, r;
+    for (r = 0; r < eights; r += 8) {
+        real sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        for (k = 0; k < n_in; k++) {
+            const real xk = x[k];
+            const signed char *STEP_RESTRICT wk = w + k * n_out + r;
+            for (i = 0; i < 8; i++) sums[i] += xk * (real)wk[i];
+        }
+        for (i = 0; i < 8; i++) y[r + i] += scale[r + i] * sums[i];
+    }
+    for (r = eights; r < n_out; r++) {
         real sum = 0;
-        for (k = 0; k < n_in; k++) sum += x[k] * (real)w[k];
+        for (k = 0; k < n_in; k++) sum += x[k] * (real)w[k * n_out + r];
         y[r] += scale[r] * sum;
     }
 }
