@@ -19,6 +19,7 @@ from fluxutils_py.nn.native import TYPES, kernel_error
 from fluxutils_py.nn.native_layers import PLAIN, is_transformed
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sizes import check_features, set_sizes
+from fluxutils_py.torch_private import version_of
 from fluxutils_py.validation import check_integer
 
 TAPS = 9  # of a kernel, of which three weigh 2 and six -1
@@ -113,7 +114,7 @@ class _Kernels(nn.Module):
         """The dilations, read from their buffer, which a state dict may have changed."""
         if self._plan is not None and torch.compiler.is_compiling():
             return self._plan[1]  # a traced buffer has no values
-        version = (self.dilations.data_ptr(), self.dilations._version)
+        version = (self.dilations.data_ptr(), version_of(self.dilations))
         if self._plan is None or self._plan[0] != version:
             numbers = self.dilations[self.dilations[:, 0] > 0].tolist()
             self._plan = version, [_Dilation(*row) for row in numbers]

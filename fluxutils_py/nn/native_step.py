@@ -32,6 +32,7 @@ from fluxutils_py.nn.step_program import (
     Sum,
     step_program,
 )
+from fluxutils_py.torch_private import version_of
 
 # Products of all series of a step. With more, kernels for windows are faster, which read the
 # weights once for several series (benchmarks/bench_stream.py).
@@ -204,7 +205,7 @@ class _Packed:
     ) -> None:
         self.library = library
         self._tensors = program.tensors
-        self._versions = [t._version for t in program.tensors]
+        self._versions = list(map(version_of, program.tensors))
         self._addresses = [t.data_ptr() for t in program.tensors]
         n_series = step.shape[1]
         self._state_tensors = [_new_state(s, n_series) for s in program.states]
@@ -221,9 +222,9 @@ class _Packed:
     def is_current(self) -> bool:
         """Whether all parameters are as they were when they were packed."""
         tensors = self._tensors
-        return [t._version for t in tensors] == self._versions and [
-            t.data_ptr() for t in tensors
-        ] == self._addresses
+        if list(map(version_of, tensors)) != self._versions:
+            return False
+        return [t.data_ptr() for t in tensors] == self._addresses
 
     def hold_states(self) -> bool:
         """Copy states that others have set to where the steps are computed; False if one does not

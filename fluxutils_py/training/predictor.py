@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.data import SequenceWindows
+from fluxutils_py.data.sequence_windows import Window
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.parallel import RankGroup
@@ -131,24 +132,32 @@ class Predictor:
             following = self._window_end(stop, ends)
             if following > stop:
                 self.windows.prefetch(rows, stop, following)
-            inputs = tuple(self._to_tensor(v) for v in window.x)
-            n_skipped = 0
-            if self.skips_steps:  # all but the step at which a series ends, if one does
-                n_skipped = stop - start - (stop in ends)
-            outs: tuple[Tensor, ...] = ()
-            with torch.no_grad():
-                self.session.advance(tuple(x[:n_skipped] for x in inputs))
-                if n_skipped < stop - start:
-                    outs = self.session.run(tuple(x[n_skipped:] for x in inputs))
+            first = self._first_needed(start, stop, ends)
+            y = self._run(window, first - start)
             if self.keep_state and stop in ends:
                 kept = self._merge_states(kept, rows.length < stop)
-            if outs:
-                gap = None if window.missing_steps is None else window.missing_steps[n_skipped:]
-                y = tuple(self._to_array(out, gap) for out in outs)
-                yield Prediction(y, series, slice(start + n_skipped, stop))
+            if y:
+                yield Prediction(y, series, slice(first, stop))
             start = stop
             stop = following
         self._states.append(kept)
+
+    def _first_needed(self, start: int, stop: int, ends: list[int]) -> int:
+        """Return the first step of a window whose outputs are needed, or ``stop``."""
+        if not self.skips_steps:
+            return start
+        return stop - 1 if stop in ends else stop
+
+    def _run(self, window: Window, n_skipped: int) -> tuple[np.ndarray, ...]:
+        """Return the outputs of a window after its first steps; none if all are skipped."""
+        inputs = tuple(self._to_tensor(v) for v in window.x)
+        with torch.no_grad():
+            self.session.advance(tuple(x[:n_skipped] for x in inputs))
+            if n_skipped == len(inputs[0]):
+                return ()
+            outs = self.session.run(tuple(x[n_skipped:] for x in inputs))
+        gap = None if window.missing_steps is None else window.missing_steps[n_skipped:]
+        return tuple(self._to_array(out, gap) for out in outs)
 
     def _window_end(
         self,
