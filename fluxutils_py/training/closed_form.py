@@ -73,7 +73,8 @@ class ClosedFormHead:
     def squared_error(self) -> float:
         """Mean squared error of the rows that were left out."""
         errors = (self.targets - self.left_out).square().mean(1)
-        return float(self.weights @ errors / self.weights.sum())
+        # not as a product, which rounds by where arrays lie in memory
+        return float((self.weights * errors).sum() / self.weights.sum())
 
 
 def fit_closed_form(

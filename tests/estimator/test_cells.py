@@ -23,7 +23,8 @@ def test_names_of_cells():
     assert list(CELLS) == ["lstm", "gru", "rnn", *OWN, *WITHOUT_RECURRENCE]
     message = (
         "cell must be one of 'lstm', 'gru', 'rnn', 'flstm', 'sgru', 'mgu', 'smgu', 'hfgru', "
-        "'mingru', 'minlstm', 'lru', 'tcn', 'attention', or a class, got 'flsm'"
+        "'mingru', 'minlstm', 'lru', 'tcn', 'attention', 'kernels', 'linear', or a class, got "
+        "'flsm'"
     )
     with pytest.raises(ValueError, match=f"^{message}$"):
         SequenceRegressor(cell="flsm").fit(X, Y)

@@ -22,7 +22,7 @@ from fluxutils_py import (
     timesteps,
 )
 from fluxutils_py.errors import DataError, SpecError
-from fluxutils_py.estimator.sequence_estimators import CELLS
+from fluxutils_py.estimator.sequence_estimators import CELLS, FIXED
 from fluxutils_py.nn import GRU, LSTM, RNN, Recur
 
 N, T = 13, 17
@@ -99,7 +99,7 @@ BAD = [
             "cell",
             value,
             ValueError,
-            f"cell must be one of {', '.join(map(repr, CELLS))}, or a class, got {value!r}",
+            f"cell must be one of {', '.join(map(repr, (*CELLS, *FIXED)))}, or a class, got {value!r}",
         )
         for value in ("elman", None)
     ),
