@@ -115,6 +115,10 @@ class ForecasterSettings(BaseEstimator):
         self.verbose = verbose
 
 
+# Python names it in the error for an argument that is missing.
+ForecasterSettings.__init__.__qualname__ = "Forecaster.__init__"
+
+
 def check_settings(settings: ForecasterSettings) -> None:
     """Raise SpecError, which names the parameter, if a setting of a forecaster is invalid."""
     for name in POSITIVE_INTEGERS:

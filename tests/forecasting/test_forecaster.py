@@ -266,6 +266,11 @@ def test_categories_that_training_did_not_see_have_the_code_zero(rng, small, nam
     assert not table.weight[0].any()
 
 
+def test_a_missing_horizon_is_named():
+    with pytest.raises(TypeError, match=r"Forecaster\.__init__.*'h'"):
+        Forecaster()
+
+
 def test_past_categories_may_be_missing_and_columns_keep_their_kind(rng, small):
     df = covariate_panel(rng)
     whole = Forecaster(4, freq=1, hist_exog_list=["weather"], **small).fit(df)
