@@ -117,7 +117,7 @@ def test_a_subclass_that_is_no_frozen_dataclass_says_so():
             match=rf"^{cls.__name__} is a subclass of EvalResults: write @dataclass\(frozen=True\) above it$",
         ):
             cls()
-    with pytest.raises(TypeError, match=r"^cannot inherit non-frozen dataclass from a frozen one$"):
+    with pytest.raises(TypeError, match="non-frozen dataclass from a frozen"):
 
         @dataclass
         class Thawed(EvalResults):
