@@ -114,12 +114,10 @@ def test_what_cannot_be_scheduled_says_why():
     names = "step_interval, at_step, at_first_steps, at_first_steps_of_process, time_interval"
     with pytest.raises(
         TypeError,
-        match=rf"^schedule\(\) has no trigger 'each_step'; there are {names} and trigger$",
+        match=rf"^schedule\(\) .*'each_step'; .*{names} and trigger$",
     ):
         cron.schedule(nothing, each_step=1)
-    with pytest.raises(
-        ValueError, match=rf"^schedule\(\) needs a trigger: set trigger, or one of {names}$"
-    ):
+    with pytest.raises(ValueError, match=rf"^schedule\(\) needs .*{names}$"):
         cron.schedule(nothing)
     assert cron.run(SimpleNamespace(step=1)) == {}
 
