@@ -333,9 +333,7 @@ def test_a_transform_of_ones_own_is_not_stored(tmp_path):
     est.save(tmp_path / "est")
     loaded = Estimator.load(tmp_path / "est")
     assert np.array_equal(loaded.predict(X), est.predict(X))
-    with pytest.raises(
-        ValueError, match=r"does not hold its opt \(fluxutils_py.optim.ChainFactory\)"
-    ):
+    with pytest.raises(ValueError, match=r"opt \(fluxutils_py.optim.ChainFactory\)"):
         loaded.fit(X, Y)
 
 
@@ -370,13 +368,13 @@ def test_an_unknown_name_is_refused_with_those_that_are_known():
     assert known == sorted(known)
     assert {"sgd", "adam", "adamax", "adamw", "rmsprop", "adam32", "adamw32"} <= set(known)
     assert "optimizer" not in known
-    with pytest.raises(ValueError, match=r"^there is no optimizer 'zzz'\. Known are a"):
+    with pytest.raises(ValueError, match=r"optimizer 'zzz'.* Known are a"):
         by_name("zzz")
 
 
 def test_an_unknown_setting_is_refused_at_once():
     for name in ("sgd", "adamw32"):
-        with pytest.raises(TypeError, match="got an unexpected keyword argument 'learning_rate'"):
+        with pytest.raises(TypeError, match=r"unexpected .*'learning_rate'"):
             by_name(name, learning_rate=0.1)
 
 

@@ -107,9 +107,7 @@ def test_they_are_shown_and_written_and_saved():
 
 
 def test_there_must_be_something_to_measure():
-    with pytest.raises(
-        ValueError, match=r"^there is nothing to measure: give a mapping such as \{'loss': torch"
-    ):
+    with pytest.raises(ValueError, match=r"measure.*\{'loss': torch"):
         MetricsEval({})
 
 

@@ -114,10 +114,10 @@ def test_a_subclass_that_is_no_frozen_dataclass_says_so():
     for cls in (Forgot, ForgotBelow):
         with pytest.raises(
             TypeError,
-            match=rf"^{cls.__name__} is a subclass of EvalResults: write @dataclass\(frozen=True\) above it$",
+            match=rf"^{cls.__name__} .*EvalResults: .*@dataclass\(frozen=True\)",
         ):
             cls()
-    with pytest.raises(TypeError, match=r"^cannot inherit non-frozen dataclass from a frozen one$"):
+    with pytest.raises(TypeError, match="non-frozen dataclass from a frozen"):
 
         @dataclass
         class Thawed(EvalResults):

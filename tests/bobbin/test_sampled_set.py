@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import re
 from dataclasses import FrozenInstanceError, dataclass
 
 import numpy as np
@@ -146,24 +145,23 @@ def test_results_of_evaluation_hold_samples_and_go_through_json():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: SampledSet(0), ValueError, "max_size must be a positive integer, got 0"),
-        (lambda: SampledSet(2.5), TypeError, "max_size must be a positive integer, got 2.5"),
-        (lambda: SampledSet(3, "ab", [0.5]), ValueError, "SampledSet: 2 values but 1 priorities"),
+        (lambda: SampledSet(0), ValueError, r"max_size .*positive integer.* 0$"),
+        (lambda: SampledSet(2.5), TypeError, r"max_size .*positive integer.* 2\.5$"),
+        (lambda: SampledSet(3, "ab", [0.5]), ValueError, r"SampledSet: 2 values .*1 priorities"),
         (
             lambda: SampledSet(3, rng=7),
             TypeError,
-            "rng must be a numpy.random.Generator or None, got 7; make one with "
-            "numpy.random.default_rng and give the same one to all sets that will be united",
+            r"^rng .*Generator.* 7; .*default_rng",
         ),
         (
             lambda: SampledSet(3).union(SampledSet(2)),
             ValueError,
-            "a sample of at most 2 cannot be united into one of 3; give both the same max_size",
+            r"2 .*united into .*3; .*max_size",
         ),
     ],
 )
 def test_what_gives_no_uniform_sample_is_refused(make, error, message):
-    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+    with pytest.raises(error, match=message):
         make()
 
 

@@ -76,10 +76,7 @@ def same(a, b):
 
 def test_a_task_without_a_loss_says_what_to_define():
     state = TrainState(0, m := nn.Linear(1, 1), torch.optim.SGD(m.parameters()))
-    told = (
-        "BaseTrainTask has no compute_loss: define compute_loss(self, model, batch, *, step, rng)"
-    )
-    with pytest.raises(NotImplementedError, match=re.escape(told)):
+    with pytest.raises(NotImplementedError, match=r"^BaseTrainTask .*compute_loss\(self, mod"):
         BaseTrainTask().make_training_step_fn()(state, data(), 0)
 
 
@@ -139,15 +136,14 @@ def test_what_else_a_loss_returns_is_in_the_info_without_a_graph():
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        (1.0, "the loss must return a scalar tensor, got float"),
+        (1.0, r"^the loss .*scalar tensor, got float"),
         (
             torch.zeros(2),
-            "the loss must return a scalar, got a tensor of shape (2,); average it with .mean()",
+            r"^the loss .*\(2,\); .*\.mean\(\)",
         ),
         (
             torch.zeros(()),
-            "the loss does not depend on the model's parameters: compute it from the model's "
-            "output, without detach, item or numpy",
+            r"^the loss .*parameters: .*without detach",
         ),
     ],
 )
@@ -158,7 +154,7 @@ def test_what_is_no_loss_is_refused(found, told):
 
     model = nn.Linear(1, 1)
     state = TrainState(0, model, torch.optim.SGD(model.parameters()))
-    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(told)}$"):
+    with pytest.raises((TypeError, ValueError), match=told):
         Wrong().make_training_step_fn()(state, None if found is None else 1, 0)
     assert state.step == 0
 
@@ -227,7 +223,7 @@ def test_generators_of_one_generator_differ_each_time():
 
 
 def test_two_generators_of_one_name_are_refused():
-    with pytest.raises(ValueError, match=r"^generators must have different names, got a twice$"):
+    with pytest.raises(ValueError, match=r"^generators .*names, got a twice$"):
         Squares(nn.Linear(1, 1), required_rngs=["a"]).get_rng_dict(0, ["a"])
 
 
@@ -292,7 +288,7 @@ def test_lazy_layers_learn_their_sizes_from_an_example_and_nothing_else_does():
     assert all(m.training for m in state.model.modules())
     with pytest.raises(
         ValueError,
-        match=r"^2\.weight, 2\.bias of the model .*: give the task example_args$",
+        match=r"^2\.weight, 2\.bias .*example_args$",
     ):
         Squares(make).initialize_train_state(3, torch.optim.SGD)
 
@@ -304,20 +300,19 @@ def test_lazy_layers_learn_their_sizes_from_an_example_and_nothing_else_does():
             lambda: 3,
             torch.optim.SGD,
             TypeError,
-            r"^model=<function .*> must make a torch module, it made int$",
+            r"^model=<function .*> .*module.* int$",
         ),
         (
             nn.Identity(),
             torch.optim.SGD,
             ValueError,
-            r"^the model has no trainable parameters: set requires_grad on those to be learnt$",
+            r"^the model .*parameters: .*requires_grad",
         ),
         (
             nn.Linear(1, 1),
             "adam",
             TypeError,
-            r"^opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of one, a function of the "
-            r"parameters, an optimizer, or None; got 'adam'$",
+            r"^opt .*torch.optim.AdamW.* got 'adam'$",
         ),
         (
             nn.Linear(1, 1),
@@ -333,8 +328,7 @@ def test_what_cannot_begin_says_why(model, opt, error, told):
 
 
 def test_a_model_that_is_none_is_refused_at_once():
-    told = "model must be a torch module, or a class or function that makes one; got 3"
-    with pytest.raises(TypeError, match=f"^{told}$"):
+    with pytest.raises(TypeError, match=r"^model .*torch module.* got 3$"):
         Squares(3)
 
 
@@ -446,11 +440,8 @@ def test_recurrent_state_goes_on_from_a_checkpoint_too(tmp_path):
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     Checkpointer(tmp_path).track(other=nn.Linear(1, 1)).save(TrainState(1, nn.Linear(1, 1), None))
     path = Checkpointer(tmp_path).latest()
-    told = (
-        f"{path} has no model and no optimizer, it is of ['other']; save with "
-        "make_checkpoint_saver, or a Checkpointer that tracks **state.parts()"
-    )
-    with pytest.raises(LoadError, match=f"^{re.escape(told)}$"):
+    told = rf"^{re.escape(str(path))} .*\['other'\]; .*make_checkpoint_saver.*state\.parts\(\)"
+    with pytest.raises(LoadError, match=told):
         digits(tmp_path)
     task = Squares(nn.Linear(1, 1))
     task.make_checkpoint_saver(tmp_path)(task.initialize_train_state(0, torch.optim.SGD))
@@ -459,8 +450,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
 
 
 def test_a_checkpointer_that_tracks_nothing_saves_nothing(tmp_path):
-    told = "nothing is tracked: name what to save, such as track(model=model, optimizer=optimizer)"
-    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+    with pytest.raises(ValueError, match=r"nothing is tracked.*track\(model=model"):
         Checkpointer(tmp_path / "x").save(TrainState(1, nn.Linear(1, 1), None))
     assert not (tmp_path / "x").exists()
 

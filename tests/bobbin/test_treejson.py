@@ -271,42 +271,40 @@ def test_dicts_with_other_keys_come_back_and_are_not_taken_for_arrays(given):
     [
         (
             {"a": [{1, 2}]},
-            "/a/0: JSON cannot hold a value of <class 'set'>; leave it out or convert it",
+            r"^/a/0: JSON .*value .*'set'",
         ),
-        (b"x", "the tree: JSON cannot hold a value of <class 'bytes'>; leave it out or convert it"),
+        (b"x", r"^the tree: JSON .*value .*'bytes'"),
         (
             {"a": {(1, 2): 3}},
-            "/a: JSON cannot hold the key (1, 2) of <class 'tuple'>; use a string",
+            r"^/a: JSON .*\(1, 2\) .*'tuple'.*string",
         ),
-        ({math.nan: 3}, "the tree: JSON cannot hold the key nan of <class 'float'>; use a string"),
+        ({math.nan: 3}, r"^the tree: JSON .*nan .*'float'.*string"),
         (
             {"d": np.zeros(2, "M8[s]")},
-            "/d: JSON cannot hold <class 'numpy.ndarray'> of datetime64[s]; convert it",
+            r"^/d: JSON .*ndarray'> .*datetime64\[s\]",
         ),
         (
             np.array([None]),
-            "the tree: JSON cannot hold <class 'numpy.ndarray'> of object; convert it",
+            r"^the tree: JSON .*ndarray'> .*object",
         ),
         (
             [torch.ones(2, 2).to_sparse()],
-            "/0: JSON cannot hold <class 'torch.Tensor'> of torch.float32; convert it",
+            r"^/0: JSON .*Tensor'> .*torch.float32",
         ),
         (
             [torch.ones(2, device="meta")],
-            "/0: JSON cannot hold <class 'torch.Tensor'> of torch.float32; convert it",
+            r"^/0: JSON .*Tensor'> .*torch.float32",
         ),
     ],
 )
 def test_what_json_cannot_hold_is_refused_by_path(given, message):
-    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(TypeError, match=message):
         dump_pytree_json(given)
 
 
 @pytest.mark.skipif(np.dtype("longdouble").itemsize == 8, reason="longdouble is double here")
 def test_long_doubles_are_refused():
-    with pytest.raises(
-        TypeError, match=r"^the tree: JSON cannot hold <class 'numpy.longdouble'> of float\d+"
-    ):
+    with pytest.raises(TypeError, match=r"^the tree: .*numpy.longdouble.*float\d+"):
         dump_pytree_json(np.longdouble(1))
 
 
@@ -316,22 +314,22 @@ def test_long_doubles_are_refused():
         (
             [1, 2],
             (1, 2, 3),
-            "the tree: expected a list of 3 as in the template, got a list of 2",
+            r"^the tree: .*list of 3 .*list of 2$",
         ),
         (
             {"r": {"x": 1}},
             {"r": Pair(0)},
-            "/r: expected the keys ['x', 'y'] as in the template, got the keys ['x']",
+            r"^/r: .*\['x', 'y'\] .*keys \['x'\]$",
         ),
-        ({"r": {"k": 1}}, {"r": 5}, "/r: expected a leaf as in the template, got the keys ['k']"),
-        ({"r": [3]}, {"r": [[]]}, "/r/0: expected a list of 0 as in the template, got a leaf"),
-        ([[1]], [{}], "/0: expected the keys [] as in the template, got a list of 1"),
-        ([{0: 1}], [[5]], "/0: expected a list of 1 as in the template, got the keys [0]"),
-        ([None], [[1]], "/0: expected a list of 1 as in the template, got a leaf"),
+        ({"r": {"k": 1}}, {"r": 5}, r"^/r: .*leaf .*keys \['k'\]$"),
+        ({"r": [3]}, {"r": [[]]}, r"^/r/0: .*list of 0 .*leaf$"),
+        ([[1]], [{}], r"^/0: .*keys \[\] .*list of 1$"),
+        ([{0: 1}], [[5]], r"^/0: .*list of 1 .*keys \[0\]$"),
+        ([None], [[1]], r"^/0: .*list of 1 .*leaf$"),
     ],
 )
 def test_another_structure_than_the_templates_is_refused_by_path(given, template, message):
-    with pytest.raises(LoadError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(LoadError, match=message):
         back(given, template)
 
 
@@ -342,38 +340,37 @@ def array(**entries):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "not JSON: Expecting value: line 1 column 1 (char 0)"),
-        (array(dtype="int9"), "/a/0: malformed __array__: not a dtype of torch"),
-        (array(dtype="nn"), "/a/0: malformed __array__: not a dtype of torch"),
+        ("", r"^not JSON: .*line 1 column 1"),
+        (array(dtype="int9"), r"^/a/0: malformed __array__: .*dtype of"),
+        (array(dtype="nn"), r"^/a/0: malformed __array__: .*dtype of"),
         (
             array(data=[1.5]),
-            "/a/0: malformed __array__: expected int in lists of one length, got 1.5",
+            r"^/a/0: .*__array__: .*int .* 1\.5$",
         ),
         (
             array(data=[[1], [2, 3]]),
-            "/a/0: malformed __array__: expected int in lists of one length, got [1]",
+            r"^/a/0: .*__array__: .*int .* \[1\]$",
         ),
         (
             array(data=[True]),
-            "/a/0: malformed __array__: expected int in lists of one length, got True",
+            r"^/a/0: .*__array__: .*int .* True$",
         ),
         (
             array(data=["1"], dtype="bool"),
-            "/a/0: malformed __array__: expected bool in lists of one length, got '1'",
+            r"^/a/0: .*__array__: .*bool .* '1'$",
         ),
         (
             array(data=["x"], dtype="float16"),
-            "/a/0: malformed __array__: could not convert string to float: 'x'",
+            r"^/a/0: .*__array__: .*float: 'x'$",
         ),
         (
             array(more=1),
-            "/a/0: malformed __array__: expected dtype, data and perhaps shape, got ['data', "
-            "'dtype', 'more']",
+            r"^/a/0: .*__array__: .*shape.*'more'\]$",
         ),
     ],
 )
 def test_malformed_text_is_refused_by_path(text, message):
-    with pytest.raises(LoadError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(LoadError, match=message):
         parse_pytree_json(text)
 
 
@@ -401,7 +398,7 @@ def test_any_malformed_entry_is_refused_by_path(text):
 
 
 def test_an_error_inside_other_keys_names_its_own_path():
-    with pytest.raises(LoadError, match=r"^/3/k: malformed __array__: not a dtype of torch$"):
+    with pytest.raises(LoadError, match=r"^/3/k: malformed __array__: .*dtype"):
         parse_pytree_json(
             '{"__items__": [[3, {"k": {"__array__": true, "dtype": "x", "data": 1}}]]}'
         )
@@ -422,8 +419,8 @@ def test_files_are_written_whole_and_read_back(tmp_path):
 def test_errors_name_the_file(tmp_path):
     path = Path(tmp_path / "r.json")
     path.write_text("[1]")
-    message = f"{path}: the tree: expected a leaf as in the template, got a list of 1"
-    with pytest.raises(LoadError, match=f"^{re.escape(message)}$"):
+    message = f"^{re.escape(str(path))}: the tree: .*leaf .*list of 1$"
+    with pytest.raises(LoadError, match=message):
         read_pytree_json(path, 5)
     with pytest.raises(FileNotFoundError):
         read_pytree_json(tmp_path / "none.json")

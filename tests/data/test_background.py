@@ -416,7 +416,7 @@ def test_loading_from_within_a_load_is_refused():
         ready.set()
         with pytest.raises(
             RuntimeError,
-            match=r"^loadfun takes from the BackgroundDataLoader that calls it: it would wait for itself$",
+            match=r"^loadfun .*BackgroundDataLoader",
         ):
             loader.take(LIMIT_S)
 
@@ -526,7 +526,7 @@ def test_close_ends_every_thread_and_may_be_repeated(taken, n_workers):
     for take in (loader.take, loader, lambda: next(loader), lambda: loader.take(timeout=0)):
         with pytest.raises(
             RuntimeError,
-            match=r"^this BackgroundDataLoader is closed: no items can be taken from it$",
+            match="BackgroundDataLoader is closed",
         ):
             take()
     time.sleep(0.02)

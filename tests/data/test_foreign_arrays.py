@@ -135,7 +135,7 @@ class Changing(Lazy):
 
 
 def test_a_source_whose_type_changes_is_refused():
-    with pytest.raises(DataError, match=r"int32 after values of dtype float64.*int16"):
+    with pytest.raises(DataError, match=r"int32 after .*float64.*int16"):
         SeriesArray(Changing(np.ones((F, N, T)), "int16"), "x").read(
             Segments.from_lengths(N, T), 0, 5
         )
@@ -254,7 +254,7 @@ def test_the_error_of_masked_integers_names_the_argument(name, ready_made):
     est = SequenceRegressor(3, epochs=1) if ready_made else Estimator(spec={"epochs": 1})
     with pytest.raises(
         DataError,
-        match=rf"^{name}: {n_features} of the values read have a mask and the dtype int64",
+        match=rf"^{name}: {n_features} .*mask .*int64",
     ):
         est.fit(
             given["x"],
@@ -274,9 +274,7 @@ def test_predict_names_masked_integers_of_any_form(how):
         est.set_params(model=TwoInputs(), opt=torch.optim.AdamW)
     y = np.ones((1, N, T))
     est.fit(how(x), y if how(x) is x or isinstance(how(x), tuple) else how(y))
-    with pytest.raises(
-        DataError, match=r"^x(\[1\])?: \d+ of the values read have a mask and the dtype int64"
-    ):
+    with pytest.raises(DataError, match=r"^x(\[1\])?: \d+ .*mask .*int64"):
         est.predict(how(masked_integers(F, N, T)))
 
 
@@ -296,7 +294,7 @@ def test_weights_whose_names_say_time_first_are_refused_where_the_shape_cannot_t
     x = np.random.default_rng(0).normal(size=(2, 9, 9)).astype("float32")
     dims = ("time", "station") if len(shape) == 2 else ("variable", "time", "station")
     weight = xarray.DataArray(np.ones(shape), dims=dims)
-    with pytest.raises(ShapeError, match=r"sample_weight .*transpose\(.*'station', 'time'\)"):
+    with pytest.raises(ShapeError, match=r"sample_weight .*'station', 'time'\)"):
         Estimator(spec={"epochs": 1}).fit(x, x[:1], sample_weight=weight)
 
 

@@ -145,7 +145,7 @@ def fitted():
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_what_is_no_array_is_refused_with_the_way_out_wherever_it_comes(source, fitted):
+def test_what_is_no_array_is_refused_with_the_remedy_wherever_it_comes(source, fitted):
     make, came, remedy = SOURCES[source]
     uses = USES | {
         "predict": ("x", fitted.predict),
@@ -173,9 +173,7 @@ def test_the_ways_out_work():
 
 
 def test_one_series_of_a_list_is_named():
-    with pytest.raises(
-        DataError, match=r"x\[1\] must be an array, got torch.Tensor.*bfloat16.*x\[1\]\.float\(\)"
-    ):
+    with pytest.raises(DataError, match=r"x\[1\].*Tensor.*x\[1\]\.float\(\)"):
         fit(
             [torch.zeros(F, 3), torch.zeros(F, 4, dtype=torch.bfloat16)], [Y[:, 0, :3], Y[:, 0, :4]]
         )

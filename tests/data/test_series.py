@@ -253,7 +253,7 @@ def test_in_memory_means_a_numpy_array_that_maps_no_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shape", "way_out"),
+    ("shape", "remedy"),
     [
         ((7,), "; one feature of one series is x[None, None]"),
         (
@@ -268,12 +268,12 @@ def test_in_memory_means_a_numpy_array_that_maps_no_file(tmp_path):
         ((), ""),
     ],
 )
-def test_arrays_of_other_than_three_axes_are_refused_with_the_way_out(shape, way_out):
+def test_arrays_of_other_than_three_axes_are_refused_with_the_remedy(shape, remedy):
     with pytest.raises(ShapeError) as caught:
         SeriesArray(np.zeros(shape), "sample x")
     assert str(caught.value) == (
         "sample x must have three axes (F, N, T) = (features, series, time steps), got shape "
-        + f"{shape}{way_out}"
+        + f"{shape}{remedy}"
     )
 
 
@@ -294,7 +294,7 @@ def test_what_is_no_real_number_is_refused(dtype):
 def test_ragged_lists_are_refused():
     with pytest.raises(
         ShapeError,
-        match=r"x must be an array of shape \(F, N, T\), and .* a list of arrays \(F, T_i\).*inhomogeneous",
+        match=r"x .*\(F, N, T\).*F, T_i.*inhomogeneous",
     ):
         SeriesArray([[[1, 2], [3]]], "x")
 
@@ -306,7 +306,7 @@ def test_a_tuple_is_several_arrays_named_by_their_place():
     assert [s.F for s in found] == [3, 1]
     (alone,) = as_series(a, "y")
     assert alone.name == "y"
-    with pytest.raises(ShapeError, match="y is an empty tuple; give at least one array"):
+    with pytest.raises(ShapeError, match=r"y is an empty tuple.* one array"):
         as_series((), "y")
     with pytest.raises(ShapeError, match=r"x\[1\] must have three axes"):
         as_series((a, b[0]), "x")
@@ -317,11 +317,11 @@ def test_a_tuple_is_several_arrays_named_by_their_place():
     [
         (
             (1, 6, 11),
-            r"x\[0\] has 7 series and x\[1\] has 6 \(axis 1 of shapes \(3, 7, 11\) and \(1, 6, 11\)\)",
+            r"x\[0\] .*7 series.*x\[1\] .*6 .*axis 1 ",
         ),
         (
             (1, 7, 10),
-            r"x\[0\] has 11 time steps and x\[1\] has 10 \(axis 2 of shapes \(3, 7, 11\) and \(1, 7, 10\)\)",
+            r"x\[0\] .*11 time .*x\[1\] .*10 .*axis 2 ",
         ),
     ],
 )
@@ -349,12 +349,12 @@ def test_shapes_that_match_in_other_layouts_are_named_with_transposes_that_run(o
     with pytest.raises(ShapeError) as error:
         check_aligned(*pair)
     layouts = [f"({', '.join(order)})" for order in (order_x, order_y)]
-    (way_out,) = re.findall(
+    (remedy,) = re.findall(
         rf"if x is {re.escape(layouts[0])} and y {re.escape(layouts[1])}: ([^;]*?)(?:, or if|;|$)",
         str(error.value),
     )
     become = dict(given)
-    for call in way_out.split(" and "):
+    for call in remedy.split(" and "):
         become[call[0]] = eval(call, given)
     assert become["x"].shape == x.shape
     assert become["y"].shape == y.shape

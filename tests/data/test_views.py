@@ -278,11 +278,9 @@ def test_numpy_reads_all_of_it(make):
     found = np.asarray(v)
     found[:] = 0  # a fresh array: the data stay
     assert NATIVE.all()
-    with pytest.raises(
-        ValueError, match=r"^cannot return a view of sequences as a matrix without copying it$"
-    ):
+    with pytest.raises(ValueError, match=r"view .*matrix .*copying"):
         np.array(v, copy=False)
-    with pytest.raises(ValueError, match=r"^cannot return a lazily read array without copying it$"):
+    with pytest.raises(ValueError, match=r"lazily read array .*copying"):
         np.array(LazyArray(NATIVE), copy=False)
     assert np.array_equal(v.copy(), wanted)
     assert np.array_equal(check_array(v), wanted)
@@ -497,9 +495,7 @@ def test_a_view_of_a_view_or_tuple(make):
 
 @pytest.mark.parametrize("context", [-1, 1.0, True, None, "3"])
 def test_a_context_that_is_no_number_of_steps(context):
-    with pytest.raises(
-        ValueError, match=f"^context must be an integer of at least 0, got {context!r}$"
-    ):
+    with pytest.raises(ValueError, match=f"^context .*integer .* 0, got {context!r}$"):
         timesteps(NATIVE, context)
 
 

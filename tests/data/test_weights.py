@@ -156,14 +156,14 @@ def test_weights_are_read_for_any_rows(form, which, size):
 def test_weights_of_another_shape_are_refused(shape):
     with pytest.raises(
         ShapeError,
-        match=r"sample_weight has shape .*; expected \(5,\), \(5, 7\) or \(1, 5, 7\) for 5",
+        match=r"sample_weight .*\(5,\).*\(1, 5, 7\)",
     ):
         SampleWeight(np.ones(shape), N, T)
 
 
 @pytest.mark.parametrize("dtype", ["c16", "U3", "O"])
 def test_weights_that_are_no_real_numbers_are_refused(dtype):
-    with pytest.raises(DataError, match="sample_weight must hold real numbers, got dtype"):
+    with pytest.raises(DataError, match=r"sample_weight .*real .*got dtype"):
         SampleWeight(np.ones(N, dtype), N, T)
 
 
@@ -173,9 +173,7 @@ def test_weights_that_are_negative_or_no_number_are_refused(shape, value):
     w = np.ones(shape)
     w.reshape(-1)[-1] = value
     weight = SampleWeight(w, N, T)
-    with pytest.raises(
-        DataError, match="sample_weight must be finite and not negative; use 0 for steps that"
-    ):
+    with pytest.raises(DataError, match=r"sample_weight .*not negative; use 0"):
         weight.normalize(whole(), ())
 
 
@@ -194,7 +192,7 @@ def test_weights_that_leave_nothing_are_refused():
         weight = SampleWeight(w, N, T)
         with pytest.raises(
             DataError,
-            match="sample_weight leaves nothing to learn from: every step has weight 0 or",
+            match=r"sample_weight .*every step .* 0",
         ):
             weight.normalize(whole(lengths), ys)
         assert weight.scale == 1

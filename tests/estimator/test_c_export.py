@@ -306,7 +306,7 @@ class Own(nn.Module):
     ],
     ids=["convolution", "own", "activation"],
 )
-def test_what_cannot_be_written_is_named_with_the_way_out(model, named, x, tmp_path):
+def test_what_cannot_be_written_is_named_with_the_remedy(model, named, x, tmp_path):
     est = Estimator(model(), spec=SPEC).fit(x, x[:1])
     with pytest.raises(ExportError, match=rf"written as C: .*{named}.* use format='onnx'"):
         est.export(tmp_path / "model.h", format="c")
@@ -333,7 +333,7 @@ class Codes(nn.Module):
 
 def test_one_input_of_numbers(x, tmp_path):
     est = Estimator(Two(), spec=SPEC).fit((x, x[:2]), x[:1])
-    with pytest.raises(ExportError, match="the model takes 2 inputs, a header of C one"):
+    with pytest.raises(ExportError, match=r"model takes 2 inputs, .*one"):
         est.export(tmp_path / "model.h", format="c")
     est = Estimator(nn.Sequential(Codes(), LSTM(3, 1)), spec=SPEC)
     est.fit(np.zeros((1, N, T), int), x[:1])
@@ -344,19 +344,19 @@ def test_one_input_of_numbers(x, tmp_path):
 def test_wrong_settings(x, tmp_path):
     est = SequenceRegressor(4, epochs=1).fit(x, x[:1])
     path = tmp_path / "model.h"
-    with pytest.raises(ValueError, match="quantize must be None or 'int8', got 'int4'"):
+    with pytest.raises(ValueError, match=r"quantize .*'int8', got 'int4'"):
         est.export(path, format="c", quantize="int4")
-    with pytest.raises(ValueError, match="example= is what quantize='int8' measures"):
+    with pytest.raises(ValueError, match=r"example= .*quantize='int8'"):
         est.export(path, format="c", example=x)
-    with pytest.raises(ExportError, match=r"example must be an array \(F, N, T\), got shape"):
+    with pytest.raises(ExportError, match=r"example .*\(F, N, T\), got shape"):
         est.export(path, format="c", quantize="int8", example=x[0])
-    with pytest.raises(ExportError, match="example has 2 features, the model takes 3"):
+    with pytest.raises(ExportError, match=r"example has 2 .*model takes 3"):
         est.export(path, format="c", quantize="int8", example=x[:2])
     with pytest.raises(ExportError, match="prefix must begin with a letter"):
         est.export(path, format="c", prefix="2nd")
-    with pytest.raises(ValueError, match="are for format='c', a header of C; got 'onnx'"):
+    with pytest.raises(ValueError, match=r"format='c'.* got 'onnx'"):
         est.export(path, prefix="pump")
-    with pytest.raises(ValueError, match="input_names and output_names are for graphs"):
+    with pytest.raises(ValueError, match=r"input_names .*output_names .*graphs"):
         est.export(path, format="c", output_names=["y"])
     assert list(tmp_path.iterdir()) == []
 

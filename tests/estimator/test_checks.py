@@ -202,9 +202,7 @@ def test_names_of_columns_are_learnt_and_forgotten(est):
     assert_array_equal(
         est.predict(frame), clone(est).fit(frame.to_numpy(), y).predict(frame.to_numpy())
     )
-    with pytest.raises(
-        ValueError, match="Feature names must be in the same order as they were in fit"
-    ):
+    with pytest.raises(ValueError, match=r"Feature names .*same order .*fit"):
         est.predict(frame[["b", "a", "c"]])
     with pytest.warns(UserWarning, match="X does not have valid feature names"):
         est.predict(frame.to_numpy())

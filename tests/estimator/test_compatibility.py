@@ -688,9 +688,7 @@ def test_shuffled_time_is_an_error(split, x, y):
 
 
 def test_arrays_of_three_axes_are_not_split_if_features_differ_in_number(x, y):
-    with pytest.raises(
-        ValueError, match=r"^Found input variables with inconsistent numbers of samples: \[3, 2\]$"
-    ):
+    with pytest.raises(ValueError, match=r"inconsistent .*samples.*\[3, 2\]$"):
         GridSearchCV(SequenceRegressor(**SMALL), GRID, cv=2).fit(x, y)
 
 

@@ -392,7 +392,7 @@ def test_labels_that_differ_are_refused(tmp_path):
     make().fit(X, LABELS)
     with pytest.raises(LoadError, match=r"the values of y \(digest\)"):
         make().fit(X, np.roll(LABELS, 1))
-    with pytest.raises(LoadError, match=r"classes: \['down', 'up'\] -> \['a', 'z'\]"):
+    with pytest.raises(LoadError, match=r"classes: .*'down', 'up'\] -> \['a', 'z'"):
         make().fit(X, np.where(LABELS == "up", "z", "a"))
 
 

@@ -344,7 +344,7 @@ def test_files_of_a_pipeline_run_without_this_package(x, with_gaps, tmp_path):
         (tmp_path / "y.npy").unlink()
 
 
-def test_a_list_of_series_is_refused_by_a_check_with_the_way_out():
+def test_a_list_of_series_is_refused_by_a_check_with_the_remedy():
     x = [np.zeros((3, 5), "float32"), np.zeros((3, 8), "float32")]
     with pytest.raises(ShapeError, match=r"list of 2 arrays.*x\[0\]\[:, None\]"):
         check_export("nothing.onnx", SequenceRegressor(), x)

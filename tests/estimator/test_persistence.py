@@ -250,7 +250,7 @@ def test_an_optimizer_instance_with_two_groups(tmp_path):
     loaded = round_trip(est, tmp_path)
     assert [g["lr"] for g in loaded.optimizer_.param_groups] == [0.2, 0.01]
     assert [len(g["params"]) for g in loaded.optimizer_.param_groups] == [2, 4]
-    with pytest.raises(ValueError, match=r"opt \(torch.optim.*SGD\).*set_params\(opt="):
+    with pytest.raises(ValueError, match=r"opt .*torch.optim.*SGD\).*params\(opt="):
         loaded.fit(X, Y)  # from the start: the groups belong to a model that is not there
     loaded.set_params(opt=SGD).fit(X, Y)
 
@@ -416,7 +416,7 @@ def test_own_loss_is_named_and_can_be_given(tmp_path):
     for call in (loaded.fit, loaded.partial_fit, clone(loaded).fit):
         with pytest.raises(
             ValueError,
-            match=r"loss \(.*own_loss\).*load\(path, loss=...\)",
+            match=r"loss \(.*own_loss\).*load\(path, loss=",
         ):
             call(X, Y)
     assert torch.equal(net2vec(loaded), before)

@@ -349,7 +349,7 @@ def test_metrics_without_weights_take_none(data):
     y, pred = data
     scorer = pooled_scorer("neg_max_error")
     assert scorer(Given(pred), samples(y), samples(y)) == near(-max_error(y.ravel(), pred.ravel()))
-    with pytest.raises(TypeError, match="unexpected keyword argument 'sample_weight'"):
+    with pytest.raises(TypeError, match=r"unexpected .*'sample_weight'"):
         scorer(Given(pred), samples(y), samples(y), sample_weight=np.ones(N))
 
 

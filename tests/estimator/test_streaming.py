@@ -320,7 +320,7 @@ def test_bad_arguments_are_named():
         Estimator().stream()
     with pytest.raises(SpecError, match=r"^n_series .*got 0$"):
         est.stream(0)
-    with pytest.raises(ValueError, match=r"'predict' .*Estimator, got 'predict_proba'$"):
+    with pytest.raises(ValueError, match=r"'predict' .*got 'predict_proba'$"):
         est.stream(method="predict_proba")
     with pytest.raises(ShapeError, match=r"^state .*0 tensors, .*has 3$"):
         est.stream(state=[])

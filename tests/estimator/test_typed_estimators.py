@@ -220,7 +220,7 @@ def test_labels_that_a_classifier_has_not_seen():
     assert not hasattr(est, "_announced")
     est.partial_fit(X, few, classes=["up", "down", "level"])
     with pytest.raises(ValueError, match=(
-        r"^classes=\['up'\], .*\['down', 'level', 'up'\]"
+        r"^classes=\['up'\].*'down', 'level', 'up'"
     )):  # fmt: skip
         est.partial_fit(X, few, classes=["up"])
     with pytest.raises(ValueError, match=r"^y .*\['up'\] .*\['down', 'level'\]"):
@@ -459,7 +459,7 @@ def test_weights_and_lengths_are_routed(view):
         unasked = SequenceRegressor(**settings)
         with pytest.raises(
             ValueError,
-            match=r"\[sample_weight\] are passed but are not explicitly set as requested",
+            match=r"\[sample_weight\] .*not .*requested",
         ):
             GridSearchCV(unasked, {"hidden_size": [3]}, cv=folds).fit(
                 view(X), view(y), sample_weight=w

@@ -68,7 +68,7 @@ def test_an_onnx_file_has_named_axes_and_states_after_the_inputs(graph, tmp_path
 def test_an_operator_without_counterpart_is_named_with_its_module(tmp_path):
     model = nn.Sequential(GRU(3, 4), Special()).eval()
     graph = Graph([torch.zeros(3)], steps=[ModelStep(model, [torch.zeros(4, 2, 3)])])
-    with pytest.raises(ExportError, match=r"'1' \(Special\) cannot be written as ONNX.*bessel_j0"):
+    with pytest.raises(ExportError, match=r"'1' \(Special\).*ONNX.*bessel_j0"):
         write_graph(tmp_path / "m.onnx", graph, "onnx", ["x"], ["y"], {})
     assert list(tmp_path.iterdir()) == []
     write_graph(tmp_path / "m.pt2", graph, "torch", ["x"], ["y"], {})
@@ -82,7 +82,7 @@ def test_an_operator_that_the_runtime_lacks_is_named_with_its_module(tmp_path):
     )
     with pytest.raises(
         ExportError,
-        match=r"'1' \(ELU\) cannot run in onnxruntime, which lacks Elu in float64; fit on",
+        match=r"'1' \(ELU\).*onnxruntime.*Elu.*float64",
     ):
         write_graph(tmp_path / "m.onnx", graph, "onnx", ["x"], ["y"], {})
     assert list(tmp_path.iterdir()) == []
@@ -95,9 +95,7 @@ class Special(nn.Module):
 
 def test_missing_packages_are_told_with_the_extra(graph, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(
-        ImportError, match=r"onnx(script)?, which .*: pip install 'fluxutils_py\[export\]'"
-    ):
+    with pytest.raises(ImportError, match=r"onnx(script)?, .*pip .*\[export\]"):
         write_graph(tmp_path / "m.onnx", graph, "onnx", ["x"], ["y"], {})
 
 

@@ -138,9 +138,7 @@ def test_columns_with_equal_values_are_two_columns_and_equal_names_are_refused(s
     df = panel()
     fc = Forecaster(3, 7, "D", **small)
     fc.fit(table(df.assign(z=df.y)))
-    with pytest.raises(
-        DataError, match=r"df has more than one column 'y' \(columns: .*\); rename or drop one$"
-    ):
+    with pytest.raises(DataError, match=r"df .*'y' \(columns: .*rename or drop"):
         fc.fit(table(df).append_column("y", pa.array(df.y)))
 
 
@@ -173,13 +171,13 @@ def test_missing_forecasts_are_null(small):
         (
             "ds",
             pa.array(["2026-01-05"] * 80),
-            r"'ds' .* type string; convert it, as with pyarrow.compute.cast",
+            r"'ds' .*string; .*pyarrow.compute.cast",
         ),
         ("ds", pa.array([86_400_000] * 80, pa.date64()), r"'ds' .* type date64\[ms\]; convert"),
         (
             "y",
             pa.array(["4"] * 80),
-            r"'y' .* type string; convert it, as with pyarrow.compute.cast",
+            r"'y' .*string; .*pyarrow.compute.cast",
         ),
         ("y", pa.nulls(80), r"'y' .* type null"),
         (
@@ -188,7 +186,7 @@ def test_missing_forecasts_are_null(small):
             r"'unique_id' .* missing in row 9",
         ),
         ("sky", pa.array([[1]] * 80), r"'sky' of df is \[1\] in row 0, a list"),
-        ("sky", pa.array([None] + [{"a": 1}] * 79), r"'sky' of df is \{'a': 1\} in row 1, a dict"),
+        ("sky", pa.array([None] + [{"a": 1}] * 79), r"'sky' .*\{'a': 1\} in row 1, a dict"),
     ],
 )
 def test_columns_that_cannot_be_used_are_named_with_the_type_of_pyarrow(
@@ -202,5 +200,5 @@ def test_columns_that_cannot_be_used_are_named_with_the_type_of_pyarrow(
 
 def test_record_batches_are_refused_with_the_way_to_a_table(small):
     batch = table(panel()).to_batches()[0]
-    with pytest.raises(TypeError, match=r"RecordBatch; give pyarrow.Table.from_batches\(\[df\]\)"):
+    with pytest.raises(TypeError, match=r"RecordBatch; .*from_batches\(\[df\]\)"):
         Forecaster(3, 7, "D", **small).fit(batch)

@@ -3,7 +3,6 @@ nothing.
 """
 
 import datetime
-import re
 from decimal import Decimal
 from enum import Enum, StrEnum
 
@@ -188,9 +187,9 @@ STATIC = {"stat_exog_list": ["town", "size"]}
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("size", 9.5, r"'size' of series 'b' is 9\.5, and was 8 so far"),
-        ("town", "Ulm", r"'town' of series 'b' is 'Ulm', and was 'Bonn' so far"),
-        ("town", "Rome", r"'town' of series 'b' is 'Rome', and was 'Bonn' so far"),
+        ("size", 9.5, r"'size' .*'b' is 9\.5, .*was 8 "),
+        ("town", "Ulm", r"'town' .*'b' is 'Ulm', .*was 'Bonn'"),
+        ("town", "Rome", r"'town' .*'b' is 'Rome', .*was 'Bonn'"),
     ],
 )
 @pytest.mark.parametrize("own", [True, False], ids=["static_df", "df"])
@@ -239,7 +238,7 @@ def test_a_category_unknown_in_training_stays_unknown(with_static, small):
     refuses(
         fc,
         row.assign(town="Ulm"),
-        r"'town' of series 'c' is 'Ulm', and was a category that was not there",
+        r"'town' .*'c' is 'Ulm', .*was not there",
     )
     with pytest.warns(UserWarning, match="'Rome'"):
         fc.update(row.assign(town="Rome"))
@@ -247,7 +246,7 @@ def test_a_category_unknown_in_training_stays_unknown(with_static, small):
 
 def test_static_df_without_static_covariates_is_refused(df, small):
     static = pd.DataFrame({"unique_id": ["a", "b"], "size": [1, 2]})
-    message = "static_df is given, but stat_exog_list names no covariates"
+    message = r"static_df .*stat_exog_list .*no cov"
     fc = Forecaster(2, freq="D", **small)
     for call in (fc.fit, fc.cross_validation, fc.fit(df).predict):
         with pytest.raises(DataError, match=message):
@@ -324,9 +323,7 @@ def test_missing_integer_times_are_named_by_their_row(small):
     ],
 )
 def test_old_names_of_frequencies_come_with_the_new_ones(df, small, freq, now):
-    with pytest.raises(
-        ValueError, match=re.escape(f"freq={freq!r} is no frequency (pandas now says {now!r})")
-    ):
+    with pytest.raises(ValueError, match=f"freq={freq!r} .*now says {now!r}"):
         Forecaster(1, freq=freq, **small).fit(df)
 
 
@@ -461,7 +458,7 @@ def test_a_new_id_of_another_type_is_refused_and_the_forecaster_still_works(
 def test_every_new_id_is_looked_at_not_only_the_first(df, small):
     fc = Forecaster(3, **small).fit(df.assign(unique_id=df.unique_id.map({"a": 1, "b": 2})))
     rows = following(df).assign(unique_id=pd.Series([1, "c"], dtype=object))
-    with pytest.raises(DataError, match="holds str such as 'c', and held int such as 1"):
+    with pytest.raises(DataError, match=r"str such as 'c', .*int such as 1"):
         fc.update(rows)
 
 

@@ -27,7 +27,7 @@ def test_rollout_feeds_outputs_back(rng):
             whole = np.concatenate([whole, np.concatenate([y, known[:, :, t : t + 1]])], 2)
     with pytest.raises(
         ShapeError,
-        match=r"the model has 2 outputs and 3 inputs: known must be .* shape \(1, 3, 4\)",
+        match=r"2 outputs.* 3 inputs.*known.*\(1, 3, 4\)",
     ):
         rollout(est, x, 5)
 
@@ -79,7 +79,7 @@ def test_classifiers_generate_their_labels(text):
 
 
 def test_what_cannot_be_generated_from_is_refused(model, text):
-    with pytest.raises(DataError, match=r"x must be integers of shape \(1, N, T\), got float64"):
+    with pytest.raises(DataError, match=r"x .*integers .*\(1, N, T\), got float64"):
         generate(model, text.astype(float), 2)
     with pytest.raises(ValueError, match="temperature must be 0 or more, got -1"):
         generate(model, text, 2, temperature=-1)

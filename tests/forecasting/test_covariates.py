@@ -24,9 +24,7 @@ def test_categories_are_numbered_from_one_and_new_ones_are_zero():
     values = np.array(["b", "a", None, "b"], object)
     covariate = Covariate.of("kind", values)
     np.testing.assert_array_equal(covariate.channel(values), [2, 1, np.nan, 2])
-    with pytest.warns(
-        UserWarning, match="column 'kind' has categories that were not there in training: 'z'"
-    ):
+    with pytest.warns(UserWarning, match=r"'kind' has categories .*'z'"):
         assert covariate.channel(np.array(["z", "a"], object)).tolist() == [0, 1]
 
 
@@ -44,10 +42,10 @@ def test_columns_that_change_their_kind_are_refused():
     numbers, words = np.array([1.0, 2.0]), np.array(["a", "b"], object)
     with pytest.raises(
         DataError,
-        match="column 'price' holds text, and held numbers when the forecaster was fitted",
+        match=r"'price' holds text.* held numbers",
     ):
         Covariate.of("price", numbers).channel(words)
-    with pytest.raises(DataError, match="column 'kind' holds numbers, and held categories when"):
+    with pytest.raises(DataError, match=r"'kind' holds numbers.* held categories"):
         Covariate.of("kind", words).channel(numbers)
 
 

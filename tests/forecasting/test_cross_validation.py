@@ -61,7 +61,7 @@ def test_the_forecaster_itself_stays_unfitted(panel, small):
 def test_panels_too_short_for_the_windows_are_refused(panel, small):
     with pytest.raises(
         DataError,
-        match=r"the windows take 303 steps .*, and the longest series has .*; use fewer windows",
+        match=r"303 steps .*longest .*fewer windows",
     ):
         Forecaster(3, **small).cross_validation(panel, n_windows=2, step_size=300)
     with pytest.raises(DataError, match="cross_validation takes a data frame"):
@@ -86,7 +86,7 @@ def test_splits_are_by_time(panel):
         begin = len(times) - 4 - 5 * (2 - i)
         np.testing.assert_array_equal(np.unique(panel.ds.iloc[train]), times[:begin])
         np.testing.assert_array_equal(np.unique(panel.ds.iloc[test]), times[begin : begin + 4])
-    with pytest.raises(DataError, match="3 splits of 30 times leave nothing to train on of"):
+    with pytest.raises(DataError, match=r"3 splits of 30 times .*nothing to train"):
         list(WalkForwardSplit(h=30).split(panel))
 
 
@@ -123,9 +123,7 @@ def test_the_score_is_the_error_at_the_times_that_follow(panel, small):
     np.testing.assert_allclose(
         fc.score(panel), -((both.Forecaster - both.y).abs() / scale).mean(), rtol=1e-6
     )
-    with pytest.raises(
-        DataError, match="df has no row of the 3 steps after the ends of the series"
-    ):
+    with pytest.raises(DataError, match="df has no row of the 3 steps"):
         fc.score(past)
 
 
@@ -187,7 +185,7 @@ def test_a_first_zero_after_the_first_cutoff_is_named(small, refit):
     )
     fc = Forecaster(3, 5, **small).fit(df[df.ds < 35])
     later = df.assign(y=np.where((df.unique_id == "b") & (df.ds == 45), 0.0, df.y))
-    with pytest.raises(DataError, match=r"is 0 in series 'b' at 45;.*transform='none'"):
+    with pytest.raises(DataError, match=r"0 in series 'b' at 45;.*transform='none'"):
         fc.cross_validation(later, n_windows=3, refit=refit)
     assert len(fc.cross_validation(later, n_windows=3, refit=True)) == 2 * 3 * 3
     # to score against, nothing else

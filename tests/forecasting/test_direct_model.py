@@ -102,6 +102,6 @@ def test_bodies_that_take_windows_without_a_state_are_refused():
 
     with pytest.raises(
         SpecError,
-        match=r"model Convolution takes whole windows and has no state.* Use layers .* CausalConv1d or TCN",
+        match=r"Convolution .*CausalConv1d or TCN",
     ):
         DirectModel(Convolution, CHANNELS)

@@ -71,7 +71,7 @@ def test_targets_that_cannot_be_learnt_are_refused(rng):
         )
     with pytest.raises(
         DataError,
-        match=r"transform='log' needs positive values, the smallest is -1; use transform='none'",
+        match=r"'log' .* -1; .*transform='none'",
     ):
         choose_features(ArraySource(np.full((1, 1, 9), -1.0)), 2, 1, None, None, "log")
 

@@ -53,7 +53,5 @@ def test_arrays_have_numbers_for_names_and_unknown_ones_are_refused(rng, small):
     display = ForecastDisplay.from_forecaster(fc)
     assert [ax.get_title("left") for ax in display.axes_] == ["0", "1", "2", "3"]
     assert not display.axes_[0].collections
-    with pytest.raises(
-        DataError, match="ids has 6, which is none of the 6 series of the forecaster"
-    ):
+    with pytest.raises(DataError, match=r"ids has 6, .*none of the 6"):
         ForecastDisplay.from_forecaster(fc, ids=[6])

@@ -194,9 +194,7 @@ def test_update_refuses_rows_that_are_known(panel, small):
     fc = Forecaster(4, **small).fit(panel)
     known = panel[panel.unique_id == "wave-60"]
     expected = fc.predict()
-    with pytest.raises(
-        DataError, match=r"series 'wave-60' has a row at .* \(column 'ds'\), and is known until"
-    ):
+    with pytest.raises(DataError, match=r"'wave-60' .*'ds'.*known until"):
         fc.update(known)
     pd.testing.assert_frame_equal(fc.predict(), expected)
 
@@ -256,7 +254,7 @@ def test_categories_that_training_did_not_see_have_the_code_zero(rng, small, nam
         seen.loc[seen.ds == 51, "promo"] = "never seen"
     else:
         other[name] = "never seen"
-    said = f"column '{name}' has categories that were not there in training: 'never seen'"
+    said = f"'{name}' has categories .*'never seen'"
     with pytest.warns(UserWarning, match=said):
         found = fc.predict(other, futr_df=seen)
     expected = fc.predict(df, futr_df=futr)
@@ -277,9 +275,7 @@ def test_past_categories_may_be_missing_and_columns_keep_their_kind(rng, small):
     gone = df.assign(weather=df.weather.where(df.ds % 7 != 3))
     filled = gone.assign(weather=gone.groupby("unique_id").weather.ffill())
     pd.testing.assert_frame_equal(whole.predict(gone), whole.predict(filled))
-    with pytest.raises(
-        DataError, match="column 'weather' holds numbers, and held categories when the forecaster"
-    ):
+    with pytest.raises(DataError, match=r"'weather' holds numbers.* categories"):
         whole.predict(df.assign(weather=1.0))
 
 
@@ -374,9 +370,7 @@ def test_series_without_any_recent_value_have_no_forecast_and_are_named(small):
         [df, pd.DataFrame({"unique_id": "b", "ds": np.arange(30), "y": np.arange(30.0)})]
     )
     fc = Forecaster(3, **small).fit(df)
-    with pytest.warns(
-        UserWarning, match=r"1 series have no value in their last 128 steps \(the first is 'a'\)"
-    ):
+    with pytest.warns(UserWarning, match=r"1 series .*last 128 steps .*'a'"):
         out = fc.predict()
     assert out.Forecaster.isna().tolist() == [True] * 3 + [False] * 3
 
@@ -400,27 +394,26 @@ def test_clone_and_set_params_keep_the_arguments(small):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"h": 0}, "h must be a positive integer, got 0"),
-        ({"season_length": 1.5}, "season_length must be a positive integer or None, got 1.5"),
+        ({"h": 0}, r"^h .*positive integer, got 0"),
+        ({"season_length": 1.5}, r"season_length .*integer or None, got 1\.5"),
         (
             {"quantiles": (0.1, 1.0)},
-            r"quantiles must be different numbers between 0 and 1, got \(0.1, 1.0\)",
+            r"quantiles .*0 and 1, got \(0\.1, 1\.0\)",
         ),
-        ({"transform": "sqrt"}, "transform must be 'auto', 'log' or 'none', got 'sqrt'"),
+        ({"transform": "sqrt"}, r"transform .*'log' or 'none', got 'sqrt'"),
         (
             {"loss": "rmse"},
-            "loss must be 'auto', 'smape', 'mae', 'mse', 'mase' or a criterion of torch, got "
-            "'rmse'",
+            r"loss .*'smape', 'mae', .* got 'rmse'",
         ),
-        ({"cell": "lstmm"}, "cell must be one of lstm, gru, .*, or a class, got 'lstmm'"),
-        ({"futr_exog_list": "promo"}, "futr_exog_list must be a list of columns, got 'promo'"),
-        ({"quantiles": 0.5}, "quantiles must be a list of numbers, got 0.5"),
-        ({"hist_exog_list": None}, "hist_exog_list must be a list of columns, got None"),
+        ({"cell": "lstmm"}, r"cell .*lstm, gru, .* got 'lstmm'"),
+        ({"futr_exog_list": "promo"}, r"futr_exog_list .*list .* got 'promo'"),
+        ({"quantiles": 0.5}, r"quantiles .*list .* got 0\.5"),
+        ({"hist_exog_list": None}, r"hist_exog_list .*list .* got None"),
         (
             {"alias": "y"},
-            "alias must be a name other than 'unique_id', 'ds', 'y', 'cutoff', .*, got 'y'",
+            r"alias .*'unique_id', 'ds', .* got 'y'",
         ),
-        ({"lag": 10}, "lag must be a multiple of the season of 7 steps, got 10"),
+        ({"lag": 10}, r"lag .*multiple .*season of 7 .* got 10"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(panel, small, settings, message):
@@ -430,32 +423,24 @@ def test_settings_that_cannot_be_are_refused_by_name(panel, small, settings, mes
 
 def test_data_of_another_kind_are_refused(panel, small, rng):
     fc = Forecaster(3, **small).fit(panel)
-    with pytest.raises(
-        DataError, match="df is an array, but the forecaster was fitted on a data frame"
-    ):
+    with pytest.raises(DataError, match=r"df is an array, .*fitted on a data frame"):
         fc.predict(rng.normal(size=(1, 2, 9)))
     with pytest.raises(
         TypeError,
-        match="df=12 is no data: the number of steps to forecast is h of the constructor, 3",
+        match=r"df=12 .* h .*constructor, 3",
     ):
         fc.predict(12)
-    with pytest.raises(DataError, match="futr_df is given, but futr_exog_list names no covariates"):
+    with pytest.raises(DataError, match=r"futr_df .*futr_exog_list .*no cov"):
         fc.predict(futr_df=panel)
     fc = Forecaster(3, **small).fit(rng.normal(size=(1, 2, 30)))
-    with pytest.raises(
-        DataError, match="df is a data frame, but the forecaster was fitted on an array"
-    ):
+    with pytest.raises(DataError, match=r"df is a data frame, .*fitted on an array"):
         fc.predict(panel)
-    with pytest.raises(
-        ShapeError, match=r"df has shape \(1, 3, 4\); expected \(F, N, T\) with \(1, 2\) features"
-    ):
+    with pytest.raises(ShapeError, match=r"df .*\(1, 3, 4\).*\(F, N, T\).*\(1, 2\)"):
         fc.update(rng.normal(size=(1, 3, 4)))
 
 
 def test_series_shorter_than_a_season_are_named(small, make_panel):
-    with pytest.warns(
-        UserWarning, match="2 of 6 series have no more steps than a season of 7 .*'wave-1' has 1"
-    ):
+    with pytest.warns(UserWarning, match=r"2 of 6 .*season of 7 .*'wave-1' has 1"):
         Forecaster(3, **small).fit(make_panel(("wave",)))
 
 
@@ -465,7 +450,7 @@ def test_steps_that_no_series_is_long_enough_for_are_the_season_before(small, rn
     )
     with pytest.warns(
         UserWarning,
-        match=r"longer than the horizon of 12 .*\(the longest has 9\).* 9 or more steps",
+        match=r"horizon of 12 .*has 9\).* 9 or more",
     ):
         fc = Forecaster(12, 3, 1, **{**small, "max_steps": 20}).fit(df)
     out = fc.predict()
@@ -487,9 +472,7 @@ def test_values_that_have_no_logarithm_are_refused_later(small, make_panel):
     fc = Forecaster(3, **small).fit(make_panel(("wave",)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(
-            DataError, match=r"positive when the forecaster was fitted.*transform='none'"
-        ):
+        with pytest.raises(DataError, match=r"positive when .*transform='none'"):
             fc.predict(make_panel(("zero",)))
 
 

@@ -100,14 +100,12 @@ def test_another_forecaster_is_told_from_the_file(make_panel, small, tmp_path):
     assert check_export(path, fc, panel) < 1e-5
     with torch.no_grad():
         fc.models_[0].skip.bias.add_(0.01)
-    with pytest.raises(
-        ExportError, match=r"fc.pt2: Forecaster of series '.*' is .* steps after step"
-    ):
+    with pytest.raises(ExportError, match=r"fc.pt2: Forecaster .*steps after"):
         check_export(path, fc, panel)
 
 
 def test_what_cannot_be_exported_is_refused(small):
     with pytest.raises(NotFittedError):
         Forecaster(3).export("fc.onnx")
-    with pytest.raises(ValueError, match="format must be 'onnx' or 'torch', got 'tflite'"):
+    with pytest.raises(ValueError, match=r"format .*'onnx' or 'torch', got 'tflite'"):
         Forecaster(3).export("fc.onnx", format="tflite")

@@ -50,9 +50,7 @@ def test_a_forecaster_read_forecasts_and_updates_the_same(panel, small, to_polar
 def test_code_is_not_stored_but_asked_for(panel, small, tmp_path):
     fc = Forecaster(3, cell=GRU, loss=nn.HuberLoss(), **small).fit(panel)
     fc.save(tmp_path / "fc.pt")
-    with pytest.raises(
-        LoadError, match=r"the forecaster's cell and loss, .*Forecaster.load\(path, cell="
-    ):
+    with pytest.raises(LoadError, match=r"cell and loss, .*load\(path, cell="):
         Forecaster.load(tmp_path / "fc.pt")
     again = Forecaster.load(tmp_path / "fc.pt", cell=GRU, loss=nn.HuberLoss())
     pd.testing.assert_frame_equal(again.predict(), fc.predict())
@@ -62,7 +60,7 @@ def test_other_files_and_other_networks_are_refused(panel, small, tmp_path):
     with pytest.raises(FileNotFoundError):
         Forecaster.load(tmp_path / "none.pt")
     (tmp_path / "text.pt").write_text("text")
-    with pytest.raises(LoadError, match=r"text\.pt is damaged or no fluxutils_py forecaster file"):
+    with pytest.raises(LoadError, match=r"text\.pt is damaged .*forecaster file"):
         Forecaster.load(tmp_path / "text.pt")
     Forecaster(3, **small).fit(panel).save(tmp_path / "fc.pt")
     with pytest.raises(LoadError, match=r"body\.module\.weight_ih_l0: \(20, "):

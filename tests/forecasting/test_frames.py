@@ -23,7 +23,7 @@ def test_arrays_and_lists_are_no_frames():
     for value in ([1], {"a": 1}):
         with pytest.raises(
             TypeError,
-            match="df must be a data frame of pandas or polars, or a table of pyarrow, got",
+            match=r"^df .*pandas.*polars.*pyarrow, got",
         ):
             Frame(value, "df")
     with pytest.raises(TypeError, match=r"df is a lazy frame; give df.collect\(\)"):
@@ -66,6 +66,6 @@ def test_columns_get_the_types_that_they_had(backend):
 def test_a_library_that_is_missing_is_named_with_what_to_install():
     with pytest.raises(
         ImportError,
-        match=r"needs no_such_library, which .*: pip install 'fluxutils_py\[forecast\]'",
+        match=r"no_such_library.* pip .*\[forecast\]",
     ):
         require("no_such_library.inner")

@@ -81,16 +81,16 @@ def test_integers_have_the_usual_difference():
         (
             "D",
             True,
-            "freq='D', but the times are integers; give the integer between two times, such as 1",
+            r"freq='D', .*integers; .*such as 1",
         ),
-        (1, False, "freq=1, but the times are dates; give an alias of pandas"),
+        (1, False, r"freq=1, .*dates; .*alias of pandas"),
         (0, True, "freq must be a positive integer, got 0"),
         (
             "fortnight",
             False,
-            "freq='fortnight' is no frequency; give an integer for integer times, or an alias of",
+            r"freq='fortnight' .*integer .*alias",
         ),
-        ("WOM-2TUE", False, "freq='WOM-2TUE' is not supported; give an integer"),
+        ("WOM-2TUE", False, r"freq='WOM-2TUE' .*give an integer"),
     ],
 )
 def test_what_is_no_frequency_is_refused(freq, integer, message):
@@ -99,5 +99,5 @@ def test_what_is_no_frequency_is_refused(freq, integer, message):
 
 
 def test_single_times_tell_no_frequency():
-    with pytest.raises(ValueError, match="no series has two times to infer freq from"):
+    with pytest.raises(ValueError, match=r"no series .*two times .*freq"):
         infer_frequency(np.array([], int), np.array([1]), integer=False)

@@ -31,13 +31,11 @@ def test_the_rows_to_fill_in_are_those_that_are_forecast(fitted):
 
 def test_what_is_missing_is_named(fitted):
     frame = fitted.make_future_dataframe().assign(promo=1.0)
-    with pytest.raises(DataError, match=r"futr_exog_list names promo: .* predict\(futr_df=...\)"):
+    with pytest.raises(DataError, match=r"names promo: .* predict\(futr_df="):
         fitted.predict()
-    with pytest.raises(
-        DataError, match=r"futr_df has no row of series 'b' at 2024-03-12.* .column 'ds'."
-    ):
+    with pytest.raises(DataError, match=r"futr_df .*'b' at 2024-03-12.*'ds'"):
         fitted.predict(futr_df=frame.drop(index=4))
-    with pytest.raises(DataError, match="column 'promo' of futr_df is missing in row 2"):
+    with pytest.raises(DataError, match=r"'promo' of futr_df .*row 2"):
         fitted.predict(futr_df=frame.assign(promo=[1, 1, np.nan, 1, 1, 1]))
     with pytest.raises(DataError, match="futr_df has no column 'promo'"):
         fitted.predict(futr_df=frame.drop(columns="promo"))
@@ -58,9 +56,7 @@ def test_series_that_change_too_little_beside_the_others_are_named(small):
     df = pd.DataFrame({"unique_id": np.repeat(["a", "b", "c", "d"], 60), "ds": np.tile(t, 4)})
     df["y"] = np.concatenate([1e9 * wave, wave, np.zeros(60), 1e6 * wave])
     fc = Forecaster(3, 1, **small).fit(df)
-    message = (
-        "^1 series change too little .* 'b', whose last 128 steps span 2, .* in fit was 8e\\+07"
-    )
+    message = r"^1 series .*'b', .*128 steps span 2, .* 8e\+07"
     with pytest.warns(UserWarning, match=message):
         fc.predict()
     with pytest.warns(UserWarning, match="^1 series change too little"):

@@ -71,29 +71,29 @@ def frame(**columns):
 @pytest.mark.parametrize(
     ("df", "columns", "message"),
     [
-        (frame().rename(columns={"y": "Y"}), {}, "df has no column 'y' .*which target_col names"),
+        (frame().rename(columns={"y": "Y"}), {}, r"no column 'y' .*target_col"),
         (frame().rename(columns={"unique_id": "unique_ids"}), {}, "did you mean 'unique_ids'?"),
         (
             frame()[["ds", "y"]],
             {},
-            "no column 'unique_id' .*single series add the column, .* pandas.melt",
+            r"'unique_id' .*single series .*pandas.melt",
         ),
         (
             frame().set_index("ds"),
             {},
-            r"no column 'ds' .*it is in the index: give df.reset_index\(\)",
+            r"'ds' .*index: .*df.reset_index\(\)",
         ),
         (
             frame().set_index(["unique_id", "ds"]),
             {},
-            r"no column 'unique_id' .*give df.reset_index\(\)",
+            r"no column 'unique_id' .*reset_index\(\)",
         ),
         (
             frame().set_index("ds").rename_axis("day"),
             {},
             r"'ds' .*give df.reset_index\(names='ds'\)",
         ),
-        (frame(unique_id=["a", None, "b"]), {}, "column 'unique_id' of df is missing in row 1"),
+        (frame(unique_id=["a", None, "b"]), {}, r"'unique_id' .*missing in row 1"),
         (
             frame(ds=pd.to_datetime(["2024-01-01", None, "2024-01-03"])),
             {},
@@ -102,23 +102,22 @@ def frame(**columns):
         (
             frame(ds=["x", "y", "z"]),
             {},
-            "column 'ds' of df must hold dates or integers, it is of type String",
+            r"'ds' .*dates or integers.* String",
         ),
-        (frame(ds=[1, 1.5, 2]), {}, "column 'ds' of df is 1.5 in row 1; times are integers"),
+        (frame(ds=[1, 1.5, 2]), {}, r"'ds' .* 1\.5 in row 1; .*integers"),
         (
             frame(y=["1", "2", "3"]),
             {},
-            "column 'y' of df must hold numbers, it is of type String; convert it, as with "
-            "pandas.to_num",
+            r"'y' .*numbers.* String; .*pandas.to_num",
         ),
         (frame(y=[1, np.inf, 3]), {}, "column 'y' of df is inf in row 1"),
-        (frame(unique_id="a"), {}, "rows 0 and 2 of df are both of series 'a' at 2024-01-01"),
+        (frame(unique_id="a"), {}, r"rows 0 and 2 .*'a' at 2024-01-01"),
         (frame(p=[1, np.nan, 2]), {"futr": ("p",)}, "column 'p' of df is missing in row 1"),
-        (frame(), {"hist": ("q",)}, "df has no column 'q' .*which hist_exog_list names"),
+        (frame(), {"hist": ("q",)}, r"no column 'q' .*hist_exog_list"),
         (
             frame(s=[1, 2, 3]),
             {"stat": ("s",)},
-            "column 's' of df is 2.0 in row 1 and 1.0 before in series 'a'",
+            r"'s' .* 2\.0 in row 1 .* 1\.0 .*'a'",
         ),
         (frame().iloc[:0], {}, "df has no rows"),
     ],
@@ -130,7 +129,7 @@ def test_errors_name_column_and_row(df, columns, message):
 
 def test_times_off_the_grid_are_named():
     df = frame(ds=pd.to_datetime(["2024-01-01 00:00", "2024-01-02 06:00", "2024-01-01 00:00"]))
-    message = "column 'ds' of df is 2024-01-02 06:00:00 in row 1, no whole number of steps of freq='D' from the first"
+    message = r"'ds' .*06:00:00 in row 1, .*freq='D'"
     with pytest.raises(DataError, match=message):
         read_panel(df, Columns(), "D")
 

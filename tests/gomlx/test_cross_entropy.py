@@ -1,7 +1,5 @@
 """Cross-entropies as gomlx has them, against NumPy."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -105,17 +103,11 @@ def test_a_trainer_and_an_estimator_learn_with_them(data):
 
 def test_other_shapes_and_labels_are_errors(data):
     p, q, scores, labels, _, _ = map(torch.from_numpy, data)
-    with pytest.raises(
-        ShapeError, match=re.escape("of one shape (..., V), got (11, 4) and (11, 1)")
-    ):
+    with pytest.raises(ShapeError, match=r"\., V\), got \(11, 4\) and \(11, 1\)"):
         categorical_cross_entropy(p, labels)
-    with pytest.raises(
-        ShapeError, match=re.escape("scores (..., V) and labels (..., 1), got (11, 4) and (11,)")
-    ):
+    with pytest.raises(ShapeError, match=r"\(\.\.\., 1\), got \(11, 4\) and \(11,\)"):
         sparse_categorical_cross_entropy(scores, labels[:, 0])
     with pytest.raises(DataError, match=r"integer labels, got torch\.float64"):
         sparse_categorical_cross_entropy(scores, labels.double())
-    with pytest.raises(
-        ValueError, match='reduction must be "mean", "sum" or "none", got \'batch\''
-    ):
+    with pytest.raises(ValueError, match=r"reduction .*mean.*none.* got 'batch'"):
         categorical_cross_entropy(p, q, reduction="batch")

@@ -123,7 +123,7 @@ def test_weights_of_cells_leave_out_dead_ones():
     assert torch.allclose(weights(model), expected, rtol=1e-12)
     with pytest.raises(
         ValueError,
-        match=r"^the batch has weights, but the loss is a mean already: give the Trainer one",
+        match=r"^the batch has weights.*loss .*Trainer",
     ):
         Trainer(model, mse, torch.optim.Adam).train_step(Minibatch((x,), (y,), weight=w))
 
@@ -264,9 +264,7 @@ def test_anything_that_updates_computes_and_resets_is_a_metric():
 
 
 def test_metrics_of_one_name_are_refused():
-    with pytest.raises(
-        ValueError, match=r"^metrics must have different names, got distance twice$"
-    ):
+    with pytest.raises(ValueError, match=r"^metrics .*distance twice$"):
         Trainer(net(), mse, None, [MeanMetric(distance), EMAMetric(distance)])
 
 
@@ -300,7 +298,7 @@ def test_evaluation_begins_at_the_beginning_and_needs_data():
     trainer = Trainer(net(), mse)
     trainer.eval(noted)
     assert noted.resets == 1
-    with pytest.raises(ValueError, match=r"^dataset 'list' has no batches: nothing to evaluate$"):
+    with pytest.raises(ValueError, match=r"^dataset 'list' has no batches"):
         trainer.eval([])
 
 

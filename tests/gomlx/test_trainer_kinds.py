@@ -35,5 +35,5 @@ def test_there_is_one_call_for_each_kind_and_mode():
 
 
 def test_the_number_of_kinds_is_checked():
-    with pytest.raises(ValueError, match=r"^max_kinds must be a positive integer, got 0$"):
+    with pytest.raises(ValueError, match=r"^max_kinds .*positive integer, got 0$"):
         Trainer(nn.Identity(), max_kinds=0)

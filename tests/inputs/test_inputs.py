@@ -601,13 +601,11 @@ def test_views_that_are_split_differently():
         make().fit(samples(X), timesteps(Y))
     with pytest.raises(ShapeError, match=r"^x has 7 series and y has 3 "):
         make().fit(samples(X), samples(Y)[:3])
-    with pytest.raises(
-        ValueError, match=r"^Found input variables with inconsistent numbers of samples: \[7, 4\]$"
-    ):
+    with pytest.raises(ValueError, match=r"inconsistent .*samples.*\[7, 4\]$"):
         make().fit(samples(X), Y[0, :4, 0])
     with pytest.raises(
         ValueError,
-        match=r"^Found array with 0 sample\(s\) \(shape=\(0, 39\)\) while a minimum of 1 is ",
+        match=r"0 sample\(s\) .*\(0, 39\).*minimum of 1",
     ):
         make().fit(samples(X)[[]], samples(Y)[[]])
     with pytest.raises(
@@ -616,7 +614,7 @@ def test_views_that_are_split_differently():
     ):
         make().fit(timesteps(X), timesteps(Y), lengths=[3] * N)
     with pytest.raises(ShapeError, match=(
-        r"^y has 1 columns, .*7 series; .*timesteps\(y\)$"
+        r"^y has 1 .*7 series; .*timesteps\(y\)$"
     )):  # fmt: skip
         make().fit(timesteps(X), Y[0, 0])
 
@@ -698,7 +696,7 @@ def test_a_mean_loss_of_the_users_own_needs_no_weights_for_views():
 
     Estimator(net, plain, None, SPEC, random_state=0).fit(samples(X), samples(Y))
     with pytest.raises(ValueError, match=(
-        r"^y .*loss plain .*loss\(model, xs, ys, ws\)"
+        r"^y .*plain .*loss\(model, xs, ys, ws\)"
     )):  # fmt: skip
         Estimator(net, plain, None, SPEC, random_state=0).fit(samples(X), Y[0, :, 0])
 
@@ -707,7 +705,7 @@ def test_a_cell_that_is_a_class_is_asked_for(tmp_path):
     est = SequenceRegressor(4, cell=GRU, epochs=1, random_state=0).fit(X, Y)
     est.save(tmp_path / "est")
     with pytest.raises(ValueError, match=(
-        r" cell \(.*recurrent.GRU\).*load\(path, cell="
+        r" cell .*recurrent.GRU.*load\(path, cell"
     )):  # fmt: skip
         SequenceRegressor.load(tmp_path / "est")
     assert np.array_equal(

@@ -183,7 +183,7 @@ def test_one_output_of_several_gets_back_its_units(x):
         r"^x has 1 .*on 2; .*features=\[0\]\)$"
     )):  # fmt: skip
         scaler.inverse_transform(scaled[:1])
-    with pytest.raises(ShapeError, match=r"^features .*1 .*the 2 features, got \[2\]$"):
+    with pytest.raises(ShapeError, match=r"^features .*1 .*2 features, got \[2\]$"):
         scaler.inverse_transform(scaled[:1], features=[2])
 
 

@@ -219,7 +219,7 @@ def test_groups_of_short_series_have_fewer_last_inputs():
 def test_without_overlap_the_state_is_empty():
     with pytest.warns(
         UserWarning,
-        match="more than overlap=0 before them, and windows of seqsize=.* depends on where",
+        match=r"overlap=0 .*seqsize=",
     ):
         est, task = fitted(Causal, overlap=0)
     _, state = est.predict(task.x, lengths=1 + np.arange(N), return_state=True)
@@ -250,7 +250,7 @@ def test_integer_inputs_have_no_place_for_a_shorter_history():
     lengths = np.where(np.arange(N) == 5, 2, T)
     with pytest.raises(
         ValueError,
-        match=r"^return_state with integer inputs .* at least overlap=6 steps; .* has 2$",
+        match=r"^return_state .*overlap=6 .* has 2$",
     ):
         est.predict(k, lengths=lengths, return_state=True)
 
@@ -260,18 +260,18 @@ def test_integer_inputs_have_no_place_for_a_shorter_history():
     [
         (
             [],
-            r"^state has 0 tensors, that of the model has 1: the last inputs \(k, N, F\), of each input$",
+            r"^state has 0 .*has 1: .*\(k, N, F\)",
         ),
         (
             [np.zeros((6, N, 4))],
-            r"^state\[0\] has shape \(6, 37, 4\); expected \(k, N, 3\), earlier inputs$",
+            r"^state\[0\] .*\(6, 37, 4\).*\(k, N, 3\)",
         ),
-        ([np.zeros((6, 5, 3))], r"^state\[0\] is of 5 series, the input has 37$"),
+        ([np.zeros((6, 5, 3))], r"^state\[0\] .*5 series, .*37$"),
         (
             [np.zeros((6, N, 3), int)],
-            r"^state\[0\] has dtype torch.int64; expected floating-point numbers$",
+            r"^state\[0\] .*torch.int64; .*floating",
         ),
-        ([None], r"^state\[0\] must be a tensor or an array of numbers, got NoneType$"),
+        ([None], r"^state\[0\] .*tensor .* got NoneType$"),
     ],
 )
 def test_states_that_do_not_fit_are_named(state, message):

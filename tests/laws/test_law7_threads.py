@@ -473,13 +473,13 @@ def test_a_loss_that_is_not_finite_says_what_it_says_in_one_thread(task):
         (
             lambda m, xs, ys: m(xs),
             ValueError,
-            "the loss must return a scalar, got a tensor of shape",
+            r"the loss .*scalar, .*of shape",
         ),
-        (lambda m, xs, ys: 1.0, TypeError, "the loss must return a scalar tensor, got float"),
+        (lambda m, xs, ys: 1.0, TypeError, r"the loss .*scalar tensor, got float"),
         (
             lambda m, xs, ys: ys.sum(),
             ValueError,
-            "the loss does not depend on the model's parameters",
+            r"the loss .*depend .*parameters",
         ),
     ],
 )

@@ -247,7 +247,7 @@ def test_a_finished_fit_of_more_epochs_than_asked_for_is_given_with_a_warning(tm
     whole = make(tmp_path, epochs=3).fit(X, Y)
     with pytest.warns(
         UserWarning,
-        match="the checkpoint is of 3 epochs, more than epochs=2: this is the model after all",
+        match=r"checkpoint .*3 epochs.*epochs=2",
     ):
         again = make(tmp_path, epochs=2).fit(X, Y)
     assert same(outcome(again), outcome(whole))
@@ -405,9 +405,7 @@ def test_a_hook_that_remembers_something_goes_on_too_and_is_missed(tmp_path):
         make(tmp_path, counts, Breaks(9)).fit(X, Y)
     assert counts.n == 9
     est = make(tmp_path)
-    with pytest.raises(
-        LoadError, match=r"its fit: .*the hooks 'counter', which are missing here; add them$"
-    ):
+    with pytest.raises(LoadError, match=r"hooks 'counter'.* missing.* add"):
         est.fit(X, Y)
     assert not hasattr(est, "model_")
     counts = Counts()

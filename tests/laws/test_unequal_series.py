@@ -269,12 +269,12 @@ def test_early_stopping_holds_out_the_last_steps_of_one_series_that_begins_late(
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"starts": [0, 1]}, r"^starts must be 37 integers, one per series; got shape \(2,\) of dtype int64$"),
-    ({"starts": np.full(N, T)}, r"^starts must be from 0 to T-1=42, got 43 to 43$"),
-    ({"starts": np.full(N, -1)}, r"^starts must be from 0 to T-1=42, got -1 to -1$"),
-    ({"starts": np.full(N, 0.5)}, r"^starts must be 37 integers, one per series; got shape \(37,\) of dtype float64$"),
+    ({"starts": [0, 1]}, r"^starts .*37 integers.*\(2,\) .*int64$"),
+    ({"starts": np.full(N, T)}, r"^starts .*T-1=42, got 43 to 43$"),
+    ({"starts": np.full(N, -1)}, r"^starts .*T-1=42, got -1 to -1$"),
+    ({"starts": np.full(N, 0.5)}, r"^starts .*37 integers.*\(37,\) .*float64$"),
     ({"starts": np.full(N, 3), "lengths": np.full(N, 41)},
-     r"^series 0 starts at step 3 and has 41 steps, but there are T=43 steps; lengths count from starts$"),
+     r"^series 0 .*step 3 .*41 steps.*T=43.*starts"),
 ], ids=str)  # fmt: skip
 def test_starts_that_do_not_fit(task, settings, message):
     with pytest.raises(ValueError, match=message):

@@ -2,8 +2,6 @@
 from the start.
 """
 
-import re
-
 import pytest
 import torch
 
@@ -104,23 +102,23 @@ def test_a_table_made_in_inference_mode_serves_training():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((0, 8), ValueError, "n_in must be a positive integer, got 0"),
-        ((3, 8, 0), ValueError, "n_heads must be a positive integer, got 0"),
-        ((3, 8, 2, 0), ValueError, "window must be a positive integer, got 0"),
-        ((3, 8, 2, 1.5), TypeError, "window must be a positive integer, got 1.5"),
+        ((0, 8), ValueError, r"n_in .*positive integer, got 0"),
+        ((3, 8, 0), ValueError, r"n_heads .*positive integer, got 0"),
+        ((3, 8, 2, 0), ValueError, r"window .*positive integer, got 0"),
+        ((3, 8, 2, 1.5), TypeError, r"window .*positive integer, got 1\.5"),
         (
             (3, 10),
             ValueError,
-            "n_heads=4 does not divide n_out=10; each head has n_out / n_heads features",
+            r"n_heads=4 .*n_out=10; .*n_out / n_heads .*",
         ),
     ],
 )
 def test_bad_sizes_are_named(arguments, error, message):
-    with pytest.raises(error, match=f"^SlidingWindowAttention: {re.escape(message)}$"):
+    with pytest.raises(error, match=f"^SlidingWindowAttention: {message}$"):
         SlidingWindowAttention(*arguments)
 
 
 def test_another_number_of_features_is_named():
-    message = "SlidingWindowAttention takes 3 features (n_in), got a tensor of shape (6, 2, 4)"
-    with pytest.raises(ShapeError, match=f"^{re.escape(message)}$"):
+    message = r"SlidingWindowAttention .*3 .*\(6, 2, 4\)"
+    with pytest.raises(ShapeError, match=f"^{message}$"):
         SlidingWindowAttention(3, 8)(torch.zeros(6, 2, 4))

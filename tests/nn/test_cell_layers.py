@@ -94,7 +94,7 @@ def test_states_are_saved_restored_marked_and_known_before_the_first_step(layer)
     model(x)
     restore(model, marked(model))
     torch.testing.assert_close(model(x[3:]), rest, rtol=0, atol=1e-13)
-    with pytest.raises(ValueError, match="carries the state of 4 series and got a batch of 2"):
+    with pytest.raises(ValueError, match=r"state of 4 series .*batch of 2"):
         model(x_of(b=2))
     reset(model)(x_of(b=2))
 
@@ -148,5 +148,5 @@ def test_names_and_integers_and_bad_settings():
     assert rnn(torch.zeros(S, B, F, dtype=torch.int64)).dtype == torch.float32
     with pytest.raises(ValueError, match=r"num_layers must be .*, got 0"):
         MGU(F, H, 0)
-    with pytest.raises(ValueError, match=r"dropout must be a number from 0 to 1, got 1\.5$"):
+    with pytest.raises(ValueError, match=r"dropout .*0 to 1, got 1\.5$"):
         MGU(F, H, 2, 1.5)

@@ -147,9 +147,7 @@ def test_parts_are_those_without_recurrent_layers():
 
 def test_ready_made_estimators_say_that_it_changes_nothing():
     est = SequenceRegressor(3, epochs=1, random_state=0, verbose=False, compile=True)
-    with pytest.warns(
-        UserWarning, match="compile changes nothing: Sequential has only recurrent layers"
-    ):
+    with pytest.warns(UserWarning, match=r"compile .*Sequential has only recurrent"):
         est.fit(X, Y)
     assert est.get_params()["compile"] is True
 
@@ -165,9 +163,7 @@ def test_what_cannot_be_compiled_trains_uncompiled():
 
     plain = fitted("no state", False)
     for text in ("no C\\+\\+ compiler that works \\(install g\\+\\+", "out of luck"):
-        with pytest.warns(
-            UserWarning, match=f"Sequential trains uncompiled, since compiling it failed: .*{text}"
-        ) as c:
+        with pytest.warns(UserWarning, match=f"Sequential trains uncompiled, .*{text}") as c:
             found = fitted("no state", {"backend": broken})
         assert len(c) == 1
         assert torch.equal(net2vec(found), net2vec(plain))
@@ -190,9 +186,7 @@ def test_an_error_of_the_model_stays_its_own(n_graphs):
 
 @pytest.mark.parametrize("compile", [1, "inductor", {"backnd": "eager"}, {"model": 1}, ["eager"]])
 def test_wrong_arguments_are_named(compile):
-    with pytest.raises(
-        SpecError, match=r"^compile must be True, False, or a dict of arguments of torch"
-    ):
+    with pytest.raises(SpecError, match=r"^compile .*True, False.* dict"):
         compile_arguments(compile)
     with pytest.raises(SpecError, match=r"^compile must be"):
         fitted("no state", compile)

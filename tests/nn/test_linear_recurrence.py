@@ -2,8 +2,6 @@
 bit for bit.
 """
 
-import re
-
 import pytest
 import torch
 
@@ -228,24 +226,24 @@ def test_it_maps_over_a_further_axis():
     [
         (
             ((3,), (5, 3), None),
-            "linear_recurrence takes b of shape (S, B, H), got a tensor of shape (5, 3)",
+            r"^linear_recurrence .*\(S, B, H\).*\(5, 3\)",
         ),
-        (((4,), (7, 5, 3), None), "a of shape (4,) does not broadcast to b of shape (7, 5, 3)"),
+        (((4,), (7, 5, 3), None), r"^a .*\(4,\).*broadcast.*b .*\(7, 5, 3\)"),
         (
             ((2, 7, 5, 3), (7, 5, 3), None),
-            "a of shape (2, 7, 5, 3) does not broadcast to b of shape (7, 5, 3)",
+            r"^a .*\(2, 7, 5, 3\).*b .*\(7, 5, 3\)",
         ),
-        (((3,), (7, 5, 3), (3,)), "h0 must have shape (B, H) = (5, 3), got shape (3,)"),
+        (((3,), (7, 5, 3), (3,)), r"^h0 .*\(B, H\) = \(5, 3\).*\(3,\)"),
     ],
 )
 def test_other_shapes_are_errors(shapes, message):
-    with pytest.raises(ShapeError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ShapeError, match=f"{message}$"):
         linear_recurrence(*(None if s is None else torch.zeros(s) for s in shapes))
 
 
 def test_integers_are_an_error():
     with pytest.raises(
         TypeError,
-        match=r"^linear_recurrence takes floating or complex tensors, got torch.int64 and",
+        match=r"^linear_recurrence .*torch.int64",
     ):
         linear_recurrence(torch.ones(3, dtype=torch.int64), torch.ones(7, 5, 3, dtype=torch.int64))

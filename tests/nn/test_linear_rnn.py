@@ -1,7 +1,5 @@
 """MinGRU, MinLSTM and LRU against their formulas in the papers."""
 
-import re
-
 import pytest
 import torch
 
@@ -204,36 +202,36 @@ def test_the_state_is_real_and_has_the_numbers_of_the_last_step():
 @pytest.mark.parametrize(
     ("sizes", "error", "message"),
     [
-        ((0, 5), ValueError, "n_in must be a positive integer, got 0"),
-        ((3, -1), ValueError, "n_out must be a positive integer, got -1"),
-        ((3, 2.5), TypeError, "n_out must be a positive integer, got 2.5"),
-        ((True, 5), TypeError, "n_in must be a positive integer, got True"),
+        ((0, 5), ValueError, r"n_in .*positive integer, got 0"),
+        ((3, -1), ValueError, r"n_out .*positive integer, got -1"),
+        ((3, 2.5), TypeError, r"n_out .*positive integer, got 2\.5"),
+        ((True, 5), TypeError, r"n_in .*positive integer, got True"),
     ],
 )
 def test_bad_sizes_are_named(layer, sizes, error, message):
-    with pytest.raises(error, match=f"^{layer.__name__}: {re.escape(message)}$"):
+    with pytest.raises(error, match=f"^{layer.__name__}: {message}$"):
         layer(*sizes)
 
 
 @pytest.mark.parametrize("layer", [MinGRU, MinLSTM, LRU])
 def test_another_number_of_features_is_named(layer):
-    message = f"{layer.__name__} takes 3 features (n_in), got a tensor of shape (6, 2, 4)"
-    with pytest.raises(ShapeError, match=f"^{re.escape(message)}$"):
+    message = rf"^{layer.__name__} .*3 .*n_in.*\(6, 2, 4\)$"
+    with pytest.raises(ShapeError, match=message):
         layer(3, 5)(torch.zeros(6, 2, 4))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_states": 0}, "LRU: n_states must be a positive integer, got 0"),
+        ({"n_states": 0}, r"LRU: n_states .*positive integer, got 0"),
         (
             {"r_min": 0.9, "r_max": 0.9},
-            "LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min=0.9, r_max=0.9",
+            r"LRU: .* got r_min=0\.9, r_max=0\.9",
         ),
-        ({"r_max": 1.1}, "LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min=0.9, r_max=1.1"),
-        ({"max_phase": 7}, "LRU: max_phase must be an angle above 0, at most 2 pi, got 7"),
+        ({"r_max": 1.1}, r"LRU: .* got r_min=0\.9, r_max=1\.1"),
+        ({"max_phase": 7}, r"LRU: max_phase .*2 pi, got 7"),
     ],
 )
 def test_bad_rings_are_named(arguments, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ValueError, match=f"^{message}$"):
         LRU(3, 5, **arguments)

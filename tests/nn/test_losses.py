@@ -234,9 +234,7 @@ def test_a_criterion_that_returns_one_number_cannot_be_weighted():
     model = Given(torch.randn_like(ys))
     loss = seqloss(lambda o, y: (o - y).abs().max())
     close(loss(model, xs, ys), (model.out - ys).abs().max())
-    with pytest.raises(
-        ShapeError, match=r"cannot be weighted or masked: its criterion returns \(\) for outputs"
-    ):
+    with pytest.raises(ShapeError, match=r"weighted or masked.* \(\) for outputs"):
         loss(model, xs, ys, torch.ones(5, 3, 1))
 
 
@@ -336,7 +334,7 @@ def test_integer_targets_need_no_output_axis():
 def test_scores_that_do_not_fit_the_targets_are_refused(out, ys):
     with pytest.raises(
         ShapeError,
-        match=r"takes scores \(S, B, V\) and integer targets \(S, B, 1\) or probabilities",
+        match=r"\(S, B, V\).*\(S, B, 1\) or prob",
     ):
         seqloss(nn.CrossEntropyLoss())(Given(out), torch.zeros(5, 3, 3), ys)
 
@@ -498,13 +496,13 @@ def test_a_loss_shows_its_criterion():
 
 
 @pytest.mark.parametrize("make", [seqloss, as_loss])
-def test_a_class_in_place_of_a_criterion_is_refused_with_the_way_out(make):
+def test_a_class_in_place_of_a_criterion_is_refused_with_the_remedy(make):
     with pytest.raises(
         TypeError,
-        match=r"takes a criterion f\(yhat, y\), got .*MSELoss'>; build it first: MSELoss\(\)",
+        match=r"criterion .*MSELoss'>.* MSELoss\(\)",
     ):
         make(nn.MSELoss)
-    with pytest.raises(TypeError, match=r"takes a criterion f\(yhat, y\), got 'mse'$"):
+    with pytest.raises(TypeError, match=r"criterion f\(yhat, y\), got 'mse'$"):
         make("mse")
 
 

@@ -131,7 +131,7 @@ def test_models_that_fail_on_steps_take_windows(kind, shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", DIFFERENT)
-def test_models_that_differ_are_refused_with_the_way_out(kind, shape):
+def test_models_that_differ_are_refused_with_the_remedy(kind, shape):
     model = DIFFERENT[kind](shape[2])
     for _ in range(2):  # not remembered as an answer
         with pytest.raises(ShapeError) as caught:
@@ -172,9 +172,7 @@ def test_models_that_run_neither_way_say_why():
 
 @pytest.mark.parametrize("output", [None, [], {"y": 1}, 3.0])
 def test_outputs_that_are_no_tensors_are_refused(output):
-    with pytest.raises(
-        ShapeError, match=f"must return a tensor or a tuple of tensors, got {type(output).__name__}"
-    ):
+    with pytest.raises(ShapeError, match=f"must return a tensor .* got {type(output).__name__}"):
         takes_windows(Module(lambda m, x: output), (torch.randn(7, 6, 3),))
 
 
@@ -248,7 +246,7 @@ def test_several_outputs_are_all_compared():
     parts = {"rnn": LSTM(3, 4), "lost": nn.GRU(3, 2)}
     xs = torch.randn(7, 6, 3)
     assert takes_windows(Module(lambda m, x: (m.rnn(x), 2 * x), **parts), (xs,))
-    with pytest.raises(ShapeError, match="recurrent layer 'lost' sits outside Recur"):
+    with pytest.raises(ShapeError, match=r"layer 'lost' .*outside Recur"):
         takes_windows(Module(lambda m, x: (m.rnn(x), m.lost(x)[0]), **parts), (xs,))
 
 
@@ -491,9 +489,7 @@ class Mixing(nn.Module):
 def test_layers_that_take_series_for_steps_are_refused(layer, n_series, declared):
     model, xs = Mixing(layer()), (torch.randn(7, n_series, 5),)
     try_out = partial(cut_dependence, overlap=0) if declared else takes_windows
-    with pytest.raises(
-        ShapeError, match=r"'layer[.\w]*' \(\w+\) has batch_first=True and takes series for steps"
-    ):
+    with pytest.raises(ShapeError, match=r"'layer[.\w]*' \(\w+\).*batch_first=True"):
         try_out(model, xs)
 
 
@@ -508,7 +504,7 @@ def test_batch_first_layers_that_get_their_axes_and_a_batch_norm_are_fine():
 def test_a_model_that_mixes_series_warns():
     with pytest.warns(
         UserWarning,
-        match="gives a series other outputs alone than together with others: what it pred",
+        match="a series other outputs alone",
     ):
         takes_windows(
             Module(lambda m, x: m.a(x) - m.a(x).mean(-2, keepdim=True), a=nn.Linear(5, 4)),

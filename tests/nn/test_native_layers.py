@@ -167,9 +167,7 @@ def test_dropout_between_layers_in_training_is_left_to_torch(x):
 
 def test_wrong_shapes_raise_torchs_errors(x):
     layer = LSTM(F, H)
-    with pytest.raises(
-        RuntimeError, match=r"input.size\(-1\) must be equal to input_size. Expected 3, got 2"
-    ):
+    with pytest.raises(RuntimeError, match=r"input.size\(-1\).*input_size.* 3, got 2"):
         layer(x[..., :2])
     # reading on would be out of bounds
     layer.module.bias_hh_l0 = nn.Parameter(torch.zeros(4 * H + 1))
@@ -179,7 +177,7 @@ def test_wrong_shapes_raise_torchs_errors(x):
 
 def test_no_series_and_no_steps_are_torchs_matter():
     assert LSTM(F, H)(torch.zeros(7, 0, F)).shape == (7, 0, H)
-    with pytest.raises(RuntimeError, match="Expected sequence length to be larger than 0"):
+    with pytest.raises(RuntimeError, match=r"sequence length .*larger than 0"):
         LSTM(F, H)(torch.zeros(0, 4, F))
 
 

@@ -120,7 +120,7 @@ def test_alpha_gets_a_gradient():
 def test_too_few_operands_are_an_error():
     with pytest.raises(
         TypeError,
-        match=r"^batched_gemm: expected \(alpha, A, B\) or \(A, B\) after the letters, got 1 op",
+        match=r"^batched_gemm: .*\(A, B\).* got 1 op",
     ):
         batched_gemm("N", "N", torch.ones(2, 3, 5))
 
@@ -308,7 +308,7 @@ ZEROS = torch.zeros
         ),
     ],
 )
-def test_shape_errors_name_the_shapes_and_the_way_out(call, message):
+def test_shape_errors_name_the_shapes_and_the_remedy(call, message):
     with pytest.raises(ShapeError) as caught:
         call()
     assert str(caught.value) == message
@@ -318,9 +318,7 @@ def test_shape_errors_name_the_shapes_and_the_way_out(call, message):
 
 def test_another_letter_is_an_error():
     ones = ZEROS(2, 2, 1)
-    with pytest.raises(
-        ValueError, match=r"^batched_gemm: transB is 't', expected 'N', 'T' or 'C'$"
-    ):
+    with pytest.raises(ValueError, match=r"^batched_gemm: transB .*'t'.* 'C'$"):
         batched_gemm("N", "t", ones, ones)
 
 

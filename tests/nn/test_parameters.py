@@ -100,12 +100,10 @@ def test_the_module_of_an_estimator_is_the_fitted_one_if_there_is_one():
 
 @pytest.mark.parametrize("function", [namedparams, namedweights, weights, notrack])
 def test_what_holds_no_module_is_refused(function):
-    with pytest.raises(
-        TypeError, match=r"expected a torch module or an estimator that holds one, got list$"
-    ):
+    with pytest.raises(TypeError, match=r"torch module or an estimator.* got list$"):
         function([nn.Linear(2, 1)])
     unfitted = type("Unfitted", (), {"fit": None, "model": nn.Linear})()
-    with pytest.raises(TypeError, match=r"got Unfitted: it has no model yet, call fit first$"):
+    with pytest.raises(TypeError, match=r"got Unfitted: .*call fit first$"):
         function(unfitted)
 
 

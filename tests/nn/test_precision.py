@@ -131,15 +131,11 @@ def test_gradients_of_weights_used_at_every_step_add_up_in_float32_and_survive_a
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(
-        ValueError, match=r"^precision must be one of 'float32', 'bfloat16', 'float16', got 'half'$"
-    ):
+    with pytest.raises(ValueError, match=r"^precision .*'float16'.* got 'half'$"):
         check_precision("half")
-    with pytest.raises(ValueError, match=r"^spec.precision must be one of .*, got torch.bfloat16$"):
+    with pytest.raises(ValueError, match=r"^spec.precision .*torch.bfloat16$"):
         check_precision(torch.bfloat16, "spec.precision")
     model = nn.Linear(2, 1).double()
     require_float32(model.parameters(), "float32")
-    with pytest.raises(
-        ValueError, match=r"of float32, the model has torch.float64: convert it with model.f"
-    ):
+    with pytest.raises(ValueError, match=r"float32.* torch.float64.*model.f"):
         require_float32(model.parameters(), "float16")

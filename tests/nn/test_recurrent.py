@@ -216,9 +216,7 @@ def test_another_number_of_series_is_refused_until_the_state_is_reset(kind):
     rnn = Recur(ALL[kind]())
     rnn(torch.zeros(2, 4, F))
     for x in (torch.zeros(2, 3, F), torch.zeros(3, F), torch.zeros(1, F)):
-        with pytest.raises(
-            ShapeError, match=r"carries the state of 4 series and got a batch of \d: call reset"
-        ):
+        with pytest.raises(ShapeError, match=r"4 series .*batch of \d: call reset"):
             rnn(x)
     rnn(torch.zeros(4, F))
     rnn.reset()
@@ -243,9 +241,7 @@ def test_modules_that_cannot_carry_a_state_are_refused(module, message):
 
 @pytest.mark.parametrize("shape", [(F,), (), (2, 2, 2, F)])
 def test_input_that_is_neither_step_nor_window_is_refused(shape):
-    with pytest.raises(
-        ShapeError, match=r"LSTM\(LSTM\) takes a step \(B, F\) or a window \(S, B, F\)"
-    ):
+    with pytest.raises(ShapeError, match=r"LSTM\(LSTM\).*\(B, F\).*\(S, B, F\)"):
         LSTM(F, H)(torch.zeros(shape))
 
 

@@ -28,13 +28,11 @@ def test_the_error_names_layer_and_argument(value, error):
 
 def test_probabilities_lie_between_0_and_1():
     assert check_probability(nn.Tanh(), "dropout", np.float32(0.5)) == 0.5
-    with pytest.raises(ValueError, match=r"^Tanh: dropout must be a number from 0 to 1, got nan$"):
+    with pytest.raises(ValueError, match=r"^Tanh: dropout .*0 to 1, got nan$"):
         check_probability(nn.Tanh(), "dropout", float("nan"))
 
 
 def test_another_number_of_features_is_an_error():
     check_features("Tanh", torch.zeros(5, 2, 3), 3)
-    with pytest.raises(
-        ShapeError, match=r"^Tanh takes 3 features \(n_in\), got a tensor of shape \(5, 3, 2\)$"
-    ):
+    with pytest.raises(ShapeError, match=r"^Tanh .*3 .*n_in.*\(5, 3, 2\)$"):
         check_features("Tanh", torch.zeros(5, 3, 2), 3)

@@ -162,9 +162,7 @@ def test_two_own_modules_that_never_ran_say_what_to_do():
     model = MODELS["two own"]()
     model(torch.randn(4, F))
     fresh = MODELS["two own"]()
-    with pytest.raises(
-        ShapeError, match="which of 2 custom recurrent modules; run the model on one step first"
-    ):
+    with pytest.raises(ShapeError, match=r"2 custom recurrent .*one step first"):
         loadstates(fresh, states(model))
     fresh(torch.randn(1, F))
     assert same(states(loadstates(fresh, states(model))), states(model))
@@ -232,20 +230,20 @@ def test_a_state_with_a_graph_is_loaded_without_it():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s[:-1], "^state has 3 tensors, that of the model has 4$"),
-        (lambda s: [*s, s[0]], "^state has 5 tensors, that of the model has 4$"),
-        (lambda s: [], "^state has 0 tensors, that of the model has 4$"),
+        (lambda s: s[:-1], r"^state has 3 tensors, .* 4$"),
+        (lambda s: [*s, s[0]], r"^state has 5 tensors, .* 4$"),
+        (lambda s: [], r"^state has 0 tensors, .* 4$"),
         (
             lambda s: [*s[:3], torch.zeros(2, 4, 3)],
-            r"^state\[3\], of '2', has shape \(2, 4, 3\); expected \(2, B, 2\)",
+            r"^state\[3\].*'2'.*\(2, 4, 3\).*2, B, 2",
         ),
         (
             lambda s: [*s[:3], torch.zeros(1, 4, 2)],
-            r"^state\[3\], of '2', has shape \(1, 4, 2\); expected \(2, B, 2\)",
+            r"^state\[3\].*'2'.*\(1, 4, 2\).*2, B, 2",
         ),
         (
             lambda s: [*s[:3], torch.zeros(4, 2)],
-            r"^state\[3\], of '2', has shape \(4, 2\); expected \(2, B, 2\)",
+            r"^state\[3\].*'2'.*\(4, 2\).*2, B, 2",
         ),
         (
             lambda s: [*s[:2], torch.zeros(1, 3, 4), s[3]],
@@ -253,7 +251,7 @@ def test_a_state_with_a_graph_is_loaded_without_it():
         ),
         (
             lambda s: [s[1], s[0], *s[2:]],
-            r"^state\[0\], of '0', has shape \(1, 4, 4\); expected \(1, B, 5\)",
+            r"^state\[0\].*'0'.*\(1, 4, 4\).*1, B, 5",
         ),
     ],
 )
@@ -268,16 +266,14 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(change, message):
 
 def test_a_state_of_the_wrong_shape_names_a_cell_and_an_own_module():
     cell = Recur(nn.LSTMCell(F, H))
-    with pytest.raises(
-        ShapeError, match=r"^state\[1\], of 'Recur', has shape \(4, 3\); expected \(B, 5\)"
-    ):
+    with pytest.raises(ShapeError, match=r"^state\[1\].*'Recur'.*\(4, 3\).*\(B, 5\)"):
         loadstates(cell, [torch.zeros(4, 5), torch.zeros(4, 3)])
     own = MODELS["own, a tuple of two"]()
     own(torch.randn(4, F))
     before = states(own)
     with pytest.raises(ShapeError, match="'0' differ in their number of series"):
         loadstates(own, [torch.zeros(4, 5), torch.zeros(3, 5), torch.zeros(1, 4, 2)])
-    with pytest.raises(ShapeError, match=r"^state has 2 tensors, that of the model has 3$"):
+    with pytest.raises(ShapeError, match=r"^state has 2 tensors, .* 3$"):
         loadstates(own, before[:2])
     assert same(states(own), before)
 

@@ -128,12 +128,12 @@ def test_anything_that_torch_takes_is_a_vector(kind):
 @pytest.mark.parametrize(
     ("v", "message"),
     [
-        (torch.zeros(9), "vec2net: vector has 9 values, the model has 8 parameters"),
-        (torch.zeros(7), "vec2net: vector has 7 values, the model has 8 parameters"),
-        (torch.zeros(0), "vec2net: vector has 0 values, the model has 8 parameters"),
-        (torch.zeros(1, 8), r"vec2net: expected a vector of shape \(8,\), got shape \(1, 8\)"),
-        (torch.zeros(8, 1), r"vec2net: expected a vector of shape \(8,\), got shape \(8, 1\)"),
-        (torch.tensor(0.0), r"vec2net: expected a vector of shape \(8,\), got shape \(\)"),
+        (torch.zeros(9), r"vec2net: .*9 values, .*8 parameters"),
+        (torch.zeros(7), r"vec2net: .*7 values, .*8 parameters"),
+        (torch.zeros(0), r"vec2net: .* 0 values, .*8 parameters"),
+        (torch.zeros(1, 8), r"vec2net: .*\(8,\), got .*\(1, 8\)"),
+        (torch.zeros(8, 1), r"vec2net: .*\(8,\), got .*\(8, 1\)"),
+        (torch.tensor(0.0), r"vec2net: .*\(8,\), got .*\(\)"),
     ],
 )
 def test_vectors_of_another_size_are_refused_and_change_nothing(v, message):
@@ -257,8 +257,6 @@ def test_an_optimizer_uses_the_gradients_that_grad2net_sets():
 
 def test_grad2net_refuses_a_vector_of_another_length():
     model = nn.Linear(3, 2)
-    with pytest.raises(
-        ShapeError, match=r"^grad2net: vector has 9 values, the model has 8 parameters$"
-    ):
+    with pytest.raises(ShapeError, match=r"^grad2net: .*9 values.* 8 parameters$"):
         grad2net(model, torch.zeros(9))
     assert model.weight.grad is None

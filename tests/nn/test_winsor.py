@@ -167,13 +167,11 @@ def test_bad_data_are_refused_and_change_nothing(rng):
             f"WinsorNorm is fitted on a non-empty array of shape (F, N, T), got {bad.shape}"
         )
     assert np.array_equal(of(norm), before)
-    with pytest.raises(
-        ShapeError, match=r"WinsorNorm has 2 features, the input has shape \(5, 3\)$"
-    ):
+    with pytest.raises(ShapeError, match=r"WinsorNorm has 2 .*\(5, 3\)$"):
         norm(torch.zeros(5, 3))
     with pytest.raises(
         ShapeError,
-        match=r"WinsorNorm has 0 features, the input has shape \(5, 3\): call fit first$",
+        match=r"WinsorNorm .*0 .*\(5, 3\).* fit",
     ):
         WinsorNorm()(torch.zeros(5, 3))
 

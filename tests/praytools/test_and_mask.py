@@ -55,7 +55,5 @@ def test_maskedgrad_goes_by_parameter():
 def test_one_environment_stays_as_it_is_and_none_is_an_error():
     a = torch.tensor([1.0])
     assert maskedgrad([(a, None)], 1.0) == (a, None)
-    with pytest.raises(
-        ValueError, match=r"^maskedgrad needs the gradients of at least one environment$"
-    ):
+    with pytest.raises(ValueError, match=r"^maskedgrad .*gradients .*one env"):
         maskedgrad([], 0.5)

@@ -24,7 +24,7 @@ def test_verbose_is_its_truth(verbose, expected):
 
 @pytest.mark.parametrize("verbose", ["yes", "", "Auto"])
 def test_other_strings_are_refused(verbose):
-    with pytest.raises(ValueError, match=f"verbose must be 'auto', True or False, got {verbose!r}"):
+    with pytest.raises(ValueError, match=f"verbose .*'auto', True .* got {verbose!r}"):
         shows_progress(verbose)
 
 

@@ -186,9 +186,7 @@ def test_a_summary_of_ones_own_says_how_it_is_written():
     class Silent(Summary):
         pass
 
-    with pytest.raises(
-        NotImplementedError, match=r"^Silent does not define publish\(writer, tag, step\)$"
-    ):
+    with pytest.raises(NotImplementedError, match=r"^Silent .*publish\(writer, tag, step\)"):
         publish_train_intermediates(NullSummaryWriter(), [Silent(1)], 1)
 
 

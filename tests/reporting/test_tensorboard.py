@@ -317,7 +317,5 @@ def test_without_tensorboard_nothing_is_trained_or_made(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("trigger", [0, -3, True])
 def test_a_trigger_is_at_least_one(tmp_path, trigger):
-    with pytest.raises(
-        ValueError, match=f"^trigger must be at least 1, or a Trigger, got {trigger}$"
-    ):
+    with pytest.raises(ValueError, match=f"^trigger .*1, or a Trigger, got {trigger}$"):
         TensorBoard(tmp_path, trigger=trigger)

@@ -207,7 +207,7 @@ def test_a_save_that_is_killed_anywhere_leaves_a_checkpoint(tmp_path, killed_in,
     assert len(names(tmp_path)) == 2
 
 
-def test_a_damaged_file_is_an_error_that_names_the_way_out(tmp_path):
+def test_a_damaged_file_is_an_error_that_names_the_remedy(tmp_path):
     checkpoints = Checkpointer(tmp_path, keep=2)
     checkpoints.write({"i": 1}, 1)
     path = checkpoints.write({"i": 2}, 2)
@@ -226,7 +226,7 @@ def test_a_checkpoint_of_a_later_version_is_refused(tmp_path):
     checkpoints = Checkpointer(tmp_path)
     path = checkpoints.write({}, 1)
     torch.save({**torch.load(path, weights_only=True), "format": 2}, path)
-    with pytest.raises(LoadError, match=r"\.pt has format 2, .*reads 1: .*Delete it"):
+    with pytest.raises(LoadError, match=r"\.pt .*format 2, .*reads 1: .*Delete"):
         checkpoints.read()
 
 

@@ -98,7 +98,7 @@ def test_what_is_no_callback_is_refused(hook):
         Hooks().attach(hook)
 
 
-def test_a_class_that_was_not_built_is_refused_with_the_way_out():
+def test_a_class_that_was_not_built_is_refused_with_the_remedy():
     with pytest.raises(TypeError, match=r"Everything is a class; .*Everything\("):
         Hooks().attach(Everything)
 

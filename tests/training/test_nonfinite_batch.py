@@ -157,7 +157,7 @@ def test_fit_names_the_module(settings):
     est = Estimator(
         model=broken(), loss=seqloss(nn.MSELoss()), spec=spec, verbose=False, comm=None, **settings
     )
-    with pytest.raises(FloatingPointError, match=r"steps 0 to 4 of series .*module '1' \(Logar"):
+    with pytest.raises(FloatingPointError, match=r"steps 0 to 4 .*module '1' \(Logar"):
         est.fit(x, x[:1])
 
 

@@ -28,7 +28,7 @@ def test_a_rank_without_observations_has_none():
     assert [shard((X[:2],), rank, 3) is None for rank in range(3)] == [False, False, True]
 
 
-def test_what_cannot_be_divided_says_the_way_out():
+def test_what_cannot_be_divided_says_the_remedy():
     with pytest.raises(
         ShapeError,
         match=r"arrays .*4, 11 observations along axis 0",

@@ -235,6 +235,6 @@ def test_what_cannot_be_filled_in_with_is_an_error(x):
         SequenceImputer().stream()
     x[1, 2, 3] = np.inf
     with pytest.raises(DataError, match=(
-        r"^x .*feature 1, series 2, step 3; .*Imputer"
+        r"^x .*1, series 2, step 3; .*Imputer"
     )):  # fmt: skip
         SequenceImputer().fit(x)

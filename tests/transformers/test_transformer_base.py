@@ -26,11 +26,9 @@ def test_a_stream_of_steps_is_the_transform_of_the_series(rng, transformer, dtyp
 
 def test_steps_of_another_shape_are_named(rng):
     scaler = SequenceScaler().fit(rng.normal(size=(F, N, T)))
-    with pytest.raises(
-        ShapeError, match=r"^a step .* \(F, N\) = \(3, 1\), got \(3,\): give x\[:, None\]$"
-    ):
+    with pytest.raises(ShapeError, match=r"\(3, 1\), got \(3,\): give x\[:, None\]$"):
         scaler.stream().step(np.zeros(3))
-    with pytest.raises(ShapeError, match=r"^state .*\[\(2,\)\]; .*\[\] for 4 series$"):
+    with pytest.raises(ShapeError, match=r"^state .*\[\(2,\)\]; .*\[\] .* 4 series$"):
         scaler.stream(4, [np.zeros(2)])
     with pytest.raises(SpecError, match=r"^n_series .*got 0$"):
         scaler.stream(0)

@@ -374,7 +374,7 @@ def test_a_folder_can_be_moved(tmp_path, monkeypatch):
     shutil.move(tmp_path / "one", tmp_path / "two" / "moved")
     assert np.array_equal(read(tmp_path / "two" / "moved" / "all.h5"), np.concatenate(arrays, 1))
     os.unlink(tmp_path / "two" / "moved" / "parts 100%" / "x0.h5")
-    with pytest.raises(H5DataError, match=r"1 of its source files are missing: parts 100%/x0\.h5;"):
+    with pytest.raises(H5DataError, match=r"1 of its .*missing: parts 100%/x0\.h5;"):
         h5mmap(tmp_path / "two" / "moved" / "all.h5", "x")
 
 
@@ -409,12 +409,12 @@ def test_errors_leave_the_old_file_and_no_other(tmp_path, virtual):
     h5save(tmp_path / "text.h5", {"x": ["a"]})
     h5save(tmp_path / "all.h5", {"old": a})
     present = sorted(os.listdir(tmp_path))
-    out, way_out = tmp_path / "all.h5", "join along another axis, or leave it out with names=[...]"
+    out, remedy = tmp_path / "all.h5", "join along another axis, or leave it out with names=[...]"
     cases = {
         f"{paths[1]}: dataset 'x' has shape (2, 3, 5), in {paths[0]} it is (2, 3, 4); they may "
-        "differ only along -2; " + way_out: ([paths[0], paths[1]], -2),
+        "differ only along -2; " + remedy: ([paths[0], paths[1]], -2),
         f"{paths[2]}: dataset 'x' has shape (2, 3), in {paths[0]} it is (2, 3, 4); they may differ "
-        "only along -2; " + way_out: ([paths[0], paths[2]], -2),
+        "only along -2; " + remedy: ([paths[0], paths[2]], -2),
         f"{paths[0]}: dataset 'y' is missing, {tmp_path}/y.h5 has it; pass fill=np.nan to leave a "
         "gap there, or "
         "leave it out with names=[...]": ([paths[0], tmp_path / "y.h5"], -2),

@@ -61,9 +61,7 @@ def test_a_full_disk_is_an_error_before_anything_changes(tmp_path, monkeypatch, 
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr("os.posix_fallocate", full, raising=False)
-    with pytest.raises(
-        H5DataError, match=r"'y' cannot be created: it needs 8000000 bytes .*sparse=True"
-    ):
+    with pytest.raises(H5DataError, match=r"'y' .* 8000000 bytes .*sparse=True"):
         h5create(path, "y", (2, 10**3, 10**3), "f4", overwrite=True)
     assert os.listdir(tmp_path) == ["a.h5"] * existing
     if existing:
@@ -300,9 +298,7 @@ def test_what_stands_in_the_way(tmp_path):
     h5save(path, {"x": X})
     with pytest.raises(H5DataError, match="dataset 'x/y' cannot be created"):
         h5create(path, "x/y", (1, 2, 3))
-    with pytest.raises(
-        H5DataError, match="dtype must be a type of real numbers, as 'float32', got 'spam'"
-    ):
+    with pytest.raises(H5DataError, match=r"dtype .*'float32', got 'spam'"):
         h5create(path, "y", (1, 2, 3), "spam")
     with h5py.File(path) as file:
         assert list(file) == ["x"]

@@ -57,9 +57,7 @@ def test_names_in_a_file_of_other_software(tmp_path, chunked):
         with h5py.File(tmp_path / "b.h5", "w") as file:
             dataset = file.create_dataset("x", data=X.T, chunks=True if chunked else None)
             dataset.attrs["axes"], dataset.attrs["feature_names"] = "TNF", other
-        with pytest.warns(
-            UserWarning, match=r"b\.h5: dataset '/x' has an attribute 'feature_names'.* 3 texts"
-        ):
+        with pytest.warns(UserWarning, match=r"b\.h5: .*'/x'.*'feature_names'.* 3"):
             assert h5mmap(tmp_path / "b.h5", "x").feature_names is None
 
 

@@ -164,7 +164,7 @@ def test_a_file_that_breaks_later(tmp_path):
     assert str(caught.value).startswith(f"{tmp_path}/a.h5: dataset 'x' cannot be read at [")
     x.close()
     h5save(tmp_path / "a.h5", {"x": X})
-    with pytest.raises(H5DataError, match="this is not the file that was mapped or opened"):
+    with pytest.raises(H5DataError, match=r"not the file .*mapped or opened"):
         pickle.loads(data)[0]
     os.unlink(tmp_path / "a.h5")
     with pytest.raises(FileNotFoundError, match="there is no such file"):

@@ -139,7 +139,7 @@ def test_the_layout_is_checked_where_the_file_system_does_not_tell_when_a_file_w
 
 @pytest.mark.parametrize("how", ["touched", "written to", "copied", "put back with its old times"])
 @pytest.mark.parametrize("kind", ["map", "lazy", "np.memmap"])
-def test_a_file_that_may_be_another_is_refused_with_the_way_out(tmp_path, how, kind):
+def test_a_file_that_may_be_another_is_refused_with_the_remedy(tmp_path, how, kind):
     path = tmp_path / "a.h5"
     h5save(path, {"x": X})
     x = H5Lazy(path, "x") if kind == "lazy" else h5mmap(path, "x")

@@ -33,7 +33,7 @@ def test_a_missing_file_is_the_usual_error(tmp_path):
 def test_the_error_names_what_the_file_holds(path):
     with open_file(path) as file:
         assert find_dataset(file, path, "group/x").shape == (5, 3, 2)
-        with pytest.raises(H5DataError, match=r"'group/y' does not exist; group '/group' holds x$"):
+        with pytest.raises(H5DataError, match=r"'group/y' does not .*'/group' holds x$"):
             find_dataset(file, path, "group/y")
 
 

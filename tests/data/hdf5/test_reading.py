@@ -766,9 +766,7 @@ def test_loading_by_name(tmp_path):
     assert np.array_equal(h5load(tmp_path / "a.h5", "x"), numbers())
     assert h5load(tmp_path / "a.h5", "train")["y"].tolist() == [0, 1, 2]
     assert list(h5load(tmp_path / "a.h5", ["train/y"])) == ["train/y"]
-    with pytest.raises(
-        H5DataError, match=r"dataset 'train/z' does not exist; group '/train' holds y$"
-    ):
+    with pytest.raises(H5DataError, match=r"'train/z' does not .*'/train' holds y$"):
         h5load(tmp_path / "a.h5", "train/z")
     with pytest.raises(FileNotFoundError):
         h5load(tmp_path / "b.h5")

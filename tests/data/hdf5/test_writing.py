@@ -357,6 +357,6 @@ def test_a_bar_for_who_is_watching(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(tqdm.auto, "tqdm", lambda **kwargs: plain(**kwargs | {"delay": 0}))
     h5save(tmp_path / "a.h5", {"x": X, "y": X[0]}, verbose=True)
     assert "h5save a.h5: 100%" in capfd.readouterr().err
-    with pytest.raises(ValueError, match="verbose must be 'auto', True or False, got 'yes'"):
+    with pytest.raises(ValueError, match=r"verbose .*'auto', True.* got 'yes'"):
         h5save(tmp_path / "b.h5", {"x": X}, verbose="yes")
     assert os.listdir(tmp_path) == ["a.h5"]
