@@ -180,7 +180,7 @@ def measure(name: str, args: argparse.Namespace, of: str) -> str:
     if data is not None:
         arguments += ["--data", str(data)]
     elif part.data and part.needs_data:
-        way_out = f"`--{part.data} {DATA[part.data]}`"
+        remedy = f"`--{part.data} {DATA[part.data]}`"
         return section(name, {"left_out": [f"all of it: the data were not given ({way_out})"]}, "")
     if part.peers and args.neuralforecast is not None:
         arguments += ["--peers", args.neuralforecast]

