@@ -181,7 +181,7 @@ def measure(name: str, args: argparse.Namespace, of: str) -> str:
         arguments += ["--data", str(data)]
     elif part.data and part.needs_data:
         remedy = f"`--{part.data} {DATA[part.data]}`"
-        return section(name, {"left_out": [f"all of it: the data were not given ({way_out})"]}, "")
+        return section(name, {"left_out": [f"all of it: the data were not given ({remedy})"]}, "")
     if part.peers and args.neuralforecast is not None:
         arguments += ["--peers", args.neuralforecast]
     with tempfile.TemporaryDirectory() as folder:
