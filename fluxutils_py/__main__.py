@@ -69,8 +69,8 @@ def made_data(n_steps: int, rng: np.random.Generator) -> tuple[np.ndarray, list[
     nights = np.arange(night, n_steps - night, DAY)
     # four in ten: the pulse that decides about a morning is, on average, 2.5 days old
     nights = nights[rng.random(len(nights)) < 0.4]
-    at = nights + rng.integers(1, night, len(nights))
-    pulse[at] = rng.choice([-1.0, 1.0], len(nights))
+    directions = rng.choice([-1.0, 1.0], len(nights))
+    pulse[nights + rng.integers(1, night, len(nights))] = directions
     last_pulse = np.maximum(last_positions(pulse != 0), 0)
     flow = np.where(light > 0.6, pulse[last_pulse], pulse)
     noise = 0.05 * rng.normal(size=(n_steps, 2))
