@@ -348,11 +348,10 @@ class CausalKernels(Recur):
     size: int
 
     def __init__(self, n_in: int, length: int | None = None, size: int = 10_000) -> None:
-        super().__init__(nn.Identity())
         set_sizes(self, n_in=n_in, size=size)
         self.length = check_integer("CausalKernels: length", length, 1, optional=True)
         per_kernel = max(1, self.size // (2 * len(TRIPLES)))
-        self.module = _Kernels(self.n_in, per_kernel)
+        super().__init__(_Kernels(self.n_in, per_kernel))
         if self.length is not None:
             self.module.set_length(self.length)
         self.n_out = 2 * len(TRIPLES) * per_kernel

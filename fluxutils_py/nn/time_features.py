@@ -228,10 +228,9 @@ class Lags(Recur):
     n_in: int
 
     def __init__(self, n_in: int, lags: Sequence[int]) -> None:
-        super().__init__(nn.Identity())
         set_sizes(self, n_in=n_in)
         self.lags = _check_spans(self, "lags", lags, 0)
-        self.module = _Lags(self.n_in, self.lags)
+        super().__init__(_Lags(self.n_in, self.lags))
         self.n_out = self.n_in * len(self.lags)
 
 
@@ -273,10 +272,9 @@ class ExponentialMeans(Recur):
     n_in: int
 
     def __init__(self, n_in: int, spans: Sequence[int] = (5, 20, 80)) -> None:
-        super().__init__(nn.Identity())
         set_sizes(self, n_in=n_in)
         self.spans = _check_spans(self, "spans", spans, 1)
-        self.module = _ExponentialMeans(self.n_in, self.spans)
+        super().__init__(_ExponentialMeans(self.n_in, self.spans))
         self.n_out = self.n_in * len(self.spans)
 
 
@@ -320,10 +318,9 @@ class RollingStatistics(Recur):
     n_in: int
 
     def __init__(self, n_in: int, spans: Sequence[int] = (5, 20, 80)) -> None:
-        super().__init__(nn.Identity())
         set_sizes(self, n_in=n_in)
         self.spans = _check_spans(self, "spans", spans, 1)
-        self.module = _RollingStatistics(self.n_in, self.spans)
+        super().__init__(_RollingStatistics(self.n_in, self.spans))
         self.n_out = 3 * self.n_in * len(self.spans)
 
 
@@ -363,7 +360,6 @@ class RunningStatistics(Recur):
     n_in: int
 
     def __init__(self, n_in: int) -> None:
-        super().__init__(nn.Identity())
         set_sizes(self, n_in=n_in)
-        self.module = _RunningStatistics(self.n_in)
+        super().__init__(_RunningStatistics(self.n_in))
         self.n_out = 7 * self.n_in + 1
