@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -281,6 +282,9 @@ class _Writer:
         self.states: list[StateTensor] = []
         self.tensors: list[Tensor] = []
         self._layers = {id(r): i for i, r in enumerate(recurrent_layers(model))}
+        # of what a layer has no parameters for, which may come before all parameters
+        plain = filter(is_plain, chain(model.parameters(), model.buffers()))
+        self._dtype = next((_as_array(t).dtype for t in plain), np.dtype("f4"))
 
     def write(self, module: nn.Module, source: int) -> int:
         """Write a module that reads a value; return the value that holds its result."""
@@ -316,8 +320,7 @@ class _Writer:
         """Return a parameter (n,), or an array of the default if the module has none."""
         if getattr(module, name) is not None:
             return self.array(module, name)
-        dtype = _as_array(self.tensors[0]).dtype if self.tensors else np.dtype("f4")
-        return np.full(n, default, dtype)
+        return np.full(n, default, self._dtype)
 
     def _check_size(self, module: nn.Module, source: int, n_in: int) -> None:
         if self.sizes[source] != n_in:

@@ -60,6 +60,9 @@ LAYERS = {
     "stack": lambda n: SequenceStack(MinGRU, F, n),
     "trained start": lambda n: GRU(F, n, 2, trainable_init=True),
     "no state": lambda n: ffnn(F, n, 2, nn.ReLU, nn.Identity),
+    "normalised inputs": lambda n: nn.Sequential(
+        nn.LayerNorm(F, elementwise_affine=False), LSTM(F, n)
+    ),
 }
 
 

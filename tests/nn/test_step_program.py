@@ -1,5 +1,7 @@
 """A step as a list of operations computes what the model does, here by formulas of NumPy."""
 
+from dataclasses import FrozenInstanceError
+
 import numpy as np
 import pytest
 import torch
@@ -193,6 +195,9 @@ MODELS = {
     ),
     "no state": lambda: ffnn(3, 5, 3, nn.ReLU, dropout=0.2, last_linear=True),
     "normalised": lambda: nn.Sequential(ffnn(3, 5, 2, torch.tanh, nn.Identity), nn.LayerNorm(5)),
+    "normalised inputs": lambda: nn.Sequential(
+        nn.LayerNorm(3, elementwise_affine=False), nn.Linear(3, 4), nn.LayerNorm(4, bias=False)
+    ),
     "built": Built,
     "noise": lambda: nn.Sequential(GaussianNoise(0.5), nn.Identity(), MinGRU(3, 4)),
     **{
@@ -220,6 +225,19 @@ def disturbed(model):
             if t.is_floating_point():
                 t += 0.3 * torch.rand_like(t)
     return model.eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_all_numbers_have_the_type_of_the_model_and_stay(name, dtype):
+    """The kernels read them by address, as if all were of one type."""
+    program = program_of(MODELS[name]().to(dtype).eval(), 3)
+    assert program.dtype == str(dtype).removeprefix("torch.")
+    for part in (program, *program.operations, *program.states):
+        arrays = [v for v in vars(part).values() if isinstance(v, np.ndarray)]
+        assert {a.dtype for a in arrays} <= {program.dtype}, part
+        with pytest.raises(FrozenInstanceError):
+            part.n_out = 1
 
 
 @pytest.mark.parametrize("name", MODELS)
