@@ -235,6 +235,17 @@ def onnx_operators_once():
 
 
 @pytest.fixture
+def two_torch_threads():
+    """torch computes with two threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def no_thread_stays():
     """Threads that a test starts have ended when it has; those that other tests left, of joblib, do
     not count.

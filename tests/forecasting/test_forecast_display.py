@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.exceptions import NotFittedError
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting import ForecastDisplay, Forecaster
@@ -46,6 +47,11 @@ def test_history_forecast_band_and_truth_are_drawn(panel, small):
         there = there[there.index <= forecast.ds.max()]
         np.testing.assert_array_equal(lines["truth"].get_ydata(), there)
         assert ax.get_title("left") == name
+
+
+def test_a_forecaster_that_is_not_fitted_is_refused():
+    with pytest.raises(NotFittedError, match="Forecaster"):
+        ForecastDisplay.from_forecaster(Forecaster(4))
 
 
 def test_arrays_have_numbers_for_names_and_unknown_ones_are_refused(rng, small):

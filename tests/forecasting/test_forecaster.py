@@ -2,6 +2,7 @@
 data.
 """
 
+import threading
 import warnings
 
 import numpy as np
@@ -478,10 +479,22 @@ def test_values_that_have_no_logarithm_are_refused_later(small, make_panel):
 
 def test_threads_equal_one(make_panel, small):
     settings = {**small, "dropout": 0.0, "max_steps": 5}
-    one, two = (
-        Forecaster(3, n_jobs=n, **settings).fit(make_panel(("wave",))).predict() for n in (1, 2)
-    )
-    np.testing.assert_allclose(two.Forecaster, one.Forecaster, rtol=1e-4)
+    forecasts, names = [], []
+
+    def note(loop):
+        names.append({t.name for t in threading.enumerate() if t.name.startswith("fluxutils")})
+
+    for n in (1, 2):
+        fc = Forecaster(3, n_jobs=n, callbacks=note, **settings).fit(make_panel(("wave",)))
+        forecasts.append(fc.predict().Forecaster)
+        assert {len(names_then) for names_then in names} == {n - 1}
+        names.clear()
+    np.testing.assert_allclose(forecasts[1], forecasts[0], rtol=1e-4)
+
+
+def test_a_device_that_is_none_is_refused(make_panel, small):
+    with pytest.raises(ValueError, match="device='abacus'"):
+        Forecaster(3, device="abacus", **small).fit(make_panel(("wave",)))
 
 
 @pytest.mark.parametrize("transform", ["auto", "none"])

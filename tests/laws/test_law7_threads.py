@@ -380,14 +380,6 @@ def test_buffers_that_change_in_the_forward_pass_are_refused(task, in_place):
 # -- around it ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def two_torch_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.usefixtures("two_torch_threads")
 def test_threads_end_with_the_fit_and_torch_has_its_own_back(task):
     before, seen = threading.active_count(), []

@@ -4,6 +4,7 @@ step.
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -53,6 +54,13 @@ def test_windows_steps_and_parts_are_the_cells_in_a_row(layer, num_layers):
     rnn.reset()
     parts = torch.cat([rnn(x[:3]), rnn(x[3])[None], rnn(x[4:])])
     torch.testing.assert_close(parts, expected, rtol=0, atol=1e-13)
+
+
+@every_layer
+def test_a_layer_shows_its_sizes(layer):
+    rnn = layer(np.int64(F), np.int64(H), 2, dropout=0.25)
+    assert (rnn.n_in, rnn.n_out, rnn.num_layers, rnn.dropout) == (F, H, 2, 0.25)
+    assert type(rnn.n_in) is type(rnn.n_out) is int  # torch refuses NumPy's
 
 
 @every_layer

@@ -142,12 +142,13 @@ def test_to_the_last_bit_in_pieces_of_time_and_for_some_of_the_series(dtype):
 
 @pytest.mark.usefixtures("path")
 def test_ten_thousand_steps_of_growth_and_decay_stay_finite():
-    a = torch.tensor([1.5, 1e-3, -0.5, 1.0])
-    b = torch.zeros(10_000, 2, 4)
-    b[:, :, 1:] = 1
-    h = linear_recurrence(a, b)  # a product of 10,000 factors 1.5 overflows, the states do not
-    assert h[:, :, 0].eq(0).all()
-    torch.testing.assert_close(h[-1, 0, 1:], torch.tensor([1 / 0.999, 1 / 1.5, 1e4]))
+    a = torch.tensor([1.5, 9.0, 1e-3, -0.5, 1.0])
+    b = torch.zeros(10_000, 2, 5)
+    b[:, :, 2:] = 1
+    # products of 10,000 factors 1.5 or of 100 factors 9 overflow, the states do not
+    h = linear_recurrence(a, b, torch.zeros(2, 5))
+    assert h[:, :, :2].eq(0).all()
+    torch.testing.assert_close(h[-1, 0, 2:], torch.tensor([1 / 0.999, 1 / 1.5, 1e4]))
 
 
 @pytest.mark.usefixtures("path")

@@ -16,14 +16,6 @@ from fluxutils_py.parallel import Threads
 from fluxutils_py.parallel.threads import n_threads
 
 
-@pytest.fixture
-def two_torch_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_n_jobs_counts_as_in_joblib(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(6), raising=False)
     assert [n_threads(n) for n in (None, 1, 4, -1, -2, -6, -9)] == [1, 1, 4, 6, 5, 1, 1]

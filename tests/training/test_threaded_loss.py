@@ -1,5 +1,7 @@
 """Batches divided over threads, for a Trainer and the functional family, against one thread."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -97,9 +99,7 @@ def trained(n_jobs, recurrent=False, loss_fn=None, by_loop=True, **settings):
     ],
 )
 def test_a_trainer_in_three_threads_is_that_in_one(settings):
-    before = torch.get_num_threads()
     (vector, losses, seen), *others = (trained(n, **settings) for n in (1, 3, 3))
-    assert torch.get_num_threads() == before
     for vector_3, losses_3, seen_3 in others:
         assert (vector - vector_3).abs().max() < 1e-12
         assert (losses - losses_3).abs().max() < 1e-12
@@ -168,6 +168,28 @@ class Task(TrainTask):
 
     def batch_weight(self, batch):
         return float(len(batch[0]))
+
+
+@pytest.mark.usefixtures("two_torch_threads")
+@pytest.mark.parametrize("kind", ["task", "trainer"])
+def test_threads_end_with_the_run_and_torch_has_its_own_back(kind):
+    model, names = net(), []
+    if kind == "task":
+        task, state = Task(model), TrainState(0, model, sgd(model.parameters()))
+        task.noise = 0.0
+        loop = Loop(TaskStep(task, state, n_jobs=3))
+    else:
+        loop = Loop(Trainer(model, nn.MSELoss(), sgd, n_jobs=3))
+
+    def ours():
+        return {t.name for t in threading.enumerate() if t.name.startswith("fluxutils")}
+
+    loop.on_step("note", lambda loop: names.append((len(ours()), torch.get_num_threads())))
+    before = ours()
+    loop.run_epochs(data(), 1)
+    assert (len(before) + 2, 1) in names
+    assert ours() <= before
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])

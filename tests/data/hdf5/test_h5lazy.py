@@ -152,6 +152,22 @@ def test_closing(tmp_path):
     h5py.File(tmp_path / "a.h5", "r+").close()
 
 
+def test_what_cannot_be_read_leaves_the_file_closed(tmp_path):
+    x = chunked(tmp_path)
+    sent = pickle.dumps(x)
+    x.close()
+    with pytest.raises(H5DataError, match="'y' does not") as caught:
+        H5Lazy(tmp_path / "a.h5", "y")
+    with h5py.File(tmp_path / "a.h5", "r+") as file:  # refused while it is open for reading
+        del file["x"]
+    assert caught.tb  # holds the frames, and all that they held
+    received = pickle.loads(sent)
+    with pytest.raises(H5DataError, match=r"a\.h5.*") as caught:
+        received[:, 0]
+    h5py.File(tmp_path / "a.h5", "r+").close()
+    assert caught.tb
+
+
 def test_a_file_that_breaks_later(tmp_path):
     x = chunked(tmp_path)
     data = pickle.dumps(x)
