@@ -1,6 +1,7 @@
 """Which calls the native kernels take over, and which are left to torch."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -8,27 +9,16 @@ from torch import nn
 from torch.nn.utils import prune
 
 from fluxutils_py import reset
-from fluxutils_py.nn import (
-    FLSTM,
-    GRU,
-    HFGRU,
-    LRU,
-    LSTM,
-    MGU,
-    RNN,
-    SGRU,
-    SMGU,
-    MinGRU,
-    MinLSTM,
-    Recur,
-    kernels,
-    native_kernels,
-    native_layers,
-)
+from fluxutils_py.nn import LSTM, Recur, kernels, native_kernels, native_layers
+
+from .every_layer import LAYERS, F, hooked
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
 
-F, H = 3, 5
+H = 5
+every_layer = pytest.mark.parametrize(
+    "make", [partial(make, H) for make in LAYERS.values()], ids=LAYERS
+)
 
 
 def taken(layer, x):
@@ -84,17 +74,6 @@ class Own(nn.LSTM):
         return 2 * y, state
 
 
-def hooked(kind):
-    module = nn.LSTM(F, H)
-    hook = {
-        "forward": lambda m, i, o: None,
-        "forward_pre": lambda m, i: None,
-        "full_backward": lambda m, i, o: None,
-    }
-    getattr(module, f"register_{kind}_hook")(hook[kind])
-    return module
-
-
 def patched():
     module = nn.LSTM(F, H)
     module.forward = lambda x, state=None: nn.LSTM.forward(module, 2 * x, state)
@@ -122,9 +101,9 @@ def strided():
     "make",
     [
         lambda: Own(F, H),
-        lambda: hooked("forward"),
-        lambda: hooked("forward_pre"),
-        lambda: hooked("full_backward"),
+        lambda: hooked(nn.LSTM(F, H), "forward"),
+        lambda: hooked(nn.LSTM(F, H), "forward_pre"),
+        lambda: hooked(nn.LSTM(F, H), "full_backward"),
         patched,
         parametrized,
         pruned,
@@ -215,21 +194,7 @@ def test_other_devices_are_left_to_torch(device, x):
     assert layer(x.to(device)).is_meta
 
 
-LAYERS = {
-    "LSTM": lambda: LSTM(F, H, 2),
-    "GRU": lambda: GRU(F, H, bias=False),
-    "RNN": lambda: RNN(F, H),
-    "LSTMCell": lambda: Recur(nn.LSTMCell(F, H)),
-    "GRUCell": lambda: Recur(nn.GRUCell(F, H, bias=False)),
-    "RNNCell": lambda: Recur(nn.RNNCell(F, H)),
-    **{
-        kind.__name__: (lambda kind=kind: kind(F, H))
-        for kind in (FLSTM, SGRU, MGU, SMGU, HFGRU, MinGRU, MinLSTM, LRU)
-    },
-}
-
-
-@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+@every_layer
 def test_functional_calls_compute_with_the_parameters_given(make):
     x = torch.randn(7, 9, F)  # as many series as all kernels take
     layer, other = make(), make()
@@ -243,7 +208,7 @@ def test_functional_calls_compute_with_the_parameters_given(make):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+@every_layer
 def test_parameters_that_are_replaced_count(make):
     x = torch.randn(7, 9, F)
     layer, other = make(), make()

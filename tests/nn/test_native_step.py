@@ -10,70 +10,18 @@ import torch
 from torch import nn
 
 from fluxutils_py import states
-from fluxutils_py.nn import (
-    FLSTM,
-    GRU,
-    HFGRU,
-    LRU,
-    LSTM,
-    MGU,
-    RNN,
-    SGRU,
-    SMGU,
-    MinGRU,
-    MinLSTM,
-    Recur,
-    SequenceStack,
-    kernels,
-    native_kernels,
-)
+from fluxutils_py.nn import LSTM, Recur, kernels, native_kernels
 from fluxutils_py.nn.activations import psigmoid, ptanh
-from fluxutils_py.nn.cells import MGUCell, SGRUCell, SMGUCell
-from fluxutils_py.nn.layers import Elementwise, ffnn
+from fluxutils_py.nn.layers import Elementwise
 from fluxutils_py.nn.native_step import MOST_PRODUCTS, NativeStep, OutputForm, Scaler
 from fluxutils_py.nn.session import InferenceSession
 
+from .every_layer import MODELS, F, hooked, with_head
+
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason="the kernels are not in use")
 
-F = 3
 CLOSE = {torch.float32: 2e-6, torch.float64: 1e-12}
 TYPES = list(CLOSE)
-
-LAYERS = {
-    "LSTM": lambda n: LSTM(F, n, 2),
-    "GRU": lambda n: GRU(F, n, 2),
-    "RNN": lambda n: RNN(F, n),
-    "relu": lambda n: Recur(nn.RNN(F, n, nonlinearity="relu")),
-    "LSTMCell": lambda n: Recur(nn.LSTMCell(F, n)),
-    "GRUCell": lambda n: Recur(nn.GRUCell(F, n, bias=False)),
-    "FLSTM": lambda n: FLSTM(F, n, 2),
-    "SGRU": lambda n: SGRU(F, n),
-    "MGU": lambda n: MGU(F, n),
-    "SMGU": lambda n: SMGU(F, n, 3),
-    "HFGRU": lambda n: HFGRU(F, n, alpha=0.3),
-    "SGRU exact": lambda n: Recur(SGRUCell(F, n, exact=True)),
-    "MGU exact": lambda n: Recur(MGUCell(F, n, exact=True)),
-    "SMGU exact": lambda n: Recur(SMGUCell(F, n, exact=True)),
-    "MinGRU": lambda n: MinGRU(F, n),
-    "MinLSTM": lambda n: MinLSTM(F, n),
-    "LRU": lambda n: LRU(F, n, max_phase=0.5),
-    "stack": lambda n: SequenceStack(MinGRU, F, n),
-    "trained start": lambda n: GRU(F, n, 2, trainable_init=True),
-    "no state": lambda n: ffnn(F, n, 2, nn.ReLU, nn.Identity),
-    "normalised inputs": lambda n: nn.Sequential(
-        nn.LayerNorm(F, elementwise_affine=False), LSTM(F, n)
-    ),
-}
-
-
-def model_of(name, n=5, dtype=torch.float32):
-    """A layer and a linear head, with parameters that hide no term."""
-    model = nn.Sequential(LAYERS[name](n), nn.Linear(n, 2)).to(dtype)
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.dim() < 2:
-                p += 0.2 * torch.rand_like(p)
-    return model.eval()
 
 
 def session_of(model):
@@ -107,10 +55,10 @@ def xs():
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("n", [1, 5, 37])
 def test_steps_are_those_of_the_window(name, n, dtype):
-    model = model_of(name, n, dtype)
+    model = with_head(name, n, dtype)
     for n_series in (1, 4):
         xs = np.random.default_rng(n).normal(size=(13, n_series, F))
         session = session_of(model)
@@ -156,11 +104,11 @@ def test_activations_are_torchs_near_and_far(function, dtype):
     np.testing.assert_allclose(y[:, 0], expected, rtol=CLOSE[dtype], atol=CLOSE[dtype] / 10)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", MODELS)
 def test_gates_that_are_far_open_or_closed_stay_numbers(name, xs):
     if name in ("relu", "no state"):
         pytest.skip("its outputs are as large as its inputs")
-    model = model_of(name, 5, torch.float64)
+    model = with_head(name, 5, torch.float64)
     large = 1e6 * xs
     ys = steps_of(session_of(model).native_step((F, 1)), large)
     expected = outputs_of(model, large)
@@ -176,7 +124,7 @@ def test_gates_that_are_far_open_or_closed_stay_numbers(name, xs):
     "dtype", ["float16", "float32", ">f4", "float64", "longdouble", "int8", "uint64", "bool"]
 )
 def test_inputs_of_any_type_and_order(dtype):
-    model = model_of("GRU")
+    model = with_head("GRU")
     whole = np.random.default_rng(0).integers(0, 2, size=(F, 7, 4)).astype(dtype)
     step = session_of(model).native_step((F, 4))
     ys = [step.run(whole[:, t, ::-1]) for t in range(7)]
@@ -186,7 +134,7 @@ def test_inputs_of_any_type_and_order(dtype):
 
 @pytest.mark.parametrize("name", ["LSTM", "LRU", "MinLSTM", "stack"])
 def test_a_series_without_input_moves_on_with_zeros(name):
-    model = model_of(name)
+    model = with_head(name)
     xs = np.random.default_rng(0).normal(size=(9, 4, F))
     gaps = np.random.default_rng(1).random((9, 4)) < 0.4
     xs[gaps] = np.nan
@@ -200,7 +148,7 @@ def test_a_series_without_input_moves_on_with_zeros(name):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("series", [0, 3])
 def test_a_bad_number_moves_no_series(bad, series):
-    model = model_of("LSTM")
+    model = with_head("LSTM")
     session = session_of(model)
     step = session.native_step((F, 4))
     x = np.random.default_rng(0).normal(size=(F, 4))
@@ -212,13 +160,13 @@ def test_a_bad_number_moves_no_series(bad, series):
 
 
 def test_infinities_alone_are_no_gap():
-    session = session_of(model_of("LSTM"))
+    session = session_of(with_head("LSTM"))
     assert session.native_step((F, 1)).run(np.full((F, 1), np.inf)) is None
     assert [t.shape[1] for t in session.state] == [0, 0]  # no step was taken
 
 
 def test_outputs_are_new_arrays_and_inputs_are_left_alone(xs):
-    step = session_of(model_of("LSTM")).native_step((F, 1))
+    step = session_of(with_head("LSTM")).native_step((F, 1))
     x = xs[0].T.copy()
     x.flags.writeable = False
     first = step.run(x)
@@ -232,7 +180,7 @@ def test_outputs_are_new_arrays_and_inputs_are_left_alone(xs):
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "LRU", "MinGRU", "LSTMCell", "trained start"])
 def test_native_and_other_steps_take_turns(name):
-    model = model_of(name)
+    model = with_head(name)
     xs = np.random.default_rng(0).normal(size=(12, 4, F))
     expected = outputs_of(model, xs)
     session = session_of(model)
@@ -249,7 +197,7 @@ def test_native_and_other_steps_take_turns(name):
 
 @pytest.mark.parametrize("name", ["LSTM", "LRU", "trained start"])
 def test_a_state_is_loaded_reset_and_kept(name):
-    model = model_of(name)
+    model = with_head(name)
     xs = np.random.default_rng(0).normal(size=(6, 4, F))
     session = session_of(model)
     step = session.native_step((F, 4))
@@ -272,7 +220,7 @@ def test_a_state_is_loaded_reset_and_kept(name):
 
 
 def test_a_state_of_other_series_is_left_to_torch(xs):
-    model = model_of("GRU")
+    model = with_head("GRU")
     session = session_of(model)
     session.run((torch.zeros(1, 2, F),))
     assert session.native_step((F, 1)).run(xs[0].T) is None
@@ -284,7 +232,7 @@ def test_a_state_of_other_series_is_left_to_torch(xs):
 @pytest.mark.parametrize("name", ["LSTM", "LRU", "stack", "no state", "trained start"])
 @pytest.mark.parametrize("change", ["in place", "data", "optimizer"])
 def test_changed_weights_are_packed_again(name, change, xs):
-    model = model_of(name)
+    model = with_head(name)
     session = session_of(model)
     step = session.native_step((F, 1))
     steps_of(step, xs)
@@ -303,7 +251,7 @@ def test_changed_weights_are_packed_again(name, change, xs):
 
 
 def test_changed_statistics_are_packed_again(xs):
-    model = model_of("no state")
+    model = with_head("no state")
     step = session_of(model).native_step((F, 1))
     steps_of(step, xs)
     norm = next(m for m in model.modules() if isinstance(m, nn.BatchNorm1d))
@@ -312,7 +260,7 @@ def test_changed_statistics_are_packed_again(xs):
 
 
 def test_a_model_that_gets_another_type_is_left_to_torch(xs):
-    model = model_of("LSTM")
+    model = with_head("LSTM")
     step = session_of(model).native_step((F, 1))
     steps_of(step, xs)
     model.double()
@@ -323,17 +271,17 @@ def test_a_model_that_gets_another_type_is_left_to_torch(xs):
 
 
 def test_what_it_cannot_compute_is_left_to_torch(xs):
-    hooked = model_of("LSTM")
-    hooked[1].register_forward_hook(lambda *_: None)
-    assert session_of(hooked).native_step((F, 1)).run(xs[0].T) is None
-    low = InferenceSession(model_of("LSTM"), lambda: [torch.zeros(3, 4, F)], precision="bfloat16")
+    model = with_head("LSTM")
+    hooked(model[1])
+    assert session_of(model).native_step((F, 1)).run(xs[0].T) is None
+    low = InferenceSession(with_head("LSTM"), lambda: [torch.zeros(3, 4, F)], precision="bfloat16")
     assert low.native_step((F, 1)) is None
     many = MOST_PRODUCTS // 100
-    assert session_of(model_of("GRU")).native_step((F, many)).run(np.zeros((F, many))) is None
+    assert session_of(with_head("GRU")).native_step((F, many)).run(np.zeros((F, many))) is None
 
 
 def test_switched_off_hooked_or_watched_it_is_left_to_torch(xs):
-    model = model_of("GRU")
+    model = with_head("GRU")
     step = session_of(model).native_step((F, 1))
     x = xs[0].T
     with native_kernels(False):
@@ -348,7 +296,7 @@ def test_switched_off_hooked_or_watched_it_is_left_to_torch(xs):
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
 def test_a_copy_goes_on_by_itself(copied, xs):
-    model = model_of("LSTM")
+    model = with_head("LSTM")
     expected = outputs_of(model, xs)
     session = session_of(model)
     step = session.native_step((F, 1))
@@ -363,7 +311,7 @@ def test_a_copy_goes_on_by_itself(copied, xs):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_goes_on(xs):
-    model = model_of("LSTM")
+    model = with_head("LSTM")
     step = session_of(model).native_step((F, 1))
     steps_of(step, xs[:5])
     reader, writer = os.pipe()
@@ -380,7 +328,7 @@ def test_a_forked_process_goes_on(xs):
 
 
 def test_scalers_work_in_float64():
-    model = model_of("GRU")
+    model = with_head("GRU")
     rng = np.random.default_rng(0)
     xs = rng.normal(1e6, 3, size=(9, 4, F))
     mean, scale, lower, upper = np.full(F, 1e6), np.array([3.0, 2, 1]), np.zeros(F), np.full(F, 1.5)
@@ -397,7 +345,7 @@ def test_scalers_work_in_float64():
 
 
 def test_a_winsorised_gap_is_zero():
-    model = model_of("GRU")
+    model = with_head("GRU")
     xs = np.full((3, 1, F), np.nan)
     ones = np.ones(F)
     step = session_of(model).native_step((F, 1), [Scaler("winsorize", ones, ones, -ones, ones)])
@@ -446,7 +394,7 @@ def test_the_first_score_that_is_no_number_is_the_largest_as_in_numpy(xs):
 
 
 def test_scaled_outputs_are_rounded_to_their_type():
-    model = model_of("GRU")
+    model = with_head("GRU")
     xs = np.random.default_rng(0).normal(size=(9, 1, F))
     mean, scale = np.array([1000.0, -3]), np.array([2.0, 5])
     form = OutputForm("scaled", mean, scale, np.float32, 2)
@@ -457,14 +405,14 @@ def test_scaled_outputs_are_rounded_to_their_type():
 
 def test_outputs_of_another_number_are_left_to_torch(xs):
     form = OutputForm("label", n_outputs=3)
-    assert session_of(model_of("GRU")).native_step((F, 1), (), form).run(xs[0].T) is None
+    assert session_of(with_head("GRU")).native_step((F, 1), (), form).run(xs[0].T) is None
 
 
 def test_states_of_a_model_are_those_of_its_layers(xs):
-    model = model_of("LSTM")
+    model = with_head("LSTM")
     layers = [m for m in model.modules() if isinstance(m, Recur)]
     steps_of(NativeStep(model, layers, (F, 1)), xs)
-    other = copy.deepcopy(model_of("LSTM"))
+    other = copy.deepcopy(with_head("LSTM"))
     other.load_state_dict(model.state_dict())
     with torch.no_grad():
         other(torch.from_numpy(xs).float())

@@ -1,6 +1,7 @@
 """A step as a list of operations computes what the model does, here by formulas of NumPy."""
 
 from dataclasses import FrozenInstanceError
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,21 +12,14 @@ from torch.nn.utils import parametrizations
 from fluxutils_py.nn import (
     FLSTM,
     GRU,
-    HFGRU,
     LRU,
     LSTM,
     MGU,
-    RNN,
-    SGRU,
-    SMGU,
     MinGRU,
-    MinLSTM,
     Recur,
-    SequenceStack,
     SlidingWindowAttention,
 )
 from fluxutils_py.nn.activations import psigmoid, ptanh
-from fluxutils_py.nn.cells import SGRUCell
 from fluxutils_py.nn.layers import Elementwise, GaussianNoise, ffnn
 from fluxutils_py.nn.step_program import (
     Activation,
@@ -40,6 +34,9 @@ from fluxutils_py.nn.step_program import (
     program_of,
     step_program,
 )
+
+from . import every_layer
+from .every_layer import disturbed, hooked, with_head
 
 
 def sigmoid(a):
@@ -171,32 +168,13 @@ class Built(nn.Sequential):
 
 
 MODELS = {
-    "LSTM": lambda: nn.Sequential(LSTM(3, 5, 2, dropout=0.3), nn.Linear(5, 2)),
-    "GRU": lambda: nn.Sequential(GRU(3, 5, 3), nn.Linear(5, 2, bias=False)),
-    "RNN": lambda: nn.Sequential(RNN(3, 5), Recur(nn.RNN(5, 4, nonlinearity="relu"))),
-    "without bias": lambda: nn.Sequential(LSTM(3, 5, bias=False), GRU(5, 4, 2, bias=False)),
-    "cells": lambda: nn.Sequential(
-        Recur(nn.LSTMCell(3, 5)),
-        Recur(nn.GRUCell(5, 4, bias=False)),
-        Recur(nn.RNNCell(4, 6, nonlinearity="relu")),
-        Recur(SGRUCell(6, 2)),
-    ),
-    "own": lambda: nn.Sequential(
-        FLSTM(3, 5, 2), SGRU(5, 4), MGU(4, 6), SMGU(6, 3), HFGRU(3, 4, 2, alpha=0.3)
-    ),
-    "exact": lambda: nn.Sequential(
-        Recur(SGRUCell(3, 5, exact=True)), *[Recur(c(5, 5, exact=True)) for c in EXACT]
-    ),
-    "gated by inputs": lambda: nn.Sequential(MinGRU(3, 5), MinLSTM(5, 4)),
-    "LRU": lambda: nn.Sequential(LRU(3, 5, n_states=4), nn.Tanh(), LRU(5, 2)),
-    "stack": lambda: nn.Sequential(SequenceStack(LRU, 3, 6, 2, dropout=0.1), nn.Linear(6, 2)),
-    "trained start": lambda: nn.Sequential(
-        LSTM(3, 5, 2, trainable_init=True), LRU(5, 4, trainable_init=True), nn.Linear(4, 2)
-    ),
-    "no state": lambda: ffnn(3, 5, 3, nn.ReLU, dropout=0.2, last_linear=True),
+    **{name: partial(with_head, name) for name in every_layer.MODELS},
+    "layers": lambda: nn.Sequential(LSTM(3, 5, 2, dropout=0.3), FLSTM(5, 4), nn.Tanh(), LRU(4, 2)),
+    "without bias": lambda: nn.Sequential(GRU(3, 5), nn.Linear(5, 2, bias=False)),
+    "dropout": lambda: ffnn(3, 5, 3, nn.ReLU, dropout=0.2, last_linear=True),
     "normalised": lambda: nn.Sequential(ffnn(3, 5, 2, torch.tanh, nn.Identity), nn.LayerNorm(5)),
-    "normalised inputs": lambda: nn.Sequential(
-        nn.LayerNorm(3, elementwise_affine=False), nn.Linear(3, 4), nn.LayerNorm(4, bias=False)
+    "norms": lambda: nn.Sequential(
+        nn.LayerNorm(3, bias=False), nn.Linear(3, 4), nn.LayerNorm(4, elementwise_affine=False)
     ),
     "built": Built,
     "noise": lambda: nn.Sequential(GaussianNoise(0.5), nn.Identity(), MinGRU(3, 4)),
@@ -215,16 +193,6 @@ MODELS = {
         )
     },
 }
-EXACT = [type(layer(1, 1).module.cells[0]) for layer in (FLSTM, MGU, SMGU)]
-
-
-def disturbed(model):
-    """The model with parameters and statistics that hide no term, in evaluation mode."""
-    with torch.no_grad():
-        for t in [*model.parameters(), *model.buffers()]:
-            if t.is_floating_point():
-                t += 0.3 * torch.rand_like(t)
-    return model.eval()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -288,11 +256,6 @@ class Doubled(nn.Linear):
 class Halved(LSTM):
     def forward(self, x):
         return super().forward(x) / 2
-
-
-def hooked(module):
-    module.register_forward_hook(lambda *_: None)
-    return module
 
 
 def used_twice():
