@@ -54,6 +54,7 @@ def xs():
     return np.random.default_rng(0).normal(size=(13, 1, F))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("n", [1, 5, 37])
