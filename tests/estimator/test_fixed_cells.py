@@ -154,6 +154,7 @@ def test_kernels_are_for_one_target_per_series():
         SequenceRegressor(cell="kernels").fit(x, x[:1])
 
 
+@pytest.mark.usefixtures("onnx_operators_once")
 def test_an_export_gives_what_the_stream_gives(fitted, tmp_path):
     onnx = pytest.importorskip("onnxruntime")
     assert onnx
