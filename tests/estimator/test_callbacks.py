@@ -5,7 +5,7 @@ import logging
 import math
 import re
 import sys
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -474,16 +474,24 @@ def stops_after(losses, patience):
     return len(losses), best
 
 
+WILD = partial(SGD, lr=0.5, momentum=0.9)
+
+
+@cache
+def wild_fit():
+    """Thirty epochs, fitted once; validation does not disturb training."""
+    return make(None, WILD, epochs=30, clip=1.0).fit(X, Y, validation_data=(XV, YV))
+
+
 @pytest.mark.parametrize("patience", [1, 2, 4])
 @pytest.mark.parametrize("validation", [False, True])
 def test_patience_stops_and_restores_the_best_weights(patience, validation):
     data = (XV, YV) if validation else None
-    wild = partial(SGD, lr=0.5, momentum=0.9)
-    full = make(None, wild, epochs=30, clip=1.0).fit(X, Y, validation_data=data)
+    full = wild_fit()
     watched = full.validation_loss_curve_ if validation else full.loss_curve_
     n, best = stops_after(watched, patience)
     keeper = Keeper()
-    est = make(keeper, wild, epochs=30, clip=1.0, patience=patience).fit(X, Y, validation_data=data)
+    est = make(keeper, WILD, epochs=30, clip=1.0, patience=patience).fit(X, Y, validation_data=data)
     assert est.n_iter_ == len(keeper.kept) == n < 30
     assert est.loss_curve_ == full.loss_curve_[:n]
     assert same(keeper.kept[best], est.model_.state_dict())
@@ -492,17 +500,14 @@ def test_patience_stops_and_restores_the_best_weights(patience, validation):
 
 def test_best_weights_are_restored_if_epochs_run_out():
     keeper = Keeper()
-    wild = partial(SGD, lr=0.5, momentum=0.9)
-    est = make(keeper, wild, epochs=6, clip=1.0, patience=100).fit(X, Y, validation_data=(XV, YV))
+    est = make(keeper, WILD, epochs=6, clip=1.0, patience=100).fit(X, Y, validation_data=(XV, YV))
     assert est.n_iter_ == 6
     assert same(keeper.kept[int(np.argmin(est.validation_loss_curve_))], est.model_.state_dict())
 
 
 def test_without_patience_the_last_weights_stay():
     keeper = Keeper()
-    est = make(keeper, partial(SGD, lr=0.5, momentum=0.9), epochs=6, clip=1.0).fit(
-        X, Y, validation_data=(XV, YV)
-    )
+    est = make(keeper, WILD, epochs=6, clip=1.0).fit(X, Y, validation_data=(XV, YV))
     assert same(keeper.kept[-1], est.model_.state_dict())
 
 
