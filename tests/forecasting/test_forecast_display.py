@@ -15,13 +15,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than
 
 @pytest.fixture(autouse=True)
 def closed():
+    from matplotlib import pyplot
+
     yield
-    matplotlib.pyplot.close("all")
+    pyplot.close("all")
 
 
 def test_history_forecast_band_and_truth_are_drawn(panel, small):
-    import matplotlib.pyplot  # noqa: F401
-
     past, truth = panel[panel.ds <= "2024-03-20"], panel[panel.ds > "2024-03-20"]
     fc = Forecaster(4, quantiles=(0.1, 0.5, 0.9), **small).fit(past)
     shown = ["wave-60", "negative-52"]
