@@ -223,25 +223,21 @@ EXOG = {
 }
 
 
-@pytest.mark.parametrize("promo", ["number", "category"])
-def test_covariates_known_ahead_are_learnt(rng, small, promo):
-    df = covariate_panel(rng, 60)
-    if promo == "category":
-        df["promo"] = df.promo.map({0: "no", 1: "yes"})
-    past, future = df[df.ds < 50], df[(df.ds >= 50) & (df.ds < 56)]
+def test_covariates_known_ahead_are_learnt(rng, small):
+    numbers = covariate_panel(rng, 60)
     settings = {**small, "max_steps": 150, "lr": 1e-2}
-    fc = Forecaster(6, freq=1, season_length=1, **EXOG, **settings).fit(past)
-    out = fc.predict(futr_df=future[["unique_id", "ds", "promo"]]).merge(
-        future, on=["unique_id", "ds"]
-    )
-    plain = (
-        Forecaster(6, freq=1, season_length=1, **settings)
-        .fit(past)
-        .predict()
-        .merge(future, on=["unique_id", "ds"])
-    )
-    errors = [np.abs(p.Forecaster - p.y).mean() for p in (out, plain)]
-    assert errors[0] < 0.6 * errors[1]
+
+    def error(df, exog):
+        past, future = df[df.ds < 50], df[(df.ds >= 50) & (df.ds < 56)]
+        fc = Forecaster(6, freq=1, season_length=1, **exog, **settings).fit(past)
+        out = fc.predict(futr_df=future[["unique_id", "ds", "promo"]] if exog else None)
+        out = out.merge(future, on=["unique_id", "ds"])
+        return np.abs(out.Forecaster - out.y).mean()
+
+    plain = error(numbers, {})
+    assert error(numbers, EXOG) < 0.6 * plain
+    categories = numbers.assign(promo=numbers.promo.map({0: "no", 1: "yes"}))
+    assert error(categories, EXOG) < 0.6 * plain
 
 
 @pytest.mark.parametrize("name", ["promo", "weather", "town"])
@@ -509,6 +505,6 @@ def test_the_error_does_not_depend_on_the_level(transform):
         y = wave + level
         return np.abs(fc.fit(y[None, :, :-12]).predict() - y[:, -12:]).mean()
 
-    errors = [error(level) for level in (1e2, 1e4, 1e6, 1e9)]
+    errors = [error(level) for level in (1e2, 1e5, 1e9)]
     np.testing.assert_allclose(errors, errors[0], rtol=0.05)
     assert max(errors) < 0.95 * np.abs(wave[:, -12:] - wave[:, -24:-12]).mean()
