@@ -20,6 +20,13 @@ def test_parts_of_the_leading_axis_together_are_the_whole():
     torch.testing.assert_close(found.reshape(8, 3), x @ w)
 
 
+@pytest.mark.parametrize("x", [torch.arange(6.0), np.arange(6.0)], ids=["torch", "numpy"])
+def test_one_device_has_an_axis_too(x):
+    found = tpmap(lambda part: 2 * part, ["shard"], devices=1)(x)
+    assert type(found) is type(x)
+    assert found.tolist() == [(2 * x).tolist()]
+
+
 def test_each_device_draws_numbers_of_its_own_that_are_the_same_again():
     w, x = torch.zeros(5, 3), torch.zeros(40, 5)
     linear = tpmap(noisy_linear, ["broadcast", "shard", "rng", "static"], devices=4)
