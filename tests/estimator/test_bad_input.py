@@ -7,7 +7,7 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
-from functools import cache, partial
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -198,12 +198,6 @@ def data(x=X, y=Y, **others):
     return lambda: {"x": x, "y": y, **others}
 
 
-@cache
-def trained():
-    """An estimator as a fit leaves it; tests copy it."""
-    return Estimator(Net(), spec=dict(PLAIN), random_state=0, verbose=False).fit(X, Y)
-
-
 def bad_fit(case, stage):
     """Fit an estimator that was never fitted, was fitted, or goes on from its last fit."""
     steps, starts = [], []
@@ -219,8 +213,9 @@ def bad_fit(case, stage):
     if stage == "fresh":
         est = Estimator(**{**settings, **bad})
     else:
-        est = copy.deepcopy(trained())
-        est.set_params(**{"callbacks": watcher, **bad}, warm_start=stage == "warm")
+        est = Estimator(**settings).fit(X, Y)
+        steps.clear(), starts.clear()
+        est.set_params(**bad, warm_start=stage == "warm")
     arguments = {"x": X, "y": Y, **case.arguments()}
     with nothing_changes(est, arguments, bad, X, Y), pytest.raises(case.error) as info:
         est.fit(**arguments)
