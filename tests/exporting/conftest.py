@@ -79,11 +79,15 @@ def models():
     """One model for several kinds of layers, to trace few."""
     attention = partial(SlidingWindowAttention, n_heads=2, window=4)
     return {
-        "torch": nn.Sequential(LSTM(3, 5, 2), RNN(5, 5, trainable_init=True), nn.Linear(5, 2)),
+        "torch": nn.Sequential(
+            LSTM(3, 5, 2), GRU(5, 4), RNN(4, 5, trainable_init=True), nn.Linear(5, 2)
+        ),
         "torch_cells": nn.Sequential(
             Recur(nn.LSTMCell(3, 5)), Recur(nn.GRUCell(5, 5)), Recur(nn.RNNCell(5, 4))
         ),
-        "own_cells": nn.Sequential(SGRU(3, 5), MGU(5, 4, 2), SMGU(4, 5)),
+        "own_cells": nn.Sequential(
+            FLSTM(3, 5), SGRU(5, 5), MGU(5, 4, 2), SMGU(4, 5), HFGRU(5, 5, alpha=0.3)
+        ),
         "own_cells_in_recur": nn.Sequential(Recur(FLSTMCell(3, 4)), Recur(Leaky(4))),
         "scans": nn.Sequential(MinGRU(3, 5), MinLSTM(5, 4, trainable_init=True), LRU(4, 6)),
         "convolutions": nn.Sequential(CausalConv1d(3, 5, 2, 3, weight_norm=True), TCN(5, 4, 1)),
@@ -111,7 +115,9 @@ def models():
         "several": TwoInTwoOut(),
         "context": Padded(),
         "classifier": nn.Sequential(GRU(3, 4), nn.Linear(4, 3)),
-        "float64": nn.Sequential(GRU(3, 4), FLSTM(4, 3), HFGRU(3, 2, alpha=0.3)),
+        "float64": nn.Sequential(
+            LSTM(3, 4, 2), GRU(4, 4), RNN(4, 3), FLSTM(3, 3), HFGRU(3, 2, alpha=0.3)
+        ),
     }
 
 

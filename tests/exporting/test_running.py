@@ -70,7 +70,7 @@ def test_files_give_what_streams_give_over_500_steps(kind, make_model, export_bo
     est = fitted(kind, make_model(kind))
     onnx, program = export_both(est, **({"output_names": ["a", "b"]} if kind == "several" else {}))
     assert check_export(onnx, est, arrays(kind, 3, 500)) < 1e-5
-    assert check_export(program, est, arrays(kind, 3, 100 if kind in CHEAP else 22)) < 1e-5
+    assert check_export(program, est, arrays(kind, 3, 500 if kind in CHEAP else 22)) < 1e-5
     assert check_export(onnx, est, arrays(kind, 1, 4)) < 1e-5
     for path in (onnx, program):
         assert read_metadata(path)["context"] == (4 if kind == "context" else 0)
