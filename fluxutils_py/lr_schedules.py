@@ -18,7 +18,7 @@ def cosine(
     factor: int = 1,
     *,
     cycles: int | None = None,
-    warm_up: int = 0,
+    warm_up: float = 0,
 ) -> functools.partial[Any]:
     """Let learning rates fall along a cosine to ``min_lr``, then restart.
 
@@ -35,8 +35,9 @@ def cosine(
     cycles : int, optional
         In place of ``period``: number of periods in the run, whose length the trainer or estimator
         tells the schedule.
-    warm_up : int
-        Steps before the first period, in which rates rise linearly from ``min_lr``.
+    warm_up : int, or float below 1
+        Steps before the first period, in which rates rise linearly from ``min_lr``; or, with
+        ``cycles``, their share of the run.
 
     Raises
     ------
@@ -63,7 +64,9 @@ def cosine(
             f"give either period, in steps, or cycles of the run; got period={period}, "
             f"cycles={cycles}"
         )
-    check_integer("warm_up", warm_up, 0)
+    is_share = isinstance(warm_up, float) and 0 < warm_up < 1 and cycles is not None
+    if not is_share:
+        check_integer("warm_up", warm_up, 0)
     if cycles is None:
         period = check_integer("period", period, 1)
         if not warm_up:
@@ -95,12 +98,13 @@ class CosineSchedule(torch.optim.lr_scheduler.LRScheduler):
         period: int | None = None,
         cycles: int | None = None,
         min_lr: float = 0.0,
-        warm_up: int = 0,
+        warm_up: float = 0,
     ) -> None:
         self.period = period
         self.cycles = cycles
         self.min_lr = min_lr
         self.warm_up = warm_up
+        self.n_rising = warm_up if isinstance(warm_up, int) else 0
         self.end: int | None = None  # the last step of the run, once begin_run has told it
         super().__init__(optimizer)  # last: it computes the first rates
 
@@ -114,6 +118,8 @@ class CosineSchedule(torch.optim.lr_scheduler.LRScheduler):
                 "length do not tell: give cosine a period, or run a number of steps"
             )
         self.end = self.last_epoch + n_left
+        if isinstance(self.warm_up, float):
+            self.n_rising = round(self.warm_up * self.end)
         # the rates of the first step were set before the length was known
         for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
             group["lr"] = lr
@@ -126,16 +132,16 @@ class CosineSchedule(torch.optim.lr_scheduler.LRScheduler):
 
     def _share_of_rise(self) -> float:
         """Return the next rate as a fraction of the way from ``min_lr`` to the highest one."""
-        step = self.last_epoch - self.warm_up
+        step = self.last_epoch - self.n_rising
         if step < 0:
-            return self.last_epoch / self.warm_up
+            return self.last_epoch / self.n_rising
         period: float | None = self.period
         if self.cycles is not None:
             if self.end is None:  # begin_run comes after the optimizer and its schedule are made
                 return 1.0
             if self.last_epoch >= self.end:
                 return 0.0
-            period = (self.end - self.warm_up) / self.cycles
+            period = (self.end - self.n_rising) / self.cycles
         assert period is not None
         return (1 + math.cos(math.pi * (step / period % 1))) / 2
 

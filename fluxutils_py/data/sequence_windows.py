@@ -171,6 +171,8 @@ class SequenceWindows:
         self.shards = shards
         # whether the overlap may reach into the burn-in, for models without a state
         self.overlap_into_burn_in = False
+        # what models get for a step without input; see takes_gaps
+        self.gap_value = 0.0
 
         self._output_sizes = [s.F for s in self.y]
         stops = accumulate(self._output_sizes)
@@ -382,7 +384,7 @@ class SequenceWindows:
         mask = _loss_mask(outputs, live)
         input_mask = _with_axis(required)
         x = [
-            self._clean_values(s, v, rows, start, input_mask, exists)
+            self._clean_values(s, v, rows, start, input_mask, exists, self.gap_value)
             for s, v in zip(self.x, x, strict=True)
         ]
         y = [
@@ -444,8 +446,9 @@ class SequenceWindows:
         start: int,
         live: np.ndarray | None,
         exists: np.ndarray | None,
+        filling: float = 0.0,
     ) -> np.ndarray:
-        """Return ``v`` with zeros where a dead step or value holds no number.
+        """Return ``v`` with zeros, or another filling, where a dead step or value holds no number.
 
         ``live`` is (S, B, 1), or (S, B, F) where single values of a step are masked.
 
@@ -470,7 +473,7 @@ class SequenceWindows:
             )
         if live is None or live.shape[2] == 1:
             nonfinite = nonfinite.any(-1, keepdims=True)  # the whole step, not single features
-        return np.where(nonfinite, v.dtype.type(0), v)
+        return np.where(nonfinite, v.dtype.type(filling), v)
 
     def _remedy(self) -> str:
         """Return what to do about a value that is not finite where a number is needed."""

@@ -8,12 +8,43 @@ from typing import Any
 import numpy as np
 from torch.optim import Optimizer
 
+from fluxutils_py.data import SequenceWindows
 from fluxutils_py.estimator.fit_data import FitData
 from fluxutils_py.estimator.minibatch_size import MinibatchSize
+from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.parallel import Threads
 from fluxutils_py.training import Loop
+from fluxutils_py.training.closed_form_fit import FixedTask
 from fluxutils_py.training.tensor_batches import TensorBatches
 from fluxutils_py.training.window_step import WindowStep
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """The length of a fit.
+
+    Attributes
+    ----------
+    epochs : int
+    windows : int
+        With a loss, in an epoch.
+    updates : int
+        In all, if every window has a live step.
+    """
+
+    epochs: int
+    windows: int
+    updates: int
+
+    @classmethod
+    def of(cls, spec: Spec, windows: SequenceWindows) -> FitPlan:
+        n_windows = windows.count_with_loss(most=len(windows))
+        per_epoch = -(-n_windows // spec.accumulate)
+        epochs = spec.planned_epochs(per_epoch)
+        updates = epochs * per_epoch
+        if spec.max_updates is not None:
+            updates = min(updates, spec.max_updates)
+        return cls(epochs, n_windows, updates)
 
 
 @dataclass(frozen=True)
@@ -39,6 +70,9 @@ class Training:
         Holds the ``model``.
     loop : Loop
         Holds ``ranks`` and all hooks except the callbacks.
+    plan : FitPlan
+    task : FixedTask
+        Of what is fitted in closed form.
     """
 
     data: FitData
@@ -52,3 +86,5 @@ class Training:
     threads: Threads
     step: WindowStep
     loop: Loop
+    plan: FitPlan
+    task: FixedTask

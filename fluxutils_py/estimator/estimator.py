@@ -239,6 +239,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         lengths: object = None,
         starts: object = None,
         sharded: bool = False,
+        groups: object = None,
     ) -> Self:
         """Train on series.
 
@@ -270,7 +271,11 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             ``x, y, sample_weight, lengths, starts``, or the first ones of these: series for the
             validation loss after each epoch, which never disturbs training.
         epochs : int, optional
-            Used for this call instead of the spec's.
+            Used for this call instead of the spec's, and of its ``max_updates``.
+        groups : array of shape (N,), optional
+            Only for models that are fitted in closed form: series of one group, such as those of
+            one patient, are left out together when the penalty is chosen. By default each series,
+            or each block of its steps, is a group.
         lengths, starts : array of int, shape (N,), optional
             Series ``n`` has the steps ``starts[n]`` (default 0) to ``starts[n] + lengths[n]``
             (default T); the rest is padding. It begins there with the zero state, and ``burn_in``
@@ -318,6 +323,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             sharded,
             validation_data=validation_data,
             epochs=epochs,
+            groups=groups,
             resume=self.warm_start,
             is_fit=True,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
 from fluxutils_py.estimator.building import default_model
+from fluxutils_py.estimator.fit_choice import DataSize, FitChoice
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.parallel.joblib_mpi import is_active
 from fluxutils_py.training.hooks import Hooks
@@ -25,12 +27,18 @@ class Settings:
         Steps in each row of a matrix.
     is_classifier : bool
         Whether targets are labels of any type.
-    class_weight : "balanced", dict or None
+    class_weight : "balanced", "sqrt_balanced", dict or None
     scale_target : bool
         Whether to train on targets of mean 0 and variance 1.
     early_stopping : bool
         Whether to hold out ``validation_fraction`` of the training data if no validation data are
         given.
+    choice : FitChoice or None
+        What "auto" stands for; None where nothing is chosen, or nothing yet.
+    choose : callable or None
+        ``choose(size, is_fit)`` chooses for data; None where the choice is made.
+    with_choice : callable or None
+        Makes the settings for a choice.
     """
 
     model: Any = None
@@ -52,6 +60,9 @@ class Settings:
     scale_target: bool = False
     early_stopping: bool = False
     validation_fraction: Any = None
+    choice: FitChoice | None = None
+    choose: Callable[[DataSize, bool], FitChoice] | None = None
+    with_choice: Callable[[FitChoice], Settings] | None = None
 
     @classmethod
     def from_estimator(cls, est: object, **replacements: Any) -> Settings:

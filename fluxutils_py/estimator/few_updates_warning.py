@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from fluxutils_py.data.sequence_windows import SequenceWindows
 from fluxutils_py.errors import warn
+from fluxutils_py.estimator.assembled_fit import FitPlan
 
 ENOUGH = 50  # updates; from fewer, a network seldom learns
 
 
-def warn_few_updates(windows: SequenceWindows, epochs: int, accumulate: int) -> None:
-    """Warn if a fit of so many epochs over these windows plans fewer than ``ENOUGH`` updates, but
-    some.
-
-    Nothing is read, and no more windows are counted than would be enough.
-    """
-    n_windows = windows.count_with_loss(most=ENOUGH * accumulate)
-    n_updates = epochs * -(-n_windows // accumulate)
-    if not 0 < n_updates < ENOUGH:
+def warn_few_updates(plan: FitPlan, accumulate: int) -> None:
+    """Warn if a fit plans fewer than ``ENOUGH`` updates, but some."""
+    if not 0 < plan.updates < ENOUGH:
         return
-    plural = "s" if n_updates > 1 else ""
+    plural = "s" if plan.updates > 1 else ""
     over = "" if accumulate == 1 else f", accumulate={accumulate}"
     warn(
-        f"this fit makes {n_updates} update{plural} in all (epochs={epochs}, minibatches per "
-        f"epoch: {n_windows}{over}); fewer than {ENOUGH} are seldom enough to learn from: set "
-        "more epochs, or a smaller batchsize or seqsize"
+        f"this fit makes {plan.updates} update{plural} in all (epochs={plan.epochs}, minibatches "
+        f"per epoch: {plan.windows}{over}); fewer than {ENOUGH} are seldom enough to learn from: "
+        "set more epochs, or a smaller batchsize or seqsize"
     )

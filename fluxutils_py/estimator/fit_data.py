@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.building import require_stored
 from fluxutils_py.estimator.estimator_settings import Settings
+from fluxutils_py.estimator.fit_choice import DataSize
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.inputs.inputs import Inputs, InputSchema, feature_counts
 from fluxutils_py.inputs.labels import ClassWeightArray, LabelEncoder, find_classes, find_largest
@@ -32,7 +34,7 @@ class FitRequest:
 
     Attributes
     ----------
-    x, y, sample_weight, lengths, starts, sharded, validation_data, epochs
+    x, y, sample_weight, lengths, starts, sharded, validation_data, epochs, groups
         See ``Estimator.fit``.
     classes : array-like, optional
         All labels, where ``y`` may lack some; see ``EstimatorClassifier.partial_fit``.
@@ -52,6 +54,7 @@ class FitRequest:
     validation_data: object = None
     epochs: int | None = None
     classes: Any = None
+    groups: object = None
     resume: bool = False
     is_fit: bool = False
 
@@ -97,8 +100,9 @@ def prepare(
     *,
     codec: TargetCodec | None = None,
     split_seed: int | None = None,
-    batchsize: int | None = None,
+    batchsize: Callable[[Settings], int] | None = None,
     pool: SeriesPool | None = None,
+    few: int = 1,
 ) -> FitData:
     """Check a request, read its data and cut them into windows.
 
@@ -111,14 +115,17 @@ def prepare(
         The codec of the fit that this one continues.
     split_seed : int, optional
         Seed of the split, if the settings hold out validation data. None: hold out nothing.
-    batchsize : int, optional
-        Series of a minibatch over all ranks, see :class:`MinibatchSize`; by default as in the spec.
+    batchsize : callable, optional
+        Gives the series of a minibatch over all ranks, see :class:`MinibatchSize`; by default as in
+        the spec.
     pool : SeriesPool, optional
         The ranks that each have their own series.
+    few : int
+        Up to so many series, a split takes their ends, not whole ones.
     """
     pool = pool or SeriesPool()
-    spec = _checked_spec(settings, request.epochs)
     loss = as_loss(settings.loss)
+    _checked_spec(settings, request)
     reader = _DataReader(settings, schema, request, codec, pool)
     # before anything is read: each reading below is a collective call of ranks that share the data
     reader.require_same_request()
@@ -127,12 +134,19 @@ def prepare(
     weight = pool.weight(request.sample_weight, inputs)
     classes = reader.classes(inputs, weight)
     targets = reader.targets(inputs, classes)
-    split = reader.split(inputs, targets, classes, split_seed)
+    split = reader.split(inputs, targets, classes, split_seed, few)
     training = None if split is None else split.training
     # after the split, as the scale of targets is that of the training part
     codec = reader.codec(inputs, targets, classes, weight, training)
 
-    maker = WindowMaker(settings, spec, loss, codec, batchsize or spec.batchsize, pool)
+    if settings.choose is not None:
+        n_classes = None if classes is None else len(classes)
+        choice = settings.choose(DataSize.of(inputs, targets, n_classes), request.is_fit)
+        assert settings.with_choice is not None
+        settings = settings.with_choice(choice)
+    spec = _checked_spec(settings, request)
+    minibatch = spec.batchsize if batchsize is None else batchsize(settings)
+    maker = WindowMaker(settings, spec, loss, codec, minibatch, pool)
     windows = maker.windows(inputs, targets, weight, training)
     validation = None
     if split is not None:
@@ -145,15 +159,18 @@ def prepare(
     return FitData(settings, spec, loss, inputs, targets, codec, windows, validation, n_outputs)
 
 
-def _checked_spec(settings: Settings, epochs: int | None) -> Spec:
+def _checked_spec(settings: Settings, request: FitRequest) -> Spec:
     """Return the spec with the epochs of this call, after checking the settings of the data."""
     require_stored(spec=settings.spec, loss=settings.loss)
     if settings.target not in ("auto", "step", "series"):
         raise ValueError(f"target must be 'auto', 'step' or 'series', got {settings.target!r}")
     spec = read_spec(settings.spec)
-    if epochs is None:
+    if not request.is_fit:  # one epoch of many: nothing tells the length of the whole
+        spec = replace(spec, max_updates=None, lr_schedule=None)
+    if request.epochs is None:
         return spec
-    return replace(spec, epochs=check_integer("epochs", epochs, 1, error=SpecError))
+    epochs = check_integer("epochs", request.epochs, 1, error=SpecError)
+    return replace(spec, epochs=epochs, max_updates=None)
 
 
 @dataclass(frozen=True)
@@ -215,7 +232,12 @@ class _DataReader:
         return self.pool.targets(self.request.y, inputs, schema)
 
     def split(
-        self, inputs: Inputs, targets: Targets, classes: np.ndarray | None, seed: int | None
+        self,
+        inputs: Inputs,
+        targets: Targets,
+        classes: np.ndarray | None,
+        seed: int | None,
+        few: int,
     ) -> Split | None:
         """Hold out validation data if the settings ask for it and none are given."""
         is_given = self.request.validation_data is not None
@@ -223,7 +245,9 @@ class _DataReader:
             return None
         # only labels can be split in proportion
         labels = None if classes is None else _labels_of_series(inputs, targets, self.pool)
-        return hold_out(inputs, targets, self.settings.validation_fraction, seed, labels)
+        return hold_out(
+            inputs, targets, self.settings.validation_fraction, seed, labels, few
+        )
 
     def codec(
         self,
@@ -524,7 +548,12 @@ class Split(NamedTuple):
 
 
 def hold_out(
-    inputs: Inputs, targets: Targets, fraction: object, seed: int, labels: np.ndarray | None
+    inputs: Inputs,
+    targets: Targets,
+    fraction: object,
+    seed: int,
+    labels: np.ndarray | None,
+    few: int = 1,
 ) -> Split:
     """Hold out random series, or the last steps of a single series and of ``timesteps``.
 
@@ -537,6 +566,8 @@ def hold_out(
     seed : int
     labels : ndarray of shape (N,), optional
         The label of each series, to be split in proportion if possible.
+    few : int
+        Number of series up to which their last steps are held out.
 
     Raises
     ------
@@ -547,7 +578,7 @@ def hold_out(
     if not is_number or not 0 < float(fraction) < 1:  # type: ignore[arg-type]
         raise ValueError(f"validation_fraction must be a number between 0 and 1, got {fraction!r}")
     whole = inputs.all_series()
-    in_time = inputs.form == "timesteps" or len(whole) == 1
+    in_time = inputs.form == "timesteps" or len(whole) <= few
     n = whole.max_length if in_time else len(whole)
     n_held = math.ceil(n * float(fraction))  # type: ignore[arg-type]
     # rounded up, so that there is always something to validate on; training needs the rest

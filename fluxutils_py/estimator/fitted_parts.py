@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fluxutils_py.estimator.estimator_settings import Settings
+from fluxutils_py.estimator.fit_choice import FitChoice
 from fluxutils_py.inputs.inputs import InputLayout, InputSchema
 from fluxutils_py.inputs.target_codec import TargetCodec
 
@@ -30,6 +31,8 @@ class FittedParts:
     scheduler : learning-rate scheduler of torch, or None
     n_steps : int
         Number of training steps so far.
+    choice : FitChoice or None
+        What "auto" stood for, in a ready-made estimator.
     """
 
     layout: InputLayout
@@ -37,6 +40,7 @@ class FittedParts:
     rng: np.random.Generator
     scheduler: Any
     n_steps: int
+    choice: FitChoice | None = None
 
 
 # ``Estimator`` imports the functions behind its methods, so these cannot import it.

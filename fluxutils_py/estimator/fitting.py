@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.estimator.assembled_fit import Training
+from fluxutils_py.estimator.assembled_fit import FitPlan, Training
 from fluxutils_py.estimator.building import (
     build_model,
     build_optimizer,
@@ -34,18 +36,21 @@ from fluxutils_py.estimator.data_warnings import (
 )
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.few_updates_warning import warn_few_updates
+from fluxutils_py.estimator.fit_choice import FitChoice
 from fluxutils_py.estimator.fit_data import FitData, FitRequest, prepare
 from fluxutils_py.estimator.fitted_parts import FittedParts, SeriesEstimator, input_schema
 from fluxutils_py.estimator.minibatch_size import MinibatchSize
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
 from fluxutils_py.estimator.same_fit import course_of_fit, require_same_fit, require_same_inputs
-from fluxutils_py.estimator.spec import Spec
-from fluxutils_py.inputs.inputs import feature_counts
+from fluxutils_py.estimator.spec import LR_SCHEDULES, Spec
+from fluxutils_py.inputs.inputs import Inputs, feature_counts
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
-from fluxutils_py.nn.closed_form_model import ClosedFormModel
+from fluxutils_py.lr_schedules import cosine
+from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.compiling import compile_arguments, compiled
 from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.nn.model_windows import cached_window_mode, takes_windows
+from fluxutils_py.nn.ready_made import LinearPlusNetwork, closed_form_parts, is_closed_form
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import recurrent_layers, reset
 from fluxutils_py.parallel import RankGroup, Threads
@@ -53,8 +58,9 @@ from fluxutils_py.parallel.launcher import local_rank
 from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook
 from fluxutils_py.training import EarlyStopping, Loop
+from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.training.closed_form_step import ClosedFormStep
-from fluxutils_py.training.early_stopping import Schedule, Validation
+from fluxutils_py.training.early_stopping import MostUpdates, Schedule, Validation
 from fluxutils_py.training.make_optimizer import make_scheduler
 from fluxutils_py.training.tensor_batches import TensorBatches
 from fluxutils_py.training.tensors import to_tensor
@@ -71,7 +77,7 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
     made, or, unless it is an interrupt, if this fit replaces an earlier one.
     """
     settings = est.resolved_params()
-    earlier = est if request.resume and hasattr(est, "model_") else None
+    earlier = _earlier_fit(est, request)
     with ranks_of_call(settings.comm, "fit", request.sharded) as ranks:
         ranks.require_equal(course_of_fit(settings, earlier is not None, request.epochs))
         require_gradients("fit")
@@ -81,27 +87,135 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
         saved = None
         if earlier is None:
             saved = saved_minibatch_size(as_callbacks(settings.callbacks), ranks)
-        size = MinibatchSize.of(settings, ranks.size, saved)
-        parts = None if earlier is None else earlier.fitted_parts_
-        data = prepare(
-            settings,
-            input_schema(est, settings, parts),
-            request,
-            codec=None if parts is None else parts.codec,
-            split_seed=randomness.split_seed if request.is_fit else None,
-            batchsize=size.whole,
-            pool=SeriesPool(ranks if request.sharded else RankGroup()),
+        source = _DataSource(settings, est, request, ranks, randomness, saved, earlier)
+        data = source.prepare(settings)
+        choice = data.settings.choice
+        if choice is not None and choice.needs_trial and earlier is None:
+            choice = choice_after_trial(source, data, choice)
+            assert settings.with_choice is not None
+            data = source.prepare(settings.with_choice(choice))
+        training = assemble(
+            data, ranks, randomness.rng, source.minibatch_size(data.settings), earlier, request
         )
-        training = assemble(data, ranks, randomness.rng, size, earlier)
-        if isinstance(training.step, ClosedFormStep) and not request.is_fit:
-            raise SpecError(
-                f"partial_fit: a {type(est).__name__} with cell={getattr(est, 'cell', None)!r} is "
-                "fitted in closed form, on all data at once; call fit, or choose another cell"
-            )
+        if is_closed_form(training.step.model) and not request.is_fit:
+            raise _no_partial_fit(est)
         # now, when a model exists that tells what it sees, and before any time is spent
         _warn_about(training, est, request)
         require_same_fit(training)
         run(est, training)
+
+
+def _earlier_fit(est: SeriesEstimator, request: FitRequest) -> SeriesEstimator | None:
+    """Return the estimator if this call continues its fit.
+
+    Raises
+    ------
+    SpecError
+        If a ``partial_fit`` is of a model that is fitted in closed form.
+    """
+    if not request.resume or not hasattr(est, "model_"):
+        return None
+    if request.is_fit or not is_closed_form(est.model_):
+        return est
+    chosen = est.fitted_parts_.choice
+    if getattr(est, "cell", None) != "auto" or chosen is None:
+        raise _no_partial_fit(est)
+    warn(
+        f"partial_fit begins anew, with a network: the model of the fit before, "
+        f"cell_={chosen.cell!r}, learns from all data at once; set cell='lstm' before fit to "
+        "continue it"
+    )
+    return None
+
+
+def _no_partial_fit(est: SeriesEstimator) -> SpecError:
+    return SpecError(
+        f"partial_fit: a {type(est).__name__} with cell={getattr(est, 'cell', None)!r} is "
+        "fitted in closed form, on all data at once; call fit, or choose another cell"
+    )
+
+
+@dataclass(frozen=True)
+class _DataSource:
+    """Reads the data of a fit, for settings that may depend on them."""
+
+    settings: Settings
+    est: SeriesEstimator
+    request: FitRequest
+    ranks: RankGroup
+    randomness: Randomness
+    saved: Mapping[str, Any] | None  # size of the minibatches of a checkpoint
+    earlier: SeriesEstimator | None
+
+    def minibatch_size(self, settings: Settings) -> MinibatchSize:
+        return MinibatchSize.of(settings, self.ranks.size, self.saved)
+
+    def prepare(self, settings: Settings, *, few: int = 1) -> FitData:
+        """Return the data; ``few`` is the number of series of which a split takes the ends."""
+        parts = None if self.earlier is None else self.earlier.fitted_parts_
+        if parts is not None:
+            settings = replace(settings, choose=None)  # the first fit has chosen
+        sharded = self.request.sharded
+        return prepare(
+            settings,
+            input_schema(self.est, settings, parts),
+            self.request,
+            codec=None if parts is None else parts.codec,
+            split_seed=self.randomness.split_seed if self.request.is_fit else None,
+            batchsize=lambda chosen: self.minibatch_size(chosen).whole,
+            pool=SeriesPool(self.ranks if sharded else RankGroup()),
+            few=few,
+        )
+
+
+TRIAL_FRACTION = 0.2
+FEW_SERIES = 9  # of which a trial holds out the ends, not whole ones
+GAINS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def choice_after_trial(source: _DataSource, data: FitData, choice: FitChoice) -> FitChoice:
+    """Return the choice with the gain of the network that does best on data that are held out.
+
+    They are the last fifth of few series, or a fifth of many. Where the network adds nothing, the
+    choice is the linear model alone.
+    """
+    settings = data.settings
+    assert settings.with_choice is not None
+    trial = replace(
+        settings.with_choice(choice),
+        choose=None,
+        early_stopping=True,
+        validation_fraction=TRIAL_FRACTION,
+        callbacks=None,
+        verbose=False,
+    )
+    # what the user holds out has no part in it
+    source = replace(source, request=replace(source.request, validation_data=None))
+    held_out = source.prepare(trial, few=FEW_SERIES)
+    assert held_out.validation is not None
+    spec = replace(held_out.spec, patience=None)
+    fitted = replace(held_out, spec=spec, validation=None)
+    rng = np.random.default_rng(source.randomness.split_seed)
+    size = source.minibatch_size(trial)
+    training = assemble(fitted, source.ranks, rng, size, request=source.request)
+    require_same_fit(training)
+    run(cast(SeriesEstimator, SimpleNamespace()), training)
+    model = training.step.model
+    held_out.validation.gap_value = math.nan
+    batches = training.batches
+    ranks = source.ranks
+    validation = TensorBatches(
+        held_out.validation, batches.dtype, batches.device, rank=ranks.rank, size=ranks.size
+    )
+    losses = {}
+    sums = [module for module in model.modules() if isinstance(module, LinearPlusNetwork)]
+    for gain in GAINS:
+        for module in sums:
+            module.gain = gain
+        losses[gain] = evaluate_windows(model, data.loss, validation, ranks, spec.precision)
+    best = min(losses, key=lambda gain: math.inf if math.isnan(losses[gain]) else losses[gain])
+    cell = choice.cell if best > 0 else "linear"
+    return replace(choice, cell=cell, gain=best, needs_trial=False)
 
 
 class Randomness(NamedTuple):
@@ -136,13 +250,12 @@ def _warn_about(training: Training, est: SeriesEstimator, request: FitRequest) -
     if training.loop.ranks.rank > 0:
         return
     if not training.resume:  # the first fit has said it
-        scales_inputs = isinstance(model, ClosedFormModel)
-        if not scales_inputs:
+        if not takes_gaps(model):  # it does not standardise them by itself
             warn_unscaled(data.windows, model, request.y, getattr(est, "scale_target", None))
     if request.validation_data is not None:
         warn_unlike_training(data.windows, data.validation)
-    if request.is_fit and not request.resume and not isinstance(model, ClosedFormModel):
-        warn_few_updates(data.windows, data.spec.epochs, data.spec.accumulate)
+    if request.is_fit and not request.resume and not is_closed_form(model):
+        warn_few_updates(training.plan, data.spec.accumulate)
 
 
 def run_evaluate(
@@ -160,11 +273,11 @@ def run_evaluate(
         check_is_fitted(est, "model_")
         parts = est.fitted_parts_
         data = prepare(
-            settings,
+            replace(settings, choose=None),
             input_schema(est, settings, parts),
             request,
             codec=parts.codec,
-            batchsize=MinibatchSize.of(settings, ranks.size).whole,
+            batchsize=lambda chosen: MinibatchSize.of(chosen, ranks.size).whole,
             pool=SeriesPool(ranks if request.sharded else RankGroup()),
         )
         if not request.sharded:
@@ -185,10 +298,12 @@ def assemble(
     rng: np.random.Generator,
     size: MinibatchSize,
     earlier: SeriesEstimator | None = None,
+    request: FitRequest | None = None,
 ) -> Training:
     """Build model, optimizer, step and loop.
 
     ``earlier`` is the fitted estimator that this fit continues; its attributes are only read.
+    ``request`` is the call.
     """
     settings = data.settings
     spec = data.spec
@@ -209,11 +324,24 @@ def assemble(
     scheduler = None if earlier is None else earlier.fitted_parts_.scheduler
     if scheduler is None:
         scheduler = _new_scheduler(spec, optimizer)
-    step = _new_step(data, model, optimizer, ranks, threads)
+    task = _fixed_task(data, request)
+    step = _new_step(data, model, optimizer, ranks, threads, task)
     resume = earlier is not None
     loop = _loop_after(earlier, step, ranks)
     training = Training(
-        data, size, rng, resume, optimizer, groups, scheduler, batches, threads, step, loop
+        data,
+        size,
+        rng,
+        resume,
+        optimizer,
+        groups,
+        scheduler,
+        batches,
+        threads,
+        step,
+        loop,
+        plan=FitPlan.of(spec, data.windows),
+        task=task,
     )
     _attach_epoch_hooks(training)
     if progress is not None and ranks.rank == 0:
@@ -227,23 +355,16 @@ def _new_step(
     optimizer: Optimizer,
     ranks: RankGroup,
     threads: Threads,
+    task: FixedTask,
 ) -> WindowStep:
-    codec = data.codec
-    if isinstance(model, ClosedFormModel):
-        if model.is_of_whole_series and not codec.per_series:
-            raise SpecError(
-                "cell='kernels' describes whole series, but y has a target at each step; use "
-                "another cell, such as 'lstm' or 'linear'"
-            )
-        n_classes = None if codec.classes is None else len(codec.classes)
-        return ClosedFormStep(
-            model,
-            data.loss,
-            optimizer,
-            comm=ranks,
-            n_classes=n_classes,
-            per_series=codec.per_series,
+    of_whole_series = any(part.is_of_whole_series for part in closed_form_parts(model))
+    if of_whole_series and not task.per_series:
+        raise SpecError(
+            "cell='kernels' describes whole series, but y has a target at each step; use "
+            "another cell, such as 'lstm' or 'linear'"
         )
+    if is_closed_form(model):
+        return ClosedFormStep(model, data.loss, optimizer, comm=ranks, task=task)
     spec = data.spec
     return WindowStep(
         model,
@@ -255,6 +376,36 @@ def _new_step(
         threads=threads,
         comm=ranks,
     )
+
+
+def _fixed_task(data: FitData, request: FitRequest | None) -> FixedTask:
+    classes = data.codec.classes
+    return FixedTask(
+        n_classes=None if classes is None else len(classes),
+        per_series=data.codec.per_series,
+        groups=None if request is None else read_groups(request.groups, data.inputs),
+    )
+
+
+def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
+    """Return a number from 0 for each series: that of its group.
+
+    Raises
+    ------
+    ShapeError, DataError
+        If there is not one group for each series.
+    """
+    if groups is None:
+        return None
+    given = np.asarray(groups)
+    if given.shape != (inputs.N,):
+        raise ShapeError(
+            f"groups must have one entry for each of the {inputs.N} series, got the shape "
+            f"{given.shape}"
+        )
+    if inputs.shards is not None:
+        raise DataError("groups and sharded=True: each rank knows the groups of its series alone")
+    return np.unique(given, return_inverse=True)[1].astype(np.int64)
 
 
 def _loop_after(earlier: SeriesEstimator | None, step: WindowStep, ranks: RankGroup) -> Loop:
@@ -284,11 +435,14 @@ def _attach_epoch_hooks(training: Training) -> None:
         hooks.attach(
             Schedule(
                 training.scheduler,
-                spec.schedule_every,
+                spec.schedule_every if spec.lr_schedule is None else "step",
                 lambda: training.step.n_updates,
                 spec.accumulate,
+                spec.max_updates,
             )
         )
+    if spec.max_updates is not None and not is_closed_form(model):
+        hooks.attach(MostUpdates(spec.max_updates, lambda: training.step.n_updates))
     if spec.patience is not None:
         hooks.attach(EarlyStopping(model, spec.patience))
 
@@ -348,6 +502,11 @@ def float_dtype(arrays: tuple[SeriesArray, ...], precision: str = "float32") -> 
 
 
 def _new_scheduler(spec: Spec, optimizer: Optimizer) -> Any:
+    if spec.lr_schedule is not None:
+        # a fit that continues goes through the rates of its own length
+        for group in optimizer.param_groups:
+            group["lr"] = group.get("initial_lr", group["lr"])
+        return cosine(cycles=1, warm_up=LR_SCHEDULES[spec.lr_schedule])(optimizer)
     if spec.scheduler is None:
         return None
     scheduler = make_scheduler(spec.scheduler, optimizer, "spec.scheduler")
@@ -380,6 +539,10 @@ def tensor_batches(
         if isinstance(data.loss, SeqLoss):
             raise
         warn(f"predict will fail: {error}")
+    if takes_gaps(model):
+        windows.gap_value = math.nan
+        if data.validation is not None:
+            data.validation.gap_value = math.nan
     if _adapt_windows(data, model) and windows.seqsize < windows.segments.max_length:
         with seeded(0):
             warn_cut(model, steps, data.spec.overlap, windows.seqsize)
@@ -455,13 +618,14 @@ def _train(training: Training, callbacks: list[Any], attributes: FittedAttribute
     loop = training.loop
     model = training.step.model
     settings = training.data.settings
-    epochs = training.data.spec.epochs
+    epochs = training.plan.epochs
     device = training.batches.device
     # each rank draws other numbers for dropout, from the same generator
     seed = (int(training.rng.integers(2**63)) + loop.ranks.rank) % 2**63
     with seeded(seed, [device] if device.type == "cuda" else []), training.threads:
         reset(model.train())
-        if not training.resume and restore_newest(callbacks, loop.ranks):
+        is_restored = not training.resume and restore_newest(callbacks, loop.ranks)
+        if is_restored:
             attributes.publish(loop.history, loop.step - loop.epoch_step)
             n_done = loop.epoch - loop.start_epoch
             if n_done > epochs:
@@ -470,9 +634,11 @@ def _train(training: Training, callbacks: list[Any], attributes: FittedAttribute
                     "model after all of them; give the Checkpointer another folder to train a "
                     "shorter time"
                 )
-        if isinstance(model, ClosedFormModel):
+        if is_closed_form(model):
             loop.run_epochs([training.batches], 1)
             return
+        if not (training.resume or is_restored):
+            fit_fixed_parts(model, training.batches, loop.ranks, training.task)
         with compiled(model, compile_arguments(settings.compile)):
             loop.run_epochs(training.batches, epochs)
 
@@ -535,7 +701,15 @@ class FittedAttributes:
         est.optimizer_ = training.optimizer
         layout = est.fitted_parts_.layout if training.resume else inputs.layout
         n_steps = est.fitted_parts_.n_steps if training.resume else 0
-        est.fitted_parts_ = FittedParts(layout, codec, training.rng, training.scheduler, n_steps)
+        est.fitted_parts_ = FittedParts(
+            layout,
+            codec,
+            training.rng,
+            # one that follows the length of the fit ends with it
+            scheduler=None if training.data.spec.lr_schedule else training.scheduler,
+            n_steps=n_steps,
+            choice=training.data.settings.choice,
+        )
         if training.resume:
             return
         est.n_features_in_ = inputs.columns

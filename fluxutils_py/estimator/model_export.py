@@ -25,8 +25,10 @@ from fluxutils_py.exporting import (
     write_graph,
 )
 from fluxutils_py.exporting.export_files import FORMATS, check_format
+from fluxutils_py.exporting.graph import Gaps
 from fluxutils_py.files import atomic_write
 from fluxutils_py.inputs.moments import Affine
+from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.layers import Elementwise
 from fluxutils_py.nn.model_windows import needs_context
 from fluxutils_py.parallel import get_communicator
@@ -538,6 +540,7 @@ def _graph(
     if transformers and not inputs[0].is_floating_point():
         inputs = [inputs[0].to(dtype)]  # transformers give floats
     with_state = [i for i, module in enumerate(before) if initial_of(module)]
+    gaps: Gaps = "kept" if takes_gaps(est.model_) else "zeros"
     if needs_context(est.model_, samples):
         if with_state:
             raise ExportError(
@@ -546,13 +549,13 @@ def _graph(
             )
         overlap = int(read_spec(est.resolved_params().spec).overlap)
         window = ContextWindow(est.model_, samples, overlap)
-        graph = Graph(inputs, before, after=after, window=window, gaps=True)
+        graph = Graph(inputs, before, after=after, window=window, gaps=gaps)
         return _ContextGraph(graph, overlap)
     # modules without a state run on a whole window at once, those from the first state on by steps
     split = with_state[0] if with_state else len(before)
     steps = [*before[split:], ModelStep(est.model_, samples)]
     # an imputer that looks back fills steps without input, so that no output is NaN for them
-    graph = Graph(inputs, before[:split], steps, after, gaps=not with_state)
+    graph = Graph(inputs, before[:split], steps, after, gaps=None if with_state else gaps)
     return _ContextGraph(graph, 0)
 
 

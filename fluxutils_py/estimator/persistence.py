@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import nn
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.bounded_building import build_bounded, compare_parameters
 from fluxutils_py.estimator.building import NotStored, build_model, check_device, require_stored
+from fluxutils_py.estimator.fit_choice import FitChoice
 from fluxutils_py.estimator.fitted_parts import FittedParts
 from fluxutils_py.estimator.nested_parameters import parameter_names
 from fluxutils_py.estimator.serialization import (
@@ -50,6 +51,11 @@ FORMAT = 2
 # Arguments that are code, or specific to a machine.
 NO_SETTINGS = ("model", "loss", "opt", "spec", "device", "callbacks")
 CODE = ("cell",)  # settings that may be classes, stored by name
+# What 0.1.0 did, which had no such settings: files that it wrote do not name them.
+VALUES_OF_0_1 = {
+    **{"max_updates": None, "lr_schedule": None, "input_noise": 0.0, "scale_input": False},
+    **{"n_lags": "auto", "n_models": 1},
+}
 FITTED = (
     *("loss_", "loss_curve_", "validation_loss_curve_", "n_iter_", "history_"),
     *("n_features_in_", "n_outputs_"),
@@ -86,6 +92,7 @@ def estimator_content(est: BaseEstimator) -> dict[str, Any]:
         "fitted": {**{k: getattr(est, k) for k in FITTED}, "_n_steps": parts.n_steps},
         "layout": dataclass_to_plain(parts.layout),
         "codec": dataclass_to_plain(parts.codec),
+        "choice": None if parts.choice is None else asdict(parts.choice),
         "grad": est.grad_,
         "generator": parts.rng.bit_generator.state,
     }
@@ -130,6 +137,8 @@ def estimator_of(
         stored = _stored_arguments(content, path)
         fitted = _read_fitted(content, path)
     est = cls(**{**{k: v for k, v in stored.items() if k in known}, **arguments})
+    # settings depend on what the fit has chosen
+    est.fitted_parts_ = fitted.attributes["fitted_parts_"]
     with _errors_unless_given(arguments, path):
         settings = est.resolved_params()
     if isinstance(settings.model, NotStored):
@@ -180,7 +189,9 @@ def _read_fitted(content: dict[str, Any], path: object) -> Fitted:
     generator = _restore_generator(content["generator"])
     n_steps = content["fitted"]["_n_steps"]
     # without the scheduler, which is restored with the optimizer
-    attributes["fitted_parts_"] = FittedParts(layout, codec, generator, None, n_steps)
+    chosen = content.get("choice")
+    choice = None if chosen is None else dataclass_from_plain(FitChoice, chosen)
+    attributes["fitted_parts_"] = FittedParts(layout, codec, generator, None, n_steps, choice)
     if layout.names is not None:
         attributes["feature_names_in_"] = layout.names
     if codec.classes is not None:
@@ -232,6 +243,7 @@ def _stored_arguments(content: dict[str, Any], path: object) -> dict[str, Any]:
     return {
         **{k: restore_argument(content[k], k, build) for k, build in builders.items()},
         "spec": deserialize_spec(content["spec"]),
+        **VALUES_OF_0_1,
         **{k: v for k, v in content["settings"].items() if k not in NO_SETTINGS},
         **{k: NotStored(k, name) for k, name in content["code"].items() if k in CODE},
     }

@@ -1,4 +1,4 @@
-"""Ready-made estimators: recurrent networks with flat hyper-parameters."""
+"""Ready-made estimators: models chosen from the data, with flat hyper-parameters."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import require_single_input_and_output
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.estimator_settings import Settings
+from fluxutils_py.estimator.fit_choice import DataSize, FitChoice
 from fluxutils_py.estimator.fit_data import FitRequest
 from fluxutils_py.estimator.fitted_parts import FittedParts
 from fluxutils_py.estimator.fitting import run_fit
@@ -43,6 +44,7 @@ from fluxutils_py.nn import (
     SlidingWindowAttention,
 )
 from fluxutils_py.nn.closed_form_model import kernel_model, lag_model
+from fluxutils_py.nn.ready_made import MEANS, linear_plus_network, mean_model, plain_network
 from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.validation import check_integer, check_positive
 
@@ -190,9 +192,14 @@ CELLS: dict[str, Callable[..., nn.Module]] = {
     "tcn": tcn,
     "attention": partial(SequenceStack, attention),
 }
-# Models of fixed features, fitted in closed form.
-FIXED: dict[str, Callable[..., nn.Module]] = {"kernels": kernel_model, "linear": lag_model}
+FIXED = ("kernels", "linear")  # models of fixed features, fitted in closed form
 FIXED_SEQSIZE = 256  # steps to read at once, which changes nothing
+SUM = "linear+"  # before the name of a cell: a linear model, and a network that adds to it
+# Arguments, with their defaults, that only networks have: to set one asks for a network.
+OF_NETWORKS = {
+    **dict.fromkeys(("hidden_size", "dropout", "lr", "max_updates", "input_noise"), "auto"),
+    **{"num_layers": 1, "epochs": None, "early_stopping": False},
+}
 # Classes with a signature other than cell(n_in, n_out, num_layers, dropout).
 CLASSES = {
     MinGRU: "mingru",
@@ -206,25 +213,19 @@ CLASSES = {
 def documented(cls: type[Class]) -> type[Class]:
     """Insert the shared parameters and the names of the cells into the docstring of a class."""
     shared = str(_SequenceEstimator.__doc__).partition("----------\n")[2].strip()
-    cells = ", ".join(f'"{name}"' for name in (*CELLS, *FIXED))
+    cells = ", ".join(f'"{name}"' for name in ("auto", *FIXED, *CELLS))
     cls.__doc__ = str(cls.__doc__).replace("{parameters}", shared).replace("{cells}", cells)
     return cls
 
 
-def network(
-    n_in: int,
-    n_out: int,
-    *,
-    cell: Callable[..., nn.Module],
-    hidden_size: int,
-    num_layers: int,
-    dropout: float,
+def ready_made(
+    n_in: int, n_out: int, *, make: Callable[..., nn.Module], n_models: int
 ) -> nn.Module:
-    """Build recurrent layers and a linear head."""
+    """Build a model, or the mean of several."""
     require_single_input_and_output("a ready-made network", n_in, n_out)
-    return nn.Sequential(
-        cell(n_in, hidden_size, num_layers, dropout), nn.Linear(hidden_size, n_out)
-    )
+    if n_models == 1:
+        return make(n_in, n_out)
+    return mean_model(n_in, n_out, make=make, n_models=n_models)
 
 
 @dataclass(eq=False, repr=False)  # scikit-learn needs a constructor with an explicit signature
@@ -233,23 +234,59 @@ class _SequenceEstimator(Estimator):
 
     Parameters
     ----------
-    hidden_size : int
-        Number of units in each recurrent layer.
+    hidden_size : int or "auto"
+        Number of units in each recurrent layer. "auto": 48; 128 for more than 614,400 steps.
     num_layers : int
         Number of recurrent layers.
-    cell : {cells}, or a class
-        The recurrent layer. "kernels" (for one target per series: :class:`CausalKernels`) and
-        "linear" (the last 24 steps) are fixed features of standardised inputs with a linear head,
-        fitted in closed form in one pass: of the other parameters, only those of the data apply.
-        "mingru", "minlstm", "lru" and "attention" are blocks of a
-        :class:`SequenceStack`; a "tcn" has ``num_layers + 5`` levels. A class is called as
-        ``cell(n_in, n_out, num_layers, dropout)``.
-    dropout : float
-        Probability of dropping an output between two layers in training.
-    lr, weight_decay : float
-        Learning rate and weight decay of AdamW.
-    epochs, batchsize, seqsize, shuffle, overlap, burn_in, clip, rebatch, precision
-        See :class:`Spec`. ``seqsize=None`` trains on whole series.
+    cell : {cells}, "linear+" and the name of a recurrent layer, or a class
+        The model. "kernels" (for one target per series: :class:`fluxutils_py.nn.CausalKernels`) and
+        "linear" (the last steps, and statistics of several spans where they help) are fixed
+        features with a linear head, fitted in closed form in one pass; of the other parameters,
+        only those of the data apply. "linear+lstm" and the like add a network to the linear model,
+        which is fitted first and then held still. A single name is a recurrent layer with a linear
+        head: "mingru", "minlstm", "lru" and "attention" are blocks of a
+        :class:`fluxutils_py.nn.SequenceStack`; a "tcn" has ``num_layers + 5`` levels. A class is
+        called as ``cell(n_in, n_out, num_layers, dropout)``. "auto": "kernels" for one target per
+        series; else "linear+lstm", or "linear" where, in a trial on a fifth of the data, the last
+        one of few series, the network adds nothing. Setting one of ``hidden_size``, ``num_layers``,
+        ``dropout``, ``lr``, ``epochs``, ``max_updates``, ``input_noise`` or ``early_stopping`` asks
+        for a network without a trial: "lstm" for one target per series, else "linear+lstm". A first
+        ``partial_fit`` takes "lstm".
+    dropout : float or "auto"
+        Probability of dropping an output in training: between two layers, and, in a network that
+        adds to a linear model, after the last. "auto": 0.3 in such a network, unless it has 128
+        units, else 0.
+    lr : float or "auto"
+        Highest learning rate of AdamW. "auto": 0.005 in a network that adds to a linear model,
+        unless it has 128 units, else 0.01.
+    weight_decay : float
+        Of AdamW.
+    epochs : int or None
+        Passes over the data. None: as many as ``max_updates`` takes.
+    max_updates : int, "auto" or None
+        Steps of the optimizer. "auto": None if ``epochs`` is given; else 20 passes, but at least
+        200 and at most 600 steps; 1000 for more than 614,400 steps of data.
+    lr_schedule : "onecycle", "cosine" or None
+        See :class:`Spec`.
+    batchsize : int or "auto"
+        See :class:`Spec`. "auto": 16; 32 for more than 614,400 steps; 128 for single steps.
+    seqsize : int, None or "auto"
+        Steps of a window; None trains on whole series. "auto": 64 for targets at each step; for one
+        target per series, whole series of up to 500 steps, else 128.
+    input_noise : float or "auto"
+        Deviation of normal noise that is added to standardised inputs in training. "auto": 0.1 in a
+        network that adds to a linear model, unless it has 128 units, else 0.
+    scale_input : bool
+        Whether to standardise the inputs of a network by mean and deviation of each feature over
+        the weighted steps of the first fit, inside the model. A step without input then counts as
+        the mean, else as zeros. Fixed features always do so.
+    n_lags : int or "auto"
+        Steps that a linear model sees. "auto": 48, but at most 400 features, and the longest
+        series.
+    n_models : int
+        Number of models with different first weights, or different kernels, whose mean predicts.
+    shuffle, overlap, burn_in, clip, rebatch, precision
+        See :class:`Spec`.
     n_timesteps : int or None
         For matrices: number of steps in each row, whose column ``f * n_timesteps + t`` is feature
         ``f`` at step ``t``. None: one step.
@@ -268,20 +305,26 @@ class _SequenceEstimator(Estimator):
         See :class:`Estimator`.
     """
 
-    hidden_size: int = 32
+    hidden_size: int | str = "auto"
     num_layers: int = 1
-    cell: Any = "lstm"
+    cell: Any = "auto"
     _: KW_ONLY
-    dropout: float = 0.0
-    lr: float = 1e-2
+    dropout: float | str = "auto"
+    lr: float | str = "auto"
     weight_decay: float = 0.01
-    epochs: int = 100
-    batchsize: int = 256
-    seqsize: int | None = None
-    shuffle: bool = False
+    epochs: int | None = None
+    max_updates: int | str | None = "auto"
+    lr_schedule: str | None = "onecycle"
+    batchsize: int | str = "auto"
+    seqsize: int | str | None = "auto"
+    input_noise: float | str = "auto"
+    scale_input: bool = True
+    n_lags: int | str = "auto"
+    n_models: int = 1
+    shuffle: bool = True
     overlap: int = 0
     burn_in: int = 0
-    clip: float | None = None
+    clip: float | None = 1.0
     rebatch: bool | str = "auto"
     precision: str = "float32"
     n_timesteps: int | None = None
@@ -299,90 +342,142 @@ class _SequenceEstimator(Estimator):
     random_state: Any = None
     verbose: Any = "auto"
 
-    def resolved_params(self) -> Settings:
-        if isinstance(self.cell, str) and self.cell in FIXED:
-            return self._fixed_params(FIXED[self.cell])
-        cell = self._layer()
-        self._check_network()
-        is_classifier = isinstance(self, EstimatorClassifier)
-        model = partial(
-            network,
-            cell=cell,
-            hidden_size=self.hidden_size,
-            num_layers=self.num_layers,
-            dropout=self.dropout,
-        )
-        return Settings.from_estimator(
-            self,
-            spec=self._spec(),
-            model=model,
-            loss=F.cross_entropy if is_classifier else None,
-            opt=partial(adamw, lr=self.lr, weight_decay=self.weight_decay),
-            is_classifier=is_classifier,
-        )
+    @property
+    def cell_(self) -> Any:
+        """The model of the fit: what ``cell`` is, or what "auto" has chosen."""
+        parts: FittedParts | None = getattr(self, "fitted_parts_", None)
+        if parts is None:
+            raise AttributeError("cell_ is what a fit has chosen; there was none")
+        chosen = parts.choice
+        return chosen.cell if chosen is not None and _is_auto(self.cell) else self.cell
 
-    def _fixed_params(self, model: Callable[..., nn.Module]) -> Settings:
-        """Return the settings of a model that is fitted in closed form."""
-        self._check_network()
+    def resolved_params(self) -> Settings:
+        parts: FittedParts | None = getattr(self, "fitted_parts_", None)
+        fitted = None if parts is None else parts.choice
+        # before a fit, for checks alone
+        settings = self._settings_of(fitted or FitChoice("linear+lstm"))
+        return dataclasses.replace(settings, choose=self._choose)
+
+    def _choose(self, size: DataSize, is_fit: bool) -> FitChoice:
+        choice = FitChoice.of(self.cell, size, is_fit=is_fit)
+        set_by_user = [name for name, value in OF_NETWORKS.items() if getattr(self, name) != value]
+        if not (_is_auto(self.cell) and set_by_user):
+            return choice
+        cell = "lstm" if choice.cell == "kernels" else choice.cell
+        return dataclasses.replace(FitChoice.of(cell, size), needs_trial=False)
+
+    def _settings_of(self, choice: FitChoice) -> Settings:
+        """Return the settings for a choice of what is "auto"."""
+        cell = choice.cell if _is_auto(self.cell) else self.cell
+        make = self._maker(cell, choice)
+        self._check_arguments()
         is_classifier = isinstance(self, EstimatorClassifier)
-        spec = dataclasses.replace(
-            self._spec(),
-            seqsize=min(self.seqsize or FIXED_SEQSIZE, FIXED_SEQSIZE),
-            overlap=0,
-            rebatch=False,
-            shuffle=False,
-        )
+        spec = self._spec(choice)
+        if cell in FIXED:
+            n_steps = min(spec.seqsize or FIXED_SEQSIZE, FIXED_SEQSIZE)
+            spec = Spec(
+                epochs=1,
+                batchsize=spec.batchsize,
+                seqsize=n_steps,
+                burn_in=spec.burn_in,
+                rebatch=False,
+            )
+        given = {}
+        if is_classifier and _is_auto(getattr(self, "class_weight", None)):
+            given["class_weight"] = choice.class_weight
+        lr: Any = choice.lr if _is_auto(self.lr) else self.lr
         return Settings.from_estimator(
             self,
             spec=spec,
-            model=model,
+            model=partial(ready_made, make=make, n_models=self.n_models),
             loss=F.cross_entropy if is_classifier else None,
-            opt=partial(adamw, lr=self.lr, weight_decay=self.weight_decay),
+            opt=partial(adamw, lr=lr, weight_decay=self.weight_decay),
             is_classifier=is_classifier,
+            choice=choice,
+            with_choice=self._settings_of,
+            **given,
         )
 
-    def _layer(self) -> Callable[..., nn.Module]:
+    def _maker(self, cell: Any, choice: FitChoice) -> Callable[..., nn.Module]:
+        """Return the function that makes a model with ``cell``."""
+        n_lags = choice.n_lags if _is_auto(self.n_lags) else self.n_lags
+        linear: dict[str, Any] = {"n_lags": n_lags, "has_statistics": choice.has_statistics}
+        if isinstance(cell, str) and cell == "kernels":
+            return partial(kernel_model, size=choice.n_kernels)
+        if isinstance(cell, str) and cell == "linear":
+            return partial(lag_model, **linear)
+        is_sum = isinstance(cell, str) and cell.startswith(SUM)
+        chosen = ("hidden_size", "dropout", "input_noise")
+        arguments = {
+            name: getattr(choice if _is_auto(getattr(self, name)) else self, name)
+            for name in chosen
+        }
+        arguments |= {"num_layers": self.num_layers}
+        layer = self._layer(cell.removeprefix(SUM) if is_sum else cell)
+        if not is_sum:
+            return partial(
+                plain_network, cell=layer, scale_input=bool(self.scale_input), **arguments
+            )
+        means = MEANS if choice.has_means else ()
+        sum_of = partial(linear_plus_network, cell=layer, means=means, gain=choice.gain)
+        return partial(sum_of, **linear, **arguments)
+
+    def _layer(self, given: Any) -> Callable[..., nn.Module]:
         """Return the function or class that ``cell`` names."""
         # only classes are looked up: another object may have no hash
-        name = CLASSES.get(self.cell, self.cell) if isinstance(self.cell, type) else self.cell
+        name = CLASSES.get(given, given) if isinstance(given, type) else given
         cell = CELLS.get(name) if isinstance(name, str) else name
         if not callable(cell):
-            names = ", ".join(map(repr, (*CELLS, *FIXED)))
+            names = ", ".join(map(repr, ("auto", *FIXED, *CELLS, "linear+lstm")))
             raise ValueError(f"cell must be one of {names}, or a class, got {self.cell!r}")
         return cell
 
-    def _check_network(self) -> None:
+    def _check_arguments(self) -> None:
         """Raise SpecError unless all arguments that are no fields of a spec can be."""
-        for name in ("hidden_size", "num_layers", "n_iter_no_change"):
-            check_integer(name, getattr(self, name), 1, error=SpecError)
-        check_integer("n_timesteps", self.n_timesteps, 1, optional=True, error=SpecError)
-        check_positive("lr", self.lr, error=SpecError)
-        for name, most in (("dropout", 1), ("weight_decay", math.inf)):
+        for name in ("hidden_size", "num_layers", "n_iter_no_change", "n_lags", "n_models"):
             value = getattr(self, name)
+            if not (name in ("hidden_size", "n_lags") and _is_auto(value)):
+                check_integer(name, value, 1, error=SpecError)
+        check_integer("n_timesteps", self.n_timesteps, 1, optional=True, error=SpecError)
+        if not _is_auto(self.lr):
+            check_positive("lr", self.lr, error=SpecError)
+        for name, most in (("dropout", 1), ("weight_decay", math.inf), ("input_noise", math.inf)):
+            value = getattr(self, name)
+            if name != "weight_decay" and _is_auto(value):
+                continue
             # bool is a number for Python, and NaN is in no range
             is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
             if not is_number or not 0 <= float(value) <= most:
                 raise SpecError(f"{name} must be a number from 0 to {most}, got {value!r}")
-        for name in ("early_stopping", "scale_target"):
+        for name in ("early_stopping", "scale_target", "scale_input"):
             value = getattr(self, name, False)  # only the regressor has scale_target
             if not isinstance(value, bool | np.bool_):
                 raise SpecError(f"{name} must be True or False, got {value!r}")
 
-    def _spec(self) -> Spec:
+    def _spec(self, choice: FitChoice) -> Spec:
         # without early stopping, validation data only give a loss to watch
         patience = self.n_iter_no_change if self.early_stopping else None
         in_spec = {f.name: getattr(self, f.name) for f in fields(Spec) if hasattr(self, f.name)}
+        for name in ("max_updates", "batchsize", "seqsize"):
+            if _is_auto(in_spec[name]):
+                in_spec[name] = getattr(choice, name)
+        if _is_auto(self.max_updates) and self.epochs is not None:
+            in_spec["max_updates"] = None
         try:
             return read_spec(Spec(**in_spec, patience=patience))
         except SpecError as error:  # the fields are arguments of the estimator
             raise SpecError(str(error).removeprefix("spec.")) from None
 
 
+def _is_auto(value: object) -> bool:
+    return isinstance(value, str) and value == "auto"
+
+
 @explains_arguments
 @documented
 @dataclass(eq=False, repr=False, kw_only=True)
 class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
-    """Recurrent network for regression, built from its hyper-parameters.
+    """Regression of numbers per step or per series, by a model that is chosen from the data.
 
     Parameters
     ----------
@@ -445,14 +540,15 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
 @documented
 @dataclass(eq=False, repr=False, kw_only=True)
 class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):
-    """Recurrent network for classification, built from its hyper-parameters.
+    """Classification per step or per series, by a model that is chosen from the data.
 
     Parameters
     ----------
     {parameters}
-    class_weight : "balanced", dict of label to weight, or None
+    class_weight : "auto", "balanced", "sqrt_balanced", dict of label to weight, or None
         Weight of each class, which multiplies the ``sample_weight`` of its steps. "balanced":
-        inversely proportional to the frequency of the class.
+        inversely proportional to the frequency of the class; "sqrt_balanced": to its square root.
+        "auto": "sqrt_balanced" for up to ten classes of labels at each step, else None.
 
     Notes
     -----
@@ -469,4 +565,4 @@ class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):
     ((60, 2), array(['down', 'up'], dtype='<U4'))
     """
 
-    class_weight: Any = None
+    class_weight: Any = "auto"

@@ -88,6 +88,9 @@ def _way_to_set(name: str, names: list[str]) -> str:
     return f"it has {', '.join(names)}"
 
 
+EPOCHS = 100  # of a fit whose spec says nothing about its length
+
+
 @names_what_was_meant
 @dataclass(frozen=True)
 class Spec:
@@ -101,8 +104,8 @@ class Spec:
 
     Parameters
     ----------
-    epochs : int
-        Passes over the data.
+    epochs : int or None
+        Passes over the data. None: as many as ``max_updates`` takes, or 100 if that is None too.
     batchsize : int
         Series per minibatch.
     seqsize : int or None
@@ -145,6 +148,13 @@ class Spec:
         GPUs. Worth it where layers are large; see the guide.
     schedule_every : "epoch" or "step"
         When the scheduler steps: after each epoch, or after each step of the optimizer.
+    max_updates : int or None
+        Stop after this many steps of the optimizer, also within an epoch. With ``epochs`` too,
+        whichever comes first ends a fit.
+    lr_schedule : "onecycle", "cosine" or None
+        In place of ``scheduler``: let learning rates follow the length of the fit, step by step.
+        "cosine": from their values to 0, along a cosine. "onecycle": the same, after a linear rise
+        over the first fifth. A ``partial_fit``, which knows no length, keeps the rates.
 
     Notes
     -----
@@ -152,7 +162,7 @@ class Spec:
     Computation 2(4), 490-501: their k1 is ``seqsize``, their k2 ``seqsize + overlap``.
     """
 
-    epochs: int = 100
+    epochs: int | None = None
     batchsize: int = 256
     seqsize: int | None = None
     shuffle: bool = False
@@ -165,8 +175,19 @@ class Spec:
     scheduler: Callable[..., Any] | None = None
     schedule_every: str = "epoch"
     precision: str = "float32"
+    max_updates: int | None = None
+    lr_schedule: str | None = None
+
+    def planned_epochs(self, updates_per_epoch: int) -> int:
+        """Return the number of passes of a fit, of which each makes so many updates."""
+        if self.max_updates is None or not updates_per_epoch:
+            return self.epochs or EPOCHS
+        enough = -(-self.max_updates // updates_per_epoch)
+        return enough if self.epochs is None else min(self.epochs, enough)
 
 
+# Share of the fit in which rates rise.
+LR_SCHEDULES = {"onecycle": 0.2, "cosine": 0.0}
 NAMES = [f.name for f in fields(Spec)]
 MAIN = ("epochs", "batchsize", "seqsize")
 # Arguments of estimators: a spec that has them would be accepted, and they would do nothing.
@@ -269,6 +290,7 @@ def spec_fields(spec: Any) -> dict[str, Any]:
 # The smallest value of each field that is an integer; those whose default is None are optional.
 LEAST = {
     **dict.fromkeys(("epochs", "batchsize", "seqsize", "accumulate", "patience"), 1),
+    "max_updates": 1,
     **dict.fromkeys(("overlap", "burn_in"), 0),
 }
 
@@ -304,4 +326,12 @@ def _check_others(spec: Spec) -> None:
     if spec.schedule_every not in ("epoch", "step"):
         raise SpecError(
             f"spec.schedule_every must be 'epoch' or 'step', got {spec.schedule_every!r}"
+        )
+    if spec.lr_schedule is not None and spec.lr_schedule not in LR_SCHEDULES:
+        names = ", ".join(map(repr, LR_SCHEDULES))
+        raise SpecError(f"spec.lr_schedule must be {names} or None, got {spec.lr_schedule!r}")
+    if spec.lr_schedule is not None and spec.scheduler is not None:
+        raise SpecError(
+            f"spec.lr_schedule={spec.lr_schedule!r} and spec.scheduler both set the learning "
+            "rates; leave one at None"
         )

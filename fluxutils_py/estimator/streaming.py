@@ -19,6 +19,7 @@ from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.step_chain import output_form, scaler_of
 from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
 from fluxutils_py.inputs.target_codec import Transform
+from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.native import TYPES
 from fluxutils_py.nn.native_step import NativeStep, Scaler
 from fluxutils_py.nn.session import InferenceSession
@@ -193,6 +194,7 @@ class EstimatorStream:
 
         spec = read_spec(est.resolved_params().spec)
         # copies the model: a later fit of the estimator does not change a running stream
+        self._gap_value = math.nan if takes_gaps(est.model_) else 0.0
         self._session = InferenceSession(est.model_, sample, int(spec.overlap), spec.precision)
         self._session.load(state, self.n_series)
         codec = est.fitted_parts_.codec
@@ -259,7 +261,7 @@ class EstimatorStream:
         arrays = [read_step(a, shape) for a, shape in zip(given, self._shapes, strict=True)]
         gap = None
         if not all(map(_has_finite_sum, arrays)):
-            arrays, gap = _without_gaps(arrays)
+            arrays, gap = _without_gaps(arrays, self._gap_value)
         xs = tuple(to_tensor(a.T[None], self._dtype, self._device) for a in arrays)  # (1, N, F)
         # faster than no_grad, and outputs are never part of a graph
         with torch.inference_mode():
@@ -427,8 +429,10 @@ def _has_finite_sum(array: np.ndarray) -> bool:
     return array.dtype.kind != "f" or math.isfinite(np.add.reduce(array, axis=None))
 
 
-def _without_gaps(arrays: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return a step with zeros for series without input, and a mask of these series (N,)."""
+def _without_gaps(
+    arrays: list[np.ndarray], gap_value: float
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return a step with a value for series without input, and a mask of these series (N,)."""
     floats = [a for a in arrays if a.dtype.kind == "f"]
     not_finite = [~np.isfinite(a) for a in arrays]  # integers are all finite
     # integers cannot be NaN: of several inputs, one without any number makes the gap
@@ -442,7 +446,7 @@ def _without_gaps(arrays: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarra
                 "features; fill in single ones"
             )
     filled = [
-        np.where(where.any(0), a.dtype.type(0), a)
+        np.where(where.any(0), a.dtype.type(gap_value), a) if a.dtype.kind == "f" else a
         for a, where in zip(arrays, not_finite, strict=True)
     ]
     return filled, gap

@@ -8,7 +8,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from fluxutils_py.torch_private import guards_of
 N_STEPS = 5  # of examples; another number than N_SERIES, to tell the axes apart
 N_CONTEXT = 2  # of examples: torch takes 0 and 1 for constants
 Tensors = tuple[Tensor, ...]
+Gaps = Literal["zeros", "kept"] | None
 
 
 class Graph:
@@ -43,9 +44,10 @@ class Graph:
         of a scan over time.
     window : ContextWindow, optional
         In place of ``steps``, for a model that takes whole windows.
-    gaps : bool
+    gaps : "zeros", "kept" or None
         Whether a series without input at a step (all its features are NaN after ``before``) counts
-        as zeros there, and its outputs are NaN before ``after``; as in ``Estimator.predict``.
+        as zeros there, or is left to the model, and its outputs are NaN before ``after``; as in
+        ``Estimator.predict``. None: such steps are as any other.
 
     Attributes
     ----------
@@ -71,7 +73,7 @@ class Graph:
         after: Sequence[nn.Module] = (),
         *,
         window: ContextWindow | None = None,
-        gaps: bool = False,
+        gaps: Gaps = None,
     ) -> None:
         self.inputs = [x.expand(N_STEPS, N_SERIES, -1).clone() for x in inputs]
         parts: Any = steps if window is None else [window]
@@ -111,11 +113,11 @@ class Graph:
         xs: Sequence[Tensor],
         steps: Sequence[nn.Module],
         states: Sequence[Tensor],
-        gaps: bool,
+        gaps: Gaps,
     ) -> _Scan:
         """Return the scan over the steps for their inputs, windows that the modules before gave."""
         chain = _StepChain(steps, len(self.initial))
-        if gaps:
+        if gaps == "zeros":
             xs = [_zero_gaps(x) for x in xs]
         return _Scan(chain, xs, states, self.initial)
 
@@ -238,7 +240,7 @@ class _Whole(nn.Module):
     """The modules before the scan, the scan, and the modules after it."""
 
     def __init__(
-        self, before: nn.Module, core: nn.Module, after: nn.Module, n_inputs: int, gaps: bool
+        self, before: nn.Module, core: nn.Module, after: nn.Module, n_inputs: int, gaps: Gaps
     ) -> None:
         super().__init__()
         self.before = before
@@ -251,8 +253,9 @@ class _Whole(nn.Module):
         xs = self.before(*tensors[: self.n_inputs])
         states = tensors[self.n_inputs :]
         gap = None
-        if self.gaps:
+        if self.gaps is not None:
             gap = _gap(xs)
+        if self.gaps == "zeros":
             xs = tuple(_zero_gaps(x) for x in xs)
         results = as_tuple(self.core(*xs, *states))
         n_outputs = len(results) - len(states)

@@ -22,6 +22,8 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError
 
 MISSING_LABEL = -100  # marks a step without a label, as in torch
+# Of the inverse frequency of a class, in its weight.
+POWERS = {"balanced": 1.0, "sqrt_balanced": 0.5}
 
 # Turns blocks of labels into integers, or outputs of a model into predictions.
 Transform = Callable[[np.ndarray], np.ndarray]
@@ -251,9 +253,9 @@ class ClassWeightArray(DuckArray):
 
     Parameters
     ----------
-    class_weight : "balanced" or dict of class to weight
+    class_weight : "balanced", "sqrt_balanced" or dict of class to weight
         "balanced": inversely proportional to the frequency of the class, which counts steps by
-        their weights.
+        their weights. "sqrt_balanced": to its square root.
     classes : ndarray
     codes : array of int, shape (1, N, T)
     weight : SampleWeight, optional
@@ -277,12 +279,14 @@ class ClassWeightArray(DuckArray):
         self.codes = codes
         self.weight = weight
         self.shape = tuple(codes.shape)
-        if class_weight == "balanced":
+        power = POWERS.get(class_weight) if isinstance(class_weight, str) else None
+        if power is not None:
             counts = add_up(self._count_classes(len(classes), rows))
             occurs = counts > 0
             # a class without steps keeps 1: its weight would be infinite
             self.of_class = np.ones(len(classes))
-            self.of_class[occurs] = counts.sum() / (occurs.sum() * counts[occurs])
+            balanced = counts.sum() / (occurs.sum() * counts[occurs])
+            self.of_class[occurs] = balanced**power
             return
         if isinstance(class_weight, dict):
             unknown = [c for c in class_weight if c not in classes.tolist()]
@@ -290,7 +294,7 @@ class ClassWeightArray(DuckArray):
                 raise ValueError(
                     f"class_weight names {unknown}, but the classes are {classes.tolist()}"
                 )
-        # "balanced", which depends on the frequencies in y, is done above
+        # what depends on the frequencies in y is done above
         self.of_class = compute_class_weight(class_weight, classes=classes, y=classes)
 
     def _count_classes(

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fluxutils_py.nn.causal_kernels import CausalKernels
-from fluxutils_py.nn.time_features import ExponentialMeans, Lags, RunningStatistics
+from fluxutils_py.nn.time_features import (
+    ExponentialMeans,
+    Lags,
+    RollingStatistics,
+    RunningStatistics,
+)
 
-FixedLayer = CausalKernels | ExponentialMeans | Lags | RunningStatistics
+FixedLayer = CausalKernels | ExponentialMeans | Lags | RollingStatistics | RunningStatistics
 
 MOST_VALUES = 1 << 21  # of features that are held at once
 N_LAGS = 24
 SPANS = (4, 16, 64)  # of the exponential means beside the kernels
+STATISTICS = (5, 20, 80)  # spans of the statistics beside the lags
 # of the variance of all features, relative to that of the kernels' features
 SHARE_OF_STATISTICS = 0.3
 
@@ -34,7 +40,16 @@ class InputScale(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # in float64, so that a high level costs no digits
         y = (x.double() - self.mean.double()) / self.scale.double()
-        return y.nan_to_num(nan=0.0).to(x.dtype)
+        dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+        return y.nan_to_num(nan=0.0).to(dtype)
+
+
+def takes_gaps(model: nn.Module) -> bool:
+    """Return whether steps without input are to reach a model as NaN, which it takes for means.
+
+    Other models get zeros there.
+    """
+    return any(isinstance(module, InputScale) for module in model.modules())
 
 
 class ClosedFormModel(nn.Module):
@@ -46,9 +61,10 @@ class ClosedFormModel(nn.Module):
         Features of the input, outputs of the head.
     layers : iterable of layers without parameters
         Each takes the standardised inputs.
-    relative : iterable of float, optional
+    relative : sequence of (sequence of float or Tensor), optional
         For each layer, the factor of its standardised features before the penalty of the head
-        applies; 1 by default.
+        applies: a number, or one for each feature. Several such sequences are alternatives, from
+        the simplest to the richest, among which the fit chooses. By default, all are 1.
 
     Notes
     -----
@@ -61,7 +77,7 @@ class ClosedFormModel(nn.Module):
         n_in: int,
         n_out: int,
         layers: Iterable[FixedLayer],
-        relative: Iterable[float] | None = None,
+        relative: Sequence[Sequence[float | Tensor]] | None = None,
     ) -> None:
         super().__init__()
         self.scale = InputScale(n_in)
@@ -70,8 +86,10 @@ class ClosedFormModel(nn.Module):
         sizes = [layer.n_out for layer in layers]
         self.n_features = sum(sizes)
         self.head = nn.Linear(self.n_features, n_out)
-        factors = [1.0] * len(sizes) if relative is None else list(relative)
-        self.relative = [(factor, size) for factor, size in zip(factors, sizes, strict=True)]
+        self.relative = [
+            torch.cat([_repeated(factor, size) for factor, size in zip(each, sizes, strict=True)])
+            for each in relative or [[1.0] * len(sizes)]
+        ]
 
     @property
     def is_of_whole_series(self) -> bool:
@@ -101,9 +119,9 @@ class ClosedFormModel(nn.Module):
             else:
                 layer(x)
 
-    def relative_factors(self) -> Tensor:
-        """Return the factor of each feature, (P,)."""
-        return torch.cat([torch.full((size,), factor) for factor, size in self.relative])
+
+def _repeated(factor: float | Tensor, size: int) -> Tensor:
+    return torch.as_tensor(factor, dtype=torch.float64).expand(size)
 
 
 def kernel_model(n_in: int, n_out: int, size: int = 10_000) -> ClosedFormModel:
@@ -115,12 +133,29 @@ def kernel_model(n_in: int, n_out: int, size: int = 10_000) -> ClosedFormModel:
     means = ExponentialMeans(n_in, SPANS)
     n_others = statistics.n_out + means.n_out
     others = math.sqrt(SHARE_OF_STATISTICS * kernels.n_out / n_others)
-    return ClosedFormModel(n_in, n_out, [kernels, statistics, means], [1.0, others, others])
+    return ClosedFormModel(n_in, n_out, [kernels, statistics, means], [[1.0, others, others]])
 
 
-def lag_model(n_in: int, n_out: int, n_lags: int = N_LAGS) -> ClosedFormModel:
-    """Make a linear model of the last ``n_lags`` steps."""
-    return ClosedFormModel(n_in, n_out, [Lags(n_in, range(n_lags))])
+def lag_model(
+    n_in: int, n_out: int, n_lags: int = N_LAGS, has_statistics: bool = False
+) -> ClosedFormModel:
+    """Make a linear model of the last ``n_lags`` steps, which trusts a step the less the longer it
+    is ago.
+
+    With ``has_statistics``, it may also use exponential means, and means, deviations and slopes of
+    the last steps.
+    """
+    lags = Lags(n_in, range(n_lags))
+    ages = torch.arange(n_lags, dtype=torch.float64).repeat_interleave(n_in)
+    trust = (1 + ages).rsqrt()
+    if not has_statistics:
+        return ClosedFormModel(n_in, n_out, [lags], [[trust]])
+    layers: list[FixedLayer] = [
+        lags,
+        ExponentialMeans(n_in, STATISTICS),
+        RollingStatistics(n_in, STATISTICS),
+    ]
+    return ClosedFormModel(n_in, n_out, layers, [[trust, 0.0, 0.0], [trust, 1.0, 1.0]])
 
 
 def series_features(model: ClosedFormModel, xs: Tensor, ends: Tensor) -> Tensor:

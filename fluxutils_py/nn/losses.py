@@ -135,6 +135,10 @@ class SeqLoss:
         outputs do not count, they have shape ``(S, B, G)``, with the columns of all targets side by
         side. ``factors`` multiply the losses of the outputs.
         """
+        members = getattr(model, "members", None)
+        if members is not None and model.training:  # each learns by itself
+            each = [self(member, xs, ys, ws, factors=factors) for member in members]
+            return torch.stack(each).mean()
         outs = run_window(model, xs)
         # the loss is computed in float32, also of a model in low precision
         outs = tuple(map(as_float32, (outs,) if isinstance(outs, Tensor) else outs))

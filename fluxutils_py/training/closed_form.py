@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from fluxutils_py.parallel import RankGroup
 
 N_ALPHAS = 13
 MOST_ROWS = 4000  # of which the products with one another are kept: the dual form
+CLEARLY = 0.9  # of an error, below which features that are richer are worth it
 MOST_LEFT_OUT = 2000  # rows of larger data whose errors choose the penalty
 TEMPERATURES = torch.logspace(-1, 2.5, 141, dtype=torch.float64)
 
@@ -80,9 +81,10 @@ class ClosedFormHead:
 def fit_closed_form(
     blocks: Iterable[Rows],
     n_rows: int,
+    n_features: int,
     *,
     is_classifier: bool = False,
-    relative: Tensor | None = None,
+    relative: Sequence[Tensor] | None = None,
     floor: float = 0.0,
     ranks: RankGroup | None = None,
 ) -> ClosedFormHead:
@@ -92,13 +94,18 @@ def fit_closed_form(
     ----------
     blocks : iterable of Rows
     n_rows : int
-        In all, on all ranks. Up to 4000 rows, their products with one another are kept (the dual
-        form); of more, only sums (P, P), and the rows of some groups.
+        In all, on all ranks. Up to 4000 rows that are no more than the features, their products
+        with one another are kept (the dual form); of more, only sums (P, P), and the rows of some
+        groups.
+    n_features : int
+        P.
     is_classifier : bool
         Whether targets are -1 and 1, one column per class, of which the largest output is the
         prediction.
-    relative : Tensor of shape (P,), optional
-        Factors of the standardised features: a larger one lets a feature do more.
+    relative : sequence of Tensor of shape (P,), optional
+        Factors of the standardised features: a larger one lets a feature do more, 0 leaves it out.
+        Of several, from the simplest to the richest, a later one is chosen where its squared error
+        on rows that are left out is less than nine tenths.
     floor : float
         Added, squared, to the variance of each feature: what varies less than this is rounding, and
         is not to be blown up.
@@ -126,21 +133,16 @@ def fit_closed_form(
     regularized least squares", for the closed form of the errors; Chan, Golub & LeVeque (1983) for
     sums of blocks.
     """
-    kept: _Kernel | _Sums
-    kept = _Kernel() if n_rows <= MOST_ROWS else _Sums(math.ceil(n_rows / MOST_LEFT_OUT))
+    kept: _Kernel | _Sums = _Sums(math.ceil(n_rows / MOST_LEFT_OUT))
+    if n_rows <= min(MOST_ROWS, n_features):
+        kept = _Kernel()
     n_read = 0
     for block in blocks:
         _check_finite(block, n_read)
         kept.add(block)
         n_read += len(block.weights)
-    problem = kept.problem(Scaling(relative, floor), ranks or RankGroup())
-    best: _Candidate | None = None
-    for alpha in problem.alphas():
-        errors = _errors_left_out(problem, float(alpha))
-        candidate = _Candidate.judged(float(alpha), problem, errors, is_classifier)
-        if best is None or candidate.is_better_than(best):
-            best = candidate
-    assert best is not None
+    kept.join(ranks or RankGroup())
+    problem, best = _best_problem(kept, relative or [None], floor, is_classifier)
     weight, bias = problem.solve(best.alpha)
     temperature = 1.0
     if is_classifier:
@@ -160,6 +162,32 @@ def fit_closed_form(
     # linear algebra rounds by where arrays lie in memory
     of_rank_0: ClosedFormHead = ranks.allgather(head)[0]
     return of_rank_0
+
+
+def _best_problem(
+    kept: _Kernel | _Sums, relative: Sequence[Tensor | None], floor: float, is_classifier: bool
+) -> tuple[_Problem, _Candidate]:
+    """Return the problem with the factors that do best, and its best penalty."""
+    chosen: tuple[_Problem, _Candidate] | None = None
+    for factors in relative:
+        problem = kept.problem(Scaling(factors, floor))
+        candidate = _best_candidate(problem, is_classifier)
+        error = candidate.squared_error
+        if chosen is None or error < CLEARLY * chosen[1].squared_error:
+            chosen = problem, candidate
+    assert chosen is not None
+    return chosen
+
+
+def _best_candidate(problem: _Problem, is_classifier: bool) -> _Candidate:
+    best: _Candidate | None = None
+    for alpha in problem.alphas():
+        errors = _errors_left_out(problem, float(alpha))
+        candidate = _Candidate.judged(float(alpha), problem, errors, is_classifier)
+        if best is None or candidate.is_better_than(best):
+            best = candidate
+    assert best is not None
+    return best
 
 
 def _check_finite(block: Rows, first_row: int) -> None:
@@ -245,10 +273,13 @@ class _Kernel:
     def add(self, block: Rows) -> None:
         self.blocks.append(block)
 
-    def problem(self, scaling: Scaling, ranks: RankGroup) -> _DualProblem:
-        rows = _joined(self.blocks, ranks)
+    def join(self, ranks: RankGroup) -> None:
+        """Take in what the other ranks have kept."""
+        self.rows = _joined(self.blocks, ranks)
         self.blocks.clear()  # the largest arrays: not twice
-        return _DualProblem(rows, scaling)
+
+    def problem(self, scaling: Scaling) -> _DualProblem:
+        return _DualProblem(self.rows, scaling)
 
 
 class _DualProblem(_Problem):
@@ -337,16 +368,18 @@ class _Sums:
         self.total += total
         self.mean += shift * (total / self.total)
 
-    def problem(self, scaling: Scaling, ranks: RankGroup) -> _PrimalProblem:
+    def join(self, ranks: RankGroup) -> None:
+        """Take in what the other ranks have kept."""
         own = (self.total, self.mean, self.products) if self.total else None
         parts = [part for part in ranks.allgather(own) if part is not None]
         if not ranks.is_single:
             self.total = 0.0
             for part in parts:  # in the order of ranks, on all of them
                 self._merge(*part)
-        if self.total == 0:
-            raise DataError("a closed-form head needs at least 2 rows with a weight, got 0")
-        return _PrimalProblem(self, _joined(self.kept, ranks), scaling)
+        self.rows = _joined(self.kept, ranks)
+
+    def problem(self, scaling: Scaling) -> _PrimalProblem:
+        return _PrimalProblem(self, self.rows, scaling)
 
 
 class _PrimalProblem(_Problem):

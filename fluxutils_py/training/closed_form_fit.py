@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.inputs.moments import Moments, WeightedBlock, moments, safe_scale
 from fluxutils_py.nn.causal_kernels import MOST_SERIES, CausalKernels
-from fluxutils_py.nn.closed_form_model import ClosedFormModel, series_features
+from fluxutils_py.nn.closed_form_model import ClosedFormModel, InputScale, series_features
+from fluxutils_py.nn.ready_made import closed_form_parts
 from fluxutils_py.nn.states import reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.closed_form import ClosedFormHead, Rows, fit_closed_form
@@ -19,55 +25,83 @@ from fluxutils_py.training.tensor_batches import TensorBatches
 
 # of the deviation of features, whose inputs have a deviation of 1
 FLOOR = 1e-3
-MOST_BLOCKS = 1 << 32  # of a series
+MOST_LENGTH = 1 << 32  # of a series
+MOST_STEPS = 100_000  # that are rows of a regression, taken at random from longer data
 BLOCK_STEPS = 100  # of one series, which are left out together: neighbours resemble one another
 
 
-def fit_fixed_model(
-    model: ClosedFormModel,
-    batches: TensorBatches,
-    ranks: RankGroup,
-    *,
-    n_classes: int | None = None,
-    per_series: bool = False,
-    groups: np.ndarray | None = None,
-) -> ClosedFormHead:
-    """Set all that a model of fixed features learns, in passes over windows.
+@dataclass(frozen=True)
+class FixedTask:
+    """What a model of fixed features is to predict, and which rows resemble one another.
+
+    Attributes
+    ----------
+    n_classes : int or None
+        If targets are labels.
+    per_series : bool
+        Whether each series has one target, at its last step, so that other steps are no rows.
+    groups : ndarray of int, shape (N,), optional
+        Of the series of all ranks, from 0: series of one group are left out together when the
+        penalty is chosen. By default each series, or each 100 steps of it, is a group.
+    """
+
+    n_classes: int | None = None
+    per_series: bool = False
+    groups: np.ndarray | None = None
+
+
+def fit_fixed_parts(
+    model: nn.Module, batches: TensorBatches, ranks: RankGroup, task: FixedTask
+) -> ClosedFormHead | None:
+    """Set all that a model learns in closed form, in passes over windows: scales, biases, heads.
 
     Parameters
     ----------
-    model : ClosedFormModel
-        Changed in place. Its outputs are then numbers, or logits of classes.
+    model : nn.Module
+        Changed in place. Outputs of its :class:`ClosedFormModel` parts are then numbers, or logits
+        of classes.
     batches : TensorBatches
         Windows of the training data; this rank's part of them.
     ranks : RankGroup
         Those that have the other parts; all get the same model.
-    n_classes : int, optional
-        If targets are labels.
-    per_series : bool
-        Whether each series has one target, at its last step, so that other steps are no rows.
-    groups : ndarray of shape (N,), optional
-        An integer for each series of all ranks: series of one group are left out together when the
-        penalty is chosen. By default each series, or each 100 steps of it, is a group.
+    task : FixedTask
+
+    Returns
+    -------
+    ClosedFormHead or None
+        Of the last part; None if there is none.
     """
-    _learn_scale(model, batches, ranks)
-    for layer in model.layers:
+    scales = [module for module in model.modules() if isinstance(module, InputScale)]
+    if scales:
+        _learn_scales(scales, batches, ranks)
+    head = None
+    for part in closed_form_parts(model):
+        head = _fit_part(part, batches, ranks, task)
+    return head
+
+
+def _fit_part(
+    part: ClosedFormModel, batches: TensorBatches, ranks: RankGroup, task: FixedTask
+) -> ClosedFormHead:
+    for layer in part.layers:
         if isinstance(layer, CausalKernels):
-            _learn_biases(model, layer, batches, ranks)
+            _learn_biases(part, layer, batches, ranks)
     segments = batches.windows.segments
-    n_rows = len(segments) if per_series else int(segments.length.sum())
+    n_rows = len(segments) if task.per_series else int(segments.length.sum())
+    share = min(1.0, MOST_STEPS / n_rows)
     head = fit_closed_form(
-        _rows(model, batches, n_classes, per_series, groups),
-        n_rows,
-        is_classifier=n_classes is not None,
-        relative=model.relative_factors(),
+        _rows(part, batches, task, share),
+        round(share * n_rows),
+        part.n_features,
+        is_classifier=task.n_classes is not None,
+        relative=part.relative,
         floor=FLOOR,
         ranks=ranks,
     )
     with torch.no_grad():
-        model.head.weight.copy_(head.temperature * head.weight)
-        model.head.bias.copy_(head.temperature * head.bias)
-    reset(model)
+        part.head.weight.copy_(head.temperature * head.weight)
+        part.head.bias.copy_(head.temperature * head.bias)
+    reset(part)
     return head
 
 
@@ -90,52 +124,35 @@ def _existing_steps(batch: Minibatch) -> Tensor:
     return torch.from_numpy(mask).to(x.device)
 
 
-def _learn_scale(model: ClosedFormModel, batches: TensorBatches, ranks: RankGroup) -> None:
-    """Set mean and scale of the inputs over all steps, each as often as it occurs."""
-    moments = _Moments.none(len(model.scale.mean))
+def _learn_scales(
+    scales: Sequence[InputScale], batches: TensorBatches, ranks: RankGroup
+) -> None:
+    """Set mean and scale of the inputs over all weighted steps, each as often as it occurs."""
+    n_features = len(scales[0].mean)
+    own = moments(_weighted_inputs(batches), n_features)
+    total = functools.reduce(Moments.merge, ranks.allgather(own))
+    variance = total.squares / np.where(total.count > 0, total.count, 1)
+    mean = torch.from_numpy(np.asarray(total.mean, float))
+    divisor = torch.from_numpy(safe_scale(total.mean, variance))
+    for scale in scales:
+        scale.mean.copy_(mean)
+        scale.scale.copy_(divisor)
+
+
+def _weighted_inputs(batches: TensorBatches) -> Iterator[WeightedBlock]:
+    """Yield the new inputs of each window (F, B, S), NaN where there is none, and their weights."""
+    given = batches.windows.weight
     for batch in batches:
-        if batch.inputs:
-            x = _new_inputs(batch)
-            moments = moments.merge(_Moments.of(x[_existing_steps(batch)].double().cpu()))
-    every: list[_Moments] = ranks.allgather(moments)
-    total = _Moments.none(len(model.scale.mean))
-    for of_rank in every:
-        total = total.merge(of_rank)
-    deviation = (total.squares / max(total.count, 1)).sqrt()
-    # what is constant up to rounding is not blown up
-    is_constant = deviation <= 1e-6 * total.mean.abs()
-    model.scale.mean.copy_(total.mean)
-    model.scale.scale.copy_(deviation.masked_fill(is_constant | (deviation == 0), 1))
-
-
-class _Moments:
-    """Number of steps, mean of each feature, and sum of squared distances from it."""
-
-    def __init__(self, count: int, mean: Tensor, squares: Tensor) -> None:
-        self.count = count
-        self.mean = mean
-        self.squares = squares
-
-    @classmethod
-    def none(cls, n: int) -> _Moments:
-        zeros = torch.zeros(n, dtype=torch.float64)
-        return cls(0, zeros, zeros)
-
-    @classmethod
-    def of(cls, x: Tensor) -> _Moments:
-        if not len(x):
-            return cls.none(x.shape[1])
-        mean = x.mean(0)
-        return cls(len(x), mean, (x - mean).square().sum(0))
-
-    def merge(self, other: _Moments) -> _Moments:
-        count = self.count + other.count
-        if not count:
-            return self
-        distance = other.mean - self.mean
-        between = distance.square() * (self.count * other.count / count)
-        mean = self.mean + distance * (other.count / count)
-        return _Moments(count, mean, self.squares + other.squares + between)
+        if not batch.inputs:
+            continue
+        index = batch.index
+        assert index is not None
+        exists = _existing_steps(batch)[..., None]
+        x = _new_inputs(batch).double().masked_fill(~exists, math.nan)
+        weight = None
+        if given is not None:
+            weight = given.read(index.segments, index.start + index.n_overlap, index.stop).T
+        yield x.permute(2, 1, 0).cpu().numpy(), weight
 
 
 def _learn_biases(
@@ -162,34 +179,33 @@ def _learn_biases(
 
 
 def _rows(
-    model: ClosedFormModel,
-    batches: TensorBatches,
-    n_classes: int | None,
-    per_series: bool,
-    groups: np.ndarray | None,
+    part: ClosedFormModel, batches: TensorBatches, task: FixedTask, share: float
 ) -> Iterator[Rows]:
-    """Yield the features and targets of all rows that count, window by window."""
+    """Yield the features and targets of a share of the rows that count, window by window."""
     for batch in batches:
         if not batch.inputs:
             continue
         if batch.first:
-            reset(model)
+            reset(part)
         x = _new_inputs(batch)
         (y,) = batch.labels
         with torch.no_grad():
             weights = _weights(batch)
-            live = weights > 0
-            places = live.nonzero()  # (n, 2): step, series
-            if per_series:
-                features = series_features(model, x, places)
+            places = weights.nonzero()  # (n, 2): step, series
+            numbers = _numbers_of_steps(batch, places)
+            if share < 1:
+                is_taken = _scattered(numbers) < share
+                places = places[is_taken]
+                numbers = numbers[is_taken]
+            if task.per_series:
+                features = series_features(part, x, places)
             else:
-                features = model.features(x)[live]
-        targets = y[live]
-        if n_classes is not None:
-            targets = 2.0 * one_hot(targets[:, 0].long(), n_classes) - 1
-        yield Rows(
-            features, targets, weights[live], _group_of_rows(batch, places, per_series, groups)
-        )
+                features = part.features(x)[places[:, 0], places[:, 1]]
+        targets = y[places[:, 0], places[:, 1]]
+        if task.n_classes is not None:
+            targets = 2.0 * one_hot(targets[:, 0].long(), task.n_classes) - 1
+        groups = _groups_of(numbers, task, batches.windows.segments)
+        yield Rows(features, targets, weights[places[:, 0], places[:, 1]], groups)
 
 
 def _weights(batch: Minibatch) -> Tensor:
@@ -200,19 +216,35 @@ def _weights(batch: Minibatch) -> Tensor:
     return exists if batch.weight is None else exists * batch.weight.amin(2)
 
 
-def _group_of_rows(
-    batch: Minibatch, places: Tensor, per_series: bool, groups: np.ndarray | None
-) -> Tensor:
-    """Return a number for each row; rows with the same number are left out together."""
+def _numbers_of_steps(batch: Minibatch, places: Tensor) -> Tensor:
+    """Return a number for each step of some series: that of the series times 2**32, plus the step.
+
+    It is the same however the data are cut and divided.
+    """
     index = batch.index
     assert index is not None
     rows = index.segments
     places = places.cpu()
-    series = torch.from_numpy(np.asarray(rows.series))[places[:, 1]]
-    if groups is not None:
-        return torch.from_numpy(np.asarray(groups, dtype=np.int64))[series]
-    if per_series:
-        return series
-    starts = torch.from_numpy(np.asarray(rows.start))
+    series = torch.from_numpy(np.asarray(rows.series, np.int64))[places[:, 1]]
+    starts = torch.from_numpy(np.asarray(rows.start, np.int64))
     step = starts[places[:, 1]] + index.start + index.n_overlap + places[:, 0]
-    return series * MOST_BLOCKS + step // BLOCK_STEPS
+    return series * MOST_LENGTH + step
+
+
+def _scattered(numbers: Tensor) -> Tensor:
+    """Return a number from 0 to 1 for each integer, as if drawn at random."""
+    mixed = (numbers ^ (numbers >> 32)) * 2654435761 % MOST_LENGTH
+    mixed = (mixed ^ (mixed >> 15)) * 2246822519 % MOST_LENGTH
+    return mixed / MOST_LENGTH
+
+
+def _groups_of(numbers: Tensor, task: FixedTask, segments: Segments) -> Tensor:
+    """Return a group for each row; rows of a group are left out together."""
+    series = numbers // MOST_LENGTH
+    if task.groups is not None:
+        return torch.from_numpy(task.groups)[series]
+    if task.per_series:
+        return series
+    # short series have some blocks too
+    size = min(BLOCK_STEPS, max(1, segments.max_length // 10))
+    return series * MOST_LENGTH + numbers % MOST_LENGTH // size

@@ -5,65 +5,56 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fluxutils_py.nn.closed_form_model import ClosedFormModel
 from fluxutils_py.nn.losses import Loss
 from fluxutils_py.nn.states import reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.closed_form import ClosedFormHead
-from fluxutils_py.training.closed_form_fit import fit_fixed_model
+from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.window_step import WindowStep
 
 
 class ClosedFormStep(WindowStep):
-    """Fit a :class:`ClosedFormModel`; a batch of this step is a whole pass, :class:`TensorBatches`.
+    """Fit a model in closed form; a batch of this step is a whole pass, :class:`TensorBatches`.
 
     The loss of the step is that of rows that were left out.
 
     Parameters
     ----------
-    model : ClosedFormModel
+    model : nn.Module
+        One of which :func:`is_closed_form` is true.
     loss : callable
         For validation.
     optimizer : torch.optim.Optimizer
         Not used.
     comm : RankGroup
-    n_classes, per_series
-        See :func:`fit_fixed_model`.
+    task : FixedTask
     """
-
-    model: ClosedFormModel
 
     def __init__(
         self,
-        model: ClosedFormModel,
+        model: nn.Module,
         loss: Loss,
         optimizer: torch.optim.Optimizer,
         *,
         comm: RankGroup,
-        n_classes: int | None,
-        per_series: bool,
+        task: FixedTask,
     ) -> None:
         super().__init__(model, loss, optimizer, comm=comm)
-        self.n_classes = n_classes
-        self.per_series = per_series
+        self.task = task
 
     def __call__(self, batch: Any) -> StepInfo | None:
         if batch is None:
             return None
         reset(self.model)
-        head = fit_fixed_model(
-            self.model,
-            batch,
-            self.ranks,
-            n_classes=self.n_classes,
-            per_series=self.per_series,
-        )
+        head = fit_fixed_parts(self.model, batch, self.ranks, self.task)
+        assert head is not None
         self.n_updates += 1
-        loss = classes_loss(head) if self.n_classes is not None else head.squared_error
+        is_classifier = self.task.n_classes is not None
+        loss = classes_loss(head) if is_classifier else head.squared_error
         # to seven digits, as linear algebra rounds by the number of threads
         rounded = float(torch.tensor(float(loss), dtype=torch.float32))
         return StepInfo(rounded, len(head.left_out), {"alpha": head.alpha})

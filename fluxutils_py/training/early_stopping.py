@@ -1,4 +1,4 @@
-"""Hooks for each epoch: validation, learning-rate schedule, early stopping."""
+"""Hooks of a fit: validation, learning-rate schedule, early stopping, number of updates."""
 
 from __future__ import annotations
 
@@ -62,6 +62,8 @@ class Schedule:
         Returns the number of optimizer steps so far; by default ``loop.step``.
     accumulate : int
         Minibatches of an optimizer step.
+    most : int, optional
+        Optimizer steps after which the run ends, if its batches last so long.
     """
 
     name = "learning-rate schedule"
@@ -73,11 +75,13 @@ class Schedule:
         every: str = "epoch",
         updates: Callable[[], int] | None = None,
         accumulate: int = 1,
+        most: int | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.every = every
         self.updates = updates
         self.accumulate = accumulate
+        self.most = most
         self._followed = 0  # number of updates at the scheduler's last step
 
     def on_start(self, loop: Loop) -> None:
@@ -86,12 +90,17 @@ class Schedule:
         if self.every == "step" and loop.end_step is not None:
             # rounded up: the last minibatches make an update too
             n_left = -(-(loop.end_step - loop.step) // self.accumulate)
+            if self.most is not None:
+                n_left = min(n_left, self.most - self._n_updates(loop))
         elif self.every == "epoch" and loop.n_epochs is not None:
             n_left = loop.start_epoch + loop.n_epochs - loop.epoch
         begin_schedule(self.scheduler, n_left)
 
+    def _n_updates(self, loop: Loop) -> int:
+        return loop.step if self.updates is None else self.updates()
+
     def on_step(self, loop: Loop) -> None:
-        n_updates = loop.step if self.updates is None else self.updates()
+        n_updates = self._n_updates(loop)
         if self.every == "step" and self._followed < n_updates:
             self.scheduler.step()
             self._followed = n_updates
@@ -115,6 +124,27 @@ class Schedule:
         self._followed = state["followed"]
         self.scheduler.load_state_dict(state["scheduler"])
         note_optimizer_call(self.scheduler.optimizer)  # in a new process it was not called yet
+
+
+class MostUpdates:
+    """Stop after a number of optimizer steps.
+
+    Parameters
+    ----------
+    most : int
+    updates : callable
+        Returns the number of optimizer steps so far.
+    """
+
+    name = "most updates"
+
+    def __init__(self, most: int, updates: Callable[[], int]) -> None:
+        self.most = most
+        self.updates = updates
+
+    def on_step(self, loop: Loop) -> None:
+        if self.updates() >= self.most:
+            loop.stop()
 
 
 class EarlyStopping:

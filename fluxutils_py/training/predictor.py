@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from fluxutils_py.data import SequenceWindows
 from fluxutils_py.data.sequence_windows import Window
 from fluxutils_py.errors import ShapeError
+from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.tensors import to_tensor
@@ -70,6 +72,8 @@ class Predictor:
         ends_only: bool = False,
     ) -> None:
         self.windows = windows
+        if takes_gaps(model):
+            windows.gap_value = math.nan
         self.skips_steps = ends_only and hasattr(model, "advance")
         self.keep_state = keep_state
         self.n_series = windows.x[0].N

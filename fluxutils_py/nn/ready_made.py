@@ -1,0 +1,160 @@
+"""The models of the ready-made estimators: networks on standardised inputs, and what they add to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.nn.closed_form_model import ClosedFormModel, InputScale, lag_model
+from fluxutils_py.nn.time_features import ExponentialMeans
+
+MEANS = (5, 20, 80)  # spans of the exponential means that a network sees beside its inputs
+LARGEST = 3.0  # standard deviations, at which inputs of the network of a sum are clamped
+
+MakeCell = Callable[..., nn.Module]
+
+
+class Noise(nn.Module):
+    """Add normal noise of a standard deviation in training."""
+
+    def __init__(self, deviation: float) -> None:
+        super().__init__()
+        self.deviation = deviation
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        return x + self.deviation * torch.randn_like(x)
+
+    def extra_repr(self) -> str:
+        return str(self.deviation)
+
+
+class LinearPlusNetwork(nn.Module):
+    """The sum of a linear model, fitted in closed form and then held still, and of a network that
+    learns what it leaves.
+
+    Parameters
+    ----------
+    linear : ClosedFormModel
+        It standardises the inputs for both.
+    cell : callable
+        ``cell(n_in, n_out, num_layers, dropout)`` makes the layers of the network, which see the
+        inputs and their exponential means, within three deviations.
+    hidden_size, num_layers : int
+    dropout : float
+        Of the outputs of the layers.
+    input_noise : float
+        Deviation of the noise that is added to the inputs in training.
+    means : sequence of int
+        Spans of the exponential means.
+    gain : float
+        Factor of what the network adds.
+    """
+
+    def __init__(
+        self,
+        linear: ClosedFormModel,
+        cell: MakeCell,
+        *,
+        hidden_size: int,
+        num_layers: int = 1,
+        dropout: float = 0.0,
+        input_noise: float = 0.0,
+        means: Sequence[int] = MEANS,
+        gain: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.linear = linear.requires_grad_(False)
+        n_in = len(linear.scale.mean)
+        n_seen = n_in * (1 + len(means))
+        self.means = ExponentialMeans(n_in, means) if means else None
+        self.noise = Noise(input_noise)
+        between = dropout if num_layers > 1 else 0.0  # the dropout after the last is its own
+        self.network = cell(n_seen, hidden_size, num_layers, between)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(hidden_size, linear.head.out_features)
+        # the first step is that of the linear model
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.gain = gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = self.linear.scale(x)
+        seen = [scaled] if self.means is None else [scaled, self.means(scaled)]
+        inputs = self.noise(torch.cat(seen, -1).clamp(-LARGEST, LARGEST))
+        added: Tensor = self.head(self.dropout(self.network(inputs)))
+        linear: Tensor = self.linear(x)
+        return linear + self.gain * added
+
+
+class MeanModel(nn.Module):
+    """The mean of the outputs of several models, each of which learns by itself."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([member(x) for member in self.members]).mean(0)
+
+
+class MeanOfKernels(MeanModel):
+    """The mean of models that can move on without outputs."""
+
+    def advance(self, x: Tensor) -> None:
+        for member in closed_form_parts(self):
+            member.advance(x)
+
+
+def plain_network(
+    n_in: int,
+    n_out: int,
+    *,
+    cell: MakeCell,
+    hidden_size: int,
+    num_layers: int,
+    dropout: float,
+    input_noise: float = 0.0,
+    scale_input: bool = False,
+) -> nn.Module:
+    """Make recurrent layers and a linear head."""
+    before: list[nn.Module] = []
+    if scale_input:
+        before.append(InputScale(n_in))
+    if input_noise:
+        before.append(Noise(input_noise))
+    layers = cell(n_in, hidden_size, num_layers, dropout)
+    return nn.Sequential(*before, layers, nn.Linear(hidden_size, n_out))
+
+
+def linear_plus_network(
+    n_in: int, n_out: int, *, n_lags: int, has_statistics: bool, **network: object
+) -> LinearPlusNetwork:
+    """Make the sum of a linear model of lags and of a network; see :class:`LinearPlusNetwork`."""
+    linear = lag_model(n_in, n_out, n_lags, has_statistics)
+    return LinearPlusNetwork(linear, **network)  # type: ignore[arg-type]  # as its arguments
+
+
+def mean_model(
+    n_in: int, n_out: int, *, make: Callable[..., nn.Module], n_models: int
+) -> MeanModel:
+    """Make several models, with different first weights."""
+    members = [make(n_in, n_out) for _ in range(n_models)]
+    of_kernels = all(isinstance(member, ClosedFormModel) for member in members)
+    return MeanOfKernels(members) if of_kernels else MeanModel(members)
+
+
+def closed_form_parts(model: nn.Module) -> Iterator[ClosedFormModel]:
+    """Yield the parts of a model that are fitted in closed form."""
+    for module in model.modules():
+        if isinstance(module, ClosedFormModel):
+            yield module
+
+
+def is_closed_form(model: nn.Module) -> bool:
+    """Return whether all that a model learns is fitted in closed form."""
+    parts = model.members if isinstance(model, MeanModel) else [model]
+    return all(isinstance(part, ClosedFormModel) for part in parts)
