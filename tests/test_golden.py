@@ -18,6 +18,7 @@ from fluxutils_py import (
 )
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.training import Checkpointer
+from tests.plain_networks import plain_regressor
 
 FOLDER = Path(__file__).parent / "golden"
 DATA = np.load(FOLDER / "data.npz")
@@ -69,7 +70,7 @@ def test_forecasters_forecast_as_when_they_were_saved(transform):
 
 def test_a_finished_fit_is_taken_from_its_checkpoint(tmp_path):
     folder = shutil.copytree(FOLDER / "checkpoints", tmp_path / "checkpoints")
-    est = SequenceRegressor(
+    est = plain_regressor(
         hidden_size=4,
         epochs=3,
         batchsize=3,

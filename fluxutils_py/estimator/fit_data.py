@@ -245,9 +245,7 @@ class _DataReader:
             return None
         # only labels can be split in proportion
         labels = None if classes is None else _labels_of_series(inputs, targets, self.pool)
-        return hold_out(
-            inputs, targets, self.settings.validation_fraction, seed, labels, few
-        )
+        return hold_out(inputs, targets, self.settings.validation_fraction, seed, labels, few)
 
     def codec(
         self,

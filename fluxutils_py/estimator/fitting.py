@@ -249,9 +249,9 @@ def _warn_about(training: Training, est: SeriesEstimator, request: FitRequest) -
     # what follows reads data, and one rank is enough to say it
     if training.loop.ranks.rank > 0:
         return
-    if not training.resume:  # the first fit has said it
-        if not takes_gaps(model):  # it does not standardise them by itself
-            warn_unscaled(data.windows, model, request.y, getattr(est, "scale_target", None))
+    # the first fit has said it, and some models standardise their inputs themselves
+    if not training.resume and not takes_gaps(model):
+        warn_unscaled(data.windows, model, request.y, getattr(est, "scale_target", None))
     if request.validation_data is not None:
         warn_unlike_training(data.windows, data.validation)
     if request.is_fit and not request.resume and not is_closed_form(model):

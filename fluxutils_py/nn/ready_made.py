@@ -1,4 +1,4 @@
-"""The models of the ready-made estimators: networks on standardised inputs, and what they add to."""
+"""Models of the ready-made estimators: networks, alone or added to a linear model."""
 
 from __future__ import annotations
 

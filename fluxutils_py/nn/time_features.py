@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -105,31 +106,74 @@ class _RollingStatistics(_TimeFeatures):
         S = len(x)
         past, t = state
         both = torch.cat([past, x])
-        steps = torch.arange(1, S + 1, dtype=x.dtype, device=x.device)
-        numbers = t + steps[:, None, None]  # (S, B, 1), from 1
+        # (steps, B, 1): 0 before the start
+        counts = (torch.arange(len(both), device=x.device)[:, None, None] >= len(past) - t).to(x)
+        parts = [_Part(counts, both * counts, torch.zeros_like(both), torch.zeros_like(both))]
+        while 2 ** len(parts) <= max(self.spans):
+            size = 2 ** (len(parts) - 1)
+            parts.append(parts[-1].ending(size).after(parts[-1].ending(0, size), size))
         outputs = []
         for span in self.spans:
-            windows = both[len(past) - (span - 1) :].unfold(0, span, 1)  # (S, B, F, span)
-            outputs.extend(self._describe(windows, numbers.clamp(max=span)))
+            outputs.extend(_of_last(parts, span, S).describe())
         return torch.cat(outputs, 2), (both[S:].clone(), t + S)
 
-    @staticmethod
-    def _describe(windows: Tensor, n: Tensor) -> list[Tensor]:
-        """Return mean, deviation and slope (S, B, F) of the last n steps of each window."""
-        span = windows.shape[-1]
-        # positions of the steps, 0 for the newest; steps before the start do not count
-        places = torch.arange(1 - span, 1, dtype=windows.dtype, device=windows.device)
-        live = (places > -n).to(windows.dtype)[..., None, :]  # (S, B, 1, span)
-        mean = (windows * live).sum(-1) / n
-        away = (windows - mean[..., None]) * live
-        variance = away.square().sum(-1) / n
+
+class _Part(NamedTuple):
+    """Some steps before each step, and sums over the live ones among them.
+
+    Parts are put together without cancellation, so that a constant has a deviation of 0. Source:
+    Chan, Golub & LeVeque (1983), The American Statistician 37(3).
+    """
+
+    n: Tensor  # (S, B, 1), number of live steps
+    mean: Tensor  # (S, B, F)
+    squares: Tensor  # (S, B, F), of distances from the mean
+    moment: Tensor  # (S, B, F), of products of these with distances from the middle in time
+
+    def ending(self, first: int, before_last: int = 0) -> _Part:
+        """Return the same for some of the steps."""
+        return _Part(*(part[first : len(part) - before_last] for part in self))
+
+    def after(self, earlier: _Part, size: int) -> _Part:
+        """Return this part of ``size`` steps and the one just before it together."""
+        n = self.n + earlier.n
+        share = self.n / n.clamp(min=1)
+        both = share * earlier.n
+        apart = self.mean - earlier.mean
+        # live steps end a part; if the earlier one has any, all of this one are live
+        between = size + (earlier.n - self.n) / 2
+        return _Part(
+            n,
+            earlier.mean + share * apart,
+            earlier.squares + self.squares + both * apart.square(),
+            earlier.moment + self.moment + both * between * apart,
+        )
+
+    def describe(self) -> list[Tensor]:
+        """Return mean, deviation and slope (S, B, F)."""
+        variance = self.squares / self.n
         # the root of 0 has no gradient
         is_constant = variance == 0
         deviation = variance.masked_fill(is_constant, 1).sqrt().masked_fill(is_constant, 0)
-        middle = -(n - 1) / 2
-        moment = ((places - middle)[..., None, :] * away).sum(-1)
-        slope = moment / (n * (n.square() - 1) / 12).clamp(min=1e-3)
-        return [mean, deviation, slope]
+        n = self.n
+        slope = self.moment / (n * (n.square() - 1) / 12).clamp(min=1e-3)
+        return [self.mean, deviation, slope]
+
+
+def _of_last(parts: Sequence[_Part], span: int, n_steps: int) -> _Part:
+    """Return the last ``span`` steps before each of the last ``n_steps``, from parts of 1, 2, 4,
+    ... steps.
+    """
+    whole: _Part | None = None
+    size = 0
+    for i, part in enumerate(parts):
+        if span & 2**i:
+            n = len(part.n)
+            piece = part.ending(n - n_steps - size, size)
+            whole = piece if whole is None else whole.after(piece, size)
+            size += 2**i
+    assert whole is not None
+    return whole
 
 
 class _RunningStatistics(_TimeFeatures):

@@ -124,9 +124,7 @@ def _existing_steps(batch: Minibatch) -> Tensor:
     return torch.from_numpy(mask).to(x.device)
 
 
-def _learn_scales(
-    scales: Sequence[InputScale], batches: TensorBatches, ranks: RankGroup
-) -> None:
+def _learn_scales(scales: Sequence[InputScale], batches: TensorBatches, ranks: RankGroup) -> None:
     """Set mean and scale of the inputs over all weighted steps, each as often as it occurs."""
     n_features = len(scales[0].mean)
     own = moments(_weighted_inputs(batches), n_features)

@@ -13,7 +13,6 @@ from torch import nn
 from fluxutils_py import (
     Estimator,
     EstimatorClassifier,
-    SequenceRegressor,
     SequenceScaler,
     h5save,
     samples,
@@ -23,6 +22,7 @@ from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.arrays import plain_block, read_block
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
+from tests.plain_networks import plain_regressor
 
 F, N, T = 2, 5, 23
 
@@ -167,7 +167,7 @@ def test_names_of_axes_that_say_another_order_are_refused_with_the_transpose(dim
         "y": lambda: Estimator(spec=SPEC).fit(good, array),
         "samples": lambda: samples(array),
         "scaler": lambda: SequenceScaler().fit(array),
-        "ready-made": lambda: SequenceRegressor(epochs=1).fit(array, good[:1]),
+        "ready-made": lambda: plain_regressor(epochs=1).fit(array, good[:1]),
     }
     for call in calls.values():
         with pytest.raises(ShapeError) as caught:
@@ -202,7 +202,7 @@ def test_series_of_a_list_with_time_first_are_refused():
 def test_both_layouts_with_series_first_are_named_with_their_transposes():
     x = np.zeros((50, 3, 20))  # (N, F, T)
     with pytest.raises(ShapeError) as caught:
-        SequenceRegressor(epochs=1).fit(x, np.zeros(50))
+        plain_regressor(epochs=1).fit(x, np.zeros(50))
     assert "(N, F, T)" in str(caught.value)
     assert "a.transpose(1, 0, 2)" in str(caught.value)
     assert "a.transpose(2, 0, 1)" in str(caught.value)
@@ -211,7 +211,7 @@ def test_both_layouts_with_series_first_are_named_with_their_transposes():
 def test_the_scale_of_targets_sees_no_fill_values(holes):
     x, y = mask_only_targets(holes)
     lazy, plain = (
-        SequenceRegressor(3, epochs=2, random_state=0, verbose=False).fit(x, targets)
+        plain_regressor(3, epochs=2, random_state=0, verbose=False).fit(x, targets)
         for targets in (Lazy(y), y.filled(np.nan))
     )
     np.testing.assert_array_equal(lazy.predict(x), plain.predict(x))
@@ -251,7 +251,7 @@ def test_the_error_of_masked_integers_names_the_argument(name, ready_made):
     given = {"x": x, "y": y, "sample_weight": None, "validation x": x, "validation y": y}
     n_features = F if name.endswith("x") else 1  # one value of each is masked
     given[name] = masked_integers(n_features, N, T)
-    est = SequenceRegressor(3, epochs=1) if ready_made else Estimator(spec={"epochs": 1})
+    est = plain_regressor(3, epochs=1) if ready_made else Estimator(spec={"epochs": 1})
     with pytest.raises(
         DataError,
         match=rf"^{name}: {n_features} .*mask .*int64",

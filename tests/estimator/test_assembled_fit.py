@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from fluxutils_py import SequenceRegressor
 from fluxutils_py.estimator import fitting
 from fluxutils_py.estimator.assembled_fit import Training
+from tests.plain_networks import plain_regressor
 
 X = np.random.default_rng(0).normal(size=(2, 6, 9))
 
@@ -12,7 +12,7 @@ X = np.random.default_rng(0).normal(size=(2, 6, 9))
 def test_assembling_changes_nothing_of_the_estimator(monkeypatch):
     assembled = []
     monkeypatch.setattr(fitting, "run", lambda est, training: assembled.append(training))
-    est = SequenceRegressor(2, epochs=1, batchsize=2, verbose=False, random_state=0)
+    est = plain_regressor(2, epochs=1, batchsize=2, verbose=False, random_state=0)
     before = dict(vars(est))
     est.fit(X, X[:1])
     assert vars(est) == before

@@ -13,9 +13,7 @@ from torch import nn
 
 from fluxutils_py import (
     Estimator,
-    SequenceClassifier,
     SequenceImputer,
-    SequenceRegressor,
     SequenceScaler,
     WinsorScaler,
     export,
@@ -25,6 +23,7 @@ from fluxutils_py import (
 from fluxutils_py.errors import ExportError
 from fluxutils_py.nn import GRU, HFGRU, LRU, LSTM, RNN, TCN, MinLSTM, SequenceStack
 from tests.exporting.c_programs import build, run_steps
+from tests.plain_networks import plain_classifier, plain_regressor
 
 N, T = 5, 40
 SPEC = {"epochs": 1, "batchsize": 4, "seqsize": 10}
@@ -54,7 +53,7 @@ def of_cell(request, tmp_path_factory):
     """A header of two layers of a cell, 10,000 steps, and what the stream gives."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, N, T)).astype("float32")
-    est = SequenceRegressor(7, cell=request.param, num_layers=2, epochs=2, random_state=0)
+    est = plain_regressor(7, cell=request.param, num_layers=2, epochs=2, random_state=0)
     est.fit(x, 100 + x[:2].cumsum(2))
     path = tmp_path_factory.mktemp("c") / "model.h"
     est.export(path, format="c")
@@ -113,7 +112,7 @@ def test_pipelines_and_missing_values(made, target, rng, tmp_path):
     x = x.astype("float32")
     holes = x.copy()
     holes[rng.random(x.shape) < 0.2] = np.nan
-    pipe = make_pipeline(*made, SequenceRegressor(4, cell="gru", epochs=2, random_state=0))
+    pipe = make_pipeline(*made, plain_regressor(4, cell="gru", epochs=2, random_state=0))
     fits = (x, x[:2]) if len(made) == 3 else (samples(x), samples(x[:2]))
     pipe.fit(*fits)
     export(pipe, tmp_path / "model.h", format="c")
@@ -128,7 +127,7 @@ def test_targets_that_were_transformed_come_back(x, tmp_path):
     steps = x[:, 0].T
     y = np.exp(x[:1])
     logs = TransformedTargetRegressor(
-        SequenceRegressor(4, epochs=1, target="step", random_state=0),
+        plain_regressor(4, epochs=1, target="step", random_state=0),
         func=np.log,
         inverse_func=np.exp,
         check_inverse=False,
@@ -136,7 +135,7 @@ def test_targets_that_were_transformed_come_back(x, tmp_path):
     logs.fit(samples(x), np.asarray(samples(y)))
     export(logs, tmp_path / "model.h", format="c")
     assert error(run_steps("c", tmp_path / "model.h", steps), streamed(logs, steps)) < 1e-5
-    last = TransformedTargetRegressor(SequenceRegressor(4, epochs=1), transformer=MinMaxScaler())
+    last = TransformedTargetRegressor(plain_regressor(4, epochs=1), transformer=MinMaxScaler())
     last.fit(samples(x), x[0, :, -1])
     export(last, tmp_path / "model.h", format="c")
     assert error(run_steps("c", tmp_path / "model.h", steps), streamed(last, steps)) < 1e-5
@@ -144,7 +143,7 @@ def test_targets_that_were_transformed_come_back(x, tmp_path):
 
 def test_outputs_keep_the_digits_of_targets_in_float64(x, tmp_path):
     y = 1e8 + x[:1].cumsum(2, dtype=float)
-    est = SequenceRegressor(4, epochs=2, random_state=0).fit(x, y)
+    est = plain_regressor(4, epochs=2, random_state=0).fit(x, y)
     est.export(tmp_path / "model.h", format="c")
     steps = x[:, 0].T
     found = run_steps("c", tmp_path / "model.h", steps, out="float64")
@@ -184,7 +183,7 @@ int main(void) {
 @pytest.mark.parametrize("target", ["c", "c++"])
 def test_classifiers_give_probabilities_and_labels(classes, format, target, x, tmp_path):
     y = np.array(classes)[(np.arange(N * T) % len(classes)).reshape(1, N, T)]
-    est = SequenceClassifier(4, epochs=3, random_state=0).fit(x, y)
+    est = plain_classifier(4, epochs=3, random_state=0).fit(x, y)
     est.export(tmp_path / "model.h", format="c")
     steps = x[:, 0].T.copy()
     steps[7] = np.nan
@@ -198,7 +197,7 @@ def test_classifiers_give_probabilities_and_labels(classes, format, target, x, t
 
 
 def test_a_step_without_input_and_one_that_is_refused(x, tmp_path):
-    est = SequenceRegressor(4, epochs=2, random_state=0).fit(x, x[:1])
+    est = plain_regressor(4, epochs=2, random_state=0).fit(x, x[:1])
     est.export(tmp_path / "model.h", format="c")
     source = """
     #include <stdio.h>
@@ -230,7 +229,7 @@ def test_a_step_without_input_and_one_that_is_refused(x, tmp_path):
 
 def test_two_models_fit_one_program_and_each_starts_anew(x, tmp_path):
     ests = [
-        SequenceRegressor(4, cell=cell, epochs=2, random_state=0).fit(x, x[:1])
+        plain_regressor(4, cell=cell, epochs=2, random_state=0).fit(x, x[:1])
         for cell in ("lstm", "gru")
     ]
     for prefix, est in zip(("pump", "valve"), ests, strict=True):
@@ -245,7 +244,7 @@ def test_two_models_fit_one_program_and_each_starts_anew(x, tmp_path):
 
 
 def test_the_text_is_the_same_each_time_and_says_what_it_needs(x, tmp_path):
-    est = SequenceRegressor(4, epochs=1, random_state=0)
+    est = plain_regressor(4, epochs=1, random_state=0)
     est.fit(samples(x, feature_names=["a", "b */ /*", "\u00e4"]), samples(x[:1]))
     texts = []
     for _ in range(2):
@@ -268,7 +267,7 @@ def test_the_text_is_the_same_each_time_and_says_what_it_needs(x, tmp_path):
 @pytest.mark.parametrize("target", ["c", "arm"])
 @pytest.mark.parametrize("cell", ["lstm", "gru", "lru"])
 def test_weights_of_8_bits_say_their_error(cell, target, x, rng, tmp_path):
-    est = SequenceRegressor(16, cell=cell, epochs=2, random_state=0).fit(x, x[:1].cumsum(2))
+    est = plain_regressor(16, cell=cell, epochs=2, random_state=0).fit(x, x[:1].cumsum(2))
     steps = rng.normal(size=(300, 3)).astype("float32")
     example = steps.T[:, None]
     said = est.export(tmp_path / "model.h", format="c", quantize="int8", example=example)
@@ -342,7 +341,7 @@ def test_one_input_of_numbers(x, tmp_path):
 
 
 def test_wrong_settings(x, tmp_path):
-    est = SequenceRegressor(4, epochs=1).fit(x, x[:1])
+    est = plain_regressor(4, epochs=1).fit(x, x[:1])
     path = tmp_path / "model.h"
     with pytest.raises(ValueError, match=r"quantize .*'int8', got 'int4'"):
         est.export(path, format="c", quantize="int4")
@@ -362,7 +361,7 @@ def test_wrong_settings(x, tmp_path):
 
 
 def test_a_model_of_weights_that_are_no_numbers(x, tmp_path):
-    est = SequenceRegressor(4, epochs=1).fit(x, x[:1])
+    est = plain_regressor(4, epochs=1).fit(x, x[:1])
     with torch.no_grad():
         next(est.model_.parameters())[0] = np.inf
     with pytest.raises(ExportError, match="a weight of the model is inf"):

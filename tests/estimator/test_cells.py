@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, Spec, net2vec, reset
+from fluxutils_py import Estimator, SequenceRegressor, Spec, net2vec, reset
 from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.nn import HFGRU, Recur, RNNStack
 from fluxutils_py.nn.cells import SMGUCell
+from tests.plain_networks import plain_classifier, plain_regressor
 
 OWN = ["flstm", "sgru", "mgu", "smgu", "hfgru"]
 WITHOUT_RECURRENCE = ["mingru", "minlstm", "lru", "tcn", "attention"]
@@ -27,7 +28,7 @@ def test_names_of_cells():
         "'flsm'"
     )
     with pytest.raises(ValueError, match=f"^{message}$"):
-        SequenceRegressor(cell="flsm").fit(X, Y)
+        plain_regressor(cell="flsm").fit(X, Y)
 
 
 @pytest.mark.parametrize("cell", OWN)
@@ -60,7 +61,7 @@ def test_fit_is_a_hand_written_loop_over_the_steps_of_the_cell(cell):
 
 @pytest.mark.parametrize("cell", [*OWN, *WITHOUT_RECURRENCE])
 def test_ready_made_estimators_learn_save_and_predict_in_parts(cell, tmp_path):
-    est = SequenceRegressor(
+    est = plain_regressor(
         6, 2, cell, dropout=0.1, epochs=30, lr=0.03, seqsize=10, random_state=0
     ).fit(X, Y)
     assert est.score(X, Y) > 0.8
@@ -75,16 +76,16 @@ def test_ready_made_estimators_learn_save_and_predict_in_parts(cell, tmp_path):
     loaded.partial_fit(X, Y)
     assert np.array_equal(est.predict(X), loaded.predict(X))
     labels = np.where(X[0].mean(1) > 0, "up", "down")
-    assert set(SequenceClassifier(4, cell=cell, epochs=2).fit(X, labels).predict(X)) <= {
+    assert set(plain_classifier(4, cell=cell, epochs=2).fit(X, labels).predict(X)) <= {
         "up",
         "down",
     }
 
 
 def test_settings_of_a_layer_by_name_and_any_stack_as_cell():
-    est = SequenceRegressor(4, cell=partial(HFGRU, alpha=0.5), epochs=1).fit(X, Y)
+    est = plain_regressor(4, cell=partial(HFGRU, alpha=0.5), epochs=1).fit(X, Y)
     assert est.model_[0].alpha == 0.5
-    est = SequenceRegressor(4, 2, cell=partial(RNNStack, layer=HFGRU), epochs=1).fit(X, Y)
+    est = plain_regressor(4, 2, cell=partial(RNNStack, layer=HFGRU), epochs=1).fit(X, Y)
     assert len(est.model_[0]) == 2
 
 

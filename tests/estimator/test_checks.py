@@ -39,6 +39,7 @@ from fluxutils_py import (
     WinsorScaler,
 )
 from fluxutils_py.training import Loop
+from tests.plain_networks import plain_classifier, plain_regressor
 
 LEARNING = Estimator(
     None, None, partial(AdamW, lr=1e-2), {"epochs": 100, "batchsize": 256, "seqsize": None}
@@ -58,9 +59,9 @@ LEAST = [
     (EstimatorClassifier(), 62),
     (SequenceRegressor(), 60),
     (SequenceClassifier(), 63),
-    (SequenceRegressor(cell="gru", num_layers=2), 60),
-    (SequenceClassifier(seqsize=1), 63),
-    (SequenceRegressor(cell="smgu"), 60),
+    (plain_regressor(cell="gru", num_layers=2), 60),
+    (plain_classifier(seqsize=1), 63),
+    (plain_regressor(cell="smgu"), 60),
     (SequenceScaler(), 47),
     (WinsorScaler(), 43),
     (SequenceImputer(), 44),
@@ -74,8 +75,8 @@ KINDS = [
     SequenceClassifier(),
 ]
 SMALL = [
-    SequenceRegressor(4, epochs=2),
-    SequenceClassifier(4, epochs=2),
+    plain_regressor(4, epochs=2),
+    plain_classifier(4, epochs=2),
     SequenceScaler(),
     WinsorScaler(),
     SequenceImputer(),

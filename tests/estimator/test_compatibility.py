@@ -52,6 +52,7 @@ from fluxutils_py.data import LazyArray
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator import fitting
+from tests.plain_networks import plain_regressor
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -356,7 +357,7 @@ def test_two_processes_give_what_one_gives(name, x, y):
 
 def test_threads_give_what_one_gives(x, y):
     """As within a tool that runs in processes: there, joblib has inner tools use threads."""
-    est = SequenceRegressor(num_layers=2, dropout=0.5, **SMALL)
+    est = plain_regressor(num_layers=2, dropout=0.5, **SMALL)
     expected = search(GridSearchCV)(est, samples(x), samples(y), None)
     with joblib.parallel_config(backend="threading"):
         for _ in range(3):
@@ -408,7 +409,7 @@ FACES = {
 @pytest.mark.parametrize("dispatch", [False, True])
 def test_grid_search_scores_are_those_of_folds_cut_by_hand(face, dispatch, x, y, watch):
     view, axis, cv, context = FACES[face]
-    est = SequenceRegressor(**SMALL)
+    est = plain_regressor(**SMALL)
     with config_context(array_api_dispatch=True) if dispatch else nullcontext():
         found = GridSearchCV(est, GRID, cv=cv, refit=False).fit(view(x), view(y)).cv_results_
     assert watch.read == {"x": 0, "y": 0}
@@ -421,7 +422,7 @@ def test_grid_search_scores_are_those_of_folds_cut_by_hand(face, dispatch, x, y,
 
 @pytest.mark.parametrize("cv", [KFold(3), FOLDS], ids=["in order", "shuffled"])
 def test_predictions_for_samples_are_those_of_folds_cut_by_hand(cv, x, y, watch):
-    est = SequenceRegressor(**SMALL)
+    est = plain_regressor(**SMALL)
     found = cross_val_predict(est, samples(x), samples(y), cv=cv)
     assert (found.shape, watch.read) == ((N, G * T), {"x": 0, "y": 0})
     for train, test in cv.split(np.empty(N)):
@@ -430,7 +431,7 @@ def test_predictions_for_samples_are_those_of_folds_cut_by_hand(cv, x, y, watch)
 
 @pytest.mark.parametrize("context", [0, 2, 100])
 def test_predictions_for_time_steps_are_those_of_folds_cut_by_hand(context, x, y, watch):
-    est = SequenceRegressor(**SMALL)
+    est = plain_regressor(**SMALL)
     found = cross_val_predict(est, timesteps(x, context), timesteps(y), cv=KFold(3))
     assert (found.shape, watch.read) == ((T, G * N), {"x": 0, "y": 0})
     for train, test in KFold(3).split(np.empty(T)):
@@ -448,17 +449,17 @@ def test_predictions_for_time_steps_are_those_of_folds_cut_by_hand(context, x, y
 
 
 def test_native_arrays_and_views_are_predicted_alike(x, y):
-    est = SequenceRegressor(**SMALL).fit(x, y)
+    est = plain_regressor(**SMALL).fit(x, y)
     native = est.predict(x)
     np.testing.assert_array_equal(est.predict(samples(x)), flat(native))
     np.testing.assert_array_equal(est.predict(timesteps(x)), native.reshape(-1, T).T)
     for view in (samples, timesteps):
-        again = SequenceRegressor(**SMALL).fit(view(x), view(y))
+        again = plain_regressor(**SMALL).fit(view(x), view(y))
         np.testing.assert_array_equal(again.predict(x), native)
 
 
 def test_learning_curve_in_time_trains_on_the_first_steps(x, y, watch):
-    est = SequenceRegressor(**SMALL)
+    est = plain_regressor(**SMALL)
     cv = TimeSeriesSplit(2, max_train_size=5)
     sizes, train_scores, test_scores = learning_curve(
         est, timesteps(x), timesteps(y), cv=cv, train_sizes=[2, 5]
@@ -473,7 +474,7 @@ def test_learning_curve_in_time_trains_on_the_first_steps(x, y, watch):
 
 
 def test_halving_over_epochs_splits_time(x, y, watch):
-    est = SequenceRegressor(**SMALL)
+    est = plain_regressor(**SMALL)
     cv = TimeSeriesSplit(2)
     resource = {"resource": "epochs", "min_resources": 1, "max_resources": 2}
     found = HalvingGridSearchCV(est, GRID, factor=2, cv=cv, **resource).fit(
@@ -489,7 +490,7 @@ def test_halving_over_epochs_splits_time(x, y, watch):
 def test_metas_of_one_series_in_time(x, y, watch):
     x, y = x[:, :1], y[:1, :1]
     view, steps = timesteps(x), y.ravel()  # (T,)
-    one, other = SequenceRegressor(**SMALL), SequenceRegressor(cell="gru", **SMALL)
+    one, other = plain_regressor(**SMALL), plain_regressor(cell="gru", **SMALL)
     expected = [clone(est).fit(x, y).predict(x).ravel() for est in (one, other)]
 
     found = VotingRegressor([("one", one), ("other", other)]).fit(view, steps).predict(view)
@@ -512,7 +513,7 @@ def test_metas_of_one_series_in_time(x, y, watch):
 
 
 def test_stacking_fits_its_last_estimator_on_predictions_of_folds_cut_by_hand(x, y, watch):
-    est, target = SequenceRegressor(**SMALL), y[0, :, -1]
+    est, target = plain_regressor(**SMALL), y[0, :, -1]
     found = StackingRegressor([("est", est)], LinearRegression(), cv=KFold(3)).fit(
         samples(x), target
     )
@@ -552,7 +553,7 @@ def test_train_test_split_divides_views_without_reading(dispatch, x, y, watch):
 def test_weights_and_lengths_are_routed_to_the_rows_that_they_belong_to(x, y, rng, watch):
     weights = {"series": rng.random(N), "steps": rng.random((N, T))}
     lengths = rng.integers(2, T + 1, N)
-    est = SequenceRegressor(**SMALL)
+    est = plain_regressor(**SMALL)
     for w in weights.values():
         with config_context(enable_metadata_routing=True):
             asking = clone(est).set_fit_request(sample_weight=True, lengths=True)
@@ -572,7 +573,7 @@ def test_weights_and_lengths_are_routed_to_the_rows_that_they_belong_to(x, y, rn
 
 
 def test_weights_given_as_params_go_to_fit(x, y, rng):
-    est, w = SequenceRegressor(**SMALL), rng.random(N)
+    est, w = plain_regressor(**SMALL), rng.random(N)
     found = cross_val_score(est, samples(x), samples(y), cv=FOLDS, params={"sample_weight": w})
     folds = FOLDS.split(w)
     expected = [clone(est).fit(x[:, a], y[:, a], w[a]).score(x[:, b], y[:, b]) for a, b in folds]
@@ -582,7 +583,7 @@ def test_weights_given_as_params_go_to_fit(x, y, rng):
 def test_fitted_searches_and_views_of_files_can_be_stored(x, y, tmp_path, watch):
     h5save(tmp_path / "data.h5", {"x": x, "y": y})
     view = samples(h5mmap(tmp_path / "data.h5", "x"))
-    found = GridSearchCV(SequenceRegressor(**SMALL), GRID, cv=3).fit(view, samples(y))
+    found = GridSearchCV(plain_regressor(**SMALL), GRID, cv=3).fit(view, samples(y))
     joblib.dump(found, tmp_path / "search.joblib")
     joblib.dump(view[::-2], tmp_path / "view.joblib")
     assert watch.read["x"] == 0
@@ -597,7 +598,7 @@ def test_views_of_an_array_that_joblib_mapped_reach_other_processes_right(x, y, 
     mapped = joblib.load(tmp_path / "x.joblib", mmap_mode="r").transpose(2, 1, 0)
     for view, cv in ((samples, FOLDS), (timesteps, TimeSeriesSplit(3))):
         found = cross_validate(
-            SequenceRegressor(**SMALL),
+            plain_regressor(**SMALL),
             view(mapped),
             view(y),
             cv=cv,
@@ -605,7 +606,7 @@ def test_views_of_an_array_that_joblib_mapped_reach_other_processes_right(x, y, 
             return_train_score=True,
         )
         expected = cross_validate(
-            SequenceRegressor(**SMALL), view(x), view(y), cv=cv, return_train_score=True
+            plain_regressor(**SMALL), view(x), view(y), cv=cv, return_train_score=True
         )
         assert found["train_score"].tolist() == expected["train_score"].tolist()
         assert found["test_score"].tolist() == expected["test_score"].tolist()
@@ -627,14 +628,14 @@ def test_a_pipeline_scales_each_fold_by_its_own_training_part(face, cached, x, y
     x = np.array([1, 100, 1e-3])[:, None, None] * x + np.array([0, -500, 7])[:, None, None]
     view, axis, cv, _ = FACES[face]
     pipe = make_pipeline(
-        SequenceScaler(), SequenceRegressor(**SMALL), memory=os.fspath(tmp_path) if cached else None
+        SequenceScaler(), plain_regressor(**SMALL), memory=os.fspath(tmp_path) if cached else None
     )
     search = GridSearchCV(pipe, {"sequenceregressor__lr": [0.01, 0.1]}, cv=cv)
     found = search.fit(view(x), view(y)).cv_results_
     assert set(watch.fitted) == {type(view(x)).__name__}
     assert watch.read == {"x": 0, "y": 0}
     for i, lr in enumerate([0.01, 0.1]):
-        est = SequenceRegressor(lr=lr, **SMALL)
+        est = plain_regressor(lr=lr, **SMALL)
         for fold, (train, test) in enumerate(cv.split(np.empty(x.shape[axis]))):
             _, score = scaled_fold_by_hand(est, x, y, train, test, axis)
             assert found[f"split{fold}_test_score"][i] == pytest.approx(score, rel=1e-6)
@@ -645,7 +646,7 @@ def test_a_pipeline_scales_each_fold_by_its_own_training_part(face, cached, x, y
 
 
 def test_a_pooled_scorer_reads_the_targets_of_test_folds_only(x, y, watch):
-    est, scoring = SequenceRegressor(**SMALL), pooled_scorer("neg_mean_absolute_error")
+    est, scoring = plain_regressor(**SMALL), pooled_scorer("neg_mean_absolute_error")
     found = cross_val_score(est, timesteps(x), timesteps(y), cv=TimeSeriesSplit(3), scoring=scoring)
     for fold, (train, test) in enumerate(TimeSeriesSplit(3).split(np.empty(T))):
         yhat, _ = fold_by_hand(est, x, y, train, test, 2)
@@ -666,14 +667,12 @@ UNSORTED = (
 @pytest.mark.parametrize(
     "split",
     [
-        lambda x, y: cross_val_score(SequenceRegressor(**SMALL), x, y, cv=ShuffleSplit(3)),
+        lambda x, y: cross_val_score(plain_regressor(**SMALL), x, y, cv=ShuffleSplit(3)),
         lambda x, y: train_test_split(x, y),
-        lambda x, y: permutation_test_score(
-            SequenceRegressor(**SMALL), x, y, cv=TimeSeriesSplit(2)
+        lambda x, y: permutation_test_score(plain_regressor(**SMALL), x, y, cv=TimeSeriesSplit(2)),
+        lambda x, y: HalvingGridSearchCV(plain_regressor(**SMALL), GRID, cv=TimeSeriesSplit(2)).fit(
+            x, y
         ),
-        lambda x, y: HalvingGridSearchCV(
-            SequenceRegressor(**SMALL), GRID, cv=TimeSeriesSplit(2)
-        ).fit(x, y),
     ],
     ids=[
         "ShuffleSplit",
@@ -689,12 +688,12 @@ def test_shuffled_time_is_an_error(split, x, y):
 
 def test_arrays_of_three_axes_are_not_split_if_features_differ_in_number(x, y):
     with pytest.raises(ValueError, match=r"inconsistent .*samples.*\[3, 2\]$"):
-        GridSearchCV(SequenceRegressor(**SMALL), GRID, cv=2).fit(x, y)
+        GridSearchCV(plain_regressor(**SMALL), GRID, cv=2).fit(x, y)
 
 
 def test_arrays_of_three_axes_that_were_split_along_features_cannot_be_scored(x):
     with pytest.raises(ShapeError) as caught:
-        cross_val_score(SequenceRegressor(**SMALL), x, x, cv=3, error_score="raise")
+        cross_val_score(plain_regressor(**SMALL), x, x, cv=3, error_score="raise")
     assert all(
         part in str(caught.value)
         for part in ("x has 1 features", "SequenceRegressor was fitted on 2", "timesteps(x)")

@@ -31,14 +31,13 @@ from torch import nn
 from fluxutils_py import (
     Estimator,
     EstimatorClassifier,
-    SequenceClassifier,
-    SequenceRegressor,
     SequenceScaler,
     samples,
     timesteps,
 )
 from fluxutils_py.errors import ShapeError, SingleStepWarning
 from fluxutils_py.estimator import data_warnings, few_updates_warning
+from tests.plain_networks import plain_classifier, plain_regressor
 
 N = 40
 SMALL = {"hidden_size": 3, "epochs": 1, "random_state": 0}
@@ -73,7 +72,7 @@ LIKE_TIME = [
 @pytest.mark.parametrize(("index", "why"), LIKE_TIME)
 def test_an_index_in_time_is_warned_of_once_at_the_line_that_fits(index, why):
     with pytest.warns(SingleStepWarning) as found:
-        SequenceRegressor(**SMALL).fit(frame(index), np.arange(N))
+        plain_regressor(**SMALL).fit(frame(index), np.arange(N))
     (warning,) = found
     assert warning.filename == __file__
     assert all(
@@ -88,15 +87,15 @@ def test_an_index_in_time_is_warned_of_once_at_the_line_that_fits(index, why):
 
 def test_the_ways_out_that_it_names_run():
     x, y = frame(DAYS), np.arange(float(N))
-    est = SequenceRegressor(**SMALL).fit(timesteps(x.to_numpy().T[:, None]), y)
+    est = plain_regressor(**SMALL).fit(timesteps(x.to_numpy().T[:, None]), y)
     assert est.predict(timesteps(x.to_numpy().T[:, None])).shape == (N,)
-    assert SequenceRegressor(**SMALL).fit(x.to_numpy(), y).predict(x.to_numpy()).shape == (N,)
+    assert plain_regressor(**SMALL).fit(x.to_numpy(), y).predict(x.to_numpy()).shape == (N,)
 
 
 @pytest.mark.parametrize("make", [
-    lambda: SequenceClassifier(**SMALL), lambda: EstimatorClassifier(spec={"epochs": 1, "batchsize": 50,
+    lambda: plain_classifier(**SMALL), lambda: EstimatorClassifier(spec={"epochs": 1, "batchsize": 50,
                                                                           "seqsize": None}),
-    lambda: make_pipeline(SequenceScaler(), SequenceClassifier(**SMALL)).set_output(transform="pandas"),
+    lambda: make_pipeline(SequenceScaler(), plain_classifier(**SMALL)).set_output(transform="pandas"),
 ])  # fmt: skip
 def test_every_recurrent_estimator_warns(make):
     with pytest.warns(SingleStepWarning, match="DatetimeIndex") as found:
@@ -107,14 +106,14 @@ def test_every_recurrent_estimator_warns(make):
 def test_many_rows_are_warned_of(monkeypatch):
     monkeypatch.setattr(data_warnings, "MANY", 30)
     with pytest.warns(SingleStepWarning, match="^x .* 40 rows"):
-        SequenceRegressor(**SMALL).partial_fit(frame(), np.arange(N))
+        plain_regressor(**SMALL).partial_fit(frame(), np.arange(N))
 
 
 @pytest.mark.parametrize("call", [
-    lambda: SequenceRegressor(**SMALL).fit(frame(), np.arange(N)).predict(frame(DAYS)),
-    lambda: SequenceRegressor(**SMALL).fit(frame(DAYS).to_numpy(), np.arange(N)),
-    lambda: SequenceRegressor(**SMALL).fit(np.zeros((5000, 2)), np.zeros(5000)),
-    lambda: SequenceRegressor(**SMALL, n_timesteps=2).fit(frame(DAYS), np.arange(N)),
+    lambda: plain_regressor(**SMALL).fit(frame(), np.arange(N)).predict(frame(DAYS)),
+    lambda: plain_regressor(**SMALL).fit(frame(DAYS).to_numpy(), np.arange(N)),
+    lambda: plain_regressor(**SMALL).fit(np.zeros((5000, 2)), np.zeros(5000)),
+    lambda: plain_regressor(**SMALL, n_timesteps=2).fit(frame(DAYS), np.arange(N)),
     lambda: Estimator(lambda n_in, n_out: nn.Linear(n_in, n_out), spec={"epochs": 1, "batchsize": 50, "seqsize": None})
     .fit(frame(DAYS), np.arange(float(N))),
     lambda: SequenceScaler().fit(frame(DAYS)),
@@ -131,7 +130,7 @@ def test_a_transformer_of_matrices_that_met_a_view_is_named_with_what_to_take(st
     with pytest.raises(ShapeError, match=(
         r"StandardScaler .*SequenceScaler"
     )):  # fmt: skip
-        make_pipeline(step, SequenceRegressor(**SMALL)).fit(view(x), view(x[:1]))
+        make_pipeline(step, plain_regressor(**SMALL)).fit(view(x), view(x[:1]))
 
 
 class TestUnscaled:
@@ -141,7 +140,7 @@ class TestUnscaled:
     def fit(self, x, y, est=None):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            (est or SequenceRegressor(**SMALL)).fit(x, y)
+            (est or plain_regressor(**SMALL)).fit(x, y)
         return [str(w.message) for w in caught]
 
     def test_an_input_of_a_million_is_named(self):
@@ -157,7 +156,7 @@ class TestUnscaled:
         assert self.fit(self.x * 10, self.y * 1e6) == []
         assert (
             self.fit(
-                self.x * 1e6, self.y, make_pipeline(SequenceScaler(), SequenceRegressor(**SMALL))
+                self.x * 1e6, self.y, make_pipeline(SequenceScaler(), plain_regressor(**SMALL))
             )
             == []
         )
@@ -165,7 +164,7 @@ class TestUnscaled:
     @pytest.mark.parametrize(
         ("est", "remedy"),
         [
-            (SequenceRegressor(scale_target=False, **SMALL), "scale_target=True"),
+            (plain_regressor(scale_target=False, **SMALL), "scale_target=True"),
             (Estimator(spec={"epochs": 1}, random_state=0), "SequenceScaler().fit(y)"),
         ],
     )
@@ -251,7 +250,7 @@ class TestUnscaled:
             x = self.x * scale + offset
             with warnings.catch_warnings(record=True) as found:
                 warnings.simplefilter("always")
-                pipe = make_pipeline(SequenceScaler(), SequenceRegressor(**SMALL))
+                pipe = make_pipeline(SequenceScaler(), plain_regressor(**SMALL))
                 pipe.fit(x, self.y, sequenceregressor__validation_data=(x, self.y))
             assert all("of validation x is about" in str(w.message) for w in found)
             assert bool(found) == warned
@@ -287,7 +286,7 @@ class TestUnscaled:
         )
 
     def test_a_fit_that_goes_on_says_nothing_again(self):
-        est = SequenceRegressor(warm_start=True, **SMALL)
+        est = plain_regressor(warm_start=True, **SMALL)
         assert len(self.fit(self.x * 1e6, self.y, est)) == 1
         assert self.fit(self.x * 1e6, self.y, est) == []
 
@@ -302,7 +301,7 @@ def _hourly(n=200):
 def test_rows_that_follow_each_other_in_time_are_warned_of_without_an_index_of_dates(form):
     x = _hourly()
     with pytest.warns(SingleStepWarning, match=r"200 rows.*\.T\[:, None\]"):
-        SequenceRegressor(**SMALL).fit(form(x), x[:, 0])
+        plain_regressor(**SMALL).fit(form(x), x[:, 0])
 
 
 def test_the_advice_for_rows_in_time_learns_what_single_steps_cannot():
@@ -310,7 +309,7 @@ def test_the_advice_for_rows_in_time_learns_what_single_steps_cannot():
     y = np.concatenate([[0], x[:-1, 0]])  # the value before
     y[1:] += x[:-1, 2]
     advised = timesteps(x.T[:, None])
-    est = SequenceRegressor(8, epochs=60, random_state=0).fit(advised, y)
+    est = plain_regressor(8, epochs=60, random_state=0).fit(advised, y)
     assert est.n_features_in_ == 3
     assert r2_score(y, est.predict(advised)) > 0.8
 
@@ -340,9 +339,9 @@ def test_independent_sorted_and_grouped_rows_are_not_taken_for_time():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: BaggingRegressor(SequenceRegressor(**SMALL), 1, bootstrap=False),
-        lambda: AdaBoostRegressor(SequenceRegressor(**SMALL), n_estimators=1),
-        lambda: RegressorChain(SequenceRegressor(**SMALL)),
+        lambda: BaggingRegressor(plain_regressor(**SMALL), 1, bootstrap=False),
+        lambda: AdaBoostRegressor(plain_regressor(**SMALL), n_estimators=1),
+        lambda: RegressorChain(plain_regressor(**SMALL)),
     ],
 )
 def test_a_view_that_a_tool_flattened_is_noticed_with_its_number_of_steps(make):
@@ -362,7 +361,7 @@ def test_a_view_that_a_tool_flattened_is_noticed_with_its_number_of_steps(make):
 def test_a_flattened_view_is_noticed_behind_a_scaler_of_columns(scaler, dtype):
     x = np.random.default_rng(0).normal(3, 2, size=(3, 31, 7)).astype(dtype)
     y = x.sum((0, 2))
-    pipe = make_pipeline(FunctionTransformer(np.asarray), scaler, SequenceRegressor(**SMALL))
+    pipe = make_pipeline(FunctionTransformer(np.asarray), scaler, plain_regressor(**SMALL))
     with pytest.warns(SingleStepWarning, match=r"21 columns.*n_timesteps=7"):
         pipe.fit(samples(x), y)
     with warnings.catch_warnings(action="error"):
@@ -382,19 +381,19 @@ def test_meta_estimators_that_flatten_a_view_are_noticed(make):
     y = (x.mean((0, 2)) > 0).astype(int)
     y[::3] = -1  # no label, to SelfTrainingClassifier
     with pytest.warns(SingleStepWarning, match=r"21 columns.*n_timesteps=7"):
-        make(SequenceClassifier(**SMALL)).fit(samples(x), y)
+        make(plain_classifier(**SMALL)).fit(samples(x), y)
 
 
-TWO = [("a", SequenceRegressor(**SMALL)), ("b", SequenceRegressor(**SMALL))]
+TWO = [("a", plain_regressor(**SMALL)), ("b", plain_regressor(**SMALL))]
 KEEP = {
     "stacking": (StackingRegressor(TWO, cv=2), lambda fitted: fitted.estimators_),
     "voting": (VotingRegressor(TWO), lambda fitted: fitted.estimators_),
     "outputs": (
-        MultiOutputRegressor(SequenceRegressor(**SMALL)),
+        MultiOutputRegressor(plain_regressor(**SMALL)),
         lambda fitted: fitted.estimators_,
     ),
     "calibration": (
-        CalibratedClassifierCV(SequenceClassifier(**SMALL), cv=2),
+        CalibratedClassifierCV(plain_classifier(**SMALL), cv=2),
         lambda fitted: [c.estimator for c in fitted.calibrated_classifiers_],
     ),
 }
@@ -420,7 +419,7 @@ def test_meta_estimators_that_keep_a_view_train_on_its_steps(name):
 def test_no_view_is_taken_for_flattened_where_steps_are_known_or_values_are_others():
     x = np.random.default_rng(0).normal(size=(3, 31, 7)).astype("float32")
     y = x.sum((0, 2))
-    BaggingRegressor(SequenceRegressor(**SMALL, n_timesteps=7), 1).fit(samples(x), y)
-    SequenceRegressor(**SMALL).fit(np.asarray(samples(x)) ** 3, y)
-    SequenceRegressor(**SMALL).fit(np.asarray(samples(x))[::-1] + 1, y)
-    SequenceRegressor(**SMALL).fit(np.asarray(samples(x))[:4] + 1, y[:4])
+    BaggingRegressor(plain_regressor(**SMALL, n_timesteps=7), 1).fit(samples(x), y)
+    plain_regressor(**SMALL).fit(np.asarray(samples(x)) ** 3, y)
+    plain_regressor(**SMALL).fit(np.asarray(samples(x))[::-1] + 1, y)
+    plain_regressor(**SMALL).fit(np.asarray(samples(x))[:4] + 1, y[:4])

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, Spec, net2vec
+from fluxutils_py import Estimator, Spec, net2vec
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import LSTM
 from fluxutils_py.nn.vectors import net2grad
+from tests.plain_networks import plain_classifier, plain_regressor
 
 F, G, N, T = 3, 2, 37, 43
 RNG = np.random.default_rng(7)
@@ -76,7 +77,7 @@ def test_loss_and_gradient_are_those_of_a_loop_by_hand(batchsize, seqsize):
 
 
 def test_every_form_of_data_that_fit_takes():
-    est = SequenceRegressor(4, epochs=2, random_state=0).fit(X, Y[:1])
+    est = plain_regressor(4, epochs=2, random_state=0).fit(X, Y[:1])
     w = np.ones((N, T))
     assert est.evaluate(X, Y[:1], w) == pytest.approx(est.evaluate(X, Y[:1]), abs=1e-9)
     w[:, 20:] = 0
@@ -84,7 +85,7 @@ def test_every_form_of_data_that_fit_takes():
         est.evaluate(X, Y[:1], lengths=np.full(N, 20)), abs=1e-9
     )
     labels = np.where(Y[:1] > 0, "up", "down")
-    classifier = SequenceClassifier(4, epochs=2, random_state=0).fit(X, labels)
+    classifier = plain_classifier(4, epochs=2, random_state=0).fit(X, labels)
     loss, gradient = classifier.evaluate(X, labels, gradient=True)
     proba = classifier.predict_proba(X)
     wanted = -np.log(np.where(labels[0] == "down", proba[0], proba[1])).mean()

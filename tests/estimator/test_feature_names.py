@@ -21,6 +21,7 @@ from fluxutils_py import (
     timesteps,
 )
 from fluxutils_py.errors import DataError
+from tests.plain_networks import plain_regressor
 
 N, T = 6, 9
 NAMES = ("wind", "rain", "heat")
@@ -68,7 +69,7 @@ def test_they_go_through_views_and_transformers(form, transformer, tmp_path):
     assert list(transformer.get_feature_names_out(NAMES)) == list(NAMES)
     twice = make_pipeline(SequenceScaler(), transformer).fit(x)
     assert list(twice.get_feature_names_out(NAMES)) == list(NAMES)
-    est = make_pipeline(transformer, SequenceRegressor(**SMALL)).fit(x, target(x))
+    est = make_pipeline(transformer, plain_regressor(**SMALL)).fit(x, target(x))
     assert list(est[-1].feature_names_in_) == list(NAMES)
     assert np.array_equal(np.asarray(est.predict(x)), np.asarray(est.predict(x)))
 
@@ -82,7 +83,7 @@ def test_views_keep_them_when_they_are_split_and_pickled(form, tmp_path):
     assert again.feature_names == NAMES
     assert getattr(again, "context", 0) == getattr(part, "context", 0)
     if not isinstance(x, np.ndarray):
-        assert len(cross_val_score(SequenceRegressor(**SMALL), x, target(x), cv=3)) == 3
+        assert len(cross_val_score(plain_regressor(**SMALL), x, target(x), cv=3)) == 3
 
 
 @pytest.mark.parametrize("view", [samples, timesteps])
@@ -92,7 +93,7 @@ def test_functions_that_may_move_features_lose_them(view):
     assert x.map(np.flipud).feature_names is None
     assert pickle.loads(pickle.dumps(x.map(np.flipud).map(np.negative))).feature_names is None
     assert SequenceImputer("ffill").fit_transform(x.map(np.flipud)).feature_names is None
-    est = SequenceRegressor(**SMALL).fit(x, target(x))
+    est = plain_regressor(**SMALL).fit(x, target(x))
     est.fit(x.map(np.flipud), target(x))
     assert not hasattr(est, "feature_names_in_")
 
@@ -100,7 +101,7 @@ def test_functions_that_may_move_features_lose_them(view):
 @forms
 def test_other_names_are_refused(form, tmp_path):
     x = FORMS[form](tmp_path)
-    est = SequenceRegressor(**SMALL).fit(x, target(x))
+    est = plain_regressor(**SMALL).fit(x, target(x))
     assert list(est.feature_names_in_) == list(NAMES)
     assert est.predict(X).shape == Y.shape  # an array without names is taken as it is
     turned = samples(X[[1, 0, 2]], feature_names=("rain", "wind", "heat"))

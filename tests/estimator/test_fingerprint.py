@@ -12,8 +12,6 @@ from torch.optim import SGD, Adam, AdamW, lr_scheduler
 
 from fluxutils_py import (
     Estimator,
-    SequenceClassifier,
-    SequenceRegressor,
     Spec,
     samples,
     seqloss,
@@ -24,6 +22,7 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.nn import HFGRU, LSTM
 from fluxutils_py.optim import Chain, Clip
 from fluxutils_py.training import Checkpointer
+from tests.plain_networks import plain_classifier, plain_regressor
 
 N, T = 7, 11
 RNG = np.random.default_rng(3)
@@ -287,7 +286,7 @@ def test_many_differences_are_counted(tmp_path):
 
 def test_hyper_parameters_of_ready_made_estimators_are_named(tmp_path):
     def make(**settings):
-        return SequenceRegressor(
+        return plain_regressor(
             4, epochs=1, random_state=0, callbacks=Checkpointer(tmp_path), **settings
         )
 
@@ -387,7 +386,7 @@ def test_data_that_differ_anywhere_are_refused(tmp_path, case):
 
 def test_labels_that_differ_are_refused(tmp_path):
     def make():
-        return SequenceClassifier(4, epochs=1, random_state=0, callbacks=Checkpointer(tmp_path))
+        return plain_classifier(4, epochs=1, random_state=0, callbacks=Checkpointer(tmp_path))
 
     make().fit(X, LABELS)
     with pytest.raises(LoadError, match=r"the values of y \(digest\)"):

@@ -15,6 +15,7 @@ from fluxutils_py.estimator.fit_data import FitRequest, prepare
 from fluxutils_py.inputs.inputs import InputSchema
 from fluxutils_py.nn import LSTM
 from fluxutils_py.reporting import ProgressBar
+from tests.plain_networks import plain_regressor
 
 
 def delayed(n_series, n_steps, seed=0):
@@ -32,7 +33,7 @@ def test_every_estimator_as_it_stands_learns_to_remember(estimator, shape):
 
 def test_a_longer_series_too():
     x, y = delayed(1, 500)
-    assert SequenceRegressor(random_state=0).fit(x, y).score(x, y) > 0.95
+    assert plain_regressor(random_state=0).fit(x, y).score(x, y) > 0.95
 
 
 def small(**spec):
@@ -93,7 +94,7 @@ def test_steps_to_burn_in_do_not_count_as_memory():
 def test_the_setting(setting, folds):
     x, y = delayed(1, 97)
     assert small(batchsize=32, seqsize=4, rebatch=setting).fit(x, y).history_[-1]["folds"] == folds
-    est = SequenceRegressor(2, epochs=1, batchsize=32, seqsize=4, rebatch=setting).fit(x, y)
+    est = plain_regressor(2, epochs=1, batchsize=32, seqsize=4, rebatch=setting).fit(x, y)
     assert est.history_[-1]["folds"] == folds
 
 
@@ -112,7 +113,7 @@ def test_anything_else_is_an_error(setting):
     with pytest.raises(ValueError, match=message):
         small(rebatch=setting).fit(*delayed(1, 20))
     with pytest.raises(ValueError, match=message.replace("spec.", "")):
-        SequenceRegressor(rebatch=setting).fit(*delayed(1, 20))
+        plain_regressor(rebatch=setting).fit(*delayed(1, 20))
 
 
 @pytest.mark.parametrize("how", ["line", "bar"])

@@ -14,14 +14,13 @@ from torch import nn
 from fluxutils_py import (
     Estimator,
     EstimatorClassifier,
-    SequenceClassifier,
-    SequenceRegressor,
     SequenceScaler,
     Spec,
     net2vec,
 )
 from fluxutils_py.nn import LSTM
 from fluxutils_py.training import Checkpointer, EveryNSteps
+from tests.plain_networks import plain_classifier, plain_regressor
 
 LENGTHS = [9, 3, 14, 1, 6, 11, 14]
 
@@ -153,8 +152,8 @@ def test_labels_of_steps(x, rng):
 
 def test_what_is_behind_the_end_of_a_series_is_no_class(x):
     y = [np.ones((1, a.shape[1]), int) + (np.arange(a.shape[1]) % 2) for a in x]
-    assert SequenceClassifier(2, epochs=1).fit(x, y).classes_.tolist() == [1, 2]
-    assert SequenceClassifier(2, epochs=1).fit(
+    assert plain_classifier(2, epochs=1).fit(x, y).classes_.tolist() == [1, 2]
+    assert plain_classifier(2, epochs=1).fit(
         padded(x), padded(y, 0), lengths=LENGTHS
     ).classes_.tolist() == [1, 2]
 
@@ -207,7 +206,7 @@ def test_a_pipeline_of_scaler_and_estimator(x, kind, tmp_path):
 
 
 def test_scikit_learn_splits_lists_by_series(x):
-    search = GridSearchCV(SequenceRegressor(2, epochs=1, random_state=0), {"lr": [0.1, 0.01]}, cv=3)
+    search = GridSearchCV(plain_regressor(2, epochs=1, random_state=0), {"lr": [0.1, 0.01]}, cv=3)
     found = search.fit(x, targets(x))
     assert len(found.predict(x)) == len(x)
 

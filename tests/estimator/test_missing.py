@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py import Estimator, SequenceRegressor, Spec, net2vec
+from fluxutils_py import Estimator, Spec, net2vec
 from fluxutils_py.data.lazy import LazyArray
 from fluxutils_py.nn import LSTM
+from tests.plain_networks import plain_regressor
 
 N, T = 6, 11
 
@@ -18,7 +19,7 @@ def x(rng):
 
 
 @pytest.mark.parametrize("shape", [(N,), (N, 2)])
-@pytest.mark.parametrize("estimator", [Estimator(), SequenceRegressor(2)])
+@pytest.mark.parametrize("estimator", [Estimator(), plain_regressor(2)])
 def test_one_target_per_series_may_not_be_nan_even_at_weight_0(x, rng, shape, estimator):
     y, weight = rng.normal(size=shape), np.ones(N)
     y[2], weight[2] = np.nan, 0

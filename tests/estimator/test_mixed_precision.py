@@ -10,9 +10,9 @@ from torch import nn
 
 from fluxutils_py import Estimator, EstimatorClassifier, Spec, net2vec, stream
 from fluxutils_py.errors import SpecError
-from fluxutils_py.estimator.sequence_estimators import SequenceClassifier, SequenceRegressor
 from fluxutils_py.nn import LSTM
 from fluxutils_py.training import Checkpointer, EveryNSteps
+from tests.plain_networks import plain_classifier, plain_regressor
 
 N, T, B, S = 37, 43, 8, 10
 LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -139,16 +139,16 @@ def test_validation_prediction_scores_streams_and_states(precision):
 
 def test_ready_made_estimators_take_it_flat():
     x, y = data()
-    reg = SequenceRegressor(4, epochs=2, seqsize=S, precision="bfloat16").fit(x, y)
+    reg = plain_regressor(4, epochs=2, seqsize=S, precision="bfloat16").fit(x, y)
     assert reg.predict(x).dtype == np.float32
     labels = np.where(y[0, :, -1] > 0, "up", "down")
-    cla = SequenceClassifier(4, epochs=2, precision="float16").fit(x, labels)
+    cla = plain_classifier(4, epochs=2, precision="float16").fit(x, labels)
     assert cla.predict_proba(x).sum(1) == pytest.approx(np.ones(N), abs=1e-6)
     spec = {"epochs": 1, "precision": "bfloat16"}
     own = EstimatorClassifier(spec=spec).fit(x, labels)
     assert own.set_params(spec__precision="float32").predict(x).shape == (N,)
     with pytest.raises(SpecError, match=r"^precision .*'bfloat16', .*got 'bf16'$"):
-        SequenceRegressor(4, precision="bf16").fit(x, y)
+        plain_regressor(4, precision="bf16").fit(x, y)
 
 
 def test_a_model_of_float64_is_not_continued_in_bfloat16():

@@ -19,7 +19,6 @@ from torch import nn
 
 from fluxutils_py import (
     Estimator,
-    SequenceClassifier,
     SequenceImputer,
     SequenceRegressor,
     SequenceScaler,
@@ -31,6 +30,7 @@ from fluxutils_py.estimator import model_export
 from fluxutils_py.estimator.model_export import _compare_labels, check_export, export
 from fluxutils_py.exporting import read_metadata
 from fluxutils_py.nn import LSTM
+from tests.plain_networks import plain_classifier, plain_regressor
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:feature . of . has values of about"),
@@ -74,9 +74,7 @@ def traced_once(monkeypatch):
 def test_a_pipeline_streams_500_steps(rng, tmp_path):
     x = rng.normal(50, 3, size=(3, 2, 500)).astype("float32")
     y = 1e3 + x[:2].cumsum(2)
-    pipe = make_pipeline(
-        SequenceScaler(), SequenceRegressor(6, num_layers=2, epochs=1, seqsize=100)
-    )
+    pipe = make_pipeline(SequenceScaler(), plain_regressor(6, num_layers=2, epochs=1, seqsize=100))
     pipe.fit(samples(x), samples(y))
     for format in ("onnx", "torch"):
         path = tmp_path / "model.pt2"
@@ -95,7 +93,7 @@ def test_a_pipeline_streams_500_steps(rng, tmp_path):
     "made", [SequenceImputer("ffill"), SequenceImputer(), WinsorScaler()], ids=repr
 )
 def test_imputers_and_missing_values(made, x, with_gaps, tmp_path):
-    pipe = make_pipeline(made, SequenceScaler(), SequenceRegressor(4, cell="gru", epochs=1))
+    pipe = make_pipeline(made, SequenceScaler(), plain_regressor(4, cell="gru", epochs=1))
     pipe.fit(samples(with_gaps), samples(x[:1]))
     export(pipe, tmp_path / "m.onnx")
     assert check_export(tmp_path / "m.onnx", pipe, with_gaps) < 1e-5
@@ -105,7 +103,7 @@ def test_imputers_and_missing_values(made, x, with_gaps, tmp_path):
 def test_a_function_may_follow_an_imputer_that_looks_back(format, rng, tmp_path):
     x = rng.normal(size=(3, 3, 20)).astype("float32")
     x[rng.random(x.shape) < 0.2] = np.nan
-    steps = SequenceImputer("ffill"), FunctionTransformer(np.sinh), SequenceRegressor(4, epochs=1)
+    steps = SequenceImputer("ffill"), FunctionTransformer(np.sinh), plain_regressor(4, epochs=1)
     pipe = make_pipeline(*steps)
     # scikit-learn counts series as the features of such an array: only as many can be exported
     pipe.fit(x, np.nan_to_num(x[:1]))
@@ -114,7 +112,7 @@ def test_a_function_may_follow_an_imputer_that_looks_back(format, rng, tmp_path)
 
 
 def test_steps_without_input_are_nan(x, tmp_path):
-    est = SequenceRegressor(4, epochs=1, random_state=0).fit(x, x[:1])
+    est = plain_regressor(4, epochs=1, random_state=0).fit(x, x[:1])
     x[:, 2, 5:9] = np.nan
     est.export(tmp_path / "m.pt2", "torch")
     assert check_export(tmp_path / "m.pt2", est, x) < 1e-5
@@ -129,7 +127,7 @@ def test_steps_without_input_are_nan(x, tmp_path):
     ids=["texts", "integers"],
 )
 def test_classifiers_give_labels_and_probabilities(format, label, classes, x, tmp_path):
-    est = SequenceClassifier(4, epochs=2, random_state=0).fit(x, label(x[0, :, -1] > 50))
+    est = plain_classifier(4, epochs=2, random_state=0).fit(x, label(x[0, :, -1] > 50))
     path = tmp_path / "m.pt2"
     est.export(path, format)
     assert check_export(path, est, x) < 1e-5
@@ -141,18 +139,18 @@ def test_classifiers_give_labels_and_probabilities(format, label, classes, x, tm
 
 def test_features_have_names(x, tmp_path):
     view = samples(x, feature_names=["a", "b", "c"])
-    est = SequenceRegressor(4, epochs=1).fit(view, samples(x[:1]))
+    est = plain_regressor(4, epochs=1).fit(view, samples(x[:1]))
     est.export(tmp_path / "m.pt2", "torch")
     assert read_metadata(tmp_path / "m.pt2")["feature_names"] == ["a", "b", "c"]
     # names of F * T columns
     rows = pd.DataFrame(np.asarray(samples(x)), columns=[f"c{i}" for i in range(3 * T)])
-    est = SequenceRegressor(4, epochs=1, n_timesteps=T).fit(rows, x[0, :, -1])
+    est = plain_regressor(4, epochs=1, n_timesteps=T).fit(rows, x[0, :, -1])
     est.export(tmp_path / "m.pt2", "torch")
     assert read_metadata(tmp_path / "m.pt2")["feature_names"] is None
 
 
 def test_a_search_exports_its_best(x, tmp_path):
-    search = GridSearchCV(SequenceRegressor(epochs=1), {"hidden_size": [3]}, cv=2).fit(
+    search = GridSearchCV(plain_regressor(epochs=1), {"hidden_size": [3]}, cv=2).fit(
         samples(x), samples(x[:1])
     )
     export(search, tmp_path / "m.pt2", "torch")
@@ -171,14 +169,14 @@ class Two(nn.Module):
 
 def test_targets_that_were_transformed_come_back(x, tmp_path):
     y = x[:1].cumsum(2)
-    inner = make_pipeline(SequenceScaler(), SequenceRegressor(4, epochs=1, target="step"))
+    inner = make_pipeline(SequenceScaler(), plain_regressor(4, epochs=1, target="step"))
     logs = TransformedTargetRegressor(
         inner, func=np.log1p, inverse_func=np.expm1, check_inverse=False
     )
     logs.fit(samples(x), np.asarray(samples(y)))
     export(logs, tmp_path / "m.onnx")
     assert check_export(tmp_path / "m.onnx", logs, x) < 1e-5
-    last = TransformedTargetRegressor(SequenceRegressor(4, epochs=1), transformer=StandardScaler())
+    last = TransformedTargetRegressor(plain_regressor(4, epochs=1), transformer=StandardScaler())
     search = GridSearchCV(last, {"regressor__hidden_size": [3]}, cv=2).fit(samples(x), y[0, :, -1])
     export(search, tmp_path / "m.pt2", "torch")
     assert check_export(tmp_path / "m.pt2", search, x) < 1e-5
@@ -264,14 +262,14 @@ def test_wrong_use(x, tmp_path):
     no_best = GridSearchCV(Ridge(), {}, refit=False, cv=2).fit(x[:, :, 0].T, x[0, :, 0])
     with pytest.raises(TypeError, match=r"GridSearchCV .*refit=True"):
         export(no_best, path)
-    est = SequenceRegressor(4, epochs=1).fit(x, x[:1])
+    est = plain_regressor(4, epochs=1).fit(x, x[:1])
     with pytest.raises(ValueError, match="'onnx', 'torch' or 'c', got 'tensorrt'"):
         est.export(path, "tensorrt")
     assert not path.exists()
 
 
 def test_a_difference_is_found(x, tmp_path):
-    est = SequenceRegressor(4, epochs=1, random_state=0).fit(x, x[:1])
+    est = plain_regressor(4, epochs=1, random_state=0).fit(x, x[:1])
     est.export(tmp_path / "m.pt2", "torch")
     with torch.no_grad():
         list(est.model_.parameters())[-1].add_(0.01)
@@ -325,7 +323,7 @@ assert not any(m.startswith("fluxutils_py.") for m in sys.modules)
 
 @pytest.mark.usefixtures("traced_once")
 def test_files_of_a_pipeline_run_without_this_package(x, with_gaps, tmp_path):
-    pipe = make_pipeline(SequenceImputer("ffill"), WinsorScaler(), SequenceRegressor(4, epochs=1))
+    pipe = make_pipeline(SequenceImputer("ffill"), WinsorScaler(), plain_regressor(4, epochs=1))
     pipe.fit(samples(with_gaps), samples(x[:1]))
     np.save(tmp_path / "x.npy", with_gaps)
     for format in ("onnx", "torch"):

@@ -13,6 +13,7 @@ from torch.optim import SGD, Adam, lr_scheduler
 from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, net2vec, samples
 from fluxutils_py.nn import FLSTM, GRU, HFGRU, LSTM, MGU, RNN, SGRU, SMGU, Recur
 from fluxutils_py.optim import ADAMW32
+from tests.plain_networks import plain_regressor
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(2, 7, 11))
@@ -133,7 +134,7 @@ def test_grids_may_be_arrays():
         "cell": np.array(["gru", "mgu"]),
         "shuffle": np.array([True]),
     }
-    search = GridSearchCV(SequenceRegressor(4, epochs=1), grid, cv=2, error_score="raise")
+    search = GridSearchCV(plain_regressor(4, epochs=1), grid, cv=2, error_score="raise")
     search.fit(samples(X), samples(Y))
     assert search.best_estimator_.predict(X).shape == Y.shape
     clone(search.best_estimator_).fit(X, Y)

@@ -52,6 +52,7 @@ from fluxutils_py.nn import (
 from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell
 from fluxutils_py.nn.layers import DenseReLU, ffnn
 from fluxutils_py.nn.model_windows import run_window
+from tests.plain_networks import plain_classifier, plain_regressor
 
 N, T = 6, 20
 X = np.random.default_rng(0).normal(size=(2, N, T)).astype("float32")
@@ -926,7 +927,7 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_sizes_beyond_what_a_file_holds_are_refused_before_memory_is_taken(name, tmp_path):
     x = np.random.default_rng(0).normal(size=(2, 5, 7)).astype("f4")
-    SequenceRegressor(hidden_size=3, epochs=1, batchsize=5, seqsize=7).fit(x, x[:1]).save(
+    plain_regressor(hidden_size=3, epochs=1, batchsize=5, seqsize=7).fit(x, x[:1]).save(
         tmp_path / "est"
     )
     path = changed(tmp_path / "est", tmp_path / "bomb", BOMBS[name])
@@ -955,7 +956,7 @@ def test_models_in_a_file_are_no_larger_than_their_parameters(argument, tmp_path
 
 def test_parameters_of_another_kind_are_refused(tmp_path):
     x = np.random.default_rng(0).normal(size=(2, 5, 7)).astype("f4")
-    SequenceRegressor(hidden_size=3, epochs=1, batchsize=5, seqsize=7).fit(x, x[:1]).save(
+    plain_regressor(hidden_size=3, epochs=1, batchsize=5, seqsize=7).fit(x, x[:1]).save(
         tmp_path / "est"
     )
 
@@ -987,7 +988,7 @@ def test_models_whose_outputs_are_not_finite_predict_after_loading_as_before(val
 )
 def test_labels_of_any_type_come_back_as_they_were(labels, tmp_path):
     y = labels[(np.arange(6) % 2)]
-    est = SequenceClassifier(hidden_size=3, epochs=1).fit(samples(X), y)
+    est = plain_classifier(hidden_size=3, epochs=1).fit(samples(X), y)
     est.save(tmp_path / "est")
     found = SequenceClassifier.load(tmp_path / "est").classes_
     assert np.array_equal(found, est.classes_)
@@ -996,7 +997,7 @@ def test_labels_of_any_type_come_back_as_they_were(labels, tmp_path):
 
 def test_labels_that_no_file_holds_are_refused_at_save(tmp_path):
     y = np.array([Fraction(1, 3), Fraction(2, 3)] * 3, object)
-    est = SequenceClassifier(hidden_size=3, epochs=1)
+    est = plain_classifier(hidden_size=3, epochs=1)
     est.fit(samples(X), np.array(["a", "b"] * 3, object))
     codec = replace(est.fitted_parts_.codec, classes=np.unique(y))
     est.fitted_parts_ = replace(est.fitted_parts_, codec=codec)

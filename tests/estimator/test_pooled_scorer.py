@@ -23,13 +23,12 @@ from sklearn.model_selection import GridSearchCV, TimeSeriesSplit, cross_validat
 
 from fluxutils_py import (
     EstimatorRegressor,
-    SequenceClassifier,
-    SequenceRegressor,
     pooled_scorer,
     samples,
     timesteps,
 )
 from fluxutils_py.errors import ShapeError, SpecError
+from tests.plain_networks import plain_classifier, plain_regressor
 
 pytestmark = pytest.mark.filterwarnings("ignore:feature . of . has values of about")
 
@@ -174,7 +173,7 @@ def test_r2_is_the_score_of_the_estimator(fitted, form):
 def test_r2_of_one_target_per_series_is_the_score_too(rng):
     x = rng.normal(size=(F, 20, T))
     y = np.stack([x[0].mean(1), 100 + 5 * x[1, :, -1]], 1)  # (N, 2)
-    est = SequenceRegressor(4, epochs=3, random_state=0)
+    est = plain_regressor(4, epochs=3, random_state=0)
     for target in (y, y[:, 0]):
         est.fit(samples(x), target)
         assert pooled_scorer("r2")(est, samples(x), target) == pytest.approx(
@@ -193,7 +192,7 @@ def labelled():
 def test_labels_of_all_steps_are_pooled(labelled, form):
     x, y = labelled
     face = FORMS[form]
-    clf = SequenceClassifier(6, epochs=30, random_state=0).fit(x, y)
+    clf = plain_classifier(6, epochs=30, random_state=0).fit(x, y)
     pred, proba = clf.predict(x).ravel(), clf.predict_proba(x).reshape(3, -1).T  # (n, K)
     true = y.ravel()
     x, y = face(x), face(y)
@@ -212,7 +211,7 @@ def test_labels_of_two_classes_are_pooled(labelled, form):
     x, y = labelled[0], labelled[1] > 0
     y = np.where(np.arange(T) < 2, np.nan, y)  # no label at first
     face = FORMS[form]
-    clf = SequenceClassifier(6, epochs=20, random_state=0).fit(x, y)
+    clf = plain_classifier(6, epochs=20, random_state=0).fit(x, y)
     live = ~np.isnan(y.ravel())
     true, margin = y.ravel()[live], clf.decision_function(x).ravel()[live]
     assert pooled_scorer("roc_auc")(clf, face(x), face(y)) == near(roc_auc_score(true, margin))
@@ -234,7 +233,7 @@ def test_labels_of_two_classes_are_pooled(labelled, form):
 def test_labels_per_series_may_be_strings(labelled):
     x = samples(labelled[0])
     y = np.where(labelled[0][0].mean(1) > 0, "up", "down")
-    clf = SequenceClassifier(4, epochs=3, random_state=0).fit(x, y)
+    clf = plain_classifier(4, epochs=3, random_state=0).fit(x, y)
     for name in ("accuracy", "neg_log_loss", "roc_auc", "balanced_accuracy"):
         assert pooled_scorer(name)(clf, x, y) == near(get_scorer(name)(clf, x, y))
     assert pooled_scorer("f1", pos_label="up")(clf, x, y) == near(
@@ -271,7 +270,7 @@ def test_short_folds_in_time_are_scored_as_by_the_estimator(rng):
     scoring = {name: pooled_scorer(name) for name in ("r2", "neg_mean_squared_error")} | {
         "columns": "r2"
     }
-    est, cv = SequenceRegressor(4, epochs=4, random_state=0), TimeSeriesSplit(4)
+    est, cv = plain_regressor(4, epochs=4, random_state=0), TimeSeriesSplit(4)
     found = cross_validate(est, x, y, cv=cv, scoring=scoring, n_jobs=2, return_estimator=True)
     for i, (_, test) in enumerate(cv.split(x)):
         fitted = found["estimator"][i]
@@ -288,9 +287,9 @@ def test_a_grid_search_goes_by_it(rng):
     x, y = samples(x), samples(x[:1])
     grid = {"epochs": [1, 30]}
     search = GridSearchCV(
-        SequenceRegressor(4, random_state=0), grid, scoring=pooled_scorer("r2"), cv=3
+        plain_regressor(4, random_state=0), grid, scoring=pooled_scorer("r2"), cv=3
     ).fit(x, y)
-    same = GridSearchCV(SequenceRegressor(4, random_state=0), grid, cv=3).fit(x, y)  # by score
+    same = GridSearchCV(plain_regressor(4, random_state=0), grid, cv=3).fit(x, y)  # by score
     assert search.best_params_ == {"epochs": 30}
     assert search.cv_results_["mean_test_score"] == near(same.cv_results_["mean_test_score"])
 
@@ -298,7 +297,7 @@ def test_a_grid_search_goes_by_it(rng):
 def test_weights_are_routed(rng):
     x = rng.normal(size=(F, 12, T))
     x, y, w = samples(x), samples(x[:1]), rng.random(12)
-    est = SequenceRegressor(4, epochs=2, random_state=0)
+    est = plain_regressor(4, epochs=2, random_state=0)
     with sklearn.config_context(enable_metadata_routing=True):
         scorer = pooled_scorer("r2").set_score_request(sample_weight=True)
         est = clone(est).set_fit_request(sample_weight=False)

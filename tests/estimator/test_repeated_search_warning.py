@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
-from fluxutils_py import SequenceRegressor, samples
+from fluxutils_py import samples
 from fluxutils_py.estimator import data_warnings as repeated_search_warning
 from fluxutils_py.parallel.joblib_mpi import MPIBackend
 from fluxutils_py.parallel.launcher import alone
+from tests.plain_networks import plain_regressor
 
 X = np.random.default_rng(0).normal(size=(2, 10, 7))
 Y = X[:1]
@@ -32,13 +33,13 @@ def rank_of_two(monkeypatch):
 
 
 def search(**settings):
-    est = SequenceRegressor(**SMALL, **settings)
+    est = plain_regressor(**SMALL, **settings)
     return cross_val_score(est, samples(X), samples(Y), cv=2)
 
 
 def test_rank_0_says_once_that_a_search_is_repeated(rank_of_two):
     rank_of_two(0)
-    grid = GridSearchCV(SequenceRegressor(comm=None, **SMALL), {"epochs": [1, 2]}, cv=2)
+    grid = GridSearchCV(plain_regressor(comm=None, **SMALL), {"epochs": [1, 2]}, cv=2)
     with pytest.warns(UserWarning, match=MESSAGE) as caught:
         grid.fit(samples(X), samples(Y))
     assert len([w for w in caught if re.match(MESSAGE, str(w.message))]) == 1
@@ -58,7 +59,7 @@ def test_other_ranks_stay_silent(rank_of_two):
 
 def test_a_fit_outside_of_searches_is_not_repeated(rank_of_two):
     rank_of_two(0)
-    SequenceRegressor(comm=None, **SMALL).fit(X, Y)
+    plain_regressor(comm=None, **SMALL).fit(X, Y)
 
 
 def test_shared_tasks_are_not_repeated(rank_of_two):

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from fluxutils_py import SequenceRegressor
 from fluxutils_py.estimator.same_fit import course_of_fit, require_same_inputs
 from fluxutils_py.inputs.inputs import InputSchema, read_inputs
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Checkpointer
+from tests.plain_networks import plain_regressor
 
 
 def test_the_course_of_a_fit_depends_on_its_epochs_and_hooks(tmp_path):
-    est = SequenceRegressor(epochs=7, early_stopping=True, n_iter_no_change=3)
+    est = plain_regressor(epochs=7, early_stopping=True, n_iter_no_change=3)
     course = course_of_fit(est.resolved_params(), False, None)
     assert course["epochs"] == 7
     assert course["patience"] == 3

@@ -24,6 +24,7 @@ from fluxutils_py import (
 from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.estimator.sequence_estimators import CELLS, FIXED
 from fluxutils_py.nn import GRU, LSTM, RNN, Recur
+from tests.plain_networks import plain_classifier, plain_regressor
 
 N, T = 13, 17
 RNG = np.random.default_rng(0)
@@ -42,9 +43,7 @@ def network(n_in, n_out, cell, hidden, layers):
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("more", [{}, {"shuffle": True, "overlap": 2, "burn_in": 1, "clip": 0.1}])
 def test_a_ready_made_estimator_is_one_that_is_put_together(name, cell, layers, more):
-    est = SequenceRegressor(
-        **SMALL, cell=name, num_layers=layers, lr=0.03, weight_decay=0.2, **more
-    )
+    est = plain_regressor(**SMALL, cell=name, num_layers=layers, lr=0.03, weight_decay=0.2, **more)
     model = partial(network, cell=cell, hidden=3, layers=layers)
     spec = {"epochs": 2, "batchsize": 5, "seqsize": 6, **more}
     plain = Estimator(
@@ -54,7 +53,7 @@ def test_a_ready_made_estimator_is_one_that_is_put_together(name, cell, layers, 
     assert torch.allclose(net2vec(est.fit(X, Y)), net2vec(plain.fit(X, scaled)), rtol=0, atol=1e-10)
     est.set_params(scale_target=False)
     assert torch.allclose(net2vec(est.fit(X, Y)), net2vec(plain.fit(X, Y)), rtol=0, atol=1e-10)
-    labels = SequenceClassifier(
+    labels = plain_classifier(
         **SMALL, cell=name, num_layers=layers, lr=0.03, weight_decay=0.2, **more
     )
     plain.set_params(loss=cross_entropy)
@@ -76,7 +75,7 @@ class Own(nn.Module):
 
 
 def test_a_cell_may_be_a_class():
-    est = SequenceRegressor(**SMALL, cell=Own, num_layers=2, dropout=0.25).fit(X, Y)
+    est = plain_regressor(**SMALL, cell=Own, num_layers=2, dropout=0.25).fit(X, Y)
     layer = est.model_[0]
     assert isinstance(layer, Own)
     assert (
@@ -89,7 +88,7 @@ def test_a_cell_may_be_a_class():
 
 
 def test_dropout_lies_between_layers():
-    est = SequenceRegressor(**SMALL, num_layers=2, dropout=0.4).fit(X, Y)
+    est = plain_regressor(**SMALL, num_layers=2, dropout=0.4).fit(X, Y)
     assert est.model_[0].module.dropout == 0.4
 
 
@@ -143,9 +142,9 @@ def test_a_bad_argument_is_named_before_anything_changes(make, name, value, erro
 def test_several_inputs_are_for_models_of_ones_own():
     message = r"^a ready-made network is for one input and one output; several need .*model$"
     with pytest.raises(DataError, match=message):
-        SequenceRegressor(**SMALL).fit((X, X), Y)
+        plain_regressor(**SMALL).fit((X, X), Y)
     with pytest.raises(DataError, match=message):
-        SequenceRegressor(**SMALL).fit(X, (Y, Y))
+        plain_regressor(**SMALL).fit(X, (Y, Y))
 
 
 # -- early stopping --------------------------------------------------------------------------------------
@@ -222,7 +221,7 @@ def test_weights_are_scaled_in_each_part_for_itself(in_time):
     else:
         out = np.array(held_out(SequenceRegressor, X, Y, lambda n: (slice(None), n), N))
         kept = np.setdiff1d(np.arange(N), out)
-    by_hand = SequenceRegressor(**SMALL, callbacks=(hand := Trace()))
+    by_hand = plain_regressor(**SMALL, callbacks=(hand := Trace()))
     by_hand.fit(
         view(X)[kept], view(Y)[kept], w[kept], validation_data=(view(X)[out], view(Y)[out], w[out])
     )
@@ -236,7 +235,7 @@ def test_the_same_is_held_out_whatever_the_form(form):
     est, trace = traced(SequenceRegressor, view(X), view(Y))
     if form == "timesteps":
         held = math.ceil(0.3 * T)
-        by_hand = SequenceRegressor(**SMALL, callbacks=(hand := Trace()))
+        by_hand = plain_regressor(**SMALL, callbacks=(hand := Trace()))
         by_hand.fit(
             X[:, :, :-held], Y[:, :, :-held], validation_data=(X[:, :, -held:], Y[:, :, -held:])
         )
@@ -341,10 +340,10 @@ def test_training_stops_and_the_best_weights_stay():
 
 def test_given_validation_data_decide_in_place_of_held_out_ones():
     val = X[:, :4], Y[:, :4]
-    est = SequenceRegressor(**SMALL, early_stopping=True, callbacks=(trace := Trace())).fit(
+    est = plain_regressor(**SMALL, early_stopping=True, callbacks=(trace := Trace())).fit(
         X, Y, validation_data=val
     )
-    plain = SequenceRegressor(**SMALL, callbacks=(other := Trace())).fit(X, Y)
+    plain = plain_regressor(**SMALL, callbacks=(other := Trace())).fit(X, Y)
     assert torch.equal(torch.stack(trace.epochs), torch.stack(other.epochs))  # trained on all
     assert len(est.validation_loss_curve_) == 2
     assert plain.validation_loss_curve_ == []
@@ -356,15 +355,15 @@ def test_labels_that_are_held_out_are_classes_too(seed):
     rare = LABELS.astype("<U5")
     rare[4] = "rare"
     settings = {**SMALL, "early_stopping": True, "validation_fraction": 0.3, "random_state": seed}
-    assert SequenceClassifier(**settings).fit(X, rare).classes_.tolist() == ["a", "b", "rare"]
+    assert plain_classifier(**settings).fit(X, rare).classes_.tolist() == ["a", "b", "rare"]
     late = np.full((1, N, T), "early")
     late[:, :, -1] = "late"
     for view in (timesteps, samples):
-        assert SequenceClassifier(**settings).fit(view(X), view(late)).classes_.tolist() == [
+        assert plain_classifier(**settings).fit(view(X), view(late)).classes_.tolist() == [
             "early",
             "late",
         ]
-    steps = SequenceClassifier(**settings).fit(X, late)
+    steps = plain_classifier(**settings).fit(X, late)
     assert steps.classes_.tolist() == ["early", "late"]
 
 
@@ -379,7 +378,7 @@ def test_the_same_random_state_holds_out_the_same():
 
 @pytest.mark.parametrize("fraction", [0, 1, 1.0, -0.1, "a", None, True, float("nan")])
 def test_a_fraction_that_is_none(fraction):
-    est = SequenceRegressor(**SMALL, early_stopping=True, validation_fraction=fraction)
+    est = plain_regressor(**SMALL, early_stopping=True, validation_fraction=fraction)
     before = copy.copy(vars(est))
     with pytest.raises(
         ValueError,
@@ -402,7 +401,7 @@ def test_a_fraction_that_is_none(fraction):
     (X, None, 0.5, "This SequenceRegressor estimator requires y to be passed, but the target y is None."),
 ])  # fmt: skip
 def test_data_that_cannot_be_divided(x, y, fraction, message):
-    est = SequenceRegressor(**SMALL, early_stopping=True, validation_fraction=fraction)
+    est = plain_regressor(**SMALL, early_stopping=True, validation_fraction=fraction)
     with pytest.raises(ValueError) as info:  # noqa: PT011  the whole message is compared
         est.fit(x, y)
     assert str(info.value) == message
@@ -410,11 +409,11 @@ def test_data_that_cannot_be_divided(x, y, fraction, message):
 
 
 def test_partial_fit_learns_from_all():
-    a = SequenceRegressor(**SMALL, early_stopping=True).partial_fit(X, Y)
-    assert torch.equal(net2vec(a), net2vec(SequenceRegressor(**SMALL).partial_fit(X, Y)))
+    a = plain_regressor(**SMALL, early_stopping=True).partial_fit(X, Y)
+    assert torch.equal(net2vec(a), net2vec(plain_regressor(**SMALL).partial_fit(X, Y)))
 
 
 def test_warm_start_goes_on_with_the_same_held_out():
-    est = SequenceRegressor(**{**SMALL, "epochs": 1}, early_stopping=True, warm_start=True)
+    est = plain_regressor(**{**SMALL, "epochs": 1}, early_stopping=True, warm_start=True)
     est.fit(X, Y).fit(X, Y)
     assert est.n_iter_ == len(est.loss_curve_) == len(est.validation_loss_curve_) == 2

@@ -17,9 +17,7 @@ from torch import nn
 from fluxutils_py import (
     Estimator,
     EstimatorClassifier,
-    SequenceClassifier,
     SequenceImputer,
-    SequenceRegressor,
     SequenceScaler,
     Spec,
     WinsorScaler,
@@ -31,6 +29,7 @@ from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.nn import GRU, LSTM, Recur, kernels, native_kernels
 from fluxutils_py.nn.session import InferenceSession
+from tests.plain_networks import plain_classifier, plain_regressor
 
 F, N, T, G = 3, 37, 23, 2
 CLOSE = {"float32": 2e-6, "float64": 1e-12}
@@ -221,7 +220,7 @@ def test_a_module_whose_first_state_is_not_known_starts_anew_as_a_whole_only():
 def test_classifiers_give_what_is_asked_for(method, labels):
     x, _ = data()
     y = np.array(labels)[x.argmax(0) % len(labels)][None]
-    est = SequenceClassifier(5, epochs=1, seqsize=10, random_state=0).fit(x, y)
+    est = plain_classifier(5, epochs=1, seqsize=10, random_state=0).fit(x, y)
     whole = getattr(est, method)(x)
     found = steps(est.stream(N, method=method), x)
     first, state = getattr(est, method)(x[:, :, :9], return_state=True)
@@ -346,7 +345,7 @@ def test_a_pipeline_streams(tmp_path):
     pipe = make_pipeline(
         SequenceImputer("ffill"),
         make_pipeline(SequenceScaler(), "passthrough"),
-        SequenceRegressor(5, epochs=1),
+        plain_regressor(5, epochs=1),
     )
     pipe.fit(samples(x), samples(y))
     whole = pipe.predict(x)
@@ -366,7 +365,7 @@ def test_a_pipeline_streams(tmp_path):
 
 def test_a_pipeline_of_rows_streams_their_scaler():
     x, y = data("float32")
-    pipe = make_pipeline(StandardScaler(), SequenceRegressor(5, epochs=1)).fit(
+    pipe = make_pipeline(StandardScaler(), plain_regressor(5, epochs=1)).fit(
         x[:, :, 0].T, y[0, :, 0]
     )
     expected = pipe.predict(x[:, :, 1].T)
@@ -376,9 +375,9 @@ def test_a_pipeline_of_rows_streams_their_scaler():
 def test_a_scaler_of_flat_series_cannot_stream():
     x, y = data()
     scaler = StandardScaler().fit(np.asarray(samples(x)))
-    pipe = make_pipeline(StandardScaler(), SequenceRegressor(5, epochs=1))
+    pipe = make_pipeline(StandardScaler(), plain_regressor(5, epochs=1))
     pipe.steps[0] = ("standardscaler", scaler)
-    pipe.steps[1] = ("last", SequenceRegressor(5, epochs=1).fit(x, y))
+    pipe.steps[1] = ("last", plain_regressor(5, epochs=1).fit(x, y))
     message = (
         r"^the step 'standardscaler' of the pipeline, StandardScaler, was fitted on rows of 69 columns and cannot "
         r"transform a step of shape \(3, 37\): use SequenceScaler or SequenceImputer"
@@ -399,7 +398,7 @@ def test_probabilities_of_a_pipeline():
 
 def test_targets_that_were_transformed_come_back():
     x, y = data()
-    inner = make_pipeline(SequenceScaler(), SequenceRegressor(5, epochs=1, target="step"))
+    inner = make_pipeline(SequenceScaler(), plain_regressor(5, epochs=1, target="step"))
     est = TransformedTargetRegressor(inner, func=np.log, inverse_func=np.exp, check_inverse=False)
     est.fit(samples(x), np.asarray(samples(y[:1])))
     whole = np.asarray(est.predict(samples(x))).reshape(N, 1, T).transpose(1, 0, 2)
@@ -432,7 +431,7 @@ with_kernels = pytest.mark.skipif(kernels.library() is None, reason="the kernels
 @pytest.mark.parametrize("cell", [c for c in CELLS if c not in ("tcn", "attention")])
 def test_ready_made_networks_step_natively(cell, dtype, monkeypatch):
     x, y = data(dtype)
-    est = SequenceRegressor(
+    est = plain_regressor(
         13, 2, cell, epochs=1, dropout=0.2, seqsize=10, scale_target=True, random_state=0
     ).fit(x, y)
     if dtype == "float64":
@@ -448,7 +447,7 @@ def test_ready_made_networks_step_natively(cell, dtype, monkeypatch):
 def test_classifiers_step_natively(labels, monkeypatch):
     x, _ = data("float32")
     y = np.random.default_rng(1).choice(labels, size=(1, N, T))
-    est = SequenceClassifier(6, cell="gru", epochs=1, random_state=0).fit(x, y)
+    est = plain_classifier(6, cell="gru", epochs=1, random_state=0).fit(x, y)
     methods = ["predict", "predict_proba", "predict_log_proba", "decision_function"]
     expected = {m: getattr(est, m)(x) for m in methods}
     for method, whole in expected.items():
@@ -466,7 +465,7 @@ def test_pipelines_of_scalers_step_natively(monkeypatch):
     x[:, 3, 4] = np.nan
     x[:, 5, :7] = np.nan
     y[:, np.isnan(x).any(0)] = np.nan
-    last = SequenceRegressor(6, epochs=1, scale_target=True, random_state=0)
+    last = plain_regressor(6, epochs=1, scale_target=True, random_state=0)
     for scalers in ([SequenceScaler()], [WinsorScaler(), SequenceScaler()], [SequenceImputer()]):
         pipe = make_pipeline(*scalers, last).fit(samples(x), samples(y))
         expected = pipe.predict(x)

@@ -29,6 +29,7 @@ from fluxutils_py import (
 )
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn import LSTM
+from tests.plain_networks import plain_classifier, plain_regressor
 
 N, T, K = 11, 7, 3
 SPEC = {"epochs": 2, "batchsize": 4, "seqsize": 3, "shuffle": False}
@@ -155,8 +156,8 @@ def test_labels_in_a_file_are_read_as_they_are_needed(kind, view, class_weight, 
     else:
         stored = h5py.File(tmp_path / "y.h5", "w").create_dataset("y", data=y)
     settings = {"hidden_size": 3, "epochs": 2, "random_state": 0, "class_weight": class_weight}
-    est = SequenceClassifier(**settings).fit(view(X), view(stored))
-    memory = SequenceClassifier(**settings).fit(X, y)
+    est = plain_classifier(**settings).fit(view(X), view(stored))
+    memory = plain_classifier(**settings).fit(X, y)
     assert torch.equal(net2vec(est), net2vec(memory))
     assert est.classes_.tolist() == [3, 5, 8]
     assert est.score(view(X), view(stored)) == memory.score(X, y)
@@ -257,7 +258,7 @@ def test_weights_of_classes_are_weights_of_their_steps(form, weighted, class_wei
     given = w if weighted else None
     y = labels if per_series else view(labels)
     settings = {"hidden_size": 3, "epochs": 2, "batchsize": 100, "seqsize": 3, "random_state": 0}
-    est = SequenceClassifier(class_weight=class_weight, **settings).fit(x, y, given)
+    est = plain_classifier(class_weight=class_weight, **settings).fit(x, y, given)
     steps = np.broadcast_to(w, (N, T)).ravel() if not per_series else w
     flat_labels = labels.ravel()
     if class_weight == "balanced" and weighted:  # counted with the weights
@@ -267,9 +268,9 @@ def test_weights_of_classes_are_weights_of_their_steps(form, weighted, class_wei
         of_class = compute_sample_weight(class_weight, flat_labels)
     total = of_class * (steps if weighted else 1)
     total = total if per_series else total.reshape(1, N, T)
-    oracle = SequenceClassifier(**settings).fit(x, y, total)
+    oracle = plain_classifier(**settings).fit(x, y, total)
     assert torch.allclose(net2vec(est), net2vec(oracle), rtol=0, atol=1e-10)
-    unweighted = SequenceClassifier(**settings).fit(x, y, given)
+    unweighted = plain_classifier(**settings).fit(x, y, given)
     assert not torch.allclose(net2vec(unweighted), net2vec(est), rtol=0, atol=1e-6)
 
 
@@ -280,9 +281,9 @@ def test_weights_of_classes_leave_missing_labels_alone():
     there = ~np.isnan(y)
     w = np.ones(y.shape)
     w[there] = compute_sample_weight("balanced", y[there])
-    est = SequenceClassifier(class_weight="balanced", **settings).fit(X, y)
+    est = plain_classifier(class_weight="balanced", **settings).fit(X, y)
     assert torch.allclose(
-        net2vec(est), net2vec(SequenceClassifier(**settings).fit(X, y, w)), rtol=0, atol=1e-10
+        net2vec(est), net2vec(plain_classifier(**settings).fit(X, y, w)), rtol=0, atol=1e-10
     )
 
 
@@ -295,14 +296,14 @@ def test_weights_of_classes_do_not_count_labels_around_the_series(rng):
     w[0, there] = compute_sample_weight("balanced", y[0, there])
     settings = {"hidden_size": 3, "epochs": 2, "random_state": 0}
     given = {"lengths": lengths, "starts": starts}
-    est = SequenceClassifier(class_weight="balanced", **settings).fit(X, y, **given)
-    oracle = SequenceClassifier(**settings).fit(X, y, w, **given)
+    est = plain_classifier(class_weight="balanced", **settings).fit(X, y, **given)
+    oracle = plain_classifier(**settings).fit(X, y, w, **given)
     assert torch.allclose(net2vec(est), net2vec(oracle), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("class_weight", ["even", 3, {"left": 2.0}])
 def test_weights_of_classes_that_are_none(class_weight):
-    est = SequenceClassifier(2, class_weight=class_weight, epochs=1)
+    est = plain_classifier(2, class_weight=class_weight, epochs=1)
     with pytest.raises(ValueError, match="class_weight"):
         est.fit(X, LABELS["str"][CODES])
     assert not hasattr(est, "model_")
@@ -450,13 +451,13 @@ def test_weights_and_lengths_are_routed(view):
     metadata = {"sample_weight": w} | ({"lengths": np.arange(N) % 3 + 5} if view is samples else {})
     folds = KFold(3)
     with config_context(enable_metadata_routing=True):
-        est = SequenceRegressor(**settings)
+        est = plain_regressor(**settings)
         est.set_fit_request(**dict.fromkeys(metadata, True)).set_score_request(
             **dict.fromkeys(metadata, True)
         )
         found = cross_validate(est, view(X), view(y), params=metadata, cv=folds)["test_score"]
         search = GridSearchCV(est, {"hidden_size": [3]}, cv=folds).fit(view(X), view(y), **metadata)
-        unasked = SequenceRegressor(**settings)
+        unasked = plain_regressor(**settings)
         with pytest.raises(
             ValueError,
             match=r"\[sample_weight\] .*not .*requested",
@@ -466,8 +467,8 @@ def test_weights_and_lengths_are_routed(view):
             )
     for (a, b), score in zip(folds.split(w), found, strict=True):
         cut = [{k: v[i] for k, v in metadata.items()} for i in (a, b)]
-        hand = SequenceRegressor(**settings).fit(view(X)[a], view(y)[a], **cut[0])
+        hand = plain_regressor(**settings).fit(view(X)[a], view(y)[a], **cut[0])
         assert hand.score(view(X)[b], view(y)[b], **cut[1]) == score
     assert search.cv_results_["mean_test_score"].tolist() == [pytest.approx(found.mean())]
-    whole = SequenceRegressor(**settings).fit(view(X), view(y), **metadata)
+    whole = plain_regressor(**settings).fit(view(X), view(y), **metadata)
     assert torch.equal(net2vec(search.best_estimator_), net2vec(whole))

@@ -18,7 +18,6 @@ from fluxutils_py import (
     Estimator,
     EstimatorClassifier,
     EstimatorRegressor,
-    SequenceClassifier,
     SequenceRegressor,
     net2vec,
     samples,
@@ -28,6 +27,7 @@ from fluxutils_py import (
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn import GRU, LSTM
 from fluxutils_py.nn.states import reset
+from tests.plain_networks import plain_classifier, plain_regressor
 
 F, G, N, T = 3, 2, 7, 13
 SPEC = {"epochs": 2, "batchsize": 4, "seqsize": 5, "shuffle": True, "rebatch": False}
@@ -385,19 +385,19 @@ def test_matrices_of_n_timesteps_are_samples(y):
         "target": target,
     }
     targets = {"one": Y[0, :, -1], "two": Y[:, :, -1].T, "step": rows("samples", Y)}[y]
-    est = SequenceRegressor(n_timesteps=T, **settings).fit(x, targets)
-    view = SequenceRegressor(**settings).fit(samples(X), targets)
+    est = plain_regressor(n_timesteps=T, **settings).fit(x, targets)
+    view = plain_regressor(**settings).fit(samples(X), targets)
     assert same(est, view)
     assert est.predict(x).shape == targets.shape
     assert np.array_equal(est.predict(x), view.predict(samples(X)))
     assert est.n_features_in_ == F * T
     if y == "step":
-        assert same(est, SequenceRegressor(**settings).fit(X, Y))
+        assert same(est, plain_regressor(**settings).fit(X, Y))
 
 
 def test_matrices_that_are_not_n_timesteps():
     with pytest.raises(ShapeError) as info:
-        SequenceRegressor(n_timesteps=4).fit(np.zeros((5, 9)), np.zeros(5))
+        plain_regressor(n_timesteps=4).fit(np.zeros((5, 9)), np.zeros(5))
     assert all(part in str(info.value) for part in ("9 columns", "4 steps (n_timesteps)"))
 
 
@@ -566,7 +566,7 @@ def test_the_same_random_state_gives_the_same_and_no_global_generator_moves(view
     torch.manual_seed(7)
     np.random.seed(7)  # noqa: NPY002  the one that must not move
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    est = SequenceRegressor(
+    est = plain_regressor(
         4, num_layers=2, dropout=0.3, epochs=2, shuffle=True, batchsize=3, random_state=5
     )
     first, second = net2vec(est.fit(view(X), view(Y))), net2vec(est.fit(view(X), view(Y)))
@@ -638,24 +638,24 @@ def test_what_is_saved_is_loaded(case, tmp_path):
     spec = {"epochs": 2, "batchsize": 4, "seqsize": 5}
     matrix = rows("samples", X)
     est, x, y = {
-        "samples": lambda: (SequenceRegressor(**small), samples(X), samples(Y)),
-        "per series": lambda: (SequenceRegressor(**small), X, Y[0, :, -1]),
-        "timesteps": lambda: (SequenceRegressor(**small), timesteps(X), timesteps(Y)),
-        "rows": lambda: (SequenceRegressor(n_timesteps=T, **small), matrix, Y[0, :, -1]),
+        "samples": lambda: (plain_regressor(**small), samples(X), samples(Y)),
+        "per series": lambda: (plain_regressor(**small), X, Y[0, :, -1]),
+        "timesteps": lambda: (plain_regressor(**small), timesteps(X), timesteps(Y)),
+        "rows": lambda: (plain_regressor(n_timesteps=T, **small), matrix, Y[0, :, -1]),
         "frame": lambda: (
-            SequenceRegressor(**small),
+            plain_regressor(**small),
             pd.DataFrame(X[:, 0].T, columns=list("abc")),
             Y[0, 0],
         ),
-        "strings": lambda: (SequenceClassifier(**small), samples(X), labels),
-        "balanced": lambda: (SequenceClassifier(class_weight="balanced", **small), X, labels),
+        "strings": lambda: (plain_classifier(**small), samples(X), labels),
+        "balanced": lambda: (plain_classifier(class_weight="balanced", **small), X, labels),
         "weights": lambda: (
-            SequenceClassifier(class_weight={"up": 2.0, "down": 1.0}, **small),
+            plain_classifier(class_weight={"up": 2.0, "down": 1.0}, **small),
             X,
             labels,
         ),
         "per step strings": lambda: (
-            SequenceClassifier(**small),
+            plain_classifier(**small),
             X,
             np.where(Y[:1] > 0, "up", "down"),
         ),
@@ -665,7 +665,7 @@ def test_what_is_saved_is_loaded(case, tmp_path):
             X,
             np.sign(Y[:1]).astype(int),
         ),
-        "gru": lambda: (SequenceRegressor(cell="gru", num_layers=2, dropout=0.1, **small), X, Y),
+        "gru": lambda: (plain_regressor(cell="gru", num_layers=2, dropout=0.1, **small), X, Y),
     }[case]()
     est.fit(x, y)
     est.save(tmp_path / "est")
@@ -702,7 +702,7 @@ def test_a_mean_loss_of_the_users_own_needs_no_weights_for_views():
 
 
 def test_a_cell_that_is_a_class_is_asked_for(tmp_path):
-    est = SequenceRegressor(4, cell=GRU, epochs=1, random_state=0).fit(X, Y)
+    est = plain_regressor(4, cell=GRU, epochs=1, random_state=0).fit(X, Y)
     est.save(tmp_path / "est")
     with pytest.raises(ValueError, match=(
         r" cell .*recurrent.GRU.*load\(path, cell"

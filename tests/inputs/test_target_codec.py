@@ -24,6 +24,7 @@ from fluxutils_py import (
 from fluxutils_py.data import blocks as blocks_module
 from fluxutils_py.errors import DataError, LoadError, SpecError
 from fluxutils_py.training import Checkpointer, EveryNSteps
+from tests.plain_networks import plain_regressor
 
 pytestmark = pytest.mark.filterwarnings("ignore:feature . of . has values of about")
 
@@ -70,10 +71,10 @@ def scaled(y, mean, std):
 def agrees(x, y, mean, std, *args, lengths=None, starts=None):
     """Whether a fit is one on targets that were scaled by hand."""
     part = {"lengths": lengths, "starts": starts}
-    est = SequenceRegressor(**SMALL).fit(x, y, *args, **part)
+    est = plain_regressor(**SMALL).fit(x, y, *args, **part)
     assert est.target_mean_ == pytest.approx(mean, rel=1e-12)
     assert est.target_scale_ == pytest.approx(std, rel=1e-9)
-    plain = SequenceRegressor(**SMALL, scale_target=False)
+    plain = plain_regressor(**SMALL, scale_target=False)
     plain.fit(x, scaled(y, mean, std), *args, **part)
     assert torch.allclose(net2vec(est), net2vec(plain), rtol=0, atol=1e-9)
     assert est.loss_curve_ == pytest.approx(plain.loss_curve_, rel=1e-7)
@@ -92,7 +93,7 @@ def test_sales_around_50_are_learnt_with_all_defaults(rng):
     rows = [x[:, part].reshape(3, -1).T for part in (train, test)]
     linear = LinearRegression().fit(rows[0], sales[0, train].ravel())
     assert linear.score(rows[1], sales[0, test].ravel()) > 0.95
-    model = make_pipeline(SequenceScaler(), SequenceRegressor(random_state=0)).fit(
+    model = make_pipeline(SequenceScaler(), plain_regressor(random_state=0)).fit(
         x[:, train], sales[:, train]
     )
     assert model.score(x[:, test], sales[:, test]) > 0.8
@@ -118,11 +119,11 @@ def test_only_steps_that_count_count(x, y, rng):
 def test_one_target_per_series(x, y):
     per_series = y[:, :, -1].T
     mean, std = per_series.mean(0), per_series.std(0)
-    est = SequenceRegressor(**SMALL).fit(x, per_series)
-    plain = SequenceRegressor(**SMALL, scale_target=False).fit(x, (per_series - mean) / std)
+    est = plain_regressor(**SMALL).fit(x, per_series)
+    plain = plain_regressor(**SMALL, scale_target=False).fit(x, (per_series - mean) / std)
     assert est.target_mean_ == pytest.approx(mean, rel=1e-12)
     assert est.predict(x) == pytest.approx(plain.predict(x) * std + mean, rel=1e-9)
-    one = SequenceRegressor(**SMALL).fit(x, per_series[:, 0])
+    one = plain_regressor(**SMALL).fit(x, per_series[:, 0])
     assert one.predict(x).shape == (N,)
     assert one.score(x, per_series[:, 0]) == pytest.approx(
         1 - ((one.predict(x) - per_series[:, 0]) ** 2).sum() / (N * std[0] ** 2)
@@ -131,17 +132,17 @@ def test_one_target_per_series(x, y):
 
 def test_integers_and_matrices(x, y):
     whole = (y[:1] * 10).round().astype(np.int64)
-    est = SequenceRegressor(**SMALL).fit(x, whole)
-    same = SequenceRegressor(**SMALL).fit(x, whole.astype(float))
+    est = plain_regressor(**SMALL).fit(x, whole)
+    same = plain_regressor(**SMALL).fit(x, whole.astype(float))
     assert np.array_equal(est.predict(x), same.predict(x))
     assert est.predict(x).dtype == np.float64
-    rows = SequenceRegressor(**SMALL).fit(x[:, :, 0].T, whole[0, :, 0])
+    rows = plain_regressor(**SMALL).fit(x[:, :, 0].T, whole[0, :, 0])
     assert rows.target_mean_ == pytest.approx(whole[0, :, 0].mean())
     assert rows.predict(x[:, :, 0].T).shape == (N,)
 
 
 def test_constants_are_learnt_as_they_are(x):
-    est = SequenceRegressor(**SMALL).fit(x, np.full((1, N, T), 1e9))
+    est = plain_regressor(**SMALL).fit(x, np.full((1, N, T), 1e9))
     assert est.target_scale_ == 1
     assert est.predict(x) == pytest.approx(np.full((1, N, T), 1e9), abs=2)
 
@@ -152,23 +153,23 @@ def test_a_large_mean_takes_no_digits_from_float32_inputs(x, y, settings):
     small = (y[:1] - 50) / 7
     small -= small.mean()
     x = x.astype("float32")
-    est = SequenceRegressor(**SMALL | {"epochs": 30}, **settings).fit(x, 1e9 + small)
-    near = SequenceRegressor(**SMALL | {"epochs": 30}, **settings).fit(x, small)
+    est = plain_regressor(**SMALL | {"epochs": 30}, **settings).fit(x, 1e9 + small)
+    near = plain_regressor(**SMALL | {"epochs": 30}, **settings).fit(x, small)
     assert est.predict(x).dtype == np.float64
     assert est.predict(x) - 1e9 == pytest.approx(near.predict(x), abs=1e-4)
     assert est.score(x, 1e9 + small) == pytest.approx(near.score(x, small), abs=1e-4)
-    short = SequenceRegressor(**SMALL).fit(x, small.astype("float32"))
+    short = plain_regressor(**SMALL).fit(x, small.astype("float32"))
     assert short.predict(x).dtype == np.float32
 
 
 def test_validation_is_scaled_alike_and_takes_no_part(x, y):
     train, test = slice(0, 9), slice(9, N)
     mean, std = by_hand(y[:, train])
-    est = SequenceRegressor(**SMALL).fit(
+    est = plain_regressor(**SMALL).fit(
         x[:, train], y[:, train], validation_data=(x[:, test], 100 + y[:, test])
     )
     assert est.target_mean_ == pytest.approx(mean, rel=1e-12)
-    plain = SequenceRegressor(**SMALL, scale_target=False).fit(
+    plain = plain_regressor(**SMALL, scale_target=False).fit(
         x[:, train],
         scaled(y[:, train], mean, std),
         validation_data=(x[:, test], scaled(100 + y[:, test], mean, std)),
@@ -178,38 +179,38 @@ def test_validation_is_scaled_alike_and_takes_no_part(x, y):
 
 def test_what_is_held_out_takes_no_part(x, y):
     stopping = {"early_stopping": True, "validation_fraction": 0.3}
-    est = SequenceRegressor(**SMALL, **stopping).fit(timesteps(x), timesteps(y))
+    est = plain_regressor(**SMALL, **stopping).fit(timesteps(x), timesteps(y))
     assert est.target_mean_ == pytest.approx(by_hand(y[:, :, : T - 6])[0], rel=1e-12)
 
 
 def test_a_fit_that_goes_on_keeps_the_first_scale(x, y):
     mean, std = by_hand(y)
-    plain = SequenceRegressor(**SMALL, scale_target=False).partial_fit(x, scaled(y, mean, std))
+    plain = plain_regressor(**SMALL, scale_target=False).partial_fit(x, scaled(y, mean, std))
     plain.partial_fit(x, scaled(3 * y, mean, std))
-    est = SequenceRegressor(**SMALL).partial_fit(x, y).partial_fit(x, 3 * y)
+    est = plain_regressor(**SMALL).partial_fit(x, y).partial_fit(x, 3 * y)
     assert est.target_mean_ == pytest.approx(mean, rel=1e-12)
     assert torch.allclose(net2vec(est), net2vec(plain), rtol=0, atol=1e-8)
-    warm = SequenceRegressor(**SMALL | {"epochs": 1}, warm_start=True).fit(x, y).fit(x, 3 * y)
+    warm = plain_regressor(**SMALL | {"epochs": 1}, warm_start=True).fit(x, y).fit(x, 3 * y)
     assert torch.equal(net2vec(warm), net2vec(est))
-    assert SequenceRegressor(**SMALL).fit(x, y).fit(x, 3 * y).target_mean_ == pytest.approx(
+    assert plain_regressor(**SMALL).fit(x, y).fit(x, 3 * y).target_mean_ == pytest.approx(
         3 * mean, rel=1e-12
     )
 
 
 def test_it_can_be_turned_off(x, y):
-    est = SequenceRegressor(**SMALL, scale_target=False).fit(x, y)
+    est = plain_regressor(**SMALL, scale_target=False).fit(x, y)
     with pytest.raises(AttributeError, match="mean and scale of targets before fit"):
         est.target_mean_  # noqa: B018
     assert not hasattr(SequenceRegressor(), "target_scale_")
     assert abs(est.predict(x)).max() < 10
     with pytest.raises(SpecError, match=r"^scale_target .*got 'yes'$"):
-        SequenceRegressor(scale_target="yes").fit(x, y)
+        plain_regressor(scale_target="yes").fit(x, y)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_it_is_stored(x, y, dtype, tmp_path):
     x, y = x.astype(dtype), y.astype(dtype)
-    est = SequenceRegressor(**SMALL).fit(x, y)
+    est = plain_regressor(**SMALL).fit(x, y)
     est.save(tmp_path / "est")
     for again in (
         SequenceRegressor.load(tmp_path / "est"),
@@ -226,8 +227,8 @@ def test_it_is_stored(x, y, dtype, tmp_path):
 
 @pytest.mark.parametrize("view", [lambda a: a, samples, timesteps])
 def test_every_form_gives_the_same(x, y, view):
-    native = SequenceRegressor(**SMALL).fit(x, y)
-    est = SequenceRegressor(**SMALL).fit(view(x), view(y))
+    native = plain_regressor(**SMALL).fit(x, y)
+    est = plain_regressor(**SMALL).fit(view(x), view(y))
     assert torch.equal(net2vec(est), net2vec(native))
     assert np.array_equal(np.asarray(est.predict(view(x))), np.asarray(view(native.predict(x))))
     assert est.score(view(x), view(y)) == native.score(x, y)
@@ -236,8 +237,8 @@ def test_every_form_gives_the_same(x, y, view):
 def test_a_file_is_read_block_by_block_and_never_written(x, y, tmp_path):
     h5save(tmp_path / "d.h5", {"x": x, "y": y})
     mx, my = h5mmap(tmp_path / "d.h5", "x"), h5mmap(tmp_path / "d.h5", "y")
-    est = SequenceRegressor(**SMALL).fit(mx, my)
-    assert torch.equal(net2vec(est), net2vec(SequenceRegressor(**SMALL).fit(x, y)))
+    est = plain_regressor(**SMALL).fit(mx, my)
+    assert torch.equal(net2vec(est), net2vec(plain_regressor(**SMALL).fit(x, y)))
     assert np.array_equal(np.asarray(my), y)
 
 
@@ -255,10 +256,10 @@ class Watched:
 def test_no_more_than_blocks_are_ever_read(x, y, monkeypatch):
     monkeypatch.setattr(blocks_module, "BLOCK", 60)  # values; a window has 5 * 6 * 2
     watched = Watched(y)
-    est = SequenceRegressor(**SMALL).fit(x, watched)
+    est = plain_regressor(**SMALL).fit(x, watched)
     assert max(watched.reads) <= 60
     assert torch.allclose(
-        net2vec(est), net2vec(SequenceRegressor(**SMALL).fit(x, y)), rtol=0, atol=1e-12
+        net2vec(est), net2vec(plain_regressor(**SMALL).fit(x, y)), rtol=0, atol=1e-12
     )
 
 
@@ -269,11 +270,11 @@ def test_a_fit_that_was_killed_goes_on_and_one_on_other_targets_does_not(x, y, t
 
     def make(*callbacks):
         saves = Checkpointer(tmp_path / "saves", trigger=EveryNSteps(1))
-        return SequenceRegressor(**SMALL, callbacks=[saves, *callbacks])
+        return plain_regressor(**SMALL, callbacks=[saves, *callbacks])
 
     with pytest.raises(KeyboardInterrupt):
         make(stop).fit(x, y)
-    whole = SequenceRegressor(**SMALL).fit(x, y)
+    whole = plain_regressor(**SMALL).fit(x, y)
     assert torch.equal(net2vec(make().fit(x, y)), net2vec(whole))
     other = y.copy()
     other[:, N // 2, T // 2] += 1  # in no window that a digest of the ends sees
@@ -283,7 +284,7 @@ def test_a_fit_that_was_killed_goes_on_and_one_on_other_targets_does_not(x, y, t
 
 def test_infinite_targets_are_refused_as_ever(x, y):
     y[0, 3, 4] = np.inf
-    est = SequenceRegressor(**SMALL)
+    est = plain_regressor(**SMALL)
     with (
         warnings.catch_warnings(action="error"),
         pytest.raises(DataError, match=r"^y is inf at feature 0, series 3, "),

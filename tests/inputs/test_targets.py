@@ -32,6 +32,7 @@ from fluxutils_py import (
     timesteps,
 )
 from fluxutils_py.errors import DataError, ShapeError
+from tests.plain_networks import plain_classifier, plain_regressor
 
 F, N, T = 2, 11, 13
 SMALL = {"hidden_size": 4, "epochs": 3, "batchsize": 5, "seqsize": 6, "random_state": 0}
@@ -86,12 +87,12 @@ def test_with_one_target_per_series_fit_refuses_what_predict_refuses(x, y, kind,
 
 @pytest.mark.parametrize("g", [1, 2])
 def test_a_matrix_of_all_steps_beside_samples_is_every_steps(x, y, g):
-    native = SequenceRegressor(**SMALL).fit(x, y[:g])
-    est = SequenceRegressor(**SMALL).fit(samples(x), matrix(y[:g]))
+    native = plain_regressor(**SMALL).fit(x, y[:g])
+    est = plain_regressor(**SMALL).fit(samples(x), matrix(y[:g]))
     assert same(est, native)
     assert np.array_equal(est.predict(samples(x)), matrix(native.predict(x)))
     assert est.score(samples(x), matrix(y[:g])) == native.score(x, y[:g])
-    flat = SequenceRegressor(**SMALL, n_timesteps=T).fit(matrix(x), matrix(y[:g]))
+    flat = plain_regressor(**SMALL, n_timesteps=T).fit(matrix(x), matrix(y[:g]))
     assert same(flat, native)
     assert same(est.partial_fit(samples(x), matrix(y[:g])), native.partial_fit(x, y[:g]))
     # so few steps could be targets of series, had it not been fitted
@@ -104,11 +105,11 @@ def test_a_matrix_of_all_steps_beside_samples_is_every_steps(x, y, g):
 
 def test_other_matrices_beside_samples_are_of_series(x, y):
     last = y[:, :, -1].T
-    est = SequenceRegressor(**SMALL).fit(samples(x), last)
+    est = plain_regressor(**SMALL).fit(samples(x), last)
     assert est.predict(samples(x)).shape == (N, 2)
-    assert same(est, SequenceRegressor(**SMALL).fit(x, last))
+    assert same(est, plain_regressor(**SMALL).fit(x, last))
     many = np.repeat(last, 13, 1)  # 2 * T targets of a series
-    assert SequenceRegressor(**SMALL, target="series").fit(samples(x), many).predict(x).shape == (
+    assert plain_regressor(**SMALL, target="series").fit(samples(x), many).predict(x).shape == (
         N,
         26,
     )
@@ -126,15 +127,15 @@ def test_what_may_be_either_is_asked_for(x, y, n_steps, view, g):
         2: "2 targets for each step, give an array, ",
     }
     with pytest.raises(ShapeError) as info:
-        SequenceRegressor(**SMALL).fit(view(x), matrix(y))
+        plain_regressor(**SMALL).fit(view(x), matrix(y))
     assert remedy[g] in str(info.value)
     assert str(info.value).endswith(
         f", or set target='step'; if it is {g * n_steps} targets for each series, set "
         "target='series'"
     )
-    native = SequenceRegressor(**SMALL).fit(x, y)
-    assert same(SequenceRegressor(**SMALL, target="step").fit(view(x), matrix(y)), native)
-    per_series = SequenceRegressor(**SMALL, target="series").fit(view(x), matrix(y))
+    native = plain_regressor(**SMALL).fit(x, y)
+    assert same(plain_regressor(**SMALL, target="step").fit(view(x), matrix(y)), native)
+    per_series = plain_regressor(**SMALL, target="series").fit(view(x), matrix(y))
     assert per_series.predict(view(x)).shape == (N, g * n_steps)
 
 
@@ -156,10 +157,10 @@ def test_transformed_targets_are_right_by_default(rng, view, g):
     y = 500 + 20 * np.stack([x[0] + x[1], x[0] - x[1]])[:g]
     settings = {"epochs": 300, "random_state": 0, "scale_target": False, "weight_decay": 0.0}
     model = TransformedTargetRegressor(
-        SequenceRegressor(**settings), func=standard, inverse_func=back
+        plain_regressor(**settings), func=standard, inverse_func=back
     )
     found = model.fit(view(x), view(y)).predict(view(x))
-    by_hand = SequenceRegressor(**settings).fit(x, standard(y))
+    by_hand = plain_regressor(**settings).fit(x, standard(y))
     assert np.allclose(found, np.asarray(view(back(by_hand.predict(x)))), rtol=1e-9)
     assert (
         1
@@ -168,7 +169,7 @@ def test_transformed_targets_are_right_by_default(rng, view, g):
         > 0.99
     )
     assert model.score(view(x), view(y)) > 0.98  # the mean over columns
-    scaled = TransformedTargetRegressor(SequenceRegressor(**SMALL), transformer=StandardScaler())
+    scaled = TransformedTargetRegressor(plain_regressor(**SMALL), transformer=StandardScaler())
     assert cross_val_predict(scaled, view(x), view(y), cv=KFold(2)).shape == view(y).shape
 
 
@@ -199,14 +200,14 @@ def labels(x):
 
 
 def test_labels_of_steps_may_be_a_matrix(x, labels):
-    native = SequenceClassifier(**SMALL).fit(x, labels[None])
+    native = plain_classifier(**SMALL).fit(x, labels[None])
     for est in (
-        SequenceClassifier(**SMALL).fit(x, labels),
-        SequenceClassifier(**SMALL).fit(samples(x), labels),
-        SequenceClassifier(**SMALL).fit(timesteps(x), labels.T),
-        SequenceClassifier(**SMALL).fit(x, labels.tolist()),
-        SequenceClassifier(**SMALL).fit(x, pd.DataFrame(labels)),
-        SequenceClassifier(**SMALL).partial_fit(x, labels, classes=LABELS).set_params(epochs=2, warm_start=True)
+        plain_classifier(**SMALL).fit(x, labels),
+        plain_classifier(**SMALL).fit(samples(x), labels),
+        plain_classifier(**SMALL).fit(timesteps(x), labels.T),
+        plain_classifier(**SMALL).fit(x, labels.tolist()),
+        plain_classifier(**SMALL).fit(x, pd.DataFrame(labels)),
+        plain_classifier(**SMALL).partial_fit(x, labels, classes=LABELS).set_params(epochs=2, warm_start=True)
         .fit(x, labels),
     ):  # fmt: skip
         assert same(est, native)
@@ -215,15 +216,15 @@ def test_labels_of_steps_may_be_a_matrix(x, labels):
     assert est.score(timesteps(x), labels.T) == native.score(x, labels[None])
     stopping = {"early_stopping": True, "class_weight": "balanced"}
     assert same(
-        SequenceClassifier(**SMALL, **stopping).fit(x, labels),
-        SequenceClassifier(**SMALL, **stopping).fit(x, labels[None]),
+        plain_classifier(**SMALL, **stopping).fit(x, labels),
+        plain_classifier(**SMALL, **stopping).fit(x, labels[None]),
     )
 
 
 @pytest.mark.parametrize("shape", [(N, T + 1), (T, N), (N, 2)])
 def test_a_matrix_of_other_labels_is_an_error(x, shape):
     with pytest.raises(ShapeError) as info:
-        SequenceClassifier(**SMALL).fit(x, np.zeros(shape, int))
+        plain_classifier(**SMALL).fit(x, np.zeros(shape, int))
     assert all(part in str(info.value) for part in (f"({N}, {T})", f"y has shape {shape}"))
 
 
@@ -233,16 +234,16 @@ def test_class_weights_of_labels_that_are_no_class_are_refused(x, labels):
         ValueError,
         match=f"^class_weight .*'zzz'.*{re.escape(str(classes))}$",
     ):
-        SequenceClassifier(**SMALL, class_weight={"zzz": 3, classes[0]: 1}).fit(x, labels)
+        plain_classifier(**SMALL, class_weight={"zzz": 3, classes[0]: 1}).fit(x, labels)
 
 
 def test_a_flat_matrix_after_sequences_is_told_how_to_come(x, y):
-    est = SequenceRegressor(**SMALL).fit(x, y[:1])
+    est = plain_regressor(**SMALL).fit(x, y[:1])
     for flat in (samples(x), matrix(x)):
         message = rf"; if it is samples\(x\) of {T} steps, fit on samples\(x\), or on its matrix with n_timesteps={T}$"
         with pytest.raises(ShapeError, match=message):
             permutation_importance(est, flat, samples(y[:1]), n_repeats=1)
-    for given in (SequenceRegressor(**SMALL), SequenceRegressor(**SMALL, n_timesteps=T)):
+    for given in (plain_regressor(**SMALL), plain_regressor(**SMALL, n_timesteps=T)):
         form = samples if given.n_timesteps is None else matrix
         est = given.fit(form(x), form(y[:1]))
         assert permutation_importance(
@@ -255,7 +256,7 @@ def test_a_flat_matrix_after_sequences_is_told_how_to_come(x, y):
 def test_steps_without_a_label_do_not_count(x, labels, none, form, rng):
     gone = rng.random((N, T)) < 0.3
     y = np.where(gone, none, labels.astype(object))
-    weighed = SequenceClassifier(**SMALL).fit(x, labels[None], (~gone).astype(float))
+    weighed = plain_classifier(**SMALL).fit(x, labels[None], (~gone).astype(float))
     given = {
         "native": lambda: (x, y[None]),
         "matrix": lambda: (x, y),
@@ -263,7 +264,7 @@ def test_steps_without_a_label_do_not_count(x, labels, none, form, rng):
         "timesteps": lambda: (timesteps(x), timesteps(y[None])),
         "file": lambda: (x, Lazy(y[None])),
     }[form]()
-    est = SequenceClassifier(**SMALL).fit(*given)
+    est = plain_classifier(**SMALL).fit(*given)
     assert est.classes_.tolist() == LABELS.tolist()
     assert torch.allclose(net2vec(est), net2vec(weighed), rtol=0, atol=1e-12)
     assert est.score(*given) == pytest.approx(
@@ -285,13 +286,13 @@ class Lazy:
 def test_a_series_without_a_label_is_refused(x, labels, none):
     y = labels[:, -1].astype(object)
     gone = np.arange(N) == 4
-    est = SequenceClassifier(**SMALL).fit(x, y, (~gone).astype(float))  # what the message says
+    est = plain_classifier(**SMALL).fit(x, y, (~gone).astype(float))  # what the message says
     message = rf"^y has no label in row 4: {none!r}; leave such rows out, or give them a label and the sample_weight 0\."
     for call in (
-        lambda y: SequenceClassifier(**SMALL).fit(x, y),
-        lambda y: SequenceClassifier(**SMALL).fit(samples(x), y, gone.astype(float)),
-        lambda y: SequenceClassifier(**SMALL).fit(timesteps(x[:, :1, :N]), y),
-        lambda y: SequenceClassifier(**SMALL).fit(x[:, :, 0].T, y),
+        lambda y: plain_classifier(**SMALL).fit(x, y),
+        lambda y: plain_classifier(**SMALL).fit(samples(x), y, gone.astype(float)),
+        lambda y: plain_classifier(**SMALL).fit(timesteps(x[:, :1, :N]), y),
+        lambda y: plain_classifier(**SMALL).fit(x[:, :, 0].T, y),
         lambda y: est.partial_fit(x, y),
         lambda y: est.score(x, y),
     ):
@@ -308,7 +309,7 @@ def test_a_series_without_a_label_is_refused(x, labels, none):
 
 def test_displays_and_metrics_take_the_steps(x, labels, rng):
     mpl.use("agg")
-    est = SequenceClassifier(**SMALL).fit(x, labels)
+    est = plain_classifier(**SMALL).fit(x, labels)
     y = np.where(rng.random((N, T)) < 0.2, None, labels.astype(object))
     there = y != None  # noqa: E711  element by element
     proba, found = est.predict_proba(x), est.predict(x)
@@ -343,7 +344,7 @@ def test_displays_and_metrics_take_the_steps(x, labels, rng):
 
 def test_displays_take_estimators_of_series_and_of_one_series_in_time(x, labels):
     mpl.use("agg")
-    per_series = SequenceClassifier(**SMALL).fit(samples(x), labels[:, -1])
+    per_series = plain_classifier(**SMALL).fit(samples(x), labels[:, -1])
     display = ConfusionMatrixDisplay.from_estimator(per_series, samples(x), labels[:, -1])
     assert display.confusion_matrix.sum() == N
     one, is_ant = timesteps(x[:, :1]), labels[0] == "ant"
@@ -357,7 +358,7 @@ def test_displays_take_estimators_of_series_and_of_one_series_in_time(x, labels)
 
 def test_numbers_are_flattened_too(x, y):
     y[0, 3, 4] = np.nan
-    est = SequenceRegressor(**SMALL).fit(x, y)
+    est = plain_regressor(**SMALL).fit(x, y)
     there = ~np.isnan(y)
     true, pred = flatten_steps(y, est.predict(x))
     assert np.array_equal(true, y[there])
@@ -376,7 +377,7 @@ def test_the_mask_of_a_masked_array_is_never_dropped(x, y, labels, what):
             array, np.arange(np.size(array)).reshape(np.shape(array)) % 3 == 0
         )
 
-    regressor, classifier = SequenceRegressor(**SMALL), SequenceClassifier(**SMALL)
+    regressor, classifier = plain_regressor(**SMALL), plain_classifier(**SMALL)
     call = {
         "x": lambda: regressor.fit(masked(x), y),
         "y": lambda: regressor.fit(x, masked(y)),
@@ -400,7 +401,7 @@ def test_the_mask_of_a_masked_array_is_never_dropped(x, y, labels, what):
 
 
 def test_other_uses_of_masked_arrays_are_refused_too(x, y):
-    est = SequenceRegressor(**SMALL).fit(x, y)
+    est = plain_regressor(**SMALL).fit(x, y)
     for call in (
         lambda: est.predict(np.ma.masked_array(x)),
         lambda: est.score(x, y, np.ma.masked_array(np.ones(N))),

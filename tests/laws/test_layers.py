@@ -12,7 +12,6 @@ from torch import nn
 
 from fluxutils_py import (
     Estimator,
-    SequenceRegressor,
     Spec,
     loadstates,
     net2vec,
@@ -39,6 +38,7 @@ from fluxutils_py.nn import (
 from fluxutils_py.nn.cells import SMGUCell
 from fluxutils_py.nn.states import recurrent_layers
 from fluxutils_py.training import Checkpointer, EveryNSteps
+from tests.plain_networks import plain_regressor
 
 from .conftest import B, S, T, difference, flat, make_task, window
 
@@ -248,7 +248,7 @@ def test_a_trained_initial_state_is_in_the_parameters_and_moves(name):
 def test_a_step_of_a_stream_costs_the_same_after_any_past(cell):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 3, 40)).astype("float32")
-    live = SequenceRegressor(8, cell=cell, epochs=1).fit(x, x[:1]).stream(3)
+    live = plain_regressor(8, cell=cell, epochs=1).fit(x, x[:1]).stream(3)
     for t in range(600):
         live.step(x[:, :, t % 40])
     settled = [s.shape for s in live.state]

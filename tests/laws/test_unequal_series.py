@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py import Estimator, SequenceRegressor, Spec, net2vec, seqloss
+from fluxutils_py import Estimator, Spec, net2vec, seqloss
+from tests.plain_networks import plain_regressor
 
 from .conftest import B, N, S, T, difference, flat, make_task
 
@@ -252,7 +253,7 @@ def test_early_stopping_holds_out_the_last_steps_of_one_series_that_begins_late(
         seen.append(ys.clone())
         return criterion(model, xs, ys, ws)
 
-    est = SequenceRegressor(
+    est = plain_regressor(
         epochs=1, rebatch=False, early_stopping=True, validation_fraction=0.25, scale_target=False
     )
     settings = replace(est.resolved_params(), loss=loss, model=lambda: model())

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py import Estimator, SequenceRegressor, net2vec
+from fluxutils_py import Estimator, net2vec
 from fluxutils_py.errors import SpecError
 from fluxutils_py.nn import GRU, LSTM, Recur, SequenceStack
 from fluxutils_py.nn.compiling import compile_arguments, compiled, parts_to_compile
 from fluxutils_py.nn.model_windows import prediction_copy
+from tests.plain_networks import plain_regressor
 
 # torch looks at the .grad of states as it traces, and hides its own warning about that, but not one
 # that is an error
@@ -146,7 +147,7 @@ def test_parts_are_those_without_recurrent_layers():
 
 
 def test_ready_made_estimators_say_that_it_changes_nothing():
-    est = SequenceRegressor(3, epochs=1, random_state=0, verbose=False, compile=True)
+    est = plain_regressor(3, epochs=1, random_state=0, verbose=False, compile=True)
     with pytest.warns(UserWarning, match=r"compile .*Sequential has only recurrent"):
         est.fit(X, Y)
     assert est.get_params()["compile"] is True

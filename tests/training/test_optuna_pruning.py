@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py import SequenceRegressor, net2vec
+from fluxutils_py import net2vec
 from fluxutils_py.training import OptunaPruning
+from tests.plain_networks import plain_regressor
 
 optuna = pytest.importorskip("optuna")
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -28,7 +29,7 @@ class After(optuna.pruners.BasePruner):
 
 
 def estimator(**settings):
-    return SequenceRegressor(
+    return plain_regressor(
         3,
         **{"epochs": 4, "batchsize": 8, "seqsize": 5, "random_state": 0, "verbose": False}
         | settings,
@@ -120,7 +121,7 @@ def objective(trial):
             note(loop)
 
     callbacks = [OptunaPruning(trial), Note(), Checkpointer(f"{folder}/{name}")]
-    est = SequenceRegressor(3, lr=lr, epochs=4, batchsize=8, seqsize=5, random_state=0, callbacks=callbacks)
+    est = plain_regressor(3, lr=lr, epochs=4, batchsize=8, seqsize=5, random_state=0, callbacks=callbacks)
     return est.fit(x, y).loss_
 
 storage = JournalStorage(JournalFileBackend(f"{folder}/study.log"))

@@ -11,7 +11,6 @@ from sklearn.pipeline import make_pipeline
 
 from fluxutils_py import (
     SequenceImputer,
-    SequenceRegressor,
     SequenceScaler,
     h5mmap,
     h5save,
@@ -21,6 +20,7 @@ from fluxutils_py import (
 from fluxutils_py.data import filling
 from fluxutils_py.data.lazy import select
 from fluxutils_py.errors import DataError, ShapeError
+from tests.plain_networks import plain_regressor
 
 F, N, T = 3, 5, 43
 
@@ -189,10 +189,10 @@ def test_long_gaps_are_looked_back_through_once(x, monkeypatch):
 def test_a_pipeline_of_views_is_the_one_by_hand(x, rng):
     y = rng.normal(size=(1, N, T))
     settings = {"hidden_size": 3, "epochs": 2, "seqsize": 7, "random_state": 0}
-    model = make_pipeline(SequenceImputer("ffill"), SequenceScaler(), SequenceRegressor(**settings))
+    model = make_pipeline(SequenceImputer("ffill"), SequenceScaler(), plain_regressor(**settings))
     model.fit(samples(x), samples(y))
     by_hand = SequenceScaler().fit_transform(SequenceImputer("ffill").fit_transform(x))
-    wanted = SequenceRegressor(**settings).fit(by_hand, y).predict(by_hand)
+    wanted = plain_regressor(**settings).fit(by_hand, y).predict(by_hand)
     assert np.allclose(model.predict(x), wanted, rtol=0, atol=1e-12)
     turned = make_pipeline(SequenceScaler(), SequenceImputer("ffill")).fit(x)
     scaled = SequenceScaler().fit_transform(x)

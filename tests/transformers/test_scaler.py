@@ -18,10 +18,11 @@ from sklearn.model_selection import cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from fluxutils_py import SequenceRegressor, SequenceScaler, h5mmap, h5save, samples, timesteps
+from fluxutils_py import SequenceScaler, h5mmap, h5save, samples, timesteps
 from fluxutils_py.data import LazyArray, SamplesView, TimestepsView
 from fluxutils_py.data import blocks as blocks_module
 from fluxutils_py.errors import DataError, ShapeError
+from tests.plain_networks import plain_regressor
 
 F, N, T = 3, 7, 11
 
@@ -398,7 +399,7 @@ def test_set_output_makes_frames_of_matrices_and_leaves_sequences_alone(x):
 def test_a_pipeline_is_scaling_by_hand(rng, face):
     x = rng.normal(5, 3, size=(F, N, T)).astype("float32")
     y = x[:1] - x[1:2]
-    reg = SequenceRegressor(4, epochs=3, seqsize=5, random_state=0)
+    reg = plain_regressor(4, epochs=3, seqsize=5, random_state=0)
     pipe = make_pipeline(SequenceScaler(), reg).fit(face(x), face(y))
     by_hand = sklearn.clone(reg).fit(face(SequenceScaler().fit_transform(x)), face(y))
     z = pipe[0].transform(x)
@@ -408,7 +409,7 @@ def test_a_pipeline_is_scaling_by_hand(rng, face):
 
 def test_a_pipeline_takes_matrices(rng):
     x = rng.normal(5, 3, size=(40, F))
-    pipe = make_pipeline(SequenceScaler(), SequenceRegressor(4, epochs=3, random_state=0)).fit(
+    pipe = make_pipeline(SequenceScaler(), plain_regressor(4, epochs=3, random_state=0)).fit(
         x, x[:, 0]
     )
     assert pipe.predict(x).shape == (40,)
@@ -417,7 +418,7 @@ def test_a_pipeline_takes_matrices(rng):
 def test_folds_in_time_are_scaled_by_their_own_training_steps(rng):
     x = rng.normal(size=(F, N, 23)).cumsum(2)
     y = x[:1]
-    pipe = make_pipeline(SequenceScaler(), SequenceRegressor(4, epochs=2, random_state=0))
+    pipe = make_pipeline(SequenceScaler(), plain_regressor(4, epochs=2, random_state=0))
     cv = [(np.arange(10), np.arange(10, 16)), (np.arange(16), np.arange(16, 23))]
     for train, test in cv:
         fitted = sklearn.clone(pipe).fit(timesteps(x)[train], timesteps(y)[train])
@@ -436,7 +437,7 @@ def test_folds_in_time_are_scaled_by_their_own_training_steps(rng):
 def test_targets_are_transformed_and_back(rng, form):
     x = rng.normal(size=(F, 30, T))
     y = 1e4 + 1e3 * x[:2]
-    reg = SequenceRegressor(8, epochs=30, lr=0.03, random_state=0)
+    reg = plain_regressor(8, epochs=30, lr=0.03, random_state=0)
     face = {
         "native": lambda a: a,
         "samples": samples,
@@ -466,7 +467,7 @@ def test_weights_are_routed(rng):
     with sklearn.config_context(enable_metadata_routing=True):
         pipe = make_pipeline(
             SequenceScaler().set_fit_request(sample_weight=True),
-            SequenceRegressor(4, epochs=1).set_fit_request(sample_weight=False),
+            plain_regressor(4, epochs=1).set_fit_request(sample_weight=False),
         ).fit(samples(x), samples(x[:1]), sample_weight=w)
     assert pipe[0].mean_ == near(moments(x, w[:, None])[0])
     requests = SequenceScaler().get_metadata_routing()

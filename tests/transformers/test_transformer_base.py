@@ -5,8 +5,9 @@ import pytest
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 
-from fluxutils_py import SequenceImputer, SequenceRegressor, SequenceScaler, WinsorScaler, stream
+from fluxutils_py import SequenceImputer, SequenceScaler, WinsorScaler, stream
 from fluxutils_py.errors import ShapeError, SpecError
+from tests.plain_networks import plain_regressor
 
 F, N, T = 3, 5, 11
 
@@ -64,11 +65,11 @@ def test_a_pipeline_takes_lists_of_series(rng):
     ys = [500 + x[:1].cumsum(1) for x in xs]
     settings = {"hidden_size": 3, "epochs": 2, "seqsize": 5, "random_state": 0}
     model = make_pipeline(
-        SequenceImputer("ffill"), SequenceScaler(), SequenceRegressor(**settings)
+        SequenceImputer("ffill"), SequenceScaler(), plain_regressor(**settings)
     ).fit(xs, ys)
     assert model[-1].target_mean_ == pytest.approx(np.concatenate(ys, 1).mean())
     by_hand = SequenceScaler().fit_transform(xs)
-    wanted = SequenceRegressor(**settings).fit(by_hand, ys).predict(by_hand)
+    wanted = plain_regressor(**settings).fit(by_hand, ys).predict(by_hand)
     assert all(np.array_equal(a, b) for a, b in zip(model.predict(xs), wanted, strict=True))
 
 
@@ -78,7 +79,7 @@ def test_a_pipeline_with_a_scaled_target_streams(rng, strategy):
     y = 1e6 + 30 * x[:1].cumsum(2)
     settings = {"hidden_size": 3, "epochs": 2, "seqsize": 5, "random_state": 0}
     model = make_pipeline(
-        SequenceImputer(strategy), SequenceScaler(), SequenceRegressor(**settings)
+        SequenceImputer(strategy), SequenceScaler(), plain_regressor(**settings)
     ).fit(x, y)
     x[rng.random(x.shape) < 0.2] = np.nan
     live = stream(model, N)

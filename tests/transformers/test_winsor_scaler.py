@@ -12,11 +12,12 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import TimeSeriesSplit, cross_val_predict
 from sklearn.pipeline import make_pipeline
 
-from fluxutils_py import SequenceRegressor, WinsorScaler, h5mmap, h5save, samples, timesteps
+from fluxutils_py import WinsorScaler, h5mmap, h5save, samples, timesteps
 from fluxutils_py.data import LazyArray, SamplesView, TimestepsView
 from fluxutils_py.data import blocks as blocks_module
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn import WinsorNorm
+from tests.plain_networks import plain_regressor
 
 F, N, T = 3, 7, 41
 
@@ -136,9 +137,7 @@ def test_parts_of_views_are_what_counts(x):
 def test_a_pipeline_learns_bounds_from_training_folds_only(rng):
     x = rng.standard_cauchy((2, 5, 60))
     y = np.tanh(x).mean(0, keepdims=True)
-    model = make_pipeline(
-        WinsorScaler(), SequenceRegressor(4, cell="smgu", epochs=2, random_state=0)
-    )
+    model = make_pipeline(WinsorScaler(), plain_regressor(4, cell="smgu", epochs=2, random_state=0))
     cv = [
         (train, test) for train, test in TimeSeriesSplit(2).split(np.arange(60)) if len(train) == 40
     ]

@@ -9,10 +9,11 @@ import h5py
 import numpy as np
 import pytest
 
-from fluxutils_py import Estimator, SequenceClassifier, h5concat, h5mmap, h5save, samples, timesteps
+from fluxutils_py import Estimator, h5concat, h5mmap, h5save, samples, timesteps
 from fluxutils_py.data import LazyArray
 from fluxutils_py.data.ragged import RaggedArray
 from fluxutils_py.errors import DataError, H5DataError
+from tests.plain_networks import plain_classifier
 
 X = np.random.default_rng(0).normal(size=(3, 5, 7))
 
@@ -101,7 +102,7 @@ def test_closed_datasets_are_named_wherever_they_are_given(tmp_path):
     with pytest.raises(DataError, match=r"x\[1\] is in an HDF5 .*closed"):
         est.fit([X[:, 0], closed], [X[:, 0], X[:, 1]])
     with pytest.raises(DataError, match=r"y is in an HDF5 file that was closed"):
-        SequenceClassifier(epochs=1).fit(X, closed)
+        plain_classifier(epochs=1).fit(X, closed)
     with pytest.raises(DataError, match="closed"):
         samples(closed)
     with pytest.raises(DataError, match="closed"):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fluxutils_py import Estimator, EstimatorClassifier, EstimatorRegressor, SequenceRegressor, Spec
+from fluxutils_py import Estimator, EstimatorClassifier, EstimatorRegressor, Spec
 from fluxutils_py.nn import (
     FLSTM,
     GRU,
@@ -29,6 +29,7 @@ from fluxutils_py.nn import (
     SlidingWindowAttention,
 )
 from fluxutils_py.training import Checkpointer, EveryNSteps
+from tests.plain_networks import plain_regressor
 
 from .arrays import IGNORED, N_LABELS, N_WORDS
 from .cases import STACKS
@@ -377,7 +378,7 @@ def build_ready(case, callbacks):
     net = case["net"]
     spec = {name: case[name] for name in SEQUENCE_FIELDS}
     cell, layers = net.rstrip("2"), 2 if net.endswith("2") else 1
-    return SequenceRegressor(
+    return plain_regressor(
         case["hidden"],
         layers,
         cell,

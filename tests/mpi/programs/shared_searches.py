@@ -23,7 +23,6 @@ from torch import nn
 
 from fluxutils_py import (
     EstimatorRegressor,
-    SequenceRegressor,
     SequenceScaler,
     h5create,
     h5mmap,
@@ -36,6 +35,7 @@ from fluxutils_py.nn import GRU
 from fluxutils_py.parallel import get_communicator, is_main_process, joblib_mpi
 from fluxutils_py.parallel.launcher import alone
 from fluxutils_py.training import OptunaPruning
+from tests.plain_networks import plain_regressor
 
 COMM = get_communicator("auto")
 RANK, SIZE = COMM.rank, COMM.size
@@ -75,7 +75,7 @@ def data(folder):
 
 
 def searches(x, y):
-    ready = SequenceRegressor(
+    ready = plain_regressor(
         3, epochs=2, batchsize=16, seqsize=10, random_state=0, callbacks=Alone(), verbose=False
     )
     spec = {"epochs": 2, "batchsize": 16, "seqsize": 10}
@@ -208,7 +208,7 @@ def shared_trials(x, y):
     for n in range(2):
         trial = study.ask() if RANK == 0 else None
         lr = COMM.allgather(trial.suggest_float("lr", 1e-3, 1e-1) if RANK == 0 else None)[0]
-        est = SequenceRegressor(3, lr=lr, epochs=3, callbacks=OptunaPruning(trial), **settings)
+        est = plain_regressor(3, lr=lr, epochs=3, callbacks=OptunaPruning(trial), **settings)
         value, state = None, optuna.trial.TrialState.PRUNED
         try:
             value, state = est.fit(x, y, validation_data=(x, -y)).validation_loss_curve_[-1], None
@@ -218,7 +218,7 @@ def shared_trials(x, y):
             study.tell(trial, value, state)
         assert est.n_iter_ == (3, 2)[n]
         same_on_all_ranks(net2vec(est).tolist())
-        whole = SequenceRegressor(3, lr=lr, epochs=(3, 2)[n], comm=None, **settings).fit(
+        whole = plain_regressor(3, lr=lr, epochs=(3, 2)[n], comm=None, **settings).fit(
             x, y, validation_data=(x, -y)
         )
         torch.testing.assert_close(net2vec(est), net2vec(whole), rtol=0, atol=1e-9)
@@ -232,9 +232,7 @@ def shared_trials(x, y):
     if RANK == 0:
         assert [t.state.name for t in study.trials] == ["COMPLETE", "PRUNED"]
 
-    est = SequenceRegressor(
-        3, callbacks=OptunaPruning(Broken({}) if RANK == 0 else None), **settings
-    )
+    est = plain_regressor(3, callbacks=OptunaPruning(Broken({}) if RANK == 0 else None), **settings)
     error = raised(partial(est.fit, x, y), contextlib.nullcontext())
     assert type(error) is (OSError if RANK == 0 else RemoteError)
     assert str(error) == ("study.log" if RANK == 0 else "rank 0: OSError: study.log")
@@ -288,7 +286,7 @@ def main(folder):
     assert type(error) is RemoteError
     assert "Awkward" in str(error)
     assert "and lock" in str(error)
-    wrong = SequenceRegressor(lr=-1.0, verbose=False)
+    wrong = plain_regressor(lr=-1.0, verbose=False)
     error = raised(partial(cross_val_score, wrong, x, y, cv=2, error_score="raise"))
     assert "lr must be a positive number" in str(error)
     with warnings.catch_warnings(record=True) as caught, joblib.parallel_config("mpi"):
@@ -301,7 +299,7 @@ def main(folder):
     # ranks that search for different things
     np.random.seed(RANK)  # noqa: NPY002  what scikit-learn draws from without a random_state
     drawn = RandomizedSearchCV(
-        SequenceRegressor(epochs=1), {"lr": np.logspace(-4, -1, 1000)}, n_iter=2, cv=2
+        plain_regressor(epochs=1), {"lr": np.logspace(-4, -1, 1000)}, n_iter=2, cv=2
     )
     error = raised(partial(drawn.fit, x, y))
     assert type(error) is RankError
