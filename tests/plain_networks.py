@@ -9,10 +9,11 @@ PLAIN = {
 }
 
 
-def plain_regressor(hidden_size=32, **arguments):
-    return SequenceRegressor(**{**PLAIN, "hidden_size": hidden_size, **arguments})
+def plain_regressor(hidden_size=32, num_layers=1, cell="lstm", **arguments):
+    positional = {"hidden_size": hidden_size, "num_layers": num_layers, "cell": cell}
+    return SequenceRegressor(**{**PLAIN, **positional, **arguments})
 
 
-def plain_classifier(hidden_size=32, **arguments):
-    plain = {**PLAIN, "class_weight": None, "hidden_size": hidden_size}
-    return SequenceClassifier(**{**plain, **arguments})
+def plain_classifier(hidden_size=32, num_layers=1, cell="lstm", **arguments):
+    positional = {"hidden_size": hidden_size, "num_layers": num_layers, "cell": cell}
+    return SequenceClassifier(**{**PLAIN, "class_weight": None, **positional, **arguments})

@@ -109,6 +109,8 @@ class FitChoice:
         is_auto = cell == "auto"
         if is_auto:
             cell = "kernels" if size.per_series else "linear+lstm"
+            if size.n_steps < LEAST_TRIAL and size.longest == 1:
+                cell = "linear"
             if not is_fit:
                 cell = "lstm"  # which learns from part after part
         is_plenty = size.n_steps > PLENTY

@@ -42,7 +42,7 @@ from fluxutils_py.estimator.fitted_parts import FittedParts, SeriesEstimator, in
 from fluxutils_py.estimator.minibatch_size import MinibatchSize
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
 from fluxutils_py.estimator.same_fit import course_of_fit, require_same_fit, require_same_inputs
-from fluxutils_py.estimator.spec import LR_SCHEDULES, Spec
+from fluxutils_py.estimator.spec import LR_SCHEDULES, Spec, read_spec
 from fluxutils_py.inputs.inputs import Inputs, feature_counts
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.lr_schedules import cosine
@@ -321,6 +321,10 @@ def assemble(
     batches = tensor_batches(data, model, ranks, rng if spec.shuffle else None)
     # copied before a scheduler is made, which changes them: a failed fit puts them back
     groups = [dict(group) for group in optimizer.param_groups]
+    if earlier is not None and read_spec(settings.spec).lr_schedule is not None:
+        # they have followed the length of a fit, to 0
+        for group in optimizer.param_groups:
+            group["lr"] = group.get("initial_lr", group["lr"])
     scheduler = None if earlier is None else earlier.fitted_parts_.scheduler
     if scheduler is None:
         scheduler = _new_scheduler(spec, optimizer)
@@ -432,13 +436,14 @@ def _attach_epoch_hooks(training: Training) -> None:
         )
         hooks.attach(Validation(model, data.loss, held_out, ranks, spec.precision))
     if training.scheduler is not None:
+        has_plan = spec.lr_schedule is not None or spec.max_updates is not None
         hooks.attach(
             Schedule(
                 training.scheduler,
                 spec.schedule_every if spec.lr_schedule is None else "step",
                 lambda: training.step.n_updates,
                 spec.accumulate,
-                spec.max_updates,
+                training.plan.updates if has_plan else None,
             )
         )
     if spec.max_updates is not None and not is_closed_form(model):
@@ -503,9 +508,6 @@ def float_dtype(arrays: tuple[SeriesArray, ...], precision: str = "float32") -> 
 
 def _new_scheduler(spec: Spec, optimizer: Optimizer) -> Any:
     if spec.lr_schedule is not None:
-        # a fit that continues goes through the rates of its own length
-        for group in optimizer.param_groups:
-            group["lr"] = group.get("initial_lr", group["lr"])
         return cosine(cycles=1, warm_up=LR_SCHEDULES[spec.lr_schedule])(optimizer)
     if spec.scheduler is None:
         return None

@@ -187,7 +187,7 @@ class Spec:
 
 
 # Share of the fit in which rates rise.
-LR_SCHEDULES = {"onecycle": 0.2, "cosine": 0.0}
+LR_SCHEDULES = {"onecycle": 0.2, "cosine": 0}
 NAMES = [f.name for f in fields(Spec)]
 MAIN = ("epochs", "batchsize", "seqsize")
 # Arguments of estimators: a spec that has them would be accepted, and they would do nothing.

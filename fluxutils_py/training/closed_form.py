@@ -15,6 +15,8 @@ from fluxutils_py.parallel import RankGroup
 
 N_ALPHAS = 13
 MOST_ROWS = 4000  # of which the products with one another are kept: the dual form
+FEW_ROWS = 1000
+FIXED_PENALTY = 4  # of N_ALPHAS
 CLEARLY = 0.9  # of an error, below which features that are richer are worth it
 MOST_LEFT_OUT = 2000  # rows of larger data whose errors choose the penalty
 TEMPERATURES = torch.logspace(-1, 2.5, 141, dtype=torch.float64)
@@ -81,11 +83,11 @@ class ClosedFormHead:
 def fit_closed_form(
     blocks: Iterable[Rows],
     n_rows: int,
-    n_features: int,
     *,
     is_classifier: bool = False,
     relative: Sequence[Tensor] | None = None,
     floor: float = 0.0,
+    fixed_penalty: bool = False,
     ranks: RankGroup | None = None,
 ) -> ClosedFormHead:
     """Fit a linear head on features that are read once, block by block.
@@ -94,11 +96,9 @@ def fit_closed_form(
     ----------
     blocks : iterable of Rows
     n_rows : int
-        In all, on all ranks. Up to 4000 rows that are no more than the features, their products
-        with one another are kept (the dual form); of more, only sums (P, P), and the rows of some
-        groups.
-    n_features : int
-        P.
+        In all, on all ranks. Up to 4000 rows that are no more than the features, and up to 1000 in
+        any case, their products with one another are kept (the dual form); of more, only sums (P,
+        P), and the rows of some groups.
     is_classifier : bool
         Whether targets are -1 and 1, one column per class, of which the largest output is the
         prediction.
@@ -109,6 +109,9 @@ def fit_closed_form(
     floor : float
         Added, squared, to the variance of each feature: what varies less than this is rounding, and
         is not to be blown up.
+    fixed_penalty : bool
+        Whether to leave out nothing: the penalty is .01 of the mean squared length of a row, the
+        first of ``relative`` applies, and a weight counts as that many equal rows.
     ranks : RankGroup, optional
         Each has some of the blocks; all get the same head.
 
@@ -133,16 +136,17 @@ def fit_closed_form(
     regularized least squares", for the closed form of the errors; Chan, Golub & LeVeque (1983) for
     sums of blocks.
     """
-    kept: _Kernel | _Sums = _Sums(math.ceil(n_rows / MOST_LEFT_OUT))
-    if n_rows <= min(MOST_ROWS, n_features):
-        kept = _Kernel()
+    kept: _Kernel | _Sums | None = None
     n_read = 0
     for block in blocks:
+        if kept is None:
+            kept = _to_keep(n_rows, block.features.shape[1])
         _check_finite(block, n_read)
         kept.add(block)
         n_read += len(block.weights)
+    kept = kept or _to_keep(n_rows, 0)  # a rank may have none
     kept.join(ranks or RankGroup())
-    problem, best = _best_problem(kept, relative or [None], floor, is_classifier)
+    problem, best = _best_problem(kept, relative or [None], floor, is_classifier, fixed_penalty)
     weight, bias = problem.solve(best.alpha)
     temperature = 1.0
     if is_classifier:
@@ -164,13 +168,27 @@ def fit_closed_form(
     return of_rank_0
 
 
+def _to_keep(n_rows: int, n_features: int) -> _Kernel | _Sums:
+    if n_rows <= min(MOST_ROWS, max(FEW_ROWS, n_features)):
+        return _Kernel()
+    return _Sums(math.ceil(n_rows / MOST_LEFT_OUT))
+
+
 def _best_problem(
-    kept: _Kernel | _Sums, relative: Sequence[Tensor | None], floor: float, is_classifier: bool
+    kept: _Kernel | _Sums,
+    relative: Sequence[Tensor | None],
+    floor: float,
+    is_classifier: bool,
+    fixed_penalty: bool,
 ) -> tuple[_Problem, _Candidate]:
     """Return the problem with the factors that do best, and its best penalty."""
     chosen: tuple[_Problem, _Candidate] | None = None
     for factors in relative:
         problem = kept.problem(Scaling(factors, floor))
+        if fixed_penalty:
+            alpha = float(problem.alphas()[FIXED_PENALTY])
+            errors = problem.residuals(alpha) / problem.weights.sqrt()[:, None]
+            return problem, _Candidate.judged(alpha, problem, errors, is_classifier)
         candidate = _best_candidate(problem, is_classifier)
         error = candidate.squared_error
         if chosen is None or error < CLEARLY * chosen[1].squared_error:
@@ -203,7 +221,7 @@ def _joined(blocks: list[Rows], ranks: RankGroup) -> Rows:
     every = [block for of_rank in ranks.allgather(own) for block in of_rank]
     n = sum(len(block[2]) for block in every)
     if n < 2:
-        raise DataError(f"a closed-form head needs at least 2 rows with a weight, got {n}")
+        raise DataError(f"a closed-form head needs at least 2 rows with a weight, got {n} sample{'s' * (n != 1)}")
     return Rows(*(torch.cat(parts) for parts in zip(*every, strict=True)))
 
 

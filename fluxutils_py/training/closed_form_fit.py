@@ -26,6 +26,7 @@ from fluxutils_py.training.tensor_batches import TensorBatches
 # of the deviation of features, whose inputs have a deviation of 1
 FLOOR = 1e-3
 MOST_LENGTH = 1 << 32  # of a series
+FEW_ROWS = 100
 MOST_STEPS = 100_000  # that are rows of a regression, taken at random from longer data
 BLOCK_STEPS = 100  # of one series, which are left out together: neighbours resemble one another
 
@@ -73,7 +74,7 @@ def fit_fixed_parts(
     """
     scales = [module for module in model.modules() if isinstance(module, InputScale)]
     if scales:
-        _learn_scales(scales, batches, ranks)
+        _learn_scales(scales, batches, ranks, task.per_series)
     head = None
     for part in closed_form_parts(model):
         head = _fit_part(part, batches, ranks, task)
@@ -92,10 +93,11 @@ def _fit_part(
     head = fit_closed_form(
         _rows(part, batches, task, share),
         round(share * n_rows),
-        part.n_features,
         is_classifier=task.n_classes is not None,
         relative=part.relative,
         floor=FLOOR,
+        # few rows of a table, of which each matters
+        fixed_penalty=segments.max_length == 1 and n_rows < FEW_ROWS,
         ranks=ranks,
     )
     with torch.no_grad():
@@ -124,10 +126,15 @@ def _existing_steps(batch: Minibatch) -> Tensor:
     return torch.from_numpy(mask).to(x.device)
 
 
-def _learn_scales(scales: Sequence[InputScale], batches: TensorBatches, ranks: RankGroup) -> None:
-    """Set mean and scale of the inputs over all weighted steps, each as often as it occurs."""
+def _learn_scales(
+    scales: Sequence[InputScale], batches: TensorBatches, ranks: RankGroup, per_series: bool
+) -> None:
+    """Set mean and scale of the inputs over the steps that count, each as often as it occurs.
+
+    With one target per series, all steps of a series count as it does.
+    """
     n_features = len(scales[0].mean)
-    own = moments(_weighted_inputs(batches), n_features)
+    own = moments(_weighted_inputs(batches, per_series), n_features)
     total = functools.reduce(Moments.merge, ranks.allgather(own))
     variance = total.squares / np.where(total.count > 0, total.count, 1)
     mean = torch.from_numpy(np.asarray(total.mean, float))
@@ -137,20 +144,22 @@ def _learn_scales(scales: Sequence[InputScale], batches: TensorBatches, ranks: R
         scale.scale.copy_(divisor)
 
 
-def _weighted_inputs(batches: TensorBatches) -> Iterator[WeightedBlock]:
+def _weighted_inputs(batches: TensorBatches, per_series: bool) -> Iterator[WeightedBlock]:
     """Yield the new inputs of each window (F, B, S), NaN where there is none, and their weights."""
     given = batches.windows.weight
+    of_series = None
+    if per_series and given is not None:
+        of_series = torch.from_numpy(given.max_per_series())
     for batch in batches:
         if not batch.inputs:
             continue
-        index = batch.index
-        assert index is not None
-        exists = _existing_steps(batch)[..., None]
-        x = _new_inputs(batch).double().masked_fill(~exists, math.nan)
-        weight = None
-        if given is not None:
-            weight = given.read(index.segments, index.start + index.n_overlap, index.stop).T
-        yield x.permute(2, 1, 0).cpu().numpy(), weight
+        weights = _weights(batch)
+        if per_series:
+            weights = _existing_steps(batch).double()
+        if of_series is not None and batch.index is not None:
+            weights = weights * of_series[batch.index.segments.series]
+        x = _new_inputs(batch).double().masked_fill(weights[..., None] == 0, math.nan)
+        yield x.permute(2, 1, 0).cpu().numpy(), weights.T.cpu().numpy()
 
 
 def _learn_biases(

@@ -62,8 +62,8 @@ class Schedule:
         Returns the number of optimizer steps so far; by default ``loop.step``.
     accumulate : int
         Minibatches of an optimizer step.
-    most : int, optional
-        Optimizer steps after which the run ends, if its batches last so long.
+    planned : int, optional
+        Optimizer steps of the run; by default as many as its batches give.
     """
 
     name = "learning-rate schedule"
@@ -75,13 +75,13 @@ class Schedule:
         every: str = "epoch",
         updates: Callable[[], int] | None = None,
         accumulate: int = 1,
-        most: int | None = None,
+        planned: int | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.every = every
         self.updates = updates
         self.accumulate = accumulate
-        self.most = most
+        self.planned = planned
         self._followed = 0  # number of updates at the scheduler's last step
 
     def on_start(self, loop: Loop) -> None:
@@ -90,8 +90,8 @@ class Schedule:
         if self.every == "step" and loop.end_step is not None:
             # rounded up: the last minibatches make an update too
             n_left = -(-(loop.end_step - loop.step) // self.accumulate)
-            if self.most is not None:
-                n_left = min(n_left, self.most - self._n_updates(loop))
+            if self.planned is not None:
+                n_left = self.planned - self._n_updates(loop)
         elif self.every == "epoch" and loop.n_epochs is not None:
             n_left = loop.start_epoch + loop.n_epochs - loop.epoch
         begin_schedule(self.scheduler, n_left)

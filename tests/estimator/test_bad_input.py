@@ -409,7 +409,7 @@ class Slots:
         for name, choice in (("shuffle", ""), ("rebatch", "'auto', "))
         for value in (1, "yes", None)
     ),
-    Case("in a Spec", SpecError, "spec.epochs must be a positive integer, got 0", settings=given(spec=Spec(epochs=0))),
+    Case("in a Spec", SpecError, "spec.epochs must be a positive integer or None, got 0", settings=given(spec=Spec(epochs=0))),
     Case("schedule_every", SpecError, "spec.schedule_every must be 'epoch' or 'step', got 'batch'",
          settings=with_spec(schedule_every="batch")),
     Case("scheduler", SpecError, ("spec.scheduler must be a function of the optimizer", "functools.partial(", "got 3"),

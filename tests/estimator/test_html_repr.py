@@ -104,7 +104,7 @@ def test_defaults_do_not_count_as_set(arguments, rows):
 
 def test_defaults_of_typed_estimators_do_not_count_as_set():
     assert not [row for row in parameters(EstimatorRegressor()) if row[2]]
-    assert ("spec__epochs", "100", False) in parameters(EstimatorRegressor())
+    assert ("spec__epochs", "None", False) in parameters(EstimatorRegressor())
 
 
 def test_settings_of_an_optimizer_count_as_set_if_they_are_not_its_defaults():

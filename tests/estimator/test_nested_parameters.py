@@ -198,7 +198,7 @@ def test_what_is_inside_a_spec_is_found(kind):
 
 
 def test_no_spec_shows_the_defaults():
-    assert inside(Estimator(), "spec") == {**SPEC, "epochs": 100}
+    assert inside(Estimator(), "spec") == SPEC
 
 
 def test_what_is_inside_a_schedule_is_found():
@@ -281,11 +281,11 @@ def test_nothing_given_becomes_the_default_with_what_is_set():
 
 
 def test_what_is_set_builds_on_the_defaults_of_the_estimator():
-    est = EstimatorRegressor()  # 100 epochs, and a learning rate of 0.01
-    assert (est.get_params()["spec__epochs"], est.get_params()["opt__lr"]) == (100, 0.01)
+    est = EstimatorRegressor()  # a learning rate of 0.01
+    assert (est.get_params()["spec__epochs"], est.get_params()["opt__lr"]) == (None, 0.01)
     assert inside(est, "opt") == {**ADAMW, "lr": 0.01}
     est.set_params(spec__batchsize=4, opt__weight_decay=0.5, model__n_hidden=3)
-    assert est.spec == Spec(epochs=100, batchsize=4)
+    assert est.spec == Spec(batchsize=4)
     assert (est.opt.func, est.opt.keywords) == (AdamW, {"lr": 0.01, "weight_decay": 0.5})
 
 
@@ -293,7 +293,7 @@ def test_what_is_set_to_none_is_the_default_again():
     est = EstimatorRegressor(spec=Spec(epochs=2), opt=SGD).set_params(
         spec=None, spec__batchsize=4, opt=None, opt__eps=1
     )
-    assert est.spec == Spec(epochs=100, batchsize=4)
+    assert est.spec == Spec(batchsize=4)
     assert (est.opt.func, est.opt.keywords) == (AdamW, {"lr": 0.01, "eps": 1})
 
 

@@ -71,14 +71,14 @@ def test_features_at_single_steps_are_those_of_whole_windows(make, xs):
 @every
 def test_the_factors_are_one_for_each_feature(make):
     model = make()
-    assert model.relative_factors().shape == (model.n_features,)
+    assert all(factors.shape == (model.n_features,) for factors in model.relative)
     assert model.head.in_features == model.n_features
 
 
 def test_statistics_have_their_share_of_the_variance():
     model = kernel_model(F, 2, 5000)
     n_kernels = model.layers[0].n_out
-    squares = model.relative_factors().double().square()
+    squares = model.relative[0].square()
     assert (squares[:n_kernels] == 1).all()
     assert float(squares[n_kernels:].sum()) == pytest.approx(0.3 * n_kernels, rel=1e-6)
 

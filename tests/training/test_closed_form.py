@@ -153,7 +153,7 @@ def test_constant_and_repeated_features_do_no_harm(form):
 def test_relative_factors_scale_features(form):
     x, y, w = data()
     relative = torch.linspace(0.1, 2, P)
-    head = fit_closed_form(in_blocks(x, y, w), N, relative=relative)
+    head = fit_closed_form(in_blocks(x, y, w), N, relative=[relative])
     z = standardised(x, w) * relative.numpy()
     fitted = torch.from_numpy(x) @ head.weight.T + head.bias
     expected = refitted(z, y, w, head.alpha, np.arange(N), np.arange(N))

@@ -12,7 +12,7 @@ from fluxutils_py.inputs import as_series
 from fluxutils_py.nn.closed_form_model import kernel_model, lag_model
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.closed_form import Rows, fit_closed_form
-from fluxutils_py.training.closed_form_fit import fit_fixed_model
+from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.training.tensor_batches import TensorBatches
 
 F, N, T = 2, 13, 31
@@ -49,7 +49,7 @@ def fitted(model, *args, **settings):
     per_series = settings.pop("per_series", False)
     n_classes = settings.pop("n_classes", None)
     made = batches(*args, **settings)
-    head = fit_fixed_model(model, made, RankGroup(), per_series=per_series, n_classes=n_classes)
+    head = fit_fixed_parts(model, made, RankGroup(), FixedTask(n_classes, per_series))
     return model, head
 
 
@@ -66,8 +66,9 @@ def test_inputs_are_standardised_over_existing_steps(x):
     np.testing.assert_allclose(model.scale.scale, scale, rtol=1e-12)
 
 
-def lagged(x, lengths, n_lags):
-    mean, scale = standardised(x, lengths)
+def lagged(x, lengths, n_lags, burn_in=0):
+    with_loss = np.concatenate([x[:, i, burn_in:n] for i, n in enumerate(lengths)], axis=1)
+    mean, scale = with_loss.mean(1), with_loss.std(1)
     z = (x - mean[:, None, None]) / scale[:, None, None]
     rows = []
     for i, n in enumerate(lengths):
@@ -91,11 +92,12 @@ def test_a_linear_model_of_lags_is_the_ridge_on_lagged_rows(x, batchsize, seqsiz
         lengths=LENGTHS,
         burn_in=burn_in,
     )
-    rows = lagged(x, LENGTHS, 3)
+    rows = lagged(x, LENGTHS, 3, burn_in)
     counts = np.concatenate([np.arange(n) >= burn_in for n in LENGTHS])
     targets = np.concatenate([y[0, i, :n] for i, n in enumerate(LENGTHS)])
     deviation = np.sqrt(rows[counts].var(0) + 1e-6)
     z = (rows - rows[counts].mean(0)) / deviation / np.sqrt(rows.shape[1])
+    z = z * model.relative[0].numpy()
     expected = Ridge(head.alpha).fit(z[counts], targets[counts]).predict(z)
     reset(model)
     got = model(torch.from_numpy(x).permute(2, 1, 0)).detach().numpy()[..., 0]
@@ -133,7 +135,7 @@ def test_labels_of_series_are_learnt_from_features_at_their_ends(x, batchsize, s
     targets = torch.from_numpy(2.0 * np.eye(3)[labels] - 1)
     rows = Rows(features, targets, torch.ones(N), torch.arange(N))
     expected = fit_closed_form(
-        [rows], N, is_classifier=True, relative=model.relative_factors(), floor=1e-3
+        [rows], N, is_classifier=True, relative=model.relative, floor=1e-3
     )
     assert head.alpha == pytest.approx(expected.alpha)
     outputs = features @ expected.weight.T + expected.bias

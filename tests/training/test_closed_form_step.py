@@ -11,6 +11,7 @@ from fluxutils_py.nn.closed_form_model import lag_model
 from fluxutils_py.nn.losses import as_loss
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Loop
+from fluxutils_py.training.closed_form_fit import FixedTask
 from fluxutils_py.training.closed_form_step import ClosedFormStep
 from fluxutils_py.training.tensor_batches import TensorBatches
 
@@ -31,8 +32,7 @@ def fitted(labels):
         loss,
         optimizer,
         comm=RankGroup(),
-        n_classes=2 if labels else None,
-        per_series=False,
+        task=FixedTask(n_classes=2 if labels else None),
     )
     loop = Loop(step, RankGroup())
     loop.run_epochs([batches], 1)

@@ -28,6 +28,8 @@ PLAIN = {
     "patience": None,
     "scheduler": None,
     "schedule_every": "epoch",
+    "max_updates": None,
+    "lr_schedule": None,
     "shuffle": False,
     "rebatch": False,
     "spec_form": "Spec",
@@ -192,6 +194,11 @@ def draw(seed):
         )
     if case["patience"] is not None and rng.random() < 0.5:
         case["epochs"] = 5
+    if rng.random() < 0.25:
+        case.update(
+            max_updates=one(None, 1, 2, 3, 5, 8, 13),
+            lr_schedule=one("onecycle", "cosine", None),
+        )
     return settle(case)
 
 
@@ -289,6 +296,8 @@ def settle(case):
         unless(c["scheduler"] != "plateau", scheduler="steps")
         unless(c["opt"] != "default", opt="adamw")
     unless(c["scheduler"] != "plateau", schedule_every="epoch")
+    unless(c["lr_schedule"] is None, scheduler=None)
+    unless(c["max_updates"] is None, shuffle=False)  # which rows a part of an epoch took is unknown
     if c["n_jobs"] not in (None, 1):
         unless(c["loss"] != "custom_steps", loss="custom")
     unless(c["net"] != "stepwise" or c["loss"] not in ("custom", "custom_ws"), net="gru")

@@ -159,7 +159,8 @@ def _run(case, folder):
         again = est.partial_fit if case["then"] == "partial_fit" else est.fit
         again(more_given.x, more_given.y, more_given.weight, **more_given.ends)
         rows = None if orders is None else orders.rows(oracle.rows(more, fold=True))
-        oracle.fit(more, 1 if case["then"] == "partial_fit" else case["epochs"], None, rows)
+        is_part = case["then"] == "partial_fit"
+        oracle.fit(more, 1 if is_part else case["epochs"], None, rows, is_part)
         _same_fit(same, case["then"], est, oracle)
 
     _same_predictions(same, case, est, oracle, given, "train")

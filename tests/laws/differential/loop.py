@@ -174,6 +174,7 @@ class Oracle:
         self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
         self.loss_curve, self.validation_loss_curve, self.learning_rates, self.folds = [], [], [], 1
         self.scaled, self.target_mean, self.target_scale = scaled, None, None
+        self.lr, self.planned, self.updates = self.optimizer.param_groups[0]["lr"], math.inf, 0
 
     # -- which steps, in which order -------------------------------------------------------------------
 
@@ -262,8 +263,41 @@ class Oracle:
 
     # -- training ------------------------------------------------------------------------------------
 
-    def fit(self, data, epochs, validation=None, orders=None):
-        """``orders`` are the rows of each epoch in the order in which a shuffled fit took them."""
+    def plan(self, data, epochs):
+        """The epochs of a fit; sets how many updates they may make."""
+        rows, count = self.rows(data, fold=True), 0
+        for group in self.groups(rows):
+            lengths = [b - a for _, a, b in group]
+            for start, stop, carries in self.windows(max(lengths)):
+                ends = any(start < length <= stop for length in lengths)
+                count += carries and (ends or not self.spec.only_ends)
+        per_epoch = -(-count // self.spec.accumulate)
+        self.updates, most = 0, self.spec.max_updates
+        self.planned = min(epochs * per_epoch, most or math.inf)
+        return min(epochs, -(-most // per_epoch)) if most and per_epoch else epochs
+
+    def set_rate(self):
+        """The rate of the next update, if it follows the length of the fit."""
+        rise = round(0.2 * self.planned) if self.spec.lr_schedule == "onecycle" else 0
+        if self.updates < rise:
+            share = self.updates / rise
+        elif self.updates >= self.planned:
+            share = 0.0
+        else:
+            way = (self.updates - rise) / (self.planned - rise)
+            share = (1 + math.cos(math.pi * way)) / 2
+        for group in self.optimizer.param_groups:
+            group["lr"] = share * self.lr
+
+    def fit(self, data, epochs, validation=None, orders=None, is_part=False):
+        """``orders`` are the rows of each epoch in the order in which a shuffled fit took them.
+        A ``partial_fit`` ``is_part``: nothing tells the length of the whole.
+        """
+        self.is_part = is_part
+        if not is_part:
+            epochs = self.plan(data, epochs)
+        for group in self.optimizer.param_groups if self.spec.lr_schedule else ():
+            group["lr"] = self.lr
         if self.scaled:
             if self.target_mean is None:
                 self.target_mean, self.target_scale = mean_and_scale(data)
@@ -289,6 +323,9 @@ class Oracle:
             self.set(saved)
         return self
 
+    def is_over(self):
+        return not self.is_part and self.spec.max_updates == self.updates
+
     def epoch(self, data, order=None):
         rows = self.rows(data, fold=True)
         if order is not None:
@@ -298,6 +335,8 @@ class Oracle:
         for group in self.groups(order or rows):
             past = {}
             for start, stop, carries in self.windows(max(b - a for _, a, b in group)):
+                if self.is_over():
+                    break
                 outputs = self.forward(
                     data, group, past, start, stop, self.lead(start) if carries else 0
                 )
@@ -321,6 +360,9 @@ class Oracle:
 
     def update(self, waiting):
         """One step of the optimizer on the mean over windows, weighted by their live steps."""
+        if self.spec.lr_schedule and not self.is_part:
+            self.set_rate()
+        self.updates += 1
         total = sum(n for _, n in waiting)
         for i, p in enumerate(self.params):  # torch's optimizers pass over what no loss depends on
             shares = [g[i] * n / total for g, n in waiting if g[i] is not None]

@@ -285,6 +285,8 @@ SEQUENCE_FIELDS = [
     "burn_in",
     "clip",
     "rebatch",
+    "max_updates",
+    "lr_schedule",
 ]
 # the loop computes in full
 SPEC_FIELDS = [f.name for f in dataclasses.fields(Spec) if f.name != "precision"]
@@ -293,7 +295,10 @@ SPEC_FIELDS = [f.name for f in dataclasses.fields(Spec) if f.name != "precision"
 def plain_spec(case):
     """For the oracle. Where there is one target per series, at its last step, nothing is folded."""
     fields = {name: case[name] for name in SPEC_FIELDS}
-    return SimpleNamespace(**fields | ({"rebatch": False} if case["outputs"] == "last" else {}))
+    only_ends = case["outputs"] == "last"
+    if only_ends:
+        fields["rebatch"] = False
+    return SimpleNamespace(**fields, only_ends=only_ends)
 
 
 def build_spec(case):
