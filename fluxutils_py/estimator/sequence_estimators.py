@@ -428,7 +428,7 @@ class _SequenceEstimator(Estimator):
         name = CLASSES.get(given, given) if isinstance(given, type) else given
         cell = CELLS.get(name) if isinstance(name, str) else name
         if not callable(cell):
-            names = ", ".join(map(repr, ("auto", *FIXED, *CELLS, "linear+lstm")))
+            names = ", ".join(map(repr, ("auto", *FIXED, f"{SUM}lstm", *CELLS)))
             raise ValueError(f"cell must be one of {names}, or a class, got {self.cell!r}")
         return cell
 

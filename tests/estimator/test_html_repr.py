@@ -89,8 +89,8 @@ def test_what_is_set_comes_first_and_in_its_place():
     [
         ({}, []),
         ({"model": nn.LSTM, "opt": SGD}, [("model", "LSTM"), ("opt", "SGD")]),
-        ({"spec": {"epochs": 100, "batchsize": 4}},
-         [("spec", "{'batchsize': 4, 'epochs': 100}"), ("spec__batchsize", "4")]),
+        ({"spec": {"epochs": None, "batchsize": 4}},
+         [("spec", "{'batchsize': 4, 'epochs': None}"), ("spec__batchsize", "4")]),
         ({"model": nn.LazyLinear(1), "callbacks": len},
          [("model", "LazyLinear(in...=1, bias=True)"), ("callbacks", "<built-in function len>")]),
         ({"model": nn.Sequential(nn.LazyLinear(1), nn.Linear(2, 3))}, [("model", "Sequential, 9 parameters")]),

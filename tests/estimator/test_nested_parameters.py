@@ -499,7 +499,7 @@ def test_clones_of_clones_with_changed_optimizer_instances_fit_alike():
          "Invalid parameter 'stepsize' for spec__scheduler (StepLR). Valid parameters are: "
          "['gamma', 'last_epoch', 'step_size']. Did you mean 'spec__scheduler__step_size'?"),
         (Estimator(), {"spec__epochs__foo": 3},
-         "Invalid parameter 'foo' for spec__epochs (int). Valid parameters are: []."),
+         "Invalid parameter 'foo' for spec__epochs (NoneType). Valid parameters are: []."),
         (Estimator(), {"batchsize": 3},
          f"Invalid parameter 'batchsize' for estimator Estimator. Valid parameters are: "
          f"{Estimator._get_param_names()}. Did you mean 'spec__batchsize'?"),

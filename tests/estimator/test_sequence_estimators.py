@@ -92,24 +92,25 @@ def test_dropout_lies_between_layers():
     assert est.model_[0].module.dropout == 0.4
 
 
+NAMES = ("auto", *FIXED, "linear+lstm", *CELLS)
 BAD = [
     *(
         (
             "cell",
             value,
             ValueError,
-            f"cell must be one of {', '.join(map(repr, (*CELLS, *FIXED)))}, or a class, got {value!r}",
+            f"cell must be one of {', '.join(map(repr, NAMES))}, or a class, got {value!r}",
         )
         for value in ("elman", None)
     ),
     *(
         (name, value, SpecError, f"{name} must be a positive integer, got {value!r}")
-        for name in ("hidden_size", "num_layers", "n_iter_no_change", "epochs", "batchsize")
+        for name in ("hidden_size", "num_layers", "n_iter_no_change", "batchsize", "n_models")
         for value in (0, 1.5, True, None)
     ),
     *(
         (name, value, SpecError, f"{name} must be a positive integer or None, got {value!r}")
-        for name in ("seqsize", "n_timesteps")
+        for name in ("seqsize", "n_timesteps", "epochs", "max_updates")
         for value in (0, "3")
     ),
     ("lr", 0, SpecError, "lr must be a positive number, got 0"),
@@ -121,6 +122,14 @@ BAD = [
     ("burn_in", -1, SpecError, "burn_in must be an integer of at least 0, got -1"),
     ("clip", 0, SpecError, "clip must be a positive number or None, got 0"),
     ("shuffle", 1, SpecError, "shuffle must be True or False, got 1"),
+    (
+        "lr_schedule",
+        "step",
+        SpecError,
+        "lr_schedule must be 'onecycle', 'cosine' or None, got 'step'",
+    ),
+    ("input_noise", -1, SpecError, "input_noise must be a number from 0 to inf, got -1"),
+    ("scale_input", 1, SpecError, "scale_input must be True or False, got 1"),
     ("target", "all", ValueError, "target must be 'auto', 'step' or 'series', got 'all'"),
     ("early_stopping", "yes", SpecError, "early_stopping must be True or False, got 'yes'"),
 ]
@@ -180,10 +189,10 @@ def held_out(make, x, y, place, n, **settings):
     return found
 
 
-@pytest.mark.parametrize(("make", "y"), [(SequenceRegressor, Y), (SequenceClassifier, LABELS),
-                                         (SequenceRegressor, Y[0, :, -1])])  # fmt: skip
+@pytest.mark.parametrize(("make", "y"), [(plain_regressor, Y), (plain_classifier, LABELS),
+                                         (plain_regressor, Y[0, :, -1])])  # fmt: skip
 def test_some_series_are_held_out_and_decide(make, y):
-    if make is SequenceRegressor:  # sums of targets would be rounded in another order
+    if make is plain_regressor:  # sums of targets would be rounded in another order
         make = partial(make, scale_target=False)
     out = held_out(make, X, y, lambda n: (slice(None), n), N)
     assert len(out) == math.ceil(0.3 * N)
@@ -200,10 +209,10 @@ def test_some_series_are_held_out_and_decide(make, y):
 def test_each_label_has_its_share_of_what_is_held_out(seed):
     """5 and 8 of 13 series: 2 and 2 of 4."""
     series = held_out(
-        SequenceClassifier, X[:, :, :3], LABELS, lambda n: (slice(None), n), N, random_state=seed
+        plain_classifier, X[:, :, :3], LABELS, lambda n: (slice(None), n), N, random_state=seed
     )
     rows = held_out(
-        SequenceClassifier, X[:, :, 0].T.copy(), LABELS, lambda n: n, N, random_state=seed
+        plain_classifier, X[:, :, 0].T.copy(), LABELS, lambda n: n, N, random_state=seed
     )
     for out in (series, rows):
         assert sorted(LABELS[out]) == ["a", "a", "b", "b"]
@@ -215,11 +224,11 @@ def test_weights_are_scaled_in_each_part_for_itself(in_time):
         1, 9, T if in_time else N
     )
     view = timesteps if in_time else samples
-    est, trace = traced(SequenceRegressor, view(X), view(Y), w)
+    est, trace = traced(plain_regressor, view(X), view(Y), w)
     if in_time:
         kept, out = np.split(np.arange(T), [T - math.ceil(0.3 * T)])
     else:
-        out = np.array(held_out(SequenceRegressor, X, Y, lambda n: (slice(None), n), N))
+        out = np.array(held_out(plain_regressor, X, Y, lambda n: (slice(None), n), N))
         kept = np.setdiff1d(np.arange(N), out)
     by_hand = plain_regressor(**SMALL, callbacks=(hand := Trace()))
     by_hand.fit(
@@ -232,7 +241,7 @@ def test_weights_are_scaled_in_each_part_for_itself(in_time):
 @pytest.mark.parametrize("form", VIEWS)
 def test_the_same_is_held_out_whatever_the_form(form):
     view = VIEWS[form]
-    est, trace = traced(SequenceRegressor, view(X), view(Y))
+    est, trace = traced(plain_regressor, view(X), view(Y))
     if form == "timesteps":
         held = math.ceil(0.3 * T)
         by_hand = plain_regressor(**SMALL, callbacks=(hand := Trace()))
@@ -242,7 +251,7 @@ def test_the_same_is_held_out_whatever_the_form(form):
         assert torch.equal(torch.stack(hand.epochs), trace)
         assert est.validation_loss_curve_ == by_hand.validation_loss_curve_
     else:
-        native, wanted = traced(SequenceRegressor, X, Y)
+        native, wanted = traced(plain_regressor, X, Y)
         assert torch.equal(trace, wanted)
         assert est.validation_loss_curve_ == native.validation_loss_curve_
 
@@ -251,10 +260,10 @@ def test_the_same_is_held_out_whatever_the_form(form):
 def test_of_one_series_the_last_steps_are_held_out(form):
     x, y, view = X[:, :1], Y[:, :1], VIEWS[form]
     held = math.ceil(0.3 * T)
-    out = held_out(SequenceRegressor, x, y, lambda t: (slice(None), slice(None), t), T)
+    out = held_out(plain_regressor, x, y, lambda t: (slice(None), slice(None), t), T)
     assert out == list(range(T - held, T))
-    native = traced(SequenceRegressor, x, y)
-    est, trace = traced(SequenceRegressor, view(x), view(y))
+    native = traced(plain_regressor, x, y)
+    est, trace = traced(plain_regressor, view(x), view(y))
     assert torch.equal(trace, native[1])
     assert est.validation_loss_curve_ == native[0].validation_loss_curve_
 
@@ -262,7 +271,7 @@ def test_of_one_series_the_last_steps_are_held_out(form):
 def test_steps_with_gaps_are_held_out_at_the_end():
     steps = np.array([0, 1, 2, 3, 5, 6, 7, 8, 10, 11])
     # sums would be rounded in another order
-    unscaled = partial(SequenceRegressor, scale_target=False)
+    unscaled = partial(plain_regressor, scale_target=False)
     est, trace = traced(unscaled, timesteps(X)[steps], timesteps(Y)[steps])
     by_hand = unscaled(**SMALL, callbacks=(hand := Trace()))
     parts = [(timesteps(X)[steps[k]], timesteps(Y)[steps[k]]) for k in (slice(7), slice(7, 10))]
@@ -277,42 +286,42 @@ def test_steps_with_gaps_are_held_out_at_the_end():
 )
 def test_other_forms_of_the_same_data_are_divided_alike(form):
     w = np.random.default_rng(1).random((N, T)) + 0.5
-    plain = traced(
-        SequenceRegressor, X, Y, *([w] if "steps" in form or "lists of" in form else [])
-    )[1]
+    plain = traced(plain_regressor, X, Y, *([w] if "steps" in form or "lists of" in form else []))[
+        1
+    ]
     if form == "lists":
-        found = traced(SequenceRegressor, X.tolist(), Y.tolist())[1]
+        found = traced(plain_regressor, X.tolist(), Y.tolist())[1]
     elif form == "torch":
-        found = traced(SequenceRegressor, torch.tensor(X), torch.tensor(Y))[1]
+        found = traced(plain_regressor, torch.tensor(X), torch.tensor(Y))[1]
     elif form == "weights of series":
         found, plain = (
-            traced(SequenceRegressor, X, Y, v)[1] for v in (w[:, 0], w[:, :1].repeat(T, 1))
+            traced(plain_regressor, X, Y, v)[1] for v in (w[:, 0], w[:, :1].repeat(T, 1))
         )
     elif form == "float32":
-        found, plain = (traced(SequenceRegressor, a.astype("float32"), b.astype("float32"))[1]
+        found, plain = (traced(plain_regressor, a.astype("float32"), b.astype("float32"))[1]
                         for a, b in ((X, Y), (X, Y)))  # fmt: skip
     else:
-        found = traced(SequenceRegressor, X, Y, w[None].tolist() if "lists" in form else w[None])[1]
+        found = traced(plain_regressor, X, Y, w[None].tolist() if "lists" in form else w[None])[1]
     assert torch.equal(found, plain)
 
 
 def test_rows_and_frames_are_divided_alike():
     x, y = X[:, :, 0].T, Y[0, :, 0]
-    native = traced(SequenceRegressor, x.T[:, :, None], y[None, :, None])[1]
-    assert torch.equal(traced(SequenceRegressor, x, y)[1], native)
+    native = traced(plain_regressor, x.T[:, :, None], y[None, :, None])[1]
+    assert torch.equal(traced(plain_regressor, x, y)[1], native)
     frame = pd.DataFrame(x, columns=["p", "q"], index=range(50, 50 + N))
-    est, trace = traced(SequenceRegressor, frame, pd.Series(y, index=frame.index))
+    est, trace = traced(plain_regressor, frame, pd.Series(y, index=frame.index))
     assert torch.equal(trace, native)
     assert est.feature_names_in_.tolist() == ["p", "q"]
     one = x[:1].repeat(1, 0), X[:, :1]  # one row of many steps
     est, trace = traced(
-        SequenceRegressor,
+        plain_regressor,
         one[1].reshape(1, -1),
         Y[:, :1].reshape(1, -1),
         n_timesteps=T,
         target="step",
     )
-    assert torch.equal(trace, traced(SequenceRegressor, X[:, :1], Y[:, :1])[1])
+    assert torch.equal(trace, traced(plain_regressor, X[:, :1], Y[:, :1])[1])
 
 
 def test_lengths_are_held_out_with_their_series():
@@ -320,8 +329,8 @@ def test_lengths_are_held_out_with_their_series():
     x, y = X.copy(), Y.copy()
     for a in (x, y):
         a[:, np.arange(T)[None, :] >= lengths[:, None]] = 1e4
-    est, trace = traced(SequenceRegressor, x, y, lengths=lengths)
-    other, wanted = traced(SequenceRegressor, X, Y, lengths=lengths)
+    est, trace = traced(plain_regressor, x, y, lengths=lengths)
+    other, wanted = traced(plain_regressor, X, Y, lengths=lengths)
     assert torch.equal(trace, wanted)
     assert est.validation_loss_curve_ == other.validation_loss_curve_
     assert max(est.validation_loss_curve_) < 100
@@ -330,7 +339,7 @@ def test_lengths_are_held_out_with_their_series():
 def test_training_stops_and_the_best_weights_stay():
     settings = {"epochs": 200, "lr": 0.2, "n_iter_no_change": 4, "batchsize": 100}
     est, trace = traced(
-        SequenceRegressor, X, np.random.default_rng(8).normal(size=Y.shape), **settings
+        plain_regressor, X, np.random.default_rng(8).normal(size=Y.shape), **settings
     )
     best = int(np.argmin(est.validation_loss_curve_))
     assert est.n_iter_ == len(trace) == best + 1 + 4 < 200
@@ -368,11 +377,11 @@ def test_labels_that_are_held_out_are_classes_too(seed):
 
 
 def test_the_same_random_state_holds_out_the_same():
-    first = traced(SequenceRegressor, X, Y)[1]
+    first = traced(plain_regressor, X, Y)[1]
     np.random.seed(99)  # noqa: NPY002  a global generator that must not matter
-    assert torch.equal(traced(SequenceRegressor, X, Y)[1], first)
+    assert torch.equal(traced(plain_regressor, X, Y)[1], first)
     before = np.random.get_state()[1].tolist()  # noqa: NPY002
-    traced(SequenceRegressor, X, Y, shuffle=True)
+    traced(plain_regressor, X, Y, shuffle=True)
     assert before == np.random.get_state()[1].tolist()  # noqa: NPY002
 
 
@@ -398,7 +407,7 @@ def test_a_fraction_that_is_none(fraction):
                            "step; give more series, or early_stopping=False"),
     (X, Y[:, :5], 0.5, "x has 13 series and y has 5 (axis 1 of shapes (2, 13, 17) and (1, 5, 17)); both must be "
                        "(F, N, T) with equal N and T"),
-    (X, None, 0.5, "This SequenceRegressor estimator requires y to be passed, but the target y is None."),
+    (X, None, 0.5, "This plain_regressor estimator requires y to be passed, but the target y is None."),
 ])  # fmt: skip
 def test_data_that_cannot_be_divided(x, y, fraction, message):
     est = plain_regressor(**SMALL, early_stopping=True, validation_fraction=fraction)

@@ -23,8 +23,6 @@ from sklearn.preprocessing import StandardScaler
 
 from fluxutils_py import (
     EstimatorClassifier,
-    SequenceClassifier,
-    SequenceRegressor,
     SequenceScaler,
     flatten_steps,
     net2vec,
@@ -57,10 +55,10 @@ def matrix(y):
     return y.transpose(1, 0, 2).reshape(y.shape[1], -1)
 
 
-@pytest.mark.parametrize("kind", [SequenceRegressor, SequenceClassifier])
+@pytest.mark.parametrize("kind", [plain_regressor, plain_classifier])
 @pytest.mark.parametrize("listed", [False, True], ids=["array", "list"])
 def test_with_one_target_per_series_fit_refuses_what_predict_refuses(x, y, kind, listed):
-    target = y[0, :, -1] if kind is SequenceRegressor else np.where(y[0, :, -1] > 0, "a", "b")
+    target = y[0, :, -1] if kind is plain_regressor else np.where(y[0, :, -1] > 0, "a", "b")
     as_given = (lambda x: list(x.transpose(1, 0, 2))) if listed else np.copy
     est = kind(**SMALL).fit(as_given(x), target)
     bad, gap, zero = x.copy(), x.copy(), x.copy()

@@ -134,9 +134,7 @@ def test_labels_of_series_are_learnt_from_features_at_their_ends(x, batchsize, s
     features = kernel_features(model, x, LENGTHS)
     targets = torch.from_numpy(2.0 * np.eye(3)[labels] - 1)
     rows = Rows(features, targets, torch.ones(N), torch.arange(N))
-    expected = fit_closed_form(
-        [rows], N, is_classifier=True, relative=model.relative, floor=1e-3
-    )
+    expected = fit_closed_form([rows], N, is_classifier=True, relative=model.relative, floor=1e-3)
     assert head.alpha == pytest.approx(expected.alpha)
     outputs = features @ expected.weight.T + expected.bias
     got = model.head(features)

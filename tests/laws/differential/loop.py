@@ -174,7 +174,8 @@ class Oracle:
         self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
         self.loss_curve, self.validation_loss_curve, self.learning_rates, self.folds = [], [], [], 1
         self.scaled, self.target_mean, self.target_scale = scaled, None, None
-        self.lr, self.planned, self.updates = self.optimizer.param_groups[0]["lr"], math.inf, 0
+        self.planned, self.updates = math.inf, 0
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
 
     # -- which steps, in which order -------------------------------------------------------------------
 
@@ -286,8 +287,8 @@ class Oracle:
         else:
             way = (self.updates - rise) / (self.planned - rise)
             share = (1 + math.cos(math.pi * way)) / 2
-        for group in self.optimizer.param_groups:
-            group["lr"] = share * self.lr
+        for group, lr in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = share * lr
 
     def fit(self, data, epochs, validation=None, orders=None, is_part=False):
         """``orders`` are the rows of each epoch in the order in which a shuffled fit took them.
@@ -296,8 +297,9 @@ class Oracle:
         self.is_part = is_part
         if not is_part:
             epochs = self.plan(data, epochs)
-        for group in self.optimizer.param_groups if self.spec.lr_schedule else ():
-            group["lr"] = self.lr
+        if self.spec.lr_schedule:
+            for group, lr in zip(self.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = lr
         if self.scaled:
             if self.target_mean is None:
                 self.target_mean, self.target_scale = mean_and_scale(data)
