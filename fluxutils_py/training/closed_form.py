@@ -221,9 +221,8 @@ def _joined(blocks: list[Rows], ranks: RankGroup) -> Rows:
     every = [block for of_rank in ranks.allgather(own) for block in of_rank]
     n = sum(len(block[2]) for block in every)
     if n < 2:
-        raise DataError(
-            f"a closed-form head needs at least 2 rows with a weight, got {n} sample{'s' * (n != 1)}"
-        )
+        samples = "1 sample" if n == 1 else f"{n} samples"
+        raise DataError(f"a closed-form head needs at least 2 rows with a weight, got {samples}")
     return Rows(*(torch.cat(parts) for parts in zip(*every, strict=True)))
 
 

@@ -407,7 +407,7 @@ def test_a_fraction_that_is_none(fraction):
                            "step; give more series, or early_stopping=False"),
     (X, Y[:, :5], 0.5, "x has 13 series and y has 5 (axis 1 of shapes (2, 13, 17) and (1, 5, 17)); both must be "
                        "(F, N, T) with equal N and T"),
-    (X, None, 0.5, "This plain_regressor estimator requires y to be passed, but the target y is None."),
+    (X, None, 0.5, "This SequenceRegressor estimator requires y to be passed, but the target y is None."),
 ])  # fmt: skip
 def test_data_that_cannot_be_divided(x, y, fraction, message):
     est = plain_regressor(**SMALL, early_stopping=True, validation_fraction=fraction)
