@@ -183,20 +183,26 @@ def recent(x: np.ndarray, n_lags: int, at: tuple[np.ndarray, np.ndarray]) -> np.
 
 
 def rolling(x: np.ndarray, spans: tuple[int, ...], at: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """Means, deviations and slopes of all features over the last steps, a row for each place."""
-    middle = x.mean((1, 2), keepdims=True, dtype=float)
-    centred = x - middle  # sums of squares need small numbers
+    """Means, deviations and slopes of all features over the last steps, a row for each place.
+
+    Near the start, they are those of the steps that there are; the slope of one step is 0.
+    """
+    # sums of squares need small numbers, and a constant has to stay one: trees see any rounding
+    first = x[:, :, :1].astype(float)
+    from_first = x - first
     columns = []
     for span in spans:
-        before = np.repeat(centred[:, :, :1], span - 1, axis=2)
+        before = np.zeros((*x.shape[:2], span - 1))
         windows = np.lib.stride_tricks.sliding_window_view(
-            np.concatenate([before, centred], axis=2), span, axis=2
+            np.concatenate([before, from_first], axis=2), span, axis=2
         )
-        time = np.arange(span) - (span - 1) / 2
-        mean = windows.mean(3)
-        square = np.einsum("fnts,fnts->fnt", windows, windows) / span
-        slope = windows @ time / (time @ time)
-        for found in (mean + middle, np.sqrt(np.maximum(square - mean**2, 0)), slope):
+        n = np.minimum(np.arange(x.shape[2]) + 1, span)
+        time = np.arange(span) - (span - 1)  # the last step is 0
+        mean = windows.sum(3) / n
+        square = np.einsum("fnts,fnts->fnt", windows, windows) / n
+        mean_time = -(n - 1) / 2
+        slope = (windows @ time / n - mean * mean_time) * 12 / np.maximum(n**2 - 1, 1)
+        for found in (mean + first, np.sqrt(np.maximum(square - mean**2, 0)), slope):
             columns.append(found[:, at[0], at[1]].T)
     return np.concatenate(columns, axis=1)
 
@@ -380,7 +386,7 @@ class Windows:
 
 def windows(data: RealData, y: np.ndarray) -> Windows:
     """Pieces of ``WINDOW`` steps for a target per step, whole series for one per series."""
-    n_series, n_steps = data.x_train.shape[1:]
+    n_steps = data.x_train.shape[2]
     live = np.arange(n_steps) < data.train_lengths[:, None]
     if data.per_series:
         live = np.arange(n_steps) == data.train_lengths[:, None] - 1
