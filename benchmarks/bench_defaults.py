@@ -176,8 +176,17 @@ def arguments() -> argparse.Namespace:
             help=f"{', '.join(known)}; none to write the table anew",
         )
     made.add_argument("--measured", type=Path, default=MEASURED, metavar="FILE")
-    made.add_argument("--results", type=Path, default=RESULTS, metavar="FILE")
-    return parse(made)
+    made.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="where the table is written; by default RESULTS_defaults.md for what is measured into "
+        "docs/defaults.json, else nowhere",
+    )
+    args = parse(made)
+    if args.results is None and args.measured.resolve() == MEASURED:
+        args.results = RESULTS
+    return args
 
 
 def main() -> None:
@@ -200,6 +209,8 @@ def main() -> None:
                 continue
             outcome = measure(contender, data, args.rounds)
             print(f"{name}: {contender.title}: {outcome}", flush=True)
+            if not args.quick:  # another run may have written in the meantime
+                found = read(args.measured)
             add(found, key, data, outcome)
             if not args.quick:  # what is found stays, should a later one fail
                 write(found, args.measured)
@@ -207,8 +218,8 @@ def main() -> None:
         report.leave_out(title, reason)
     for table in tables(found):
         report.add(table)
-    if not args.quick:
-        args.results.write_text(document(read(args.measured)), "utf-8")
+    if args.results is not None and not args.quick:
+        args.results.write_text(document(found), "utf-8")
 
 
 if __name__ == "__main__":

@@ -328,3 +328,20 @@ def test_picture_and_its_text(picture, found, tmp_path):
 def test_every_set_and_contender_is_drawn(picture, real_data, contenders):
     assert set(picture.TITLES) == set(real_data.LOADERS)
     assert set(picture.STYLES) == set(contenders.CONTENDERS)
+
+
+# -- what is stored ----------------------------------------------------------------------------------
+
+
+def test_stored_table_and_text_are_those_of_the_file(bench, picture):
+    stored = json.loads(bench.MEASURED.read_text("utf-8"))
+    assert bench.RESULTS.read_text("utf-8") == bench.document(stored)
+    page = (bench.MEASURED.parent / "benchmarks.md").read_text("utf-8")
+    assert picture.alt_text(stored) in " ".join(page.split()), "run python docs/defaults.py"
+
+
+def test_another_file_leaves_the_stored_table_alone(bench, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["b", "--data", "x", "--measured", str(tmp_path / "a.json")])
+    assert bench.arguments().results is None
+    monkeypatch.setattr(sys, "argv", ["b", "--data", "x"])
+    assert bench.arguments().results == bench.RESULTS
