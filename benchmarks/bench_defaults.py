@@ -10,7 +10,8 @@ one, in environments of their own. From the file come the table in RESULTS_defau
 MiniRocket needs aeon, whose versions of other packages may differ from those that we pin
 (``pip install aeon torch scikit-learn`` in a new environment is all that it needs):
 
-    OMP_NUM_THREADS=1 python benchmarks/bench_defaults.py --data FOLDER [--contenders ours linear]
+    OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 python benchmarks/bench_defaults.py --data FOLDER
+    [--contenders ours linear]
     [--sets GunPoint cmapss] [--seeds 3] [--measured docs/defaults.json]
 """
 

@@ -346,6 +346,7 @@ def minirocket(data: RealData, seed: int) -> Predict:
 
 UNITS, WINDOW, BATCH, RATE, CLIP = 32, 100, 32, 1e-3, 1.0
 UPDATES = 500  # at least, in whole epochs
+UPDATES_OF_CHARACTERS = 3000  # three passes or so over a book
 
 
 class PlainLSTM(nn.Module):
@@ -424,7 +425,9 @@ def plain_lstm(data: RealData, seed: int) -> Predict:
         labels, mean, scale, n_out = None, live.mean(), live.std(), 1
         y = (data.y_train - mean) / scale
     model = PlainLSTM(data, n_out)
-    train(model, windows(data, y if data.per_series else y[0]), data.is_classification)
+    n_updates = UPDATES_OF_CHARACTERS if data.kind == "characters" else UPDATES
+    parts = windows(data, y if data.per_series else y[0])
+    train(model, parts, data.is_classification, n_updates)
 
     def predict(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         with torch.no_grad():
@@ -441,11 +444,11 @@ def plain_lstm(data: RealData, seed: int) -> Predict:
     return predict
 
 
-def train(model: PlainLSTM, parts: Windows, is_classification: bool) -> None:
-    """Adam over shuffled minibatches, until ``UPDATES`` are made and the epoch is over."""
+def train(model: PlainLSTM, parts: Windows, is_classification: bool, at_least: int) -> None:
+    """Adam over shuffled minibatches, until so many updates are made and the epoch is over."""
     optimizer = torch.optim.Adam(model.parameters(), RATE)
     n_windows, n_updates = parts.x.shape[1], 0
-    while n_updates < UPDATES:
+    while n_updates < at_least:
         for rows in torch.randperm(n_windows).split(BATCH):
             live = parts.live[:, rows]
             out = model(parts.x[:, rows])[live]
