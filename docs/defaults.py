@@ -18,14 +18,14 @@ from matplotlib import pyplot as plt
 
 HERE = Path(__file__).resolve().parent
 
-# colours of Okabe and Ito, which are told apart with any kind of sight; the last drawn lies on top
+# from top to bottom in a row; colours of Okabe and Ito, which are told apart with any kind of sight
 STYLES = {
     "0.1.0": ("0.1.0", "#999999", "X"),
     "linear": ("linear", "#0072B2", "D"),
     "boosting": ("gradient boosting", "#009E73", "^"),
+    "ours": ("fluxutils_py", "#D55E00", "o"),
     "lstm": ("LSTM, torch loop", "#CC79A7", "s"),
     "minirocket": ("MiniRocket", "#56B4E9", "P"),
-    "ours": ("fluxutils_py", "#D55E00", "o"),
 }
 TITLES = {
     "GunPoint": "GunPoint",
@@ -86,7 +86,7 @@ def draw_rows(ax, rows, least, most):
                 color=colour,
                 markeredgecolor="white",
                 markeredgewidth=0.8,
-                zorder=3 + order,
+                zorder=10 if name == "ours" else 3,
                 clip_on=False,
             )
     ax.set_yticks(range(len(rows)), [TITLES.get(name, name) for name in rows])
@@ -127,10 +127,15 @@ def draw(found, path):
         plt.close(figure)
 
 
+def ours_first():
+    """The contenders in the order in which they are named."""
+    return sorted(reversed(STYLES), key=lambda name: name != "ours")
+
+
 def legend(found):
     """The marks with their names and the median seconds of a fit, ours first."""
     handles = []
-    for name in reversed(STYLES):
+    for name in ours_first():
         if name in found["contenders"]:
             title, colour, mark = STYLES[name]
             style = {
@@ -157,7 +162,7 @@ def median_seconds(found, name):
 def alt_text(found):
     """What the picture shows, for those who do not see it."""
     parts = []
-    for name in reversed(STYLES):
+    for name in ours_first():
         if name not in found["contenders"]:
             continue
         entries = found["sets"].values()
