@@ -8,7 +8,7 @@ is for trying out: tiny shapes, numbers without meaning, printed and not written
 says where.
 
     python benchmarks/run.py [--only fit predict] [--quick] [--out FILE]
-        [--etth1 ETTh1.csv] [--m4 DIRECTORY] [--neuralforecast PYTHON]
+        [--etth1 ETTh1.csv] [--m4 DIRECTORY] [--real DIRECTORY] [--neuralforecast PYTHON]
 """
 
 from __future__ import annotations
@@ -74,9 +74,16 @@ PARTS = {
     "forecast": Part("bench_forecast.py"),
     "etth1": Part("bench_etth1.py", data="etth1", peers=True),
     "m4": Part("bench_m4.py", data="m4", peers=True),
+    # the other contenders keep their rows in docs/defaults.json
+    "defaults": Part(
+        "bench_defaults.py",
+        ["--contenders", "ours"],
+        environment={"OMP_NUM_THREADS": "1"},
+        data="real",
+    ),
 }
 
-DATA = {"etth1": "ETTh1.csv", "m4": "DIRECTORY"}
+DATA = {"etth1": "ETTh1.csv", "m4": "DIRECTORY", "real": "DIRECTORY"}
 
 HEAD = """# Results of the benchmarks
 
