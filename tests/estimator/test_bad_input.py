@@ -384,13 +384,13 @@ class Slots:
     *(
         Case(f"{name}={value!r}", SpecError, (f"spec.{name} must be a positive integer", f"got {value!r}"),
              settings=with_spec(**{name: value}))
-        for name in ("epochs", "batchsize", "seqsize", "accumulate", "patience")
+        for name in ("epochs", "batchsize", "seqsize", "accumulate", "patience", "max_updates")
         for value in (0, -1, True, 2.0, "3", np.True_)
     ),
     *(
         Case(f"{name}=None", SpecError, f"spec.{name} must be a positive integer, got None",
              settings=with_spec(**{name: None}))
-        for name in ("epochs", "batchsize", "accumulate")
+        for name in ("batchsize", "accumulate")
     ),
     *(
         Case(f"{name}={value!r}", SpecError, f"spec.{name} must be an integer of at least 0, got {value!r}",

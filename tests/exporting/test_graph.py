@@ -18,7 +18,7 @@ def test_before_and_after_are_outside_the_scan_and_gaps_between_them():
         before=[double],
         steps=[ModelStep(model, [torch.zeros(4, 2, 3)])],
         after=[shift],
-        gaps=True,
+        gaps="zeros",
     )
     x = torch.randn(6, 2, 3)
     x[2, 1] = torch.nan

@@ -149,7 +149,8 @@ def estimator(
     }
     sizes = {"epochs": 2, "batchsize": batchsize, "seqsize": S, **spec}
     if model is SequenceRegressor:
-        return model(4, **sizes, **settings)
+        # ranks draw their own
+        return model(4, dropout=0.0, input_noise=0.0, **sizes, **settings)
     opt = functools.partial(Adam, lr=0.01)
     return Estimator(
         net() if model is None else model, None, opt, Spec(**sizes), n_jobs=n_jobs, **settings

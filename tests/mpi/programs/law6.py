@@ -187,6 +187,9 @@ class Task:
             "seqsize": 6,
             "comm": self.comm,
             "random_state": 1,
+            # ranks draw their own
+            "dropout": 0.0,
+            "input_noise": 0.0,
             **settings,
         }
         settings["scaling"] = self.scaling
@@ -210,6 +213,10 @@ class Task:
 
     def fixed_lags(self):
         est = self.ready_made(cell="linear")
+        return est.fit(self.x, self.holes, self.weight, lengths=self.lengths)
+
+    def linear_and_network(self):
+        est = self.ready_made(cell="linear+lstm")
         return est.fit(self.x, self.holes, self.weight, lengths=self.lengths)
 
     def threads_too(self):

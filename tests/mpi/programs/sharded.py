@@ -112,6 +112,9 @@ class Task:
             "epochs": 2,
             "random_state": 1,
             "verbose": False,
+            # ranks draw their own
+            "dropout": 0.0,
+            "input_noise": 0.0,
             **self.common,
             **settings,
         }
