@@ -17,6 +17,7 @@ from fluxutils_py.exporting.c_source import check_prefix
 from fluxutils_py.exporting.rounded_weights import run_program, with_rounded_weights
 from fluxutils_py.inputs.labels import Classify
 from fluxutils_py.inputs.moments import Affine
+from fluxutils_py.nn.closed_form_model import split_scale
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.layers import Elementwise
 from fluxutils_py.nn.model_windows import as_tuple
@@ -79,7 +80,10 @@ def header_of(
     ExportError
         If a header cannot hold some part; the message names it.
     """
-    program = _program(est)
+    scale, model = split_scale(deep_copy(est.model_).cpu().eval())
+    program = _program(model, n_features_of(est))
+    if scale is not None:
+        before = [*before, Affine(scale.mean.double().numpy(), scale.scale.double().numpy())]
     inputs = [_transform(module) for module in before]
     outputs = [_transform(module) for module in after if not isinstance(module, Classify)]
     notes = []
@@ -119,9 +123,7 @@ def n_features_of(est: SeriesEstimator) -> int:
     return int(features[0])
 
 
-def _program(est: SeriesEstimator) -> StepProgram:
-    n_in = n_features_of(est)
-    model = deep_copy(est.model_).cpu().eval()
+def _program(model: nn.Module, n_in: int) -> StepProgram:
     try:
         return program_of(model, n_in)
     except UnsupportedStep as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.targets import Targets
@@ -106,44 +107,61 @@ class FitChoice:
         ``cell`` is the argument of the estimator, "auto" or a choice of the user; unless
         ``is_fit``, the data are only the first of many.
         """
-        is_auto = cell == "auto"
-        if is_auto:
-            cell = "kernels" if size.per_series else "linear+lstm"
-            if size.n_steps < LEAST_TRIAL and size.longest == 1:
-                cell = "linear"
-            if not is_fit:
-                cell = "lstm"  # which learns from part after part
+        is_auto = isinstance(cell, str) and cell == "auto"
+        name = _cell_for(size, is_fit) if is_auto else str(cell)
+        is_sum = name.startswith("linear+")
         is_plenty = size.n_steps > PLENTY
-        is_sum = isinstance(cell, str) and cell.startswith("linear+")
-        n_lags = min(size.longest, MOST_LAGS, max(1, MOST_FEATURES // size.n_features))
-        few_classes = size.n_classes is not None and size.n_classes <= MANY_CLASSES
-        choice = cls(
-            cell=cell if isinstance(cell, str) else "a class",
+        network = ALONE
+        if is_plenty:
+            network = OF_PLENTY
+        elif is_sum:
+            network = BESIDE_LINEAR
+        windows = _windows_of(size, is_plenty)
+        return cls(
+            cell=name,
             n_kernels=2_000 if size.n_series > MANY_SERIES else 10_000,
-            n_lags=n_lags,
+            n_lags=min(size.longest, MOST_LAGS, max(1, MOST_FEATURES // size.n_features)),
             has_statistics=size.longest > 1 and STATISTICS * size.n_features <= MOST_FEATURES,
             has_means=size.longest > 1,
-            class_weight="sqrt_balanced" if few_classes and not size.per_series else None,
+            class_weight=_class_weight_for(size),
             needs_trial=is_auto and is_sum and not is_plenty and size.n_steps >= LEAST_TRIAL,
+            **network,
+            **windows,
         )
-        if is_plenty:
-            network = {"hidden_size": 128, "lr": 1e-2, "dropout": 0.0, "input_noise": 0.0}
-            choice = replace(choice, max_updates=1000, batchsize=32, **network)  # type: ignore[arg-type]
-        elif not is_sum:
-            choice = replace(choice, lr=1e-2, dropout=0.0, input_noise=0.0)
-        return replace(choice, **_windows_of(size, choice))  # type: ignore[arg-type]
 
 
-def _windows_of(size: DataSize, choice: FitChoice) -> dict[str, int | None]:
+# Settings of a network that learns alone, of one that adds to a linear model, and of one that sees
+# so much that nothing need hold it back.
+ALONE: dict[str, Any] = {"hidden_size": 48, "lr": 1e-2, "dropout": 0.0, "input_noise": 0.0}
+BESIDE_LINEAR: dict[str, Any] = {"hidden_size": 48, "lr": 5e-3, "dropout": 0.3, "input_noise": 0.1}
+OF_PLENTY: dict[str, Any] = {**ALONE, "hidden_size": 128}
+
+
+def _cell_for(size: DataSize, is_fit: bool) -> str:
+    if not is_fit:
+        return "lstm"  # which learns from part after part
+    if size.per_series:
+        return "kernels"
+    if size.longest == 1 and size.n_steps < LEAST_TRIAL:
+        return "linear"
+    return "linear+lstm"
+
+
+def _class_weight_for(size: DataSize) -> str | None:
+    is_many = size.n_classes is None or size.n_classes > MANY_CLASSES
+    return None if is_many or size.per_series else "sqrt_balanced"
+
+
+def _windows_of(size: DataSize, is_plenty: bool) -> dict[str, Any]:
     """Return how to cut the data, and how often to update a network."""
     if size.longest == 1:  # rows of single steps
         n_updates = 3 * PASSES * -(-size.n_series // 128)
         return {"batchsize": 128, "seqsize": None, "max_updates": min(max(n_updates, 200), 1000)}
-    seqsize = choice.seqsize
+    seqsize: int | None = 64
     if size.per_series:
         seqsize = None if size.longest <= WHOLE else 128
-    if choice.max_updates == 1000:
-        return {"seqsize": seqsize}
-    steps_of_update = choice.batchsize * min(seqsize or size.longest, size.longest)
+    if is_plenty:
+        return {"batchsize": 32, "seqsize": seqsize, "max_updates": 1000}
+    steps_of_update = 16 * min(seqsize or size.longest, size.longest)
     n_updates = PASSES * -(-size.n_steps // steps_of_update)
-    return {"seqsize": seqsize, "max_updates": min(max(n_updates, 200), 600)}
+    return {"batchsize": 16, "seqsize": seqsize, "max_updates": min(max(n_updates, 200), 600)}

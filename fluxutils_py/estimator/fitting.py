@@ -321,13 +321,7 @@ def assemble(
     batches = tensor_batches(data, model, ranks, rng if spec.shuffle else None)
     # copied before a scheduler is made, which changes them: a failed fit puts them back
     groups = [dict(group) for group in optimizer.param_groups]
-    if earlier is not None and read_spec(settings.spec).lr_schedule is not None:
-        # they have followed the length of a fit, to 0
-        for group in optimizer.param_groups:
-            group["lr"] = group.get("initial_lr", group["lr"])
-    scheduler = None if earlier is None else earlier.fitted_parts_.scheduler
-    if scheduler is None:
-        scheduler = _new_scheduler(spec, optimizer)
+    scheduler = _scheduler_after(earlier, data, optimizer)
     task = _fixed_task(data, request)
     step = _new_step(data, model, optimizer, ranks, threads, task)
     resume = earlier is not None
@@ -504,6 +498,18 @@ def float_dtype(arrays: tuple[SeriesArray, ...], precision: str = "float32") -> 
     if not names:
         return None
     return torch.float32 if names <= SHORT_FLOATS else torch.float64
+
+
+def _scheduler_after(earlier: SeriesEstimator | None, data: FitData, optimizer: Optimizer) -> Any:
+    """Return the schedule of the earlier fit, or a new one."""
+    if earlier is not None:
+        if read_spec(data.settings.spec).lr_schedule is not None:
+            # its rates have followed the length of a fit, to 0
+            for group in optimizer.param_groups:
+                group["lr"] = group.get("initial_lr", group["lr"])
+        if earlier.fitted_parts_.scheduler is not None:
+            return earlier.fitted_parts_.scheduler
+    return _new_scheduler(data.spec, optimizer)
 
 
 def _new_scheduler(spec: Spec, optimizer: Optimizer) -> Any:

@@ -435,24 +435,23 @@ class _SequenceEstimator(Estimator):
     def _check_arguments(self) -> None:
         """Raise SpecError unless all arguments that are no fields of a spec can be."""
         for name in ("hidden_size", "num_layers", "n_iter_no_change", "n_lags", "n_models"):
-            value = getattr(self, name)
-            if not (name in ("hidden_size", "n_lags") and _is_auto(value)):
-                check_integer(name, value, 1, error=SpecError)
+            if not self._may_be_auto(name):
+                check_integer(name, getattr(self, name), 1, error=SpecError)
         check_integer("n_timesteps", self.n_timesteps, 1, optional=True, error=SpecError)
-        if not _is_auto(self.lr):
+        if not self._may_be_auto("lr"):
             check_positive("lr", self.lr, error=SpecError)
         for name, most in (("dropout", 1), ("weight_decay", math.inf), ("input_noise", math.inf)):
-            value = getattr(self, name)
-            if name != "weight_decay" and _is_auto(value):
-                continue
-            # bool is a number for Python, and NaN is in no range
-            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            if not is_number or not 0 <= float(value) <= most:
-                raise SpecError(f"{name} must be a number from 0 to {most}, got {value!r}")
+            if not self._may_be_auto(name):
+                _check_range(name, getattr(self, name), most)
         for name in ("early_stopping", "scale_target", "scale_input"):
             value = getattr(self, name, False)  # only the regressor has scale_target
             if not isinstance(value, bool | np.bool_):
                 raise SpecError(f"{name} must be True or False, got {value!r}")
+
+    def _may_be_auto(self, name: str) -> bool:
+        """Return whether an argument is "auto", and may be."""
+        may_be = name in ("hidden_size", "n_lags", "lr", "dropout", "input_noise")
+        return may_be and _is_auto(getattr(self, name))
 
     def _spec(self, choice: FitChoice) -> Spec:
         # without early stopping, validation data only give a loss to watch
@@ -467,6 +466,14 @@ class _SequenceEstimator(Estimator):
             return read_spec(Spec(**in_spec, patience=patience))
         except SpecError as error:  # the fields are arguments of the estimator
             raise SpecError(str(error).removeprefix("spec.")) from None
+
+
+def _check_range(name: str, value: object, most: float) -> None:
+    """Raise SpecError unless a value is a number from 0 to ``most``."""
+    # bool is a number for Python, and NaN is in no range
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= float(value) <= most:  # type: ignore[arg-type]
+        raise SpecError(f"{name} must be a number from 0 to {most}, got {value!r}")
 
 
 def _is_auto(value: object) -> bool:

@@ -44,6 +44,13 @@ class InputScale(nn.Module):
         return y.nan_to_num(nan=0.0).to(dtype)
 
 
+def split_scale(model: nn.Module) -> tuple[InputScale | None, nn.Module]:
+    """Return the scale with which a model begins, if it does, and the rest of the model."""
+    if type(model) is nn.Sequential and len(model) > 1 and isinstance(model[0], InputScale):
+        return model[0], nn.Sequential(*model[1:])
+    return None, model
+
+
 def takes_gaps(model: nn.Module) -> bool:
     """Return whether steps without input are to reach a model as NaN, which it takes for means.
 

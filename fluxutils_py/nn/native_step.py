@@ -13,6 +13,7 @@ from torch import _C, Tensor, nn
 from torch.nn.modules import module as hooks
 
 from fluxutils_py.nn import kernels
+from fluxutils_py.nn.closed_form_model import split_scale
 from fluxutils_py.nn.kernels import VERSION, Library
 from fluxutils_py.nn.native import kernel_error
 from fluxutils_py.nn.native_layers import PLAIN
@@ -120,10 +121,13 @@ class NativeStep:
         scalers: Sequence[Scaler] = (),
         output: OutputForm | None = None,
     ) -> None:
-        self.model = model
+        scale, self.model = split_scale(model)
         self.layers = list(layers)
         self.shape = shape
         self.scalers = list(scalers)
+        if scale is not None:  # in float64, as there; what is missing is 0 after it
+            values = (scale.mean.double().numpy(), scale.scale.double().numpy())
+            self.scalers.append(Scaler("standardize", *values))
         self.output = output or OutputForm()
         first = next(model.parameters(), None)
         self._dtype = None if first is None else first.dtype

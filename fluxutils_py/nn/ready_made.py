@@ -8,28 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.nn.closed_form_model import ClosedFormModel, InputScale, lag_model
+from fluxutils_py.nn.layers import GaussianNoise
 from fluxutils_py.nn.time_features import ExponentialMeans
 
 MEANS = (5, 20, 80)  # spans of the exponential means that a network sees beside its inputs
 LARGEST = 3.0  # standard deviations, at which inputs of the network of a sum are clamped
 
 MakeCell = Callable[..., nn.Module]
-
-
-class Noise(nn.Module):
-    """Add normal noise of a standard deviation in training."""
-
-    def __init__(self, deviation: float) -> None:
-        super().__init__()
-        self.deviation = deviation
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-        return x + self.deviation * torch.randn_like(x)
-
-    def extra_repr(self) -> str:
-        return str(self.deviation)
 
 
 class LinearPlusNetwork(nn.Module):
@@ -71,7 +56,7 @@ class LinearPlusNetwork(nn.Module):
         n_in = len(linear.scale.mean)
         n_seen = n_in * (1 + len(means))
         self.means = ExponentialMeans(n_in, means) if means else None
-        self.noise = Noise(input_noise)
+        self.noise = GaussianNoise(input_noise)
         between = dropout if num_layers > 1 else 0.0  # the dropout after the last is its own
         self.network = cell(n_seen, hidden_size, num_layers, between)
         self.dropout = nn.Dropout(dropout)
@@ -125,7 +110,7 @@ def plain_network(
     if scale_input:
         before.append(InputScale(n_in))
     if input_noise:
-        before.append(Noise(input_noise))
+        before.append(GaussianNoise(input_noise))
     layers = cell(n_in, hidden_size, num_layers, dropout)
     return nn.Sequential(*before, layers, nn.Linear(hidden_size, n_out))
 

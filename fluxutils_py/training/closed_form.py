@@ -16,7 +16,7 @@ from fluxutils_py.parallel import RankGroup
 N_ALPHAS = 13
 MOST_ROWS = 4000  # of which the products with one another are kept: the dual form
 FEW_ROWS = 1000
-FIXED_PENALTY = 4  # of N_ALPHAS
+FIXED_PENALTY = 1e-4  # times the mean squared length of a row, and the sum of weights
 CLEARLY = 0.9  # of an error, below which features that are richer are worth it
 MOST_LEFT_OUT = 2000  # rows of larger data whose errors choose the penalty
 TEMPERATURES = torch.logspace(-1, 2.5, 141, dtype=torch.float64)
@@ -110,8 +110,8 @@ def fit_closed_form(
         Added, squared, to the variance of each feature: what varies less than this is rounding, and
         is not to be blown up.
     fixed_penalty : bool
-        Whether to leave out nothing: the penalty is .01 of the mean squared length of a row, the
-        first of ``relative`` applies, and a weight counts as that many equal rows.
+        Whether to leave out nothing: the penalty is .0001 of the squared length of all rows,
+        the first of ``relative`` applies, and a weight counts as that many equal rows.
     ranks : RankGroup, optional
         Each has some of the blocks; all get the same head.
 
@@ -186,7 +186,8 @@ def _best_problem(
     for factors in relative:
         problem = kept.problem(Scaling(factors, floor))
         if fixed_penalty:
-            alpha = float(problem.alphas()[FIXED_PENALTY])
+            # of the whole weight: then a weight is worth that many rows
+            alpha = FIXED_PENALTY * problem.mean_square() * float(problem.weights.sum())
             errors = problem.residuals(alpha) / problem.weights.sqrt()[:, None]
             return problem, _Candidate.judged(alpha, problem, errors, is_classifier)
         candidate = _best_candidate(problem, is_classifier)
@@ -318,7 +319,7 @@ class _DualProblem(_Problem):
         self.root = self.weights.sqrt()
         self.mean_target = share @ self.targets
         kernel = x @ x.T
-        self.mean_of_diagonal = float(kernel.diagonal().mean())
+        self.mean_of_diagonal = float(share @ kernel.diagonal())
         kernel *= self.root[:, None]
         kernel *= self.root
         # The root of the weights is an eigenvector of the value 0, as rows are centred; it stands

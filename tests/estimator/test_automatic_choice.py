@@ -12,6 +12,7 @@ from sklearn.model_selection import GroupKFold
 from torch import nn
 
 from fluxutils_py import (
+    Estimator,
     SequenceClassifier,
     SequenceRegressor,
     Spec,
@@ -335,11 +336,10 @@ def test_bad_settings_of_the_length_are_named(bad):
 
 
 def test_a_schedule_twice_is_refused():
-    with pytest.raises(SpecError, match="lr_schedule='cosine' and spec.scheduler both"):
-        from fluxutils_py import Estimator
-
-        spec = Spec(lr_schedule="cosine", scheduler=torch.optim.lr_scheduler.ConstantLR)
-        Estimator(spec=spec).fit(*sums()[:2])
+    spec = Spec(lr_schedule="cosine", scheduler=torch.optim.lr_scheduler.ConstantLR)
+    x, y, _ = sums()
+    with pytest.raises(SpecError, match=r"lr_schedule='cosine' and spec.scheduler both"):
+        Estimator(spec=spec).fit(x, y)
 
 
 # -- groups --------------------------------------------------------------------------------------------
