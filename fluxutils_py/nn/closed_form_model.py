@@ -47,7 +47,7 @@ class InputScale(nn.Module):
 def split_scale(model: nn.Module) -> tuple[InputScale | None, nn.Module]:
     """Return the scale with which a model begins, if it does, and the rest of the model."""
     if type(model) is nn.Sequential and len(model) > 1 and isinstance(model[0], InputScale):
-        return model[0], nn.Sequential(*model[1:])
+        return model[0], nn.Sequential(*list(model)[1:])
     return None, model
 
 
