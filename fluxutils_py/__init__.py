@@ -28,6 +28,7 @@ from fluxutils_py.estimator import (
     save,
     stream,
 )
+from fluxutils_py.explaining import explain
 from fluxutils_py.nn.losses import seqloss
 from fluxutils_py.nn.ops import bmm
 from fluxutils_py.nn.parameters import namedparams, notrack, weights
@@ -49,6 +50,7 @@ __all__ = [
     "WinsorScaler",
     "bmm",
     "check_export",
+    "explain",
     "export",
     "flatten_steps",
     "grad2net",
