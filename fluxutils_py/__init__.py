@@ -28,7 +28,7 @@ from fluxutils_py.estimator import (
     save,
     stream,
 )
-from fluxutils_py.explaining import explain
+from fluxutils_py.explaining import SequencePredictionDisplay, explain
 from fluxutils_py.nn.losses import seqloss
 from fluxutils_py.nn.ops import bmm
 from fluxutils_py.nn.parameters import namedparams, notrack, weights
@@ -44,6 +44,7 @@ __all__ = [
     "LossCurveDisplay",
     "SequenceClassifier",
     "SequenceImputer",
+    "SequencePredictionDisplay",
     "SequenceRegressor",
     "SequenceScaler",
     "Spec",

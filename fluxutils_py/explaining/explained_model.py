@@ -185,7 +185,7 @@ def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:
     step = _read_step(step, int(whole.start[0]), end)
     run = next(r for r in inputs.contiguous_runs() if r.start <= step < r.stop)
     arrays, n_context = inputs.with_context(run)
-    if inputs.view is None or len(inputs.contiguous_runs()) == 1 and not n_context:
+    if inputs.view is None or (len(inputs.contiguous_runs()) == 1 and not n_context):
         first = int(whole.start[0])
     else:
         first = run.start - n_context

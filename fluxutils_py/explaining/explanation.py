@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fluxutils_py.explaining.explanation_display import ExplanationDisplay
+
 
 class Share(NamedTuple):
     """What a feature, a step or an input contributed.
@@ -102,11 +104,9 @@ class Explanation:
         names = [f"x[{i}] {name}" for i, of in enumerate(self.feature_names) for name in of]
         return np.concatenate(arrays), names
 
-    def plot(self, axes: Any = None, **settings: Any) -> Any:
+    def plot(self, axes: Any = None, *, last: int | None = None) -> ExplanationDisplay:
         """Draw a heat map; see :class:`fluxutils_py.explaining.ExplanationDisplay`."""
-        from fluxutils_py.explaining.explanation_display import ExplanationDisplay
-
-        return ExplanationDisplay(self, **settings).plot(axes)
+        return ExplanationDisplay(self, last).plot(axes)
 
     def _arrays(self) -> tuple[np.ndarray, ...]:
         if isinstance(self.attributions, tuple):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from fluxutils_py.explaining.explanation import Explanation
-from fluxutils_py.explaining.integrated_gradients import explain
 from fluxutils_py.validation import check_integer, require_package
 
 MOST_COLUMNS = 400  # of a heat map: more would be finer than its pixels
@@ -15,13 +13,39 @@ MOST_NAMES = 40  # of features, that can be read beside a heat map
 COVERED = 0.99  # of all attributions, by the steps that are drawn
 
 
+# ``Explanation`` draws itself with the display, which cannot import it.
+class Explained(Protocol):
+    """What a display needs of an explanation."""
+
+    @property
+    def steps(self) -> np.ndarray: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def baseline_value(self) -> float: ...
+    @property
+    def series(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def output(self) -> str: ...
+    @property
+    def explained(self) -> str: ...
+
+    def stacked(self) -> tuple[np.ndarray, list[str]]:
+        """Return the attributions of all inputs as one matrix (F, T), with the features' names."""
+        ...
+
+
 class ExplanationDisplay:
     """A heat map of attributions, features by steps, with bars of the totals of each step above
     and of each feature beside it. Needs matplotlib.
 
+    ``explain(...).plot()`` makes it.
+
     Parameters
     ----------
-    explanation : Explanation
+    explanation : fluxutils_py.explaining.Explanation
     last : int, optional
         Number of the last steps to draw. None: as many as hold 99 per cent of all attributions.
 
@@ -34,17 +58,10 @@ class ExplanationDisplay:
     figure_ : matplotlib Figure
     """
 
-    def __init__(self, explanation: Explanation, last: int | None = None) -> None:
+    def __init__(self, explanation: Explained, last: int | None = None) -> None:
         check_integer("last", last, 1, optional=True)
         self.explanation = explanation
         self.last = last
-
-    @classmethod
-    def from_estimator(
-        cls, est: object, x: object, *, last: int | None = None, axes: Any = None, **settings: Any
-    ) -> Self:
-        """Explain an output and draw it; ``settings`` are those of :func:`fluxutils_py.explain`."""
-        return cls(explain(est, x, **settings), last).plot(axes)
 
     def plot(self, axes: Any = None) -> Self:
         """Draw the heat map on one matplotlib Axes, or all in a new figure."""

@@ -291,7 +291,7 @@ def _given_baseline(model: ExplainedModel, given: object, n_features: int) -> np
             values = transformer.transform(values[:, None])[:, 0]
     if len(values) != n_features or not np.isfinite(values).all():
         raise ShapeError(
-            f"baseline has shape {np.shape(given)}; expected {n_features} features, all finite"
+            f"baseline has shape {np.asarray(given).shape}; expected {n_features} features, all finite"
         )
     return values
 

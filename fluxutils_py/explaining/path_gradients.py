@@ -104,21 +104,17 @@ class PathGradients:
                 continue
             leaves = self._load_states(start)
             ends = self.read(window)
-            rows = _points(ends, places)
-            floats = [x.requires_grad_() for x in rows if x.is_floating_point()]
+            rows, floats = _points_with_gradient(ends, places)
             with torch.enable_grad():
                 outputs = self.session.run(rows)
-                if is_last:
-                    of_rows = self.score(outputs)
-                    scores = of_rows.detach().double().cpu().numpy()
-                    targets: list[Tensor] = [of_rows]
-                    above: list[Tensor | None] = [torch.as_tensor(weights).to(of_rows)]
-                else:
-                    targets, above = self._state_tensors(), carried
-            gradients = _gradients(targets, above, floats + [t for t in leaves if t is not None])
+                targets = [self.score(outputs)] if is_last else self._state_tensors()
+            if is_last:
+                scores = targets[0].detach().double().cpu().numpy()
+                carried = [torch.as_tensor(weights).to(targets[0])]
+            wanted = floats + [t for t in leaves if t is not None]
+            gradients = _gradients(targets, carried, wanted)
             sums.append(_weigh(ends, gradients[: len(floats)]))
-            of_states = iter(gradients[len(floats) :])
-            carried = [None if t is None else next(of_states) for t in leaves]
+            carried = _of_states(leaves, gradients[len(floats) :])
         reset(self.session.model)
         parts = zip(*reversed(sums), strict=True)  # of each input, forward in time
         return tuple(torch.cat(p).T.cpu().numpy() for p in parts), scores
@@ -171,6 +167,21 @@ def _points(ends: Ends, places: np.ndarray) -> Tensors:
         else:
             rows.append(x.expand(-1, len(places), -1).contiguous())
     return tuple(rows)
+
+
+def _points_with_gradient(ends: Ends, places: np.ndarray) -> tuple[Tensors, list[Tensor]]:
+    """Return the inputs at places of the path, and those of them that gradients go back to."""
+    rows = _points(ends, places)
+    floats = [x.requires_grad_() for x in rows if x.is_floating_point()]
+    return rows, floats
+
+
+def _of_states(
+    leaves: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Return one gradient for each tensor of the states; None for those of integers."""
+    remaining = iter(gradients)
+    return [None if t is None else next(remaining) for t in leaves]
 
 
 def _weigh(ends: Ends, gradients: Sequence[Tensor | None]) -> Tensors:

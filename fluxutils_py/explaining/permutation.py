@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,34 +153,14 @@ class _Data:
     def read(cls, est: Any, x: Any, y: Any, loss: Loss | None) -> _Data:
         as_rows = isinstance(x, SamplesView)
         given = (x.native,) if as_rows else x
-        arrays = tuple(np.asarray(a) for a in (given if isinstance(given, tuple) else (given,)))
-        if any(a.ndim != 3 for a in arrays):
-            raise ShapeError(
-                "permutation_importance takes an array (F, N, T), a tuple of them, or samples(x); "
-                f"got shapes {[a.shape for a in arrays]}"
-            )
-        n_series, n_steps = arrays[0].shape[1:]
-        targets = y.native if isinstance(y, SamplesView) else y
-        targets = np.asarray(targets)
+        arrays = _three_axes(given if isinstance(given, tuple) else (given,))
+        targets = np.asarray(y.native if isinstance(y, SamplesView) else y)
         per_series = targets.ndim < 3
-        if per_series:
-            targets = targets.reshape(len(targets), -1).T[:, :, None]
-        if targets.shape[1:] != (n_series, 1 if per_series else n_steps):
-            raise ShapeError(
-                f"y has shape {np.shape(y)}; expected (G, {n_series}, {n_steps}), or {n_series} "
-                "targets, one per series"
-            )
+        targets = _aligned(targets, arrays[0].shape)
         is_label = hasattr(est, "classes_") or targets.dtype.kind not in "fiu"
         if loss is None:
             loss = _differ if is_label else _squared
-        prefix = ["" if len(arrays) == 1 else f"x[{i}] " for i in range(len(arrays))]
-        names = [
-            f"{p}feature {f}" for p, a in zip(prefix, arrays, strict=True) for f in range(len(a))
-        ]
-        own = getattr(est, "feature_names_in_", None)
-        if own is not None and len(own) == len(names):
-            names = [str(name) for name in own]
-        return cls(est, arrays, targets, per_series, as_rows, names, loss)
+        return cls(est, arrays, targets, per_series, as_rows, _names(est, arrays), loss)
 
     @property
     def n_features(self) -> int:
@@ -252,6 +233,40 @@ class _Data:
         return (*self.arrays[:i], changed, *self.arrays[i + 1 :])
 
 
+def _three_axes(given: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+    arrays = tuple(np.asarray(a) for a in given)
+    if any(a.ndim != 3 for a in arrays):
+        raise ShapeError(
+            "permutation_importance takes an array (F, N, T), a tuple of them, or samples(x); got "
+            f"shapes {[a.shape for a in arrays]}"
+        )
+    return arrays
+
+
+def _aligned(y: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return targets (G, N, T), or (G, N, 1) of one per series, for inputs of this shape."""
+    _, n_series, n_steps = shape
+    targets = y
+    if y.ndim < 3:
+        targets = y.reshape(len(y), -1).T[:, :, None]
+        n_steps = 1
+    if targets.shape[1:] != (n_series, n_steps):
+        raise ShapeError(
+            f"y has shape {y.shape}; expected (G, {n_series}, {shape[2]}), or {n_series} targets, "
+            "one per series"
+        )
+    return targets
+
+
+def _names(est: object, arrays: tuple[np.ndarray, ...]) -> list[str]:
+    prefix = ["" if len(arrays) == 1 else f"x[{i}] " for i in range(len(arrays))]
+    names = [f"{p}feature {f}" for p, a in zip(prefix, arrays, strict=True) for f in range(len(a))]
+    own = getattr(est, "feature_names_in_", None)
+    if own is not None and len(own) == len(names):
+        return [str(name) for name in own]
+    return names
+
+
 def _at_lags(
     data: _Data,
     feature: int,
@@ -300,7 +315,7 @@ def _read_lags(lags: Sequence[int | Range] | None, data: _Data) -> list[Range]:
     if lags is None:
         if data.per_series:
             edges = np.unique(np.linspace(0, data.n_steps, N_PARTS + 1).astype(int)).tolist()
-            return [(a, b - 1) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+            return [(a, b - 1) for a, b in pairwise(edges)]
         return [(lag, lag) for lag in STEP_LAGS if lag < data.n_steps]
     ranges = []
     for lag in lags:

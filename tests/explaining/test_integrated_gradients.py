@@ -46,7 +46,10 @@ def oracle(model, x, baseline, score, n_points):
     nodes, weights = np.polynomial.legendre.leggauss(n_points)
     sums = [np.zeros_like(a) for a in x]
     for node, weight in zip(nodes, weights, strict=True):
-        at = [torch.tensor(b + (node + 1) / 2 * (a - b)).requires_grad_() for a, b in zip(x, baseline)]
+        at = [
+            torch.tensor(b + (node + 1) / 2 * (a - b)).requires_grad_()
+            for a, b in zip(x, baseline, strict=True)
+        ]
         for layer in model.modules():
             if isinstance(layer, Recur):
                 layer.reset()
@@ -68,9 +71,7 @@ def test_attributions_are_those_of_the_whole_unrolled_series(seqsize):
     est = fitted(lstm)
     b = RNG.normal(size=F)
     e = explain(est, X, 2, 18, 1, baseline=b, n_points=9, seqsize=seqsize)
-    (expected,) = oracle(
-        est.model_, [X[:, 2, :19]], [b[:, None]], lambda out: out[-1, 0, 1], 9
-    )
+    (expected,) = oracle(est.model_, [X[:, 2, :19]], [b[:, None]], lambda out: out[-1, 0, 1], 9)
     assert e.attributions.shape == (F, 19)
     assert_allclose(e.attributions, expected, rtol=0, atol=1e-10)
     assert abs(expected[:, :3]).max() > 1e-8  # the first steps count too
@@ -101,9 +102,7 @@ def test_own_recurrent_modules_with_integers_in_their_state(window):
 
     est = fitted(model)
     e = explain(est, X, 0, output=0, baseline="zero", n_points=40, seqsize=window)
-    (expected,) = oracle(
-        est.model_, [X[:, 0]], [np.zeros((F, 1))], lambda out: out[-1, 0, 0], 40
-    )
+    (expected,) = oracle(est.model_, [X[:, 0]], [np.zeros((F, 1))], lambda out: out[-1, 0, 0], 40)
     assert_allclose(e.attributions, expected, rtol=0, atol=1e-10)
 
 
@@ -164,7 +163,9 @@ def test_starts_and_lengths():
     starts, lengths = np.array([0, 0, 4, 0, 0]), np.array([23, 23, 11, 23, 23])
     padded = X.copy()
     padded[:, 2, :4] = padded[:, 2, 15:] = 1e9
-    e = explain(est, padded, 2, output=0, starts=starts, lengths=lengths, baseline="zero", n_points=6)
+    e = explain(
+        est, padded, 2, output=0, starts=starts, lengths=lengths, baseline="zero", n_points=6
+    )
     (expected,) = oracle(
         est.model_, [X[:, 2, 4:15]], [np.zeros((F, 1))], lambda out: out[-1, 0, 0], 6
     )
@@ -193,7 +194,8 @@ def test_steps_without_inputs_move_the_state_as_in_predict():
     x[:, 1, 5:8] = np.nan
     e = explain(est, x, 1, 12, 0, seqsize=3)
     assert_allclose(e.value, est.predict(x)[0, 1, 12], rtol=1e-12)
-    assert not e.attributions[:, 5:8].any() and e.attributions[:, :5].all()
+    assert not e.attributions[:, 5:8].any()
+    assert e.attributions[:, :5].all()
     with pytest.raises(ValueError, match=r"step 6 .*NaN"):
         explain(est, x, 1, 6, 0)
 
@@ -241,7 +243,7 @@ def test_models_that_see_windows_get_those_of_predict():
         assert e.completeness < 1e-4
         assert e.steps[-1] == step
         assert not e.attributions[:, :-4].any()
-    with pytest.raises(ValueError, match="7 steps.*seqsize=5"):
+    with pytest.raises(ValueError, match=r"7 steps.*seqsize=5"):
         explain(est, X, 1, 3, 1, seqsize=5)
 
 
@@ -338,10 +340,10 @@ def test_thresholds_have_no_gradient():
     def hard():
         return nn.Sequential(Threshold(), nn.Linear(3, 2))
 
-    with pytest.raises(ValueError, match="no gradient.*permutation_importance"):
+    with pytest.raises(ValueError, match=r"no gradient.*permutation_importance"):
         explain(fitted(hard), X, 0, output=0)
     kernels = SequenceClassifier(cell="kernels", verbose=False).fit(X, LABELS)
-    with pytest.raises(TypeError, match="CausalKernels.*permutation_importance"):
+    with pytest.raises(TypeError, match=r"CausalKernels.*permutation_importance"):
         explain(kernels, X)
 
 
@@ -364,7 +366,7 @@ def test_arguments_that_do_not_fit(arguments, error, message):
 
 
 def test_estimators_that_cannot_be_explained():
-    with pytest.raises(TypeError, match="Ridge.*permutation_importance"):
+    with pytest.raises(TypeError, match=r"Ridge.*permutation_importance"):
         explain(Ridge(), X)
     with pytest.raises(NotFittedError):
         explain(EstimatorRegressor(), X)

@@ -4,8 +4,9 @@ import matplotlib
 import numpy as np
 import pytest
 
-from fluxutils_py import SequenceRegressor
-from fluxutils_py.explaining import Explanation, ExplanationDisplay
+from fluxutils_py import SequenceRegressor, explain
+from fluxutils_py.explaining.explanation import Explanation
+from fluxutils_py.explaining.explanation_display import ExplanationDisplay
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -45,7 +46,8 @@ def test_ranks():
     assert e.by_channel(2) == [(("sun", 12), -4.5, 4.5), (("sun", 11), 4.0, 4.0)]
     assert len(e.by_channel(None)) == 6
     assert e.by_input() == [("x", -1.0, 12.0)]
-    assert "sun" in repr(e) and "1.0e-06" in repr(e)
+    assert "sun" in repr(e)
+    assert "1.0e-06" in repr(e)
 
 
 def test_the_map_has_the_attributions():
@@ -66,7 +68,8 @@ def test_long_pasts_are_summed_in_columns_and_cut_where_nothing_is():
     drawn = display.image_.get_array()
     assert drawn.shape[1] <= 400
     left, right = display.axes_[1].get_xlim()
-    assert right == 5002.5 and 1000 <= left < 1100
+    assert right == 5002.5
+    assert 1000 <= left < 1100
     np.testing.assert_allclose(drawn.sum(1), a[:, int(left + 0.5) :].sum(1))
     assert make(a).plot(last=12).image_.get_array().shape == (2, 12)
     assert make(a * 0).plot().image_.get_array().shape[1] <= 400
@@ -78,11 +81,12 @@ def test_own_axes():
     assert display.axes_.tolist() == [ax]
 
 
-def test_from_estimator():
+def test_of_an_estimator():
     x = RNG.normal(size=(2, 6, 20)).astype("float32")
     est = SequenceRegressor(4, epochs=30, random_state=0, verbose=False).fit(x, x[:1])
-    display = ExplanationDisplay.from_estimator(est, x, series=1, step=9)
+    display = explain(est, x, series=1, step=9).plot()
+    assert isinstance(display, ExplanationDisplay)
     assert display.explanation.step == 9
     assert display.explanation.by_feature()[0].name == "feature 0"
-    with pytest.raises(ValueError, match="last.*0"):
+    with pytest.raises(ValueError, match=r"last.*0"):
         ExplanationDisplay(display.explanation, last=0)
