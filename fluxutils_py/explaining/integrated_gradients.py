@@ -18,7 +18,7 @@ from fluxutils_py.validation import check_integer
 
 TOLERANCE = 1e-4  # of completeness
 FIRST_POINTS = 16
-MOST_POINTS = 512
+MOST_POINTS = 4096  # kinks, as of ReLU, take many
 MOST_GRAPH_BYTES = 1 << 26  # of the graph of a window, about
 TENSORS_PER_UNIT = 4  # that a graph keeps, about
 
@@ -61,12 +61,12 @@ def explain(
         predicted at this step. The score is that of ``decision_function``: of two classes, the
         difference to the other.
     baseline : "mean", "zero", array of shape (F,) or (F, T), or a tuple of these
-        The inputs with which those of the series are compared, in the units of ``x`` (after
-        transformers of other packages, of what reaches the model). "mean": the mean of each feature
-        over all of ``x``. An array (F, T) has the steps of ``x``. Integer inputs stay as they are.
+        The inputs with which those of the series are compared, in the units of ``x``. "mean": the
+        mean of each feature over all of ``x``. "zero": zeros, where the model gets them. An array
+        (F, T) has the steps of ``x``. Integer inputs stay as they are.
     n_points : int, optional
-        Points on the path from baseline to inputs. None: 16, doubled until attributions are
-        complete to 1e-4, or 512.
+        Points on the path from baseline to inputs. None: 16, and four times as many until
+        attributions are complete to 1e-4, or 4096, as models with kinks (ReLU) may need.
     seqsize : int, optional
         Steps per window; the result does not depend on it. None: what fits 64 MB.
     lengths, starts : array of int, shape (N,), optional
@@ -285,13 +285,19 @@ def _given_baseline(model: ExplainedModel, given: object, n_features: int) -> np
         values = values[:, None]
     if values.ndim != 2:
         raise ShapeError(f"baseline must have shape (F,) or (F, T), got {values.shape}")
-    for _, transformer in model.transformers:
+    for name, transformer in model.transformers:
         # those of this package know the features of a series of any length
-        if hasattr(transformer, "stream"):
-            values = transformer.transform(values[:, None])[:, 0]
+        if not hasattr(transformer, "stream"):
+            raise TypeError(
+                f"a baseline cannot go through the step {name!r} of the pipeline, "
+                f"{type(transformer).__name__}; use baseline='mean', or explain the last step of "
+                "the pipeline on inputs that the others have transformed"
+            )
+        values = transformer.transform(values[:, None])[:, 0]
     if len(values) != n_features or not np.isfinite(values).all():
         raise ShapeError(
-            f"baseline has shape {np.asarray(given).shape}; expected {n_features} features, all finite"
+            f"baseline has shape {np.asarray(given).shape}; expected {n_features} features, all "
+            "finite"
         )
     return values
 
@@ -303,7 +309,7 @@ def _integrate(gradients: PathGradients, n_points: int | None) -> PathIntegral:
     points = FIRST_POINTS
     integral = gradients.integrate(points)
     while _error(integral) > TOLERANCE and points < MOST_POINTS:
-        points *= 2
+        points *= 4
         integral = gradients.integrate(points)
     return integral
 

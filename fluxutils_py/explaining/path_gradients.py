@@ -4,7 +4,7 @@ window.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,17 +70,15 @@ class PathGradients:
         self._layers = recurrent_layers(session.model)
 
     def integrate(self, n_points: int) -> PathIntegral:
-        """Integrate by Gauss and Legendre's rule with this number of points."""
-        nodes, weights = np.polynomial.legendre.leggauss(n_points)
-        places = (nodes + 1) / 2  # from [-1, 1] to [0, 1]
-        weights = weights / 2
+        """Integrate by Gauss and Legendre's rule with this number of points, in as many equal
+        parts of the path as it takes to have at most 64 points in each.
+        """
         total: tuple[np.ndarray, ...] = ()
         value = baseline_value = 0.0
-        for start in range(0, n_points, MOST_ROWS):
-            part = slice(start, start + MOST_ROWS)
+        for places, weights in _rules(n_points):
             # the two ends, of weight 0, tell the scores whose difference is to be explained
-            rows = np.concatenate([[1.0, 0.0], places[part]])
-            of_rows = np.concatenate([[0.0, 0.0], weights[part]])
+            rows = np.concatenate([[1.0, 0.0], places])
+            of_rows = np.concatenate([[0.0, 0.0], weights])
             attributions, scores = self._attributions(rows, of_rows)
             value, baseline_value = float(scores[0]), float(scores[1])
             if total:
@@ -155,6 +153,16 @@ class PathGradients:
 
     def _state_tensors(self) -> list[Tensor]:
         return [t for layer in self._layers for t in _tensors_of(layer.state)]
+
+
+def _rules(n_points: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the places and the weights of the points in each part of the path."""
+    # one rule of thousands of points takes minutes to find
+    n_parts = -(-n_points // MOST_ROWS)
+    for i, points in enumerate(np.array_split(np.arange(n_points), n_parts)):
+        nodes, weights = np.polynomial.legendre.leggauss(len(points))
+        # from [-1, 1] to the part
+        yield (i + (nodes + 1) / 2) / n_parts, weights / 2 / n_parts
 
 
 def _points(ends: Ends, places: np.ndarray) -> Tensors:

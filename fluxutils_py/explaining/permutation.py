@@ -247,6 +247,11 @@ def _aligned(y: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return targets (G, N, T), or (G, N, 1) of one per series, for inputs of this shape."""
     _, n_series, n_steps = shape
     targets = y
+    if y.ndim == 2 and n_steps > 1 and y.shape[1] % n_steps == 0:
+        raise ShapeError(
+            f"y has shape {y.shape}: targets of all {n_steps} steps, or of one per series? Give "
+            "the former as (G, N, T) or samples(y)"
+        )
     if y.ndim < 3:
         targets = y.reshape(len(y), -1).T[:, :, None]
         n_steps = 1

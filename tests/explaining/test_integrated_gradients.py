@@ -261,6 +261,16 @@ def test_one_label_per_series(cell):
     assert_allclose(predicted.value, scores[1].max())
 
 
+@pytest.mark.parametrize("cell", ["mgu", "lru", "tcn", "attention"])
+def test_attributions_of_ready_made_cells_are_complete(cell):
+    est = SequenceRegressor(4, cell=cell, epochs=60, random_state=0, verbose=False)
+    est.fit(X[:, :, :12], Y[:1, :, :12])
+    e = explain(est, X, 2, 9, seqsize=4)
+    assert_allclose(e.attributions.sum(), e.value - e.baseline_value, rtol=1e-4)
+    assert_allclose(e.value, est.predict(X)[0, 2, 9], rtol=1e-9)
+    assert e.attributions[:, 0].any()
+
+
 def test_two_classes_are_explained_by_their_difference():
     torch.manual_seed(0)
     y = (X[:1] > 2).astype(int)
@@ -305,6 +315,12 @@ def test_a_given_baseline_goes_through_the_scaler():
     e = explain(pipe, X, 3, baseline=b)
     at_baseline = np.broadcast_to(b[:, None, None], (F, 1, T)).copy()
     assert_allclose(e.baseline_value, pipe.predict(at_baseline)[0, 0, -1], rtol=1e-9)
+
+
+def test_a_given_baseline_does_not_go_through_other_scalers():
+    pipe = make_pipeline(StandardScaler(), ready(n_timesteps=T)).fit(samples(X), samples(Y[:1]))
+    with pytest.raises(TypeError, match=r"'standardscaler'.*'mean'"):
+        explain(pipe, samples(X), baseline=np.zeros(3))
 
 
 def test_what_other_transformers_leave_is_named():
