@@ -47,7 +47,7 @@ def explain(
     est : estimator, Pipeline or fitted search
         With any model of torch. If a pipeline's transformers only scale each feature
         (``SequenceScaler``, ``StandardScaler`` and its like), attributions are of your inputs; else
-        of what reaches the model, and :attr:`Explanation.explained` says so.
+        of what reaches the model, and ``Explanation.explained`` says so.
     x : array of shape (F, N, T), tuple, list, view, or matrix
         As for ``est.predict``. Only the series that is explained is read, and all of them once for
         their mean.
