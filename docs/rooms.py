@@ -12,6 +12,7 @@ PAGE = DOCS / "architecture.md"
 FOLDERS = [
     *(
         "forecasting",
+        "explaining",
         "estimator",
         "transformers",
         "gomlx",

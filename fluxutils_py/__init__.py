@@ -28,6 +28,7 @@ from fluxutils_py.estimator import (
     save,
     stream,
 )
+from fluxutils_py.explaining import SequencePredictionDisplay, explain
 from fluxutils_py.nn.losses import seqloss
 from fluxutils_py.nn.ops import bmm
 from fluxutils_py.nn.parameters import namedparams, notrack, weights
@@ -43,12 +44,14 @@ __all__ = [
     "LossCurveDisplay",
     "SequenceClassifier",
     "SequenceImputer",
+    "SequencePredictionDisplay",
     "SequenceRegressor",
     "SequenceScaler",
     "Spec",
     "WinsorScaler",
     "bmm",
     "check_export",
+    "explain",
     "export",
     "flatten_steps",
     "grad2net",

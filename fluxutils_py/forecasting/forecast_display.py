@@ -10,6 +10,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.errors import DataError
+from fluxutils_py.explaining.drawing import format_times, legend_above
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster import Forecaster
 from fluxutils_py.forecasting.frames import Frame, require
@@ -116,7 +117,6 @@ class ForecastDisplay:
 
     def plot(self, axes: Any = None) -> Self:
         """Plot on the given axes, or on a new figure."""
-        dates = require("matplotlib.dates", "plot")
         if axes is None:
             pyplot = require("matplotlib.pyplot", "plot")
             n = len(self.ids)
@@ -126,14 +126,9 @@ class ForecastDisplay:
         self.figure_ = self.axes_[0].figure
         for i, (ax, name) in enumerate(zip(self.axes_, self.ids, strict=True)):
             self._plot_series(ax, i)
-            if np.issubdtype(np.asarray(self.forecast[i][0]).dtype, np.datetime64):
-                # the usual labels of dates overlap in narrow panels
-                locator = ax.xaxis.get_major_locator()
-                ax.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+            format_times(ax, self.forecast[i][0])
             ax.set_title(str(name), loc="left")
-        self.axes_[0].legend(
-            frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2
-        )
+        legend_above(self.axes_[0])
         return self
 
     def _plot_series(self, ax: Any, i: int) -> None:

@@ -1,0 +1,228 @@
+"""Find the model inside of an estimator or a pipeline, and the inputs that reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from fluxutils_py.data import SequenceWindows, SeriesArray
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.estimator.fitted_parts import SeriesEstimator, input_schema
+from fluxutils_py.estimator.spec import Spec, read_spec
+from fluxutils_py.estimator.streaming import unwrap
+from fluxutils_py.inputs.inputs import Inputs, read_inputs
+from fluxutils_py.nn.causal_kernels import CausalKernels
+from fluxutils_py.training.tensors import to_tensor
+from fluxutils_py.transformers import SequenceScaler
+from fluxutils_py.transformers.transformer_base import read_blocks
+from fluxutils_py.validation import check_integer
+
+REMEDY = "use permutation_importance, which needs no gradient"
+# Each feature times a number plus a number: attributions are the same before and after them.
+LINEAR_SCALERS = (SequenceScaler, StandardScaler, MaxAbsScaler, MinMaxScaler, RobustScaler)
+
+
+@dataclass(frozen=True)
+class ExplainedModel:
+    """A fitted estimator, its inputs, and what stands before it in a pipeline.
+
+    Attributes
+    ----------
+    est : estimator
+    spec : Spec
+    inputs : Inputs
+        As they reach the model.
+    transformers : list of (name, transformer)
+    explained : str
+        "inputs", or what reaches the model, if that is something else.
+    """
+
+    est: SeriesEstimator
+    spec: Spec
+    inputs: Inputs
+    transformers: list[tuple[str, Any]]
+    explained: str
+
+    @property
+    def model(self) -> nn.Module:
+        return self.est.model_
+
+    def feature_names(self) -> tuple[tuple[str, ...], ...]:
+        """Return the names of the features of each input."""
+        names = self.inputs.names
+        if names is None:
+            names = getattr(self.est, "feature_names_in_", None)
+        arrays = self.inputs.series
+        if len(arrays) == 1 and names is not None and len(names) == arrays[0].F:
+            return (tuple(map(str, names)),)
+        return tuple(tuple(f"feature {i}" for i in range(s.F)) for s in arrays)
+
+    def past(self, series: int, step: int | None) -> Past:
+        """Return the past of one step of a series; None is its last."""
+        return read_past(self, series, step)
+
+    def means(self) -> list[np.ndarray]:
+        """Return the mean of each feature of each input, (F,), over all series and steps."""
+        means = []
+        for series in self.inputs.series:
+            total, count = np.zeros(series.F), np.zeros(series.F)
+            for _, _, block in read_blocks(series, self.inputs):
+                total += np.nansum(block, (1, 2), dtype=np.float64)
+                count += (~np.isnan(block)).sum((1, 2))
+            means.append(total / np.maximum(count, 1))
+        return means
+
+
+def read_model(est: Any, x: object, lengths: object, starts: object) -> ExplainedModel:
+    """Take a fitted estimator, pipeline or search apart, and transform its inputs.
+
+    Raises
+    ------
+    TypeError
+        If this is no estimator of this package, or its model has hard thresholds.
+    ValueError
+        If ``x`` does not fit.
+    """
+    parts = unwrap(est)
+    inner = parts.estimator
+    if not hasattr(inner, "resolved_params"):
+        raise TypeError(
+            f"explain takes estimators of this package, pipelines and searches of them, got "
+            f"{type(inner).__name__}; for another model, {REMEDY}"
+        )
+    check_is_fitted(inner, "model_")
+    if parts.of_targets:
+        raise TypeError(
+            "explain cannot look through the transformer of targets of a "
+            "TransformedTargetRegressor; explain its regressor_, in the units that it predicts"
+        )
+    if any(isinstance(m, CausalKernels) for m in inner.model_.modules()):
+        raise TypeError(
+            f"the model of {type(inner).__name__} compares its inputs with hard thresholds "
+            f"(CausalKernels), through which no gradient goes; {REMEDY}"
+        )
+    for _, transformer in parts.transformers:
+        x = transformer.transform(x)
+    settings = inner.resolved_params()
+    schema = input_schema(inner, settings, inner.fitted_parts_)
+    inputs = read_inputs(x, schema, starts=starts, lengths=lengths)
+    if all(s.kind == "int" for s in inputs.series):
+        raise TypeError(f"integer inputs have no gradient; {REMEDY}")
+    explained = _explained(parts.transformers)
+    return ExplainedModel(inner, read_spec(settings.spec), inputs, parts.transformers, explained)
+
+
+def _explained(transformers: Sequence[tuple[str, Any]]) -> str:
+    others = [t for _, t in transformers if not _is_linear(t)]
+    if not others:
+        return "inputs"
+    return f"inputs of the model, after {', '.join(type(t).__name__ for t in others)}"
+
+
+def _is_linear(transformer: Any) -> bool:
+    # exactly: a subclass may compute something else
+    clips = getattr(transformer, "clip", False)
+    return type(transformer) in LINEAR_SCALERS and not clips
+
+
+@dataclass(frozen=True)
+class Past:
+    """The steps of one series up to an explained one.
+
+    Attributes
+    ----------
+    windows : SequenceWindows
+        Of this series alone.
+    rows : Segments
+    n_steps : int
+        Steps that are run: up to the explained one, or to the end of its window for a model that
+        must see windows.
+    at : int
+        The explained step, counted from the first one that is run.
+    first : int
+        The step of the series that is run first.
+    step : int
+        The explained step in the inputs.
+    """
+
+    windows: SequenceWindows
+    rows: Segments
+    n_steps: int
+    at: int
+    first: int
+    step: int
+    device: torch.device
+    dtype: torch.dtype
+
+    def read(self, steps: slice) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Return the inputs (S, 1, F) of some steps, zero where there are none, and where that
+        is, (S, 1).
+        """
+        window = self.windows.cut(self.rows, steps.start, steps.stop)
+        tensors = tuple(to_tensor(v, self.dtype, self.device) for v in window.x)
+        if window.missing_steps is None:
+            return tensors, None
+        return tensors, torch.from_numpy(np.array(window.missing_steps)).to(self.device)
+
+
+def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:
+    """Return the past of one step of a series, checked."""
+    inputs = model.inputs
+    check_integer("series", series)
+    if not -inputs.N <= series < inputs.N:
+        raise ShapeError(f"series is {series}, but x has {inputs.N} series")
+    series = int(series) % inputs.N
+    whole = inputs.whole()[series : series + 1]
+    end = int(whole.start[0] + whole.length[0])
+    step = _read_step(step, int(whole.start[0]), end)
+    run = next(r for r in inputs.contiguous_runs() if r.start <= step < r.stop)
+    arrays, n_context = inputs.with_context(run)
+    if inputs.view is None or (len(inputs.contiguous_runs()) == 1 and not n_context):
+        first = int(whole.start[0])
+    else:
+        first = run.start - n_context
+        whole = Segments(whole.series, np.zeros(1, int), np.array([arrays[0].shape[2]]))
+    names = [s.name for s in inputs.series]
+    windows = SequenceWindows(
+        tuple(SeriesArray(a, name) for a, name in zip(arrays, names, strict=True)),
+        batchsize=1,
+        seqsize=model.spec.seqsize or inputs.T,
+        segments=whole,
+    )
+    windows.check()
+    parameter = next(model.model.parameters(), torch.empty(0))
+    past = Past(
+        windows,
+        whole,
+        int(whole.length[0]),
+        step - first,
+        first,
+        step,
+        parameter.device,
+        parameter.dtype,
+    )
+    _, missing = past.read(slice(past.at, past.at + 1))
+    if missing is not None and bool(missing.any()):
+        raise DataError(
+            f"step {step} of series {series} has no inputs (NaN), so that there is no output to "
+            "explain; choose another step"
+        )
+    return past
+
+
+def _read_step(step: int | None, start: int, end: int) -> int:
+    if step is None:
+        return end - 1
+    check_integer("step", step)
+    place = int(step) if step >= 0 else end + int(step)
+    if not start <= place < end:
+        raise ShapeError(f"step is {step}, but the series has the steps {start} to {end - 1}")
+    return place

@@ -1,0 +1,377 @@
+"""Explain one output of an estimator by integrated gradients of the whole past."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
+from fluxutils_py.explaining.explained_model import REMEDY, ExplainedModel, Past, read_model
+from fluxutils_py.explaining.explanation import Explanation
+from fluxutils_py.explaining.path_gradients import MOST_ROWS, Ends, PathGradients, PathIntegral
+from fluxutils_py.inputs.target_codec import TargetCodec
+from fluxutils_py.nn.session import InferenceSession
+from fluxutils_py.validation import check_integer
+
+TOLERANCE = 1e-4  # of completeness
+FIRST_POINTS = 16
+MOST_POINTS = 4096  # kinks, as of ReLU, take many
+MOST_GRAPH_BYTES = 1 << 26  # of the graph of a window, about
+TENSORS_PER_UNIT = 4  # that a graph keeps, about
+
+
+def explain(
+    est: Any,
+    x: object,
+    series: int = 0,
+    step: int | None = None,
+    output: Any = None,
+    *,
+    baseline: Any = "mean",
+    n_points: int | None = None,
+    seqsize: int | None = None,
+    lengths: object = None,
+    starts: object = None,
+) -> Explanation:
+    """Tell how much each input of the past contributed to one output: integrated gradients.
+
+    The gradient is that of the whole past, through the state, exactly, however long the series:
+    windows are computed a second time, the last first, each with the gradient that the window
+    after it has for its last state. Only one window has a graph at a time.
+
+    Parameters
+    ----------
+    est : estimator, Pipeline or fitted search
+        With any model of torch. If a pipeline's transformers only scale each feature
+        (``SequenceScaler``, ``StandardScaler`` and its like), attributions are of your inputs; else
+        of what reaches the model, and ``Explanation.explained`` says so.
+    x : array of shape (F, N, T), tuple, list, view, or matrix
+        As for ``est.predict``. Only the series that is explained is read, and all of them once for
+        their mean.
+    series : int
+        Which series.
+    step : int, optional
+        The step whose output is explained; negative numbers count from the end. None: the last.
+    output : int, class label, or pair of int, optional
+        Which number of several, (i, g) for number g of the i-th of several outputs; of a
+        classifier, the class whose score is explained. None: the only number, or the class that is
+        predicted at this step. The score is that of ``decision_function``: of two classes, the
+        difference to the other.
+    baseline : "mean", "zero", array of shape (F,) or (F, T), or a tuple of these
+        The inputs with which those of the series are compared, in the units of ``x``. "mean": the
+        mean of each feature over all of ``x``. "zero": zeros, where the model gets them. An array
+        (F, T) has the steps of ``x``. Integer inputs stay as they are.
+    n_points : int, optional
+        Points on the path from baseline to inputs. None: 16, and four times as many until
+        attributions are complete to 1e-4, or 4096, as models with kinks (ReLU) may need.
+    seqsize : int, optional
+        Steps per window; the result does not depend on it. None: what fits 64 MB.
+    lengths, starts : array of int, shape (N,), optional
+        As for ``est.predict``.
+
+    Returns
+    -------
+    Explanation
+        ``attributions`` of shape (F, T) in the units of the output, for all steps up to ``step``,
+        with ``by_feature()``, ``by_step()``, ``by_channel()``, ``plot()``.
+
+    Raises
+    ------
+    TypeError
+        If there is no gradient: integer inputs, ``cell="kernels"``, models of other packages. Use
+        :func:`fluxutils_py.explaining.permutation_importance` there.
+    ValueError
+        If an argument does not fit, or the output has no gradient.
+
+    Warns
+    -----
+    UserWarning
+        If the sum of attributions differs from ``value - baseline_value`` by more than 1e-4 of it.
+
+    Notes
+    -----
+    Needs ``n_points / 64`` passes over the past, forward and backward, and keeps one state per
+    window. Source: Sundararajan, Taly & Yan (2017), Axiomatic Attribution for Deep Networks, ICML;
+    integrated by the rule of Gauss and Legendre.
+
+    Examples
+    --------
+    >>> from fluxutils_py import SequenceRegressor
+    >>> x = np.random.default_rng(0).normal(size=(3, 20, 50)).astype("float32")  # (F, N, T)
+    >>> y = np.cumsum(x[1:2], axis=2) / 5  # of the second feature alone
+    >>> est = SequenceRegressor(8, epochs=30, lr=0.02, random_state=0).fit(x, y)
+    >>> e = explain(est, x, series=3, step=40)
+    >>> e.attributions.shape, e.by_feature()[0].name, e.completeness < 1e-4
+    ((3, 41), 'feature 1', True)
+    """
+    check_integer("n_points", n_points, 1, optional=True, error=SpecError)
+    check_integer("seqsize", seqsize, 1, optional=True, error=SpecError)
+    model = read_model(est, x, lengths, starts)
+    past = model.past(series, step)
+    session = InferenceSession(
+        model.model, lambda: past.read(slice(0, min(3, past.n_steps)))[0], model.spec.overlap
+    )
+    windows = _windows(model, past, session, seqsize)
+    score = Score(model.est.fitted_parts_.codec, past.at - windows[-1].start, output)
+    ends = Baselines(model, past, baseline)
+    gradients = PathGradients(session, windows, ends.read, score)
+    integral = _integrate(gradients, n_points)
+    explained = slice(windows[0].start, windows[-1].stop)
+    explanation = _explanation(model, past, explained, integral, score.name, int(series))
+    _check(explanation)
+    return explanation
+
+
+def _windows(
+    model: ExplainedModel, past: Past, session: InferenceSession, seqsize: int | None
+) -> list[slice]:
+    """Return the steps of the windows to run, the explained step in the last one."""
+    if session.mode != "windows":
+        size = seqsize or _window_size(model.model, sum(s.F for s in past.windows.x))
+        stop = past.at + 1
+        return [slice(a, min(a + size, stop)) for a in range(0, stop, size)]
+    # the model may see later steps of a window: the same windows as in predict
+    size = min(past.windows.seqsize, past.n_steps)
+    if seqsize not in (None, size):
+        raise SpecError(
+            f"the model must see windows as in training, of {size} steps; leave out "
+            f"seqsize={seqsize}"
+        )
+    start = past.at // size * size
+    stop = min(start + size, past.n_steps)
+    if session.needs_context:
+        return [slice(max(0, start - session.overlap), stop)]
+    return [slice(a, min(a + size, stop)) for a in range(0, stop, size)]
+
+
+def _window_size(model: nn.Module, n_features: int) -> int:
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    n_units = n_features + TENSORS_PER_UNIT * sum(p.shape[0] for p in matrices)
+    itemsize = next(model.parameters(), torch.empty(0)).dtype.itemsize
+    return max(8, MOST_GRAPH_BYTES // ((MOST_ROWS + 2) * n_units * itemsize))
+
+
+class Score:
+    """The number that is explained, as a function of the outputs of a window.
+
+    Parameters
+    ----------
+    codec : TargetCodec
+    at : int
+        The step in the window.
+    output : int, class label, pair of int, or None
+
+    Attributes
+    ----------
+    name : str
+        What it is; of a classifier's predicted class only known after the first call.
+    """
+
+    def __init__(self, codec: TargetCodec, at: int, output: Any) -> None:
+        self.codec = codec
+        self.at = at
+        self.output = output
+        self.name = ""
+
+    def __call__(self, outputs: tuple[Tensor, ...]) -> Tensor:
+        """Return the scores (B,) for outputs (S, B, G)."""
+        if self.codec.classes is not None:
+            return self._of_class(outputs[0][self.at].double(), self.codec.classes)
+        i, g = self._number([o.shape[2] for o in outputs])
+        self.name = f"output {g}" if len(outputs) == 1 else f"output ({i}, {g})"
+        value = outputs[i][self.at, :, g].double()
+        scale = self.codec.scale
+        if scale is None:
+            return value
+        return value * float(scale.scale[g]) + float(scale.mean[g])
+
+    def _of_class(self, scores: Tensor, classes: np.ndarray) -> Tensor:
+        if self.output is None:
+            # the first row has the inputs
+            self.output = classes[int(scores[0].argmax())]
+        places = np.flatnonzero(classes == self.output)
+        if len(places) != 1:
+            raise DataError(f"output {self.output!r} is none of the classes {classes.tolist()}")
+        place = int(places[0])
+        self.name = f"score of {classes.tolist()[place]!r}"
+        if len(classes) == 2:
+            return scores[:, place] - scores[:, 1 - place]
+        return scores[:, place]
+
+    def _number(self, sizes: list[int]) -> tuple[int, int]:
+        """Return which of the outputs, of these sizes, and which number of it."""
+        if self.output is None:
+            if sum(sizes) > 1:
+                raise SpecError(
+                    f"the model gives outputs of {sizes} numbers per step; choose one: "
+                    f"output={0 if len(sizes) == 1 else (0, 0)}"
+                )
+            return 0, 0
+        pair = self.output if isinstance(self.output, tuple) else (0, self.output)
+        if len(pair) != 2 or (len(sizes) > 1 and not isinstance(self.output, tuple)):
+            raise SpecError(
+                f"output must be a pair (i, g) for {len(sizes)} outputs, or an integer for one, "
+                f"got {self.output!r}"
+            )
+        i, g = (check_integer("output", k, 0, error=SpecError) for k in pair)
+        if i >= len(sizes) or g >= sizes[i]:
+            raise SpecError(f"output is {self.output!r}, but there are {sizes} numbers per step")
+        return i, g
+
+
+class Baselines:
+    """The baseline of each input, and the ends of the path for any steps.
+
+    Parameters
+    ----------
+    model : ExplainedModel
+    past : Past
+    given : "mean", "zero", array, or tuple of these
+    """
+
+    def __init__(self, model: ExplainedModel, past: Past, given: Any) -> None:
+        self.past = past
+        arrays = past.windows.x
+        each = given if isinstance(given, tuple) else (given,) * len(arrays)
+        if len(each) != len(arrays):
+            raise ShapeError(f"baseline has {len(each)} entries for {len(arrays)} inputs")
+        means = model.means() if any(isinstance(b, str) and b == "mean" for b in each) else []
+        self.tensors: list[Tensor] = []
+        for i, (b, series) in enumerate(zip(each, arrays, strict=True)):
+            if isinstance(b, str):
+                values = _named_baseline(b, series.F, means[i] if means else None)
+            else:
+                values = _given_baseline(model, b, series.F)
+            tensor = torch.as_tensor(values.T[:, None].copy())  # (1 or T, 1, F)
+            self.tensors.append(tensor.to(past.device, past.dtype))
+
+    def read(self, steps: slice) -> Ends:
+        """Return inputs and baselines of some steps of the past; both are zero where there is no
+        input, as in ``predict``.
+        """
+        xs, missing = self.past.read(steps)
+        baselines = []
+        for x, tensor in zip(xs, self.tensors, strict=True):
+            b = tensor
+            if len(tensor) > 1:
+                first = self.past.first
+                b = tensor[first + steps.start : first + steps.stop]
+            if len(b) not in (1, len(x)):
+                raise ShapeError(
+                    f"baseline has {len(tensor)} steps, the series goes on to step "
+                    f"{self.past.first + steps.stop - 1}"
+                )
+            if missing is not None:
+                b = torch.where(missing[:, :, None], x, b)
+            baselines.append(b)
+        return Ends(xs, tuple(baselines))
+
+
+def _named_baseline(name: str, n_features: int, means: np.ndarray | None) -> np.ndarray:
+    if name == "zero":
+        return np.zeros((n_features, 1))
+    if name != "mean" or means is None:
+        raise SpecError(f"baseline must be 'mean', 'zero' or an array, got {name!r}")
+    return means[:, None]
+
+
+def _given_baseline(model: ExplainedModel, given: object, n_features: int) -> np.ndarray:
+    """Return a given baseline as (F, 1) or (F, T), through the transformers of a pipeline."""
+    values = np.asarray(given)
+    if values.ndim == 1:
+        values = values[:, None]
+    if values.ndim != 2:
+        raise ShapeError(f"baseline must have shape (F,) or (F, T), got {values.shape}")
+    for name, transformer in model.transformers:
+        # those of this package know the features of a series of any length
+        if not hasattr(transformer, "stream"):
+            raise TypeError(
+                f"a baseline cannot go through the step {name!r} of the pipeline, "
+                f"{type(transformer).__name__}; use baseline='mean', or explain the last step of "
+                "the pipeline on inputs that the others have transformed"
+            )
+        values = transformer.transform(values[:, None])[:, 0]
+    if len(values) != n_features or not np.isfinite(values).all():
+        raise ShapeError(
+            f"baseline has shape {np.asarray(given).shape}; expected {n_features} features, all "
+            "finite"
+        )
+    return values
+
+
+def _integrate(gradients: PathGradients, n_points: int | None) -> PathIntegral:
+    """Integrate with this number of points, or with enough of them."""
+    if n_points is not None:
+        return gradients.integrate(n_points)
+    points = FIRST_POINTS
+    integral = gradients.integrate(points)
+    while _error(integral) > TOLERANCE and points < MOST_POINTS:
+        points *= 4
+        integral = gradients.integrate(points)
+    return integral
+
+
+def _error(integral: PathIntegral) -> float:
+    """Return what the sum of attributions lacks, relative to what they should explain."""
+    total = sum(float(a.sum()) for a in integral.attributions)
+    size = sum(float(abs(a).sum()) for a in integral.attributions)
+    difference = integral.value - integral.baseline_value
+    scale = max(abs(difference), size / 100)
+    return abs(total - difference) / scale if scale > 0 else 0.0
+
+
+def _explanation(
+    model: ExplainedModel,
+    past: Past,
+    explained: slice,
+    integral: PathIntegral,
+    output: str,
+    series: int,
+) -> Explanation:
+    attributions = integral.attributions
+    # what the model saw after the step in its window counts only where it had an influence
+    n_steps = past.at + 1 - explained.start
+    if not any(a[:, n_steps:].any() for a in attributions):
+        attributions = tuple(np.ascontiguousarray(a[:, :n_steps]) for a in attributions)
+    first = past.first + explained.start
+    names = model.feature_names()
+    several = len(attributions) > 1
+    return Explanation(
+        attributions=attributions if several else attributions[0],
+        steps=np.arange(first, first + attributions[0].shape[1]),
+        feature_names=names if several else names[0],
+        value=integral.value,
+        baseline_value=integral.baseline_value,
+        completeness=_error(integral),
+        n_points=integral.n_points,
+        series=series % model.inputs.N,
+        step=past.step,
+        output=output,
+        explained=model.explained,
+    )
+
+
+def _check(e: Explanation) -> None:
+    """Raise DataError if there is no gradient at all, and warn of incomplete attributions."""
+    difference = e.value - e.baseline_value
+    matrix, _ = e.stacked()
+    if not np.isfinite(matrix).all():
+        raise DataError(
+            "attributions are not finite: the model's gradient is NaN or infinite on the path from "
+            f"baseline to inputs; choose another baseline, or {REMEDY}"
+        )
+    if difference != 0 and not matrix.any():
+        raise DataError(
+            f"{e.output} differs by {difference:.3g} from that of the baseline, but has no "
+            f"gradient: the model has hard thresholds, or cuts its graph; {REMEDY}"
+        )
+    if e.completeness > TOLERANCE:
+        warn(
+            f"attributions sum to {matrix.sum():.6g}, but {e.output} differs by "
+            f"{difference:.6g} from that of the baseline, an error of {e.completeness:.1e} with "
+            f"{e.n_points} points on the path; use more, n_points={4 * e.n_points}, or if the "
+            f"model has hard thresholds, {REMEDY}"
+        )

@@ -1,0 +1,234 @@
+"""Integrate the gradient of one output along a path of inputs, through the state, window by
+window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fluxutils_py.nn.native import State
+from fluxutils_py.nn.session import InferenceSession
+from fluxutils_py.nn.states import recurrent_layers, reset, restore
+
+Tensors = tuple[Tensor, ...]
+
+MOST_ROWS = 64  # points of the path that are computed side by side
+
+
+class Ends(NamedTuple):
+    """The inputs of some steps and, of the same shape (S, 1, F) or (1, 1, F), their baseline."""
+
+    inputs: Tensors
+    baselines: Tensors
+
+
+class PathIntegral(NamedTuple):
+    """Attributions (F, T) of each input, float64, and the output at both ends of the path."""
+
+    attributions: tuple[np.ndarray, ...]
+    value: float
+    baseline_value: float
+    n_points: int
+
+
+class PathGradients:
+    """Integrates the gradient of a score along the straight path from baseline to inputs.
+
+    The points of the path are the series of a batch. The states at the starts of windows are
+    kept from a pass forward in time; then the windows are computed again, the last first, each
+    with the gradient that the window after it has for its last state. So the gradient is that of
+    the whole past, but only one window has a graph at a time.
+
+    Parameters
+    ----------
+    session : InferenceSession
+        Gives the model and how it is called; its state is overwritten.
+    windows : sequence of slice
+        Consecutive steps from 0 on; the last has the score.
+    read : callable
+        Returns the :class:`Ends` for the steps of a window.
+    score : callable
+        Maps the outputs (S, B, G) of the last window to the score (B,).
+    """
+
+    def __init__(
+        self,
+        session: InferenceSession,
+        windows: Sequence[slice],
+        read: Callable[[slice], Ends],
+        score: Callable[[Tensors], Tensor],
+    ) -> None:
+        self.session = session
+        self.windows = windows
+        self.read = read
+        self.score = score
+        self._layers = recurrent_layers(session.model)
+
+    def integrate(self, n_points: int) -> PathIntegral:
+        """Integrate by Gauss and Legendre's rule with this number of points, in as many equal
+        parts of the path as it takes to have at most 64 points in each.
+        """
+        total: tuple[np.ndarray, ...] = ()
+        value = baseline_value = 0.0
+        for places, weights in _rules(n_points):
+            # the two ends, of weight 0, tell the scores whose difference is to be explained
+            rows = np.concatenate([[1.0, 0.0], places])
+            of_rows = np.concatenate([[0.0, 0.0], weights])
+            attributions, scores = self._attributions(rows, of_rows)
+            value, baseline_value = float(scores[0]), float(scores[1])
+            if total:
+                attributions = tuple(a + b for a, b in zip(total, attributions, strict=True))
+            total = attributions
+        return PathIntegral(total, value, baseline_value, n_points)
+
+    def _attributions(
+        self, places: np.ndarray, weights: np.ndarray
+    ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+        """Return the weighted sum of attributions at places of the path, and the scores there."""
+        starts = self._states_at_starts(places)
+        sums: list[Tensors] = []
+        carried: list[Tensor | None] = []
+        scores = np.empty(0)
+        for window, start in zip(reversed(self.windows), reversed(starts), strict=True):
+            is_last = window == self.windows[-1]
+            if not is_last and all(g is None for g in carried):
+                # nothing before this step reaches the score
+                sums.append(self._zeros(window))
+                continue
+            leaves = self._load_states(start)
+            ends = self.read(window)
+            rows, floats = _points_with_gradient(ends, places)
+            with torch.enable_grad():
+                outputs = self.session.run(rows)
+                targets = [self.score(outputs)] if is_last else self._state_tensors()
+            if is_last:
+                scores = targets[0].detach().double().cpu().numpy()
+                carried = [torch.as_tensor(weights).to(targets[0])]
+            wanted = floats + [t for t in leaves if t is not None]
+            gradients = _gradients(targets, carried, wanted)
+            sums.append(_weigh(ends, gradients[: len(floats)]))
+            carried = _of_states(leaves, gradients[len(floats) :])
+        reset(self.session.model)
+        parts = zip(*reversed(sums), strict=True)  # of each input, forward in time
+        return tuple(torch.cat(p).T.cpu().numpy() for p in parts), scores
+
+    def _zeros(self, window: slice) -> Tensors:
+        inputs = self.read(window).inputs
+        return tuple(x.new_zeros(x.shape[::2], dtype=torch.float64) for x in inputs)
+
+    def _states_at_starts(self, places: np.ndarray) -> list[list[State | None]]:
+        """Run all windows but the last; return the states of all layers before each window."""
+        self.session.load(None, len(places))
+        starts: list[list[State | None]] = [[None] * len(self._layers)]
+        for window in self.windows[:-1]:
+            with torch.no_grad():
+                self.session.run(_points(self.read(window), places))
+            # copies: a layer may go on in place
+            starts.append([_copied(layer.state) for layer in self._layers])
+        return starts
+
+    def _load_states(self, start: list[State | None]) -> list[Tensor | None]:
+        """Start from these states; return their tensors, to which gradients go back, with None
+        for one of integers.
+        """
+        leaves: list[Tensor | None] = []
+        loaded: list[State | None] = []
+        for state in start:
+            tensors = _tensors_of(state)
+            own = [t.requires_grad_() if t.is_floating_point() else None for t in tensors]
+            leaves += own
+            # a copy of a leaf may be changed in place, a leaf may not
+            copies = [t.clone() for t in tensors]
+            if state is None or isinstance(state, Tensor):
+                loaded.append(copies[0] if copies else None)
+            else:
+                loaded.append(tuple(copies))
+        restore(self.session.model, loaded)
+        return leaves
+
+    def _state_tensors(self) -> list[Tensor]:
+        return [t for layer in self._layers for t in _tensors_of(layer.state)]
+
+
+def _rules(n_points: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the places and the weights of the points in each part of the path."""
+    # one rule of thousands of points takes minutes to find
+    n_parts = -(-n_points // MOST_ROWS)
+    for i, points in enumerate(np.array_split(np.arange(n_points), n_parts)):
+        nodes, weights = np.polynomial.legendre.leggauss(len(points))
+        # from [-1, 1] to the part
+        yield (i + (nodes + 1) / 2) / n_parts, weights / 2 / n_parts
+
+
+def _points(ends: Ends, places: np.ndarray) -> Tensors:
+    """Return the inputs (S, B, F) at B places of the path; integers are those of the inputs."""
+    rows = []
+    for x, baseline in zip(*ends, strict=True):
+        if x.is_floating_point():
+            at = torch.as_tensor(places).to(x)[None, :, None]
+            rows.append(baseline + at * (x - baseline))
+        else:
+            rows.append(x.expand(-1, len(places), -1).contiguous())
+    return tuple(rows)
+
+
+def _points_with_gradient(ends: Ends, places: np.ndarray) -> tuple[Tensors, list[Tensor]]:
+    """Return the inputs at places of the path, and those of them that gradients go back to."""
+    rows = _points(ends, places)
+    floats = [x.requires_grad_() for x in rows if x.is_floating_point()]
+    return rows, floats
+
+
+def _of_states(
+    leaves: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Return one gradient for each tensor of the states; None for those of integers."""
+    remaining = iter(gradients)
+    return [None if t is None else next(remaining) for t in leaves]
+
+
+def _weigh(ends: Ends, gradients: Sequence[Tensor | None]) -> Tensors:
+    """Return the attributions (S, F) from gradients (S, B, F), whose weights they contain."""
+    remaining = iter(gradients)
+    sums = []
+    for x, baseline in zip(*ends, strict=True):
+        gradient = next(remaining) if x.is_floating_point() else None
+        if gradient is None:
+            sums.append(x.new_zeros(x.shape[::2], dtype=torch.float64))
+            continue
+        difference = (x.double() - baseline.double())[:, 0]
+        sums.append(gradient.detach().double().sum(1) * difference)
+    return tuple(sums)
+
+
+def _gradients(
+    targets: Sequence[Tensor], above: Sequence[Tensor | None], leaves: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """Return the gradients of leaves, given those of targets; None where there is none."""
+    with_graph = [
+        (target, gradient)
+        for target, gradient in zip(targets, above, strict=True)
+        if gradient is not None and target.requires_grad
+    ]
+    if not with_graph or not leaves:
+        return [None] * len(leaves)
+    outputs, gradients = zip(*with_graph, strict=True)
+    return torch.autograd.grad(outputs, list(leaves), gradients, allow_unused=True)
+
+
+def _tensors_of(state: State | None) -> list[Tensor]:
+    if state is None:
+        return []
+    return [state] if isinstance(state, Tensor) else list(state)
+
+
+def _copied(state: State | None) -> State | None:
+    tensors = [t.detach().clone() for t in _tensors_of(state)]
+    if state is None or isinstance(state, Tensor):
+        return tensors[0] if tensors else None
+    return tuple(tensors)

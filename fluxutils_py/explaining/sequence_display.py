@@ -1,0 +1,175 @@
+"""Draw predictions of series beside their targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.explaining.drawing import COLORS, GREY, format_times, legend_above, new_axes
+from fluxutils_py.explaining.predicted_series import PredictedSeries, predict_series
+
+Band = tuple[np.ndarray, np.ndarray]
+
+
+class SequencePredictionDisplay:
+    """Truth, prediction and band of some series, with the residuals below each. Needs matplotlib.
+
+    Create it with :meth:`from_estimator`.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Titles, one per series.
+    truth, predicted : sequence of arrays of shape (T,)
+        NaN where there is none.
+    bands : sequence of (lower, upper), optional
+        Arrays of shape (T,), of each series.
+    times : array of shape (T,), optional
+        Numbers or dates of the steps. None: 0, 1, ...
+
+    Attributes
+    ----------
+    axes_ : ndarray of matplotlib Axes
+        Two per series: of values, and of residuals, truth minus prediction.
+    figure_ : matplotlib Figure
+    """
+
+    def __init__(
+        self,
+        *,
+        names: Sequence[str],
+        truth: Sequence[np.ndarray],
+        predicted: Sequence[np.ndarray],
+        bands: Sequence[Band] = (),
+        times: Any = None,
+    ) -> None:
+        self.names = names
+        self.truth = truth
+        self.predicted = predicted
+        self.bands = bands
+        self.times = times
+
+    @classmethod
+    def from_estimator(
+        cls,
+        est: object,
+        x: Any,
+        y: Any,
+        *,
+        series: int | Sequence[int] = 0,
+        output: int = 0,
+        band: Any = None,
+        steps: slice | None = None,
+        times: Any = None,
+        axes: Any = None,
+    ) -> Self:
+        """Predict and draw.
+
+        Parameters
+        ----------
+        est : fitted estimator, pipeline or search
+        x, y : arrays of shape (F, N, T) and (G, N, T), lists of series, or views
+            Targets of every step. Of arrays, only the series to draw are read.
+        series : int or sequence of int
+        output : int
+            Which of the G targets.
+        band : pair of int, or pair of arrays of shape (G, N, T), optional
+            The outputs of the model that hold a lower and an upper quantile, or their values, such
+            as ``(yhat - width, yhat + width)``.
+        steps : slice, optional
+            Steps to draw. The prediction still has all the past. None: all.
+        times : array of shape (T,), optional
+            Numbers or dates of all steps.
+        axes : sequence of matplotlib Axes, optional
+            Two per series. None: make a new figure.
+
+        Raises
+        ------
+        ValueError
+            If there is no such series or output, or targets are not of every step.
+        """
+        chosen = [series] if isinstance(series, int | np.integer) else list(series)
+        rows = predict_series(est, x, y, chosen)
+        drawn = slice(None) if steps is None else steps
+        if not 0 <= output < len(rows[0].truth):
+            raise ShapeError(f"output is {output}, but y has {len(rows[0].truth)}")
+        bands = [] if band is None else [_band_of(row, band, output, drawn) for row in rows]
+        if times is None and steps is not None:
+            times = np.arange(rows[0].truth.shape[1])
+        display = cls(
+            names=[f"series {row.series}" for row in rows],
+            truth=[row.truth[output, drawn] for row in rows],
+            predicted=[row.predicted[output, drawn] for row in rows],
+            bands=bands,
+            times=None if times is None else np.asarray(times)[drawn],
+        )
+        return display.plot(axes)
+
+    def plot(self, axes: Any = None) -> Self:
+        """Draw on the given axes, two per series, or in a new figure."""
+        n = len(self.names)
+        if axes is None:
+            axes = new_axes(2 * n, 2.9 * n + 0.4, type(self).__name__, height_ratios=[2.4, 1] * n)
+        self.axes_ = np.ravel(np.asarray(axes, dtype=object))
+        if len(self.axes_) != 2 * n:
+            raise ShapeError(
+                f"axes has {len(self.axes_)} entries; expected two per series, {2 * n}"
+            )
+        self.figure_ = self.axes_[0].figure
+        for i, name in enumerate(self.names):
+            above, below = self.axes_[2 * i : 2 * i + 2]
+            self._draw_values(above, i)
+            self._draw_residuals(below, i)
+            above.set_title(name, loc="left")
+        legend_above(self.axes_[0])
+        if not np.issubdtype(self._steps(0).dtype, np.datetime64):
+            self.axes_[-1].set_xlabel("step")
+        return self
+
+    def _steps(self, i: int) -> np.ndarray:
+        n = len(self.truth[i])
+        return np.arange(n) if self.times is None else np.asarray(self.times)[:n]
+
+    def _draw_values(self, ax: Any, i: int) -> None:
+        steps = self._steps(i)
+        marker = "o" if len(steps) == 1 else None  # a line of one point cannot be seen
+        ax.plot(steps, self.truth[i], color=GREY, label="truth", marker=marker)
+        # the wider line below, the coloured one above: both are seen where they agree
+        ax.plot(
+            steps, self.predicted[i], color=COLORS[0], label="prediction", marker=marker, lw=1.2
+        )
+        if self.bands:
+            lower, upper = self.bands[i]
+            ax.fill_between(
+                steps, lower, upper, color=COLORS[0], alpha=0.2, linewidth=0, label="band"
+            )
+        format_times(ax, steps)
+
+    def _draw_residuals(self, ax: Any, i: int) -> None:
+        steps = self._steps(i)
+        residuals = np.asarray(self.truth[i], dtype=np.float64) - self.predicted[i]
+        ax.axhline(0, color=GREY, linewidth=0.8)
+        marker = "o" if len(steps) == 1 else None
+        ax.plot(steps, residuals, color=COLORS[5], linewidth=0.9, marker=marker)
+        ax.set_ylabel("residual")
+        format_times(ax, steps)
+
+
+def _band_of(row: PredictedSeries, band: Any, output: int, steps: slice) -> Band:
+    """Return the lower and upper values of one series."""
+    if not isinstance(band, tuple | list) or len(band) != 2:
+        raise ShapeError("band must be a pair: of outputs of the model, or of arrays (G, N, T)")
+    ends = []
+    for end in band:
+        if isinstance(end, int | np.integer):
+            if not 0 <= end < len(row.predicted):
+                raise ShapeError(f"band names output {end}, but the model has {len(row.predicted)}")
+            ends.append(row.predicted[end, steps])
+        elif np.ndim(end) == 3:
+            ends.append(np.asarray(end[output, row.series])[steps])
+        else:
+            raise ShapeError(f"band has an array of shape {np.shape(end)}; expected (G, N, T)")
+    return ends[0], ends[1]
