@@ -45,7 +45,7 @@ SEEN = [
     'note: Revealed type is "float"',
     'error: Argument "epochs" to "fit" of "Estimator" has incompatible type "str"; expected "int | None"  [arg-type]',
     'error: Unexpected keyword argument "n_job" for "Estimator"; did you mean "n_jobs"?  [call-arg]',
-    'error: Argument "epochs" to "Spec" has incompatible type "str"; expected "int"  [arg-type]',
+    'error: Argument "epochs" to "Spec" has incompatible type "str"; expected "int | None"  [arg-type]',
     'error: Item "ndarray" of "ndarray | Any" has no attribute "no_such_attribute"  [union-attr]',
 ]
 

@@ -38,6 +38,7 @@ NOT_COMPARED = (
 # beginnings of the names of what may differ between ranks, such as a device or a log
 DETAILS = ("loss.", "model", "the code of")
 SHARDS = "the {}series of each rank (sharded=True)"
+NEW_FIELDS = ("max_updates", "lr_schedule")  # of which checkpoints of 0.1.0 know nothing
 LISTED = 5  # number of differences in a message
 
 
@@ -63,8 +64,10 @@ def identity(training: Training) -> dict[str, str]:
     scale = data.codec.scale
     spec_texts: dict[str, str] = {}
     for field in fields(data.spec):
-        if field.name != "epochs":  # a fit may continue for more of them
-            spec_texts |= describe(f"spec.{field.name}", getattr(data.spec, field.name))
+        value = getattr(data.spec, field.name)
+        is_new = field.name in NEW_FIELDS and value is None
+        if field.name != "epochs" and not is_new:  # a fit may continue for more epochs
+            spec_texts |= describe(f"spec.{field.name}", value)
     return {
         **spec_texts,
         **describe("loss", data.loss),

@@ -28,7 +28,7 @@ if __name__ == "__main__":
     values = np.random.default_rng(0).normal(size=(3, 37, 43)).astype("f4")
     h5save(f"{folder}/data.h5", {"x": values, "y": values.cumsum(2)[:1]})
     x, y = (samples(h5mmap(f"{folder}/data.h5", name)) for name in ("x", "y"))
-    est = plain_regressor(2, cell="rnn", epochs=1, batchsize=8, seqsize=10, random_state=0, verbose=False)
+    est = SequenceRegressor(2, cell="rnn", epochs=1, batchsize=8, seqsize=10, random_state=0, verbose=False)
     plain = GridSearchCV(est, {"lr": [0.01, 0.1]}, cv=2).fit(x, y)
     with LocalCluster(2, processes=True, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster):
         with joblib.parallel_config("dask"):

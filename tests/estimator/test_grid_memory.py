@@ -50,7 +50,7 @@ def make(n_steps):
 
 def search(x, y, n_jobs):
     (folder / "notes").write_text("")
-    est = plain_regressor(2, cell="rnn", epochs=1, batchsize=125, seqsize=32, random_state=0, callbacks=Watch())
+    est = SequenceRegressor(2, cell="rnn", epochs=1, batchsize=125, seqsize=32, random_state=0, callbacks=Watch())
     in_order, scattered = KFold(2), KFold(2, shuffle=True, random_state=0)
     cv = [next(in_order.split(np.empty(N))), next(scattered.split(np.empty(N)))]
     found = GridSearchCV(est, {"lr": [0.01, 0.1]}, cv=cv, scoring=score, refit=False, n_jobs=n_jobs)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py import net2vec
+from fluxutils_py import SequenceRegressor, net2vec
 from fluxutils_py.training import OptunaPruning
 from tests.plain_networks import plain_regressor
 
@@ -121,7 +121,7 @@ def objective(trial):
             note(loop)
 
     callbacks = [OptunaPruning(trial), Note(), Checkpointer(f"{folder}/{name}")]
-    est = plain_regressor(3, lr=lr, epochs=4, batchsize=8, seqsize=5, random_state=0, callbacks=callbacks)
+    est = SequenceRegressor(3, cell="lstm", lr=lr, epochs=4, batchsize=8, seqsize=5, random_state=0, callbacks=callbacks)
     return est.fit(x, y).loss_
 
 storage = JournalStorage(JournalFileBackend(f"{folder}/study.log"))
@@ -158,5 +158,7 @@ def test_a_killed_study_goes_on_in_the_middle_of_a_trial(python, tmp_path):
         [2, 3],
         *([3, e] for e in range(4)),
     ]
-    uninterrupted = estimator(lr=found["lr"][2]).fit(X, Y)
+    uninterrupted = SequenceRegressor(
+        3, cell="lstm", lr=found["lr"][2], epochs=4, batchsize=8, seqsize=5, random_state=0
+    ).fit(X, Y)
     assert found["values"][2] == uninterrupted.loss_
