@@ -270,6 +270,11 @@ class SeriesShards:
         local = self.local[mine.series]
         return replace(mine, series=local)
 
+    def common_numbers(self, local: np.ndarray) -> np.ndarray:
+        """Return the numbers in the common order of series of this rank."""
+        numbers: np.ndarray = np.flatnonzero(self.owner == self.rank)[local]
+        return numbers
+
     def in_common_order(self, values: Sequence[np.ndarray]) -> np.ndarray:
         """Return one value per series in the common order, from the values of each rank."""
         first = np.cumsum([0, *self.counts])

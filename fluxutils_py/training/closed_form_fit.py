@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.inputs.moments import Moments, WeightedBlock, moments, safe_scale
 from fluxutils_py.nn.causal_kernels import MOST_SERIES, CausalKernels
 from fluxutils_py.nn.closed_form_model import ClosedFormModel, InputScale, series_features
@@ -199,7 +199,7 @@ def _rows(
         with torch.no_grad():
             weights = _weights(batch)
             places = weights.nonzero()  # (n, 2): step, series
-            numbers = _numbers_of_steps(batch, places)
+            numbers = _numbers_of_steps(batch, places, batches.windows.shards)
             if share < 1:
                 is_taken = _scattered(numbers) < share
                 places = places[is_taken]
@@ -223,7 +223,7 @@ def _weights(batch: Minibatch) -> Tensor:
     return exists if batch.weight is None else exists * batch.weight.amin(2)
 
 
-def _numbers_of_steps(batch: Minibatch, places: Tensor) -> Tensor:
+def _numbers_of_steps(batch: Minibatch, places: Tensor, shards: SeriesShards | None) -> Tensor:
     """Return a number for each step of some series: that of the series times 2**32, plus the step.
 
     It is the same however the data are cut and divided.
@@ -232,7 +232,10 @@ def _numbers_of_steps(batch: Minibatch, places: Tensor) -> Tensor:
     assert index is not None
     rows = index.segments
     places = places.cpu()
-    series = torch.from_numpy(np.asarray(rows.series, np.int64))[places[:, 1]]
+    series_of_rows = np.asarray(rows.series, np.int64)
+    if shards is not None:
+        series_of_rows = shards.common_numbers(series_of_rows)
+    series = torch.from_numpy(series_of_rows)[places[:, 1]]
     starts = torch.from_numpy(np.asarray(rows.start, np.int64))
     step = starts[places[:, 1]] + index.start + index.n_overlap + places[:, 0]
     return series * MOST_LENGTH + step

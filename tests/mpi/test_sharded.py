@@ -45,7 +45,7 @@ def test_ranks_with_series_of_their_own_are_one_process_with_all_series(ran, cou
         assert found[name].shape == np.shape(value), name
         apart = np.nanmax(np.abs(found[name] - value))
         if (
-            not apart <= 1e-12 * max(1.0, np.nanmax(np.abs(value)))
+            not apart <= 1e-11 * max(1.0, np.nanmax(np.abs(value)))  # heads are sums over ranks
             or (np.isnan(found[name]) != np.isnan(value)).any()
         ):
             bad[name] = apart

@@ -149,8 +149,7 @@ def estimator(
     }
     sizes = {"epochs": 2, "batchsize": batchsize, "seqsize": S, **spec}
     if model is SequenceRegressor:
-        # ranks draw their own
-        return model(4, dropout=0.0, input_noise=0.0, **sizes, **settings)
+        return model(4, cell="lstm", **sizes, **settings)
     opt = functools.partial(Adam, lr=0.01)
     return Estimator(
         net() if model is None else model, None, opt, Spec(**sizes), n_jobs=n_jobs, **settings

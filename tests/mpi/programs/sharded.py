@@ -112,7 +112,8 @@ class Task:
             "epochs": 2,
             "random_state": 1,
             "verbose": False,
-            # ranks draw their own
+            # each rank draws its own numbers, and the order of its own series
+            "shuffle": False,
             "dropout": 0.0,
             "input_noise": 0.0,
             **self.common,
