@@ -130,6 +130,14 @@ class FitChoice:
         )
 
 
+    def describe(self, n_updates: int) -> str:
+        """Return a line that says what is fitted."""
+        if self.cell in ("kernels", "linear"):
+            return f"cell={self.cell!r}, fitted in closed form"
+        gain = f", which counts {self.gain:g}" if self.gain < 1 else ""
+        return f"cell={self.cell!r}{gain}, up to {n_updates} updates"
+
+
 # Settings of a network that learns alone, of one that adds to a linear model, and of one that sees
 # so much that nothing need hold it back.
 ALONE: dict[str, Any] = {"hidden_size": 48, "lr": 1e-2, "dropout": 0.0, "input_noise": 0.0}

@@ -451,6 +451,10 @@ def _attach_progress(training: Training, progress: ProgressBar | EpochLog) -> No
     windows = training.data.windows
     hooks = training.loop.hooks
     hooks.attach(progress)
+    choice = training.data.settings.choice
+    if choice is not None and not training.resume:
+        chosen = choice.describe(training.plan.updates)
+        hooks.add("start", lambda loop: progress.say(chosen), name="choice")
     if training.size.resumed or not training.loop.ranks.is_single:
         line = training.size.describe(windows.segments, sharded=windows.shards is not None)
         hooks.add("start", lambda loop: progress.say_once(line), name="minibatch size")

@@ -106,6 +106,10 @@ class _RollingStatistics(_TimeFeatures):
         S = len(x)
         past, t = state
         both = torch.cat([past, x])
+        if S == 1:
+            n = t[0] + 1  # (B, 1)
+            newest = [_describe_last(both[-span:], n.clamp(max=span)) for span in self.spans]
+            return torch.cat(newest, 1)[None], (both[1:].clone(), t + 1)
         # (steps, B, 1): 0 before the start
         counts = (torch.arange(len(both), device=x.device)[:, None, None] >= len(past) - t).to(x)
         parts = [_Part(counts, both * counts, torch.zeros_like(both), torch.zeros_like(both))]
@@ -116,6 +120,24 @@ class _RollingStatistics(_TimeFeatures):
         for span in self.spans:
             outputs.extend(_of_last(parts, span, S).describe())
         return torch.cat(outputs, 2), (both[S:].clone(), t + S)
+
+
+def _describe_last(window: Tensor, n: Tensor) -> Tensor:
+    """Return mean, deviation and slope (B, 3 F) of the last ``n`` steps (B, 1) of a window.
+
+    For a single step, this is less to do than to put parts together.
+    """
+    # 0 for the newest step, below -n before the start
+    places = torch.arange(1 - len(window), 1, dtype=window.dtype, device=window.device)
+    live = (places[:, None, None] > -n).to(window.dtype)
+    mean = (window * live).sum(0) / n
+    away = (window - mean) * live
+    variance = away.square().sum(0) / n
+    is_constant = variance == 0
+    deviation = variance.masked_fill(is_constant, 1).sqrt().masked_fill(is_constant, 0)
+    moment = ((places[:, None, None] + (n - 1) / 2) * away).sum(0)
+    slope = moment / (n * (n.square() - 1) / 12).clamp(min=1e-3)
+    return torch.cat([mean, deviation, slope], 1)
 
 
 class _Part(NamedTuple):

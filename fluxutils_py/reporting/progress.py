@@ -55,6 +55,10 @@ class EpochLog:
         if is_main_process(loop):
             self._write_line(epoch_line(loop.record), self.insist)
 
+    def say(self, line: str) -> None:
+        """Log a line as those of epochs are."""
+        self._write_line(line, self.insist)
+
     def say_once(self, line: str) -> None:
         """Show a line, on stderr if the log does not, unless this process has shown it before."""
         if is_new(line):
@@ -110,6 +114,10 @@ class ProgressBar:
         total = None if loop.end_step is None else max(loop.end_step - loop.start_step, 0)
         done = loop.step - loop.start_step  # not 0 in a run that continues an interrupted one
         self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, leave=True)
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        print(line, file=sys.stderr, flush=True)
 
     def say_once(self, line: str) -> None:
         """Print a line above the bar, unless this process has printed it before."""

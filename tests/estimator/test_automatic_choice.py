@@ -377,3 +377,13 @@ def test_several_inputs_are_refused():
     x, y, _ = sums()
     with pytest.raises(DataError, match="one input and one output"):
         SequenceRegressor().fit((x, x), y)
+
+
+def test_verbose_says_what_was_chosen(capsys):
+    x, y, _ = sums()
+    SequenceRegressor(cell="auto", max_updates=60, hidden_size=3, verbose=True).fit(x, y)
+    assert "cell='linear+lstm', up to 60 updates" in capsys.readouterr().err
+    SequenceClassifier(verbose=True).fit(x, y[0, :, -1] > 0)
+    assert "cell='kernels', fitted in closed form" in capsys.readouterr().err
+    SequenceClassifier(verbose=False).fit(x, y[0, :, -1] > 0)
+    assert capsys.readouterr().err == ""
