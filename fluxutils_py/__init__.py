@@ -34,7 +34,12 @@ from fluxutils_py.nn.ops import bmm
 from fluxutils_py.nn.parameters import namedparams, notrack, weights
 from fluxutils_py.nn.states import loadstates, reset, states, truncate
 from fluxutils_py.nn.vectors import grad2net, net2grad, net2vec, vec2net
-from fluxutils_py.transformers import SequenceImputer, SequenceScaler, WinsorScaler
+from fluxutils_py.transformers import (
+    SequenceFeatures,
+    SequenceImputer,
+    SequenceScaler,
+    WinsorScaler,
+)
 from fluxutils_py.versions import show_versions
 
 __all__ = [
@@ -43,6 +48,7 @@ __all__ = [
     "EstimatorRegressor",
     "LossCurveDisplay",
     "SequenceClassifier",
+    "SequenceFeatures",
     "SequenceImputer",
     "SequencePredictionDisplay",
     "SequenceRegressor",

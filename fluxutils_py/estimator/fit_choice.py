@@ -129,7 +129,6 @@ class FitChoice:
             **windows,
         )
 
-
     def describe(self, n_updates: int) -> str:
         """Return a line that says what is fitted."""
         if self.cell in ("kernels", "linear"):

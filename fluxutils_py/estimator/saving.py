@@ -31,6 +31,7 @@ from fluxutils_py.training.plain_files import (
     read_file,
     write_file,
 )
+from fluxutils_py.transformers.features import SequenceFeatures
 from fluxutils_py.transformers.imputer import SequenceImputer
 from fluxutils_py.transformers.scaler import SequenceScaler
 from fluxutils_py.transformers.winsor_scaler import WinsorScaler
@@ -41,7 +42,7 @@ FORMAT = 1
 TRANSFORMERS = {
     cls.__name__: cls
     for cls in (
-        *(SequenceScaler, SequenceImputer, WinsorScaler, SimpleImputer),
+        *(SequenceFeatures, SequenceScaler, SequenceImputer, WinsorScaler, SimpleImputer),
         *(preprocessing.StandardScaler, preprocessing.RobustScaler, preprocessing.MinMaxScaler),
         *(preprocessing.MaxAbsScaler, preprocessing.Normalizer, preprocessing.FunctionTransformer),
         *(preprocessing.PowerTransformer, preprocessing.QuantileTransformer),

@@ -1,0 +1,277 @@
+"""Describe the recent past of each feature, lazily: lags, means, deviations and slopes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.data import SeriesArray
+from fluxutils_py.data.arrays import read_block
+from fluxutils_py.data.filling import ForwardFilled
+from fluxutils_py.data.indexing import Index
+from fluxutils_py.data.lazy import StretchedArray
+from fluxutils_py.exporting import InitialState
+from fluxutils_py.inputs.inputs import Inputs
+from fluxutils_py.inputs.sharded_data import SeriesPool
+from fluxutils_py.nn.time_features import ExponentialMeans, Lags, RollingStatistics
+from fluxutils_py.transformers.imputer import ForwardFill, ForwardFillBlock
+from fluxutils_py.transformers.transformer_base import SequenceTransformer
+from fluxutils_py.validation import check_integer
+
+VALUES = 1 << 20  # of the results that are computed at a time
+# spans of an exponential mean, after which the weight of a value is below the rounding of float64
+SPANS_OF_MEMORY = 19
+
+Layer = Lags | ExponentialMeans | RollingStatistics
+
+
+class SequenceFeatures(SequenceTransformer):
+    """Add to each step what came before it: earlier values, means, deviations and slopes.
+
+    For models that see one step at a time, such as ridge regression or gradient boosting on
+    :func:`fluxutils_py.timesteps`, and for networks that should not have to learn averages. Nothing
+    looks ahead, and ``transform`` reads files window by window.
+
+    Parameters
+    ----------
+    lags : sequence of int
+        Values so many steps ago; zeros before the start of a series.
+    exponential_means : sequence of int
+        Spans of exponentially weighted means: the weight of a value falls by the factor
+        ``1 - 2 / (span + 1)`` with each step.
+    rolling : sequence of int
+        Spans, in steps, of means, standard deviations (divided by n) and slopes per step; fewer
+        steps at the start of a series.
+    keep_inputs : bool
+        Whether the features themselves come first.
+
+    Attributes
+    ----------
+    n_features_in_ : int
+        F; for a matrix or a view, its number of columns.
+    n_features_out_ : int
+        Features of each step after :meth:`transform`.
+    feature_names_in_ : ndarray of str
+        Names of features, for inputs that have them; see :func:`fluxutils_py.samples`.
+
+    Notes
+    -----
+    A missing value (NaN) counts as the last one before it in its series, or 0. ``transform`` gives
+    new arrays ``(P, N, T)``, or lazy ones for data in files; those of files differ from those of
+    arrays in memory by rounding. The layers of :mod:`fluxutils_py.nn` of the same names compute the
+    features.
+
+    Examples
+    --------
+    >>> x = np.array([[[1.0, 2.0, 4.0, 8.0]]])  # (F, N, T)
+    >>> features = SequenceFeatures(lags=[1], exponential_means=(), rolling=[2]).fit(x)
+    >>> features.transform(x)[:, 0]
+    array([[1. , 2. , 4. , 8. ],
+           [0. , 1. , 2. , 4. ],
+           [1. , 1.5, 3. , 6. ],
+           [0. , 0.5, 1. , 2. ],
+           [0. , 1. , 2. , 4. ]])
+    >>> features.get_feature_names_out().tolist()
+    ['x0', 'x0 lag 1', 'x0 mean 2', 'x0 deviation 2', 'x0 slope 2']
+    """
+
+    n_features_out_: int
+
+    def __init__(
+        self,
+        lags: Sequence[int] = (),
+        *,
+        exponential_means: Sequence[int] = (5, 20, 80),
+        rolling: Sequence[int] = (5, 20, 80),
+        keep_inputs: bool = True,
+    ) -> None:
+        self.lags = lags
+        self.exponential_means = exponential_means
+        self.rolling = rolling
+        self.keep_inputs = keep_inputs
+
+    def _compute_statistics(
+        self,
+        series: SeriesArray,
+        inputs: Inputs,
+        pool: SeriesPool,
+    ) -> dict[str, Any]:
+        n_out = FeaturesBlock(series.F, *self._settings()).n_out
+        if not n_out:
+            raise ValueError(
+                "SequenceFeatures gives no features: set lags, exponential_means, rolling or "
+                "keep_inputs"
+            )
+        return {"n_features_out_": n_out}
+
+    def _settings(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Return all lags, 0 for the inputs, and the spans, after checking them."""
+        if not isinstance(self.keep_inputs, bool | np.bool_):
+            raise ValueError(f"keep_inputs must be True or False, got {self.keep_inputs!r}")
+        lags = tuple(check_integer("lags", lag, 1) for lag in self.lags)
+        means = tuple(check_integer("exponential_means", s, 1) for s in self.exponential_means)
+        rolling = tuple(check_integer("rolling", s, 1) for s in self.rolling)
+        return ((0, *lags) if self.keep_inputs else lags), means, rolling
+
+    def _block_function(self) -> FeaturesBlock:
+        return FeaturesBlock(self._layout.features, *self._settings())
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Return the names of the output features, such as ``"speed mean 20"``.
+
+        Parameters
+        ----------
+        input_features : array-like of str, optional
+            Names of the F inputs; by default those of the fit, or x0, x1, ...
+        """
+        names = input_features
+        if names is None:
+            names = getattr(self, "feature_names_in_", None)
+        if names is None:
+            names = [f"x{i}" for i in range(self._layout.features)]
+        if len(names) != self._layout.features:
+            raise ValueError(
+                f"input_features has {len(names)} names, fit had {self._layout.features} features"
+            )
+        lags, means, rolling = self._settings()
+        kinds = ["" if lag == 0 else f" lag {lag}" for lag in lags]
+        kinds += [f" exponential mean {span}" for span in means]
+        for span in rolling:
+            kinds += [f" {what} {span}" for what in ("mean", "deviation", "slope")]
+        return np.array([f"{name}{kind}" for kind in kinds for name in names], dtype=object)
+
+
+class FeaturesBlock:
+    """Describe the past in blocks (F, n, t) that are whole series.
+
+    The state is the last value of each feature, and then those of the layers.
+    """
+
+    def __init__(
+        self,
+        n_features: int,
+        lags: tuple[int, ...],
+        means: tuple[int, ...],
+        rolling: tuple[int, ...],
+    ) -> None:
+        self.n_features = n_features
+        self.fill = ForwardFillBlock(np.zeros(n_features))
+        self.layers: list[Layer] = []
+        if lags:
+            self.layers.append(Lags(n_features, lags))
+        if means:
+            self.layers.append(ExponentialMeans(n_features, means))
+        if rolling:
+            self.layers.append(RollingStatistics(n_features, rolling))
+        self.n_out = sum(layer.n_out for layer in self.layers)
+        # so many steps before a window are all that matters
+        self.memory = max(
+            [*lags, *(s - 1 for s in rolling), *(SPANS_OF_MEMORY * s for s in means)], default=0
+        )
+
+    def __call__(self, block: np.ndarray) -> np.ndarray:
+        filled = self.fill(block)
+        n_steps = filled.shape[2]
+        out = np.empty((self.n_out, *filled.shape[1:]), filled.dtype)
+        size = max(1, VALUES // (self.n_out * max(n_steps, 1)))  # series at a time
+        for n in range(0, filled.shape[1], size):
+            xs = torch.from_numpy(np.ascontiguousarray(filled[:, n : n + size].transpose(2, 1, 0)))
+            out[:, n : n + size] = self._run(xs, None)[0].numpy().transpose(2, 1, 0)
+        return out
+
+    def _run(self, xs: Tensor, state: Sequence[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
+        """Return the features of a window (S, B, P), and the new state of the layers."""
+        parts = []
+        new: list[Tensor] = []
+        before = iter(() if state is None else state)
+        with torch.no_grad():
+            for layer in self.layers:
+                inner: Any = layer.module
+                n_tensors = len(inner.first_state(0))
+                own = None if state is None else tuple(next(before) for _ in range(n_tensors))
+                y, after = inner(xs, own)
+                parts.append(y)
+                new.extend(after)
+        return torch.cat(parts, 2), new
+
+    def over(self, array: Any) -> FeaturesOver:
+        return FeaturesOver(self.fill.over(array), self)
+
+    def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
+        # float64 for all types of data, so that a stored state fits any later stream
+        inner: list[Any] = [layer.module for layer in self.layers]
+        states = [t.double() for module in inner for t in module.first_state(n_series)]
+        return [*self.fill.empty_state(n_features, n_series), *states]
+
+    def step(self, block: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
+        filled, last = self.fill.step(block, state[:1])
+        xs = torch.from_numpy(np.ascontiguousarray(filled.transpose(2, 1, 0)))
+        y, new = self._run(xs, [t.to(xs.dtype) for t in state[1:]])
+        return y.numpy().transpose(2, 1, 0), [*last, *(t.double() for t in new)]
+
+    def forget(self, state: Sequence[Tensor], series: slice | np.ndarray) -> list[Tensor]:
+        kept = [t.clone() for t in state[1:]]  # the caller may have stored the state
+        for t in kept:
+            t[:, series] = 0
+        return [*self.fill.forget(state[:1], series), *kept]
+
+    def as_module(self) -> DescribePast:
+        return DescribePast(self.fill.as_module(), self.layers)
+
+
+class FeaturesOver(StretchedArray):
+    """The features of an array (F, N, T), computed when they are read."""
+
+    feature_names = None  # the source's are of other features
+
+    def __init__(self, source: ForwardFilled, function: FeaturesBlock) -> None:
+        self.source = source
+        self.function = function
+        self.shape = (function.n_out, *source.shape[1:])
+        self.dtype = source.dtype
+
+    def read_stretch(self, series: Index, steps: range) -> np.ndarray:
+        first = max(0, steps.start - self.function.memory)
+        features = range(self.source.shape[0])
+        block = read_block(self.source, features, series, range(first, steps.stop))
+        return self.function(block)[:, :, steps.start - first :]
+
+
+class DescribePast(nn.Module):
+    """One step (B, F) and the state to its features (B, P) and the new state, for export."""
+
+    def __init__(self, fill: ForwardFill, layers: Sequence[Layer]) -> None:
+        super().__init__()
+        self.fill = fill
+        inner: list[Any] = [layer.module for layer in layers]
+        self.layers = nn.ModuleList(inner)
+        states = [module.first_state(1) for module in inner]
+        self.n_tensors = [len(state) for state in states]
+        self.initial = (
+            *fill.initial,
+            *(InitialState(t, batch_axis=1) for state in states for t in state),
+        )
+
+    def forward(self, x: Tensor, last: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        filled, last = self.fill(x, last)
+        parts = []
+        new: list[Tensor] = []
+        for layer, own in zip(self.layers, _divided(states, self.n_tensors), strict=True):
+            y, after = layer(filled[None], tuple(t.to(filled.dtype) for t in own))
+            parts.append(y[0])
+            new.extend(t.to(s.dtype) for t, s in zip(after, own, strict=True))
+        return torch.cat(parts, -1), last, *new
+
+
+def _divided(values: Sequence[Tensor], sizes: Sequence[int]) -> Iterator[Sequence[Tensor]]:
+    """Yield consecutive parts of a sequence."""
+    stops = [0]
+    for size in sizes:
+        stops.append(stops[-1] + size)
+    for start, stop in pairwise(stops):
+        yield values[start:stop]
