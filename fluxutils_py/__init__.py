@@ -11,7 +11,7 @@
 (1, 20, 50)
 """
 
-from fluxutils_py.data import h5concat, h5create, h5mmap, h5save, samples, timesteps
+from fluxutils_py.data import h5concat, h5create, h5mmap, h5save, samples, timesteps, zarrcreate
 from fluxutils_py.estimator import (
     Estimator,
     EstimatorClassifier,
@@ -79,5 +79,6 @@ __all__ = [
     "truncate",
     "vec2net",
     "weights",
+    "zarrcreate",
 ]
 __version__ = "0.1.0"

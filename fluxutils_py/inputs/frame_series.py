@@ -31,7 +31,7 @@ def from_frame(
     freq: Any = None,
     gaps: str = "nan",
     per_series: bool = False,
-    dtype: DTypeLike = None,
+    dtype: DTypeLike | None = None,
     h5: str | os.PathLike[str] | None = None,
 ) -> FrameSeries:
     """Turn a data frame with one row per series and time into arrays that estimators take.
@@ -403,11 +403,11 @@ def _read_targets(
     read = frame.labels if has_labels else frame.numbers
     columns = [read(column, missing=kind.kind != "i") for column in roles.y]
     if roles.per_series:
-        values = [
+        of_series = [
             _one_per_series(frame, c, v, panel, series)
             for c, v in zip(roles.y, columns, strict=True)
         ]
-        matrix = np.stack(values, axis=1).astype(kind)
+        matrix = np.stack(of_series, axis=1).astype(kind)
         return matrix[:, 0] if len(roles.y) == 1 else matrix
     y = _Flat(panel, place, roles.y, kind)
     for g, values in enumerate(columns):
