@@ -376,8 +376,9 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         out : array of shape (G, N, T), a tuple of such, or "xarray", optional
             Array to write to: a NumPy array, a memory map, an h5py dataset, a zarr array, or
             anything that takes slices. "xarray": ``x`` is an ``xarray.DataArray``, and so is the
-            result, with the dimensions and coordinates of series and time of ``x``. On several ranks, each gets the whole result in its own array; into maps of the
-            same file, each writes its own series.
+            result, with the dimensions and coordinates of series and time of ``x``. On several
+            ranks, each gets the whole result in its own array; into maps of the same file, each
+            writes its own series.
         state : list of Tensor, optional
             The state to continue from: the result of an earlier call with ``return_state=True`` or
             of :func:`fluxutils_py.states`, for the same series in the same order. Copies and NumPy
