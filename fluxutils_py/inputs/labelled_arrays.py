@@ -11,9 +11,9 @@ from fluxutils_py.errors import DataError, ShapeError
 OUTPUT = "output"  # the dimension of outputs, which are others than the features
 
 
-def labelled_source(x: object, out: object) -> Any | None:
-    """Return the array of xarray whose labels predictions shall have, None if ``out`` does not ask
-    for any.
+def split_labels(x: object, out: object) -> tuple[Any | None, object]:
+    """Return the array of xarray whose labels predictions shall have, and an ``out`` without
+    "xarray"; None and ``out`` if it does not ask for labels.
 
     Raises
     ------
@@ -21,7 +21,7 @@ def labelled_source(x: object, out: object) -> Any | None:
         If ``out`` is another text than "xarray", or ``x`` has no labels.
     """
     if not isinstance(out, str):
-        return None
+        return None, out
     if out != "xarray":
         raise DataError(f"out must be an array, 'xarray' or None, got {out!r}")
     cls = type(x)
@@ -30,14 +30,17 @@ def labelled_source(x: object, out: object) -> Any | None:
             f"out='xarray' gives predictions the labels of x, which is a {cls.__name__}; give an "
             "xarray.DataArray with the dimensions (features, series, time), or out=None"
         )
-    return x
+    return x, None
 
 
-def with_labels(values: Any, source: Any) -> Any:
-    """Return predictions (G, N, T), (N,) or (N, G) for an array of xarray as such an array.
+def with_labels(values: Any, source: Any | None) -> Any:
+    """Return predictions (G, N, T), (N,) or (N, G) for an array of xarray as such an array;
+    unchanged if there is none.
 
     It has the dimensions of series and time, and the coordinates that do not belong to features.
     """
+    if source is None:
+        return values
     if not isinstance(values, np.ndarray) or len(source.dims) != 3:
         raise ShapeError(
             f"out='xarray' is for one output of an array of three dimensions, got {source.dims}"
