@@ -38,6 +38,8 @@ TESTS_OF_EXTRAS = {
     "tensorboard": ["tests/reporting", "tests/bobbin"],
     "pandas": ["tests/estimator/test_feature_names.py", "tests/inputs/test_inputs.py"],
     "forecast": ["tests/forecasting"],
+    "frame": ["tests/inputs/test_frame_rows.py"],
+    "zarr": ["tests/data/test_zarr_stores.py"],
     "export": ["tests/exporting", "tests/estimator/test_model_export.py"],
     "notebook": ["tests/test_notebooks.py"],
     "search": ["tests/estimator/test_dask_search.py", "tests/training/test_optuna_pruning.py"],

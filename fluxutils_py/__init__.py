@@ -11,7 +11,7 @@
 (1, 20, 50)
 """
 
-from fluxutils_py.data import h5concat, h5create, h5mmap, h5save, samples, timesteps
+from fluxutils_py.data import h5concat, h5create, h5mmap, h5save, samples, timesteps, zarrcreate
 from fluxutils_py.estimator import (
     Estimator,
     EstimatorClassifier,
@@ -29,6 +29,7 @@ from fluxutils_py.estimator import (
     stream,
 )
 from fluxutils_py.explaining import SequencePredictionDisplay, explain
+from fluxutils_py.inputs.frame_series import from_frame
 from fluxutils_py.nn.losses import seqloss
 from fluxutils_py.nn.ops import bmm
 from fluxutils_py.nn.parameters import namedparams, notrack, weights
@@ -60,6 +61,7 @@ __all__ = [
     "explain",
     "export",
     "flatten_steps",
+    "from_frame",
     "grad2net",
     "h5concat",
     "h5create",
@@ -83,5 +85,6 @@ __all__ = [
     "truncate",
     "vec2net",
     "weights",
+    "zarrcreate",
 ]
 __version__ = "0.1.0"

@@ -7,14 +7,14 @@ import h5py
 import numpy as np
 import pytest
 
-from fluxutils_py import Estimator, h5mmap, h5save
+from fluxutils_py import Estimator, from_frame, h5mmap, h5save
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guide.md"
 ROWS = re.findall(
     r"^\| ([^|]+) \| `([^`]+)` \| ([^|]+) \| ([^|]+) \|$", GUIDE.read_text("utf-8"), re.MULTILINE
 )
 SPEC = {"epochs": 1, "batchsize": 2, "seqsize": 7}
-ROWS_OF_ONE_SERIES = ("frame.", "pq.")
+ROWS_OF_ONE_SERIES = ("frame.", "pq.", 'from_frame("x')
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,29 @@ def write_frame(x):
     return {"frame": polars.DataFrame({"a": x[0, 0], "b": x[1, 0]})}
 
 
+def write_long_frame(x):
+    import polars
+
+    df = polars.DataFrame(
+        {
+            "id": np.repeat(np.arange(x.shape[1]), x.shape[2]),
+            "t": np.tile(np.arange(x.shape[2]), x.shape[1]),
+            "a": x[0].ravel(),
+            "b": x[1].ravel(),
+        }
+    )
+    return {"from_frame": from_frame, "df": df.sample(fraction=1, shuffle=True, seed=0)}
+
+
+def write_long_parquet(x):
+    import pyarrow
+    import pyarrow.parquet as pq
+
+    table = pyarrow.table({"t": np.arange(x.shape[2]), "a": x[0, 0], "b": x[1, 0]})
+    pq.write_table(table, "x.parquet")
+    return {"from_frame": from_frame}
+
+
 def write_parquet(x):
     import pyarrow
     import pyarrow.parquet as pq
@@ -99,6 +122,8 @@ WRITERS = {
     "torch.load": write_torch,
     "jax.numpy": write_jax,
     "frame.to_numpy": write_frame,
+    "from_frame(df": write_long_frame,
+    'from_frame("x': write_long_parquet,
     "pq.read_table": write_parquet,
 }
 
@@ -122,4 +147,4 @@ def test_the_code_of_a_row_gives_what_was_stored(source, code, values, tmp_path,
 
 
 def test_the_table_has_all_sources():
-    assert len(ROWS) == 12
+    assert len(ROWS) == 14

@@ -9,6 +9,7 @@ from fluxutils_py.data.sequence_windows import SequenceWindows
 from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.data.views import SamplesView, TimestepsView, samples, timesteps
 from fluxutils_py.data.weights import SampleWeight
+from fluxutils_py.data.zarr_stores import zarrcreate
 
 __all__ = [
     "BackgroundDataLoader",
@@ -29,4 +30,5 @@ __all__ = [
     "rebatch",
     "samples",
     "timesteps",
+    "zarrcreate",
 ]

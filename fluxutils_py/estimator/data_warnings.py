@@ -134,10 +134,13 @@ def _say_time(x: Any, matrix: np.ndarray, model: nn.Module) -> str | None:
     form = "a data frame" if is_frame else "a matrix"
     values = "x.to_numpy()" if is_frame else "x"
     apart = f"fit on {values}" if is_frame else "shuffle them, or ignore this warning"
+    several = "make an array (F, N, T) of them"
+    if is_frame:
+        several = "call fluxutils_py.from_frame(x, id_col, time_col, x=[...], y=...)"
     return (
         f"x is {form} that {reason}, but each of its rows is taken for a series of one step: the "
         "model carries nothing from row to row. If the rows are the steps of one series, fit on "
-        f"timesteps({values}.T[:, None]) and y; if of several, make an array (F, N, T) of them, "
+        f"timesteps({values}.T[:, None]) and y; if of several, {several}, "
         f"and fit on that, on samples(x) or on timesteps(x); if they are independent, {apart}"
     )
 

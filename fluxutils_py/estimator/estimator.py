@@ -373,10 +373,12 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             As in :meth:`fit`, with any N and T. A step without input (all features NaN) moves the
             state as zeros do, and its prediction is NaN. Each run of ``timesteps(x, context=k)`` is
             warmed up on the ``k`` steps before it.
-        out : array of shape (G, N, T), or a tuple of such, optional
-            Array to write to: a NumPy array, a memory map, an h5py dataset, or anything that takes
-            slices. On several ranks, each gets the whole result in its own array; into maps of the
-            same file, each writes its own series.
+        out : array of shape (G, N, T), a tuple of such, or "xarray", optional
+            Array to write to: a NumPy array, a memory map, an h5py dataset, a zarr array, or
+            anything that takes slices. "xarray": ``x`` is an ``xarray.DataArray``, and so is the
+            result, with the dimensions and coordinates of series and time of ``x``. On several
+            ranks, each gets the whole result in its own array; into maps of the same file, each
+            writes its own series.
         state : list of Tensor, optional
             The state to continue from: the result of an earlier call with ``return_state=True`` or
             of :func:`fluxutils_py.states`, for the same series in the same order. Copies and NumPy

@@ -20,6 +20,7 @@ from fluxutils_py.estimator.gathering import gather_parts, gather_rows, memmap_l
 from fluxutils_py.estimator.same_fit import require_same_inputs
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.inputs.inputs import Inputs, read_inputs
+from fluxutils_py.inputs.labelled_arrays import split_labels, with_labels
 from fluxutils_py.inputs.sharded_data import is_empty, ranks_of_call
 from fluxutils_py.inputs.target_codec import Transform
 from fluxutils_py.parallel import RankGroup
@@ -64,6 +65,7 @@ def run_predict(
         )
         parts = est.fitted_parts_
         schema = input_schema(est, settings, parts)
+        labels, out = split_labels(x, out)
         inputs = read_inputs(x, schema, starts=starts, lengths=lengths)
         spec = read_spec(settings.spec)
         decode = parts.codec.decoders()[method]
@@ -78,6 +80,7 @@ def run_predict(
         # an ``out`` keeps its shape, and tuples and lists have no form of rows
         if out is None and isinstance(result, np.ndarray):
             result = parts.codec.as_vector(inputs.to_rows(result), method)
+        result = with_labels(result, labels)
         return (result, blocks.state()) if return_state else result
 
 

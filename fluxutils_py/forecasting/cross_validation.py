@@ -14,12 +14,12 @@ from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.baselines import baseline_forecasts
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
-from fluxutils_py.forecasting.frames import Frame, make_frame, require, with_arrow_types
 from fluxutils_py.forecasting.history import forecasts_along, start_history
 from fluxutils_py.forecasting.model_fitting import fit_panel
 from fluxutils_py.forecasting.outputs import forecast_values, key_columns
-from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.forecasting.panel_windows import PackedSeries
+from fluxutils_py.inputs.frames import Frame, make_frame, require, with_arrow_types
+from fluxutils_py.inputs.panel import Panel
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.validation import check_integer
 

@@ -16,7 +16,6 @@ from fluxutils_py.forecasting.forecaster_settings import (
     column_names,
     columns_of,
 )
-from fluxutils_py.forecasting.panel import Columns, Panel, series_name
 from fluxutils_py.forecasting.panel_windows import (
     ArrayFNT,
     ArraySource,
@@ -24,6 +23,7 @@ from fluxutils_py.forecasting.panel_windows import (
     PackedSeries,
     PanelWindows,
 )
+from fluxutils_py.inputs.panel import Columns, Panel, series_name
 
 
 @dataclass(frozen=True)

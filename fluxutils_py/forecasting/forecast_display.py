@@ -13,10 +13,10 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.explaining.drawing import format_times, legend_above
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster import Forecaster
-from fluxutils_py.forecasting.frames import Frame, require
 from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.outputs import forecast_values, future_covariates
-from fluxutils_py.forecasting.panel import read_steps, series_numbers
+from fluxutils_py.inputs.frames import Frame, require
+from fluxutils_py.inputs.panel import read_steps, series_numbers
 
 Line = tuple[np.ndarray, np.ndarray]  # times and values, or lower and upper values
 

@@ -34,8 +34,6 @@ from fluxutils_py.forecasting.forecaster_settings import (
     columns_of,
     course_of_fit,
 )
-from fluxutils_py.forecasting.frames import is_frame
-from fluxutils_py.forecasting.frequency import Frequency
 from fluxutils_py.forecasting.history import History, start_history
 from fluxutils_py.forecasting.model_fitting import Fit, fit_panel
 from fluxutils_py.forecasting.outputs import (
@@ -47,9 +45,11 @@ from fluxutils_py.forecasting.outputs import (
     require_same_static,
     score_forecasts,
 )
-from fluxutils_py.forecasting.panel import Panel, panel_of, read_panel
 from fluxutils_py.forecasting.panel_windows import ArrayFNT, Channels
 from fluxutils_py.inputs import as_series
+from fluxutils_py.inputs.frames import is_frame
+from fluxutils_py.inputs.frequency import Frequency
+from fluxutils_py.inputs.panel import Panel, panel_of, read_panel
 from fluxutils_py.parallel import RankGroup, get_communicator
 
 

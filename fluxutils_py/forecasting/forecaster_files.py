@@ -22,12 +22,12 @@ from fluxutils_py.forecasting.covariates import Covariate, Covariates
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
-from fluxutils_py.forecasting.frames import require
-from fluxutils_py.forecasting.frequency import Frequency
 from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.model_fitting import Fit, make_network
-from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.forecasting.panel_windows import Channels
+from fluxutils_py.inputs.frames import require
+from fluxutils_py.inputs.frequency import Frequency
+from fluxutils_py.inputs.panel import Panel
 from fluxutils_py.training.plain_files import read_file, write_file
 
 KIND = "fluxutils_py forecaster"

@@ -13,7 +13,7 @@ from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.forecasting.baselines import BASELINES
 from fluxutils_py.forecasting.direct_model import LOSSES
 from fluxutils_py.forecasting.features import TRANSFORMS
-from fluxutils_py.forecasting.panel import Columns
+from fluxutils_py.inputs.panel import Columns
 from fluxutils_py.validation import check_integer, check_positive
 
 POSITIVE_INTEGERS = (

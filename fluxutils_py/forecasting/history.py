@@ -13,8 +13,8 @@ from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.data.filling import forward_fill
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting.features import Past
-from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.forecasting.panel_windows import PackedSeries, PanelWindows, WindowArray
+from fluxutils_py.inputs.panel import Panel
 from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.nn.states import batch_dims
 from fluxutils_py.training.predictor import Predictor

@@ -44,9 +44,7 @@ from fluxutils_py.forecasting.forecaster_settings import (
     columns_of,
     sorted_quantiles,
 )
-from fluxutils_py.forecasting.frequency import Frequency
 from fluxutils_py.forecasting.history import History
-from fluxutils_py.forecasting.panel import Panel, panel_of
 from fluxutils_py.forecasting.panel_windows import (
     ArrayFNT,
     ArraySource,
@@ -55,6 +53,8 @@ from fluxutils_py.forecasting.panel_windows import (
     PanelWindows,
     WindowArray,
 )
+from fluxutils_py.inputs.frequency import Frequency
+from fluxutils_py.inputs.panel import Panel, panel_of
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.make_optimizer import adamw
 

@@ -12,16 +12,16 @@ from fluxutils_py.errors import DataError, ShapeError, warn
 from fluxutils_py.forecasting.covariates import Covariate
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster, array_shape
-from fluxutils_py.forecasting.frames import Frame, make_frame
 from fluxutils_py.forecasting.history import History, Steps, forecasts
-from fluxutils_py.forecasting.panel import (
+from fluxutils_py.forecasting.panel_windows import ArrayFNT
+from fluxutils_py.inputs.frames import Frame, make_frame
+from fluxutils_py.inputs.panel import (
     Panel,
     read_static,
     read_steps,
     series_name,
     series_numbers,
 )
-from fluxutils_py.forecasting.panel_windows import ArrayFNT
 
 
 def forecast_values(

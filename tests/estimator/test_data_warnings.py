@@ -80,6 +80,7 @@ def test_an_index_in_time_is_warned_of_once_at_the_line_that_fits(index, why):
         for part in (
             f"x is a data frame that {why}",
             "timesteps(x.to_numpy().T[:, None])",
+            "fluxutils_py.from_frame(x, id_col, time_col, x=[...], y=...)",
             "fit on x.to_numpy()",
         )
     )

@@ -13,8 +13,8 @@ from fluxutils_py.forecasting.feature_choice import (
     smallest_value,
     usual_season,
 )
-from fluxutils_py.forecasting.frequency import parse_frequency
 from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
+from fluxutils_py.inputs.frequency import parse_frequency
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fluxutils_py.forecasting.frequency import Frequency, infer_frequency, parse_frequency
+from fluxutils_py.inputs.frequency import Frequency, infer_frequency, parse_frequency
 
 ALIASES = ["h", "15min", "30s", "D", "3D", "W", "MS", "ME", "2MS", "QS", "QE", "YS", "YE", "B"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fluxutils_py.forecasting.frames import require
+from fluxutils_py.inputs.frames import require
 
 POLARS = re.compile(r"(\d*)(ns|us|ms|s|m|h|d|w|mo|q|y)")
 # aliases of polars to those of pandas

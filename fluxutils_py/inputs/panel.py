@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError, warn
-from fluxutils_py.forecasting.frames import Frame, TimeColumn, to_absolute, to_local
-from fluxutils_py.forecasting.frequency import Frequency, infer_frequency, parse_frequency
+from fluxutils_py.inputs.frames import Frame, TimeColumn, to_absolute, to_local
+from fluxutils_py.inputs.frequency import Frequency, infer_frequency, parse_frequency
 
 FEW_ROWS = 4  # of fewer rows it is not said that they leave most steps empty
 LEAST_FILLED = 0.2  # share of the steps of a series that have a row
@@ -211,13 +211,13 @@ def read_panel(
     if frame.n_rows == 0:
         raise DataError("df has no rows")
     labels = frame.labels(columns.id)
-    ids = _sorted_labels(labels)
+    ids = sorted_labels(labels)
     series = series_numbers(labels, ids)
     at = frame.times(columns.time)
     # in local time, days and months would begin at other hours than those of the stored series
     if zone is not None and at.zone not in (None, zone):
         at = replace(at, local=to_local(at.absolute, zone), zone=zone)
-    frequency = _read_frequency(freq, at, series, frame.is_polars)
+    frequency = read_frequency(freq, at, series, frame.is_polars)
     _require_kind(frame, columns, at, frequency)
     times = at.on(frequency.is_local)
     remedy = (
@@ -229,12 +229,12 @@ def read_panel(
     types = {columns.id: frame.label_type(columns.id), columns.time: frame.dtype(columns.time)}
     # filled below, when the steps of the rows are known
     lengths = np.zeros(len(ids), int)
-    first = _first_times(times, series)
+    first = first_times(times, series)
     panel = Panel(ids, first, lengths, {}, {}, frequency, at.zone, types, frame.backend)
-    steps = _grid_steps(frame, columns, panel, series, times)
+    steps = grid_steps(frame, columns.time, panel, series, times)
     np.maximum.at(lengths, series, steps + 1)
     # before the arrays, which have an element for each empty step too
-    _warn_empty_steps(panel, np.bincount(series))
+    warn_empty_steps(panel, np.bincount(series))
     place = panel.offsets[series] + steps
     rows = {columns.target: frame.numbers(columns.target, missing=True)}
     for column in (*columns.hist, *columns.futr):
@@ -247,7 +247,7 @@ def read_panel(
     return panel
 
 
-def _sorted_labels(labels: np.ndarray) -> np.ndarray:
+def sorted_labels(labels: np.ndarray) -> np.ndarray:
     # not a set: labels that cannot be compared keep the order of the rows
     different = dict.fromkeys(labels)
     try:
@@ -257,7 +257,7 @@ def _sorted_labels(labels: np.ndarray) -> np.ndarray:
     return np.array(ordered, object)
 
 
-def _read_frequency(
+def read_frequency(
     freq: Any,
     at: TimeColumn,
     series: np.ndarray,
@@ -271,7 +271,7 @@ def _read_frequency(
     order = np.lexsort((at.absolute, series))
     steps = np.diff(at.absolute[order])[np.diff(series[order]) == 0]
     local = at.on(True)
-    return infer_frequency(steps, local, at.is_integer, _first_times(local, series)[series])
+    return infer_frequency(steps, local, at.is_integer, first_times(local, series)[series])
 
 
 def _require_kind(
@@ -288,16 +288,16 @@ def _require_kind(
         )
 
 
-def _first_times(times: np.ndarray, series: np.ndarray) -> np.ndarray:
+def first_times(times: np.ndarray, series: np.ndarray) -> np.ndarray:
     # not the first row: rows may be in any order
     first = np.full(series.max() + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, series, times)
     return first
 
 
-def _grid_steps(
+def grid_steps(
     frame: Frame,
-    columns: Columns,
+    time_col: str,
     panel: Panel,
     series: np.ndarray,
     times: np.ndarray,
@@ -320,7 +320,7 @@ def _grid_steps(
             f"series {panel.ids[series[between.argmax()]]!r}; give the freq of the data, or round "
             "the times"
         )
-        frame.refuse(columns.time, between, remedy)
+        frame.refuse(time_col, between, remedy)
     # sorted, rows of one step are neighbours
     order = np.lexsort((steps, series))
     again = (np.diff(series[order]) == 0) & (np.diff(steps[order]) == 0) & known[order[1:]]
@@ -329,13 +329,13 @@ def _grid_steps(
         row, other = sorted(order[place : place + 2])
         raise DataError(
             f"rows {row} and {other} of {frame.name} are both of series "
-            f"{panel.ids[series[row]]!r} at {frame.frame[columns.time][int(other)]}; keep one, or "
+            f"{panel.ids[series[row]]!r} at {frame.frame[time_col][int(other)]}; keep one, or "
             "add them up"
         )
     return steps
 
 
-def _warn_empty_steps(panel: Panel, n_rows: np.ndarray) -> None:
+def warn_empty_steps(panel: Panel, n_rows: np.ndarray) -> None:
     """Warn of series with a row at few of their steps, as where one is hourly and another daily."""
     sparse = np.flatnonzero((n_rows >= FEW_ROWS) & (n_rows < LEAST_FILLED * panel.lengths))
     if len(sparse):
@@ -343,7 +343,7 @@ def _warn_empty_steps(panel: Panel, n_rows: np.ndarray) -> None:
         warn(
             f"{len(sparse)} of {panel.n_series} series have rows at few of their steps of "
             f"freq={panel.frequency.text!r} (series {panel.ids[i]!r} at {n_rows[i]} of "
-            f"{panel.lengths[i]}): all other steps count as missing. Forecast series of different "
+            f"{panel.lengths[i]}): all other steps count as missing. Take series of different "
             "frequency apart, and write rows with 0 where no row means 0"
         )
 
@@ -443,4 +443,4 @@ def read_steps(
     # the local times are those of the frame's zone, which may be another one
     times = to_local(at.absolute, panel.zone) if panel.frequency.is_local else at.absolute
     series = np.where(panel.frequency.is_weekend(times), -1, series)
-    return series, _grid_steps(frame, columns, panel, series, times)
+    return series, grid_steps(frame, columns.time, panel, series, times)

@@ -1,0 +1,561 @@
+"""Data frames with a row per series and time as arrays (F, N, T), and predictions as frames."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from fluxutils_py.data import h5create, h5mmap
+from fluxutils_py.data.hdf5.feature_names import write_names
+from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.files import atomic_path
+from fluxutils_py.inputs.frame_rows import FrameRows, Roles, scan_series
+from fluxutils_py.inputs.frames import Frame, make_frame
+from fluxutils_py.inputs.panel import Panel, warn_empty_steps
+
+FILL_BYTES = 32 << 20
+
+
+def from_frame(
+    df: Any,
+    id_col: str | None = None,
+    time_col: str | None = None,
+    x: Sequence[str] | str = (),
+    y: Sequence[str] | str | None = None,
+    *,
+    freq: Any = None,
+    gaps: str = "nan",
+    per_series: bool = False,
+    dtype: DTypeLike | None = None,
+    h5: str | os.PathLike[str] | None = None,
+) -> FrameSeries:
+    """Turn a data frame with one row per series and time into arrays that estimators take.
+
+    Parameters
+    ----------
+    df : data frame of pandas or polars, table of pyarrow, or path
+        The path of a Parquet file, or of a folder of such files; only the columns that are named
+        are read. Rows may be in any order.
+    id_col : str, optional
+        Column that says which series a row belongs to. None: all rows are one series. Series are
+        in increasing order of their ids.
+    time_col : str, optional
+        Column of dates or integers. None: the rows of a series are its steps, in their order.
+    x, y : str or list of str
+        Columns of inputs, which are numbers, and of targets, which are numbers, or labels (text,
+        categories).
+    freq : str, int or pandas offset, optional
+        Length of a step, such as ``"h"``, ``"15min"``, ``"MS"``. None: the most usual difference
+        between times.
+    gaps : "nan" or "error"
+        What becomes of steps without a row between the first and the last one of a series: inputs
+        and targets of NaN (labels: None), from which nothing is learnt and which move the state as
+        zeros do; or a DataError. Missing values in rows are NaN in any case.
+    per_series : bool
+        Whether a series has one target, which all of its rows have: ``y`` then is (N,) or (N, G).
+    dtype : dtype, optional
+        Of ``x``, and of targets that are numbers. None: float32 if all columns of ``x`` are, else
+        float64.
+    h5 : path-like, optional
+        HDF5 file to write ``x`` and ``y`` to, in two passes over the data with memory for a few
+        hundred thousand rows at a time. A file of that name is replaced when the new one is
+        complete.
+
+    Returns
+    -------
+    FrameSeries
+        With ``x`` and ``y`` for ``fit``, and ``to_frame`` for predictions.
+
+    Raises
+    ------
+    DataError
+        If the data cannot be used: two rows of one time, times between two steps, a missing id or
+        time. It names column and row.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> hours = pd.date_range("2024-01-01", periods=48, freq="h")
+    >>> df = pd.DataFrame({"town": "Graz", "at": hours, "wind": range(48), "load": range(48)})
+    >>> series = from_frame(df, "town", "at", x=["wind"], y="load")
+    >>> series.x.shape, series.y.shape
+    ((1, 1, 48), (1, 1, 48))
+    >>> list(series.to_frame(series.y).columns)
+    ['town', 'at', 'load_hat']
+    """
+    if gaps not in ("nan", "error"):
+        raise ValueError(f"gaps must be 'nan' or 'error', got {gaps!r}")
+    roles = Roles(id_col, time_col, _as_names(x, "x"), _as_names(y, "y"), per_series)
+    request = Request(roles, freq, gaps, None if dtype is None else np.dtype(dtype))
+    return _read(df, request, h5)
+
+
+def _as_names(columns: Sequence[str] | str | None, argument: str) -> tuple[str, ...]:
+    if columns is None:
+        return ()
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{argument} must be names of columns, got {columns!r}")
+    return names
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of :func:`from_frame`, for another frame of that kind."""
+
+    roles: Roles
+    freq: Any
+    gaps: str
+    dtype: np.dtype | None
+    zone: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class FrameSeries:
+    """Series of a data frame, from :func:`from_frame`.
+
+    Attributes
+    ----------
+    x : ndarray or H5Map (F, N, T), or list of ndarray (F, T_i)
+        Inputs; a list if series have different lengths. None if no columns were named.
+    y : ndarray or H5Map (G, N, T), list of ndarray (G, T_i), or ndarray (N,) or (N, G)
+        Targets; None if no columns were named.
+    lengths : ndarray of int, shape (N,), or None
+        Of arrays in a file whose series have different lengths: hand it to ``fit`` and ``predict``.
+    ids : ndarray of object, shape (N,)
+        [None] if there is no ``id_col``.
+    names, target_names : tuple of str
+        Columns of ``x`` and ``y``.
+    panel : Panel
+        The steps that each series has, and their times.
+    """
+
+    x: Any
+    y: Any
+    lengths: np.ndarray | None
+    panel: Panel
+    request: Request
+    places: Places | None = None
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self.panel.ids
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.request.roles.x
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        return self.request.roles.y
+
+    @property
+    def times(self) -> list[np.ndarray]:
+        """The times of each series (T_i,): ``datetime64[ns]``, in UTC if they have a time zone, or
+        integers.
+        """
+        return [
+            self.panel.times(np.full(n, i), np.arange(n)) for i, n in enumerate(self.panel.lengths)
+        ]
+
+    def __repr__(self) -> str:
+        lengths = self.panel.lengths
+        steps = f"{lengths.min()}"
+        if lengths.min() != lengths.max():
+            steps += f" to {lengths.max()}"
+        return (
+            f"FrameSeries({len(lengths)} series of {steps} steps, x={list(self.names)}, "
+            f"y={list(self.target_names)})"
+        )
+
+    def like(self, df: Any, h5: str | os.PathLike[str] | None = None) -> FrameSeries:
+        """Read another frame, such as test data, by the same columns, step and types.
+
+        Its series may be others. It may lack the columns of targets: ``y`` then is None.
+        """
+        roles = self.request.roles
+        has = set(FrameRows(df, replace(roles, x=(), y=())).columns())
+        if not has & set(roles.y):
+            roles = replace(roles, y=())
+        request = replace(
+            self.request, roles=roles, freq=self.panel.frequency, zone=self.panel.zone
+        )
+        series = _read(df, request, h5)
+        # the names of predictions are those of the targets, which this frame may lack
+        return replace(series, request=replace(request, roles=self.request.roles))
+
+    def to_frame(self, prediction: Any, names: Sequence[str] | None = None) -> Any:
+        """Return predictions as a frame of the library that the series came from.
+
+        Parameters
+        ----------
+        prediction : array (G, N, T), list of arrays (G, T_i), or array (N,) or (N, G)
+            What ``predict`` returned for ``x``: one value per step, or per series.
+        names : list of str, optional
+            Names of the G columns. None: those of the targets with ``_hat`` behind them.
+
+        Returns
+        -------
+        data frame
+            With the columns of ids and times, and the predictions. It has the rows of the frame
+            that was read, in their order (of pandas, with their index); of a file ``h5``, all steps
+            of the series. Of predictions per series, a row for each. NaN is null where the library
+            has both. Parquet files give a table of pyarrow.
+
+        Raises
+        ------
+        ShapeError
+            If the predictions are not of these series.
+        """
+        if not isinstance(prediction, list | tuple) and len(np.shape(prediction)) < 3:
+            return self._frame_per_series(np.asarray(prediction), names)
+        places = self.places or Places.of_all(self.panel)
+        values = self._flat(prediction)[:, self.panel.offsets[places.series] + places.steps]
+        columns: dict[str, Any] = {}
+        roles = self.request.roles
+        if roles.id is not None:
+            columns[roles.id] = self.ids[places.series]
+        if roles.time is not None:
+            columns[roles.time] = self.panel.times(places.series, places.steps)
+        columns |= zip(self._column_names(names, len(values)), values, strict=True)
+        frame = make_frame(columns, self.panel.types, self.panel.backend)
+        if places.index is not None:
+            frame.index = places.index
+        return frame
+
+    def _frame_per_series(self, values: np.ndarray, names: Sequence[str] | None) -> Any:
+        matrix = values[:, None] if values.ndim == 1 else values
+        if matrix.ndim != 2 or len(matrix) != self.panel.n_series:
+            raise ShapeError(
+                f"the predictions have shape {values.shape}; expected (G, N, T) with "
+                f"N={self.panel.n_series} series, or one row per series"
+            )
+        columns: dict[str, Any] = {}
+        types = {}
+        if self.request.roles.id is not None:
+            columns[self.request.roles.id] = self.ids
+            types[self.request.roles.id] = self.panel.types[self.request.roles.id]
+        columns |= zip(self._column_names(names, matrix.shape[1]), matrix.T, strict=True)
+        return make_frame(columns, types, self.panel.backend)
+
+    def _column_names(self, names: Sequence[str] | None, n_outputs: int) -> list[str]:
+        if names is None and len(self.target_names) == n_outputs:
+            names = [f"{name}_hat" for name in self.target_names]
+        elif names is None and n_outputs == 1:
+            names = ["yhat"]
+        if names is None or isinstance(names, str) or len(names) != n_outputs:
+            raise ShapeError(
+                f"the predictions have {n_outputs} outputs; give a list of {n_outputs} names, got "
+                f"names={names!r}"
+            )
+        taken = {self.request.roles.id, self.request.roles.time} & set(names)
+        if taken or len(set(names)) < len(names):
+            raise DataError(f"names={list(names)} has a column twice, or that of ids or times")
+        return list(names)
+
+    def _flat(self, prediction: Any) -> np.ndarray:
+        """Return predictions of all steps, one series after the other, (G, total)."""
+        lengths = self.panel.lengths
+        longest = int(lengths.max())
+        if isinstance(prediction, list | tuple):
+            shapes = [np.shape(values) for values in prediction]
+            if [shape[-1:] for shape in shapes] != [(n,) for n in lengths]:
+                raise ShapeError(
+                    f"the predictions are a list of shapes {shapes[:5]}; expected (G, T_i) with "
+                    f"the lengths {lengths[:5].tolist()} of {len(lengths)} series"
+                )
+            return np.concatenate([np.asarray(values) for values in prediction], axis=1)
+        if tuple(prediction.shape[1:]) != (len(lengths), longest):
+            raise ShapeError(
+                f"the predictions have shape {tuple(prediction.shape)}; expected (G, "
+                f"{len(lengths)}, {longest}) = (outputs, series, time steps)"
+            )
+        values = np.asarray(prediction)
+        exists = np.arange(longest) < lengths[:, None]  # (N, T)
+        return values[:, exists]
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The series and the step of each row of a frame, and the index of pandas."""
+
+    series: np.ndarray
+    steps: np.ndarray
+    index: Any = None
+
+    @classmethod
+    def of_all(cls, panel: Panel) -> Places:
+        """Return those of all steps of all series."""
+        series = np.repeat(np.arange(panel.n_series), panel.lengths)
+        return cls(series, np.arange(len(series)) - panel.offsets[series])
+
+
+def _read(df: Any, request: Request, h5: str | os.PathLike[str] | None) -> FrameSeries:
+    rows = FrameRows(df, request.roles, in_parts=h5 is not None)
+    panel, n_rows = scan_series(rows, request.freq, request.zone)
+    if request.gaps == "error":
+        _refuse_gaps(rows, panel, n_rows)
+    # before the arrays, which have room for each empty step too
+    warn_empty_steps(panel, n_rows)
+    if h5 is None:
+        return _read_into_memory(rows, panel, request)
+    return _read_into_file(rows, panel, request, os.fspath(h5), n_rows)
+
+
+def _refuse_gaps(rows: FrameRows, panel: Panel, n_rows: np.ndarray) -> None:
+    """Raise DataError if a series has fewer rows than steps; two rows of a step are refused before
+    or after.
+    """
+    short = np.flatnonzero(n_rows < panel.lengths)
+    if not len(short):
+        return
+    n = int(short[0])
+    has_row = np.zeros(panel.lengths[n], bool)
+    for _, series, steps in rows.on_grid(panel):
+        has_row[steps[series == n]] = True
+    at = panel.time_text(n, int(has_row.argmin()))
+    raise DataError(
+        f"series {panel.ids[n]!r} has no row at {at} ({len(short)} of {panel.n_series} series have "
+        f"gaps at steps of freq={panel.frequency.text!r}); add the rows, or give gaps='nan'"
+    )
+
+
+def _read_into_memory(rows: FrameRows, panel: Panel, request: Request) -> FrameSeries:
+    roles = request.roles
+    (frame, series, steps) = next(rows.on_grid(panel))
+    dtype = request.dtype or _float_type(frame, roles.x)
+    _require_floats(dtype, len(series) < panel.lengths.sum())
+    place = panel.offsets[series] + steps
+    x = _Flat(panel, place, roles.x, dtype)
+    for f, column in enumerate(roles.x):
+        x.put(f, frame.numbers(column, missing=dtype.kind == "f"))
+    index = getattr(frame.frame.to_native(), "index", None)
+    return FrameSeries(
+        x=x.series() if roles.x else None,
+        y=_read_targets(frame, panel, series, place, roles, dtype),
+        lengths=None,
+        panel=panel,
+        request=replace(request, dtype=dtype),
+        places=Places(series, steps, index),
+    )
+
+
+def _float_type(frame: Frame, columns: tuple[str, ...]) -> np.dtype:
+    types = {str(frame.dtype(column)) for column in columns}
+    return np.dtype("float32" if types == {"Float32"} else "float64")
+
+
+def _require_floats(dtype: np.dtype, has_gaps: bool) -> None:
+    if dtype.kind not in "fiu" or (has_gaps and dtype.kind != "f"):
+        raise DataError(
+            f"dtype={dtype} cannot hold the NaN of steps without a row; give a floating type, or "
+            "add the rows"
+        )
+
+
+class _Flat:
+    """Values of all steps, one series after the other, filled column by column."""
+
+    def __init__(
+        self,
+        panel: Panel,
+        place: np.ndarray,
+        columns: tuple[str, ...],
+        dtype: np.dtype,
+    ) -> None:
+        self.panel = panel
+        self.place = place
+        missing: Any = None if dtype.kind == "O" else np.nan
+        if dtype.kind in "iu":
+            missing = 0  # there are no gaps
+        total = int(panel.lengths.sum())
+        self.values = np.full((total, len(columns)), missing, dtype)
+
+    def put(self, column: int, values: np.ndarray) -> None:
+        self.values[self.place, column] = values
+
+    def series(self) -> Any:
+        """Return an array (F, N, T) in time-major memory, or a list of arrays (F, T_i)."""
+        lengths = self.panel.lengths
+        if (lengths == lengths[0]).all():
+            by_series = self.values.reshape(len(lengths), lengths[0], -1)
+            return np.ascontiguousarray(by_series.transpose(1, 0, 2)).transpose(2, 1, 0)
+        return [a.T for a in np.split(self.values, self.panel.offsets[1:])]
+
+
+def _read_targets(
+    frame: Frame,
+    panel: Panel,
+    series: np.ndarray,
+    place: np.ndarray,
+    roles: Roles,
+    dtype: np.dtype,
+) -> Any:
+    if not roles.y:
+        return None
+    has_labels = any(frame.is_category(column) for column in roles.y)
+    kind = np.dtype(object) if has_labels else dtype
+    read = frame.labels if has_labels else frame.numbers
+    columns = [read(column, missing=kind.kind != "i") for column in roles.y]
+    if roles.per_series:
+        of_series = [
+            _one_per_series(frame, c, v, panel, series)
+            for c, v in zip(roles.y, columns, strict=True)
+        ]
+        matrix = np.stack(of_series, axis=1).astype(kind)
+        return matrix[:, 0] if len(roles.y) == 1 else matrix
+    y = _Flat(panel, place, roles.y, kind)
+    for g, values in enumerate(columns):
+        y.put(g, values)
+    return y.series()
+
+
+def _one_per_series(
+    frame: Frame,
+    column: str,
+    values: np.ndarray,
+    panel: Panel,
+    series: np.ndarray,
+) -> np.ndarray:
+    """Return the one value of each series; DataError names two rows of a series that differ."""
+    _, first = np.unique(series, return_index=True)
+    of_series = values[first]
+    differs = values != of_series[series]
+    if values.dtype.kind == "f":
+        differs &= ~(np.isnan(values) & np.isnan(of_series[series]))
+    if differs.any():
+        row = int(differs.argmax())
+        raise DataError(
+            f"column {column!r} of {frame.name} is {values[row]} in row {row} and "
+            f"{of_series[series[row]]} before in series {panel.ids[series[row]]!r}; with "
+            "per_series=True a series has one value"
+        )
+    return of_series
+
+
+def _read_into_file(
+    rows: FrameRows,
+    panel: Panel,
+    request: Request,
+    path: str,
+    n_rows: np.ndarray,
+) -> FrameSeries:
+    """Write x and y to a new HDF5 file, part after part, and map them."""
+    roles = request.roles
+    longest = int(panel.lengths.max())
+    has_gaps = bool(n_rows.sum() < panel.n_series * longest)
+    with atomic_path(path) as new:
+        os.unlink(new)  # of no bytes, which is no HDF5 file
+        writer: _FileWriter | None = None
+        for frame, series, steps in rows.on_grid(panel):
+            if writer is None:  # the first part knows the types
+                dtype = request.dtype or _float_type(frame, roles.x)
+                _require_floats(dtype, has_gaps)
+                writer = _FileWriter(new, panel, roles, dtype, has_gaps)
+            writer.write(frame, series, steps)
+        assert writer is not None  # a frame without rows has been refused
+        y_per_series = writer.close()
+    lengths = None if (panel.lengths == longest).all() else panel.lengths
+    return FrameSeries(
+        x=h5mmap(path, "x") if roles.x else None,
+        y=h5mmap(path, "y") if roles.y and not roles.per_series else y_per_series,
+        lengths=lengths,
+        panel=panel,
+        request=replace(request, dtype=writer.dtype),
+    )
+
+
+class _FileWriter:
+    """Writes rows into maps of an HDF5 file: ``x``, ``y``, and ``has_row``, which tells where rows
+    were.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        panel: Panel,
+        roles: Roles,
+        dtype: np.dtype,
+        has_gaps: bool,
+    ) -> None:
+        self.path = path
+        self.panel = panel
+        self.roles = roles
+        self.dtype = dtype
+        n_steps = int(panel.lengths.max())
+        self.maps = {"has_row": h5create(path, "has_row", (1, panel.n_series, n_steps), "uint8")}
+        columns = {"x": roles.x, "y": () if roles.per_series else roles.y}
+        self.columns = {name: names for name, names in columns.items() if names}
+        for name, names in self.columns.items():
+            shape = (len(names), panel.n_series, n_steps)
+            self.maps[name] = h5create(path, name, shape, dtype)
+            if has_gaps:
+                _fill(self.maps[name])
+        self.targets = np.full((panel.n_series, len(roles.y)), np.nan)
+
+    def write(self, frame: Frame, series: np.ndarray, steps: np.ndarray) -> None:
+        has_row = self.maps["has_row"]
+        again = has_row[0, series, steps] > 0
+        if again.any():
+            row = int(again.argmax())
+            raise DataError(
+                f"row {row} of {frame.name} is the second one of series "
+                f"{self.panel.ids[series[row]]!r} at "
+                f"{self.panel.time_text(series[row], steps[row])}; keep one, or add them up"
+            )
+        has_row[0, series, steps] = 1
+        for name, columns in self.columns.items():
+            for f, column in enumerate(columns):
+                self._require_numbers(frame, column)
+                values = frame.numbers(column, missing=self.dtype.kind == "f")
+                self.maps[name][f, series, steps] = values
+        if self.roles.per_series:
+            self._keep_targets(frame, series)
+
+    def _require_numbers(self, frame: Frame, column: str) -> None:
+        if frame.is_category(column):
+            raise DataError(
+                f"column {column!r} of {frame.name} is of type {frame.dtype(column)}, and a file "
+                "h5 holds numbers; number the labels, or read them into memory (h5=None)"
+            )
+
+    def _keep_targets(self, frame: Frame, series: np.ndarray) -> None:
+        for g, column in enumerate(self.roles.y):
+            self._require_numbers(frame, column)
+            values = frame.numbers(column, missing=True)
+            before = self.targets[series, g]
+            differs = ~np.isnan(before) & (before != values)
+            self.targets[series, g] = values
+            differs |= self.targets[series, g] != values
+            frame.refuse(
+                column,
+                differs & ~np.isnan(values),
+                ", and another value in the same series; with per_series=True a series has one",
+            )
+
+    def close(self) -> np.ndarray | None:
+        """Write what is left, and return the targets if series have one each."""
+        import h5py
+
+        for array in self.maps.values():
+            array.flush()
+        self.maps.clear()
+        with h5py.File(self.path, "r+") as file:
+            for name, names in self.columns.items():
+                write_names(file[name], names, f"{self.path}: dataset {name!r}")
+        if not self.roles.per_series or not self.roles.y:
+            return None
+        return self.targets[:, 0] if len(self.roles.y) == 1 else self.targets
+
+
+def _fill(array: Any) -> None:
+    """Set all values to NaN, some steps at a time."""
+    n_features, n_series, n_steps = array.shape
+    size = max(1, FILL_BYTES // (n_features * n_series * array.dtype.itemsize))
+    for start in range(0, n_steps, size):
+        array[:, :, start : start + size] = np.nan

@@ -1,0 +1,255 @@
+"""Frames as arrays and back: against pandas' own pivoting and reindexing, in every library."""
+
+import tracemalloc
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fluxutils_py import SequenceClassifier, SequenceRegressor, from_frame
+from fluxutils_py.errors import DataError, ShapeError, SpecError
+from fluxutils_py.inputs import frame_rows
+
+
+def long_frame(lengths=(7, 4, 11), gaps=(), seed=0):
+    """A frame of series "b0", "b1", ... with rows in disorder; ``gaps`` are (series, step)."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for n, length in enumerate(lengths):
+        at = pd.date_range("2024-03-01", periods=length, freq="h") + pd.Timedelta(days=n)
+        part = pd.DataFrame({"town": f"b{n}", "at": at, "wind": rng.normal(size=length)})
+        part["sun"] = np.arange(length) * 1.0
+        part["load"] = 2 * part["wind"] + n
+        part["sky"] = np.where(part["wind"] > 0, "clear", "grey")
+        part["kind"] = "even" if n % 2 == 0 else "odd"
+        parts.append(part.drop([step for series, step in gaps if series == n]))
+    return pd.concat(parts).sample(frac=1, random_state=seed).reset_index(drop=True)
+
+
+def to_library(df, library, tmp_path):
+    if library == "pandas":
+        return df
+    if library == "polars":
+        return pl.DataFrame(df.to_dict("list"))
+    table = pa.Table.from_pandas(df, preserve_index=False)
+    if library == "pyarrow":
+        return table
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    half = len(df) // 2
+    pq.write_table(table[:half], folder / "0.parquet", row_group_size=3)
+    pq.write_table(table[half:], folder / "1.parquet")
+    return folder
+
+
+LIBRARIES = ["pandas", "polars", "pyarrow", "parquet"]
+
+
+def expected(df, columns):
+    """One frame per series on its own hours, by pandas."""
+    for _, part in df.groupby("town"):
+        part = part.set_index("at").sort_index()[columns]
+        yield part.reindex(pd.date_range(part.index[0], part.index[-1], freq="h"))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_series_of_different_lengths_are_lists_and_come_back(library, tmp_path):
+    df = long_frame(gaps=[(0, 2), (2, 5)])
+    given = to_library(df, library, tmp_path)
+    series = from_frame(given, "town", "at", x=["wind", "sun"], y="load")
+    assert (series.names, series.target_names) == (("wind", "sun"), ("load",))
+    assert series.ids.tolist() == ["b0", "b1", "b2"]
+    grids = list(expected(df, ["wind", "sun", "load"]))
+    for x, y, times, grid in zip(series.x, series.y, series.times, grids, strict=True):
+        np.testing.assert_array_equal(x, grid[["wind", "sun"]].to_numpy().T)
+        np.testing.assert_array_equal(y, grid[["load"]].to_numpy().T)
+        np.testing.assert_array_equal(times, grid.index.to_numpy().astype("M8[ns]"))
+    back = series.to_frame([y + 1 for y in series.y])
+    kind = {"polars": pl.DataFrame, "pandas": pd.DataFrame}.get(library, pa.Table)
+    assert isinstance(back, kind)
+    columns = (
+        back.to_pydict()
+        if kind is pa.Table
+        else back.to_dict(**({"orient": "list"} if library == "pandas" else {"as_series": False}))
+    )
+    # the rows of the frame, in its order
+    assert list(columns) == ["town", "at", "load_hat"]
+    assert list(columns["town"]) == df["town"].tolist()
+    assert pd.DatetimeIndex(columns["at"]).equals(pd.DatetimeIndex(df["at"]))
+    np.testing.assert_allclose(columns["load_hat"], df["load"] + 1)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_series_of_one_length_are_an_array_that_an_estimator_takes(library, tmp_path):
+    df = long_frame((30, 30, 30), gaps=[(1, 4)])
+    series = from_frame(to_library(df, library, tmp_path), "town", "at", x="wind", y="load")
+    grids = np.stack([g.to_numpy() for g in expected(df, ["wind", "load"])])  # (N, T, F)
+    np.testing.assert_array_equal(series.x, grids.transpose(2, 0, 1)[:1])
+    np.testing.assert_array_equal(series.y, grids.transpose(2, 0, 1)[1:])
+    assert series.x.transpose(2, 1, 0).flags.c_contiguous
+    assert series.lengths is None
+    est = SequenceRegressor(cell="linear").fit(series.x, series.y)
+    back = series.to_frame(est.predict(series.x))
+    assert len(back) == len(df)
+
+
+def test_rows_without_times_are_steps_in_their_order():
+    df = pd.DataFrame({"who": ["b", "a", "b", "b", "a"], "v": [1.0, 2, 3, 4, 5]}, index=[*"vwxyz"])
+    series = from_frame(df, "who", x="v", dtype="float32")
+    assert [x.tolist() for x in series.x] == [[[2.0, 5]], [[1.0, 3, 4]]]
+    assert series.x[0].dtype == np.float32
+    assert series.y is None
+    back = series.to_frame(series.x)
+    pd.testing.assert_series_equal(back["yhat"], df["v"].astype("float32"), check_names=False)
+    one = from_frame(df, x=["v"])
+    assert one.x.shape == (1, 1, 5)
+    assert one.x[0, 0].tolist() == df["v"].tolist()
+    assert list(one.to_frame(one.x, ["again"]).columns) == ["again"]
+
+
+def test_text_stays_text_and_its_gaps_are_missing_labels():
+    df = long_frame((20, 20), gaps=[(0, 3)])
+    series = from_frame(df, "town", "at", x="wind", y="sky")
+    assert series.y.dtype == object
+    assert series.y[0, 0, 3] is None
+    clf = SequenceClassifier(cell="linear").fit(series.x, series.y)
+    assert sorted(clf.classes_) == ["clear", "grey"]
+    back = series.to_frame(clf.predict(series.x))
+    assert set(back["sky_hat"]) == {"clear", "grey"}
+    assert (back["sky_hat"] == df["sky"]).mean() > 0.8
+
+
+def test_one_label_per_series():
+    df = long_frame((9, 9, 9, 9))
+    series = from_frame(df, "town", "at", x=["wind"], y="kind", per_series=True)
+    assert series.y.tolist() == ["even", "odd", "even", "odd"]
+    back = series.to_frame(series.y)
+    assert back.to_dict("list") == {"town": ["b0", "b1", "b2", "b3"], "kind_hat": [*series.y]}
+    with pytest.raises(DataError, match=r"'sky'.*row \d+ .*per_series"):
+        from_frame(df, "town", "at", x=["wind"], y="sky", per_series=True)
+
+
+def test_another_frame_is_read_by_the_same_rules():
+    train = long_frame((12, 12))
+    series = from_frame(train, "town", "at", x=["wind"], y="load", dtype="float32")
+    # a row every two hours: alone it would be a series of steps of two hours
+    test = long_frame((9,), seed=1).sort_values("at")[::2].drop(columns="load")
+    other = series.like(test)
+    assert other.x.shape == (1, 1, 9)
+    assert other.x.dtype == np.float32
+    assert other.y is None
+    assert np.isnan(other.x[0, 0, 1::2]).all()
+    assert not np.isnan(other.x[0, 0, ::2]).any()
+    assert list(other.to_frame(other.x).columns) == ["town", "at", "load_hat"]
+    with pytest.raises(DataError, match="'wind'"):
+        series.like(test.drop(columns="wind"))
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin"])
+def test_times_keep_their_zone_where_clocks_change(zone):
+    at = pd.date_range("2024-10-26 12:00", periods=30, freq="h", tz=zone)
+    df = pd.DataFrame({"at": at, "v": np.arange(30.0)})
+    series = from_frame(df[::-1], time_col="at", x="v")
+    assert series.x.shape == (1, 1, 30)
+    back = series.to_frame(series.x)
+    pd.testing.assert_index_equal(back.index, df[::-1].index)
+    assert (back["at"] == df["at"][::-1]).all()
+    assert str(back["at"].dtype.tz) == zone
+
+
+@pytest.mark.parametrize("h5", [False, True])
+def test_what_cannot_be_used_is_named(h5, tmp_path):
+    path = tmp_path / "a.h5" if h5 else None
+    gap = long_frame((8, 8), gaps=[(1, 3)])
+    with pytest.raises(DataError, match=r"'b1' has no row at 2024-03-02T03.*gaps='nan'"):
+        from_frame(gap, "town", "at", x="wind", gaps="error", h5=path)
+    df = long_frame((5, 6))
+    twice = pd.concat([df, df[3:4]], ignore_index=True)
+    with pytest.raises(DataError, match="rows 3 and 11"):
+        from_frame(twice, "town", "at", x="wind", h5=path)
+    with pytest.raises(DataError, match="'sky' of df"):
+        from_frame(df, "town", "at", x="sky", h5=path)
+    with pytest.raises(DataError, match=r"'winds'.*did you mean 'wind'"):
+        from_frame(df, "town", "at", x="winds", h5=path)
+    with pytest.raises(SpecError, match="x names 'at'"):
+        from_frame(df, "town", "at", x=["at"], h5=path)
+    with pytest.raises(DataError, match="int32"):
+        from_frame(gap, "town", "at", x="sun", dtype="int32", h5=path)
+    with pytest.raises(ValueError, match="'drop'"):
+        from_frame(df, "town", "at", x="wind", gaps="drop", h5=path)
+    with pytest.raises(DataError, match="no rows"):
+        from_frame(df[:0], "town", "at", x="wind", h5=path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_predictions_of_other_series_are_refused():
+    series = from_frame(long_frame((5, 6)), "town", "at", x="wind", y="load")
+    for wrong in (np.zeros((1, 2, 5)), [np.zeros((1, 5))], np.zeros(3)):
+        with pytest.raises(ShapeError, match="predictions"):
+            series.to_frame(wrong)
+    with pytest.raises(ShapeError, match="2 names"):
+        series.to_frame([np.zeros((2, 5)), np.zeros((2, 6))])
+    with pytest.raises(DataError, match="'at'"):
+        series.to_frame(series.y, ["at"])
+
+
+@pytest.mark.parametrize("lengths", [(23, 23, 23), (23, 9, 14)])
+def test_parquet_becomes_a_mapped_file_part_by_part(lengths, tmp_path, monkeypatch):
+    monkeypatch.setattr(frame_rows, "PART_ROWS", 5)
+    df = long_frame(lengths, gaps=[(1, 4)])
+    given = to_library(df, "parquet", tmp_path)
+    series = from_frame(
+        given, "town", "at", ["wind", "sun"], "load", h5=tmp_path / "a.h5", freq="h"
+    )
+    assert type(series.x).__name__ == "H5Map"
+    assert series.x.feature_names == ("wind", "sun")
+    in_memory = from_frame(df, "town", "at", ["wind", "sun"], "load")
+    assert (series.lengths is None) == (len(set(lengths)) == 1)
+    for n, length in enumerate(lengths):
+        for name in ("x", "y"):
+            of_memory = getattr(in_memory, name)
+            of_series = of_memory[n] if isinstance(of_memory, list) else of_memory[:, n]
+            np.testing.assert_array_equal(getattr(series, name)[:, n, :length], of_series)
+            assert np.isnan(getattr(series, name)[:, n, length:]).all()
+    est = SequenceRegressor(cell="linear").fit(series.x, series.y, lengths=series.lengths)
+    back = series.to_frame(est.predict(series.x, lengths=series.lengths))
+    assert back.num_rows == sum(lengths)  # all steps, also that without a row
+
+
+def test_a_row_that_comes_twice_in_different_parts_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(frame_rows, "PART_ROWS", 4)
+    df = long_frame((9,)).sort_values("at")
+    given = to_library(pd.concat([df, df[:1]]), "parquet", tmp_path)
+    with pytest.raises(DataError, match=r"row \d of df\[\d:\] .*'b0' at 2024-03-01T00"):
+        from_frame(given, "town", "at", x="wind", h5=tmp_path / "a.h5", freq="h")
+    assert not (tmp_path / "a.h5").exists()
+
+
+def test_one_target_per_series_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(frame_rows, "PART_ROWS", 4)
+    df = long_frame((6, 7))
+    df["cost"] = df["town"].map({"b0": 1.5, "b1": 2.5})
+    given = to_library(df, "parquet", tmp_path)
+    options = {"x": "wind", "per_series": True, "h5": tmp_path / "a.h5", "freq": "h"}
+    assert from_frame(given, "town", "at", y="cost", **options).y.tolist() == [1.5, 2.5]
+    with pytest.raises(DataError, match=r"'load'.*per_series"):
+        from_frame(given, "town", "at", y="load", **options)
+
+
+def test_memory_stays_bounded_where_the_file_is_large(tmp_path, monkeypatch):
+    n = 300_000
+    rng = np.random.default_rng(0)
+    table = pa.table({"t": np.arange(n), **{f"c{i}": rng.random(n) for i in range(8)}})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=10_000)
+    monkeypatch.setattr(frame_rows, "PART_ROWS", 10_000)
+    tracemalloc.start()
+    columns = [f"c{i}" for i in range(8)]
+    series = from_frame(tmp_path / "a.parquet", None, "t", x=columns, h5=tmp_path / "a.h5")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert series.x.shape == (8, 1, n)
+    assert peak < series.x.nbytes / 4
+    np.testing.assert_array_equal(series.x[3, 0], table["c3"].to_numpy())
