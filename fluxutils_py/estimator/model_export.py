@@ -32,7 +32,7 @@ from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.layers import Elementwise
 from fluxutils_py.nn.model_windows import needs_context
 from fluxutils_py.parallel import get_communicator
-from fluxutils_py.transformers.features import SequenceFeatures
+from fluxutils_py.transformers.sequence_features import SequenceFeatures
 from fluxutils_py.transformers.transformer_base import SequenceTransformer
 from fluxutils_py.versions import installed_version
 
