@@ -696,11 +696,11 @@ class _Writer:
 
     def write_kernels(self, module: Any, source: int, states: tuple[int, ...]) -> int:
         self._check_size(module, source, module.n_in)
-        biases = self.array(module, "biases")
+        biases = np.array(self.array(module, "biases"))
         plan = self.other_array(module, "dilations")
         plan = plan[plan[:, 0] > 0]
         n_kernels = len(TRIPLES) * len(plan)
-        channels = self.other_array(module, "channels")[:n_kernels]
+        channels = np.array(self.other_array(module, "channels")[:n_kernels])
         if len(TRIPLES) * plan[:, 1].sum() != len(biases):
             raise UnsupportedStep(f"{len(biases)} biases, for the dilations and numbers {plan}")
         return self.add(KernelHits(source, 2 * len(biases), states, plan, channels, biases))
