@@ -126,7 +126,7 @@ def test_native_steps_and_their_states(name, n_series, dtype):
         other.run((xs[:20],))
         for got, expected in zip(live.state, other.state, strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-        found += [y.T for y in live.run((xs[20:25],))[0].numpy()]
+        found += [y.T for y in live.run((xs[20:25],))[0].detach().numpy()]
     found += [step.run(x.T) for x in xs[25:].double().numpy()]
     ys = np.stack([y.T for y in found])
     assert ys.dtype == str(dtype).removeprefix("torch.")
