@@ -94,7 +94,8 @@ enum {
     FK_STEP_RUNNING = 11,
     FK_STEP_KERNELS = 12,     // `numbers`: rows pairs of the plan; w: biases; w_h: channels (uint8); taps at `other`
     FK_STEP_JOIN = 13,        // n_in numbers, then those at `other`
-    FK_STEP_DOTS = 14         // as FK_STEP_DENSE, with w (n_out, n_in)
+    FK_STEP_DOTS = 14,        // as FK_STEP_DENSE, with w (n_out, n_in)
+    FK_STEP_FADE = 15         // n_in levels at `other`, alpha is the limit
 };
 typedef struct {
     int64_t kind, cell, source, other, target, n_in, n_out, rows, x_rows, h_rows;

@@ -92,6 +92,7 @@ static void run_series(const fluxutils_step_call &c, const double *x, int64_t se
                 memcpy(out + n_in, values + p->other, (n - n_in) * sizeof(real));
                 break;
             case FK_STEP_DOTS: step_dots(in, w, bias, out, n_in, n); break;
+            case FK_STEP_FADE: step_fade(in, values + p->other, alpha, out, n_in, n); break;
             default: run_past(c, *p, values, series);
         }
     }

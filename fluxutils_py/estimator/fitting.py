@@ -170,6 +170,7 @@ class _DataSource:
 
 TRIAL_FRACTION = 0.2
 FEW_SERIES = 9  # of which a trial holds out the ends, not whole ones
+CLEARLY = 0.97  # of the loss of the linear model, below which a network is worth it
 GAINS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -214,6 +215,8 @@ def choice_after_trial(source: _DataSource, data: FitData, choice: FitChoice) ->
             module.gain = gain
         losses[gain] = evaluate_windows(model, data.loss, validation, ranks, spec.precision)
     best = min(losses, key=lambda gain: math.inf if math.isnan(losses[gain]) else losses[gain])
+    if not losses[best] < CLEARLY * losses[0.0]:
+        best = 0.0
     cell = choice.cell if best > 0 else "linear"
     return replace(choice, cell=cell, gain=best, needs_trial=False)
 

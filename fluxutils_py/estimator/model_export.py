@@ -32,6 +32,7 @@ from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.layers import Elementwise
 from fluxutils_py.nn.model_windows import needs_context
 from fluxutils_py.parallel import get_communicator
+from fluxutils_py.transformers.sequence_features import SequenceFeatures
 from fluxutils_py.transformers.transformer_base import SequenceTransformer
 from fluxutils_py.versions import installed_version
 
@@ -63,6 +64,24 @@ def transformer_module(transformer: object, name: str, n_features: int) -> nn.Mo
             "np.log1p"
         )
     return module
+
+
+def _features_before(transformers: Sequence[tuple[str, Any]], n_features: int) -> int:
+    """Return the number of features that a pipeline takes, whose estimator takes ``n_features``."""
+    for _, transformer in transformers:
+        if isinstance(transformer, SequenceFeatures):
+            return transformer.n_inputs
+    return n_features
+
+
+def _modules_before(transformers: Sequence[tuple[str, Any]], n_features: int) -> list[nn.Module]:
+    """Return the transformers of a pipeline as modules, for so many features of its input."""
+    modules = []
+    for name, transformer in transformers:
+        modules.append(transformer_module(transformer, name, n_features))
+        if isinstance(transformer, SequenceFeatures):
+            n_features = transformer.n_features_out_
+    return modules
 
 
 def _sklearn_module(transformer: Any, n_features: int) -> nn.Module | None:
@@ -284,7 +303,7 @@ def _export_header(
 ) -> float | None:
     est = parts.estimator
     n_features = n_features_of(est)
-    before = [transformer_module(t, name, n_features) for name, t in parts.transformers]
+    before = _modules_before(parts.transformers, _features_before(parts.transformers, n_features))
     dtype = next(iter(est.model_.parameters()), torch.empty(0)).dtype
     after = _modules_after(est, parts.of_targets, dtype)
     header = header_of(est, before, after, _metadata(model, est), settings)
@@ -533,10 +552,12 @@ def _graph(
 ) -> _ContextGraph:
     dtype = next(iter(est.model_.parameters()), torch.empty(0)).dtype
     samples = _sample_windows(est, dtype)
-    n_features = samples[0].shape[-1]
-    before = [transformer_module(t, name, n_features) for name, t in transformers]
+    n_features = _features_before(transformers, samples[0].shape[-1])
+    before = _modules_before(transformers, n_features)
     after = _modules_after(est, of_targets, dtype)
     inputs = [x[0, 0] for x in samples]
+    if n_features != len(inputs[0]):
+        inputs = [inputs[0].new_zeros(n_features)]
     if transformers and not inputs[0].is_floating_point():
         inputs = [inputs[0].to(dtype)]  # transformers give floats
     with_state = [i for i, module in enumerate(before) if initial_of(module)]

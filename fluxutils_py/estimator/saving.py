@@ -31,9 +31,9 @@ from fluxutils_py.training.plain_files import (
     read_file,
     write_file,
 )
-from fluxutils_py.transformers.features import SequenceFeatures
 from fluxutils_py.transformers.imputer import SequenceImputer
 from fluxutils_py.transformers.scaler import SequenceScaler
+from fluxutils_py.transformers.sequence_features import SequenceFeatures
 from fluxutils_py.transformers.winsor_scaler import WinsorScaler
 from fluxutils_py.versions import installed_version
 

@@ -29,6 +29,7 @@ from fluxutils_py.nn.step_program import (
     CellStep,
     Dense,
     Diagonal,
+    Fade,
     Gated,
     Join,
     KernelHits,
@@ -327,6 +328,9 @@ class CHeader:
                     f"step_copy({x}, {y}, {n});",
                     f"step_copy({second}, {y} + {n}, {o.n_out - n});",
                 ]
+            case Fade():
+                level = f"{self._room.of_value(o.other)} + {o.first}"
+                call = f"step_fade({x}, {level}, {number(o.limit, self.real)}, {y}, {o.n_other}"
             case ScaleShift():
                 tables = f"{self._reals(f'w{k}', o.scale)}, {self._reals(f'b{k}', o.shift)}"
                 call = f"step_scale_shift({x}, {tables}, {y}"
@@ -534,7 +538,7 @@ def _last_uses(program: StepProgram) -> list[int]:
     found = list(range(-1, len(program.operations)))  # what nothing reads is still written
     for k, o in enumerate(program.operations):
         found[o.source] = k
-        if isinstance(o, Sum | Join):
+        if isinstance(o, Sum | Join | Fade):
             found[o.other] = k
     found[-1] = len(program.operations)
     return found

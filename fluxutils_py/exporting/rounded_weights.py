@@ -22,6 +22,7 @@ from fluxutils_py.nn.step_program import (
     CellStep,
     Dense,
     Diagonal,
+    Fade,
     Gated,
     Join,
     KernelHits,
@@ -108,6 +109,9 @@ def _result(o: Any, values: list[np.ndarray], states: list[np.ndarray]) -> np.nd
             centered = x - x.mean(1, keepdims=True)
             variance = np.square(centered).mean(1, keepdims=True)
             y = centered / np.sqrt(variance + o.eps) * o.weight + o.bias
+        case Fade():
+            level = np.abs(values[o.other][:, o.first : o.first + o.n_other])
+            y = x * np.clip(o.limit - level.max(1, keepdims=True), 0, 1)
         case ScaleShift():
             y = x * o.scale + o.shift
     return np.asarray(y)

@@ -344,6 +344,19 @@ static inline void step_add(const real *x, const real *y, real *sum, int n) {
     for (i = 0; i < n; i++) sum[i] = x[i] + y[i];
 }
 
+/* y = x times the limit less the largest absolute level, from 0 to 1. */
+static inline void step_fade(const real *x, const real *level, real limit, real *y, int n_levels, int n) {
+    real largest = 0, factor;
+    int i;
+    for (i = 0; i < n_levels; i++) {
+        const real size = level[i] < 0 ? -level[i] : level[i];
+        if (size > largest) largest = size;
+    }
+    factor = limit - largest;
+    factor = factor < 0 ? 0 : factor > 1 ? 1 : factor;
+    for (i = 0; i < n; i++) y[i] = factor * x[i];
+}
+
 /* Layer normalisation, with eps inside the root. */
 static inline void step_layer_norm(const real *STEP_RESTRICT x, const real *STEP_RESTRICT weight,
                                    const real *STEP_RESTRICT bias, real *STEP_RESTRICT y, real eps, int n) {

@@ -23,6 +23,7 @@ from fluxutils_py.nn.step_program import (
     CellStep,
     Dense,
     Diagonal,
+    Fade,
     Gated,
     Join,
     KernelHits,
@@ -456,6 +457,8 @@ def _pack_operation(packed: _Packed, op: Operation, value: int, places: list[int
             kind, weights = 7, (op.scale, np.empty(0), op.shift)
         case Join():
             kind, other, n_in = 13, places[op.other], packed.size_of(op.source)
+        case Fade():
+            kind, other, n_in, alpha = 15, places[op.other] + op.first, op.n_other, op.limit
     found = [packed.aligned_address(w) for w in weights] + [0] * (3 - len(weights))
     numbers = (kind, number, places[op.source], other, places[value], n_in, n_out)
     return _OPERATION.pack(*numbers, rows, x_rows, h_rows, alpha, *found, h, c, 0, 0)

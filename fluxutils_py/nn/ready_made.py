@@ -27,7 +27,8 @@ class LinearPlusNetwork(nn.Module):
         It standardises the inputs for both.
     cell : callable
         ``cell(n_in, n_out, num_layers, dropout)`` makes the layers of the network, which see the
-        inputs and their exponential means, within three deviations.
+        inputs and their exponential means, within three deviations. Where the second mean of an
+        input is further away, the network fades, and from four deviations on adds nothing.
     hidden_size, num_layers : int
     dropout : float
         Of the outputs of the layers.
@@ -68,11 +69,19 @@ class LinearPlusNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scaled = self.linear.scale(x)
-        seen = [scaled] if self.means is None else [scaled, self.means(scaled)]
-        inputs = self.noise(torch.cat(seen, -1).clamp(-LARGEST, LARGEST))
+        seen = scaled
+        level = scaled
+        if self.means is not None:
+            means = self.means(scaled)
+            seen = torch.cat([scaled, means], -1)
+            n_in = scaled.shape[-1]
+            level = means[..., n_in : 2 * n_in]
+        inputs = self.noise(seen.clamp(-LARGEST, LARGEST))
         added: Tensor = self.head(self.dropout(self.network(inputs)))
+        # Where a level leaves what was seen, the linear model goes on, and a network knows nothing.
+        trust = (LARGEST + 1 - level.abs().amax(-1, keepdim=True)).clamp(0, 1)
         linear: Tensor = self.linear(x)
-        return linear + self.gain * added
+        return linear + self.gain * trust * added
 
 
 class MeanModel(nn.Module):

@@ -207,6 +207,16 @@ class Join(Operation):
 
 
 @dataclass(frozen=True, eq=False)
+class Fade(Operation):
+    """``x`` times ``limit`` less the largest of some absolute values of another, from 0 to 1."""
+
+    other: int
+    first: int
+    n_other: int
+    limit: float
+
+
+@dataclass(frozen=True, eq=False)
 class PastOperation(Operation):
     """An operation that remembers inputs, by the formulas and in the states of a layer."""
 
@@ -534,9 +544,11 @@ class _Writer:
     def write_linear_plus_network(self, module: Any, source: int) -> int:
         linear = self.write(module.linear, source)
         scaled = self.write(module.linear.scale, source)
-        seen = scaled
+        seen = level = scaled
+        first = 0
         if module.means is not None:
-            means = self.write(module.means, scaled)
+            level = means = self.write(module.means, scaled)
+            first = self.sizes[scaled]
             seen = self.add(Join(scaled, self.sizes[scaled] + self.sizes[means], means))
         clamped = self.add(Activation(seen, self.sizes[seen], "clamp", LARGEST))
         value = self.write(module.network, self.write(module.noise, clamped))
@@ -544,7 +556,8 @@ class _Writer:
         n = self.sizes[added]
         gain = np.full(n, module.gain, self._dtype)
         scaled_up = self.add(ScaleShift(added, n, gain, np.zeros_like(gain)))
-        return self.add(Sum(linear, n, scaled_up))
+        faded = self.add(Fade(scaled_up, n, level, first, self.sizes[scaled], LARGEST + 1))
+        return self.add(Sum(linear, n, faded))
 
     def write_mean(self, module: Any, source: int) -> int:
         values = []

@@ -115,10 +115,11 @@ def test_law_3_chunks_equal_the_whole(kind):
 def test_law_4_and_5_steps_without_a_target_are_steps_without_weight(kind):
     y, odd = targets(kind), np.random.default_rng(1).random((N, T)) < 0.3
     missing = fit(kind, y=without(y, odd))
+    same = 1e-10 if as_of_0_1(kind) else 1e-12  # a closed form rounds more than a step
     assert (
         net2vec(fit(kind, weight=np.full((N, T), 7.0))) - net2vec(plain(kind))
-    ).abs().max() < 1e-12
-    assert (net2vec(fit(kind, weight=1.0 - odd)) - net2vec(missing)).abs().max() < 1e-12
+    ).abs().max() < same
+    assert (net2vec(fit(kind, weight=1.0 - odd)) - net2vec(missing)).abs().max() < same
     assert (net2vec(missing) - net2vec(plain(kind))).abs().max() > 1e-6
     late = np.arange(N) % 5
     inside = np.arange(T) >= late[:, None]
@@ -126,7 +127,7 @@ def test_law_4_and_5_steps_without_a_target_are_steps_without_weight(kind):
     starting = kind(random_state=0, verbose=False).fit(
         X, without(y, ~inside), epochs=3, starts=late
     )
-    assert (net2vec(fit(kind, *series)) - net2vec(starting)).abs().max() < 1e-12
+    assert (net2vec(fit(kind, *series)) - net2vec(starting)).abs().max() < same
 
 
 @every

@@ -95,6 +95,11 @@ class SequenceFeatures(SequenceTransformer):
         self.rolling = rolling
         self.keep_inputs = keep_inputs
 
+    @property
+    def n_inputs(self) -> int:
+        """F, the number of features of each step in ``fit``."""
+        return int(self._layout.features)
+
     def _compute_statistics(
         self,
         series: SeriesArray,
@@ -247,6 +252,7 @@ class DescribePast(nn.Module):
 
     def __init__(self, fill: ForwardFill, layers: Sequence[Layer]) -> None:
         super().__init__()
+        self.n_outputs = 1
         self.fill = fill
         inner: list[Any] = [layer.module for layer in layers]
         self.layers = nn.ModuleList(inner)
