@@ -128,9 +128,9 @@ def _program(model: nn.Module, n_in: int) -> StepProgram:
         return program_of(model, n_in)
     except UnsupportedStep as error:
         raise ExportError(
-            f"the model cannot be written as C: {error}. Headers hold recurrent layers, linear "
-            "layers, normalisations and activations in nn.Sequential or SequenceStack; use "
-            "format='onnx' for others"
+            f"the model cannot be written as C: {error}. Headers hold recurrent layers, features "
+            "of time, linear layers, normalisations and activations in nn.Sequential or "
+            "SequenceStack, and ready-made models; use format='onnx' for others"
         ) from None
 
 

@@ -36,6 +36,7 @@ from fluxutils_py.nn.step_program import (
     LagValues,
     LayerNormalization,
     Means,
+    OfTwo,
     Operation,
     PastOperation,
     Rolling,
@@ -298,16 +299,15 @@ class CHeader:
     def _calls(self, o: Operation, k: int) -> list[str]:
         if isinstance(o, PastOperation):
             return [self._past(o, k)]
+        if isinstance(o, OfTwo):
+            return self._of_two(o, k)
         x = self._room.of_value(o.source)
         y = self._room.of_value(k + 1)
         match o:
             case CellStep():
                 return self._cell(o, k)
             case Dense():
-                if o.is_wide and not self.quantize:
-                    tables = f"{self._reals(f'w{k}', o.weight.T)}, {self._reals(f'b{k}', o.bias)}"
-                    return [f"step_dots({x}, {tables}, {y}, {len(o.weight)}, {o.n_out});"]
-                return [self._product(k, o.weight, x, y, o.bias)]
+                return [self._dense(o, k, x, y)]
             case Diagonal():
                 call = f"step_diagonal({self._reals(f'lambda{k}', o.eigenvalues)}, {x}, {y}"
                 return [f"{call}, {o.n_out // 2});"]
@@ -316,25 +316,37 @@ class CHeader:
                 call = f"step_activate({name}, {number(o.alpha, self.real)}, {x}, {y}"
             case Gated():
                 call = f"step_gated({x}, {y}"
-            case Sum():
-                call = f"step_add({x}, {self._room.of_value(o.other)}, {y}"
             case LayerNormalization():
                 tables = f"{self._reals(f'w{k}', o.weight)}, {self._reals(f'b{k}', o.bias)}"
                 call = f"step_layer_norm({x}, {tables}, {y}, {number(o.eps, self.real)}"
-            case Join():
-                n = self.program.size_of(o.source)
-                second = self._room.of_value(o.other)
-                return [
-                    f"step_copy({x}, {y}, {n});",
-                    f"step_copy({second}, {y} + {n}, {o.n_out - n});",
-                ]
-            case Fade():
-                level = f"{self._room.of_value(o.other)} + {o.first}"
-                call = f"step_fade({x}, {level}, {number(o.limit, self.real)}, {y}, {o.n_other}"
             case ScaleShift():
                 tables = f"{self._reals(f'w{k}', o.scale)}, {self._reals(f'b{k}', o.shift)}"
                 call = f"step_scale_shift({x}, {tables}, {y}"
         return [f"{call}, {o.n_out});"]
+
+    def _dense(self, o: Dense, k: int, x: str, y: str) -> str:
+        """Return the call of a linear layer."""
+        if not o.is_wide or self.quantize:
+            return self._product(k, o.weight, x, y, o.bias)
+        tables = f"{self._reals(f'w{k}', o.weight.T)}, {self._reals(f'b{k}', o.bias)}"
+        return f"step_dots({x}, {tables}, {y}, {len(o.weight)}, {o.n_out});"
+
+    def _of_two(self, o: OfTwo, k: int) -> list[str]:
+        """Return the calls of an operation on two values."""
+        x = self._room.of_value(o.source)
+        other = self._room.of_value(o.other)
+        y = self._room.of_value(k + 1)
+        n = self.program.size_of(o.source)
+        match o:
+            case Sum():
+                return [f"step_add({x}, {other}, {y}, {n});"]
+            case Join():
+                second = f"step_copy({other}, {y} + {n}, {o.n_out - n});"
+                return [f"step_copy({x}, {y}, {n});", second]
+            case Fade():
+                limit = number(o.limit, self.real)
+                return [f"step_fade({x}, {other} + {o.first}, {limit}, {y}, {o.n_other}, {n});"]
+        raise AssertionError(o)
 
     def _past(self, o: PastOperation, k: int) -> str:
         """Return the call of an operation that remembers inputs."""
@@ -538,7 +550,7 @@ def _last_uses(program: StepProgram) -> list[int]:
     found = list(range(-1, len(program.operations)))  # what nothing reads is still written
     for k, o in enumerate(program.operations):
         found[o.source] = k
-        if isinstance(o, Sum | Join | Fade):
+        if isinstance(o, OfTwo):
             found[o.other] = k
     found[-1] = len(program.operations)
     return found

@@ -30,6 +30,7 @@ from fluxutils_py.nn.step_program import (
     LagValues,
     LayerNormalization,
     Means,
+    OfTwo,
     Operation,
     PastOperation,
     Rolling,
@@ -422,6 +423,8 @@ def _pack_operation(packed: _Packed, op: Operation, value: int, places: list[int
     """Return an operation as ``fluxutils_step_operation``."""
     if isinstance(op, PastOperation):
         return _pack_past(packed, op, value, places)
+    if isinstance(op, OfTwo):
+        return _pack_of_two(packed, op, value, places)
     kind, number, other, alpha = 0, 0, 0, 0.0
     rows, x_rows, h_rows = 0, 0, 0
     weights: tuple[np.ndarray, ...] = ()
@@ -430,9 +433,7 @@ def _pack_operation(packed: _Packed, op: Operation, value: int, places: list[int
     match op:
         case Dense():
             n_in = len(op.weight)
-            weights = (op.weight, np.empty(0), op.bias)
-            if op.is_wide:
-                kind, weights = 14, (op.weight.T, np.empty(0), op.bias)
+            kind, weights = _dense_weights(op)
         case CellStep():
             kind, number, alpha = 1, op.number, op.alpha
             other = places[value] + _whole_lines(n_out)
@@ -449,19 +450,20 @@ def _pack_operation(packed: _Packed, op: Operation, value: int, places: list[int
             kind, number, alpha = 3, FUNCTIONS.index(op.function), op.alpha
         case Gated():
             kind, n_in = 4, 2 * n_out
-        case Sum():
-            kind, other = 5, places[op.other]
         case LayerNormalization():
             kind, alpha, weights = 6, op.eps, (op.weight, np.empty(0), op.bias)
         case ScaleShift():
             kind, weights = 7, (op.scale, np.empty(0), op.shift)
-        case Join():
-            kind, other, n_in = 13, places[op.other], packed.size_of(op.source)
-        case Fade():
-            kind, other, n_in, alpha = 15, places[op.other] + op.first, op.n_other, op.limit
     found = [packed.aligned_address(w) for w in weights] + [0] * (3 - len(weights))
     numbers = (kind, number, places[op.source], other, places[value], n_in, n_out)
     return _OPERATION.pack(*numbers, rows, x_rows, h_rows, alpha, *found, h, c, 0, 0)
+
+
+def _dense_weights(op: Dense) -> tuple[int, tuple[np.ndarray, ...]]:
+    """Return which of two kernels computes a linear layer, and what it reads."""
+    if op.is_wide:
+        return 14, (op.weight.T, np.empty(0), op.bias)
+    return 0, (op.weight, np.empty(0), op.bias)
 
 
 def _pack_past(packed: _Packed, op: PastOperation, value: int, places: list[int]) -> bytes:
@@ -492,3 +494,19 @@ def _pack_past(packed: _Packed, op: PastOperation, value: int, places: list[int]
     n_in = packed.size_of(op.source)
     head = (kind, 0, places[op.source], other, places[value], n_in, op.n_out)
     return _OPERATION.pack(*head, rows, n_past, 0, 0.0, *found, 0, 0, *ends)
+
+
+def _pack_of_two(packed: _Packed, op: OfTwo, value: int, places: list[int]) -> bytes:
+    """Return an operation on two values as ``fluxutils_step_operation``."""
+    n_in, other, alpha = packed.size_of(op.source), places[op.other], 0.0
+    match op:
+        case Sum():
+            kind = 5
+        case Join():
+            kind = 13
+        case Fade():
+            kind, other, n_in, alpha = 15, other + op.first, op.n_other, op.limit
+        case _:
+            raise AssertionError(op)
+    numbers = (kind, 0, places[op.source], other, places[value], n_in, op.n_out)
+    return _OPERATION.pack(*numbers, 0, 0, 0, alpha, *7 * [0])

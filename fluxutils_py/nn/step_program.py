@@ -176,10 +176,15 @@ class Gated(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Sum(Operation):
-    """``x`` plus another value."""
+class OfTwo(Operation):
+    """An operation that reads another value too."""
 
     other: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(OfTwo):
+    """``x`` plus another value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,17 +205,14 @@ class ScaleShift(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Join(Operation):
+class Join(OfTwo):
     """The numbers of ``source``, then those of another value."""
-
-    other: int
 
 
 @dataclass(frozen=True, eq=False)
-class Fade(Operation):
+class Fade(OfTwo):
     """``x`` times ``limit`` less the largest of some absolute values of another, from 0 to 1."""
 
-    other: int
     first: int
     n_other: int
     limit: float
