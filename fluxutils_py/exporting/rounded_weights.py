@@ -136,10 +136,10 @@ def _past_result(o: PastOperation, x: np.ndarray, states: list[np.ndarray]) -> n
             y = np.concatenate([_recent(inputs[:, -min(t, span) :]) for span in o.spans], 1)
             after = [later_inputs, before[1] + 1]
         case KernelHits():
-            t = before[1] + 1
+            number = before[1] + 1
             hits = _kernel_hits(o, inputs)
-            after = [later_inputs, t, before[2] + hits, before[3] + t * hits]
-            y = np.concatenate([after[2] / t, 2 * after[3] / t**2], 1)
+            after = [later_inputs, number, before[2] + hits, before[3] + number * hits]
+            y = np.concatenate([after[2] / number, 2 * after[3] / number**2], 1)
         case _:
             y, after = _whole_past(x, before)
     for s, value in zip(o.states, after, strict=True):
