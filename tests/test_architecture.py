@@ -36,6 +36,7 @@ MAX_NAMES_OF_A_PACKAGE = 25
 FLOORS = [
     "__main__",
     "",
+    "saving",
     "forecasting",
     "explaining",
     "estimator",
@@ -67,7 +68,15 @@ GUESTS = {"gomlx", "bobbin", "praytools"}  # the names of other systems, which n
 NEIGHBOURS_APART = {
     **{
         part: GUESTS
-        for part in ("", "__main__", "forecasting", "explaining", "estimator", "transformers")
+        for part in (
+            "",
+            "__main__",
+            "saving",
+            "forecasting",
+            "explaining",
+            "estimator",
+            "transformers",
+        )
     },
     **{guest: GUESTS - {guest} for guest in GUESTS},
     "nn": {"data"},  # torch only, no data
@@ -83,6 +92,7 @@ ONLY_IN = {
         "forecasting/",
         "transformers/",
         "inputs/",
+        "saving/",
         "sklearn_private.py",
         "__main__.py",
     ),
@@ -222,7 +232,7 @@ def test_imports_point_down():
             "nn/ops.py",
             "import sklearn.base",
             "1 imports sklearn.base: only estimator/ and explaining/ and forecasting/ and transformers/ and "
-            "inputs/ and sklearn_private.py and __main__.py may",
+            "inputs/ and saving/ and sklearn_private.py and __main__.py may",
         ),
         (
             "parallel/comm.py",

@@ -4,7 +4,6 @@ from fluxutils_py.estimator.display import LossCurveDisplay
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.model_export import check_export, export
 from fluxutils_py.estimator.pooled_scorer import flatten_steps, pooled_scorer
-from fluxutils_py.estimator.saving import load, save
 from fluxutils_py.estimator.sequence_estimators import (
     EstimatorClassifier,
     EstimatorRegressor,
@@ -27,8 +26,6 @@ __all__ = [
     "check_export",
     "export",
     "flatten_steps",
-    "load",
     "pooled_scorer",
-    "save",
     "stream",
 ]

@@ -36,6 +36,7 @@ from fluxutils_py.estimator.data_warnings import (
 )
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.few_updates_warning import warn_few_updates
+from fluxutils_py.estimator.fingerprint import shapes_and_digests
 from fluxutils_py.estimator.fit_choice import FitChoice
 from fluxutils_py.estimator.fit_data import FitData, FitRequest, prepare
 from fluxutils_py.estimator.fitted_parts import FittedParts, SeriesEstimator, input_schema
@@ -724,6 +725,7 @@ class FittedAttributes:
             scheduler=None if training.data.spec.lr_schedule else training.scheduler,
             n_steps=n_steps,
             choice=training.data.settings.choice,
+            data=shapes_and_digests(training.data),
         )
         if training.resume:
             return
