@@ -305,6 +305,17 @@ def _encode(value: Any, where: str) -> Any:
         return value
     if isinstance(value, np.ndarray):
         return {"array": array_to_plain(value), "shape": value.shape}
+    encoded = _encode_container(value, where) or _encode_object(value, where)
+    if encoded is None:
+        raise TypeError(
+            f"{where} is a {full_name(value)}, which cannot be saved without pickle: a file holds "
+            "numbers, texts, arrays, transformers such as StandardScaler, and functions of NumPy "
+            "such as np.log1p"
+        )
+    return encoded
+
+
+def _encode_container(value: Any, where: str) -> dict[str, Any] | None:
     if isinstance(value, tuple | list):
         return {type(value).__name__: [_encode(v, where) for v in value]}
     if isinstance(value, dict):
@@ -312,26 +323,26 @@ def _encode(value: Any, where: str) -> Any:
         return {"dict": pairs}
     if isinstance(value, slice):
         return {"slice": [_encode(part, where) for part in (value.start, value.stop, value.step)]}
+    return None
+
+
+def _encode_object(value: Any, where: str) -> dict[str, Any] | None:
+    name = getattr(value, "__name__", "")
+    if isinstance(value, np.ufunc) and getattr(np, name, None) is value:
+        return {"function": name}
     if isinstance(value, np.dtype):
         return {"dtype": value.str}
     if isinstance(value, type):
         return {"type": _type_name(value, where)}
     if isinstance(value, InputLayout):
         return {"layout": plain_or_none(dataclass_to_plain(value))}
-    name = getattr(value, "__name__", "")
-    if isinstance(value, np.ufunc) and getattr(np, name, None) is value:
-        return {"function": name}
     if _is_known_transformer(value):  # a PowerTransformer has a scaler
         return {"object": _describe_transformer(value, where)}
     if type(value) is make_column_selector:
         return {"selector": {k: _encode(v, f"{where}.{k}") for k, v in vars(value).items()}}
     if type(value) is Pipeline:  # of columns
         return {"steps": [(name, _encode(step, f"{where}.{name}")) for name, step in value.steps]}
-    raise TypeError(
-        f"{where} is a {full_name(value)}, which cannot be saved without pickle: a file holds "
-        "numbers, texts, arrays, transformers such as StandardScaler, and functions of NumPy such "
-        "as np.log1p"
-    )
+    return None
 
 
 def _type_name(value: type, where: str) -> str:
