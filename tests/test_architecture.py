@@ -105,7 +105,7 @@ NEVER_IN = {
 # Optional or slow to load, or (mpi4py.MPI) starts something.
 NOT_LOADED_BY_IMPORT = [
     *("mpi4py.MPI", "matplotlib", "pandas", "narwhals", "polars", "tensorboard"),
-    *("pyarrow", "zarr", "xarray"),
+    *("pyarrow", "zarr", "xarray", "mlflow", "trackio", "wandb"),
     *("onnx", "onnxscript", "onnxruntime", "torch.onnx"),
 ]
 
