@@ -27,12 +27,17 @@ class Hook(CurveHook):
         self.begin(loop, self.writer)
 
 
+class Notes:
+    def on_epoch(self, loop):
+        loop.record.update(validation_loss=7.0, note="no number")
+
+
 def test_steps_and_epochs_are_written_under_their_tags():
     writer = Kept()
     hook = Hook(writer, 2)
     loop = Loop(lambda batch: StepInfo(float(batch)))
     loop.hooks.attach(hook)
-    loop.hooks.attach(lambda loop: loop.record.update(validation_loss=7.0, note="no number"))
+    loop.hooks.attach(Notes())
     loop.run_epochs([4, 3, 2], epochs=1)
     assert ("train/batch_loss", 3.0, 2) in writer.found
     assert ("train/loss", 3.0, 3) in writer.found
