@@ -52,6 +52,7 @@ FLOORS = [
     "versions",
     "nn",
     "data",
+    "sklearn_callbacks",
     "sklearn_private",
     "torch_private",
     "tree",
@@ -93,6 +94,7 @@ ONLY_IN = {
         "transformers/",
         "inputs/",
         "saving/",
+        "sklearn_callbacks.py",
         "sklearn_private.py",
         "__main__.py",
     ),
@@ -232,7 +234,7 @@ def test_imports_point_down():
             "nn/ops.py",
             "import sklearn.base",
             "1 imports sklearn.base: only estimator/ and explaining/ and forecasting/ and transformers/ and "
-            "inputs/ and saving/ and sklearn_private.py and __main__.py may",
+            "inputs/ and saving/ and sklearn_callbacks.py and sklearn_private.py and __main__.py may",
         ),
         (
             "parallel/comm.py",
@@ -346,6 +348,7 @@ BRANCHED = {}
 # Private names that are read all the same: of libraries that have no other name for it, in two files.
 PRIVATE_READS = {
     "estimator/model_export.py model._check_export",  # of a forecaster, on a higher floor
+    "sklearn_callbacks.py est._init_callback_context",
     "sklearn_private.py scorer._kwargs",
     "sklearn_private.py scorer._response_method",
     "sklearn_private.py scorer._score_func",

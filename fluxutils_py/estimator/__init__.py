@@ -12,8 +12,10 @@ from fluxutils_py.estimator.sequence_estimators import (
 )
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.estimator.streaming import EstimatorStream, PipelineStream, stream
+from fluxutils_py.sklearn_callbacks import as_sklearn_callback
 
 __all__ = [
+    "as_sklearn_callback",
     "Estimator",
     "EstimatorClassifier",
     "EstimatorRegressor",
