@@ -108,7 +108,9 @@ class FitChoice:
         ``is_fit``, the data are only the first of many.
         """
         is_auto = isinstance(cell, str) and cell == "auto"
-        name = _cell_for(size, is_fit) if is_auto else str(cell)
+        name = cell if isinstance(cell, str) else "a class"
+        if is_auto:
+            name = _cell_for(size, is_fit)
         is_sum = name.startswith("linear+")
         is_plenty = size.n_steps > PLENTY
         network = ALONE

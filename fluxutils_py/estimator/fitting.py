@@ -325,7 +325,7 @@ def assemble(
     # copied before a scheduler is made, which changes them: a failed fit puts them back
     groups = [dict(group) for group in optimizer.param_groups]
     scheduler = _scheduler_after(earlier, data, optimizer)
-    task = _fixed_task(data, request)
+    task = _fixed_task(data, request, model)
     step = _new_step(data, model, optimizer, ranks, threads, task)
     resume = earlier is not None
     loop = _loop_after(earlier, step, ranks)
@@ -379,8 +379,13 @@ def _new_step(
     )
 
 
-def _fixed_task(data: FitData, request: FitRequest | None) -> FixedTask:
+def _fixed_task(data: FitData, request: FitRequest | None, model: nn.Module) -> FixedTask:
     classes = data.codec.classes
+    if request is not None and request.groups is not None and not any(closed_form_parts(model)):
+        raise DataError(
+            "groups are left out together when the penalty of a closed form is chosen, and this "
+            "model has none: leave groups out, or set cell='kernels' or 'linear'"
+        )
     return FixedTask(
         n_classes=None if classes is None else len(classes),
         per_series=data.codec.per_series,

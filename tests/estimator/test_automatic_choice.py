@@ -360,6 +360,8 @@ def test_groups_are_left_out_together():
     for bad in (people[:-1], people[:, None]):
         with pytest.raises(ShapeError, match="groups must have one entry for each of the 40"):
             SequenceClassifier().fit(x, y, groups=bad)
+    with pytest.raises(DataError, match=r"groups .* set cell='kernels' or 'linear'"):
+        SequenceClassifier(cell="lstm").fit(x, y, groups=people)
     assert len(list(GroupKFold(3).split(samples(x), y, people))) == 3
 
 

@@ -115,7 +115,7 @@ def test_law_3_chunks_equal_the_whole(kind):
 def test_law_4_and_5_steps_without_a_target_are_steps_without_weight(kind):
     y, odd = targets(kind), np.random.default_rng(1).random((N, T)) < 0.3
     missing = fit(kind, y=without(y, odd))
-    same = 1e-10 if as_of_0_1(kind) else 1e-12  # a closed form rounds more than a step
+    same = 1e-11 if as_of_0_1(kind) else 1e-12  # a closed form rounds more than a step
     assert (
         net2vec(fit(kind, weight=np.full((N, T), 7.0))) - net2vec(plain(kind))
     ).abs().max() < same

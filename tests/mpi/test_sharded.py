@@ -44,8 +44,10 @@ def test_ranks_with_series_of_their_own_are_one_process_with_all_series(ran, cou
     for name, value in expected.items():
         assert found[name].shape == np.shape(value), name
         apart = np.nanmax(np.abs(found[name] - value))
+        # Adam makes more of what the sums of a closed form over ranks have rounded
+        tolerance = 1e-11 if name.startswith("sums") else 1e-12
         if (
-            not apart <= 1e-11 * max(1.0, np.nanmax(np.abs(value)))  # heads are sums over ranks
+            not apart <= tolerance * max(1.0, np.nanmax(np.abs(value)))
             or (np.isnan(found[name]) != np.isnan(value)).any()
         ):
             bad[name] = apart
