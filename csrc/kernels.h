@@ -5,7 +5,7 @@
 #pragma once
 #include <stdint.h>
 
-#define FLUXUTILS_KERNELS_VERSION 2
+#define FLUXUTILS_KERNELS_VERSION 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -86,16 +86,28 @@ enum {
     FK_STEP_GATED = 4,       // of 2 n_out numbers
     FK_STEP_ADD = 5,         // plus those at `other`
     FK_STEP_LAYER_NORM = 6,  // w and bias, alpha is eps
-    FK_STEP_SCALE_SHIFT = 7  // w and bias
+    FK_STEP_SCALE_SHIFT = 7,  // w and bias
+    // with `rows` integers in `numbers`, states as in nn/time_features.py and nn/causal_kernels.py, and n_past in x_rows
+    FK_STEP_LAGS = 8,         // `numbers` are the lags
+    FK_STEP_MEANS = 9,        // w: factors
+    FK_STEP_ROLLING = 10,     // `numbers` are the spans
+    FK_STEP_RUNNING = 11,
+    FK_STEP_KERNELS = 12,     // `numbers`: rows pairs of the plan; w: biases; w_h: channels (uint8); taps at `other`
+    FK_STEP_JOIN = 13,        // n_in numbers, then those at `other`
+    FK_STEP_DOTS = 14,        // as FK_STEP_DENSE, with w (n_out, n_in)
+    FK_STEP_FADE = 15         // n_in levels at `other`, alpha is the limit
 };
 typedef struct {
     int64_t kind, cell, source, other, target, n_in, n_out, rows, x_rows, h_rows;
     double alpha;
     const void *w, *w_h, *bias;
     void *h, *c;
+    void *const *states;   // of all series, as torch has them: the series in axis 1
+    const int32_t *numbers;
 } fluxutils_step_operation;
 
-enum { FK_STEP_STANDARDIZE = 0, FK_STEP_WINSORIZE = 1, FK_STEP_FILL = 2 };  // the last with `mean` as values
+enum { FK_STEP_STANDARDIZE = 0, FK_STEP_WINSORIZE = 1, FK_STEP_FILL = 2,  // the last with `mean` as values
+       FK_STEP_ROUND = 3 };  // to the model's type
 typedef struct {
     int64_t kind;
     const double *mean, *scale, *lower, *upper;  // (F)

@@ -42,6 +42,10 @@ void scale_inputs(const fluxutils_step_call &c, double *x) {
             case FK_STEP_STANDARDIZE: in_double::step_standardize(x, s.mean, s.scale, F); break;
             case FK_STEP_WINSORIZE: in_double::step_winsorize(x, s.lower, s.upper, s.mean, s.scale, F); break;
             case FK_STEP_FILL: in_double::step_fill(x, s.mean, F); break;
+            case FK_STEP_ROUND:
+                if (c.type == FK_FLOAT32)
+                    for (int f = 0; f < F; f++) x[f] = static_cast<float>(x[f]);
+                break;
         }
     }
 }

@@ -9,6 +9,36 @@ static void start_sums(const real *x, const real *w, const real *bias, real *y, 
     add_products(x, w, y, n_in, n_products);
 }
 
+// The operations that remember inputs.
+static void run_past(const fluxutils_step_call &c, const fluxutils_step_operation &p, real *values, int64_t series) {
+    const real *in = values + p.source, *w = static_cast<const real *>(p.w);
+    real *out = values + p.target;
+    const int n = static_cast<int>(p.n_in), n_out = static_cast<int>(p.n_out), rows = static_cast<int>(p.rows);
+    const int n_past = static_cast<int>(p.x_rows), apart = static_cast<int>(c.B * p.n_in);
+    // of this series, from a state with `size` numbers for each
+    auto state = [&](int k, int64_t size) { return static_cast<real *>(p.states[k]) + series * size; };
+    switch (p.kind) {
+        case FK_STEP_LAGS: step_lags(in, state(0, n), apart, p.numbers, rows, n_past, out, n); break;
+        case FK_STEP_MEANS: step_exponential_means(in, w, state(0, n_out), state(1, n_out), out, n, n_out); break;
+        case FK_STEP_ROLLING:
+            step_rolling_statistics(in, state(0, n), apart, state(1, 1), p.numbers, rows, n_past, out, n);
+            break;
+        case FK_STEP_RUNNING:
+            step_running_statistics(in, state(0, 1), state(1, n), state(2, n), state(3, n), state(4, n), state(5, n),
+                                    state(6, n), state(7, n), out, n);
+            break;
+        case FK_STEP_KERNELS: {
+            const int half = n_out / 2;
+            double *t = static_cast<double *>(p.states[1]) + series;
+            double *counts = static_cast<double *>(p.states[2]) + series * half;
+            double *weighted = static_cast<double *>(p.states[3]) + series * half;
+            step_causal_kernels(in, state(0, n), apart, t, counts, weighted, p.numbers, rows, n_past,
+                                static_cast<const unsigned char *>(p.w_h), w, values + p.other, out, n, half);
+            break;
+        }
+    }
+}
+
 // From what one series gets at this step, (F) doubles, to its outputs, in `values` at c.output.
 static void run_series(const fluxutils_step_call &c, const double *x, int64_t series) {
     real *values = static_cast<real *>(c.values);
@@ -57,6 +87,13 @@ static void run_series(const fluxutils_step_call &c, const double *x, int64_t se
             case FK_STEP_ADD: step_add(in, values + p->other, out, n); break;
             case FK_STEP_LAYER_NORM: step_layer_norm(in, w, bias, out, alpha, n); break;
             case FK_STEP_SCALE_SHIFT: step_scale_shift(in, w, bias, out, n); break;
+            case FK_STEP_JOIN:
+                memcpy(out, in, n_in * sizeof(real));
+                memcpy(out + n_in, values + p->other, (n - n_in) * sizeof(real));
+                break;
+            case FK_STEP_DOTS: step_dots(in, w, bias, out, n_in, n); break;
+            case FK_STEP_FADE: step_fade(in, values + p->other, alpha, out, n_in, n); break;
+            default: run_past(c, *p, values, series);
         }
     }
 }

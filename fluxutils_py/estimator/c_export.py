@@ -17,7 +17,6 @@ from fluxutils_py.exporting.c_source import check_prefix
 from fluxutils_py.exporting.rounded_weights import run_program, with_rounded_weights
 from fluxutils_py.inputs.labels import Classify
 from fluxutils_py.inputs.moments import Affine
-from fluxutils_py.nn.closed_form_model import split_scale
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.layers import Elementwise
 from fluxutils_py.nn.model_windows import as_tuple
@@ -80,11 +79,12 @@ def header_of(
     ExportError
         If a header cannot hold some part; the message names it.
     """
-    scale, model = split_scale(deep_copy(est.model_).cpu().eval())
-    program = _program(model, n_features_of(est))
-    if scale is not None:
-        before = [*before, Affine(scale.mean.double().numpy(), scale.scale.double().numpy())]
+    program = _program(deep_copy(est.model_).cpu().eval(), n_features_of(est))
     inputs = [_transform(module) for module in before]
+    if program.moments is not None:
+        mean, scale = program.moments.mean, program.moments.scale
+        inputs += [Transform("round")] * bool(inputs) + [Transform("standardize", (mean, scale))]
+        before = [*before, Affine(mean, scale)]
     outputs = [_transform(module) for module in after if not isinstance(module, Classify)]
     notes = []
     if metadata["per_series"]:
@@ -128,9 +128,9 @@ def _program(model: nn.Module, n_in: int) -> StepProgram:
         return program_of(model, n_in)
     except UnsupportedStep as error:
         raise ExportError(
-            f"the model cannot be written as C: {error}. Headers hold recurrent layers, linear "
-            "layers, normalisations and activations in nn.Sequential or SequenceStack; use "
-            "format='onnx' for others"
+            f"the model cannot be written as C: {error}. Headers hold recurrent layers, features "
+            "of time, linear layers, normalisations and activations in nn.Sequential or "
+            "SequenceStack, and ready-made models; use format='onnx' for others"
         ) from None
 
 

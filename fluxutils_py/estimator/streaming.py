@@ -67,7 +67,8 @@ def stream(
     Where native kernels are in use, a step of a few series is one native call of a few
     microseconds, if transformers are ``SequenceScaler``, ``WinsorScaler``, ``SequenceImputer`` (not
     "ffill") or ``StandardScaler``, and the model consists of the recurrent layers of torch and this
-    package, linear layers, normalisations and activations. Results are equal to rounding.
+    package, features of time, linear layers, normalisations and activations, or is a ready-made
+    one. Results are equal to rounding.
 
     Examples
     --------

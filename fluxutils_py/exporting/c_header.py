@@ -29,9 +29,18 @@ from fluxutils_py.nn.step_program import (
     CellStep,
     Dense,
     Diagonal,
+    Fade,
     Gated,
+    Join,
+    KernelHits,
+    LagValues,
     LayerNormalization,
+    Means,
+    OfTwo,
     Operation,
+    PastOperation,
+    Rolling,
+    Running,
     ScaleShift,
     StepProgram,
     Sum,
@@ -76,6 +85,7 @@ GUARDS = """\
 #error "numbers keep more digits than their type: compile as C99, or with -msse2 -mfpmath=sse"
 #endif
 #endif"""
+LANES = 16  # numbers in which step.h holds the taps of kernels
 MISSING = "for (i = 0; i < @@_N_OUT; i++) y[i] = NAN;"
 RETURNED = (
     "Computes the outputs of the next step. Returns 0; 1 if all inputs are missing (NaN): then all "
@@ -91,7 +101,8 @@ class Transform(NamedTuple):
     ----------
     kind : str
         "standardize" and "unstandardize" (mean, scale), "winsorize" (lower, upper, mean, scale),
-        "fill" (values), "forward_fill" (values before the first), or one of FUNCTIONS.
+        "fill" (values), "forward_fill" (values before the first), "round" (to the type of the
+        model), or one of FUNCTIONS.
     values : tuple of ndarray of shape (F,), float64
     """
 
@@ -158,6 +169,7 @@ class CHeader:
         self._fields: list[tuple[str, str, int]] = []  # of the state: type, name, length
         self._starts: list[str] = []  # statements that begin a series
         self._n_table_bytes = 0
+        self._state_names: list[str] = []
         self._room = _Room(program)
 
     def text(self) -> str:
@@ -181,7 +193,8 @@ class CHeader:
     def _own_code(self) -> str:
         """Return the code that is of this model alone."""
         for k, state in enumerate(self.program.states):
-            self._add_state(f"state{k}", self.real, state.initial)
+            kind = "double" if state.initial.dtype == np.float64 else "float"
+            self._state_names.append(self._add_state(f"state{k}", kind, state.initial))
         step = [*self._inputs(), *self._model(), *self._outputs()]
         fields = [f"{kind} {name}[{n}];" for kind, name, n in self._fields]
         if not fields:  # C has no empty structures
@@ -225,6 +238,8 @@ class CHeader:
 
     def _add_state(self, name: str, kind: str, initial: np.ndarray) -> str:
         """Add an array to the state; return it as step and reset write it."""
+        if not initial.size:  # C has no empty arrays
+            return "0"
         self._fields.append((kind, name, initial.size))
         start = "0"
         if np.isnan(initial).all():
@@ -257,6 +272,8 @@ class CHeader:
     def _transform(self, transform: Transform, name: str, array: str, n: str) -> list[str]:
         """Return the statements of a transform of ``n`` doubles in place."""
         kind = transform.kind
+        if kind == "round":
+            return [f"for (i = 0; i < {n}; i++) {array}[i] = ({self.real}){array}[i];"]
         if kind in FUNCTIONS:
             return [f"for (i = 0; i < {n}; i++) {array}[i] = {FUNCTIONS[kind]}({array}[i]);"]
         tables = [self._table(f"{name}_{k}", v) for k, v in enumerate(transform.values)]
@@ -280,13 +297,17 @@ class CHeader:
         return calls
 
     def _calls(self, o: Operation, k: int) -> list[str]:
+        if isinstance(o, PastOperation):
+            return [self._past(o, k)]
+        if isinstance(o, OfTwo):
+            return self._of_two(o, k)
         x = self._room.of_value(o.source)
         y = self._room.of_value(k + 1)
         match o:
             case CellStep():
                 return self._cell(o, k)
             case Dense():
-                return [self._product(k, o.weight, x, y, o.bias)]
+                return [self._dense(o, k, x, y)]
             case Diagonal():
                 call = f"step_diagonal({self._reals(f'lambda{k}', o.eigenvalues)}, {x}, {y}"
                 return [f"{call}, {o.n_out // 2});"]
@@ -295,8 +316,6 @@ class CHeader:
                 call = f"step_activate({name}, {number(o.alpha, self.real)}, {x}, {y}"
             case Gated():
                 call = f"step_gated({x}, {y}"
-            case Sum():
-                call = f"step_add({x}, {self._room.of_value(o.other)}, {y}"
             case LayerNormalization():
                 tables = f"{self._reals(f'w{k}', o.weight)}, {self._reals(f'b{k}', o.bias)}"
                 call = f"step_layer_norm({x}, {tables}, {y}, {number(o.eps, self.real)}"
@@ -304,6 +323,60 @@ class CHeader:
                 tables = f"{self._reals(f'w{k}', o.scale)}, {self._reals(f'b{k}', o.shift)}"
                 call = f"step_scale_shift({x}, {tables}, {y}"
         return [f"{call}, {o.n_out});"]
+
+    def _dense(self, o: Dense, k: int, x: str, y: str) -> str:
+        """Return the call of a linear layer."""
+        if not o.is_wide or self.quantize:
+            return self._product(k, o.weight, x, y, o.bias)
+        tables = f"{self._reals(f'w{k}', o.weight.T)}, {self._reals(f'b{k}', o.bias)}"
+        return f"step_dots({x}, {tables}, {y}, {len(o.weight)}, {o.n_out});"
+
+    def _of_two(self, o: OfTwo, k: int) -> list[str]:
+        """Return the calls of an operation on two values."""
+        x = self._room.of_value(o.source)
+        other = self._room.of_value(o.other)
+        y = self._room.of_value(k + 1)
+        n = self.program.size_of(o.source)
+        match o:
+            case Sum():
+                return [f"step_add({x}, {other}, {y}, {n});"]
+            case Join():
+                second = f"step_copy({other}, {y} + {n}, {o.n_out - n});"
+                return [f"step_copy({x}, {y}, {n});", second]
+            case Fade():
+                limit = number(o.limit, self.real)
+                return [f"step_fade({x}, {other} + {o.first}, {limit}, {y}, {o.n_other}, {n});"]
+        raise AssertionError(o)
+
+    def _past(self, o: PastOperation, k: int) -> str:
+        """Return the call of an operation that remembers inputs."""
+        x = self._room.of_value(o.source)
+        y = self._room.of_value(k + 1)
+        n = self.program.size_of(o.source)
+        state = [self._state_names[s] for s in o.states]
+        n_past = self.program.states[o.states[0]].shape[0]
+        match o:
+            case LagValues():
+                lags = self._table(f"lags{k}", np.array(o.lags, np.int32))
+                arguments = ["lags", x, state[0], n, lags, len(o.lags), n_past, y, n]
+            case Means():
+                factors = self._reals(f"factors{k}", o.factors)
+                arguments = ["exponential_means", x, factors, *state, y, n, o.n_out]
+            case Rolling():
+                spans = self._table(f"spans{k}", np.array(o.spans, np.int32))
+                arguments = ["rolling_statistics", x, state[0], n, state[1]]
+                arguments += [spans, len(o.spans), n_past, y, n]
+            case Running():
+                arguments = ["running_statistics", x, *state, y, n]
+            case KernelHits():
+                plan = self._table(f"plan{k}", o.plan.astype(np.int32))
+                channels = self._table(f"channels{k}", o.channels)
+                biases = self._reals(f"biases{k}", o.biases)
+                taps = f"v + {self._room.of_sums(k)}"
+                arguments = ["causal_kernels", x, state[0], n, *state[1:], plan, len(o.plan)]
+                arguments += [n_past, channels, biases, taps, y, n, o.n_out // 2]
+        name, *others = arguments
+        return f"step_{name}({', '.join(map(str, others))});"
 
     def _cell(self, o: CellStep, k: int) -> list[str]:
         """Return the calls of the two products of a cell, and of the cell itself."""
@@ -444,6 +517,8 @@ class _Room:
         for k, o in enumerate(program.operations):
             if isinstance(o, CellStep):
                 self._sums[k] = self._take(o.rows * o.n_out, k, k)
+            elif isinstance(o, KernelHits):
+                self._sums[k] = self._take(LANES * program.size_of(o.source), k, k)
             if isinstance(o, CellStep | Diagonal):
                 place = o.place * o.n_out if isinstance(o, CellStep) else 0
                 self._values[k + 1] = f"state->state{o.states[0]} + {place}"
@@ -455,7 +530,7 @@ class _Room:
         return self._values[i]
 
     def of_sums(self, k: int) -> int:
-        """Return the place in ``v`` of the sums of cell k."""
+        """Return the place in ``v`` of the sums of cell k, or of the taps of kernels."""
         return self._sums[k]
 
     def _take(self, n: int, first: int, last: int) -> int:
@@ -475,7 +550,7 @@ def _last_uses(program: StepProgram) -> list[int]:
     found = list(range(-1, len(program.operations)))  # what nothing reads is still written
     for k, o in enumerate(program.operations):
         found[o.source] = k
-        if isinstance(o, Sum):
+        if isinstance(o, OfTwo):
             found[o.other] = k
     found[-1] = len(program.operations)
     return found

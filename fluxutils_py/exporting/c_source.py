@@ -19,6 +19,13 @@ namespace new not operator or private protected public register restrict return 
 sizeof static struct switch template this throw true try typedef typename union unsigned using
 virtual void volatile while xor
 """
+_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int32": "int",
+}
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _NAME = r"[A-Za-z_]\w*"
 
@@ -128,11 +135,11 @@ def needed(found: Iterable[Definition], roots: Set[str]) -> list[Definition]:
 
 
 def table(name: str, values: np.ndarray) -> str:
-    """Return the definition of a constant array: of float, double or signed char, by the type of
+    """Return the definition of a constant array: of float, double, int or char, by the type of
     the values. It holds all their digits.
     """
     flat = np.ravel(values)
-    kind = {"float32": "float", "float64": "double", "int8": "signed char"}[flat.dtype.name]
+    kind = _TYPES[flat.dtype.name]
     lines = [f"static const {kind} {name}[{max(flat.size, 1)}] = {{"]
     line = "   "
     for value in flat.tolist() or [0]:
@@ -146,7 +153,7 @@ def table(name: str, values: np.ndarray) -> str:
 
 def number(value: float, kind: str) -> str:
     """Return a finite number as a constant of C of a type, with all its digits."""
-    if kind == "signed char":
+    if kind not in ("float", "double"):
         return str(value)
     if not np.isfinite(value):
         raise ExportError(f"a weight of the model is {value}: fit it on data without such numbers")

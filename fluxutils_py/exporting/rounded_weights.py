@@ -16,14 +16,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fluxutils_py.nn.activations import psigmoid, ptanh
+from fluxutils_py.nn.causal_kernels import TAPS, TRIPLES
 from fluxutils_py.nn.step_program import (
     Activation,
     CellStep,
     Dense,
     Diagonal,
+    Fade,
     Gated,
+    Join,
+    KernelHits,
+    LagValues,
     LayerNormalization,
+    Means,
     Operation,
+    PastOperation,
+    Rolling,
     ScaleShift,
     StepProgram,
     Sum,
@@ -79,6 +87,8 @@ def _result(o: Any, values: list[np.ndarray], states: list[np.ndarray]) -> np.nd
     match o:
         case CellStep():
             return _cell_result(o, x, states)
+        case PastOperation():
+            return _past_result(o, x, states)
         case Dense():
             y = x @ o.weight + o.bias
         case Diagonal():
@@ -93,13 +103,92 @@ def _result(o: Any, values: list[np.ndarray], states: list[np.ndarray]) -> np.nd
             y = gate * _sigmoid(gate) * x[:, o.n_out :]
         case Sum():
             y = x + values[o.other]
+        case Join():
+            y = np.concatenate([x, values[o.other]], 1)
         case LayerNormalization():
             centered = x - x.mean(1, keepdims=True)
             variance = np.square(centered).mean(1, keepdims=True)
             y = centered / np.sqrt(variance + o.eps) * o.weight + o.bias
+        case Fade():
+            level = np.abs(values[o.other][:, o.first : o.first + o.n_other])
+            y = x * np.clip(o.limit - level.max(1, keepdims=True), 0, 1)
         case ScaleShift():
             y = x * o.scale + o.shift
     return np.asarray(y)
+
+
+def _past_result(o: PastOperation, x: np.ndarray, states: list[np.ndarray]) -> np.ndarray:
+    before = [states[s] for s in o.states]
+    if isinstance(o, LagValues | Rolling | KernelHits):  # whose first state are inputs
+        inputs = np.concatenate([before[0].reshape(len(x), -1, x.shape[1]), x[:, None]], 1)
+        later_inputs = inputs[:, 1:].reshape(len(x), -1)
+    match o:
+        case LagValues():
+            y = np.concatenate([inputs[:, -1 - lag] for lag in o.lags], 1)
+            after = [later_inputs]
+        case Means():
+            share = 1 - o.factors.astype(float)
+            repeated = np.tile(x, (1, o.n_out // x.shape[1]))
+            after = [(1 - share) * before[0] + share * repeated, (1 - share) * before[1] + share]
+            y = after[0] / after[1]
+        case Rolling():
+            t = int(before[1].flat[0]) + 1  # all series begin together
+            y = np.concatenate([_recent(inputs[:, -min(t, span) :]) for span in o.spans], 1)
+            after = [later_inputs, before[1] + 1]
+        case KernelHits():
+            number = before[1] + 1
+            hits = _kernel_hits(o, inputs)
+            after = [later_inputs, number, before[2] + hits, before[3] + number * hits]
+            y = np.concatenate([after[2] / number, 2 * after[3] / number**2], 1)
+        case _:
+            y, after = _whole_past(x, before)
+    for s, value in zip(o.states, after, strict=True):
+        states[s] = value
+    return y
+
+
+def _recent(window: np.ndarray) -> np.ndarray:
+    """Return means, deviations and slopes of a window (B, n, F)."""
+    n = window.shape[1]
+    mean = window.mean(1)
+    away = window - mean[:, None]
+    places = np.arange(n) - (n - 1) / 2
+    slope = np.einsum("k,bkf->bf", places, away) / max(np.square(places).sum(), 1e-3)
+    return np.concatenate([mean, np.sqrt(np.square(away).mean(1)), slope], 1)
+
+
+def _whole_past(x: np.ndarray, before: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return running statistics and the state after them."""
+    t, first, last, largest, smallest, sums, squares, changes = before
+    if not t.any():
+        first = last = largest = smallest = x
+    t = t + 1
+    largest = np.maximum(largest, x)
+    smallest = np.minimum(smallest, x)
+    sums = sums + (x - first)
+    squares = squares + np.square(x - first)
+    changes = changes + np.abs(x - last)
+    mean = sums / t
+    deviation = np.sqrt(np.maximum(squares / t - mean**2, 0))
+    change = changes / np.maximum(t - 1, 1)
+    y = [first + mean, deviation, largest, smallest, x, first, change, np.log(t)]
+    return np.concatenate(y, 1), [t, first, x, largest, smallest, sums, squares, changes]
+
+
+def _kernel_hits(o: KernelHits, inputs: np.ndarray) -> np.ndarray:
+    """Return which outputs of kernels exceed their biases, (B, biases), from the last inputs."""
+    hits = []
+    start = 0
+    for (dilation, n), channels in zip(o.plan, np.split(o.channels, len(o.plan)), strict=True):
+        ago = np.arange(TAPS)[::-1] * dilation
+        taps = inputs[:, -1 - ago] @ channels.T.astype(float)  # (B, TAPS, kernels)
+        three = np.stack([taps[:, triple, k].sum(1) for k, triple in enumerate(TRIPLES)], 1)
+        outputs = 3 * three - taps.sum(1)
+        stop = start + n * len(TRIPLES)
+        biases = o.biases[start:stop].reshape(len(TRIPLES), n)
+        hits.append((outputs[..., None] > biases).reshape(len(inputs), -1))
+        start = stop
+    return np.concatenate(hits, 1).astype(float)
 
 
 def _cell_result(o: CellStep, x: np.ndarray, states: list[np.ndarray]) -> np.ndarray:
@@ -219,4 +308,5 @@ _ACTIVATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "gelu": lambda x, alpha: F.gelu(x),
     "psigmoid": lambda x, alpha: psigmoid(x),
     "ptanh": lambda x, alpha: ptanh(x),
+    "clamp": lambda x, alpha: x.clamp(-alpha, alpha),
 }

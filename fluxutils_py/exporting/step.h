@@ -127,10 +127,11 @@ static inline real step_parabolic_tanh(real a) {
 
 enum {
     STEP_RELU, STEP_TANH, STEP_SIGMOID, STEP_SILU, STEP_LEAKY_RELU, STEP_ELU, STEP_SOFTPLUS, STEP_GELU,
-    STEP_PARABOLIC_SIGMOID, STEP_PARABOLIC_TANH
+    STEP_PARABOLIC_SIGMOID, STEP_PARABOLIC_TANH, STEP_CLAMP
 };
 
-/* y = f(x), n numbers; alpha is the slope of STEP_LEAKY_RELU and the height of STEP_ELU. x and y may be one array. */
+/* y = f(x), n numbers; alpha is the slope of STEP_LEAKY_RELU, the height of STEP_ELU and the bound of STEP_CLAMP. x
+ * and y may be one array. */
 static inline void step_activate(int function, real alpha, const real *x, real *y, int n) {
     int i;
     switch (function) {
@@ -163,6 +164,12 @@ static inline void step_activate(int function, real alpha, const real *x, real *
             break;
         case STEP_PARABOLIC_TANH:
             for (i = 0; i < n; i++) y[i] = step_parabolic_tanh(x[i]);
+            break;
+        case STEP_CLAMP:
+            for (i = 0; i < n; i++) {
+                const real above = x[i] < -alpha ? -alpha : x[i];
+                y[i] = above > alpha ? alpha : above;
+            }
             break;
     }
 }
@@ -202,6 +209,23 @@ static inline void step_dense(
     int r;
     for (r = 0; r < n_out; r++) y[r] = bias[r];
     step_add_products(x, w, y, n_in, n_products);
+}
+
+/* step_dense() of few outputs from many inputs, with weights (n_out, n_in): sixteen sums at a time. */
+static inline void step_dots(
+    const real *STEP_RESTRICT x, const real *STEP_RESTRICT w, const real *STEP_RESTRICT bias, real *STEP_RESTRICT y,
+    int n_in, int n_out) {
+    const int whole = n_in - n_in % 16;
+    int i, k, r;
+    for (r = 0; r < n_out; r++) {
+        const real *STEP_RESTRICT row = w + r * n_in;
+        real sums[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, total = 0;
+        for (k = 0; k < whole; k += 16)
+            for (i = 0; i < 16; i++) sums[i] += x[k + i] * row[k + i];
+        for (k = whole; k < n_in; k++) total += x[k] * row[k];
+        for (i = 0; i < 16; i++) total += sums[i];
+        y[r] = bias[r] + total;
+    }
 }
 
 /* -- cells: from the sums a (rows, H) to the new state h, c (H) ------------------------------------------------------ */
@@ -320,6 +344,19 @@ static inline void step_add(const real *x, const real *y, real *sum, int n) {
     for (i = 0; i < n; i++) sum[i] = x[i] + y[i];
 }
 
+/* y = x times the limit less the largest absolute level, from 0 to 1. */
+static inline void step_fade(const real *x, const real *level, real limit, real *y, int n_levels, int n) {
+    real largest = 0, factor;
+    int i;
+    for (i = 0; i < n_levels; i++) {
+        const real size = level[i] < 0 ? -level[i] : level[i];
+        if (size > largest) largest = size;
+    }
+    factor = limit - largest;
+    factor = factor < 0 ? 0 : factor > 1 ? 1 : factor;
+    for (i = 0; i < n; i++) y[i] = factor * x[i];
+}
+
 /* Layer normalisation, with eps inside the root. */
 static inline void step_layer_norm(const real *STEP_RESTRICT x, const real *STEP_RESTRICT weight,
                                    const real *STEP_RESTRICT bias, real *STEP_RESTRICT y, real eps, int n) {
@@ -337,6 +374,196 @@ static inline void step_scale_shift(const real *STEP_RESTRICT x, const real *STE
                                     const real *STEP_RESTRICT shift, real *STEP_RESTRICT y, int n) {
     int i;
     for (i = 0; i < n; i++) y[i] = x[i] * scale[i] + shift[i];
+}
+
+/* -- the past of each feature ------------------------------------------------------------------------------------------
+ *
+ * `past` holds the last n_past inputs, the oldest first, each of n numbers and `apart` from the one before.
+ */
+
+static inline void step_remember(const real *x, real *past, int apart, int n_past, int n) {
+    int i, k;
+    for (k = 1; k < n_past; k++)
+        for (i = 0; i < n; i++) past[(k - 1) * apart + i] = past[k * apart + i];
+    if (n_past)
+        for (i = 0; i < n; i++) past[(n_past - 1) * apart + i] = x[i];
+}
+
+/* The inputs of so many steps ago, (n_lags, n). */
+static inline void step_lags(const real *x, real *past, int apart, const int *lags, int n_lags, int n_past, real *y, int n) {
+    int i, k;
+    for (k = 0; k < n_lags; k++) {
+        const real *from = lags[k] ? past + (n_past - lags[k]) * apart : x;
+        for (i = 0; i < n; i++) y[k * n + i] = from[i];
+    }
+    step_remember(x, past, apart, n_past, n);
+}
+
+/* Exponentially weighted means, (n_out / n, n), from sums of weighted inputs and of weights. */
+static inline void step_exponential_means(
+    const real *STEP_RESTRICT x, const real *STEP_RESTRICT factors, real *STEP_RESTRICT sums, real *STEP_RESTRICT weights,
+    real *STEP_RESTRICT y, int n, int n_out) {
+    int i, k;
+    for (k = 0; k < n_out; k += n)
+        for (i = 0; i < n; i++) {
+            const real keep = factors[k + i];
+            sums[k + i] = keep * sums[k + i] + (1 - keep) * x[i];
+            weights[k + i] = keep * weights[k + i] + (1 - keep);
+            y[k + i] = sums[k + i] / weights[k + i];
+        }
+}
+
+/* Means, deviations and slopes of the last `span` steps: y is (n_spans, 3, n); t the number of steps before. */
+static inline void step_rolling_statistics(
+    const real *x, real *past, int apart, real *t, const int *spans, int n_spans, int n_past, real *y, int n) {
+    int i, j, k;
+    t[0] += 1;
+    for (k = 0; k < n_spans; k++) {
+        real *mean = y + 3 * k * n, *deviation = mean + n, *slope = deviation + n;
+        const int count = t[0] < (real)spans[k] ? (int)t[0] : spans[k];
+        const real size = (real)count;
+        real spread = size * (size * size - 1) / 12;
+        spread = spread < (real)1e-3 ? (real)1e-3 : spread;
+        for (i = 0; i < n; i++) mean[i] = x[i];
+        for (j = 1; j < count; j++)
+            for (i = 0; i < n; i++) mean[i] += past[(n_past - j) * apart + i];
+        for (i = 0; i < n; i++) mean[i] /= size, deviation[i] = slope[i] = 0;
+        for (j = 0; j < count; j++) {
+            const real *value = j ? past + (n_past - j) * apart : x;
+            const real place = (size - 1) / 2 - (real)j;
+            for (i = 0; i < n; i++) {
+                const real away = value[i] - mean[i];
+                deviation[i] += away * away;
+                slope[i] += place * away;
+            }
+        }
+        for (i = 0; i < n; i++) deviation[i] = STEP_MATH(sqrt)(deviation[i] / size), slope[i] /= spread;
+    }
+    step_remember(x, past, apart, n_past, n);
+}
+
+/* Statistics of all steps so far: y is (7, n) and the logarithm of the number of steps. */
+static inline void step_running_statistics(
+    const real *x, real *t, real *first, real *last, real *largest, real *smallest, real *sums, real *squares,
+    real *changes, real *y, int n) {
+    const int is_new = t[0] == 0;
+    real before, number;
+    int i;
+    t[0] += 1;
+    number = t[0];
+    before = number > 2 ? number - 1 : 1;
+    for (i = 0; i < n; i++) {
+        const real value = x[i];
+        real away, change, mean, variance;
+        if (is_new) first[i] = last[i] = largest[i] = smallest[i] = value;
+        away = value - first[i];
+        change = value - last[i];
+        last[i] = value;
+        largest[i] = value > largest[i] ? value : largest[i];
+        smallest[i] = value < smallest[i] ? value : smallest[i];
+        sums[i] += away;
+        squares[i] += away * away;
+        changes[i] += change < 0 ? -change : change;
+        mean = sums[i] / number;
+        variance = squares[i] / number - mean * mean;
+        y[i] = first[i] + mean;
+        y[n + i] = variance > 0 ? STEP_MATH(sqrt)(variance) : 0;
+        y[2 * n + i] = largest[i];
+        y[3 * n + i] = smallest[i];
+        y[4 * n + i] = value;
+        y[5 * n + i] = first[i];
+        y[6 * n + i] = changes[i] / before;
+    }
+    y[7 * n] = STEP_MATH(log)(number);
+}
+
+/* -- causal kernels: nine taps, of which three weigh 2 and six -1 ------------------------------------------------------- */
+
+enum { STEP_TAPS = 9, STEP_LANES = 16, STEP_KERNELS = 84 };
+
+/* Counts the outputs above the biases of one dilation, as the step of number t. */
+static inline void step_count_hits(
+    const real *STEP_RESTRICT out, const real *STEP_RESTRICT biases, double t, double *STEP_RESTRICT counts,
+    double *STEP_RESTRICT weighted, int per_kernel) {
+    double hits[STEP_KERNELS];
+    int j, k;
+    if (per_kernel == 1) {
+        for (k = 0; k < STEP_KERNELS; k++) hits[k] = out[k] > biases[k] ? 1.0 : 0.0;
+        for (k = 0; k < STEP_KERNELS; k++) counts[k] += hits[k], weighted[k] += hits[k] * t;
+        return;
+    }
+    for (k = 0; k < STEP_KERNELS; k++)
+        for (j = 0; j < per_kernel; j++) {
+            const double hit = out[k] > biases[k * per_kernel + j] ? 1.0 : 0.0;
+            counts[k * per_kernel + j] += hit;
+            weighted[k * per_kernel + j] += hit * t;
+        }
+}
+
+/* The sums of the features that a kernel adds up, at each tap, in the order of the features; returns that of all taps.
+ * Without products: nothing that a compiler could round otherwise. */
+static inline real step_sum_channels(const real *taps, const unsigned char *channels, real *sums, int n_in) {
+    real nine;
+    int f, j;
+    for (j = 0; j < STEP_LANES; j++) sums[j] = 0;
+    for (f = 0; f < n_in; f++)
+        if (channels[f])
+            for (j = 0; j < STEP_LANES; j++) sums[j] += taps[f * STEP_LANES + j];
+    nine = sums[0] + sums[1];
+    for (j = 2; j < STEP_TAPS; j++) nine += sums[j];
+    return nine;
+}
+
+/* The outputs of all kernels of one dilation, of taps (n_in, STEP_LANES). */
+static inline void step_convolve(const real *taps, const unsigned char *channels, real *out, int n_in) {
+    const unsigned char *summed = 0;
+    real sums[STEP_LANES], nine = 0;
+    int f, p, q, r, k = 0;
+    for (p = 0; p < STEP_TAPS; p++)
+        for (q = p + 1; q < STEP_TAPS; q++)
+            for (r = q + 1; r < STEP_TAPS; r++, k++) {
+                int is_other = !summed;
+                real three;
+                for (f = 0; f < n_in && !is_other; f++) is_other = summed[f] != channels[k * n_in + f];
+                if (is_other) {
+                    summed = channels + k * n_in;
+                    nine = step_sum_channels(taps, summed, sums, n_in);
+                }
+                three = sums[p] + sums[q] + sums[r];
+                out[k] = (three + three) + three - nine;
+            }
+}
+
+/* How often, and how late, outputs of kernels exceeded biases: y is (2, n). `plan` is the dilation and the number of
+ * biases of each of its kernels, in turn; `taps` is room for n_in STEP_LANES numbers; t, counts and weighted of n biases
+ * are the state. */
+static inline void step_causal_kernels(
+    const real *x, real *past, int apart, double *t, double *STEP_RESTRICT counts, double *STEP_RESTRICT weighted,
+    const int *plan, int n_dilations, int n_past, const unsigned char *channels, const real *biases, real *taps,
+    real *STEP_RESTRICT y, int n_in, int n) {
+    real out[STEP_KERNELS];
+    double number, squared;
+    int f, i, j, start = 0;
+    t[0] += 1;
+    number = t[0];
+    for (i = 0; i < n_dilations; i++) {
+        const int dilation = plan[2 * i], per_kernel = plan[2 * i + 1];
+        for (f = 0; f < n_in; f++)
+            for (j = 0; j < STEP_LANES; j++) {
+                const int ago = (STEP_TAPS - 1 - j) * dilation;
+                real value = 0;
+                if (ago == 0) value = x[f];
+                if (ago > 0) value = past[(n_past - ago) * apart + f];
+                taps[f * STEP_LANES + j] = value;
+            }
+        step_convolve(taps, channels + i * STEP_KERNELS * n_in, out, n_in);
+        step_count_hits(out, biases + start, number, counts + start, weighted + start, per_kernel);
+        start += STEP_KERNELS * per_kernel;
+    }
+    squared = number * number;
+    for (i = 0; i < n; i++) y[i] = (real)(counts[i] / number);
+    for (i = 0; i < n; i++) y[n + i] = (real)(2 * weighted[i] / squared);
+    step_remember(x, past, apart, n_past, n_in);
 }
 
 /* -- scalers, in double, so that a large mean costs no digits --------------------------------------------------------- */

@@ -13,7 +13,6 @@ from torch import _C, Tensor, nn
 from torch.nn.modules import module as hooks
 
 from fluxutils_py.nn import kernels
-from fluxutils_py.nn.closed_form_model import split_scale
 from fluxutils_py.nn.kernels import VERSION, Library
 from fluxutils_py.nn.native import kernel_error
 from fluxutils_py.nn.native_layers import PLAIN
@@ -24,9 +23,18 @@ from fluxutils_py.nn.step_program import (
     CellStep,
     Dense,
     Diagonal,
+    Fade,
     Gated,
+    Join,
+    KernelHits,
+    LagValues,
     LayerNormalization,
+    Means,
+    OfTwo,
     Operation,
+    PastOperation,
+    Rolling,
+    Running,
     ScaleShift,
     StateTensor,
     StepProgram,
@@ -41,11 +49,12 @@ MOST_PRODUCTS = 1_600_000
 # A call of more lets other threads of Python run, which takes a microsecond.
 SHORT_CALL = 300_000
 NOT_FINITE = 4  # as csrc/kernels.h numbers what a call returns
+LANES = 16  # numbers in which step.h holds the taps of kernels
 ALIGNMENT = 64  # bytes, of a line of the cache
 
 # fluxutils_step_call, fluxutils_step_operation and fluxutils_step_scaler of csrc/kernels.h
 _CALL = Struct("18q")
-_OPERATION = Struct("10qd5q")
+_OPERATION = Struct("10qd7q")
 _SCALER = Struct("5q")
 
 
@@ -53,18 +62,18 @@ class Scaler(NamedTuple):
     """What happens to the features of a step before the model, in float64.
 
     ``kind`` is "standardize": ``(x - mean) / scale``; "winsorize": the same after a clamp to
-    ``lower`` and ``upper``, and 0 for NaN; or "fill": ``mean`` for NaN. All arrays are (F,),
-    float64, and those that the kind does not need are empty.
+    ``lower`` and ``upper``, and 0 for NaN; "fill": ``mean`` for NaN; or "round": to the type of the
+    model. All arrays are (F,), float64, and those that the kind does not need are empty.
     """
 
     kind: str
-    mean: np.ndarray
+    mean: np.ndarray = np.empty(0)
     scale: np.ndarray = np.empty(0)
     lower: np.ndarray = np.empty(0)
     upper: np.ndarray = np.empty(0)
 
 
-SCALERS = ("standardize", "winsorize", "fill")  # as csrc/kernels.h numbers them
+SCALERS = ("standardize", "winsorize", "fill", "round")  # as csrc/kernels.h numbers them
 
 
 class OutputForm(NamedTuple):
@@ -121,13 +130,10 @@ class NativeStep:
         scalers: Sequence[Scaler] = (),
         output: OutputForm | None = None,
     ) -> None:
-        scale, self.model = split_scale(model)
+        self.model = model
         self.layers = list(layers)
         self.shape = shape
         self.scalers = list(scalers)
-        if scale is not None:  # in float64, as there; what is missing is 0 after it
-            values = (scale.mean.double().numpy(), scale.scale.double().numpy())
-            self.scalers.append(Scaler("standardize", *values))
         self.output = output or OutputForm()
         first = next(model.parameters(), None)
         self._dtype = None if first is None else first.dtype
@@ -214,6 +220,7 @@ class _Packed:
         n_series = step.shape[1]
         self._state_tensors = [_new_state(s, n_series) for s in program.states]
         self._held = list(_held_layers(program, layers, self._state_tensors))
+        self._sizes = [program.n_in, *(op.n_out for op in program.operations)]
         self._before: tuple[tuple[Recur, State | None], ...] = ()
         self._kept: list[np.ndarray] = []  # what addresses in the table point to
         self.x = np.empty(step.shape)
@@ -253,6 +260,14 @@ class _Packed:
         t = self._state_tensors[index]
         return t.data_ptr() + place * self.x.shape[1] * series_size * t.element_size()
 
+    def state_rows(self, index: int) -> int:
+        """Return the length of the first axis of a tensor of a state."""
+        return len(self._state_tensors[index])
+
+    def size_of(self, value: int) -> int:
+        """Return how many numbers a value has."""
+        return self._sizes[value]
+
     def _address(self, array: np.ndarray) -> int:
         self._kept.append(array)
         return array.ctypes.data
@@ -276,6 +291,11 @@ def _is_watched() -> bool:
 
 
 def _n_weights(operation: Operation) -> int:
+    """Return about how many products an operation costs as much as."""
+    if isinstance(operation, KernelHits):
+        return 2 * operation.n_out + 9 * len(operation.channels)
+    if isinstance(operation, Rolling):
+        return operation.n_out // len(operation.spans) * sum(operation.spans)
     if isinstance(operation, Dense):
         return operation.weight.size
     if isinstance(operation, CellStep):
@@ -333,12 +353,16 @@ def _table(packed: _Packed, program: StepProgram, step: NativeStep) -> np.ndarra
     """Return the structure of the call, with the scalers and operations behind it."""
     n_features, n_series = step.shape
     itemsize = program.dtype.itemsize
-    scalers = b"".join(_pack_scaler(packed, s) for s in step.scalers)
+    scalers = [*step.scalers]
+    if program.moments is not None:  # of numbers as the model gets them
+        moments = Scaler("standardize", program.moments.mean, program.moments.scale)
+        scalers += [Scaler("round"), moments]
     places, room = _value_places(program)
     operations = b"".join(
         _pack_operation(packed, op, i + 1, places) for i, op in enumerate(program.operations)
     )
-    table = np.empty(_CALL.size + len(scalers) + len(operations), np.uint8)
+    described = b"".join(_pack_scaler(packed, s) for s in scalers)
+    table = np.empty(_CALL.size + len(described) + len(operations), np.uint8)
     start = table.ctypes.data + _CALL.size
     values = np.zeros(room * itemsize, np.uint8)
     method = METHODS[step.output.method]
@@ -350,11 +374,11 @@ def _table(packed: _Packed, program: StepProgram, step: NativeStep) -> np.ndarra
         n_series,
         n_features,
         program.n_out,
-        len(step.scalers),
+        len(scalers),
         len(program.operations),
         method,
         start,
-        start + len(scalers),
+        start + len(described),
         packed.x.ctypes.data,
         packed.aligned_address(np.empty((n_series, n_features))),
         packed.aligned_address(np.empty(n_series, np.int64)),
@@ -364,17 +388,21 @@ def _table(packed: _Packed, program: StepProgram, step: NativeStep) -> np.ndarra
         packed.aligned_address(np.asarray(step.output.scale, float)),
         packed.y.ctypes.data,
     )
-    table[:] = np.frombuffer(head + scalers + operations, np.uint8)
+    table[:] = np.frombuffer(head + described + operations, np.uint8)
     return table
 
 
 def _value_places(program: StepProgram) -> tuple[list[int], int]:
     """Return where each value of a step begins, and how many numbers all take: also the sums of
-    cells, behind their results, and a second output behind the last.
+    cells and taps of kernels, behind their results, and a second output behind the last.
     """
     sizes = [program.n_in]
     for op in program.operations:
-        n_sums = op.rows * op.n_out if isinstance(op, CellStep) else 0
+        n_sums = 0
+        if isinstance(op, CellStep):
+            n_sums = op.rows * op.n_out
+        elif isinstance(op, KernelHits):
+            n_sums = LANES * op.channels.shape[1]
         sizes.append(_whole_lines(op.n_out) + n_sums)
     sizes[-1] += 2 * program.n_out
     starts = np.cumsum([0, *map(_whole_lines, sizes)]).tolist()
@@ -393,6 +421,10 @@ def _pack_scaler(packed: _Packed, scaler: Scaler) -> bytes:
 
 def _pack_operation(packed: _Packed, op: Operation, value: int, places: list[int]) -> bytes:
     """Return an operation as ``fluxutils_step_operation``."""
+    if isinstance(op, PastOperation):
+        return _pack_past(packed, op, value, places)
+    if isinstance(op, OfTwo):
+        return _pack_of_two(packed, op, value, places)
     kind, number, other, alpha = 0, 0, 0, 0.0
     rows, x_rows, h_rows = 0, 0, 0
     weights: tuple[np.ndarray, ...] = ()
@@ -400,8 +432,8 @@ def _pack_operation(packed: _Packed, op: Operation, value: int, places: list[int
     n_in = n_out = op.n_out
     match op:
         case Dense():
-            weights = (op.weight, np.empty(0), op.bias)
             n_in = len(op.weight)
+            kind, weights = _dense_weights(op)
         case CellStep():
             kind, number, alpha = 1, op.number, op.alpha
             other = places[value] + _whole_lines(n_out)
@@ -418,12 +450,63 @@ def _pack_operation(packed: _Packed, op: Operation, value: int, places: list[int
             kind, number, alpha = 3, FUNCTIONS.index(op.function), op.alpha
         case Gated():
             kind, n_in = 4, 2 * n_out
-        case Sum():
-            kind, other = 5, places[op.other]
         case LayerNormalization():
             kind, alpha, weights = 6, op.eps, (op.weight, np.empty(0), op.bias)
         case ScaleShift():
             kind, weights = 7, (op.scale, np.empty(0), op.shift)
     found = [packed.aligned_address(w) for w in weights] + [0] * (3 - len(weights))
     numbers = (kind, number, places[op.source], other, places[value], n_in, n_out)
-    return _OPERATION.pack(*numbers, rows, x_rows, h_rows, alpha, *found, h, c)
+    return _OPERATION.pack(*numbers, rows, x_rows, h_rows, alpha, *found, h, c, 0, 0)
+
+
+def _dense_weights(op: Dense) -> tuple[int, tuple[np.ndarray, ...]]:
+    """Return which of two kernels computes a linear layer, and what it reads."""
+    if op.is_wide:
+        return 14, (op.weight.T, np.empty(0), op.bias)
+    return 0, (op.weight, np.empty(0), op.bias)
+
+
+def _pack_past(packed: _Packed, op: PastOperation, value: int, places: list[int]) -> bytes:
+    """Return an operation that remembers inputs as ``fluxutils_step_operation``."""
+    numbers: tuple[int, ...] | np.ndarray = ()
+    weights: tuple[np.ndarray, ...] = ()
+    rows = 0
+    match op:
+        case LagValues():
+            kind, numbers = 8, op.lags
+        case Means():
+            kind, weights = 9, (op.factors,)
+        case Rolling():
+            kind, numbers = 10, op.spans
+        case Running():
+            kind = 11
+        case KernelHits():
+            kind, numbers, weights = 12, op.plan, (op.biases, op.channels)
+    rows = len(numbers)
+    n_past = packed.state_rows(op.states[0])
+    found = [packed.aligned_address(w) for w in weights] + [0] * (3 - len(weights))
+    states = [packed.state_address(s, 0, 0) for s in op.states]
+    ends = (
+        packed.aligned_address(np.array(states, np.int64)),
+        packed.aligned_address(np.array(numbers, np.int32)),
+    )
+    other = places[value] + _whole_lines(op.n_out)
+    n_in = packed.size_of(op.source)
+    head = (kind, 0, places[op.source], other, places[value], n_in, op.n_out)
+    return _OPERATION.pack(*head, rows, n_past, 0, 0.0, *found, 0, 0, *ends)
+
+
+def _pack_of_two(packed: _Packed, op: OfTwo, value: int, places: list[int]) -> bytes:
+    """Return an operation on two values as ``fluxutils_step_operation``."""
+    n_in, other, alpha = packed.size_of(op.source), places[op.other], 0.0
+    match op:
+        case Sum():
+            kind = 5
+        case Join():
+            kind = 13
+        case Fade():
+            kind, other, n_in, alpha = 15, other + op.first, op.n_other, op.limit
+        case _:
+            raise AssertionError(op)
+    numbers = (kind, 0, places[op.source], other, places[value], n_in, op.n_out)
+    return _OPERATION.pack(*numbers, 0, 0, 0, alpha, *7 * [0])

@@ -21,14 +21,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fluxutils_py.nn.activations import psigmoid, ptanh
+from fluxutils_py.nn.causal_kernels import TRIPLES, _Kernels
 from fluxutils_py.nn.cell_layers import CellStack
 from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell, _Cell
+from fluxutils_py.nn.closed_form_model import ClosedFormModel, InputScale
 from fluxutils_py.nn.layers import BatchNorm, Elementwise, GaussianNoise
 from fluxutils_py.nn.linear_rnn import _DiagonalRecurrence, _MinGRU, _MinLSTM
 from fluxutils_py.nn.native_layers import is_intercepted, is_plain
+from fluxutils_py.nn.ready_made import LARGEST, LinearPlusNetwork, MeanModel, MeanOfKernels
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sequence_stack import SequenceStack, _Block
 from fluxutils_py.nn.states import recurrent_layers
+from fluxutils_py.nn.time_features import (
+    _ExponentialMeans,
+    _Lags,
+    _RollingStatistics,
+    _RunningStatistics,
+)
 
 
 class UnsupportedStep(TypeError):
@@ -76,6 +85,7 @@ FUNCTIONS = (
     "gelu",
     "psigmoid",
     "ptanh",
+    "clamp",
 )
 
 
@@ -102,6 +112,12 @@ class Dense(Operation):
 
     weight: np.ndarray
     bias: np.ndarray
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether many inputs make few outputs: then sums of vectors of inputs are faster."""
+        n_in, n_out = self.weight.shape
+        return n_out < 16 and n_in >= 64 and n_in > 8 * n_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,10 +176,15 @@ class Gated(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Sum(Operation):
-    """``x`` plus another value."""
+class OfTwo(Operation):
+    """An operation that reads another value too."""
 
     other: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sum(OfTwo):
+    """``x`` plus another value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +205,70 @@ class ScaleShift(Operation):
 
 
 @dataclass(frozen=True, eq=False)
+class Join(OfTwo):
+    """The numbers of ``source``, then those of another value."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fade(OfTwo):
+    """``x`` times ``limit`` less the largest of some absolute values of another, from 0 to 1."""
+
+    first: int
+    n_other: int
+    limit: float
+
+
+@dataclass(frozen=True, eq=False)
+class PastOperation(Operation):
+    """An operation that remembers inputs, by the formulas and in the states of a layer."""
+
+    states: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LagValues(PastOperation):
+    """Earlier inputs; see :class:`fluxutils_py.nn.Lags`."""
+
+    lags: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Means(PastOperation):
+    """See :class:`fluxutils_py.nn.ExponentialMeans`."""
+
+    factors: np.ndarray  # (n_out,), by which a weight falls with each step
+
+
+@dataclass(frozen=True, eq=False)
+class Rolling(PastOperation):
+    """See :class:`fluxutils_py.nn.RollingStatistics`."""
+
+    spans: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Running(PastOperation):
+    """See :class:`fluxutils_py.nn.RunningStatistics`."""
+
+
+@dataclass(frozen=True, eq=False)
+class KernelHits(PastOperation):
+    """See :class:`fluxutils_py.nn.CausalKernels`.
+
+    Attributes
+    ----------
+    plan : ndarray of shape (n_dilations, 2)
+        The dilation, and the number of biases of each of its 84 kernels.
+    channels : ndarray of shape (84 n_dilations, F), uint8
+    biases : ndarray of shape (n_out / 2,)
+    """
+
+    plan: np.ndarray
+    channels: np.ndarray
+    biases: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class StateTensor:
     """One tensor of a model's state.
 
@@ -192,7 +277,7 @@ class StateTensor:
     layer : int
         Its place among :func:`fluxutils_py.nn.states.recurrent_layers`.
     shape : tuple of int
-        For one series: (L, H), (H,), or (n_states, 2).
+        For one series: (L, H), (H,), or (n_states, 2); of past inputs (n_past, F).
     batch_axis : int
     initial : ndarray
         Of this shape.
@@ -205,6 +290,14 @@ class StateTensor:
 
 
 @dataclass(frozen=True, eq=False)
+class InputMoments:
+    """What a model standardises its inputs with first, in float64; missing ones are 0 then."""
+
+    mean: np.ndarray  # (F,)
+    scale: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class StepProgram:
     """One step of a model for one series.
 
@@ -213,7 +306,7 @@ class StepProgram:
     n_in, n_out : int
         Features of the input and of the output, which is the last value.
     dtype : numpy.dtype
-        float32 or float64, of all weights, states and values.
+        float32 or float64, of all weights and values, and of states but those of KernelHits.
     operations : tuple of Operation
         In order; each value is computed once.
     states : tuple of StateTensor
@@ -221,6 +314,8 @@ class StepProgram:
     tensors : tuple of Tensor
         The parameters and buffers that the program was made from: it is out of date once one of
         them has another ``data_ptr()`` or ``_version``.
+    moments : InputMoments, optional
+        Value 0 is the input after them. The input is rounded to ``dtype`` before and after.
     """
 
     n_in: int
@@ -229,6 +324,11 @@ class StepProgram:
     operations: tuple[Operation, ...]
     states: tuple[StateTensor, ...]
     tensors: tuple[Tensor, ...]
+    moments: InputMoments | None = None
+
+    def size_of(self, value: int) -> int:
+        """Return how many numbers a value has."""
+        return self.operations[value - 1].n_out if value else self.n_in
 
 
 def step_program(model: nn.Module, n_in: int) -> StepProgram | None:
@@ -246,8 +346,8 @@ def program_of(model: nn.Module, n_in: int) -> StepProgram:
     ----------
     model : nn.Module
         Made of ``nn.Sequential``, the recurrent layers and cells of torch and of this package in
-        :class:`Recur`, :class:`SequenceStack`, linear layers, normalisations and activations. On
-        the CPU, in evaluation mode.
+        :class:`Recur`, :class:`SequenceStack`, linear layers, normalisations and activations; or a
+        model of the ready-made estimators. On the CPU, in evaluation mode.
     n_in : int
         Features of its input.
 
@@ -269,7 +369,8 @@ def program_of(model: nn.Module, n_in: int) -> StepProgram:
         _as_array(writer.tensors[0]).dtype,
         tuple(writer.operations),
         tuple(writer.states),
-        tuple(writer.tensors),
+        (*writer.tensors, *writer.other_tensors),
+        writer.moments,
     )
 
 
@@ -281,6 +382,9 @@ class _Writer:
         self.operations: list[Operation] = []
         self.states: list[StateTensor] = []
         self.tensors: list[Tensor] = []
+        self.other_tensors: list[Tensor] = []  # of other types than that of the weights
+        self.moments: InputMoments | None = None
+        self._n_scaled = 0
         self._layers = {id(r): i for i, r in enumerate(recurrent_layers(model))}
         # of what a layer has no parameters for, which may come before all parameters
         plain = filter(is_plain, chain(model.parameters(), model.buffers()))
@@ -321,6 +425,14 @@ class _Writer:
         if getattr(module, name) is not None:
             return self.array(module, name)
         return np.full(n, default, self._dtype)
+
+    def other_array(self, module: nn.Module, name: str) -> np.ndarray:
+        """Return a buffer of another type than that of the weights."""
+        tensor = vars(module)["_buffers"].get(name)
+        if type(tensor) is not Tensor or not tensor.is_cpu or tensor.is_inference():
+            raise UnsupportedStep(f"{name} of {type(module).__name__} is not a plain tensor")
+        self.other_tensors.append(tensor)
+        return _as_array(tensor)
 
     def _check_size(self, module: nn.Module, source: int, n_in: int) -> None:
         if self.sizes[source] != n_in:
@@ -395,6 +507,75 @@ class _Writer:
         up = self.write(module.up, self.write(module.mlp_norm, x))
         mixed = self.write(module.down, self.add(Gated(up, self.sizes[up] // 2)))
         return self.add(Sum(x, self.sizes[x], self.write(module.dropout, mixed)))
+
+    # -- models of the ready-made estimators -------------------------------------------------------
+
+    def write_input_scale(self, module: Any, source: int) -> int:
+        self._check_size(module, source, len(module.mean))
+        arrays = [self.other_array(module, name).astype(float) for name in ("mean", "scale")]
+        known = self.moments
+        is_first = not self.operations if known is None else _are_equal(known, arrays)
+        if source or not is_first:
+            raise UnsupportedStep("an InputScale that is not what all inputs go through first")
+        self.moments = InputMoments(*arrays)
+        self._n_scaled += 1
+        return 0
+
+    def write_closed_form(self, module: Any, source: int) -> int:
+        """Write a linear head on features side by side as a sum of one product for each layer."""
+        scaled = self.write(module.scale, source)
+        head = module.head
+        if type(head) is not nn.Linear or is_intercepted(head):
+            raise UnsupportedStep(f"no operation computes {type(head).__name__} as a head")
+        weight = self.array(head, "weight")
+        bias = np.array(self.optional(head, "bias", len(weight), 0.0))
+        start = 0
+        total = -1
+        for layer in module.layers:
+            features = self.write(layer, scaled)
+            stop = start + self.sizes[features]
+            part = _columns(weight[:, start:stop], weight.dtype)
+            product = self.add(Dense(features, len(weight), part, bias))
+            total = product if total < 0 else self.add(Sum(total, len(weight), product))
+            bias = np.zeros_like(bias)
+            start = stop
+        if start != weight.shape[1]:
+            raise UnsupportedStep(f"a head of {weight.shape[1]} features, got {start}")
+        return total
+
+    def write_linear_plus_network(self, module: Any, source: int) -> int:
+        linear = self.write(module.linear, source)
+        scaled = self.write(module.linear.scale, source)
+        seen = level = scaled
+        first = 0
+        if module.means is not None:
+            level = means = self.write(module.means, scaled)
+            first = self.sizes[scaled]
+            seen = self.add(Join(scaled, self.sizes[scaled] + self.sizes[means], means))
+        clamped = self.add(Activation(seen, self.sizes[seen], "clamp", LARGEST))
+        value = self.write(module.network, self.write(module.noise, clamped))
+        added = self.write(module.head, self.write(module.dropout, value))
+        n = self.sizes[added]
+        gain = np.full(n, module.gain, self._dtype)
+        scaled_up = self.add(ScaleShift(added, n, gain, np.zeros_like(gain)))
+        faded = self.add(Fade(scaled_up, n, level, first, self.sizes[scaled], LARGEST + 1))
+        return self.add(Sum(linear, n, faded))
+
+    def write_mean(self, module: Any, source: int) -> int:
+        values = []
+        counts = []
+        for member in module.members:
+            values.append(self.write(member, source))
+            counts.append(self._n_scaled > 0)
+            self._n_scaled = 0
+        if len(set(counts)) != 1:
+            raise UnsupportedStep("models of which some standardise their inputs, and some do not")
+        total = values[0]
+        n = self.sizes[total]
+        for value in values[1:]:
+            total = self.add(Sum(total, n, value))
+        share = np.full(n, 1 / len(values), self._dtype)
+        return self.add(ScaleShift(total, n, share, np.zeros_like(share)))
 
     # -- recurrent layers --------------------------------------------------------------------------
 
@@ -496,6 +677,36 @@ class _Writer:
         skipped = self.add(Dense(source, module.n_out, _columns(skip, dtype), zeros))
         return self.add(Sum(y, module.n_out, skipped))
 
+    def write_lags(self, module: Any, source: int, states: tuple[int, ...]) -> int:
+        self._check_size(module, source, module.n_in)
+        n_out = module.n_in * len(module.lags)
+        return self.add(LagValues(source, n_out, states, tuple(module.lags)))
+
+    def write_means(self, module: Any, source: int, states: tuple[int, ...]) -> int:
+        self._check_size(module, source, module.n_in)
+        factors = self.other_array(module, "factors").astype(self._dtype)
+        return self.add(Means(source, len(factors), states, factors))
+
+    def write_rolling(self, module: Any, source: int, states: tuple[int, ...]) -> int:
+        self._check_size(module, source, module.n_in)
+        n_out = 3 * module.n_in * len(module.spans)
+        return self.add(Rolling(source, n_out, states, tuple(module.spans)))
+
+    def write_running(self, module: Any, source: int, states: tuple[int, ...]) -> int:
+        self._check_size(module, source, module.n_in)
+        return self.add(Running(source, 7 * module.n_in + 1, states))
+
+    def write_kernels(self, module: Any, source: int, states: tuple[int, ...]) -> int:
+        self._check_size(module, source, module.n_in)
+        biases = np.array(self.array(module, "biases"))
+        plan = self.other_array(module, "dilations")
+        plan = plan[plan[:, 0] > 0]
+        n_kernels = len(TRIPLES) * len(plan)
+        channels = np.array(self.other_array(module, "channels")[:n_kernels])
+        if len(TRIPLES) * plan[:, 1].sum() != len(biases):
+            raise UnsupportedStep(f"{len(biases)} biases, for the dilations and numbers {plan}")
+        return self.add(KernelHits(source, 2 * len(biases), states, plan, channels, biases))
+
     def _add_cell(
         self,
         number: int,
@@ -527,6 +738,11 @@ class _Writer:
             bias.ravel(),
         )
         return self.add(operation)
+
+
+def _are_equal(moments: InputMoments, arrays: Sequence[np.ndarray]) -> bool:
+    mean, scale = arrays
+    return np.array_equal(moments.mean, mean) and np.array_equal(moments.scale, scale)
 
 
 def _computes_as(kind: type, base: type) -> bool:
@@ -594,6 +810,11 @@ _WRITERS: dict[type, _Write] = {
     SequenceStack: _Writer.write_stack,
     _Block: _Writer.write_block,
     Elementwise: _Writer.write_activation,
+    InputScale: _Writer.write_input_scale,
+    ClosedFormModel: _Writer.write_closed_form,
+    LinearPlusNetwork: _Writer.write_linear_plus_network,
+    MeanModel: _Writer.write_mean,
+    MeanOfKernels: _Writer.write_mean,
     **dict.fromkeys(_ACTIVATIONS, _Writer.write_activation),
 }
 _OWN_CELLS = (FLSTMCell, SGRUCell, MGUCell, SMGUCell, HFGRUCell)
@@ -609,4 +830,9 @@ _CELL_WRITERS: dict[type, _CellWrite] = {
     _MinGRU: _Writer.write_input_gated,
     _MinLSTM: _Writer.write_input_gated,
     _DiagonalRecurrence: _Writer.write_diagonal,
+    _Lags: _Writer.write_lags,
+    _ExponentialMeans: _Writer.write_means,
+    _RollingStatistics: _Writer.write_rolling,
+    _RunningStatistics: _Writer.write_running,
+    _Kernels: _Writer.write_kernels,
 }

@@ -37,10 +37,12 @@ class _TimeFeatures(nn.Module):
     def empty_state(self) -> State:
         return self.first_state(0)
 
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def forward(self, x: Tensor, state: State | Tensor | None = None) -> tuple[Tensor, State]:
         check_features(type(self).__name__.removeprefix("_"), x, self.n_in)
         if state is None:
             state = tuple(s.to(x.device, x.dtype) for s in self.first_state(x.shape[1]))
+        elif isinstance(state, Tensor):  # as a state of one tensor is loaded
+            state = (state,)
         return self.compute(x, state)
 
     def compute(self, x: Tensor, state: State) -> tuple[Tensor, State]:

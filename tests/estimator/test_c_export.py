@@ -13,7 +13,9 @@ from torch import nn
 
 from fluxutils_py import (
     Estimator,
+    SequenceClassifier,
     SequenceImputer,
+    SequenceRegressor,
     SequenceScaler,
     WinsorScaler,
     export,
@@ -65,6 +67,57 @@ def of_cell(request, tmp_path_factory):
 def test_ten_thousand_steps_of_each_cell(of_cell, target):
     path, steps, wanted = of_cell
     assert error(run_steps(target, path, steps), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("target", ["c", "c++", "arm"])
+@pytest.mark.parametrize("settings", [{"n_lags": 5}, {"n_models": 2}, {"n_lags": 1}], ids=str)
+def test_a_linear_model_of_the_past(settings, target, rng, tmp_path):
+    x = rng.normal(50, 3, size=(2, N, T)).astype("float32")
+    est = SequenceRegressor(cell="linear", random_state=0, **settings)
+    est.fit(x, 1e3 + x[:1].cumsum(2))
+    est.export(tmp_path / "model.h", format="c")
+    steps = x[:, 1].T.copy()
+    steps[7] = np.nan
+    wanted = est.predict(np.ascontiguousarray(steps.T[:, None]))[:, 0].T
+    assert np.isnan(wanted).any(1).nonzero()[0].tolist() == [7]
+    assert error(streamed(est, steps), wanted) < 1e-5
+    assert error(run_steps(target, tmp_path / "model.h", steps), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("target", ["c", "c++", "arm"])
+@pytest.mark.parametrize("n_in", [1, 3])
+def test_causal_kernels_with_plateaus(n_in, target, rng, tmp_path):
+    # where an output is the same at many steps, biases are equal to it: one bit counts
+    x = rng.normal(20, 3, size=(n_in, 12, 90)).astype("float32")
+    x[:, :, 20:45] = x[:, :, 20:21]
+    est = SequenceClassifier(cell="kernels", random_state=0)
+    est.fit(x, np.arange(12) % 3)
+    est.export(tmp_path / "model.h", format="c")
+    steps = x[:, 1].T.copy()
+    found = run_steps(target, tmp_path / "model.h", steps)
+    assert error(found, streamed(est, steps, "predict_proba")) < 1e-5
+    ends = est.predict_proba(x[:, 1:2])
+    np.testing.assert_allclose(found[-1], ends.ravel(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["c", "c++"])
+@pytest.mark.parametrize("cell", ["kernels", "linear+gru"])
+def test_scalers_before_models_that_scale(cell, target, rng, tmp_path):
+    x = rng.normal([[[900.0]], [[-0.3]]], [[[2.0]], [[0.7]]], (2, 12, T)).astype("float32")
+    y = np.abs(x[:1] - 900) if "+" in cell else x[0, :, ::2].sum(1)
+    est = SequenceRegressor(cell=cell, random_state=0)
+    if "+" in cell:
+        est.set_params(hidden_size=5, max_updates=50)
+    pipe = make_pipeline(SequenceScaler(), est)
+    pipe.fit(samples(x), samples(y) if "+" in cell else y)
+    export(pipe, tmp_path / "model.h", format="c")
+    steps = x[:, 1].T.copy()
+    found = run_steps(target, tmp_path / "model.h", steps)
+    assert error(found, streamed(pipe, steps)) < 1e-5
+    said = export(pipe, tmp_path / "small.h", format="c", quantize="int8", example=x[:, 1:2])
+    rounded = run_steps(target, tmp_path / "small.h", steps)
+    assert np.abs(rounded - found).max() == pytest.approx(said, rel=1e-2, abs=1e-4)
+    assert said > 1e-5
 
 
 MODELS = {

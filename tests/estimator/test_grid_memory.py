@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-# Small first: then its workers have imported everything, and take part in the large one too.
+# Small first: then its workers have imported everything, and take part in the large one too. Small
+# holds more steps than a window: both searches need the same room for what they compute.
 PROGRAM = """
 import json, os, sys, threading
 from pathlib import Path
@@ -66,8 +67,8 @@ def search(x, y, n_jobs):
         "scores": [results[f"split{i}_test_score"].tolist() for i in range(2)],
     }
 
-small = search(*make(100), 2)
-x, y = make(550)
+small = search(*make(220), 2)
+x, y = make(700)
 large = search(x, y, 2)
 in_memory = search(np.array(x), np.array(y), None)
 print(json.dumps({"small": small, "large": large, "in_memory": in_memory, "pid": os.getpid()}))
@@ -82,12 +83,12 @@ def test_workers_of_a_grid_search_share_the_file(python, tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     small, large, in_memory = found["small"], found["large"], found["in_memory"]
-    assert large["bytes"] > 128 << 20
-    # 2 candidates, 2 folds, 4 groups of 125 of the 500 series to train on, 18 windows of at most 32
-    # of the 550 steps
-    assert large["steps"] == in_memory["steps"] == 2 * 2 * 4 * 18
+    assert large["bytes"] > 170 << 20
+    # 2 candidates, 2 folds, 4 groups of 125 of the 500 series to train on, 22 windows of at most 32
+    # of the 700 steps
+    assert large["steps"] == in_memory["steps"] == 2 * 2 * 4 * 22
     assert str(found["pid"]) not in large["peaks"]
-    # MiB that cannot be dropped, as pages can: two processes of one search differ by up to 20, a
-    # copy would take 128
+    # MiB that cannot be dropped, as pages can: two processes of one search differ by up to 40, a
+    # copy would take 170
     assert max(large["peaks"].values()) < max(small["peaks"].values()) + 60
     assert large["scores"] == in_memory["scores"]
