@@ -26,10 +26,11 @@ from fluxutils_py.estimator.scoring import run_score
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.estimator.streaming import EstimatorStream
 from fluxutils_py.parallel import get_communicator
+from fluxutils_py.sklearn_callbacks import CallbackSupport, run_with_callbacks
 
 
 @explains_arguments
-class Estimator(HtmlReprMixin, BaseEstimator):
+class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
     """A stateful sequence model as a scikit-learn estimator, trained by truncated backpropagation
     through time.
 
@@ -327,7 +328,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
             resume=self.warm_start,
             is_fit=True,
         )
-        run_fit(self, request)
+        run_with_callbacks(self, lambda: run_fit(self, request))
         return self
 
     def partial_fit(
@@ -347,7 +348,7 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         starts from zero. The first call builds them. Parameters are those of :meth:`fit`.
         """
         request = FitRequest(x, y, sample_weight, lengths, starts, sharded, epochs=1, resume=True)
-        run_fit(self, request)
+        run_with_callbacks(self, lambda: run_fit(self, request))
         return self
 
     def predict(

@@ -175,7 +175,9 @@ def _of_one_series(function: BlockFunction, array: Any) -> Any:
     return MappedSeries(array, function)
 
 
-class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+class SequenceTransformer(
+    CallbackSupport, _TransformMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator
+):
     """Base of transformers that change each feature."""
 
     # scikit-learn's routing of metadata takes any other name than X for metadata
@@ -215,10 +217,25 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
             With ``sharded``, on every rank, if ranks differ in a parameter, or in the features of
             their series.
         """
+        run_with_callbacks(self, lambda: self._fit(x, sharded))
+        return self
+
+    def _fit(self, x: object, sharded: bool) -> None:
         with pool_of_call(self, sharded) as pool:
             inputs, series = self._read_series(x, None, pool)
+            end_fit = self._begin_fit(x)
             self._set_fitted(inputs, **self._compute_statistics(series, inputs, pool))
-        return self
+            end_fit()
+
+    def _begin_fit(
+        self,
+        x: object,
+        metadata: dict[str, Any] | None = None,
+    ) -> Callable[[], None]:
+        """Begin the task of scikit-learn's callbacks, on rank 0; return what ends it."""
+        if get_communicator("auto").rank > 0:
+            return lambda: None
+        return begin_fit(self, x, metadata=metadata)
 
     def _compute_statistics(
         self,
