@@ -15,6 +15,8 @@ from weakref import WeakKeyDictionary
 
 import sklearn
 
+from fluxutils_py.parallel import is_main_process
+
 try:
     from sklearn.callback import CallbackSupportMixin, FitCallback, with_callbacks
 except ImportError:  # an older version, or one that has given up the experiment
@@ -27,7 +29,7 @@ Result = TypeVar("Result")
 Attributes = Callable[[], dict[str, Any]]
 
 
-class CallbackSupport(CallbackSupportMixin):  # type: ignore[misc]  # no types there
+class CallbackSupport(CallbackSupportMixin):
     """Gives an estimator ``set_callbacks``."""
 
     def set_callbacks(self, *callbacks: Any) -> Self:
@@ -114,8 +116,8 @@ def as_sklearn_callback(hook: Any) -> PropagatedHook:
     Returns
     -------
     object
-        For ``set_callbacks`` of ``Pipeline``, ``GridSearchCV`` and the like, which hand it on to the
-        estimators of this package inside.
+        For ``set_callbacks`` of ``Pipeline``, ``GridSearchCV`` and the like, which hand it on to
+        the estimators of this package inside.
 
     Raises
     ------
@@ -168,6 +170,10 @@ def _check_hook(hook: Any) -> None:
 _running: WeakKeyDictionary[object, FitTasks] = WeakKeyDictionary()
 
 
+def nothing() -> None:
+    """End a task that did not begin."""
+
+
 def run_with_callbacks(est: Any, fit: Callable[[], Result]) -> Result:
     """Run a fit, and let the callbacks of an estimator, if any, end whatever happens."""
     if not vars(est).get(ATTRIBUTE):
@@ -181,6 +187,20 @@ def run_with_callbacks(est: Any, fit: Callable[[], Result]) -> Result:
         return result
     finally:
         _running.pop(est, None)
+
+
+def run_as_one_task(
+    est: Any, fit: Callable[[], Result], x: object, metadata: dict[str, Any] | None = None
+) -> Result:
+    """Run a fit without epochs as one task, on rank 0."""
+
+    def whole() -> Result:
+        end_fit = begin_fit(est, x, metadata=metadata)
+        result = fit()
+        end_fit()
+        return result
+
+    return run_with_callbacks(est, whole if is_main_process() else fit)
 
 
 def hooks_of(est: Any) -> list[Any]:
@@ -200,7 +220,7 @@ def begin_fit(
     metadata: dict[str, Any] | None = None,
     *,
     n_epochs: int | None = 0,
-    fitted: Attributes = dict,
+    fitted: Attributes | None = dict,
 ) -> Callable[[], None]:
     """Begin the task of a fit, within :func:`run_with_callbacks`; return what ends it.
 
@@ -216,10 +236,11 @@ def begin_fit(
         The number of tasks inside, at most; None: not known yet. Other than 0, :func:`hooks_of` has
         the hook that begins and ends them.
     fitted : callable
-        Returns the attributes of a copy that is as if the fit had ended now.
+        Returns the attributes of a copy that is as if the fit had ended now. None: there is no
+        such copy before the end.
     """
     if not vars(est).get(ATTRIBUTE):
-        return lambda: None
+        return nothing
     data = {"estimator": est, "X": x, "y": y, "metadata": metadata}
     root = est._init_callback_context(max_subtasks=n_epochs)
     root.call_on_fit_task_begin(**data)
@@ -242,20 +263,22 @@ class FitTasks:
         The task of the fit.
     data : dict
         Arguments of all calls.
-    fitted : callable
+    fitted : callable, optional
         As in :func:`begin_fit`.
     """
 
     name = "scikit-learn's callbacks"
     priority = 70  # after all that changes the model at the end of an epoch, and reports
 
-    def __init__(self, root: Any, data: dict[str, Any], fitted: Attributes) -> None:
+    def __init__(self, root: Any, data: dict[str, Any], fitted: Attributes | None) -> None:
         self.root = root
         self.data = data
         self.fitted = fitted
         self.epoch: Any = None  # its task
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, Any] | None:
+        if self.fitted is None:
+            return None
         # without callbacks, in case the copy is fitted
         return {**self.fitted(), ATTRIBUTE: []}
 

@@ -15,7 +15,6 @@ from fluxutils_py.estimator.streaming import EstimatorStream, PipelineStream, st
 from fluxutils_py.sklearn_callbacks import as_sklearn_callback
 
 __all__ = [
-    "as_sklearn_callback",
     "Estimator",
     "EstimatorClassifier",
     "EstimatorRegressor",
@@ -25,6 +24,7 @@ __all__ = [
     "SequenceClassifier",
     "SequenceRegressor",
     "Spec",
+    "as_sklearn_callback",
     "check_export",
     "export",
     "flatten_steps",

@@ -26,7 +26,7 @@ from fluxutils_py.estimator.scoring import run_score
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.estimator.streaming import EstimatorStream
 from fluxutils_py.parallel import get_communicator
-from fluxutils_py.sklearn_callbacks import CallbackSupport, run_with_callbacks
+from fluxutils_py.sklearn_callbacks import CallbackSupport
 
 
 @explains_arguments
@@ -328,7 +328,7 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
             resume=self.warm_start,
             is_fit=True,
         )
-        run_with_callbacks(self, lambda: run_fit(self, request))
+        run_fit(self, request)
         return self
 
     def partial_fit(
@@ -348,7 +348,7 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         starts from zero. The first call builds them. Parameters are those of :meth:`fit`.
         """
         request = FitRequest(x, y, sample_weight, lengths, starts, sharded, epochs=1, resume=True)
-        run_with_callbacks(self, lambda: run_fit(self, request))
+        run_fit(self, request)
         return self
 
     def predict(

@@ -59,7 +59,7 @@ from fluxutils_py.parallel import RankGroup, Threads
 from fluxutils_py.parallel.launcher import local_rank
 from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook
-from fluxutils_py.sklearn_callbacks import begin_fit, hooks_of
+from fluxutils_py.sklearn_callbacks import begin_fit, hooks_of, nothing, run_with_callbacks
 from fluxutils_py.training import EarlyStopping, Loop
 from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.training.closed_form_step import ClosedFormStep
@@ -79,6 +79,10 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
     The estimator does not change before training begins. A later error restores it if no update was
     made, or, unless it is an interrupt, if this fit replaces an earlier one.
     """
+    run_with_callbacks(est, lambda: _run_fit(est, request))
+
+
+def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
     settings = est.resolved_params()
     earlier = _earlier_fit(est, request)
     with ranks_of_call(settings.comm, "fit", request.sharded) as ranks:
@@ -112,13 +116,11 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
         end_fit()
 
 
-def _begin_fit(
-    est: SeriesEstimator, training: Training, request: FitRequest
-) -> Callable[[], None]:
+def _begin_fit(est: SeriesEstimator, training: Training, request: FitRequest) -> Callable[[], None]:
     """Begin the task of scikit-learn's callbacks, on rank 0; return what ends it."""
     ranks = training.loop.ranks
     if ranks.rank > 0:
-        return lambda: None
+        return nothing
     given = {
         "sample_weight": request.sample_weight,
         "lengths": request.lengths,

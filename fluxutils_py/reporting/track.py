@@ -226,7 +226,7 @@ class Track(CurveHook):
             return
         if self._draws() and loop.history:
             self._writer.add_figure("curves/loss", loss_figure(loop.history), loop.step)
-        estimator = loop.shared_data.get("estimator")
+        estimator: Any = loop.shared_data.get("estimator")
         if self.save and hasattr(estimator, "save"):
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "estimator.pt")

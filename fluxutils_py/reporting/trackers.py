@@ -170,7 +170,7 @@ class DictRun:
         self.package = root if root in WITH_IMAGES else None
 
     def parameters(self, parameters: dict[str, Any]) -> None:
-        config = getattr(self.run, "config", None)
+        config: Any = getattr(self.run, "config", None)
         if self.package == "wandb":
             # a run that goes on has its settings already
             config.update(parameters, allow_val_change=True)

@@ -114,7 +114,7 @@ def _data_rows(part: Any) -> Iterator[Row]:
     if isinstance(part, Estimator):
         yield from part.fitted_parts_.data.items()
         yield "outputs", part.n_outputs_
-    history = getattr(part, "history_", None)
+    history: Any = getattr(part, "history_", None)
     if hasattr(history, "tail"):  # of a forecaster
         yield "series", history.n_series
         lengths = np.asarray(history.lengths)

@@ -22,6 +22,7 @@ from fluxutils_py.inputs.inputs import InputLayout, Inputs, InputSchema
 from fluxutils_py.inputs.moments import WeightedBlock
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
+from fluxutils_py.sklearn_callbacks import CallbackSupport, run_as_one_task
 from fluxutils_py.sklearn_private import as_configured
 from fluxutils_py.training.descriptions import describe
 from fluxutils_py.validation import check_integer
@@ -217,25 +218,13 @@ class SequenceTransformer(
             With ``sharded``, on every rank, if ranks differ in a parameter, or in the features of
             their series.
         """
-        run_with_callbacks(self, lambda: self._fit(x, sharded))
+        run_as_one_task(self, lambda: self._fit(x, sharded), x)
         return self
 
     def _fit(self, x: object, sharded: bool) -> None:
         with pool_of_call(self, sharded) as pool:
             inputs, series = self._read_series(x, None, pool)
-            end_fit = self._begin_fit(x)
             self._set_fitted(inputs, **self._compute_statistics(series, inputs, pool))
-            end_fit()
-
-    def _begin_fit(
-        self,
-        x: object,
-        metadata: dict[str, Any] | None = None,
-    ) -> Callable[[], None]:
-        """Begin the task of scikit-learn's callbacks, on rank 0; return what ends it."""
-        if get_communicator("auto").rank > 0:
-            return lambda: None
-        return begin_fit(self, x, metadata=metadata)
 
     def _compute_statistics(
         self,
