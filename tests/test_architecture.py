@@ -347,7 +347,6 @@ MOST_BRANCHES = 12
 BRANCHED = {}
 # Private names that are read all the same: of libraries that have no other name for it, in two files.
 PRIVATE_READS = {
-    "estimator/model_export.py model._check_export",  # of a forecaster, on a higher floor
     "sklearn_callbacks.py est._init_callback_context",
     "sklearn_private.py scorer._kwargs",
     "sklearn_private.py scorer._response_method",

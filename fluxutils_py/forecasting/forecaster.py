@@ -395,6 +395,17 @@ class Forecaster(ForecasterSettings):
         check_format(format)
         export_forecaster(self._fitted, path, format, type(self).__name__, self.comm)
 
+    def check_export(
+        self, path: str | PathLike[str], df: object, tolerance: float | None = None
+    ) -> float:
+        """Compare the forecasts of an exported file with those of :meth:`predict`, after every step of
+        series; see :func:`fluxutils_py.check_export`.
+        """
+        series = self._read_fitted(df, None)
+        return check_forecaster_export(
+            self._fitted, path, series, 1e-5 if tolerance is None else tolerance
+        )
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write networks, settings, and the ends of the series to a file of plain data.
 
@@ -511,7 +522,3 @@ class Forecaster(ForecasterSettings):
     def ids_(self) -> np.ndarray:
         panel = self.history_.panel
         return np.arange(self.history_.n_series) if panel is None else panel.ids
-
-    def _check_export(self, path: str | PathLike[str], df: object, tolerance: float) -> float:
-        fitted = self._fitted
-        return check_forecaster_export(fitted, path, self._read_fitted(df, None), tolerance)
