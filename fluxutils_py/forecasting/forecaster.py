@@ -398,8 +398,8 @@ class Forecaster(ForecasterSettings):
     def check_export(
         self, path: str | PathLike[str], df: object, tolerance: float | None = None
     ) -> float:
-        """Compare the forecasts of an exported file with those of :meth:`predict`, after every step of
-        series; see :func:`fluxutils_py.check_export`.
+        """Compare forecasts of an exported file with those of :meth:`predict`, after every step;
+        see :func:`fluxutils_py.check_export`.
         """
         series = self._read_fitted(df, None)
         return check_forecaster_export(
