@@ -14,7 +14,7 @@ from torch.autograd import Function
 from fluxutils_py.nn.linear_recurrence import later_products, linear_recurrence
 from fluxutils_py.nn.native import Cell, State
 from fluxutils_py.nn.native_layers import is_intercepted, run_cell
-from fluxutils_py.nn.recurrent import Recur
+from fluxutils_py.nn.recurrent import Recur, Sensitivity
 from fluxutils_py.nn.sizes import check_features, set_sizes
 
 # The kernels compute one series per vector lane; torch's matrix products are faster where most
@@ -23,9 +23,6 @@ FEW_SERIES = 8
 FEW_IN_LONG_WINDOWS = 4
 LONG_WINDOW = 1 << 18  # values of all steps, series and units
 FEW_COLUMNS = 16  # of a product with many rows, whose transpose is then several times faster
-
-
-Sensitivity = tuple[Tensor, ...]
 
 
 def _follows_past(state: Tensor | None) -> bool:

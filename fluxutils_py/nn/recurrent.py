@@ -18,6 +18,11 @@ TORCH_LAYERS = (nn.RNNBase, nn.RNNCellBase)  # made once: a union takes longer t
 _BATCH_DIMS = {nn.LSTM: 1, nn.GRU: 1, nn.RNN: 1}  # of the states of the commonest modules
 
 
+# derivatives of a state with respect to the layer's parameters, see nn/sensitivities.py; axis 0 is
+# the batch
+Sensitivity = tuple[Tensor, ...]
+
+
 class Memory(NamedTuple):
     """What a :class:`Recur` remembers: its state, the steps to its mark, the state noted there, and
     the sensitivity of the state to the parameters.
@@ -26,7 +31,7 @@ class Memory(NamedTuple):
     state: State | None
     mark: int | None
     marked: State | None
-    sensitivity: tuple[Tensor, ...] | None
+    sensitivity: Sensitivity | None
 
 
 class Recur(nn.Module):
@@ -87,9 +92,7 @@ class Recur(nn.Module):
     """
 
     state: State | None
-    # derivatives of the state with respect to the layer's parameters, see nn/sensitivities.py;
-    # axis 0 is the batch
-    sensitivity: tuple[Tensor, ...] | None = None
+    sensitivity: Sensitivity | None = None
     carries_sensitivity: bool = False
 
     def __init__(self, module: nn.Module, trainable_init: bool = False) -> None:
@@ -504,7 +507,7 @@ def unwrapped_recurrent(model: nn.Module) -> list[str]:
     ]
 
 
-def _joined_tuples(parts: Sequence[tuple[Tensor, ...] | None]) -> tuple[Tensor, ...] | None:
+def _joined_tuples(parts: Sequence[Sensitivity | None]) -> Sensitivity | None:
     """Return the sensitivities of several groups of series as one; None if one is None."""
     kept = [p for p in parts if p is not None]
     if len(kept) < len(parts):

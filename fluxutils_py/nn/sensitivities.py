@@ -14,10 +14,10 @@ Sources: Williams & Zipser (1989), Neural Computation 1(2), 270-280, for the ide
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch import Tensor, nn
+from torch import nn
 
 from fluxutils_py.nn.parameters import module_of
 from fluxutils_py.nn.recurrent import Recur
@@ -60,14 +60,3 @@ def carrying_sensitivities(m: object) -> Iterator[None]:
         for layer in layers:
             layer.carries_sensitivity = False
 
-
-def sensitivities(m: object) -> list[tuple[Tensor, ...] | None]:
-    """Return the sensitivities of each recurrent layer, not copied; None of those that carry none.
-    """
-    return [layer.sensitivity for layer in recurrent_layers(m)]
-
-
-def restore_sensitivities(m: object, kept: Sequence[tuple[Tensor, ...] | None]) -> None:
-    """Set what :func:`sensitivities` returned."""
-    for layer, sensitivity in zip(recurrent_layers(m), kept, strict=True):
-        layer.sensitivity = sensitivity
