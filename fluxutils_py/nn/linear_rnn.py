@@ -453,9 +453,7 @@ class _DiagonalRecurrence(nn.Module):
         imaginary = product.imag[:, None]
         to_weight[:, :, 0] += real * of_weight[:, :, 0] - imaginary * of_weight[:, :, 1]
         to_weight[:, :, 1] += imaginary * of_weight[:, :, 0] + real * of_weight[:, :, 1]
-        initials = [
-            torch.view_as_real(torch.view_as_complex(t) * product) for t in of_initial
-        ]
+        initials = [torch.view_as_real(torch.view_as_complex(t) * product) for t in of_initial]
         return torch.view_as_real(units), to_weight, *initials
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,4 +59,3 @@ def carrying_sensitivities(m: object) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.carries_sensitivity = False
-

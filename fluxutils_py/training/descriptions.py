@@ -28,9 +28,7 @@ LIBRARIES = (
 PLAIN = (*PLAIN_TYPES, np.generic, torch.dtype, torch.Size)
 OF_MODULES = frozenset(vars(nn.Module()))
 # attributes that hold its state
-OF_RECUR = frozenset(
-    ("state", "form", "_mark", "_marked", "sensitivity", "carries_sensitivity")
-)
+OF_RECUR = frozenset(("state", "form", "_mark", "_marked", "sensitivity", "carries_sensitivity"))
 
 
 def describe(name: str, value: Any) -> dict[str, str]:

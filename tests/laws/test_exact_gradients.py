@@ -17,9 +17,9 @@ from fluxutils_py.nn import GRU, LRU, MinGRU, MinLSTM, Recur, SequenceStack
 
 from .conftest import difference
 from .differential import ours
-from .differential.cases import draw, settle
-from .differential.compare import Comparison, Given, run
 from .differential.arrays import Place, make_data
+from .differential.cases import draw, settle
+from .differential.compare import Given, run
 from .differential.loop import Oracle
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-6}
