@@ -64,8 +64,8 @@ def reshard_rows(
     model : nn.Module
     states : sequence over ranks
         For each rank, in rank order, the state of each recurrent layer as of :func:`snapshot`;
-        None, or nothing at all, from ranks without rows. Sensitivities likewise. Rows of consecutive ranks follow each
-        other in the minibatch.
+        None, or nothing at all, from ranks without rows. Rows of consecutive ranks follow each
+        other in the minibatch. Sensitivities are divided alike.
     rank, size : int
         The rank gets rows as in ``numpy.array_split``; None if it gets none.
     """

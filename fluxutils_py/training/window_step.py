@@ -378,8 +378,8 @@ def differentiate_windows(
 ) -> tuple[float, Tensor]:
     """Compute what :func:`evaluate_windows` does, and the mean gradient over the windows.
 
-    The gradient is that of :meth:`WindowStep.mean_gradient`, truncated or exact. The training state, the mode and the
-    gradients of the model stay unchanged.
+    The gradient is that of :meth:`WindowStep.mean_gradient`, truncated or exact. The training
+    state, the mode and the gradients of the model stay unchanged.
     """
     step = WindowStep(model, loss, None, comm=comm, precision=precision, gradient=gradient)
     # A user may be accumulating gradients: steps clear them.

@@ -202,5 +202,5 @@ def test_what_cannot_be_is_refused(settings, message):
 
 def test_compiled_models_are_refused():
     est = Estimator(net(LRU), spec=Spec(gradient="exact", epochs=1), compile=True)
-    with pytest.raises(SpecError, match="compile=True.*gradient='exact'"):
+    with pytest.raises(SpecError, match=r"compile=True.*gradient='exact'"):
         est.fit(X, Y)
