@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,22 @@ def _follows_past(state: Tensor | None) -> bool:
     return state is not None and torch.is_grad_enabled() and not state.requires_grad
 
 
+class _Past(NamedTuple):
+    """The states before the steps of a window: the first (B, H), None if zero, and outputs (S, B,
+    H).
+    """
+
+    first: Tensor | None
+    outputs: Tensor
+
+    def subtract_from_(self, values: Tensor) -> Tensor:
+        """Subtract the states before each step from values (S, B, H), in place; return them."""
+        values[1:].sub_(self.outputs[:-1])
+        if self.first is not None:
+            values[0].sub_(self.first)
+        return values
+
+
 class _GatedRecurrence(nn.Module):
     """Compute ``h[t] = a[t] * h[t - 1] + b[t]``, where ``a`` and ``b`` depend only on the input."""
 
@@ -40,9 +56,9 @@ class _GatedRecurrence(nn.Module):
     kernel: ClassVar[int]  # number of the native kernel
     # a and b from the blocks, all (S, B, H)
     coefficients: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
-    # from the states before each step and the blocks: the products of a over later steps and over
-    # all, and the derivatives of the last state with respect to the blocks, side by side
-    slopes: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
+    # from the states before each step and the blocks, which it may overwrite: the derivatives of
+    # the last state with respect to each block, and the product of a over all steps
+    slopes: ClassVar[Callable[..., tuple[tuple[Tensor, ...], Tensor]]]
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
@@ -86,15 +102,14 @@ class _GatedRecurrence(nn.Module):
     # -- gradients that reach beyond a window, see nn/sensitivities.py -----------------------------
 
     def first_sensitivity(self, n_series: int, with_initial: bool) -> Sensitivity:
-        """Return the sensitivity of the initial state: to the weights (B, blocks H, F), to the
-        biases (B, blocks H), and if it is trained to itself (B, H).
+        """Return the sensitivity of the initial state: to the weights of each block (B, F, H), to
+        the biases of each (B, H), and if it is trained to itself (B, H).
         """
-        weight = self.linear.weight.detach()
-        zeros = weight.new_zeros(n_series, *weight.shape)
-        of_all = zeros, zeros.new_zeros(n_series, len(weight))
+        zeros = self.linear.weight.new_zeros(n_series, self.n_in, self.n_out)
+        of_blocks = [zeros] * self.n_blocks + [zeros[:, 0]] * self.n_blocks
         if with_initial:
-            return *of_all, zeros.new_ones(n_series, self.n_out)
-        return of_all
+            return *of_blocks, torch.ones_like(zeros[:, 0])
+        return tuple(of_blocks)
 
     def run_exactly(
         self, x: Tensor, state: Tensor | None, sensitivity: Sensitivity, initial: Tensor | None
@@ -117,17 +132,32 @@ class _GatedRecurrence(nn.Module):
     def _move_on(
         self, x: Tensor, state: Tensor | None, y: Tensor, sensitivity: Sensitivity
     ) -> Sensitivity:
-        first = torch.zeros_like(y[:1]) if state is None else state[None]
-        before = torch.cat([first, y[:-1]])
-        linear = self.linear
-        blocks = F.linear(x, linear.weight, linear.bias).split(self.n_out, -1)
-        slopes, product = self.slopes(before, *blocks)
-        of_weight, of_bias, *of_initial = sensitivity
-        kept = product.repeat(1, self.n_blocks)
-        return (
-            torch.baddbmm(of_weight * kept[..., None], slopes.permute(1, 2, 0), x.transpose(0, 1)),
-            torch.addcmul(slopes.sum(0), of_bias, kept),
-            *(t * product for t in of_initial),
+        n = self.n_blocks
+        slopes, product = self.slopes(_Past(state, y), *self._blocks(x))
+        rows = x.permute(1, 2, 0)
+        to_weights = [t * product[:, None] for t in sensitivity[:n]]
+        if self.n_out < FEW_COLUMNS:
+            added = torch.bmm(rows, torch.cat(slopes, -1).transpose(0, 1))
+            for t, part in zip(to_weights, added.split(self.n_out, -1), strict=True):
+                t += part
+        else:
+            for t, slope in zip(to_weights, slopes, strict=True):
+                t.baddbmm_(rows, slope.transpose(0, 1))
+        to_biases = [
+            torch.addcmul(slope.sum(0), t, product)
+            for t, slope in zip(sensitivity[n : 2 * n], slopes, strict=True)
+        ]
+        return *to_weights, *to_biases, *(t * product for t in sensitivity[2 * n :])
+
+    def _blocks(self, x: Tensor) -> Iterable[Tensor]:
+        """Return the blocks (S, B, H), contiguous, which operations take less time on."""
+        weight = self.linear.weight
+        bias = self.linear.bias
+        if self.n_out < FEW_COLUMNS:
+            blocks = F.linear(x, weight, bias).split(self.n_out, -1)
+            return [block.contiguous() for block in blocks]
+        return map(
+            F.linear, [x] * self.n_blocks, weight.chunk(self.n_blocks), bias.chunk(self.n_blocks)
         )
 
     def _step(
@@ -161,14 +191,15 @@ class _MinGRU(_GatedRecurrence):
         return 1 - z, z * candidate
 
     @staticmethod
-    def slopes(before: Tensor, *blocks: Tensor) -> tuple[Tensor, Tensor]:
+    def slopes(past: _Past, *blocks: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         gate, candidate = blocks
-        z = torch.sigmoid(gate)
+        z = gate.sigmoid_()
         kept = 1 - z
         later = later_products(kept)
-        of_candidate = z * later
-        of_gate = (candidate - before).mul_(kept).mul_(of_candidate)
-        return torch.cat([of_gate, of_candidate], -1), kept[0] * later[0]
+        product = kept[0] * later[0]
+        of_candidate = later.mul_(z)
+        of_gate = past.subtract_from_(candidate).mul_(kept).mul_(of_candidate)
+        return (of_gate, of_candidate), product
 
 
 class _MinLSTM(_GatedRecurrence):
@@ -183,17 +214,17 @@ class _MinLSTM(_GatedRecurrence):
         return keep, torch.addcmul(candidate, keep, candidate, value=-1)
 
     @staticmethod
-    def slopes(before: Tensor, *blocks: Tensor) -> tuple[Tensor, Tensor]:
+    def slopes(past: _Past, *blocks: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         forget, write, candidate = blocks
         keep = torch.sigmoid(F.logsigmoid(forget) - F.logsigmoid(write))
         later = later_products(keep)
-        written = 1 - keep
-        of_candidate = written * later
-        # of the difference of the logarithms of both gates
-        common = (before - candidate).mul_(keep).mul_(of_candidate)
-        of_forget = torch.sigmoid(-forget).mul_(common)
-        of_write = torch.sigmoid(-write).mul_(common).neg_()
-        return torch.cat([of_forget, of_write, of_candidate], -1), keep[0] * later[0]
+        product = keep[0] * later[0]
+        of_candidate = torch.addcmul(later, later, keep, value=-1)
+        # of the difference of the logarithms of both gates, negative
+        common = past.subtract_from_(candidate).mul_(keep).mul_(of_candidate)
+        of_write = write.neg_().sigmoid_().mul_(common)
+        of_forget = forget.neg_().sigmoid_().mul_(common).neg_()
+        return (of_forget, of_write, of_candidate), product
 
 
 class _GatedPast(Function):
@@ -209,16 +240,20 @@ class _GatedPast(Function):
         initial: Tensor | None,
     ) -> Tensor:
         ctx.sensitivity = sensitivity
+        ctx.n_blocks = len(bias) // state.shape[1]
         return state.view_as(state)
 
     @staticmethod
     def backward(ctx: Any, d_state: Tensor) -> tuple[Tensor | None, ...]:
-        of_weight, of_bias, *of_initial = ctx.sensitivity
-        d_rows = d_state.repeat(1, of_bias.shape[1] // d_state.shape[1])
-        d_weight = (of_weight * d_rows[..., None]).sum(0)
-        d_bias = (of_bias * d_rows).sum(0)
-        d_initial = (of_initial[0] * d_state).sum(0, keepdim=True) if of_initial else None
-        return None, None, d_weight, d_bias, d_initial
+        n = ctx.n_blocks
+        of_weights = ctx.sensitivity[:n]
+        of_biases = ctx.sensitivity[n : 2 * n]
+        d_weights = [(t * d_state[:, None]).sum(0) for t in of_weights]
+        d_biases = [(t * d_state).sum(0) for t in of_biases]
+        d_initial = None
+        for t in ctx.sensitivity[2 * n :]:
+            d_initial = (t * d_state).sum(0, keepdim=True)
+        return None, None, torch.cat(d_weights, 1).T, torch.cat(d_biases), d_initial
 
 
 _GATED_DOC = """{name}: {first}
