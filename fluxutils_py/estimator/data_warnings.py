@@ -18,6 +18,8 @@ from fluxutils_py.errors import DataError, SingleStepWarning, warn
 from fluxutils_py.inputs.inputs import Inputs, is_native
 from fluxutils_py.nn import Recur
 from fluxutils_py.nn.model_windows import cut_dependence
+from fluxutils_py.nn.sensitivities import carries, truncated_layers
+from fluxutils_py.nn.states import recurrent_layers
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.joblib_mpi import is_active
 from fluxutils_py.parallel.launcher import is_alone, launched
@@ -393,3 +395,23 @@ def _scales_of_targets(windows: SequenceWindows, window: Window) -> dict[str, Sc
         if values.dtype.kind == "f" and live.any():
             scales[s.name] = Scale.of(values, live)
     return scales
+
+
+# -- gradients that do not reach beyond a window -----------------------------------------------
+
+
+def warn_truncated_layers(model: nn.Module) -> None:
+    """Warn about layers that ``gradient="exact"`` does not help to learn from steps before a
+    window.
+    """
+    names = truncated_layers(model)
+    if names:
+        warn(
+            f"spec.gradient='exact': {', '.join(names)} stay{'s' * (len(names) == 1)} truncated at "
+            "windows; only LRU, MinGRU and MinLSTM carry their gradients on"
+        )
+    elif not any(map(carries, recurrent_layers(model))):
+        warn(
+            "spec.gradient='exact' does nothing: the model has no recurrent layer with parameters "
+            "to train; use LRU, MinGRU or MinLSTM"
+        )

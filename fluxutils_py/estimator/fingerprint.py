@@ -38,7 +38,8 @@ NOT_COMPARED = (
 # beginnings of the names of what may differ between ranks, such as a device or a log
 DETAILS = ("loss.", "model", "the code of")
 SHARDS = "the {}series of each rank (sharded=True)"
-NEW_FIELDS = ("max_updates", "lr_schedule")  # of which checkpoints of 0.1.0 know nothing
+# of which checkpoints of 0.1.0 know nothing, with what those did
+NEW_FIELDS = {"max_updates": None, "lr_schedule": None, "gradient": "truncated"}
 LISTED = 5  # number of differences in a message
 
 
@@ -65,7 +66,7 @@ def identity(training: Training) -> dict[str, str]:
     spec_texts: dict[str, str] = {}
     for field in fields(data.spec):
         value = getattr(data.spec, field.name)
-        is_new = field.name in NEW_FIELDS and value is None
+        is_new = field.name in NEW_FIELDS and value == NEW_FIELDS[field.name]
         if field.name != "epochs" and not is_new:  # a fit may continue for more epochs
             spec_texts |= describe(f"spec.{field.name}", value)
     return {

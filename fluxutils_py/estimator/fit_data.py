@@ -462,7 +462,8 @@ class WindowMaker:
         """Fold the segments according to ``spec.rebatch``."""
         if self.spec.rebatch != "auto":
             return segments.fold(self.batchsize)
-        if self.spec.seqsize is None:
+        # with exact gradients, what lies before a fold would be lost for no gain
+        if self.spec.seqsize is None or self.spec.gradient == "exact":
             return segments
         least = max(MIN_WINDOWS_PER_FOLD * self.spec.seqsize, self.spec.burn_in + 1)
         return segments.fold(self.batchsize, least)

@@ -31,6 +31,7 @@ from fluxutils_py.estimator.data_warnings import (
     warn_cut,
     warn_repeated_search,
     warn_single_steps,
+    warn_truncated_layers,
     warn_unlike_training,
     warn_unscaled,
 )
@@ -305,6 +306,8 @@ def _warn_about(training: Training, est: SeriesEstimator, request: FitRequest) -
         warn_unscaled(data.windows, model, request.y, getattr(est, "scale_target", None))
     if request.validation_data is not None:
         warn_unlike_training(data.windows, data.validation)
+    if data.spec.gradient == "exact" and not (training.resume or is_closed_form(model)):
+        warn_truncated_layers(model)
     if request.is_fit and not request.resume and not is_closed_form(model):
         warn_few_updates(training.plan, data.spec.accumulate)
 
@@ -334,10 +337,12 @@ def run_evaluate(
         if not request.sharded:
             require_same_inputs(ranks, data.inputs)
         batches = tensor_batches(data, est.model_, ranks)
-        compute = differentiate_windows if gradient else evaluate_windows
+        arguments = (est.model_, data.loss, batches, ranks, data.spec.precision)
+        if not gradient:
+            return evaluate_windows(*arguments)
         # cuDNN computes no gradients in evaluation mode
-        with torch.backends.cudnn.flags(enabled=not gradient):
-            return compute(est.model_, data.loss, batches, ranks, data.spec.precision)
+        with torch.backends.cudnn.flags(enabled=False):
+            return differentiate_windows(*arguments, data.spec.gradient)
 
 
 # -- assemble ----------------------------------------------------------------------------------
@@ -359,6 +364,11 @@ def assemble(
     settings = data.settings
     spec = data.spec
     threads = Threads(n_threads(settings.n_jobs))
+    if compile_arguments(settings.compile) is not None and spec.gradient == "exact":
+        raise SpecError(
+            f"compile={settings.compile!r} and spec.gradient='exact': compiled layers carry no "
+            "sensitivities; leave compile out, or set gradient='truncated'"
+        )
     if compile_arguments(settings.compile) is not None and threads.n > 1:
         raise SpecError(
             f"compile={settings.compile!r} trains in one thread, with torch's own threads inside; "
@@ -422,6 +432,7 @@ def _new_step(
         clip=None if spec.clip is None else float(spec.clip),
         accumulate=spec.accumulate,
         precision=spec.precision,
+        gradient=spec.gradient,
         threads=threads,
         comm=ranks,
     )

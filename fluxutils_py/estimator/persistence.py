@@ -54,7 +54,7 @@ CODE = ("cell",)  # settings that may be classes, stored by name
 # What 0.1.0 did, which had no such settings: files that it wrote do not name them.
 VALUES_OF_0_1 = {
     **{"max_updates": None, "lr_schedule": None, "input_noise": 0.0, "scale_input": False},
-    **{"n_lags": "auto", "n_models": 1},
+    **{"n_lags": "auto", "n_models": 1, "gradient": "truncated"},
 }
 FITTED = (
     *("loss_", "loss_curve_", "validation_loss_curve_", "n_iter_", "history_"),

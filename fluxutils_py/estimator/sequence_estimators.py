@@ -285,7 +285,7 @@ class _SequenceEstimator(Estimator):
         series.
     n_models : int
         Number of models with different first weights, or different kernels, whose mean predicts.
-    shuffle, overlap, burn_in, clip, rebatch, precision
+    shuffle, overlap, burn_in, clip, rebatch, precision, gradient
         See :class:`Spec`.
     n_timesteps : int or None
         For matrices: number of steps in each row, whose column ``f * n_timesteps + t`` is feature
@@ -327,6 +327,7 @@ class _SequenceEstimator(Estimator):
     clip: float | None = 1.0
     rebatch: bool | str = "auto"
     precision: str = "float32"
+    gradient: str = "truncated"
     n_timesteps: int | None = None
     target: str = "auto"
     early_stopping: bool = False

@@ -155,6 +155,15 @@ class Spec:
         In place of ``scheduler``: let learning rates follow the length of the fit, step by step.
         "cosine": from their values to 0, along a cosine. "onecycle": the same, after a linear rise
         over the first fifth. A ``partial_fit``, which knows no length, keeps the rates.
+    gradient : "truncated" or "exact"
+        What a window learns from steps before it. "truncated": nothing. "exact": layers with a
+        diagonal recurrence (:class:`LRU`, :class:`MinGRU`, :class:`MinLSTM`) carry along how their
+        state depends on their parameters, and learn from all of the past, whatever ``seqsize`` is.
+        The gradient of a model with one such layer is that of backpropagation through the whole
+        series, if parameters held still; in stacks it is exact within each layer and truncated
+        between them. Other recurrent layers stay truncated, with a warning. Needs ``overlap=0``;
+        steps of the ``burn_in`` are not learnt from, and ``rebatch="auto"`` never cuts series.
+        Source: Zucchet et al. (2023), Online learning of long-range dependencies.
 
     Notes
     -----
@@ -177,6 +186,7 @@ class Spec:
     precision: str = "float32"
     max_updates: int | None = None
     lr_schedule: str | None = None
+    gradient: str = "truncated"
 
     def planned_epochs(self, updates_per_epoch: int) -> int:
         """Return the number of passes of a fit, of which each makes so many updates."""
@@ -188,6 +198,7 @@ class Spec:
 
 # Share of the fit in which rates rise.
 LR_SCHEDULES = {"onecycle": 0.2, "cosine": 0}
+GRADIENTS = ("truncated", "exact")
 NAMES = [f.name for f in fields(Spec)]
 MAIN = ("epochs", "batchsize", "seqsize")
 # Arguments of estimators: a spec that has them would be accepted, and they would do nothing.
@@ -327,6 +338,7 @@ def _check_others(spec: Spec) -> None:
         raise SpecError(
             f"spec.schedule_every must be 'epoch' or 'step', got {spec.schedule_every!r}"
         )
+    _check_gradient(spec)
     if spec.lr_schedule is not None and spec.lr_schedule not in LR_SCHEDULES:
         names = ", ".join(map(repr, LR_SCHEDULES))
         raise SpecError(f"spec.lr_schedule must be {names} or None, got {spec.lr_schedule!r}")
@@ -334,4 +346,15 @@ def _check_others(spec: Spec) -> None:
         raise SpecError(
             f"spec.lr_schedule={spec.lr_schedule!r} and spec.scheduler both set the learning "
             "rates; leave one at None"
+        )
+
+
+def _check_gradient(spec: Spec) -> None:
+    if not isinstance(spec.gradient, str) or spec.gradient not in GRADIENTS:
+        names = " or ".join(map(repr, GRADIENTS))
+        raise SpecError(f"spec.gradient must be {names}, got {spec.gradient!r}")
+    if spec.gradient == "exact" and spec.overlap:
+        raise SpecError(
+            f"spec.gradient='exact' needs overlap=0, got overlap={spec.overlap}: gradients already "
+            "reach all steps before a window; leave overlap out, or set gradient='truncated'"
         )

@@ -49,7 +49,7 @@ INTERNAL_RNN = INTERNAL | {
     "_flat_weight_refs",
     "_all_weights",
 }
-MEMORY = frozenset({"state", "_mark", "_marked"})  # of a Recur
+MEMORY = frozenset({"state", "_mark", "_marked", "sensitivity"})  # of a Recur
 
 _plain: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 

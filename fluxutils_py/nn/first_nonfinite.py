@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.nn.seeding import gpus_of
-from fluxutils_py.nn.states import restore, snapshot
+from fluxutils_py.nn.states import restore, sensitivities, snapshot
 from fluxutils_py.tree import tree_map
 
 
@@ -27,6 +27,7 @@ def first_nonfinite(model: nn.Module, run: Callable[[], object]) -> str:
             return f": parameter {name!r} is not finite"
     places: list[str] = []  # a list, because hooks cannot return a result
     states = snapshot(model)
+    carried = sensitivities(model)
     buffers = [(b, b.clone()) for b in model.buffers()]  # such as the means of BatchNorm
     # hooks stay on the modules that the model itself calls, in their order
     hooks = []
@@ -42,7 +43,7 @@ def first_nonfinite(model: nn.Module, run: Callable[[], object]) -> str:
             hook.remove()
         for buffer, before in buffers:
             buffer.copy_(before)
-        restore(model, states)
+        restore(model, states, carried)
     return places[0] if places else ""
 
 

@@ -206,6 +206,29 @@ class _LinearRecurrence(Function):
         return None, da, db, dh0
 
 
+def later_products(a: Tensor) -> Tensor:
+    """Return the product of the factors of all later steps: 1 at the last step, ``a[-1]`` before
+    it, and so on. It is not differentiable.
+
+    Parameters
+    ----------
+    a : Tensor of shape (S, B, H)
+    """
+    a = a.detach()
+    ones = torch.zeros_like(a)
+    ones[-1] = 1
+    library = kernels.library() if _is_plain(a) and not is_transformed() else None
+    if library is None:
+        factors = torch.cat([torch.zeros_like(a[:1]), a.flip(0)[:-1]])
+        return linear_recurrence(factors, ones.flip(0)).flip(0)
+    # the gradient of the last state with respect to what each step adds; that of complex numbers
+    # is conjugate
+    a = _resolve_lazy(a.conj())
+    products = torch.empty_like(a)
+    _call_lib(library, library.linear_backward, _Tensors(a, None, None, a, ones, None, products))
+    return products
+
+
 class _Tensors(NamedTuple):
     """The tensors of a call of the library, in its order."""
 

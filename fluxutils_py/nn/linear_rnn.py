@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
 
-from fluxutils_py.nn.linear_recurrence import linear_recurrence
+from fluxutils_py.nn.linear_recurrence import later_products, linear_recurrence
 from fluxutils_py.nn.native import Cell, State
 from fluxutils_py.nn.native_layers import is_intercepted, run_cell
-from fluxutils_py.nn.recurrent import Recur
+from fluxutils_py.nn.recurrent import Recur, Sensitivity
 from fluxutils_py.nn.sizes import check_features, set_sizes
 
 # The kernels compute one series per vector lane; torch's matrix products are faster where most
@@ -24,6 +25,29 @@ LONG_WINDOW = 1 << 18  # values of all steps, series and units
 FEW_COLUMNS = 16  # of a product with many rows, whose transpose is then several times faster
 
 
+def _follows_past(state: Tensor | None) -> bool:
+    """Return whether gradients that reach a state have to go on through what is carried: it begins
+    a window, and gradients are computed.
+    """
+    return state is not None and torch.is_grad_enabled() and not state.requires_grad
+
+
+class _Past(NamedTuple):
+    """The states before the steps of a window: the first (B, H), None if zero, and outputs (S, B,
+    H).
+    """
+
+    first: Tensor | None
+    outputs: Tensor
+
+    def subtract_from_(self, values: Tensor) -> Tensor:
+        """Subtract the states before each step from values (S, B, H), in place; return them."""
+        values[1:].sub_(self.outputs[:-1])
+        if self.first is not None:
+            values[0].sub_(self.first)
+        return values
+
+
 class _GatedRecurrence(nn.Module):
     """Compute ``h[t] = a[t] * h[t - 1] + b[t]``, where ``a`` and ``b`` depend only on the input."""
 
@@ -32,6 +56,9 @@ class _GatedRecurrence(nn.Module):
     kernel: ClassVar[int]  # number of the native kernel
     # a and b from the blocks, all (S, B, H)
     coefficients: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
+    # from the states before each step and the blocks, which it may overwrite: the derivatives of
+    # the last state with respect to each block, and the product of a over all steps
+    slopes: ClassVar[Callable[..., tuple[tuple[Tensor, ...], Tensor]]]
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
@@ -72,6 +99,67 @@ class _GatedRecurrence(nn.Module):
         cell = Cell(self.kernel, 1, self.n_blocks, 0, self._step)
         return run_cell(self, cell, x, state, weights)
 
+    # -- gradients that reach beyond a window, see nn/sensitivities.py -----------------------------
+
+    def first_sensitivity(self, n_series: int, with_initial: bool) -> Sensitivity:
+        """Return the sensitivity of the initial state: to the weights of each block (B, F, H), to
+        the biases of each (B, H), and if it is trained to itself (B, H).
+        """
+        zeros = self.linear.weight.new_zeros(n_series, self.n_in, self.n_out)
+        of_blocks = [zeros] * self.n_blocks + [zeros[:, 0]] * self.n_blocks
+        if with_initial:
+            return *of_blocks, torch.ones_like(zeros[:, 0])
+        return tuple(of_blocks)
+
+    def run_exactly(
+        self, x: Tensor, state: Tensor | None, sensitivity: Sensitivity, initial: Tensor | None
+    ) -> tuple[Tensor, Tensor, Sensitivity]:
+        """Run a window (S, B, F); return outputs, state and sensitivity after it.
+
+        The gradient with respect to the state before it goes on to the parameters, and to the
+        ``initial`` state.
+        """
+        linear = self.linear
+        start = state
+        if _follows_past(state):
+            start = _GatedPast.apply(state, sensitivity, linear.weight, linear.bias, initial)
+        result = self.by_kernel(x, start)
+        y, after = self(x, start) if result is None else result
+        with torch.no_grad():
+            moved = self._move_on(x, state, y, sensitivity)
+        return y, after, moved
+
+    def _move_on(
+        self, x: Tensor, state: Tensor | None, y: Tensor, sensitivity: Sensitivity
+    ) -> Sensitivity:
+        n = self.n_blocks
+        slopes, product = self.slopes(_Past(state, y), *self._blocks(x))
+        rows = x.permute(1, 2, 0)
+        to_weights = [t * product[:, None] for t in sensitivity[:n]]
+        if self.n_out < FEW_COLUMNS:
+            added = torch.bmm(rows, torch.cat(slopes, -1).transpose(0, 1))
+            for t, part in zip(to_weights, added.split(self.n_out, -1), strict=True):
+                t += part
+        else:
+            for t, slope in zip(to_weights, slopes, strict=True):
+                t.baddbmm_(rows, slope.transpose(0, 1))
+        to_biases = [
+            torch.addcmul(slope.sum(0), t, product)
+            for t, slope in zip(sensitivity[n : 2 * n], slopes, strict=True)
+        ]
+        return *to_weights, *to_biases, *(t * product for t in sensitivity[2 * n :])
+
+    def _blocks(self, x: Tensor) -> Iterable[Tensor]:
+        """Return the blocks (S, B, H), contiguous, which operations take less time on."""
+        weight = self.linear.weight
+        bias = self.linear.bias
+        if self.n_out < FEW_COLUMNS:
+            blocks = F.linear(x, weight, bias).split(self.n_out, -1)
+            return [block.contiguous() for block in blocks]
+        return map(
+            F.linear, [x] * self.n_blocks, weight.chunk(self.n_blocks), bias.chunk(self.n_blocks)
+        )
+
     def _step(
         self,
         x: Tensor,
@@ -102,6 +190,17 @@ class _MinGRU(_GatedRecurrence):
         z = torch.sigmoid(gate)
         return 1 - z, z * candidate
 
+    @staticmethod
+    def slopes(past: _Past, *blocks: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        gate, candidate = blocks
+        z = gate.sigmoid_()
+        kept = 1 - z
+        later = later_products(kept)
+        product = kept[0] * later[0]
+        of_candidate = later.mul_(z)
+        of_gate = past.subtract_from_(candidate).mul_(kept).mul_(of_candidate)
+        return (of_gate, of_candidate), product
+
 
 class _MinLSTM(_GatedRecurrence):
     n_blocks = 3
@@ -113,6 +212,48 @@ class _MinLSTM(_GatedRecurrence):
         # f / (f + i), also where both are 0 in floating point
         keep = torch.sigmoid(F.logsigmoid(forget) - F.logsigmoid(write))
         return keep, torch.addcmul(candidate, keep, candidate, value=-1)
+
+    @staticmethod
+    def slopes(past: _Past, *blocks: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        forget, write, candidate = blocks
+        keep = torch.sigmoid(F.logsigmoid(forget) - F.logsigmoid(write))
+        later = later_products(keep)
+        product = keep[0] * later[0]
+        of_candidate = torch.addcmul(later, later, keep, value=-1)
+        # of the difference of the logarithms of both gates, negative
+        common = past.subtract_from_(candidate).mul_(keep).mul_(of_candidate)
+        of_write = write.neg_().sigmoid_().mul_(common)
+        of_forget = forget.neg_().sigmoid_().mul_(common).neg_()
+        return (of_forget, of_write, of_candidate), product
+
+
+class _GatedPast(Function):
+    """The state at the start of a window; its gradient goes on to the parameters."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        state: Tensor,
+        sensitivity: Sensitivity,
+        weight: Tensor,
+        bias: Tensor,
+        initial: Tensor | None,
+    ) -> Tensor:
+        ctx.sensitivity = sensitivity
+        ctx.n_blocks = len(bias) // state.shape[1]
+        return state.view_as(state)
+
+    @staticmethod
+    def backward(ctx: Any, d_state: Tensor) -> tuple[Tensor | None, ...]:
+        n = ctx.n_blocks
+        of_weights = ctx.sensitivity[:n]
+        of_biases = ctx.sensitivity[n : 2 * n]
+        d_weights = [(t * d_state[:, None]).sum(0) for t in of_weights]
+        d_biases = [(t * d_state).sum(0) for t in of_biases]
+        d_initial = None
+        for t in ctx.sensitivity[2 * n :]:
+            d_initial = (t * d_state).sum(0, keepdim=True)
+        return None, None, torch.cat(d_weights, 1).T, torch.cat(d_biases), d_initial
 
 
 _GATED_DOC = """{name}: {first}
@@ -253,6 +394,12 @@ class _DiagonalRecurrence(nn.Module):
         return self.weight_in * scale[:, None]
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y, h = self._run(x, state)
+        # a clone, because a view would keep the whole window in memory
+        return y, h[-1].clone()
+
+    def _run(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return outputs, and states (S, B, n_states, 2) after each step."""
         check_features("LRU", x, self.n_in)
         # one product, because products with few columns take longer than one with their columns
         # together
@@ -271,8 +418,78 @@ class _DiagonalRecurrence(nn.Module):
             y = skip_rows + (self.weight_out @ h_rows.T).T
         else:
             y = torch.addmm(skip_rows, h_rows, self.weight_out.T)
-        # a clone, because a view would keep the whole window in memory
-        return y.view(*x.shape[:2], self.n_out), h[-1].clone()
+        return y.view(*x.shape[:2], self.n_out), h
+
+    # -- gradients that reach beyond a window, see nn/sensitivities.py -----------------------------
+
+    def first_sensitivity(self, n_series: int, with_initial: bool) -> Sensitivity:
+        """Return the sensitivity of the initial state: to nu_log, theta_log and gamma_log (B, 3,
+        n_states, 2), to the weights of the input (B, n_states, 2, F), and if it is trained to
+        itself (B, n_states, 2).
+
+        Pairs are complex derivatives. That with respect to the imaginary part of a weight is ``i``
+        times that with respect to the real part, which is kept.
+        """
+        weight = self.weight_in.detach()
+        n = self.n_states
+        of_units = weight.new_zeros(n_series, 3, n, 2)
+        of_weight = weight.new_zeros(n_series, n, 2, self.n_in)
+        if not with_initial:
+            return of_units, of_weight
+        of_initial = weight.new_zeros(n_series, n, 2)
+        of_initial[..., 0] = 1
+        return of_units, of_weight, of_initial
+
+    def run_exactly(
+        self, x: Tensor, state: Tensor | None, sensitivity: Sensitivity, initial: Tensor | None
+    ) -> tuple[Tensor, Tensor, Sensitivity]:
+        """Run a window as :meth:`_GatedRecurrence.run_exactly` does."""
+        start = state
+        if _follows_past(state):
+            trained = (self.nu_log, self.theta_log, self.gamma_log, self.weight_in, initial)
+            start = _DiagonalPast.apply(state, sensitivity, *trained)
+        y, h = self._run(x, start)
+        with torch.no_grad():
+            moved = self._move_on(x, state, h, sensitivity)
+        return y, h[-1].clone(), moved
+
+    def _move_on(
+        self, x: Tensor, state: Tensor | None, h: Tensor, sensitivity: Sensitivity
+    ) -> Sensitivity:
+        S = len(x)
+        factor = self.eigenvalues()
+        ones = torch.ones_like(factor)[None]
+        powers = linear_recurrence(factor, torch.zeros_like(ones).expand(S, 1, -1), ones)[:, 0]
+        later = torch.cat([ones, powers[:-1]]).flip(0)  # products over the steps after each
+        product = powers[-1]
+
+        # what the window adds to the derivatives with respect to the eigenvalues, the inputs' gain
+        # and the weights
+        states = torch.view_as_complex(h)
+        to_factor = (later[1:, None] * states[:-1]).sum(0)
+        if state is not None:
+            to_factor += later[0] * torch.view_as_complex(state.contiguous())
+        turned = torch.view_as_real(later).permute(1, 2, 0).flatten(0, 1)  # (2 n_states, S)
+        scale = torch.exp(self.gamma_log)
+        to_weight = torch.matmul(turned, x.transpose(0, 1)).unflatten(1, (-1, 2))
+        to_weight *= scale[:, None, None]
+        pairs = self.weight_in.unflatten(0, (-1, 2))
+        to_gain = torch.complex(
+            (to_weight[:, :, 0] * pairs[:, 0] - to_weight[:, :, 1] * pairs[:, 1]).sum(-1),
+            (to_weight[:, :, 0] * pairs[:, 1] + to_weight[:, :, 1] * pairs[:, 0]).sum(-1),
+        )
+
+        of_units, of_weight, *of_initial = sensitivity
+        by_nu = factor * -torch.exp(self.nu_log)
+        by_theta = factor * 1j * torch.exp(self.theta_log)
+        added = torch.stack([to_factor * by_nu, to_factor * by_theta, to_gain], 1)
+        units = torch.view_as_complex(of_units) * product + added
+        real = product.real[:, None]
+        imaginary = product.imag[:, None]
+        to_weight[:, :, 0] += real * of_weight[:, :, 0] - imaginary * of_weight[:, :, 1]
+        to_weight[:, :, 1] += imaginary * of_weight[:, :, 0] + real * of_weight[:, :, 1]
+        initials = [torch.view_as_real(torch.view_as_complex(t) * product) for t in of_initial]
+        return torch.view_as_real(units), to_weight, *initials
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Compute one step (B, n_in) in real numbers, for export."""
@@ -288,6 +505,32 @@ class _DiagonalRecurrence(nn.Module):
         h = torch.stack(turned, -1) + added.unflatten(-1, (self.n_states, 2))
         y = F.linear(h.flatten(-2), self.weight_out) + F.linear(x, self.weight_skip)
         return y, h
+
+
+class _DiagonalPast(Function):
+    """The state at the start of a window; its gradient goes on to the parameters."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, state: Tensor, sensitivity: Sensitivity, *parameters: Tensor | None
+    ) -> Tensor:
+        ctx.sensitivity = sensitivity
+        return state.view_as(state)
+
+    @staticmethod
+    def backward(ctx: Any, d_state: Tensor) -> tuple[Tensor | None, ...]:
+        of_units, of_weight, *of_initial = ctx.sensitivity
+        # of real numbers, by the real and the imaginary part of the state
+        d_units = (of_units * d_state[:, None]).sum((0, 3))
+        # of the imaginary part of a weight: i times the derivative by the real part
+        real, imaginary = d_state.unbind(-1)
+        turned = torch.stack([imaginary, -real], -1)
+        d_weight = [(of_weight * d[..., None]).sum((0, 2)) for d in (d_state, turned)]
+        d_initial = None
+        if of_initial:
+            d = [(of_initial[0] * d).sum((0, 2)) for d in (d_state, turned)]
+            d_initial = torch.stack(d, -1)[None]
+        return None, None, *d_units.unbind(0), torch.stack(d_weight, 1).flatten(0, 1), d_initial
 
 
 class LRU(Recur):

@@ -18,12 +18,20 @@ TORCH_LAYERS = (nn.RNNBase, nn.RNNCellBase)  # made once: a union takes longer t
 _BATCH_DIMS = {nn.LSTM: 1, nn.GRU: 1, nn.RNN: 1}  # of the states of the commonest modules
 
 
+# derivatives of a state with respect to the layer's parameters, see nn/sensitivities.py; axis 0 is
+# the batch
+Sensitivity = tuple[Tensor, ...]
+
+
 class Memory(NamedTuple):
-    """What a :class:`Recur` remembers: its state, the steps to its mark, the state noted there."""
+    """What a :class:`Recur` remembers: its state, the steps to its mark, the state noted there, and
+    the sensitivity of the state to the parameters.
+    """
 
     state: State | None
     mark: int | None
     marked: State | None
+    sensitivity: Sensitivity | None
 
 
 class Recur(nn.Module):
@@ -84,6 +92,8 @@ class Recur(nn.Module):
     """
 
     state: State | None
+    sensitivity: Sensitivity | None = None
+    carries_sensitivity: bool = False
 
     def __init__(self, module: nn.Module, trainable_init: bool = False) -> None:
         super().__init__()
@@ -137,6 +147,15 @@ class Recur(nn.Module):
             return isinstance(m, nn.RNNBase)
         return bool(getattr(m, "takes_windows", False))
 
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether each unit's state depends on the unit's own past alone, so that the inner module
+        can carry how it depends on the unit's parameters; see :mod:`fluxutils_py.nn.sensitivities`.
+        """
+        m = self.module
+        # hooks would not see what is computed
+        return hasattr(type(m), "run_exactly") and not native_layers.is_intercepted(m)
+
     def empty_state(self) -> tuple[Tensor, ...] | None:
         """Return the state of zero series, whose tensors show count and shape; None if only a run
         could tell.
@@ -177,10 +196,20 @@ class Recur(nn.Module):
         d = self.batch_dim
         tensors = [p.expand(*p.shape[:d], n_series, *p.shape[d + 1 :]) for p in self.initial_state]
         self.state = tensors[0] if len(tensors) == 1 and not self.form else tuple(tensors)
+        if self.carries_sensitivity:
+            diagonal: Any = self.module
+            self.sensitivity = diagonal.first_sensitivity(n_series, True)
 
     def reset_series(self, index: Tensor) -> None:
         """Restart some of the series, given as indices (n,); the layer must have a state."""
         assert self.state is not None
+        if self.sensitivity is not None:
+            diagonal: Any = self.module
+            fresh = diagonal.first_sensitivity(len(index), self.trainable_init)
+            self.sensitivity = tuple(
+                t.index_copy(0, index, start)
+                for t, start in zip(self.sensitivity, fresh, strict=True)
+            )
         tensors = [self.state] if isinstance(self.state, Tensor) else list(self.state)
         starts = (
             list(self.initial_state) if self.trainable_init else [t.new_zeros(()) for t in tensors]
@@ -196,7 +225,7 @@ class Recur(nn.Module):
         if self.state is not None:
             self.form = 0 if isinstance(self.state, Tensor) else len(self.state)
         # a module's own way takes a microsecond for each
-        self.__dict__.update(state=None, _marked=None, _mark=None)
+        self.__dict__.update(state=None, _marked=None, _mark=None, sensitivity=None)
 
     def truncate(self) -> None:
         """Detach the state: its value stays, gradients stop here."""
@@ -220,7 +249,7 @@ class Recur(nn.Module):
 
     def memory(self) -> Memory:
         """Return the layer's memory, not copied."""
-        return Memory(self.state, self._mark, self._marked)
+        return Memory(self.state, self._mark, self._marked, self.sensitivity)
 
     def take_series(self, memory: Memory, series: slice) -> None:
         """Adopt the memory of some series of another layer of the same kind, as views."""
@@ -230,12 +259,16 @@ class Recur(nn.Module):
             for s in (memory.state, memory.marked)
         )
         self._mark = memory.mark
+        self.sensitivity = None
+        if memory.sensitivity is not None:
+            self.sensitivity = tuple(t[series] for t in memory.sensitivity)
 
     def join_series(self, memories: Sequence[Memory]) -> None:
         """Join the memories of layers of one kind, their series one after the other, detached."""
         self.state = self.joined([m.state for m in memories])
         self._marked = self.joined([m.marked for m in memories])
         self._mark = memories[0].mark
+        self.sensitivity = _joined_tuples([m.sensitivity for m in memories])
 
     def joined(self, parts: Sequence[State | None]) -> State | None:
         """Return states of several groups of series as one, detached; None if one is None."""
@@ -276,6 +309,8 @@ class Recur(nn.Module):
 
     def _run_module(self, x: Tensor) -> Tensor:
         module: Any = self._modules["module"]
+        if self.carries_sensitivity:
+            return self._run_diagonal(x)
         result = native_layers.run(module, x, self.state)
         if result is not None:
             # a module's own way takes a microsecond, at every step
@@ -296,6 +331,24 @@ class Recur(nn.Module):
             if self._is_windowed
             else torch.stack([self._call_module(step) for step in x])
         )
+
+    def _run_diagonal(self, x: Tensor) -> Tensor:
+        """Run a diagonal module, which also moves the sensitivity of its state on; in float32 or
+        float64, whatever autocast says.
+        """
+        module: Any = self._modules["module"]
+        state: Any = self.state
+        initial = self.initial_state[0] if self.trainable_init else None
+        with without_autocast(x.device):
+            window = as_float32(x if x.dim() == 3 else x.unsqueeze(0))
+            if self.sensitivity is None:
+                first = module.first_sensitivity(window.shape[1], self.trainable_init)
+                # after steps that count for nothing, neither does the start
+                self.sensitivity = tuple(map(torch.zeros_like, first))
+            y, self.state, self.sensitivity = module.run_exactly(
+                window, as_float32(state), self.sensitivity, initial
+            )
+        return y if x.dim() == 3 else y[0]
 
     def _call_module(self, x: Tensor) -> Tensor:
         """Call the inner module once and keep its state; return its output."""
@@ -327,6 +380,8 @@ class Recur(nn.Module):
         super()._apply(fn, recurse)
         if self.state is not None:
             self.state = map_state(fn, self.state)  # the state follows .to(), .double(), .cuda()
+        if self.sensitivity is not None:
+            self.sensitivity = tuple(map(fn, self.sensitivity))
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -450,6 +505,14 @@ def unwrapped_recurrent(model: nn.Module) -> list[str]:
         for name, m in model.named_modules()
         if isinstance(m, TORCH_LAYERS) and id(m) not in wrapped
     ]
+
+
+def _joined_tuples(parts: Sequence[Sensitivity | None]) -> Sensitivity | None:
+    """Return the sensitivities of several groups of series as one; None if one is None."""
+    kept = [p for p in parts if p is not None]
+    if len(kept) < len(parts):
+        return None
+    return tuple(torch.cat(ts) for ts in zip(*kept, strict=True))
 
 
 def map_state(fn: Callable[[Tensor], Tensor], state: State) -> State:

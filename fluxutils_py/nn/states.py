@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn.parameters import module_of
-from fluxutils_py.nn.recurrent import Recur, State, map_state
+from fluxutils_py.nn.recurrent import Recur, Sensitivity, State, map_state
 
 __all__ = ["loadstates", "reset", "states", "truncate"]
 
@@ -183,11 +183,28 @@ def snapshot(m: object) -> list[State | None]:
     return [None if s is None else map_state(Tensor.detach, s) for s in layer_states]
 
 
-def restore(m: object, snapshots: Sequence[State | None]) -> None:
-    """Restore states that :func:`snapshot` or :func:`marked` returned."""
-    for r, state in zip(recurrent_layers(m), snapshots, strict=True):
+def sensitivities(m: object) -> list[Sensitivity | None]:
+    """Return how the state of each recurrent layer depends on its parameters, not copied; None of
+    layers that do not carry it. See :mod:`fluxutils_py.nn.sensitivities`.
+    """
+    return [r.sensitivity for r in recurrent_layers(m)]
+
+
+def restore(
+    m: object,
+    snapshots: Sequence[State | None],
+    carried: Sequence[Sensitivity | None] | None = None,
+) -> None:
+    """Restore states that :func:`snapshot` or :func:`marked` returned, and what
+    :func:`sensitivities` did; without that, nothing from before the states is learnt from.
+    """
+    layers = recurrent_layers(m)
+    for r, state in zip(layers, snapshots, strict=True):
         r.reset()  # also forgets what the layer keeps besides its state, such as a mark
         r.state = state
+    if carried is not None:
+        for r, sensitivity in zip(layers, carried, strict=True):
+            r.sensitivity = sensitivity
 
 
 @contextmanager
@@ -207,6 +224,7 @@ def evaluating(m: object) -> Iterator[None]:
     """
     model = module_of(m)
     snapshots = snapshot(model)
+    carried = sensitivities(model)
     # layer by layer, because some may have been in evaluation mode before
     modes = {layer: layer.training for layer in model.modules()}
     try:
@@ -216,7 +234,7 @@ def evaluating(m: object) -> Iterator[None]:
     finally:
         for layer, mode in modes.items():
             layer.training = mode
-        restore(model, snapshots)
+        restore(model, snapshots, carried)
 
 
 def mark(m: object, steps: int) -> None:

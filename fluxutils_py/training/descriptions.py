@@ -27,7 +27,8 @@ LIBRARIES = (
 # Values that are shown by their text. Files hold others (see plain_files): no NumPy scalars.
 PLAIN = (*PLAIN_TYPES, np.generic, torch.dtype, torch.Size)
 OF_MODULES = frozenset(vars(nn.Module()))
-OF_RECUR = frozenset(("state", "form", "_mark", "_marked"))  # attributes that hold its state
+# attributes that hold its state
+OF_RECUR = frozenset(("state", "form", "_mark", "_marked", "sensitivity", "carries_sensitivity"))
 
 
 def describe(name: str, value: Any) -> dict[str, str]:

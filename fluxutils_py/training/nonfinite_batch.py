@@ -13,7 +13,7 @@ from torch import nn
 
 from fluxutils_py.nn.first_nonfinite import first_nonfinite, is_finite
 from fluxutils_py.nn.recurrent import State
-from fluxutils_py.nn.states import restore, snapshot
+from fluxutils_py.nn.states import restore, sensitivities, snapshot
 
 
 def find_nonfinite(
@@ -31,6 +31,7 @@ def find_nonfinite(
     if not is_finite(getattr(batch, "inputs", batch)):
         return ""
     before = snapshot(model)
+    carried = sensitivities(model)
     try:
         if states is not None:
             restore(model, states)
@@ -38,7 +39,7 @@ def find_nonfinite(
         with _kept_generators(), torch.compiler.set_stance("force_eager"):
             return first_nonfinite(model, lambda: run(batch))
     finally:
-        restore(model, before)
+        restore(model, before, carried)
 
 
 def find_nonfinite_gradient(model: nn.Module) -> str:

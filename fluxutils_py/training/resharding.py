@@ -65,7 +65,7 @@ def reshard_rows(
     states : sequence over ranks
         For each rank, in rank order, the state of each recurrent layer as of :func:`snapshot`;
         None, or nothing at all, from ranks without rows. Rows of consecutive ranks follow each
-        other in the minibatch.
+        other in the minibatch. Sensitivities are divided alike.
     rank, size : int
         The rank gets rows as in ``numpy.array_split``; None if it gets none.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from fluxutils_py.nn.first_nonfinite import is_finite
 from fluxutils_py.nn.losses import Loss, SeqLoss, needs_weights, takes_weights
 from fluxutils_py.nn.model_windows import run_window
 from fluxutils_py.nn.recurrent import State, map_state
+from fluxutils_py.nn.sensitivities import carrying_sensitivities
 from fluxutils_py.nn.states import (
     evaluating,
     mark,
@@ -21,6 +23,7 @@ from fluxutils_py.nn.states import (
     recurrent_layers,
     reset,
     restore,
+    sensitivities,
     snapshot,
 )
 from fluxutils_py.parallel import RankGroup, Threads
@@ -46,6 +49,9 @@ class WindowStep(GradientStep):
         None: only compute gradients, see :meth:`mean_gradient`.
     threads : Threads, optional
         Running threads, over which to divide the series of each window.
+    gradient : {"truncated", "exact"}
+        "exact": diagonal layers carry the sensitivity of their state to their parameters from
+        window to window, see :mod:`fluxutils_py.nn.sensitivities`. Windows must not overlap.
     comm, clip, accumulate, precision, defer
         See :class:`GradientStep`. Each rank gets its part of every window from
         :class:`TensorBatches`.
@@ -76,9 +82,11 @@ class WindowStep(GradientStep):
         accumulate: int = 1,
         precision: str = "float32",
         threads: Threads | None = None,
+        gradient: str = "truncated",
         defer: bool | None = None,
     ) -> None:
         self.loss = loss
+        self._is_exact = gradient == "exact"
         self._takes_weights = takes_weights(loss)
         self._needs_weights = needs_weights(loss)
         self._loss_is_sum = is_sum(loss)
@@ -98,6 +106,7 @@ class WindowStep(GradientStep):
             reduction="sum" if self._loss_is_sum else "mean",
             defer=defer,
         )
+        self._settings["gradient"] = gradient
         self._n_layers = len(recurrent_layers(model))
         self._next_states: list[State | None] = []  # at the first step of the next window
         self._overlap_states: list[State | None] = []  # with which the last overlap began
@@ -154,6 +163,7 @@ class WindowStep(GradientStep):
             "gradients": (self._n_gradients, self._gradient_sum),
             "n_live": self._n_live,
             "states": snapshot(self.model),
+            "sensitivities": sensitivities(self.model),
             "next_states": self._next_states,
             "buffers": dict(self.model.named_buffers()),  # differ between ranks within an epoch
         }
@@ -164,13 +174,14 @@ class WindowStep(GradientStep):
         """Return the state for one of ``size`` ranks, from the states of the ranks that saved a
         checkpoint.
         """
-        names = ("step", "states", "next_states", "buffers", "n_live")
-        per_rank = {name: [state[name] for state in states] for name in names}
+        names = ("step", "states", "sensitivities", "next_states", "buffers", "n_live")
+        per_rank = {name: [state.get(name) for state in states] for name in names}
         n_live = per_rank["n_live"]
         return {
             **states[0],
             "step": super().reshard_state_dict(per_rank["step"], rank, size),
             "states": reshard_rows(self.model, per_rank["states"], rank, size),
+            "sensitivities": reshard_rows(self.model, per_rank["sensitivities"], rank, size),
             "next_states": reshard_rows(self.model, per_rank["next_states"], rank, size),
             "buffers": mean_of_buffers(per_rank["buffers"], n_live),
             "n_live": sum(n_live) / size,
@@ -190,7 +201,9 @@ class WindowStep(GradientStep):
                 f"has {self._n_layers} and {expected}"
             )
         device = self._gradient_sum.device
-        restore(self.model, _states_on(device, state["states"]))
+        # checkpoints of 0.1.0 have none
+        carried: Any = _states_on(device, state.get("sensitivities") or [None] * n_layers)
+        restore(self.model, _states_on(device, state["states"]), carried)
         self._next_states = _states_on(device, state["next_states"])
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
@@ -216,11 +229,14 @@ class WindowStep(GradientStep):
         if index.next_start is not None:
             mark(self.model, index.next_start - index.start)
         loss = None
-        if index.has_loss and batch.n_live != 0:
-            loss = self._window_loss(batch, index.n_overlap)
-        else:  # advance the state without training
-            with torch.no_grad():
-                run_window(self.model, batch.x)
+        # nothing is learnt from steps of the burn-in
+        is_exact = self._is_exact and index.has_loss
+        with carrying_sensitivities(self.model) if is_exact else nullcontext():
+            if index.has_loss and batch.n_live != 0:
+                loss = self._window_loss(batch, index.n_overlap)
+            else:  # advance the state without training
+                with torch.no_grad():
+                    run_window(self.model, batch.x)
         if index.next_start is not None:
             self._next_states = marked(self.model)
         return loss
@@ -358,13 +374,14 @@ def differentiate_windows(
     batches: Iterable[Minibatch],
     comm: RankGroup | None = None,
     precision: str = "float32",
+    gradient: str = "truncated",
 ) -> tuple[float, Tensor]:
     """Compute what :func:`evaluate_windows` does, and the mean gradient over the windows.
 
-    The gradient is that of :meth:`WindowStep.mean_gradient`. The training state, the mode and the
-    gradients of the model stay unchanged.
+    The gradient is that of :meth:`WindowStep.mean_gradient`, truncated or exact. The training
+    state, the mode and the gradients of the model stay unchanged.
     """
-    step = WindowStep(model, loss, None, comm=comm, precision=precision)
+    step = WindowStep(model, loss, None, comm=comm, precision=precision, gradient=gradient)
     # A user may be accumulating gradients: steps clear them.
     gradients = [p.grad for p in model.parameters()]
     weighted = 0.0

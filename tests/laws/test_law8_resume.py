@@ -25,7 +25,7 @@ from torch.optim import SGD, Adam, AdamW, NAdam, lr_scheduler
 
 from fluxutils_py import Estimator, Spec, net2vec, seqloss
 from fluxutils_py.errors import LoadError
-from fluxutils_py.nn import GRU, LSTM
+from fluxutils_py.nn import GRU, LRU, LSTM, MinGRU, MinLSTM
 from fluxutils_py.training import Checkpointer, EveryNSteps, StopTraining
 from fluxutils_py.training.triggers import EveryNSeconds
 
@@ -87,6 +87,12 @@ class Looked(nn.Module):
 def net(layer=LSTM, **kwargs):
     torch.manual_seed(1)
     return nn.Sequential(layer(2, 4, **kwargs), nn.Linear(4, 1)).double()
+
+
+def diagonal():
+    torch.manual_seed(1)
+    layers = LRU(2, 4), MinLSTM(4, 4, trainable_init=True), MinGRU(4, 3)
+    return nn.Sequential(*layers, nn.Linear(3, 1)).double()
 
 
 def make(
@@ -160,6 +166,14 @@ CASES = {
         {"x": LABELS},
     ),
     "burning in": ({"burn_in": 5}, {}),
+    "exact gradients": (
+        {"gradient": "exact", "model": lambda: diagonal(), "burn_in": 2, "shuffle": True},
+        {"y": MISSING},
+    ),
+    "exact gradients in two threads": (
+        {"gradient": "exact", "model": lambda: diagonal(), "n_jobs": 2, "accumulate": 4},
+        {},
+    ),
     "NAdam": ({"opt": NAdam}, {}),  # torch would load its mu_product in float64
     "dropout": ({"model": partial(net, num_layers=2, dropout=0.4)}, {}),
     "dropout and shuffled": (

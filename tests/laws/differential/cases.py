@@ -30,6 +30,7 @@ PLAIN = {
     "schedule_every": "epoch",
     "max_updates": None,
     "lr_schedule": None,
+    "gradient": "truncated",
     "shuffle": False,
     "rebatch": False,
     "spec_form": "Spec",
@@ -199,6 +200,10 @@ def draw(seed):
             max_updates=one(None, 1, 2, 3, 5, 8, 13),
             lr_schedule=one("onecycle", "cosine", None),
         )
+    if rng.random() < 0.15:
+        case.update(gradient="exact")
+        if rng.random() < 0.8:
+            case.update(net=str(one("lru", "mingru", "minlstm", "mingru2", p=0.4)))
     return settle(case)
 
 
@@ -237,6 +242,13 @@ def settle(case):
             view=False,
         )
     unless(c["estimator"] == "SequenceRegressor", far=False)
+    if c["gradient"] == "exact":
+        c["overlap"] = 0
+        # long gradients take steps without bounds into chaos, where rounding decides
+        unless(c["opt"] not in ("sgd", "momentum", "instance"), opt="adam")
+        if c["net"] == "lru":
+            unless(c["inputs"] != "words", net="mingru")
+            unless(c["dtype"] in ("float64", ">f8"), dtype="float64")
     unless(
         c["n_series"] * c["n_steps"] > 2 or c["estimator"] != "EstimatorClassifier",
         estimator="Estimator",
@@ -319,6 +331,8 @@ def longest_row(c):
 
 def _longest_piece(c, n_steps):
     pieces = c["batchsize"] // c["n_series"]
-    if c["rebatch"] == "auto":
+    if c["rebatch"] == "auto" and c["gradient"] == "exact":
+        pieces = 1
+    elif c["rebatch"] == "auto":
         pieces = min(pieces, n_steps // (8 * c["seqsize"])) if c["seqsize"] else 1
     return n_steps // pieces if c["rebatch"] is not False and 2 <= pieces < n_steps else n_steps

@@ -193,7 +193,9 @@ class Oracle:
         """
         n, a, b = row
         wanted, seqsize = self.spec.batchsize // n_rows, self.spec.seqsize
-        if self.spec.rebatch == "auto":  # every piece keeps at least 8 * seqsize steps
+        if self.spec.rebatch == "auto" and self.spec.gradient == "exact":
+            wanted = 1
+        elif self.spec.rebatch == "auto":  # every piece keeps at least 8 * seqsize steps
             wanted = min(wanted, (b - a) // (8 * seqsize)) if seqsize else 1
         elif not self.spec.rebatch or b - a <= wanted:
             wanted = 1
@@ -229,11 +231,11 @@ class Oracle:
 
     # -- one window ----------------------------------------------------------------------------------
 
-    def forward(self, data, group, past, start, stop, lead):
+    def forward(self, data, group, past, start, stop, lead, exact=False):
         """Run the rows from their states ``lead`` steps before ``start``; outputs by (row, step).
 
         ``past[t]`` are the detached states before step ``t``, as they were last computed; columns
-        are rows.
+        are rows. ``exact``: those after the last step still depend on parameters.
         """
         begin = start - lead
         columns = [p[:, None] if p.ndim == 1 else p for p in self.params]
@@ -241,6 +243,8 @@ class Oracle:
         outputs, states = self.net.run(columns, data.inputs(group, begin, stop), state)
         for t, s in enumerate(states, begin):
             past[t] = [tuple(v.detach() for v in layer) for layer in s]
+        if exact:
+            past[stop] = self.net.following(self.params, states[-1])
         found = {}
         for t in range(start, stop):
             of_rows = zip(*(o.unbind(1) for o in outputs[t - begin]), strict=True)
@@ -339,9 +343,9 @@ class Oracle:
             for start, stop, carries in self.windows(max(b - a for _, a, b in group)):
                 if self.is_over():
                     break
-                outputs = self.forward(
-                    data, group, past, start, stop, self.lead(start) if carries else 0
-                )
+                lead = self.lead(start) if carries else 0
+                exact = carries and self.spec.gradient == "exact"
+                outputs = self.forward(data, group, past, start, stop, lead, exact)
                 items = self.live_items(data, group, outputs, scale) if carries else []
                 if not items:  # the state moves on, nothing is learnt
                     continue

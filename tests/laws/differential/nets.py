@@ -265,6 +265,30 @@ CELLS = {
 }
 
 
+# of diagonal cells: the parameters that each state depends on itself
+OWN = {
+    "mingru": [(0, 1)],
+    "minlstm": [(0, 1)],
+    "lru": [(0, 1, 2, 3)],
+    "stack": [(4, 5), (14, 15)],
+}
+
+
+def following(state, params):
+    """A state of the same value that depends on parameters alone, with the derivatives of
+    ``state``; a linear function of them.
+    """
+    value = state.detach()
+    rows = [
+        torch.autograd.grad(v, params, retain_graph=True, allow_unused=True)
+        for v in state.reshape(-1)
+    ]
+    for p, slopes in zip(params, zip(*rows, strict=True), strict=True):
+        slopes = torch.stack([torch.zeros_like(p) if g is None else g for g in slopes])
+        value = value + (slopes.flatten(1) @ (p - p.detach()).flatten()).reshape(state.shape)
+    return value
+
+
 class Net:
     """Optional embedding, recurrent layers, linear head.
 
@@ -319,6 +343,22 @@ class Net:
             states.append(state)
         return outputs, states
 
+    def following(self, params, state):
+        """The states as functions of the parameters of their own cells; detached if a cell is not
+        diagonal.
+        """
+        _, of_cells, *_ = self.parameters(list(range(len(params))))
+        found = []
+        for (name, _), own, s in zip(self.cells, of_cells, state, strict=True):
+            wanted = OWN.get(name, [()] * len(s))
+            found.append(
+                tuple(
+                    following(v, [params[own[k]] for k in places]) if places else v.detach()
+                    for v, places in zip(s, wanted, strict=True)
+                )
+            )
+        return found
+
     def stacked(self, of_series):
         """The states of several series as the package lists them: (L, B, H) of torch's layers."""
         found = []
@@ -350,6 +390,9 @@ class Convolution:
 
     def initial_state(self, params, n_series):
         return []
+
+    def following(self, params, state):
+        return state
 
     def run(self, params, xs, state):
         kernel, b, weight, bias = params  # kernel (H, F, K)

@@ -287,6 +287,7 @@ SEQUENCE_FIELDS = [
     "rebatch",
     "max_updates",
     "lr_schedule",
+    "gradient",
 ]
 # the loop computes in full
 SPEC_FIELDS = [f.name for f in dataclasses.fields(Spec) if f.name != "precision"]

@@ -23,7 +23,7 @@ from fluxutils_py import Estimator, SequenceRegressor, Spec, net2vec
 from fluxutils_py.bobbin import TaskStep, TrainTask
 from fluxutils_py.errors import LoadError
 from fluxutils_py.gomlx import Trainer
-from fluxutils_py.nn import GRU, LSTM, TCN, SlidingWindowAttention
+from fluxutils_py.nn import GRU, LRU, LSTM, TCN, MinGRU, SlidingWindowAttention
 from fluxutils_py.parallel import MPIComm
 from fluxutils_py.training import Checkpointer, EveryNSteps, Loop, TrainState
 
@@ -117,6 +117,13 @@ def overlapping(make):
     return make(net(*layers, n=4), overlap=4).fit(X, HOLES, lengths=LENGTHS)
 
 
+def exact(make):
+    torch.manual_seed(2)
+    layers = LRU(3, 4), MinGRU(4, 4, trainable_init=True)
+    model = nn.Sequential(*layers, nn.Linear(4, 1))
+    return make(model, gradient="exact", burn_in=3, shuffle=True).fit(X, HOLES, lengths=LENGTHS)
+
+
 def folded(make):
     return make(net(Moving()), rebatch="auto", epochs=5, accumulate=2).fit(LONG, LONG[:1])
 
@@ -134,7 +141,8 @@ def ready_made(make):
     return est.fit(X, 1e3 + 50 * Y)
 
 
-CASES = {f.__name__: f for f in (everything, overlapping, folded, threads, single, ready_made)}
+KINDS = (everything, overlapping, exact, folded, threads, single, ready_made)
+CASES = {f.__name__: f for f in KINDS}
 
 
 def estimator(

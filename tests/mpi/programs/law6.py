@@ -110,6 +110,13 @@ class Task:
         model = nn.Sequential(LRU(3, 6), TCN(6, 4, n_levels=2), attention, last, nn.Linear(5, 1))
         return self.est(model, overlap=4).fit(self.x, self.holes, lengths=self.lengths)
 
+    def exact(self):
+        """Ranks carry how the states of their series depend on the parameters."""
+        model = nn.Sequential(LRU(3, 6), MinGRU(6, 5, trainable_init=True), nn.Linear(5, 1))
+        return self.est(model, gradient="exact", burn_in=2, shuffle=True).fit(
+            self.x, self.holes, self.weight, lengths=self.lengths
+        )
+
     def accumulated(self):
         return self.est(accumulate=3, shuffle=True).fit(self.x, self.holes, lengths=self.lengths)
 
