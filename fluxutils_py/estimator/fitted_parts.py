@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fluxutils_py.estimator.conformal import Calibration
 from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fit_choice import FitChoice
 from fluxutils_py.inputs.inputs import InputLayout, InputSchema
@@ -33,6 +34,8 @@ class FittedParts:
         Number of training steps so far.
     choice : FitChoice or None
         What "auto" stood for, in a ready-made estimator.
+    calibration : Calibration or None
+        Errors on data that were held out, where ``interval`` asked for them.
     """
 
     layout: InputLayout
@@ -41,6 +44,7 @@ class FittedParts:
     scheduler: Any
     n_steps: int
     choice: FitChoice | None = None
+    calibration: Calibration | None = None
 
 
 # ``Estimator`` imports the functions behind its methods, so these cannot import it.
