@@ -13,7 +13,7 @@ import numpy as np
 from fluxutils_py.errors import DataError, SpecError
 
 MOST_STEPS = 10_000  # of each held-out series that a fit keeps
-MOST_SCORES = 1 << 20  # that a fit keeps of all series
+MOST_SCORES = 1 << 17  # that a fit keeps of all series
 BIAS_STEPS = 50.0  # half-life of the mean residual and of the mean deviation from it, in steps
 RATE = 0.1  # how much the logarithm of the width learns from a step
 DELAY = 8.0  # steps of delay that halve this rate: a late correction must not be too strong

@@ -10,21 +10,25 @@ import numpy as np
 
 MEMORY = 1000  # steps, where neither the user nor a calibration tells
 LEAST_MEMORY = 40
-PARTS = (80, 20, 5)  # of the memory: the half-lives of the running means, for spikes, shifts and drifts
+PARTS = (
+    160,
+    40,
+    10,
+)  # of the memory: the half-lives of the running means, for spikes, shifts and drifts
 LARGEST = 5.0  # scales at which a residual is cut
 MEAN_ABSOLUTE = math.sqrt(2 / math.pi)  # of a standard normal variable
 # Of the sum of surprises where residuals are independent and normal, as the test computes them: the
 # shape of a gamma distribution, an integer so that its tail has a closed form, and its scale.
 SHAPE = 2
-TAIL_SCALE = 1.0
+TAIL_SCALE = 1.5
 
 
 class ResidualModel:
     """Running statistics of the residuals of each series, and how far the last ones are from them.
 
-    Residuals are divided by a running robust scale and cut at ``LARGEST``. Two exponential means,
-    one of a twentieth and one of a fifth of the memory, follow the residuals, for shifts, and two
-    their absolute values, for bursts. Each is compared with its own running centre and spread over
+    Residuals are divided by a running robust scale and cut at ``LARGEST``. Exponential means whose
+    half-lives are small ``PARTS`` of the memory follow the residuals, for shifts, and their
+    absolute values, for bursts. Each is compared with its own running centre and spread over
     the memory, so that correlated or heavy-tailed residuals raise no alarm by themselves.
 
     Parameters

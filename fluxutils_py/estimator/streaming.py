@@ -97,7 +97,6 @@ def stream(
             "this package, pipelines of transformers and one of them, and searches for these"
         )
 
-
     def plain(state: Sequence[Tensor] | None) -> Any:
         live: Any
         if parts.transformers:
