@@ -13,6 +13,7 @@ from fluxutils_py.estimator.sequence_estimators import (
 )
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.estimator.streaming import EstimatorStream, PipelineStream, stream
+from fluxutils_py.estimator.watched_stream import WatchedStream
 
 __all__ = [
     "Estimator",
@@ -24,6 +25,7 @@ __all__ = [
     "SequenceClassifier",
     "SequenceRegressor",
     "Spec",
+    "WatchedStream",
     "check_export",
     "export",
     "flatten_steps",

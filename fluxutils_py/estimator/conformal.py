@@ -179,6 +179,10 @@ class AdaptiveInterval:
         """Learn from residuals (G, N), NaN where unknown, of predictions that were given with these
         distances (G, N) to both ends, ``delay`` steps before the last one.
         """
+        rate = RATE / (1 + delay / DELAY)
+        if residual.size == 1:
+            self._observe_one(residual.item(), below.item(), above.item(), rate)
+            return
         offset, scale, log_width, least = self.values
         known = ~np.isnan(residual)
         missed = (residual < -below) | (residual > above)
@@ -190,9 +194,25 @@ class AdaptiveInterval:
         offset += self._smoothing * bounded
         scale += part * (np.where(known, np.minimum(size, limit), 0.0) - scale)
         np.maximum(scale, least, out=scale)
-        rate = RATE / (1 + delay / DELAY)
         log_width += rate * known * (missed - (1 - self.level))
         self._set_band()
+
+    def _observe_one(self, residual: float, below: float, above: float, rate: float) -> None:
+        """Do the same for one number, without the cost of a call of NumPy for each operation."""
+        if math.isnan(residual):
+            return
+        offset, scale, log_width, least = self.values[:, 0, 0].tolist()
+        is_missed = residual < -below or residual > above
+        deviation = residual - offset
+        limit = LARGEST * scale
+        offset += self._smoothing * min(max(deviation, -limit), limit)
+        scale += self._smoothing * (min(abs(deviation), limit) - scale)
+        scale = max(scale, least)
+        log_width += rate * (is_missed - (1 - self.level))
+        self.values[:, 0, 0] = offset, scale, log_width, least
+        width = scale * math.exp(log_width)
+        self.below = np.array([[width - offset]])
+        self.above = np.array([[width + offset]])
 
     def _set_band(self) -> None:
         offset, scale, log_width, _ = self.values
