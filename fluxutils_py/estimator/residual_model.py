@@ -17,10 +17,11 @@ PARTS = (
 )  # of the memory: the half-lives of the running means, for spikes, shifts and drifts
 LARGEST = 5.0  # scales at which a residual is cut
 MEAN_ABSOLUTE = math.sqrt(2 / math.pi)  # of a standard normal variable
-# Of the sum of surprises where residuals are independent and normal, as the test computes them: the
-# shape of a gamma distribution, an integer so that its tail has a closed form, and its scale.
+# Of the sum of surprises where nothing changes, about (for residuals with heavy tails or that are
+# correlated; for independent normal ones, alarms are rarer): the shape of a gamma distribution, an
+# integer so that its tail has a closed form, and its scale.
 SHAPE = 2
-TAIL_SCALE = 1.5
+TAIL_SCALE = 1.75
 
 
 class ResidualModel:

@@ -246,8 +246,8 @@ class WatchedStream:
         prediction, low, high : ndarray of shape (G, N)
             New arrays; low and high only with ``interval``.
         alarm : ndarray of shape (N,)
-            How unlikely the last observed residual and those before it are: 2 about once in 100
-            steps, 3 once in 1000, if nothing changes. Zeros before the first.
+            How unlikely the last observed residual and those before it are: 2 very roughly once in
+            100 steps, 3 once in 1000, if nothing changes. Zeros before the first.
 
         Raises
         ------
