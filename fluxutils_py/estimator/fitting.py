@@ -250,6 +250,7 @@ def _fit_of_part(source: _DataSource, settings: Settings, few: int) -> tuple[Fit
         validation_fraction=TRIAL_FRACTION,
         callbacks=None,
         verbose=False,
+        random_state=None,  # a generator of the user advances once, by the fit itself
     )
     held_out = source.prepare(trial, few=few)
     spec = replace(held_out.spec, patience=None)

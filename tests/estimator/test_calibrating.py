@@ -31,8 +31,8 @@ def quantile(errors, level):
 @pytest.mark.parametrize("interval", [None, 0.8])
 def test_predictions_do_not_change(interval):
     x, y = data(3)
-    expected = plain_regressor(4, epochs=3, random_state=0, dropout=0.1).fit(x, y)
-    est = plain_regressor(4, epochs=3, random_state=0, dropout=0.1, interval=interval).fit(x, y)
+    expected = plain_regressor(4, 2, epochs=3, random_state=0, dropout=0.1).fit(x, y)
+    est = plain_regressor(4, 2, epochs=3, random_state=0, dropout=0.1, interval=interval).fit(x, y)
     assert np.array_equal(est.predict(x), expected.predict(x))
     assert est.loss_curve_ == expected.loss_curve_
 

@@ -85,7 +85,7 @@ def test_two_decades_are_about_one_step_in_a_hundred(memory):
     for t in range(1, 2000):
         slow[..., t] += 0.7 * slow[..., t - 1]
     for residuals in (heavy, slow):
-        model = ResidualModel((1, 60), memory)
+        model = ResidualModel((1, 50), memory)
         above = []
         for t in range(2000):
             model.observe(residuals[:, :, t])
