@@ -553,9 +553,9 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
         """
         width = _calibration_of(self).quantile(check_level("interval", self.interval))
         predicted = self.predict(x, lengths=lengths, starts=starts)
-        if isinstance(predicted, list):
-            low = [_moved(p, -width) for p in predicted]
-            return predicted, low, [_moved(p, width) for p in predicted]
+        if isinstance(predicted, list):  # of series (G, T_i)
+            low = [_moved(p[:, None], -width)[:, 0] for p in predicted]
+            return predicted, low, [_moved(p[:, None], width)[:, 0] for p in predicted]
         return predicted, _moved(predicted, -width), _moved(predicted, width)
 
     @property
@@ -645,7 +645,7 @@ class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):
         likely = self.predict_proba(x, lengths=lengths, starts=starts)
         n_classes = len(self.classes_)
         if isinstance(likely, list):
-            return [_sets(p, float(error), n_classes) for p in likely]
+            return [_sets(p[:, None], float(error), n_classes)[:, 0] for p in likely]
         return _sets(likely, float(error), n_classes)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fluxutils_py.data.views import samples
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.conformal import AdaptiveInterval, Calibration, check_level
 from fluxutils_py.estimator.residual_model import LEAST_MEMORY, MEMORY, ResidualModel
@@ -118,8 +119,13 @@ def _errors_on(model: Any, data: Any) -> Calibration:
         raise SpecError(
             "calibration must be (x, y): arrays (F, N, T) and (G, N, T) that the fit has not seen"
         )
-    predicted = np.asarray(model.predict(data[0]))
-    truth = np.asarray(data[1], dtype=np.float64)
+    x, truth = data[0], np.asarray(data[1], dtype=np.float64)
+    if hasattr(model, "fitted_parts_"):
+        predicted = np.asarray(model.predict(x))
+    else:  # tools of scikit-learn around an estimator take rows
+        view = samples(x)
+        rows = np.asarray(model.predict(view)).reshape(len(view), -1)
+        predicted = np.asarray(view.from_rows(rows, rows.shape[1] // view.native.shape[2]))
     if truth.ndim != 3 or truth.shape != predicted.shape:
         raise ShapeError(
             f"calibration: y has shape {truth.shape}, the predictions for x {predicted.shape}; "

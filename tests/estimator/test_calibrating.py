@@ -115,7 +115,7 @@ def test_views_come_back_in_their_form(view):
     assert predicted.shape == low.shape == high.shape == est.predict(view(x)).shape
     arrays = est.predict_interval(x)
     for matrix, array in zip((predicted, low, high), arrays, strict=True):
-        np.testing.assert_allclose(view.__globals__["np"].asarray(matrix), _rows(view, array))
+        np.testing.assert_allclose(np.asarray(matrix), _rows(view, array))
 
 
 def _rows(view, array):
@@ -167,6 +167,15 @@ def test_sets_hold_the_label_as_often_as_promised_and_the_likeliest_always():
     position = np.searchsorted(est.classes_, names[:, 40:])
     assert abs(np.take_along_axis(sets, position, 0).mean() - 0.9) < 0.04
     assert 1 < sets.sum(0).mean() < 3
+
+
+def test_sets_of_lists_are_those_of_arrays():
+    x, _ = data(12)
+    labels = (x[:1] > 0).astype(int)
+    est = SequenceClassifier(cell="linear", n_lags=1, interval=0.9, random_state=0).fit(x, labels)
+    lists = est.predict_set([x[:, n, : 50 + n] for n in range(12)])
+    whole = est.predict_set(x)
+    assert all(np.array_equal(s, whole[:, n, : 50 + n]) for n, s in enumerate(lists))
 
 
 def test_sets_of_series_are_rows():
