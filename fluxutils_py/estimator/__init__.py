@@ -12,6 +12,7 @@ from fluxutils_py.estimator.sequence_estimators import (
 )
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.estimator.streaming import EstimatorStream, PipelineStream, stream
+from fluxutils_py.estimator.watched_stream import WatchedStream
 from fluxutils_py.sklearn_callbacks import as_sklearn_callback
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "SequenceClassifier",
     "SequenceRegressor",
     "Spec",
+    "WatchedStream",
     "as_sklearn_callback",
     "check_export",
     "export",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from os import PathLike
 from typing import Any, Self
 
@@ -25,6 +26,7 @@ from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.scoring import run_score
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.estimator.streaming import EstimatorStream
+from fluxutils_py.estimator.watched_stream import Watch, watched_stream
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.sklearn_callbacks import CallbackSupport
 
@@ -415,8 +417,15 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         return run_predict(self, "predict", x, out, state, return_state, lengths, starts, sharded)
 
     def stream(
-        self, n_series: int = 1, state: list[Tensor] | None = None, *, method: str = "predict"
-    ) -> EstimatorStream:
+        self,
+        n_series: int = 1,
+        state: list[Tensor] | None = None,
+        *,
+        method: str = "predict",
+        interval: float | None = None,
+        alarm: bool | int = False,
+        calibration: tuple[Any, Any] | None = None,
+    ) -> Any:  # Any: whether a step returns one array depends on the arguments
         """Run step by step, as data arrive.
 
         Parameters
@@ -429,10 +438,23 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         method : str
             Output of each step: "predict"; for classifiers also "predict_proba",
             "predict_log_proba" and "decision_function".
+        interval : float, optional
+            Share of truths that are to lie between two ends, such as 0.9. ``step`` then returns
+            ``prediction, low, high``, and ``observe(y)`` takes in the truth (G, N) of the oldest
+            step that waits for it, at once or many steps later. The ends follow the residuals of
+            each series, so that the share holds under drift.
+        alarm : bool or int
+            Whether ``step`` also returns how unlikely the last residuals of each series are, (N,),
+            from a robust model of residuals that knows no labels. A number is its memory, as a
+            half-life in steps; True: twice the length of the calibration, else 1000.
+        calibration : tuple (x, y), optional
+            Arrays (F, N, T) and (G, N, T) that the fit has not seen, for intervals and alarms to
+            start from: the series of the stream if there are ``n_series``, else any. None: what a
+            fit with ``interval`` held out. An alarm can do without.
 
         Returns
         -------
-        EstimatorStream
+        EstimatorStream, or WatchedStream with ``interval`` or ``alarm``
             ``step(x)`` takes ``(F, N)`` and returns what ``method`` returns for that step of the
             series, ``(G, N)``. It keeps the current model if the estimator is fitted again. For
             pipelines, see :func:`fluxutils_py.stream`.
@@ -442,9 +464,15 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         sklearn.exceptions.NotFittedError
             Before ``fit``.
         ValueError
-            If ``state`` does not fit, or there is no such method.
+            If ``state`` does not fit, there is no such method, or an interval has nothing to start
+            from.
         """
-        return EstimatorStream(self, n_series, state, method)
+        plain = partial(EstimatorStream, self, n_series, method=method)
+        watch = Watch(interval, alarm, calibration)
+        if watch.is_off:
+            return plain(state)
+        check_is_fitted(self, "model_")
+        return watched_stream(plain, self, self, n_series, state, watch)
 
     def score(
         self,

@@ -60,6 +60,7 @@ class Settings:
     scale_target: bool = False
     early_stopping: bool = False
     validation_fraction: Any = None
+    interval: float | None = None
     choice: FitChoice | None = None
     choose: Callable[[DataSize, bool], FitChoice] | None = None
     with_choice: Callable[[FitChoice], Settings] | None = None

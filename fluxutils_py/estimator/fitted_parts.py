@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fluxutils_py.estimator.conformal import Calibration
 from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fit_choice import FitChoice
 from fluxutils_py.inputs.inputs import InputLayout, InputSchema
@@ -35,6 +36,8 @@ class FittedParts:
         What "auto" stood for, in a ready-made estimator.
     data : dict of str to str
         Shapes, types and digests of the arrays of the last fit, for its model card.
+    calibration : Calibration or None
+        Errors on data that were held out, where ``interval`` asked for them.
     """
 
     layout: InputLayout
@@ -44,6 +47,7 @@ class FittedParts:
     n_steps: int
     choice: FitChoice | None = None
     data: dict[str, str] = field(default_factory=dict)
+    calibration: Calibration | None = None
 
 
 # ``Estimator`` imports the functions behind its methods, so these cannot import it.

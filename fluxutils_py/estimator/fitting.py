@@ -26,6 +26,8 @@ from fluxutils_py.estimator.building import (
     make_generator,
     require_gradients,
 )
+from fluxutils_py.estimator.calibrating import HeldOut
+from fluxutils_py.estimator.conformal import Calibration
 from fluxutils_py.estimator.data_warnings import (
     warn,
     warn_cut,
@@ -86,6 +88,7 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
 def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
     settings = est.resolved_params()
     earlier = _earlier_fit(est, request)
+    _require_whole_fit(settings, request, earlier)
     with ranks_of_call(settings.comm, "fit", request.sharded) as ranks:
         callbacks = [*as_callbacks(settings.callbacks), *hooks_of(est)]
         with_hooks = replace(settings, callbacks=callbacks)
@@ -104,6 +107,9 @@ def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
             choice = choice_after_trial(source, data, choice)
             assert settings.with_choice is not None
             data = source.prepare(settings.with_choice(choice))
+        calibration = None
+        if settings.interval is not None and data.validation is None:
+            calibration = calibration_by_trial(source, data)
         training = assemble(
             data, ranks, randomness.rng, source.minibatch_size(data.settings), earlier, request
         )
@@ -114,6 +120,14 @@ def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
         require_same_fit(training)
         end_fit = _begin_fit(est, training, request)
         run(est, training)
+        if settings.interval is not None and data.validation is not None:
+            # data that the user holds out anyway
+            is_part = request.validation_data is None
+            whole = data.inputs.segments() if is_part else data.validation.segments
+            held_out = HeldOut(data.validation, whole, data.codec, data.spec)
+            calibration = held_out.calibration(training.step.model)
+        if calibration is not None:
+            est.fitted_parts_ = replace(est.fitted_parts_, calibration=calibration)
         end_fit()
 
 
@@ -152,6 +166,23 @@ def _fitted_now(est: SeriesEstimator, alone: bool) -> dict[str, Any]:
         "fitted_parts_": replace(parts, rng=copy.deepcopy(parts.rng), scheduler=None),
     }
     return attributes | {"comm": None} if alone else attributes
+
+
+def _require_whole_fit(
+    settings: Settings, request: FitRequest, earlier: SeriesEstimator | None
+) -> None:
+    """Raise SpecError if an interval is asked for that no held-out data can calibrate."""
+    if settings.interval is None:
+        return
+    if earlier is not None or not request.is_fit:
+        raise SpecError(
+            "interval is calibrated on data that a whole fit holds out: a fit that continues has "
+            "seen all; set interval=None, and give calibration=(x, y) to stream"
+        )
+    if request.sharded:
+        raise SpecError(
+            "interval and sharded=True: set interval=None, or give each rank all series"
+        )
 
 
 def _earlier_fit(est: SeriesEstimator, request: FitRequest) -> SeriesEstimator | None:
@@ -231,25 +262,10 @@ def choice_after_trial(source: _DataSource, data: FitData, choice: FitChoice) ->
     """
     settings = data.settings
     assert settings.with_choice is not None
-    trial = replace(
-        settings.with_choice(choice),
-        choose=None,
-        early_stopping=True,
-        validation_fraction=TRIAL_FRACTION,
-        callbacks=None,
-        verbose=False,
-    )
     # what the user holds out has no part in it
     source = replace(source, request=replace(source.request, validation_data=None))
-    held_out = source.prepare(trial, few=FEW_SERIES)
+    held_out, training = _fit_of_part(source, settings.with_choice(choice), FEW_SERIES)
     assert held_out.validation is not None
-    spec = replace(held_out.spec, patience=None)
-    fitted = replace(held_out, spec=spec, validation=None)
-    rng = np.random.default_rng(source.randomness.split_seed)
-    size = source.minibatch_size(trial)
-    training = assemble(fitted, source.ranks, rng, size, request=source.request)
-    require_same_fit(training)
-    run(cast(SeriesEstimator, SimpleNamespace()), training)
     model = training.step.model
     held_out.validation.gap_value = math.nan
     batches = training.batches
@@ -262,12 +278,58 @@ def choice_after_trial(source: _DataSource, data: FitData, choice: FitChoice) ->
     for gain in GAINS:
         for module in sums:
             module.gain = gain
-        losses[gain] = evaluate_windows(model, data.loss, validation, ranks, spec.precision)
+        losses[gain] = evaluate_windows(model, data.loss, validation, ranks, data.spec.precision)
     best = min(losses, key=lambda gain: math.inf if math.isnan(losses[gain]) else losses[gain])
     if not losses[best] < CLEARLY * losses[0.0]:
         best = 0.0
     cell = choice.cell if best > 0 else "linear"
     return replace(choice, cell=cell, gain=best, needs_trial=False)
+
+
+def _fit_of_part(source: _DataSource, settings: Settings, few: int) -> tuple[FitData, Training]:
+    """Fit a model on all but the last fifth of few series, or a fifth of many.
+
+    Return the data, whose ``validation`` is the rest, and the training, done. The estimator and its
+    generator stay as they are.
+    """
+    trial = replace(
+        settings,
+        choose=None,
+        early_stopping=True,
+        validation_fraction=TRIAL_FRACTION,
+        callbacks=None,
+        verbose=False,
+        random_state=None,  # a generator of the user advances once, by the fit itself
+    )
+    held_out = source.prepare(trial, few=few)
+    spec = replace(held_out.spec, patience=None)
+    fitted = replace(held_out, spec=spec, validation=None)
+    rng = np.random.default_rng(source.randomness.split_seed)
+    size = source.minibatch_size(trial)
+    training = assemble(fitted, source.ranks, rng, size, request=source.request)
+    require_same_fit(training)
+    run(cast(SeriesEstimator, SimpleNamespace()), training)
+    return held_out, training
+
+
+def calibration_by_trial(source: _DataSource, data: FitData) -> Calibration:
+    """Return the errors, on a part of the data, of a model that was fitted on the rest.
+
+    The model of the fit itself learns from all, as without intervals.
+    """
+    few = FEW_SERIES
+    if data.codec.per_series:
+        few = 0  # the end of a series has its target: whole series are held out
+        if data.inputs.N < 2:
+            raise DataError(
+                "interval: one series with one target cannot be held out; give more series, or "
+                "validation_data"
+            )
+    held_out, training = _fit_of_part(source, data.settings, few)
+    assert held_out.validation is not None
+    whole = held_out.inputs.segments()
+    part = HeldOut(held_out.validation, whole, held_out.codec, held_out.spec)
+    return part.calibration(training.step.model)
 
 
 class Randomness(NamedTuple):

@@ -15,6 +15,7 @@ from torch import nn
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.bounded_building import build_bounded, compare_parameters
 from fluxutils_py.estimator.building import NotStored, build_model, check_device, require_stored
+from fluxutils_py.estimator.conformal import Calibration
 from fluxutils_py.estimator.fit_choice import FitChoice
 from fluxutils_py.estimator.fitted_parts import FittedParts
 from fluxutils_py.estimator.nested_parameters import parameter_names
@@ -94,6 +95,7 @@ def estimator_content(est: BaseEstimator) -> dict[str, Any]:
         "codec": dataclass_to_plain(parts.codec),
         "choice": None if parts.choice is None else asdict(parts.choice),
         "data": parts.data,
+        "calibration": None if parts.calibration is None else dataclass_to_plain(parts.calibration),
         "grad": est.grad_,
         "generator": parts.rng.bit_generator.state,
     }
@@ -194,7 +196,11 @@ def _read_fitted(content: dict[str, Any], path: object) -> Fitted:
     choice = None if chosen is None else dataclass_from_plain(FitChoice, chosen)
     # which files of earlier versions lack
     data = {str(name): str(text) for name, text in content.get("data", {}).items()}
-    attributes["fitted_parts_"] = FittedParts(layout, codec, generator, None, n_steps, choice, data)
+    errors = content.get("calibration")
+    calibration = None if errors is None else dataclass_from_plain(Calibration, errors)
+    attributes["fitted_parts_"] = FittedParts(
+        layout, codec, generator, None, n_steps, choice, data, calibration
+    )
     if layout.names is not None:
         attributes["feature_names_in_"] = layout.names
     if codec.classes is not None:

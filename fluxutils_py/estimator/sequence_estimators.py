@@ -14,10 +14,12 @@ import numpy as np
 import torch.nn.functional as F
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.metadata_routing import UNUSED
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import require_single_input_and_output
+from fluxutils_py.estimator.conformal import Calibration, check_level
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fit_choice import DataSize, FitChoice
@@ -301,6 +303,12 @@ class _SequenceEstimator(Estimator):
         Fraction of the data to hold out.
     n_iter_no_change : int
         Number of epochs to wait for a lower validation loss.
+    interval : float or None
+        Share of targets, such as 0.9, that intervals, or sets of classes, are to hold. Their width
+        comes from errors on the last fifth of up to nine series, else on a fifth of the series, of
+        a second model that was fitted on the rest (split conformal prediction), or of the model
+        itself on ``validation_data`` or what ``early_stopping`` holds out. Predictions stay as they
+        are without it.
     comm, scaling, n_jobs, device, compile, callbacks, warm_start, random_state, verbose
         See :class:`Estimator`.
     """
@@ -333,6 +341,7 @@ class _SequenceEstimator(Estimator):
     early_stopping: bool = False
     validation_fraction: float = 0.1
     n_iter_no_change: int = 10
+    interval: float | None = None
     comm: Any = "auto"
     scaling: str = "weak"
     n_jobs: int | None = None
@@ -439,6 +448,8 @@ class _SequenceEstimator(Estimator):
             if not self._may_be_auto(name):
                 check_integer(name, getattr(self, name), 1, error=SpecError)
         check_integer("n_timesteps", self.n_timesteps, 1, optional=True, error=SpecError)
+        if self.interval is not None:
+            check_level("interval", self.interval)
         if not self._may_be_auto("lr"):
             check_positive("lr", self.lr, error=SpecError)
         for name, most in (("dropout", 1), ("weight_decay", math.inf), ("input_noise", math.inf)):
@@ -522,6 +533,44 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
 
     scale_target: bool = True
 
+    def predict_interval(
+        self, x: object, *, lengths: object = None, starts: object = None
+    ) -> tuple[Any, Any, Any]:
+        """Return predictions and the ends of their intervals: ``prediction, low, high``.
+
+        Parameters are those of :meth:`Estimator.predict`, and each result has its form. If further
+        steps are like those that were held out from the fit, at least a share of ``interval`` of
+        the targets lies between the ends. Where series drift, use
+        :meth:`Estimator.stream` with ``interval``, which follows them.
+
+        Raises
+        ------
+        SpecError
+            If the fit was without ``interval``.
+
+        Notes
+        -----
+        Source: Lei et al. (2018), Distribution-free predictive inference for regression, JASA.
+        """
+        width = _calibration_of(self).quantile(check_level("interval", self.interval))
+        predicted = self.predict(x, lengths=lengths, starts=starts)
+        if isinstance(predicted, list):  # of series (G, T_i)
+            low = [_moved(p[:, None], -width)[:, 0] for p in predicted]
+            return predicted, low, [_moved(p[:, None], width)[:, 0] for p in predicted]
+        return predicted, _moved(predicted, -width), _moved(predicted, width)
+
+    @property
+    def interval_width_(self) -> np.ndarray:
+        """Distance from the prediction to either end of its interval, per output, (G,)."""
+        # so that hasattr tells whether there is one, also before a fit
+        if not hasattr(self, "model_"):
+            raise AttributeError("interval_width_ is calibrated by a fit; there was none")
+        try:
+            calibration = _calibration_of(self)
+        except SpecError as error:
+            raise AttributeError(str(error)) from None
+        return calibration.quantile(check_level("interval", self.interval))
+
     @property
     def target_mean_(self) -> np.ndarray:
         """Mean of each output over the training targets, (G,)."""
@@ -574,3 +623,60 @@ class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):
     """
 
     class_weight: Any = "auto"
+
+    def predict_set(self, x: object, *, lengths: object = None, starts: object = None) -> Any:
+        """Return which classes are in the prediction set: bool, in the form of ``predict_proba``.
+
+        A set holds all classes whose probability is at least that of the label at a share of
+        ``interval`` of the held-out steps, and always the likeliest. If further steps are like
+        these, at least that share of the sets holds the label. Parameters are those of
+        :meth:`Estimator.predict`. A step without input has an empty set.
+
+        Raises
+        ------
+        SpecError
+            If the fit was without ``interval``.
+
+        Notes
+        -----
+        Source: Sadinle, Lei & Wasserman (2019), Least ambiguous set-valued classifiers with bounded
+        error levels, JASA.
+        """
+        (error,) = _calibration_of(self).quantile(check_level("interval", self.interval))
+        likely = self.predict_proba(x, lengths=lengths, starts=starts)
+        n_classes = len(self.classes_)
+        if isinstance(likely, list):
+            return [_sets(p[:, None], float(error), n_classes)[:, 0] for p in likely]
+        return _sets(likely, float(error), n_classes)
+
+
+def _calibration_of(est: _SequenceEstimator) -> Calibration:
+    check_is_fitted(est, "model_")
+    calibration = est.fitted_parts_.calibration
+    if calibration is None or est.interval is None:
+        raise SpecError(
+            f"{type(est).__name__} has no interval: set interval=0.9, or another share, and fit"
+        )
+    return calibration
+
+
+def _moved(predicted: Any, distance: np.ndarray) -> Any:
+    """Return predictions of any form with a number per output added, in their type."""
+    if predicted.ndim == 3:
+        moved = predicted + distance[:, None, None]
+    else:  # columns of a matrix are outputs, each for one or more steps or series
+        n_columns = predicted.shape[1] if predicted.ndim == 2 else 1
+        moved = predicted + np.repeat(distance, n_columns // len(distance))
+    return moved.astype(predicted.dtype)
+
+
+def _sets(likely: np.ndarray, error: float, n_classes: int) -> np.ndarray:
+    """Return which probabilities, of any form, belong into sets."""
+    axis = 0 if likely.ndim == 3 else 1
+    by_class = likely
+    if axis == 1:  # columns are classes, each for one or more steps or series
+        by_class = likely.reshape(len(likely), n_classes, -1)
+    # probabilities are rounded: the one at the threshold itself belongs to the set
+    inside = 1 - by_class <= error + 1e-7
+    inside |= by_class == by_class.max(axis, keepdims=True)
+    return inside.reshape(likely.shape)

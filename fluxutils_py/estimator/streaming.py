@@ -17,6 +17,7 @@ from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.step_chain import output_form, scaler_of
+from fluxutils_py.estimator.watched_stream import Watch, watched_stream
 from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
 from fluxutils_py.inputs.target_codec import Transform
 from fluxutils_py.nn.closed_form_model import takes_gaps
@@ -33,6 +34,9 @@ def stream(
     state: Sequence[Tensor] | None = None,
     *,
     method: str = "predict",
+    interval: float | None = None,
+    alarm: bool | int = False,
+    calibration: Any = None,
 ) -> Any:
     """Run a fitted estimator or pipeline step by step, as data arrive.
 
@@ -48,12 +52,14 @@ def stream(
         The ``state`` of an earlier stream to continue from. None: the start of the series.
     method : "predict", "predict_proba", "predict_log_proba" or "decision_function"
         The output that each step returns.
+    interval, alarm, calibration
+        See :meth:`Estimator.stream`.
 
     Returns
     -------
-    EstimatorStream or PipelineStream
+    EstimatorStream, PipelineStream or WatchedStream
         Its ``step(x)`` takes ``(F, N)`` and returns ``(G, N)``, the output of ``method`` at that
-        step of the series.
+        step of the series; with ``interval`` and ``alarm``, also those.
 
     Raises
     ------
@@ -90,13 +96,29 @@ def stream(
             f"{type(parts.estimator).__name__} cannot run step by step; stream takes estimators of "
             "this package, pipelines of transformers and one of them, and searches for these"
         )
-    live: Any
-    if parts.transformers:
-        live = PipelineStream(parts.transformers, parts.estimator, n_series, state, method)
-    else:
-        live = parts.estimator.stream(n_series, state, method=method)
-    live.transforms.extend(_InverseTarget(t) for t in parts.of_targets)
-    return live
+
+    def plain(state: Sequence[Tensor] | None) -> Any:
+        live: Any
+        if parts.transformers:
+            live = PipelineStream(parts.transformers, parts.estimator, n_series, state, method)
+        else:
+            live = parts.estimator.stream(n_series, state, method=method)
+        live.transforms.extend(_InverseTarget(t) for t in parts.of_targets)
+        return live
+
+    watch = Watch(interval, alarm, calibration)
+    if watch.is_off:
+        return plain(state)
+    check_is_fitted(parts.estimator, "model_")
+    return watched_stream(
+        plain,
+        model,
+        parts.estimator,
+        n_series,
+        state,
+        watch,
+        is_in_units=not parts.of_targets,
+    )
 
 
 @dataclass(frozen=True)

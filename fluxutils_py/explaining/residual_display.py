@@ -78,7 +78,13 @@ class ResidualDisplay:
                 f"{truth.shape}"
             )
         _check_output(output, len(truth))
-        steps = [np.asarray(stream.step(x[:, :, t]))[output] for t in range(truth.shape[2])]
+        has_more = hasattr(stream, "observe")  # intervals or alarms, behind the prediction
+        steps = []
+        for t in range(truth.shape[2]):
+            found = stream.step(x[:, :, t])
+            if has_more and isinstance(found, tuple):
+                found = found[0]
+            steps.append(np.asarray(found)[output])
         return cls(truth[output].astype(np.float64) - np.stack(steps, 1), times).plot(axes)
 
     @classmethod

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from fluxutils_py.errors import ShapeError
+from fluxutils_py.estimator.streaming import unwrap
 from fluxutils_py.explaining.drawing import COLORS, GREY, format_times, legend_above, new_axes
 from fluxutils_py.explaining.predicted_series import PredictedSeries, predict_series
 
@@ -78,7 +79,8 @@ class SequencePredictionDisplay:
             Which of the G targets.
         band : pair of int, or pair of arrays of shape (G, N, T), optional
             The outputs of the model that hold a lower and an upper quantile, or their values, such
-            as ``(yhat - width, yhat + width)``.
+            as ``(yhat - width, yhat + width)``. None: the interval of an estimator that was fitted
+            with ``interval``, else none.
         steps : slice, optional
             Steps to draw. The prediction still has all the past. None: all.
         times : array of shape (T,), optional
@@ -96,7 +98,13 @@ class SequencePredictionDisplay:
         drawn = slice(None) if steps is None else steps
         if not 0 <= output < len(rows[0].truth):
             raise ShapeError(f"output is {output}, but y has {len(rows[0].truth)}")
-        bands = [] if band is None else [_band_of(row, band, output, drawn) for row in rows]
+        if band is None:
+            width = _interval_width(est, output)
+            bands = (
+                [] if width is None else [_band_around(row, width, output, drawn) for row in rows]
+            )
+        else:
+            bands = [_band_of(row, band, output, drawn) for row in rows]
         if times is None and steps is not None:
             times = np.arange(rows[0].truth.shape[1])
         display = cls(
@@ -156,6 +164,20 @@ class SequencePredictionDisplay:
         ax.plot(steps, residuals, color=COLORS[5], linewidth=0.9, marker=marker)
         ax.set_ylabel("residual")
         format_times(ax, steps)
+
+
+def _interval_width(est: object, output: int) -> float | None:
+    """Return the width of the intervals of an estimator, also in a pipeline; None without."""
+    parts = unwrap(est)
+    if parts.of_targets:  # in other units than these
+        return None
+    widths = getattr(parts.estimator, "interval_width_", None)
+    return None if widths is None else float(widths[output])
+
+
+def _band_around(row: PredictedSeries, width: float, output: int, steps: slice) -> Band:
+    predicted = row.predicted[output, steps]
+    return predicted - width, predicted + width
 
 
 def _band_of(row: PredictedSeries, band: Any, output: int, steps: slice) -> Band:

@@ -1,0 +1,132 @@
+"""Find the errors of a model on data that are held out from its fit, for conformal prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from fluxutils_py.data import SequenceWindows
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.errors import ShapeError, SpecError
+from fluxutils_py.estimator.conformal import Calibration
+from fluxutils_py.estimator.spec import Spec
+from fluxutils_py.inputs.target_codec import TargetCodec
+from fluxutils_py.training.predictor import Predictor
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Data that a fit has not seen, with the steps before them, through which a state runs.
+
+    Attributes
+    ----------
+    windows : SequenceWindows
+        The held-out part, with encoded targets; one segment for each of its series.
+    whole : Segments
+        The segments to run through, from their start.
+    codec : TargetCodec
+    spec : Spec
+    """
+
+    windows: SequenceWindows
+    whole: Segments
+    codec: TargetCodec
+    spec: Spec
+
+    def calibration(self, model: nn.Module) -> Calibration:
+        """Return the errors of a model; rows of the result are the held-out series, in order."""
+        if len(self.windows.y) != 1:
+            raise SpecError(f"interval: y is {len(self.windows.y)} arrays; give one")
+        held = self.windows.segments
+        n_series = self.windows.x[0].N
+        first = np.full(n_series, np.iinfo(int).max)
+        last = np.full(n_series, -1)
+        np.minimum.at(first, held.series, held.start)
+        np.maximum.at(last, held.series, held.start + held.length)
+        chosen = np.flatnonzero(last >= 0)
+        row_of = np.cumsum(last >= 0) - 1
+        n_steps = int((last - first)[chosen].max())
+        errors: np.ndarray | None = None
+        rows = self.whole[np.isin(self.whole.series, chosen)]
+        for block in self._blocks(model, rows):
+            if errors is None:
+                errors = np.full((block.errors.shape[2], len(chosen), n_steps), np.nan)
+            steps = block.steps
+            is_held = (steps >= first[block.series]) & (steps < last[block.series])
+            s, b = np.nonzero(is_held)
+            n = block.series[b]
+            # by the end: the last steps of all series stand side by side
+            place = n_steps - (last[n] - steps[s, b])
+            errors[:, row_of[n], place] = block.errors[s, b].T
+        assert errors is not None
+        if self.codec.per_series:
+            errors = _last_known(errors)
+        of_every_series = len(chosen) == n_series and not self.codec.per_series
+        return Calibration.of(errors, of_every_series)
+
+    def _blocks(self, model: nn.Module, segments: Segments) -> Iterator[_Errors]:
+        windows = SequenceWindows(
+            self.windows.x,
+            batchsize=self.spec.batchsize,
+            seqsize=self.spec.seqsize or segments.max_length,
+            overlap=self.spec.overlap,
+            segments=segments,
+        )
+        windows.check()
+        part = slice(0, len(segments))
+        predictor = Predictor(model, windows, part=part, precision=self.spec.precision)
+        (y,) = self.windows.y
+        weight = self.windows.weight
+        for p in predictor:
+            rows = segments[p.series]
+            target = y.read(rows, p.steps.start, p.steps.stop)
+            (out,) = p.y
+            errors = self._errors(target, out)
+            exists = rows.step_mask(p.steps.start, p.steps.stop)
+            if exists is not None:
+                errors = np.where(exists[:, :, None], errors, np.nan)
+            if weight is not None:
+                counts = weight.read(rows, p.steps.start, p.steps.stop) > 0
+                errors = np.where(counts[:, :, None], errors, np.nan)
+            steps = np.arange(p.steps.start, p.steps.stop)[:, None] + rows.start
+            yield _Errors(errors, rows.series, steps)
+
+    def _errors(self, target: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Return the errors (S, B, G) of outputs in the units of the user, NaN without a target."""
+        if self.codec.classes is not None:
+            label = target[:, :, 0].astype(int)
+            n_classes = len(self.codec.classes)
+            known = (label >= 0) & (label < n_classes)
+            probabilities = self.codec.decoders()["predict_proba"](out)
+            at = np.where(known, label, 0)[:, :, None]
+            error = 1 - np.take_along_axis(probabilities, at, axis=2)
+            return np.where(known[:, :, None], error, np.nan)
+        if target.shape[2] != out.shape[2]:
+            raise ShapeError(
+                f"interval: the model gives {out.shape[2]} outputs, y has {target.shape[2]}"
+            )
+        error = target.astype(np.float64) - out
+        error[~np.isfinite(error)] = np.nan
+        return error if self.codec.scale is None else error * self.codec.scale.scale
+
+
+def _last_known(errors: np.ndarray) -> np.ndarray:
+    """Return the last error of each series (G, M, 1), where one step of each has a target."""
+    is_known = ~np.isnan(errors).all(0)  # (M, S)
+    n_steps = errors.shape[2]
+    at = np.where(is_known.any(1), n_steps - 1 - is_known[:, ::-1].argmax(1), 0)
+    return np.take_along_axis(errors, at[None, :, None], axis=2)
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """Errors (S, B, G) of some rows, the series (B,) of the rows, and the steps (S, B) of the
+    arrays.
+    """
+
+    errors: np.ndarray
+    series: np.ndarray
+    steps: np.ndarray

@@ -1,0 +1,233 @@
+"""Conformal prediction: how wide intervals and how large sets of classes have to be, from errors on
+data that no fit has seen, once for arrays and step by step for streams.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+
+from fluxutils_py.errors import DataError, SpecError
+
+MOST_STEPS = 10_000  # of each held-out series that a fit keeps
+MOST_SCORES = 1 << 17  # that a fit keeps of all series
+BIAS_STEPS = 50.0  # half-life of the mean residual and of the mean deviation from it, in steps
+RATE = 0.1  # how much the logarithm of the width learns from a step
+DELAY = 8.0  # steps of delay that halve this rate: a late correction must not be too strong
+LARGEST = 5.0  # deviations from which on a residual counts no more for mean and scale
+LEAST_SCALE = 1e-6  # of that at the start: a series that is predicted exactly for a while keeps it
+
+
+def check_level(name: str, value: object) -> float:
+    """Return a level of coverage, checked to be a number between 0 and 1.
+
+    Raises
+    ------
+    SpecError
+    """
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not is_number or not 0 < float(value) < 1:  # type: ignore[arg-type]
+        raise SpecError(
+            f"{name} must be a share between 0 and 1, such as 0.9, that is to hold the truth; got "
+            f"{value!r}"
+        )
+    return float(value)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Errors of a model on data that it was not fitted on.
+
+    Attributes
+    ----------
+    errors : ndarray of shape (G, M, S)
+        Truth minus prediction, of M series and S steps, in the order of time; of classifiers 1
+        minus the probability of the label, with G = 1. NaN where there is no truth.
+    of_every_series : bool
+        Whether these are the ends of all series of the fit, in their order, not whole ones.
+    """
+
+    errors: np.ndarray
+    of_every_series: bool
+
+    @classmethod
+    def of(cls, errors: np.ndarray, of_every_series: bool) -> Calibration:
+        """Keep the last steps, and evenly spaced series where there are very many.
+
+        Raises
+        ------
+        DataError
+            If no step has a truth.
+        """
+        kept = errors[:, :, -MOST_STEPS:]
+        n_series = max(1, MOST_SCORES // (kept.shape[0] * kept.shape[2]))
+        if n_series < kept.shape[1]:
+            chosen = np.linspace(0, kept.shape[1] - 1, n_series).round().astype(int)
+            kept = kept[:, chosen]
+            of_every_series = False
+        if not np.isfinite(kept).any():
+            raise DataError("interval: no step that is held out has a target and a prediction")
+        return cls(np.array(kept, dtype=np.float64), of_every_series)
+
+    def quantile(self, level: float) -> np.ndarray:
+        """Return what holds the absolute error of an exchangeable step with this probability, (G,).
+
+        Infinite, with a warning, where there are too few errors to tell.
+        """
+        return np.array([conformal_quantile(np.abs(of_output), level) for of_output in self.errors])
+
+
+def conformal_quantile(scores: np.ndarray, level: float) -> float:
+    """Return the quantile of scores, of which NaNs do not count, that split conformal prediction
+    takes: the ``ceil((n + 1) * level)``-th smallest.
+
+    A further score, if it is exchangeable with these, is at most as large with a probability of at
+    least ``level``.
+
+    Notes
+    -----
+    Source: Vovk, Gammerman & Shafer (2005), Algorithmic Learning in a Random World; Lei et al.
+    (2018), Distribution-free predictive inference for regression, algorithm 2.
+    """
+    known = np.sort(scores[~np.isnan(scores)], axis=None)
+    # a product such as 10 * 0.9 must not be rounded up to the next number
+    rank = math.ceil((len(known) + 1) * level - 1e-9)
+    if rank > len(known):
+        warnings.warn(
+            f"{len(known)} errors that are held out are too few for an interval of {level:g}, "
+            f"which needs {math.ceil(level / (1 - level) - 1e-9)}: it is infinite",
+            stacklevel=2,
+        )
+        return math.inf
+    return float(known[rank - 1])
+
+
+class AdaptiveInterval:
+    """How far below and above the prediction the next truth of each series lies, kept up to date
+    by the residuals seen so far.
+
+    The interval is ``prediction + offset -+ scale * exp(log_width)``. ``offset`` and ``scale`` are
+    running robust means of residuals and of their deviations; ``log_width`` grows by ``rate *
+    level`` after a truth outside, and shrinks by ``rate * (1 - level)`` after one inside, where
+    ``rate`` is ``RATE``, or less if truths come late. So the share of truths inside differs from
+    the level after T steps by the change of ``log_width`` over ``rate * T``, whatever the series
+    does.
+
+    Parameters
+    ----------
+    level : float
+    shape : (G, N)
+
+    Notes
+    -----
+    Source: Gibbs & Candès (2021), Adaptive conformal inference under distribution shift, NeurIPS,
+    eq. 2, in the form of Angelopoulos, Candès & Tibshirani (2023), Conformal PID control for time
+    series prediction, NeurIPS: quantile tracking, here of the logarithm of the score, with
+    ``offset`` and ``scale`` as the scorecaster.
+    """
+
+    def __init__(self, level: float, shape: tuple[int, int]) -> None:
+        self.level = level
+        self.values = np.zeros((4, *shape))  # offset, scale, log_width, least scale
+        self._initial = self.values.copy()
+        self._smoothing = 1 - 0.5 ** (1 / BIAS_STEPS)
+        self._set_band()
+
+    def calibrate(self, calibration: Calibration) -> None:
+        """Start from residuals: of the same series, one after the other; of others, pooled."""
+        errors = calibration.errors
+        n_series = self.values.shape[2]
+        is_own = calibration.of_every_series and errors.shape[1] == n_series
+        groups = errors if is_own else errors.reshape(len(errors), 1, -1)
+        for g, of_output in enumerate(groups):
+            for n, of_series in enumerate(of_output):
+                where = n if is_own else slice(None)
+                known = of_series[~np.isnan(of_series)]
+                # a series without any truth starts as all others
+                known = known if len(known) else errors[g][~np.isnan(errors[g])]
+                self.values[:, g, where] = np.reshape(
+                    _initial_values(known, self.level), (4,) + (1,) * (not is_own)
+                )
+        self._set_band()
+        if is_own:
+            for t in range(errors.shape[2]):
+                self.observe(errors[:, :, t], self.below, self.above)
+        self._initial = self.values.copy()
+
+    def load(self, values: np.ndarray, initial: np.ndarray) -> None:
+        """Continue from values of another one."""
+        self.values = values.copy()
+        self._initial = initial.copy()
+        self._set_band()
+
+    @property
+    def initial(self) -> np.ndarray:
+        """The values after the calibration, (4, G, N)."""
+        return self._initial
+
+    def reset(self, series: np.ndarray) -> None:
+        """Start some series, given as indices, from the calibration."""
+        self.values[:, :, series] = self._initial[:, :, series]
+        self._set_band()
+
+    def observe(
+        self, residual: np.ndarray, below: np.ndarray, above: np.ndarray, delay: int = 0
+    ) -> None:
+        """Learn from residuals (G, N), NaN where unknown, of predictions that were given with these
+        distances (G, N) to both ends, ``delay`` steps before the last one.
+        """
+        rate = RATE / (1 + delay / DELAY)
+        if residual.size == 1:
+            self._observe_one(residual.item(), below.item(), above.item(), rate)
+            return
+        offset, scale, log_width, least = self.values
+        known = ~np.isnan(residual)
+        missed = (residual < -below) | (residual > above)
+        deviation = residual - offset
+        size = np.abs(deviation)
+        limit = LARGEST * scale
+        part = self._smoothing * known
+        bounded = np.where(known, np.clip(deviation, -limit, limit), 0.0)
+        offset += self._smoothing * bounded
+        scale += part * (np.where(known, np.minimum(size, limit), 0.0) - scale)
+        np.maximum(scale, least, out=scale)
+        log_width += rate * known * (missed - (1 - self.level))
+        self._set_band()
+
+    def _observe_one(self, residual: float, below: float, above: float, rate: float) -> None:
+        """Do the same for one number, without the cost of a call of NumPy for each operation."""
+        if math.isnan(residual):
+            return
+        offset, scale, log_width, least = self.values[:, 0, 0].tolist()
+        is_missed = residual < -below or residual > above
+        deviation = residual - offset
+        limit = LARGEST * scale
+        offset += self._smoothing * min(max(deviation, -limit), limit)
+        scale += self._smoothing * (min(abs(deviation), limit) - scale)
+        scale = max(scale, least)
+        log_width += rate * (is_missed - (1 - self.level))
+        self.values[:, 0, 0] = offset, scale, log_width, least
+        width = scale * math.exp(log_width)
+        self.below = np.array([[width - offset]])
+        self.above = np.array([[width + offset]])
+
+    def _set_band(self) -> None:
+        offset, scale, log_width, _ = self.values
+        width = scale * np.exp(log_width)
+        # new arrays: predictions whose truth is missing keep theirs
+        self.below = width - offset
+        self.above = width + offset
+
+
+def _initial_values(residuals: np.ndarray, level: float) -> tuple[float, float, float, float]:
+    """Return offset, scale, logarithm of the width and least scale for some residuals (n,)."""
+    offset = float(np.median(residuals))
+    deviations = np.abs(residuals - offset)
+    scale = float(np.mean(deviations)) or 1e-9
+    # too few to tell: the largest, and the steps to come widen it
+    rank = min(math.ceil((len(residuals) + 1) * level - 1e-9), len(residuals))
+    width = float(np.sort(deviations)[rank - 1])
+    return offset, scale, math.log(max(width / scale, 1e-3)), LEAST_SCALE * scale

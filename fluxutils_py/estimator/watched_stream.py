@@ -1,0 +1,374 @@
+"""Streams that take in the truth: intervals around predictions, and alarms."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fluxutils_py.data.views import samples
+from fluxutils_py.errors import DataError, ShapeError, SpecError
+from fluxutils_py.estimator.conformal import AdaptiveInterval, Calibration, check_level
+from fluxutils_py.estimator.residual_model import LEAST_MEMORY, MEMORY, ResidualModel
+from fluxutils_py.inputs.single_steps import series_indices
+from fluxutils_py.validation import check_integer
+
+MOST_PENDING = 10_000  # steps that may wait for their truth
+N_OWN = 4  # tensors behind those of the model in a state
+
+Ends = tuple[np.ndarray, np.ndarray]
+
+
+class Watch(NamedTuple):
+    """What a stream is asked to know besides its predictions; see ``Estimator.stream``."""
+
+    interval: float | None = None
+    alarm: bool | int = False
+    calibration: Any = None
+
+    @property
+    def is_off(self) -> bool:
+        """Whether this is a plain stream."""
+        if self.interval is not None or self.alarm is not False:
+            return False
+        if self.calibration is not None:
+            raise SpecError("calibration is for streams with interval=0.9 or alarm=True")
+        return True
+
+    @property
+    def memory(self) -> int | None:
+        """Half-life of the model of residuals, if the user tells."""
+        if self.alarm is True or self.alarm is False:
+            return None
+        return check_integer("alarm", self.alarm, LEAST_MEMORY, error=SpecError)
+
+
+def watched_stream(
+    plain: Callable[[Any], Any],
+    model: Any,
+    estimator: Any,
+    n_series: int,
+    state: Sequence[Tensor] | None,
+    watch: Watch,
+    *,
+    is_in_units: bool = True,
+) -> WatchedStream:
+    """Return a stream that keeps an interval or a model of residuals.
+
+    Parameters
+    ----------
+    plain : callable
+        Makes the stream of predictions from a state.
+    model, estimator
+        What predicts, and the estimator in it.
+    n_series : int
+    state : list of Tensor, optional
+        Of such a stream, or of the model alone.
+    watch : Watch
+    is_in_units : bool
+        Whether the estimator predicts in the units of the stream.
+    """
+    n_outputs = _count_outputs(estimator)
+    live = plain(None)
+    n_of_model = len(live.state)
+    given = None if state is None else list(state)
+    own: list[np.ndarray] | None = None
+    if given is not None and len(given) == n_of_model + N_OWN:
+        own = [np.asarray(t) for t in given[n_of_model:]]
+        given = given[:n_of_model]
+    if given is not None:
+        live = plain(given)
+    watched = WatchedStream(live, (n_outputs, n_series), watch)
+    if own is not None:
+        watched.load(own)
+        return watched
+    calibration = None
+    if watch.calibration is not None:
+        calibration = _errors_on(model, watch.calibration)
+    elif is_in_units:
+        calibration = estimator.fitted_parts_.calibration
+    watched.calibrate(calibration)
+    return watched
+
+
+def _count_outputs(estimator: Any) -> int:
+    codec = estimator.fitted_parts_.codec
+    n_outputs = estimator.n_outputs_
+    if codec.classes is not None or isinstance(n_outputs, tuple):
+        raise SpecError(
+            f"interval and alarm are for streams of one array of numbers; this "
+            f"{type(estimator).__name__} predicts "
+            f"{'labels' if codec.classes is not None else f'{len(n_outputs)} arrays'}"
+        )
+    if codec.per_series:
+        raise SpecError(
+            "interval and alarm compare each step with a truth, but this estimator was fitted on "
+            "one target per series"
+        )
+    return int(n_outputs)
+
+
+def _errors_on(model: Any, data: Any) -> Calibration:
+    """Return the errors of a model on the arrays (x, y) of the user."""
+    if not isinstance(data, tuple) or len(data) != 2:
+        raise SpecError(
+            "calibration must be (x, y): arrays (F, N, T) and (G, N, T) that the fit has not seen"
+        )
+    x, truth = data[0], np.asarray(data[1], dtype=np.float64)
+    if hasattr(model, "fitted_parts_"):
+        predicted = np.asarray(model.predict(x))
+    else:  # tools of scikit-learn around an estimator take rows
+        view = samples(x)
+        rows = np.asarray(model.predict(view)).reshape(len(view), -1)
+        predicted = np.asarray(view.from_rows(rows, rows.shape[1] // view.native.shape[2]))
+    if truth.ndim != 3 or truth.shape != predicted.shape:
+        raise ShapeError(
+            f"calibration: y has shape {truth.shape}, the predictions for x {predicted.shape}; "
+            "expected (G, N, T) of both"
+        )
+    return Calibration.of(truth - predicted, True)
+
+
+class WatchedStream:
+    """A stream that also says between which ends the truth will lie, or how unlikely the last
+    residual was; made by ``Estimator.stream`` and :func:`fluxutils_py.stream`.
+
+    ``step`` predicts, and ``observe`` takes in the truth of the oldest step that waits for it. A
+    step whose truth never comes takes a NaN. Use it from one thread at a time.
+
+    Parameters
+    ----------
+    live : EstimatorStream or PipelineStream
+    shape : (G, N)
+    watch : Watch
+
+    Attributes
+    ----------
+    n_series : int
+    n_pending : int
+        Steps whose truth has not come.
+
+    Examples
+    --------
+    >>> from fluxutils_py import SequenceRegressor
+    >>> x = np.random.default_rng(0).normal(size=(2, 3, 400))  # (F, N, T)
+    >>> y = x.sum(0, keepdims=True) + np.random.default_rng(1).normal(size=(1, 3, 400))
+    >>> est = SequenceRegressor(cell="linear", n_lags=2, interval=0.9).fit(x, y)
+    >>> live = est.stream(3, interval=0.9, alarm=True)
+    >>> prediction, low, high, alarm = live.step(x[:, :, 0])
+    >>> live.observe(y[:, :, 0])
+    >>> prediction.shape, low.shape, alarm.shape
+    ((1, 3), (1, 3), (3,))
+    """
+
+    def __init__(self, live: Any, shape: tuple[int, int], watch: Watch) -> None:
+        self._live = live
+        self._shape = shape
+        self.n_series = live.n_series
+        self._interval: AdaptiveInterval | None = None
+        if watch.interval is not None:
+            self._interval = AdaptiveInterval(check_level("interval", watch.interval), shape)
+        self._has_alarm = watch.alarm is not False
+        self._memory = watch.memory
+        self._residuals: ResidualModel | None = None
+        # predictions that wait for their truth, with the distances to both ends
+        self._pending: deque[tuple[np.ndarray, Ends | None]] = deque()
+        self._dtype: Any = None
+        self._ends: Ends | None = None
+
+    # -- the beginning -----------------------------------------------------------------------------
+
+    def calibrate(self, calibration: Calibration | None) -> None:
+        """Start from errors on data that the fit has not seen."""
+        if self._interval is not None:
+            if calibration is None:
+                raise SpecError(
+                    "an interval starts from errors on data that the fit has not seen: fit "
+                    "SequenceRegressor(interval=0.9), or give calibration=(x, y)"
+                )
+            self._interval.calibrate(calibration)
+        if self._has_alarm:
+            memory = self._memory or MEMORY
+            if calibration is not None and self._memory is None:
+                memory = max(LEAST_MEMORY, 2 * calibration.errors.shape[2])
+            self._residuals = ResidualModel(self._shape, memory)
+            if calibration is not None:
+                errors = calibration.errors
+                is_own = calibration.of_every_series and errors.shape[1] == self.n_series
+                self._residuals.calibrate(errors, is_own)
+
+    def load(self, own: list[np.ndarray]) -> None:
+        """Continue from the last tensors of a state."""
+        (level, memory), interval, residuals, pending = own
+        if self._interval is not None:
+            if level != self._interval.level:
+                had = "no interval" if np.isnan(level) else f"interval={level:g}"
+                raise SpecError(
+                    f"the state is of a stream with {had}, this one has "
+                    f"interval={self._interval.level:g}"
+                )
+            self._check_state(interval, 2 * len(self._interval.values))
+            values, initial = np.split(interval, 2)
+            self._interval.load(values, initial)
+        if self._has_alarm:
+            if np.isnan(memory) or self._memory not in (None, int(memory)):
+                had = "no alarm" if np.isnan(memory) else f"alarm={int(memory)}"
+                raise SpecError(
+                    f"the state is of a stream with {had}, this one has "
+                    f"alarm={self._memory or True}"
+                )
+            self._residuals = ResidualModel(self._shape, int(memory))
+            self._check_state(residuals, 2 * len(self._residuals.values))
+            values, initial = np.split(residuals, 2)
+            self._residuals.load(values, initial)
+        self._check_state(pending.reshape(-1, *pending.shape[2:]), 3 * len(pending))
+        for prediction, below, above in pending:
+            ends = None if self._interval is None else (below, above)
+            self._pending.append((prediction, ends))
+
+    def _check_state(self, values: np.ndarray, n_rows: int) -> None:
+        expected = (n_rows, *self._shape)
+        if values.shape != expected:
+            raise ShapeError(f"state: a tensor has shape {values.shape}; expected {expected}")
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def step(self, x: object, *, alarm: bool | None = None) -> Any:
+        """Return what is known for the next step of all series, and move the state on.
+
+        Parameters
+        ----------
+        x : array of shape (F, N)
+        alarm : bool, optional
+            Whether to return the alarm too. None: as the stream was made.
+
+        Returns
+        -------
+        prediction, low, high : ndarray of shape (G, N)
+            New arrays; low and high only with ``interval``.
+        alarm : ndarray of shape (N,)
+            How unlikely the last observed residual and those before it are: 2 very roughly once in
+            100 steps, 3 once in 1000, if nothing changes. Zeros before the first.
+
+        Raises
+        ------
+        ValueError
+            If ``x`` does not fit, or more than 10,000 steps wait for their truth. The state then
+            stays.
+        """
+        wants_alarm = self._has_alarm if alarm is None else alarm
+        pending = self._pending
+        if len(pending) >= MOST_PENDING or (wants_alarm and self._residuals is None):
+            self._refuse(wants_alarm)
+        y = self._live.step(x)
+        if y.dtype is not self._dtype:
+            self._set_dtype(y.dtype)
+        ends = self._ends
+        pending.append((y.copy(), ends))
+        if ends is None:
+            return (y, self.alarm) if wants_alarm else y
+        if wants_alarm:
+            return y, y - ends[0], y + ends[1], self.alarm
+        return y, y - ends[0], y + ends[1]
+
+    def _refuse(self, wants_alarm: bool) -> None:
+        if wants_alarm and self._residuals is None:
+            raise SpecError("this stream keeps no model of residuals: make it with alarm=True")
+        raise DataError(
+            f"{MOST_PENDING} steps wait for their truth: give it to observe, NaN where it never "
+            "comes, or make a stream without interval and alarm"
+        )
+
+    def observe(self, y: object) -> None:
+        """Take in the truth (G, N) of the oldest step that has none yet; NaN where it is unknown.
+
+        Raises
+        ------
+        ValueError
+            If ``y`` has another shape or is infinite, or no step waits.
+        """
+        if isinstance(y, Tensor):
+            y = y.detach().cpu()
+        truth = np.asarray(y, dtype=np.float64)
+        if truth.shape != self._shape:
+            raise ShapeError(
+                f"observe takes the truth of one step, of shape (G, N) = {self._shape}, got "
+                f"{truth.shape}"
+            )
+        if not self._pending:
+            raise DataError("observe: no step waits for its truth; call step first")
+        # one sum is faster than a mask, and truths that are all known are the rule
+        if not math.isfinite(np.add.reduce(truth, axis=None)) and np.isinf(truth).any():
+            raise DataError("observe: y is infinite; give NaN where the truth is unknown")
+        prediction, ends = self._pending.popleft()
+        residual = truth - prediction
+        if self._interval is not None and ends is not None:
+            self._interval.observe(residual, *ends, delay=len(self._pending))
+            self._set_dtype(self._dtype)
+        if self._residuals is not None:
+            self._residuals.observe(residual)
+
+    def _set_dtype(self, dtype: Any) -> None:
+        """Give the ends of the interval the type of the predictions."""
+        self._dtype = dtype
+        if self._interval is not None and dtype is not None:
+            below, above = self._interval.below, self._interval.above
+            self._ends = below.astype(dtype), above.astype(dtype)
+
+    @property
+    def alarm(self) -> np.ndarray:
+        """How unlikely the last residuals of each series are, (N,); see :meth:`step`."""
+        if self._residuals is None:
+            raise SpecError("this stream keeps no model of residuals: make it with alarm=True")
+        return self._residuals.alarm()
+
+    @property
+    def n_pending(self) -> int:
+        return len(self._pending)
+
+    # -- the state ---------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> list[Tensor]:
+        """Copy of all that the next outputs depend on, for the ``state`` argument of a stream: the
+        state of the model, and four tensors of the truths seen and awaited.
+        """
+        level, memory = np.nan, np.nan
+        interval, residuals = np.empty((0, *self._shape)), np.empty((0, *self._shape))
+        if self._interval is not None:
+            level = self._interval.level
+            interval = np.concatenate([self._interval.values, self._interval.initial])
+        if self._residuals is not None:
+            memory = self._residuals.memory
+            residuals = np.concatenate([self._residuals.values, self._residuals.initial])
+        pending = np.empty((len(self._pending), 3, *self._shape))
+        for row, (prediction, ends) in zip(pending, self._pending, strict=True):
+            row[0] = prediction
+            row[1:] = np.nan if ends is None else ends
+        own = (np.array([level, memory]), interval, residuals, pending)
+        return [*self._live.state, *map(torch.from_numpy, own)]
+
+    def reset(self, series: object = None) -> None:
+        """Start all series anew, or some: an index, a list or slice of them, or a mask (N,).
+
+        Their intervals and alarms start from the calibration. Truths of their earlier steps are no
+        longer awaited; while others are, ``observe`` ignores those of these series.
+        """
+        self._live.reset(series)
+        chosen = np.arange(self.n_series)
+        if series is None:
+            self._pending.clear()
+        else:
+            chosen = series_indices(series, self.n_series)
+        for prediction, _ in self._pending:
+            prediction[:, chosen] = np.nan
+        if self._interval is not None:
+            self._interval.reset(chosen)
+            self._set_dtype(self._dtype)
+        if self._residuals is not None:
+            self._residuals.reset(chosen)
