@@ -125,7 +125,7 @@ class _GatedRecurrence(nn.Module):
         start = state
         if _follows_past(state):
             start = _GatedPast.apply(state, sensitivity, linear.weight, linear.bias, initial)
-        result = self.by_kernel(x, start)
+        result: Any = self.by_kernel(x, start)
         y, after = self(x, start) if result is None else result
         with torch.no_grad():
             moved = self._move_on(x, state, y, sensitivity)

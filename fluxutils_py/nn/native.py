@@ -252,7 +252,7 @@ def last_state_slopes(
     product = torch.empty_like(y[0])
     head = (VERSION, cell, TYPES[y.dtype], library.isa, n_threads(), S, B, 1, H, 0.0)
     places = {"h0": h0, "y": y, "saved": sums, "dh0": product}
-    pointers = [0 if places.get(name) is None else places[name].data_ptr() for name in _POINTERS]
+    pointers = _pointers([places.get(name) for name in _POINTERS])
     code = library.slopes(_CALL.pack(*head, *pointers))
     if code:
         raise kernel_error(code)
