@@ -1,8 +1,8 @@
 """How much longer a training step takes with ``gradient="exact"`` than with truncated gradients.
 
 A step is a window through a diagonal layer and a linear head, mean squared error, backwards, and
-Adam; both kinds run by turns in one process, on the same window, one thread. Tables show the median
-and range of the ratios of rounds.
+Adam; both kinds run by turns in one process, on the same window, one thread. Processor time; tables show the
+median and range of the ratios of rounds.
 
     python benchmarks/bench_exact.py [--rounds 9]
 """
@@ -53,9 +53,9 @@ class Training:
         """Of the fastest of some steps: what else the machine does only ever adds."""
         taken = []
         for _ in range(repeats):
-            began = time.perf_counter()
+            began = time.process_time()
             self.step(exact)
-            taken.append(time.perf_counter() - began)
+            taken.append(time.process_time() - began)
         return min(taken)
 
 

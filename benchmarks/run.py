@@ -65,6 +65,7 @@ PARTS = {
     "characters": Part("bench_characters.py"),
     "few_series": Part("bench_few_series.py"),
     "grid": Part("bench_grid.py"),
+    "exact": Part("bench_exact.py", environment={"OMP_NUM_THREADS": "1"}),
     "kernels": Part("bench_kernels.py", environment={"OMP_NUM_THREADS": "1"}),
     "hooks": Part("bench_hooks.py"),
     "import": Part("bench_import.py"),

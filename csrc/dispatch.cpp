@@ -82,6 +82,12 @@ EXPORT int32_t fluxutils_backward(const fluxutils_call *call) {
     return unit ? unit->backward(call) : FK_NO_SUCH_INSTRUCTIONS;
 }
 
+EXPORT int32_t fluxutils_slopes(const fluxutils_call *call) {
+    if (!valid(call) || !call->y || !call->saved || !call->dh0) return FK_BAD_ARGUMENT;
+    const fk_unit *unit = unit_for(call->isa);
+    return unit ? unit->slopes(call) : FK_NO_SUCH_INSTRUCTIONS;
+}
+
 static bool valid_linear(const fluxutils_linear_call *c) {
     return c && c->version == FLUXUTILS_KERNELS_VERSION && c->S > 0 && c->B > 0 && c->H > 0;
 }

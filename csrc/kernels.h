@@ -45,6 +45,11 @@ int32_t fluxutils_kept_per_output(int32_t cell);         // numbers kept for the
 int32_t fluxutils_forward(const fluxutils_call *);
 int32_t fluxutils_backward(const fluxutils_call *);
 
+// Derivatives of the last state of FK_MIN_GRU or FK_MIN_LSTM with respect to the sums of each step and to h0. A unit
+// depends on its own past alone, so that there is one number for each. Of the call it reads y and h0; `saved` holds the
+// sums (S, B, KX H), which the derivatives replace; dh0 (B, H) is written.
+int32_t fluxutils_slopes(const fluxutils_call *);
+
 // The linear recurrence h[t] = a[t] * h[t - 1] + b[t] of (S, B, H). a has a_step numbers from one step to the next and
 // a_series from one series to the next; 0: all have the same.
 typedef struct {

@@ -18,4 +18,5 @@ struct fk_unit {
     int32_t (*linear_forward)(const void *call);
     int32_t (*linear_backward)(const void *call);
     int32_t (*causal_kernels)(const void *call);
+    int32_t (*slopes)(const void *call);
 };

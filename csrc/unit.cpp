@@ -3,6 +3,7 @@
 #include "causal.h"
 #include "cell_numbers.h"
 #include "linear.h"
+#include "slopes.h"
 #include "units.h"
 
 namespace FLUXUTILS_UNIT {
@@ -32,6 +33,7 @@ const fk_unit unit = {
     [](const void *call) { return linear_forward(*static_cast<const fluxutils_linear_call *>(call)); },
     [](const void *call) { return linear_backward(*static_cast<const fluxutils_linear_call *>(call)); },
     [](const void *call) { return causal_kernels(*static_cast<const fluxutils_causal_call *>(call)); },
+    [](const void *call) { return last_state_slopes(*static_cast<const fluxutils_call *>(call)); },
 };
 
 }  // namespace FLUXUTILS_UNIT

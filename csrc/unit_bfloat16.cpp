@@ -20,6 +20,8 @@ const fk_unit unit = {
     [](const void *call) { return with_units(call, [](auto units) { return units.backward(); }); },
     nullptr,
     nullptr,
+    nullptr,
+    nullptr,
 };
 
 }  // namespace FLUXUTILS_UNIT

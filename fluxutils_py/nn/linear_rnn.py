@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from fluxutils_py.nn import kernels
 from fluxutils_py.nn.linear_recurrence import later_products, linear_recurrence
-from fluxutils_py.nn.native import Cell, State
-from fluxutils_py.nn.native_layers import is_intercepted, run_cell
+from fluxutils_py.nn.native import Cell, State, last_state_slopes
+from fluxutils_py.nn.native_layers import is_intercepted, is_plain, run_cell
 from fluxutils_py.nn.recurrent import Recur, Sensitivity
 from fluxutils_py.nn.sizes import check_features, set_sizes
 
@@ -102,14 +103,15 @@ class _GatedRecurrence(nn.Module):
     # -- gradients that reach beyond a window, see nn/sensitivities.py -----------------------------
 
     def first_sensitivity(self, n_series: int, with_initial: bool) -> Sensitivity:
-        """Return the sensitivity of the initial state: to the weights of each block (B, F, H), to
-        the biases of each (B, H), and if it is trained to itself (B, H).
+        """Return the sensitivity of the initial state: to the weights (B, F, blocks H), to the
+        biases (B, blocks H), and if it is trained to itself (B, H).
         """
-        zeros = self.linear.weight.new_zeros(n_series, self.n_in, self.n_out)
-        of_blocks = [zeros] * self.n_blocks + [zeros[:, 0]] * self.n_blocks
+        n_rows = self.n_blocks * self.n_out
+        of_weight = self.linear.weight.new_zeros(n_series, self.n_in, n_rows)
+        of_bias = of_weight.new_zeros(n_series, n_rows)
         if with_initial:
-            return *of_blocks, torch.ones_like(zeros[:, 0])
-        return tuple(of_blocks)
+            return of_weight, of_bias, of_weight.new_ones(n_series, self.n_out)
+        return of_weight, of_bias
 
     def run_exactly(
         self, x: Tensor, state: Tensor | None, sensitivity: Sensitivity, initial: Tensor | None
@@ -123,7 +125,7 @@ class _GatedRecurrence(nn.Module):
         start = state
         if _follows_past(state):
             start = _GatedPast.apply(state, sensitivity, linear.weight, linear.bias, initial)
-        result = self.by_kernel(x, start)
+        result: Any = self.by_kernel(x, start)
         y, after = self(x, start) if result is None else result
         with torch.no_grad():
             moved = self._move_on(x, state, y, sensitivity)
@@ -132,33 +134,29 @@ class _GatedRecurrence(nn.Module):
     def _move_on(
         self, x: Tensor, state: Tensor | None, y: Tensor, sensitivity: Sensitivity
     ) -> Sensitivity:
-        n = self.n_blocks
-        slopes, product = self.slopes(_Past(state, y), *self._blocks(x))
-        rows = x.permute(1, 2, 0)
-        to_weights = [t * product[:, None] for t in sensitivity[:n]]
-        if self.n_out < FEW_COLUMNS:
-            added = torch.bmm(rows, torch.cat(slopes, -1).transpose(0, 1))
-            for t, part in zip(to_weights, added.split(self.n_out, -1), strict=True):
-                t += part
-        else:
-            for t, slope in zip(to_weights, slopes, strict=True):
-                t.baddbmm_(rows, slope.transpose(0, 1))
-        to_biases = [
-            torch.addcmul(slope.sum(0), t, product)
-            for t, slope in zip(sensitivity[n : 2 * n], slopes, strict=True)
-        ]
-        return *to_weights, *to_biases, *(t * product for t in sensitivity[2 * n :])
+        linear = self.linear
+        sums = F.linear(x, linear.weight, linear.bias)
+        slopes, product = self._slopes(_Past(state, y), sums)
+        of_weight, of_bias, *of_initial = sensitivity
+        kept = product.repeat(1, self.n_blocks)
+        to_weight = of_weight * kept[:, None]
+        to_weight.baddbmm_(x.permute(1, 2, 0), slopes.transpose(0, 1))
+        to_bias = torch.addcmul(slopes.sum(0), of_bias, kept)
+        return to_weight, to_bias, *(t * product for t in of_initial)
 
-    def _blocks(self, x: Tensor) -> Iterable[Tensor]:
-        """Return the blocks (S, B, H), contiguous, which operations take less time on."""
-        weight = self.linear.weight
-        bias = self.linear.bias
-        if self.n_out < FEW_COLUMNS:
-            blocks = F.linear(x, weight, bias).split(self.n_out, -1)
-            return [block.contiguous() for block in blocks]
-        return map(
-            F.linear, [x] * self.n_blocks, weight.chunk(self.n_blocks), bias.chunk(self.n_blocks)
-        )
+    def _slopes(self, past: _Past, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the derivatives of the last state with respect to the sums (S, B, blocks H) of
+        gates and candidate, which they may replace, and the product of a over all steps.
+        """
+        library = kernels.library()
+        tensors = (sums, past.outputs, past.first)
+        if library is not None and all(t is None or is_plain(t) for t in tensors):
+            found = last_state_slopes(library, self.kernel, sums, past.outputs, past.first)
+            if found is not None:
+                return found
+        blocks = sums.split(self.n_out, -1)
+        slopes, product = self.slopes(past, *blocks)
+        return torch.cat(slopes, -1), product
 
     def _step(
         self,
@@ -240,20 +238,16 @@ class _GatedPast(Function):
         initial: Tensor | None,
     ) -> Tensor:
         ctx.sensitivity = sensitivity
-        ctx.n_blocks = len(bias) // state.shape[1]
         return state.view_as(state)
 
     @staticmethod
     def backward(ctx: Any, d_state: Tensor) -> tuple[Tensor | None, ...]:
-        n = ctx.n_blocks
-        of_weights = ctx.sensitivity[:n]
-        of_biases = ctx.sensitivity[n : 2 * n]
-        d_weights = [(t * d_state[:, None]).sum(0) for t in of_weights]
-        d_biases = [(t * d_state).sum(0) for t in of_biases]
-        d_initial = None
-        for t in ctx.sensitivity[2 * n :]:
-            d_initial = (t * d_state).sum(0, keepdim=True)
-        return None, None, torch.cat(d_weights, 1).T, torch.cat(d_biases), d_initial
+        of_weight, of_bias, *of_initial = ctx.sensitivity
+        d_rows = d_state.repeat(1, of_bias.shape[1] // d_state.shape[1])
+        d_weight = (of_weight * d_rows[:, None]).sum(0).T
+        d_bias = (of_bias * d_rows).sum(0)
+        d_initial = (of_initial[0] * d_state).sum(0, keepdim=True) if of_initial else None
+        return None, None, d_weight, d_bias, d_initial
 
 
 _GATED_DOC = """{name}: {first}

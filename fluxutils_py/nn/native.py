@@ -60,6 +60,10 @@ BFLOAT16 = 4  # tensors of float32, products of bfloat16
 # fluxutils_call of csrc/kernels.h: version, cell, type, isa, threads, S, B, F, H; alpha; pointers
 _CALL = Struct("9qd21q")
 _FORWARD = Struct("9qd11q")  # without the pointers to gradients, which are zero
+_POINTERS = (
+    *("x", "h0", "c0", "w_x", "w_h", "b_x", "b_h", "y", "h", "c", "saved"),
+    *("dy", "dh", "dc", "dx", "dh0", "dc0", "dw_x", "dw_h", "db_x", "db_h"),
+)
 _NO_GRADIENTS = bytes(_CALL.size - _FORWARD.size)
 _ERRORS = {
     1: "a bad argument",
@@ -216,6 +220,43 @@ def _forward(
     if code:
         raise kernel_error(code)
     return outputs, kept
+
+
+def last_state_slopes(
+    library: Library, cell: int, sums: Tensor, y: Tensor, h0: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    """Compute how the last state of a diagonal cell depends on the sums of each step, unit by unit.
+
+    Parameters
+    ----------
+    library : Library
+    cell : int
+        Its number.
+    sums : Tensor of shape (S, B, blocks H)
+        Of its gates and its candidate; contiguous, and replaced by the result.
+    y : Tensor of shape (S, B, H)
+        Its outputs.
+    h0 : Tensor of shape (B, H) or None
+
+    Returns
+    -------
+    tuple of Tensor, or None if the library cannot
+        Derivatives of each unit's last state with respect to its sums (S, B, blocks H), and to its
+        first state (B, H).
+    """
+    if library.slopes is None or not y.numel():
+        return None
+    y = y.contiguous()
+    h0 = None if h0 is None else h0.contiguous()
+    S, B, H = y.shape
+    product = torch.empty_like(y[0])
+    head = (VERSION, cell, TYPES[y.dtype], library.isa, n_threads(), S, B, 1, H, 0.0)
+    places = {"h0": h0, "y": y, "saved": sums, "dh0": product}
+    pointers = _pointers([places.get(name) for name in _POINTERS])
+    code = library.slopes(_CALL.pack(*head, *pointers))
+    if code:
+        raise kernel_error(code)
+    return sums, product
 
 
 def kernel_error(code: int) -> RuntimeError:

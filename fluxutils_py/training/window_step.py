@@ -175,7 +175,9 @@ class WindowStep(GradientStep):
         checkpoint.
         """
         names = ("step", "states", "sensitivities", "next_states", "buffers", "n_live")
-        per_rank = {name: [state.get(name) for state in states] for name in names}
+        per_rank: dict[str, Any] = {}
+        for name in names:  # checkpoints of 0.1.0 have no sensitivities
+            per_rank[name] = [state.get(name) for state in states]
         n_live = per_rank["n_live"]
         return {
             **states[0],
@@ -383,7 +385,7 @@ def differentiate_windows(
     """
     step = WindowStep(model, loss, None, comm=comm, precision=precision, gradient=gradient)
     # A user may be accumulating gradients: steps clear them.
-    gradients = [p.grad for p in model.parameters()]
+    earlier = [p.grad for p in model.parameters()]
     weighted = 0.0
     n_live = 0.0
     with evaluating(model), torch.enable_grad():
@@ -392,8 +394,8 @@ def differentiate_windows(
             if info is not None and info.batch_loss is not None:
                 weighted += info.batch_loss * info.n_live
                 n_live += info.n_live
-    for p, gradient in zip(model.parameters(), gradients, strict=True):
-        p.grad = gradient
+    for p, grad in zip(model.parameters(), earlier, strict=True):
+        p.grad = grad
     return weighted / n_live if n_live else math.nan, step.mean_gradient()
 
 

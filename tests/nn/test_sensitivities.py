@@ -110,9 +110,8 @@ def test_the_sensitivities_of_gated_layers_are_the_jacobian_of_the_state(layer):
         for window in x.split(8):
             m(window)
             truncate(m)
+    of_weight, of_bias, of_initial = m.sensitivity
     n_blocks = m.module.n_blocks
-    of_weights, of_biases = m.sensitivity[:n_blocks], m.sensitivity[n_blocks : 2 * n_blocks]
-    of_initial = m.sensitivity[-1]
     reset(m)
     m(x)
     weight, bias = m.module.linear.weight, m.module.linear.bias
@@ -122,9 +121,8 @@ def test_the_sensitivities_of_gated_layers_are_the_jacobian_of_the_state(layer):
                 m.state[series, unit], [weight, bias, m.initial_state[0]], retain_graph=True
             )
             rows = [unit + H * block for block in range(n_blocks)]
-            for row, of_weight, of_bias in zip(rows, of_weights, of_biases, strict=True):
-                torch.testing.assert_close(of_weight[series, :, unit], wanted[0][row])
-                torch.testing.assert_close(of_bias[series, unit], wanted[1][row])
+            torch.testing.assert_close(of_weight[series][:, rows], wanted[0][rows].T)
+            torch.testing.assert_close(of_bias[series, rows], wanted[1][rows])
             torch.testing.assert_close(of_initial[series, unit], wanted[2][0, unit])
             wanted[0][rows] = 0
             assert not wanted[0].any()  # of no other unit
