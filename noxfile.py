@@ -40,6 +40,7 @@ TESTS_OF_EXTRAS = {
     "forecast": ["tests/forecasting"],
     "frame": ["tests/inputs/test_frame_rows.py"],
     "zarr": ["tests/data/test_zarr_stores.py"],
+    "track": ["tests/reporting/test_track.py"],
     "export": ["tests/exporting", "tests/estimator/test_model_export.py"],
     "notebook": ["tests/test_notebooks.py"],
     "search": ["tests/estimator/test_dask_search.py", "tests/training/test_optuna_pruning.py"],

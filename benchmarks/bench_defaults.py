@@ -1,7 +1,8 @@
 """Real data with nothing set: our defaults beside what one would use instead.
 
 Each contender of default_contenders.py is trained on the training part of each set of real_data.py and
-judged on the test part: the mean of the seeds, and the seconds that ``fit`` takes. A fit of aeon's
+judged on the test part: the mean of the seeds, and the seconds of one core that ``fit`` takes, which
+wait for nobody beside it. A fit of aeon's
 MiniRocket is not counted where it compiles. What is found goes into a file by set and contender: what
 is measured again replaces what was there, all else stays, so that contenders may be measured one by
 one, in environments of their own. From the file come the table in RESULTS_defaults.md and, by
@@ -111,7 +112,7 @@ def tables(found: Found) -> list[Table]:
     scores = Table(
         "Test scores, mean of the seeds; the best of a row in bold", ["set", "score", *titles]
     )
-    seconds = Table("Seconds of a fit, median of the seeds", ["set", *titles])
+    seconds = Table("Seconds of one core for a fit, median of the seeds", ["set", *titles])
     for name, entry in found["sets"].items():
         outcomes = [entry["found"].get(contender) for contender in names]
         arrow = "\u2191" if entry["larger_is_better"] else "\u2193"

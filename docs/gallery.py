@@ -7,6 +7,7 @@ running anything.
 
 import base64
 import io
+import os
 import re
 import sys
 from pathlib import Path
@@ -31,6 +32,8 @@ def run(notebook):
         "pandas\npandas.set_option('display.width', 100)"
     )
     notebook.cells.insert(0, sharp)
+    # tqdm's advice to install widgets is not for readers of the page
+    os.environ["PYTHONWARNINGS"] = "ignore:IProgress"
     with TemporaryDirectory() as folder:
         NotebookClient(notebook, timeout=120, resources={"metadata": {"path": folder}}).execute()
     del notebook.cells[0]

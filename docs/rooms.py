@@ -11,6 +11,7 @@ PACKAGE = DOCS.parent / "fluxutils_py"
 PAGE = DOCS / "architecture.md"
 FOLDERS = [
     *(
+        "saving",
         "forecasting",
         "explaining",
         "estimator",

@@ -23,9 +23,7 @@ from fluxutils_py.estimator import (
     check_export,
     export,
     flatten_steps,
-    load,
     pooled_scorer,
-    save,
     stream,
 )
 from fluxutils_py.explaining import SequencePredictionDisplay, explain
@@ -35,6 +33,7 @@ from fluxutils_py.nn.ops import bmm
 from fluxutils_py.nn.parameters import namedparams, notrack, weights
 from fluxutils_py.nn.states import loadstates, reset, states, truncate
 from fluxutils_py.nn.vectors import grad2net, net2grad, net2vec, vec2net
+from fluxutils_py.saving import card, load, save
 from fluxutils_py.transformers import (
     SequenceFeatures,
     SequenceImputer,
@@ -57,6 +56,7 @@ __all__ = [
     "Spec",
     "WinsorScaler",
     "bmm",
+    "card",
     "check_export",
     "explain",
     "export",

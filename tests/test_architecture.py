@@ -36,6 +36,7 @@ MAX_NAMES_OF_A_PACKAGE = 25
 FLOORS = [
     "__main__",
     "",
+    "saving",
     "forecasting",
     "explaining",
     "estimator",
@@ -46,6 +47,7 @@ FLOORS = [
     "training",
     "inputs",
     "exporting",
+    "sklearn_callbacks",
     "reporting",
     "parallel",
     "versions",
@@ -67,7 +69,15 @@ GUESTS = {"gomlx", "bobbin", "praytools"}  # the names of other systems, which n
 NEIGHBOURS_APART = {
     **{
         part: GUESTS
-        for part in ("", "__main__", "forecasting", "explaining", "estimator", "transformers")
+        for part in (
+            "",
+            "__main__",
+            "saving",
+            "forecasting",
+            "explaining",
+            "estimator",
+            "transformers",
+        )
     },
     **{guest: GUESTS - {guest} for guest in GUESTS},
     "nn": {"data"},  # torch only, no data
@@ -83,6 +93,8 @@ ONLY_IN = {
         "forecasting/",
         "transformers/",
         "inputs/",
+        "saving/",
+        "sklearn_callbacks.py",
         "sklearn_private.py",
         "__main__.py",
     ),
@@ -95,7 +107,7 @@ NEVER_IN = {
 # Optional or slow to load, or (mpi4py.MPI) starts something.
 NOT_LOADED_BY_IMPORT = [
     *("mpi4py.MPI", "matplotlib", "pandas", "narwhals", "polars", "tensorboard"),
-    *("pyarrow", "zarr", "xarray"),
+    *("pyarrow", "zarr", "xarray", "mlflow", "trackio", "wandb"),
     *("onnx", "onnxscript", "onnxruntime", "torch.onnx"),
 ]
 
@@ -222,7 +234,7 @@ def test_imports_point_down():
             "nn/ops.py",
             "import sklearn.base",
             "1 imports sklearn.base: only estimator/ and explaining/ and forecasting/ and transformers/ and "
-            "inputs/ and sklearn_private.py and __main__.py may",
+            "inputs/ and saving/ and sklearn_callbacks.py and sklearn_private.py and __main__.py may",
         ),
         (
             "parallel/comm.py",
@@ -335,7 +347,7 @@ MOST_BRANCHES = 12
 BRANCHED = {}
 # Private names that are read all the same: of libraries that have no other name for it, in two files.
 PRIVATE_READS = {
-    "estimator/model_export.py model._check_export",  # of a forecaster, on a higher floor
+    "sklearn_callbacks.py est._init_callback_context",
     "sklearn_private.py scorer._kwargs",
     "sklearn_private.py scorer._response_method",
     "sklearn_private.py scorer._score_func",

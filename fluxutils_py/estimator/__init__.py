@@ -4,7 +4,6 @@ from fluxutils_py.estimator.display import LossCurveDisplay
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.model_export import check_export, export
 from fluxutils_py.estimator.pooled_scorer import flatten_steps, pooled_scorer
-from fluxutils_py.estimator.saving import load, save
 from fluxutils_py.estimator.sequence_estimators import (
     EstimatorClassifier,
     EstimatorRegressor,
@@ -13,6 +12,7 @@ from fluxutils_py.estimator.sequence_estimators import (
 )
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.estimator.streaming import EstimatorStream, PipelineStream, stream
+from fluxutils_py.sklearn_callbacks import as_sklearn_callback
 
 __all__ = [
     "Estimator",
@@ -24,11 +24,10 @@ __all__ = [
     "SequenceClassifier",
     "SequenceRegressor",
     "Spec",
+    "as_sklearn_callback",
     "check_export",
     "export",
     "flatten_steps",
-    "load",
     "pooled_scorer",
-    "save",
     "stream",
 ]

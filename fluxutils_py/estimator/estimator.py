@@ -26,10 +26,11 @@ from fluxutils_py.estimator.scoring import run_score
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.estimator.streaming import EstimatorStream
 from fluxutils_py.parallel import get_communicator
+from fluxutils_py.sklearn_callbacks import CallbackSupport
 
 
 @explains_arguments
-class Estimator(HtmlReprMixin, BaseEstimator):
+class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
     """A stateful sequence model as a scikit-learn estimator, trained by truncated backpropagation
     through time.
 

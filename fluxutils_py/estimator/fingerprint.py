@@ -136,6 +136,21 @@ def data_digests(data: FitData) -> dict[str, tuple[str | None, str]]:
     return texts
 
 
+def shapes_and_digests(data: FitData) -> dict[str, str]:
+    """Return shape, type and digest of each array of a fit, as a model card shows them.
+
+    The digest is of the corners of the array, which costs next to nothing; sources whose blocks are
+    computed or unpacked are not read for it.
+    """
+    texts = {}
+    for name, s, w in _named_arrays(data):
+        words = [f"{(s.F, s.N, s.T)} {s.dtype.newbyteorder('=')}"]
+        if s.in_memory or getattr(s.array, "nonblocking", False):
+            words.append(f"digest {digest_sample(s, w.own(w.segments), places=2)}")
+        texts[name] = ", ".join(words)
+    return texts
+
+
 def changed_settings(
     before: Mapping[str, str],
     now: Mapping[str, str],

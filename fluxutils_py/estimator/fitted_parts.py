@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,6 +33,8 @@ class FittedParts:
         Number of training steps so far.
     choice : FitChoice or None
         What "auto" stood for, in a ready-made estimator.
+    data : dict of str to str
+        Shapes, types and digests of the arrays of the last fit, for its model card.
     """
 
     layout: InputLayout
@@ -41,6 +43,7 @@ class FittedParts:
     scheduler: Any
     n_steps: int
     choice: FitChoice | None = None
+    data: dict[str, str] = field(default_factory=dict)
 
 
 # ``Estimator`` imports the functions behind its methods, so these cannot import it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -37,6 +37,7 @@ from fluxutils_py.estimator.data_warnings import (
 )
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.few_updates_warning import warn_few_updates
+from fluxutils_py.estimator.fingerprint import shapes_and_digests
 from fluxutils_py.estimator.fit_choice import FitChoice
 from fluxutils_py.estimator.fit_data import FitData, FitRequest, prepare
 from fluxutils_py.estimator.fitted_parts import FittedParts, SeriesEstimator, input_schema
@@ -49,6 +50,7 @@ from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.lr_schedules import cosine
 from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.compiling import compile_arguments, compiled
+from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.nn.model_windows import cached_window_mode, takes_windows
 from fluxutils_py.nn.ready_made import LinearPlusNetwork, closed_form_parts, is_closed_form
@@ -58,6 +60,7 @@ from fluxutils_py.parallel import RankGroup, Threads
 from fluxutils_py.parallel.launcher import local_rank
 from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook
+from fluxutils_py.sklearn_callbacks import begin_fit, hooks_of, nothing, run_with_callbacks
 from fluxutils_py.training import EarlyStopping, Loop
 from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.training.closed_form_step import ClosedFormStep
@@ -77,17 +80,23 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
     The estimator does not change before training begins. A later error restores it if no update was
     made, or, unless it is an interrupt, if this fit replaces an earlier one.
     """
+    run_with_callbacks(est, lambda: _run_fit(est, request))
+
+
+def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
     settings = est.resolved_params()
     earlier = _earlier_fit(est, request)
     with ranks_of_call(settings.comm, "fit", request.sharded) as ranks:
-        ranks.require_equal(course_of_fit(settings, earlier is not None, request.epochs))
+        callbacks = [*as_callbacks(settings.callbacks), *hooks_of(est)]
+        with_hooks = replace(settings, callbacks=callbacks)
+        ranks.require_equal(course_of_fit(with_hooks, earlier is not None, request.epochs))
         require_gradients("fit")
         warn_repeated_search(ranks)
         # before data are read, as both decide how they are cut
         randomness = _shared_randomness(settings, earlier, ranks)
         saved = None
         if earlier is None:
-            saved = saved_minibatch_size(as_callbacks(settings.callbacks), ranks)
+            saved = saved_minibatch_size(callbacks, ranks)
         source = _DataSource(settings, est, request, ranks, randomness, saved, earlier)
         data = source.prepare(settings)
         choice = data.settings.choice
@@ -103,7 +112,46 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
         # now, when a model exists that tells what it sees, and before any time is spent
         _warn_about(training, est, request)
         require_same_fit(training)
+        end_fit = _begin_fit(est, training, request)
         run(est, training)
+        end_fit()
+
+
+def _begin_fit(est: SeriesEstimator, training: Training, request: FitRequest) -> Callable[[], None]:
+    """Begin the task of scikit-learn's callbacks, on rank 0; return what ends it."""
+    ranks = training.loop.ranks
+    if ranks.rank > 0:
+        return nothing
+    given = {
+        "sample_weight": request.sample_weight,
+        "lengths": request.lengths,
+        "starts": request.starts,
+    }
+    return begin_fit(
+        est,
+        request.x,
+        request.y,
+        {name: value for name, value in given.items() if value is not None},
+        n_epochs=1 if is_closed_form(training.step.model) else training.plan.epochs,
+        fitted=lambda: _fitted_now(est, alone=not ranks.is_single),
+    )
+
+
+def _fitted_now(est: SeriesEstimator, alone: bool) -> dict[str, Any]:
+    """Return copies of what a fit goes on to change; ``alone`` for a copy that predicts on its rank
+    alone.
+    """
+    model = deep_copy(est.model_)
+    pairs = zip(est.model_.parameters(), model.parameters(), strict=True)
+    # the optimizer of the copy has the parameters of the copy
+    optimizer = copy.deepcopy(est.optimizer_, {id(p): twin for p, twin in pairs})
+    parts = est.fitted_parts_
+    attributes = {
+        "model_": reset(model).eval(),
+        "optimizer_": optimizer,
+        "fitted_parts_": replace(parts, rng=copy.deepcopy(parts.rng), scheduler=None),
+    }
+    return attributes | {"comm": None} if alone else attributes
 
 
 def _earlier_fit(est: SeriesEstimator, request: FitRequest) -> SeriesEstimator | None:
@@ -619,7 +667,7 @@ def run(est: SeriesEstimator, training: Training) -> None:
     ranks = training.loop.ranks
     before = EstimatorBefore(est, training)
     attributes = FittedAttributes(est, training)
-    callbacks = as_callbacks(training.data.settings.callbacks)
+    callbacks = [*as_callbacks(training.data.settings.callbacks), *hooks_of(est)]
     callbacks = with_checkpoints(callbacks, training, est)
     for callback in callbacks:
         training.loop.hooks.attach(callback)
@@ -740,6 +788,7 @@ class FittedAttributes:
             scheduler=None if training.data.spec.lr_schedule else training.scheduler,
             n_steps=n_steps,
             choice=training.data.settings.choice,
+            data=shapes_and_digests(training.data),
         )
         if training.resume:
             return

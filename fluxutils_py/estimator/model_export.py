@@ -266,7 +266,7 @@ def export(
     """
     settings = HeaderSettings(prefix, quantize, example)
     settings.check(format)
-    if hasattr(model, "_check_export"):  # a forecaster, which has graphs only
+    if hasattr(model, "check_export"):  # a forecaster, which has graphs only
         model.export(path, format)
         return None
     check_format(format, [*FORMATS, "c"])
@@ -346,8 +346,8 @@ def check_export(
     LoadError
         If the file was not exported by this package.
     """
-    if hasattr(model, "_check_export"):  # a forecaster
-        return float(model._check_export(path, x, 1e-5 if tolerance is None else tolerance))
+    if hasattr(model, "check_export"):  # a forecaster
+        return float(model.check_export(path, x, tolerance))
     xs = _arrays_to_try(x)
     n_series, n_steps = xs[0].shape[1:]
     # first, since it checks what the model takes

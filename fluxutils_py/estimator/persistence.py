@@ -93,6 +93,7 @@ def estimator_content(est: BaseEstimator) -> dict[str, Any]:
         "layout": dataclass_to_plain(parts.layout),
         "codec": dataclass_to_plain(parts.codec),
         "choice": None if parts.choice is None else asdict(parts.choice),
+        "data": parts.data,
         "grad": est.grad_,
         "generator": parts.rng.bit_generator.state,
     }
@@ -191,7 +192,9 @@ def _read_fitted(content: dict[str, Any], path: object) -> Fitted:
     # without the scheduler, which is restored with the optimizer
     chosen = content.get("choice")
     choice = None if chosen is None else dataclass_from_plain(FitChoice, chosen)
-    attributes["fitted_parts_"] = FittedParts(layout, codec, generator, None, n_steps, choice)
+    # which files of earlier versions lack
+    data = {str(name): str(text) for name, text in content.get("data", {}).items()}
+    attributes["fitted_parts_"] = FittedParts(layout, codec, generator, None, n_steps, choice, data)
     if layout.names is not None:
         attributes["feature_names_in_"] = layout.names
     if codec.classes is not None:

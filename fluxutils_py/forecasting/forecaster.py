@@ -51,6 +51,7 @@ from fluxutils_py.inputs.frames import is_frame
 from fluxutils_py.inputs.frequency import Frequency
 from fluxutils_py.inputs.panel import Panel, panel_of, read_panel
 from fluxutils_py.parallel import RankGroup, get_communicator
+from fluxutils_py.sklearn_callbacks import begin_fit, nothing, run_with_callbacks
 
 
 def _id_type(label: object) -> type:
@@ -200,14 +201,21 @@ class Forecaster(ForecasterSettings):
             If a parameter has an invalid value. The message names it. An earlier fit stays in
             either case.
         """
+        run_with_callbacks(self, lambda: self._fit(df, static_df))
+        return self
+
+    def _fit(self, df: object, static_df: object) -> None:
         with RankGroup.from_comm(self.comm, "Forecaster.fit") as ranks:
             check_settings(self)
             ranks.require_equal(course_of_fit(self))
             series = self._read(df, static_df)
+            end_fit = nothing
+            if ranks.rank == 0:
+                end_fit = begin_fit(self, df, n_epochs=None, fitted=None)
             # before any attribute changes: after an error the earlier fit stays
             fit = fit_panel(self, ranks, series)
         self._keep(fit)
-        return self
+        end_fit()
 
     def _keep(self, fit: Fit) -> None:
         fitted = fit.fitted
@@ -387,6 +395,17 @@ class Forecaster(ForecasterSettings):
         check_format(format)
         export_forecaster(self._fitted, path, format, type(self).__name__, self.comm)
 
+    def check_export(
+        self, path: str | PathLike[str], df: object, tolerance: float | None = None
+    ) -> float:
+        """Compare forecasts of an exported file with those of :meth:`predict`, after every step;
+        see :func:`fluxutils_py.check_export`.
+        """
+        series = self._read_fitted(df, None)
+        return check_forecaster_export(
+            self._fitted, path, series, 1e-5 if tolerance is None else tolerance
+        )
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write networks, settings, and the ends of the series to a file of plain data.
 
@@ -503,7 +522,3 @@ class Forecaster(ForecasterSettings):
     def ids_(self) -> np.ndarray:
         panel = self.history_.panel
         return np.arange(self.history_.n_series) if panel is None else panel.ids
-
-    def _check_export(self, path: str | PathLike[str], df: object, tolerance: float) -> float:
-        fitted = self._fitted
-        return check_forecaster_export(fitted, path, self._read_fitted(df, None), tolerance)

@@ -14,6 +14,7 @@ from fluxutils_py.forecasting.baselines import BASELINES
 from fluxutils_py.forecasting.direct_model import LOSSES
 from fluxutils_py.forecasting.features import TRANSFORMS
 from fluxutils_py.inputs.panel import Columns
+from fluxutils_py.sklearn_callbacks import CallbackSupport
 from fluxutils_py.validation import check_integer, check_positive
 
 POSITIVE_INTEGERS = (
@@ -40,7 +41,7 @@ OF_RANK = (
 )
 
 
-class ForecasterSettings(BaseEstimator):
+class ForecasterSettings(CallbackSupport, BaseEstimator):
     """The arguments of a :class:`Forecaster`, as its attributes: see there."""
 
     def __init__(

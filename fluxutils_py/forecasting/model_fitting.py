@@ -17,6 +17,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, RankError
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
+from fluxutils_py.estimator.estimator_settings import as_callbacks
 from fluxutils_py.estimator.fit_data import FitRequest
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.minibatch_size import whole_batchsize
@@ -56,6 +57,7 @@ from fluxutils_py.forecasting.panel_windows import (
 from fluxutils_py.inputs.frequency import Frequency
 from fluxutils_py.inputs.panel import Panel, panel_of
 from fluxutils_py.parallel import RankGroup
+from fluxutils_py.sklearn_callbacks import hooks_of
 from fluxutils_py.training.make_optimizer import adamw
 
 MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
@@ -223,7 +225,7 @@ def fit_models(
         scaling=settings.scaling,
         n_jobs=settings.n_jobs,
         device=settings.device,
-        callbacks=settings.callbacks,
+        callbacks=[*as_callbacks(settings.callbacks), *hooks_of(settings)],
         random_state=settings.random_state,
         verbose=settings.verbose,
     )

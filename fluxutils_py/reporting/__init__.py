@@ -1,4 +1,4 @@
-"""Reporting: writers for TensorBoard, summaries, progress bars, logs and tables."""
+"""Reporting: writers for TensorBoard and trackers, summaries, progress bars, logs and tables."""
 
 from fluxutils_py.reporting.multi_directory_writer import MultiDirectorySummaryWriter
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar
@@ -13,6 +13,7 @@ from fluxutils_py.reporting.summaries import (
 )
 from fluxutils_py.reporting.tensorboard import TensorBoard
 from fluxutils_py.reporting.threaded_writer import ThreadedSummaryWriter
+from fluxutils_py.reporting.track import Track
 from fluxutils_py.reporting.writers import NullSummaryWriter, SummaryWriter, Writer
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "SummaryWriter",
     "TensorBoard",
     "ThreadedSummaryWriter",
+    "Track",
     "Writer",
     "collected_summaries",
     "publish_train_intermediates",

@@ -120,7 +120,7 @@ class PublishTrainingProgress:
     def _write_summaries(self, loop: Any) -> None:
         collector = active_collector()
         if collector is not None and loop.model is not None:
-            publish_train_intermediates(self.writer, collector.take(loop.model), loop.step)
+            publish_train_intermediates(self.writer, collector.take(loop.model, self), loop.step)
         elif collector is None and nobody_collected(loop.model):
             warn(
                 "summaries from sow() are not published: run the training loop inside 'with "

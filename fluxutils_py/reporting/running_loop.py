@@ -20,6 +20,7 @@ class RunningLoop(Protocol):
     steps_per_epoch: int | None
     model: nn.Module | None
     record: dict[str, Any]
+    history: list[dict[str, Any]]
     shared_data: dict[str, Any]
 
     @property

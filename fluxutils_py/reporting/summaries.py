@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Self
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
@@ -107,6 +107,10 @@ class SummaryCollector:
     def __init__(self, evaluation: bool) -> None:
         self.evaluation = evaluation
         self._summaries: dict[tuple[nn.Module, str], Summary] = {}
+        # for each summary, the number of summaries before it; for each reader, of those it has seen
+        self._order: dict[tuple[nn.Module, str], int] = {}
+        self._seen: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self._n = 0
 
     def add(self, module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) -> None:
         if not (module.training or self.evaluation):
@@ -116,16 +120,25 @@ class SummaryCollector:
             with torch.no_grad():
                 summary = summary()
         self._summaries[module, name] = summary
+        self._n += 1
+        self._order[module, name] = self._n
 
-    def take(self, model: nn.Module) -> dict[str, Summary]:
+    def take(self, model: nn.Module, reader: object = None) -> dict[str, Summary]:
         """Remove and return the summaries of a model's modules, by path, such as
         ``"layers/0/mean_output"``.
+
+        With a ``reader``, return those that it has not got yet, and keep them for other readers.
         """
+        seen = 0 if reader is None else self._seen.get(reader, 0)
         taken = {}
         for path, module in model.named_modules():
             folder = path.replace(".", "/") + "/" if path else ""  # the model itself has no path
-            for key in [k for k in self._summaries if k[0] is module]:
-                taken[folder + key[1]] = self._summaries.pop(key)
+            for key in [k for k in self._summaries if k[0] is module and self._order[k] > seen]:
+                taken[folder + key[1]] = self._summaries[key]
+                if reader is None:
+                    del self._summaries[key]
+        if reader is not None:
+            self._seen[reader] = self._n
         return taken
 
     def __enter__(self) -> Self:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from fluxutils_py.parallel import is_main_process
-from fluxutils_py.reporting.publish import PublishTrainingProgress, as_code
+from fluxutils_py.reporting.curve_hook import CurveHook
+from fluxutils_py.reporting.publish import as_code
 from fluxutils_py.reporting.running_loop import RunningLoop
-from fluxutils_py.reporting.tables import as_number
 from fluxutils_py.reporting.writers import SummaryWriter, import_torch_writer
 
 SUFFIX = ".fit"  # file names of this hook end in it; other files in the directory are left alone
 
 
-class TensorBoard:
+class TensorBoard(CurveHook):
     """Hook that writes training curves for TensorBoard: ``callbacks=[TensorBoard("runs/a")]``.
 
     The numbers in the record of an epoch have tags ``train/loss``, ``validation/loss``,
@@ -65,27 +65,17 @@ class TensorBoard:
     """
 
     name = "TensorBoard"
-    priority = 60  # after all hooks that add to the record of an epoch
 
     def __init__(
         self, log_dir: str | os.PathLike[str], *, trigger: object = 10, each_fit: bool = False
     ) -> None:
-        self.every = 1
-        self.trigger: object = None
-        if not isinstance(trigger, int):
-            self.trigger = trigger
-        elif isinstance(trigger, bool) or trigger < 1:
-            raise ValueError(f"trigger must be at least 1, or a Trigger, got {trigger!r}")
-        else:
-            self.every = trigger
+        super().__init__(trigger)
         self.log_dir = Path(log_dir)
         self.each_fit = each_fit
-        self._writer: SummaryWriter | None = None
-        self._progress: PublishTrainingProgress | None = None
         self._open: ExitStack | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_writer": None, "_progress": None, "_open": None}
+        return {**super().__getstate__(), "_open": None}
 
     def on_start(self, loop: RunningLoop) -> None:
         if not is_main_process(loop):
@@ -98,37 +88,18 @@ class TensorBoard:
         if loop.step == 0:
             hide_earlier_events(folder)
         writer = SummaryWriter(folder, purge_step=purge_step(loop), filename_suffix=SUFFIX)
-        self._writer = self._open.enter_context(writer)
-        self._progress = PublishTrainingProgress(self._writer)
-        self._progress.on_start(loop)
-        self._open.callback(self._progress.on_close, loop)
+        self._open.enter_context(writer)
+        self.begin(loop, writer)
         if self.each_fit and "estimator" in loop.shared_data:
             text = as_code(repr(loop.shared_data["estimator"]))
-            self._writer.add_text("estimator", text, loop.step)
-
-    def on_step(self, loop: RunningLoop) -> None:
-        if self._progress is not None and loop.step % self.every == 0:
-            self._progress(loop)
-
-    def on_epoch(self, loop: RunningLoop) -> None:
-        if self._writer is None:
-            return
-        for name, value in loop.record.items():
-            number = as_number(value)
-            if name == "epoch" or number is None:
-                continue
-            validated = name.removeprefix("validation_")
-            tag = f"train/{name}" if validated == name else f"validation/{validated}"
-            self._writer.add_scalar(tag, number, loop.step)
+            writer.add_text("estimator", text, loop.step)
 
     def on_close(self, loop: RunningLoop) -> None:
         opened = self._open
         # first, so that an error while closing leaves no closed writer to the next run
         self._open = None
-        self._writer = None
-        self._progress = None
-        if opened is not None:
-            opened.close()
+        with opened or nullcontext():  # the writer is closed last
+            super().on_close(loop)
 
 
 def purge_step(loop: RunningLoop) -> int | None:

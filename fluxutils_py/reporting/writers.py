@@ -208,7 +208,7 @@ class FlaxNames(Writer):
         if not hasattr(self.writer, name):
             raise AttributeError(f"{type(self.writer).__name__} has neither {method} nor {name}")
         if name == "image":
-            value = _channels_last(value, options.get("dataformats", "CHW"))
+            value = channels_last(value, options.get("dataformats", "CHW"))
         getattr(self.writer, name)(tag, to_numpy(value), step)
 
     def flush(self) -> None:
@@ -227,7 +227,7 @@ def with_torch_names(writer: object) -> Any:
     return FlaxNames(writer)
 
 
-def _channels_last(image: Any, dataformats: str) -> np.ndarray:
+def channels_last(image: Any, dataformats: str) -> np.ndarray:
     """Return an image with axes (H, W, C)."""
     axes = [dataformats.index(axis) for axis in "HWC" if axis in dataformats]
     image = np.asarray(to_numpy(image)).transpose(axes)

@@ -352,9 +352,12 @@ def _event_methods(hook: object) -> dict[str, Action]:
         return methods
     if callable(hook):
         return {"step": hook}
+    remedy = ""
+    if hasattr(hook, "on_fit_task_end"):
+        remedy = ", a callback of scikit-learn: give it to the estimator's set_callbacks"
     raise TypeError(
         "a callback is a function of the loop, or has on_start, on_step, on_epoch, on_end or "
-        f"on_close; got {hook!r}"
+        f"on_close; got {hook!r}{remedy}"
     )
 
 

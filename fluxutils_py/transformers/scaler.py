@@ -15,6 +15,7 @@ from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.inputs.inputs import InputLayout
 from fluxutils_py.inputs.moments import Moments, Standardize, moments, safe_scale
+from fluxutils_py.sklearn_callbacks import run_as_one_task
 from fluxutils_py.transformers.transformer_base import (
     SequenceTransformer,
     pool_of_call,
@@ -130,7 +131,13 @@ class SequenceScaler(SequenceTransformer):
             With ``sharded``, on every rank, if ranks differ in a parameter, in the features of
             their series, or if only some of them give ``sample_weight``.
         """
-        return self._update_statistics(x, sample_weight, None, sharded)
+        given = {} if sample_weight is None else {"sample_weight": sample_weight}
+
+        def fit() -> None:
+            self._update_statistics(x, sample_weight, None, sharded)
+
+        run_as_one_task(self, fit, x, given)
+        return self
 
     def partial_fit(
         self,

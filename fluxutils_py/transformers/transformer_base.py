@@ -22,6 +22,7 @@ from fluxutils_py.inputs.inputs import InputLayout, Inputs, InputSchema
 from fluxutils_py.inputs.moments import WeightedBlock
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
+from fluxutils_py.sklearn_callbacks import CallbackSupport, run_as_one_task
 from fluxutils_py.sklearn_private import as_configured
 from fluxutils_py.training.descriptions import describe
 from fluxutils_py.validation import check_integer
@@ -175,7 +176,9 @@ def _of_one_series(function: BlockFunction, array: Any) -> Any:
     return MappedSeries(array, function)
 
 
-class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+class SequenceTransformer(
+    CallbackSupport, _TransformMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator
+):
     """Base of transformers that change each feature."""
 
     # scikit-learn's routing of metadata takes any other name than X for metadata
@@ -215,10 +218,13 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
             With ``sharded``, on every rank, if ranks differ in a parameter, or in the features of
             their series.
         """
+        run_as_one_task(self, lambda: self._fit(x, sharded), x)
+        return self
+
+    def _fit(self, x: object, sharded: bool) -> None:
         with pool_of_call(self, sharded) as pool:
             inputs, series = self._read_series(x, None, pool)
             self._set_fitted(inputs, **self._compute_statistics(series, inputs, pool))
-        return self
 
     def _compute_statistics(
         self,

@@ -51,6 +51,19 @@ def test_one_rank_writes_the_points(found):
     assert steps == list(range(1, len(steps) + 1))
 
 
+def test_callbacks_of_scikit_learn_are_called_on_one_rank_and_stop_both(found):
+    first, second = found["watched"]
+    shape = [1, 7, 11]
+    assert first == [["setup", ["epoch", shape], ["fit", shape], "teardown"], 1]
+    assert second == [[], 1]
+
+
+def test_one_rank_tracks(found):
+    first, second = found["tracked"]
+    assert first[-1] == 12
+    assert second == []
+
+
 def test_ranks_that_work_alone_each_print_and_write(found):
     assert found["alone"][0] == found["alone"][1]
     assert all(n > 0 for n in found["alone"][1])

@@ -15,7 +15,7 @@ from fluxutils_py.gomlx import PointsWriter, Trainer, report_eval
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.praytools import cb
 from fluxutils_py.praytools.callbacks import bestmodelselector
-from fluxutils_py.reporting import EpochLog, ProgressBar
+from fluxutils_py.reporting import EpochLog, ProgressBar, Track
 from fluxutils_py.training import InMemory, Loop
 
 x = np.random.default_rng(0).normal(size=(3, 7, 11)).astype(np.float32)
@@ -88,6 +88,49 @@ def exported(**settings):
     return written
 
 
+class Watch:
+    """A callback of scikit-learn, which predicts, and ends the training after the first epoch."""
+
+    def __init__(self):
+        self.seen = []
+
+    def setup(self, estimator, context):
+        self.seen.append("setup")
+
+    def teardown(self, estimator, context):
+        self.seen.append("teardown")
+
+    def on_fit_task_begin(self, estimator, context):
+        pass
+
+    def on_fit_task_end(self, estimator, context, *, X=None, fitted_estimator=None):
+        self.seen.append([context.task_name, fitted_estimator.predict(X).shape])
+        return True
+
+
+def watched():
+    """What a callback of scikit-learn sees, and the number of epochs."""
+    watch = Watch()
+    est = estimator().set_callbacks(watch).fit(x, y)
+    return [watch.seen, est.n_iter_]
+
+
+class Tracker:
+    """A run with ``log(dict, step=)``."""
+
+    def __init__(self):
+        self.steps = []
+
+    def log(self, values, step):
+        self.steps.append(step)
+
+
+def tracked():
+    run = Tracker()
+    estimator(Track(run, trigger=2)).fit(x, y)
+    return run.steps
+
+
 def main(folder):
     ranks, evaluated = RankGroup.from_comm("auto", "test"), []
     estimator(PointsWriter(folder / "points.jsonl")).fit(x, y)
@@ -98,6 +141,8 @@ def main(folder):
         "table": report(evaluated),
         "evaluated": evaluated,
         "exported": exported(),
+        "watched": watched(),
+        "tracked": tracked(),
         "alone": [len(select(comm=None)), len(report([], comm=None)), len(exported(comm=None))],
     }
     answers = ranks.allgather(found)

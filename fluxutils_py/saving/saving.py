@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from sklearn import preprocessing
 from sklearn.base import clone
-from sklearn.compose import TransformedTargetRegressor
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor, make_column_selector
+from sklearn.exceptions import NotFittedError
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
@@ -39,6 +40,7 @@ from fluxutils_py.versions import installed_version
 
 KIND = "fluxutils_py fitted objects"
 FORMAT = 1
+FORECASTER_KIND = "fluxutils_py forecaster"  # as in forecaster_files.py, which is slow to load
 TRANSFORMERS = {
     cls.__name__: cls
     for cls in (
@@ -46,7 +48,8 @@ TRANSFORMERS = {
         *(preprocessing.StandardScaler, preprocessing.RobustScaler, preprocessing.MinMaxScaler),
         *(preprocessing.MaxAbsScaler, preprocessing.Normalizer, preprocessing.FunctionTransformer),
         *(preprocessing.PowerTransformer, preprocessing.QuantileTransformer),
-        preprocessing.PolynomialFeatures,
+        *(preprocessing.PolynomialFeatures, preprocessing.OneHotEncoder),
+        *(preprocessing.OrdinalEncoder, ColumnTransformer),
     )
 }
 DEPTH = 20  # of pipelines in each other; Python's stack ends before a long file does
@@ -59,10 +62,12 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
 
     Parameters
     ----------
-    obj : estimator, transformer, Pipeline or TransformedTargetRegressor
-        An estimator of this package; :class:`SequenceScaler`, :class:`SequenceImputer`,
-        :class:`WinsorScaler`; scalers, ``SimpleImputer``, and a ``FunctionTransformer`` of a
-        function of NumPy, of scikit-learn; pipelines of these.
+    obj : estimator, forecaster, transformer, Pipeline, TransformedTargetRegressor, or search
+        An estimator or forecaster of this package, in the format of its own ``save``; its
+        transformers; of scikit-learn, scalers, ``SimpleImputer``, encoders, a
+        ``FunctionTransformer`` of a function of NumPy, and a ``ColumnTransformer`` of these;
+        pipelines of these. Of a search, such as ``GridSearchCV``, the file holds
+        ``best_estimator_``, ``best_params_`` and ``best_score_``.
     path : str or path-like
         Its folder must exist. An existing file is replaced. On several ranks, only rank 0 writes.
 
@@ -90,8 +95,8 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     True
     >>> folder.cleanup()
     """
-    if isinstance(obj, Estimator):
-        # in the format that Estimator.load reads as well
+    if isinstance(obj, Estimator | _forecaster_class()):
+        # in the format that the load of its class reads as well
         obj.save(path)
         return
     content = {
@@ -106,7 +111,7 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: object, **arguments: Any) -> Any:
-    """Read what :func:`save`, or ``save`` of an estimator of any class of this package, wrote.
+    """Read what :func:`save`, or ``save`` of an estimator or forecaster of this package, wrote.
 
     It runs no code from the file, so files from strangers are safe.
 
@@ -114,14 +119,14 @@ def load(path: object, **arguments: Any) -> Any:
     ----------
     path : str or path-like
     **arguments
-        Constructor arguments of the estimator to use instead of those in the file; see
-        :meth:`Estimator.load`.
+        Constructor arguments of the estimator or forecaster to use instead of those in the file;
+        see :meth:`Estimator.load`.
 
     Returns
     -------
     object
         An instance of the class that was saved, such as :class:`SequenceClassifier` or
-        ``Pipeline``.
+        ``Pipeline``. Of a search, the best estimator, with ``best_params_`` and ``best_score_``.
 
     Raises
     ------
@@ -144,7 +149,9 @@ def load(path: object, **arguments: Any) -> Any:
     ('SequenceRegressor', True)
     >>> folder.cleanup()
     """
-    content = read_file(path, (persistence.KIND, KIND))
+    content = read_file(path, (persistence.KIND, KIND, FORECASTER_KIND))
+    if content["kind"] == FORECASTER_KIND:
+        return _forecaster_class().load(path, **arguments)
     if content["kind"] == persistence.KIND:
         return _load_estimator(content, path, arguments)
     if content.get("format") != FORMAT:
@@ -176,6 +183,13 @@ def _load_estimator(content: dict[str, Any], path: object, arguments: dict[str, 
     return persistence.estimator_of(classes[name], content, path, arguments)
 
 
+def _forecaster_class() -> Any:
+    # only now: it takes a tenth of a second
+    from fluxutils_py.forecasting.forecaster import Forecaster
+
+    return Forecaster
+
+
 def _with_subclasses(cls: type[Estimator]) -> Iterator[type[Estimator]]:
     yield cls
     for below in cls.__subclasses__():
@@ -186,7 +200,9 @@ def _with_subclasses(cls: type[Estimator]) -> Iterator[type[Estimator]]:
 
 
 def _describe(obj: Any, where: str) -> dict[str, Any]:
-    """Return what a file holds of an object, at ``where`` among the parts of a whole."""
+    """Return what a file holds of a fitted object, at ``where`` among the parts of a whole."""
+    if _is_search(obj):
+        return {"search": _describe_search(obj, where)}
     if isinstance(obj, Estimator):
         check_is_fitted(obj, "model_")
         # a class of the user cannot be found again by its name alone
@@ -205,12 +221,51 @@ def _describe(obj: Any, where: str) -> dict[str, Any]:
         raise TypeError(
             f"{where} is a {full_name(obj)}, which cannot be saved without pickle: a file holds "
             "estimators of fluxutils_py, Pipeline, TransformedTargetRegressor, "
-            f"{', '.join(TRANSFORMERS)}"
+            f"{', '.join(TRANSFORMERS)}; use one of these in its place, or keep it out of what is "
+            "saved"
         )
     check_is_fitted(obj)
+    return _describe_transformer(obj, where)
+
+
+def _describe_transformer(obj: Any, where: str) -> dict[str, Any]:
+    """Return what a file holds of a transformer, which among settings is not fitted."""
     settings = {k: _encode(v, f"{where}.{k}") for k, v in obj.get_params(deep=False).items()}
     fitted = _fitted_of(obj, where)
     return {"transformer": type(obj).__name__, "settings": settings, "fitted": fitted}
+
+
+def _is_search(obj: Any) -> bool:
+    """Return whether an object is a search, such as GridSearchCV or one of another library."""
+    if hasattr(obj, "best_estimator_"):
+        return True
+    # one that is not fitted, or that has refitted nothing
+    names = obj.get_params(deep=False) if hasattr(obj, "get_params") else {}
+    return {"estimator", "refit"} <= set(names)
+
+
+def _describe_search(obj: Any, where: str) -> dict[str, Any]:
+    if not hasattr(obj, "best_estimator_"):
+        if hasattr(obj, "cv_results_"):
+            raise TypeError(
+                f"{where} has no best_estimator_, which is what a file holds of a search: fit it "
+                "with refit=True"
+            )
+        raise NotFittedError(f"{where}, a {type(obj).__name__}, is not fitted: call fit first")
+    score = getattr(obj, "best_score_", None)  # with refit=function there is none
+    return {
+        "best": _describe(obj.best_estimator_, f"{where}.best_estimator_"),
+        "params": {name: _encode_or_text(v) for name, v in obj.best_params_.items()},
+        "score": None if score is None else float(score),
+    }
+
+
+def _encode_or_text(value: Any) -> Any:
+    # only shown: the estimator has the value itself
+    try:
+        return _encode(value, "")
+    except TypeError:
+        return repr(value)
 
 
 def _is_known_transformer(obj: object) -> bool:
@@ -250,21 +305,51 @@ def _encode(value: Any, where: str) -> Any:
         return value
     if isinstance(value, np.ndarray):
         return {"array": array_to_plain(value), "shape": value.shape}
+    encoded = _encode_container(value, where) or _encode_object(value, where)
+    if encoded is None:
+        raise TypeError(
+            f"{where} is a {full_name(value)}, which cannot be saved without pickle: a file holds "
+            "numbers, texts, arrays, transformers such as StandardScaler, and functions of NumPy "
+            "such as np.log1p"
+        )
+    return encoded
+
+
+def _encode_container(value: Any, where: str) -> dict[str, Any] | None:
     if isinstance(value, tuple | list):
         return {type(value).__name__: [_encode(v, where) for v in value]}
-    if isinstance(value, np.dtype):
-        return {"dtype": value.str}
-    if isinstance(value, InputLayout):
-        return {"layout": plain_or_none(dataclass_to_plain(value))}
+    if isinstance(value, dict):
+        pairs = [(_encode(k, where), _encode(v, f"{where}[{k!r}]")) for k, v in value.items()]
+        return {"dict": pairs}
+    if isinstance(value, slice):
+        return {"slice": [_encode(part, where) for part in (value.start, value.stop, value.step)]}
+    return None
+
+
+def _encode_object(value: Any, where: str) -> dict[str, Any] | None:
     name = getattr(value, "__name__", "")
     if isinstance(value, np.ufunc) and getattr(np, name, None) is value:
         return {"function": name}
+    if isinstance(value, np.dtype):
+        return {"dtype": value.str}
+    if isinstance(value, type):
+        return {"type": _type_name(value, where)}
+    if isinstance(value, InputLayout):
+        return {"layout": plain_or_none(dataclass_to_plain(value))}
     if _is_known_transformer(value):  # a PowerTransformer has a scaler
-        return {"object": _describe(value, where)}
-    raise TypeError(
-        f"{where} is a {full_name(value)}, which cannot be saved without pickle: a file holds "
-        "numbers, texts, arrays and functions of NumPy such as np.log1p"
-    )
+        return {"object": _describe_transformer(value, where)}
+    if type(value) is make_column_selector:
+        return {"selector": {k: _encode(v, f"{where}.{k}") for k, v in vars(value).items()}}
+    if type(value) is Pipeline:  # of columns
+        return {"steps": [(name, _encode(step, f"{where}.{name}")) for name, step in value.steps]}
+    return None
+
+
+def _type_name(value: type, where: str) -> str:
+    """Return the name of a type of Python's or NumPy's numbers and texts."""
+    if value in TYPES.values() or vars(np).get(value.__name__) is value:
+        return value.__name__
+    raise TypeError(f"{where} is the class {full_name(value)}: a file holds types of NumPy only")
 
 
 # -- and back ------------------------------------------------------------------------------------
@@ -299,12 +384,20 @@ class _Maker:
             )
         if "targets" in described:
             return self._make_targets(described["targets"], depth)
+        if "search" in described:
+            return self._make_best(described["search"], depth)
         return _make_transformer(described)
 
     def _make_step(self, step: Any, depth: int) -> Any:
         if not isinstance(step, Mapping):
             return step
         return self.make(dict(step), depth + 1)
+
+    def _make_best(self, described: dict[str, Any], depth: int) -> Any:
+        best = self.make(described["best"], depth + 1)
+        best.best_params_ = _decode_each(described["params"])
+        best.best_score_ = described["score"]
+        return best
 
     def _make_targets(self, described: dict[str, Any], depth: int) -> TransformedTargetRegressor:
         regressor = self.make(described["regressor"], depth + 1)
@@ -364,12 +457,28 @@ def _numpy_function(name: str) -> np.ufunc:
     return function
 
 
+def _type_of_name(name: str) -> type:
+    if name in TYPES:
+        return TYPES[name]
+    # not getattr, which imports modules and warns for some names
+    found = vars(np).get(name)
+    if not isinstance(found, type) or not issubclass(found, np.generic):
+        raise LoadError(f"it names {name!r}, which is no type of NumPy")
+    return found
+
+
+TYPES: dict[str, type] = {cls.__name__: cls for cls in (bool, int, float, str, object)}
 DECODERS: dict[str, Callable[[Any], Any]] = {
     "scalar": lambda content: array_from_plain(content)[()],
     "tuple": lambda content: tuple(_decode(part) for part in content),
     "list": lambda content: [_decode(part) for part in content],
+    "dict": lambda content: {_decode(k): _decode(v) for k, v in content},
+    "slice": lambda content: slice(*map(_decode, content)),
     "dtype": np.dtype,
+    "type": _type_of_name,
     "layout": lambda content: dataclass_from_plain(InputLayout, content),
-    "object": lambda content: _Maker("", {}).make(content),
+    "object": lambda content: _make_transformer(content),
+    "selector": lambda content: make_column_selector(**_decode_each(content)),
+    "steps": lambda content: Pipeline([(name, _decode(step)) for name, step in content]),
     "function": _numpy_function,
 }

@@ -3,13 +3,15 @@
 import os
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn import preprocessing
-from sklearn.compose import TransformedTargetRegressor
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor, make_column_selector
 from sklearn.decomposition import PCA
 from sklearn.exceptions import NotFittedError
 from sklearn.impute import SimpleImputer
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import Pipeline, make_pipeline
 
 import fluxutils_py
@@ -22,12 +24,18 @@ from fluxutils_py import (
     samples,
 )
 from fluxutils_py.errors import LoadError
+from fluxutils_py.forecasting import Forecaster, forecaster_files
+from fluxutils_py.saving.saving import FORECASTER_KIND
 from tests.plain_networks import plain_classifier, plain_regressor
 
 F, N, T = 3, 7, 11
 X = np.random.default_rng(0).normal(2, 3, size=(F, N, T)).astype("f4")
 ROWS = np.random.default_rng(1).normal(1, 2, size=(31, 4))
 SMALL = {"hidden_size": 3, "epochs": 1, "batchsize": 7, "seqsize": 5}
+
+
+def increment(x):
+    return x + 1
 
 
 def again(obj, tmp_path):
@@ -98,6 +106,72 @@ def test_transformed_targets_come_back(tmp_path):
         )
         made = TransformedTargetRegressor(inner, **settings).fit(x, y)
         np.testing.assert_array_equal(again(made, tmp_path).predict(x), made.predict(x))
+
+
+def columns(**settings):
+    return ColumnTransformer(
+        [
+            ("scaled", make_pipeline(SimpleImputer(), preprocessing.StandardScaler()), ["a", "b"]),
+            ("coded", preprocessing.OneHotEncoder(), make_column_selector(dtype_include=object)),
+            ("kept", "passthrough", slice(3, 4)),
+            (
+                "log",
+                preprocessing.FunctionTransformer(np.log1p, feature_names_out="one-to-one"),
+                [True, False, False, False],
+            ),
+        ],
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("remainder", ["drop", preprocessing.MinMaxScaler()], ids=str)
+def test_selected_columns_come_back(remainder, tmp_path):
+    frame = pd.DataFrame({"a": [1.0, 2, 4], "b": [3.0, 1, np.nan], "c": [1, 2, 3], "d": [4, 2, 1]})
+    frame["c"] = pd.Series(["x", "y", "x"], dtype=object)
+    made = columns(remainder=remainder).fit(frame)
+    found = again(made, tmp_path)
+    np.testing.assert_array_equal(found.transform(frame), made.transform(frame))
+    assert found.get_feature_names_out().tolist() == made.get_feature_names_out().tolist()
+    # fitted anew, with the settings that came back
+    np.testing.assert_array_equal(found.fit_transform(frame), made.transform(frame))
+    with pytest.raises(NotFittedError):
+        fluxutils_py.save(columns(), tmp_path / "file.pt")
+    made.transformers[3][1].func = increment
+    with pytest.raises(TypeError, match=r"increment|function"):
+        fluxutils_py.save(made, tmp_path / "other.pt")
+    assert os.listdir(tmp_path) == ["file.pt"]
+
+
+def test_of_a_search_the_best_comes_back(tmp_path):
+    x, y = samples(X), samples(X[:1])
+    pipe = make_pipeline(SequenceScaler(), plain_regressor(**SMALL, random_state=0))
+    grid = {
+        "sequenceregressor__hidden_size": [2, 3],
+        "sequencescaler": [SequenceScaler(), "passthrough"],
+    }
+    search = GridSearchCV(pipe, grid, cv=2)
+    with pytest.raises(NotFittedError, match="GridSearchCV"):
+        fluxutils_py.save(search, tmp_path / "file.pt")
+    found = again(search.fit(x, y), tmp_path)
+    np.testing.assert_array_equal(found.predict(X), search.predict(X))
+    assert type(found) is Pipeline
+    hidden_size = "sequenceregressor__hidden_size"
+    assert found.best_params_[hidden_size] == search.best_params_[hidden_size]
+    assert found.best_score_ == search.best_score_
+    without = GridSearchCV(pipe, grid, cv=2, refit=False).fit(x, y)
+    with pytest.raises(TypeError, match="refit=True"):
+        fluxutils_py.save(without, tmp_path / "file.pt")
+
+
+def test_forecasters_come_back_in_their_own_format(tmp_path):
+    fc = Forecaster(h=2, max_steps=50, season_length=3, random_state=0).fit(X[:1] + 20)
+    found = again(fc, tmp_path)
+    np.testing.assert_array_equal(found.predict(), fc.predict())
+    np.testing.assert_array_equal(Forecaster.load(tmp_path / "file.pt").predict(), fc.predict())
+    assert fluxutils_py.load(tmp_path / "file.pt", alias="other").alias == "other"
+    assert FORECASTER_KIND == forecaster_files.KIND
+    with pytest.raises(NotFittedError):
+        fluxutils_py.save(Forecaster(h=2), tmp_path / "file.pt")
 
 
 def test_an_estimator_is_saved_as_by_its_own_method(tmp_path):
@@ -174,6 +248,12 @@ def test_what_is_not_fitted_is_refused(tmp_path):
             "settings": {},
             "fitted": {"mean_": {"array": {}, "shape": (1,)}},
         },
+        {
+            "transformer": "OneHotEncoder",
+            "settings": {"dtype": {"type": "load"}},
+            "fitted": {},
+        },
+        {"search": {"best": {"transformer": "PCA"}, "params": {}, "score": 1.0}},
         {"pipeline": 3},
         {},
         7,

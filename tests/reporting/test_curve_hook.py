@@ -1,0 +1,53 @@
+"""The numbers that every writer of curves gets."""
+
+import pickle
+
+import pytest
+
+from fluxutils_py.reporting.curve_hook import CurveHook
+from fluxutils_py.reporting.writers import Writer
+from fluxutils_py.training import Loop, StepInfo
+
+
+class Kept(Writer):
+    def __init__(self):
+        self.found = []
+
+    def _call(self, method, tag, value, step, **options):
+        if "per_sec" not in tag and "seconds" not in tag:
+            self.found.append((tag, value, step))
+
+
+class Hook(CurveHook):
+    def __init__(self, writer, trigger):
+        super().__init__(trigger)
+        self.writer = writer
+
+    def on_start(self, loop):
+        self.begin(loop, self.writer)
+
+
+class Notes:
+    def on_epoch(self, loop):
+        loop.record.update(validation_loss=7.0, note="no number")
+
+
+def test_steps_and_epochs_are_written_under_their_tags():
+    writer = Kept()
+    hook = Hook(writer, 2)
+    loop = Loop(lambda batch: StepInfo(float(batch)))
+    loop.hooks.attach(hook)
+    loop.hooks.attach(Notes())
+    loop.run_epochs([4, 3, 2], epochs=1)
+    assert ("train/batch_loss", 3.0, 2) in writer.found
+    assert ("train/loss", 3.0, 3) in writer.found
+    assert ("validation/loss", 7.0, 3) in writer.found
+    assert [tag for tag, *_ in writer.found if tag == "train/batch_loss"] == ["train/batch_loss"]
+    assert not [tag for tag, *_ in writer.found if "note" in tag or "epoch" in tag]
+    assert pickle.loads(pickle.dumps(CurveHook(3))).every == 3
+
+
+@pytest.mark.parametrize("trigger", [0, -1, True])
+def test_wrong_triggers_are_refused(trigger):
+    with pytest.raises(ValueError, match=f"trigger.*{trigger}"):
+        CurveHook(trigger)

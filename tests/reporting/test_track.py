@@ -1,0 +1,246 @@
+"""Runs of trackers: what MLflow, trackio and plain logs hold after a fit."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import mlflow
+import numpy as np
+import pytest
+import torch
+import trackio
+from matplotlib.image import imread
+from sklearn.base import clone
+from torch import nn
+from trackio.sqlite_storage import SQLiteStorage
+
+import fluxutils_py
+from fluxutils_py import Estimator, Spec
+from fluxutils_py.nn import LSTM
+from fluxutils_py.reporting import ScalarSummary, TensorBoard, Track, sow
+from fluxutils_py.training import Checkpointer, EveryNSteps, StopTraining
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 7, 11)).astype("f4")
+Y = X.mean(0, keepdims=True)
+STEPS = 9  # of an epoch: 3 groups of at most 3 series, 3 windows of at most 4 steps
+
+
+class Sowing(nn.Linear):
+    def forward(self, x):
+        sow(self, "size", ScalarSummary(x.abs().mean()))
+        return super().forward(x)
+
+
+def make(*callbacks, epochs=3, head=nn.Linear, **options):
+    torch.manual_seed(0)
+    spec = Spec(epochs, 3, 4, shuffle=True)
+    return Estimator(
+        nn.Sequential(LSTM(2, 3), head(3, 1)),
+        opt=partial(torch.optim.SGD, lr=0.1),
+        spec=spec,
+        callbacks=list(callbacks),
+        random_state=0,
+        verbose=False,
+        **options,
+    )
+
+
+class Log:
+    """Anything with ``log``."""
+
+    def __init__(self):
+        self.logged = []
+
+    def log(self, values, step):
+        self.logged.append((step, values))
+
+    def curve(self, tag):
+        return [(step, values[tag]) for step, values in self.logged if tag in values]
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "mlruns").as_uri()
+    mlflow.set_tracking_uri(uri)
+    yield mlflow.MlflowClient()
+    mlflow.end_run()
+    mlflow.set_tracking_uri(None)
+
+
+def metric(client, run, tag):
+    history = client.get_metric_history(run.info.run_id, tag)
+    return sorted((m.step, m.value) for m in history)
+
+
+def test_mlflow_gets_parameters_curves_pictures_and_the_estimator(server, tmp_path):
+    run = mlflow.start_run()
+    before = time.time()
+    est = make(Track(run, trigger=4)).fit(X, Y, validation_data=(X[:, :3], Y[:, :3]))
+    data = server.get_run(run.info.run_id).data
+    assert data.params["spec__epochs"] == "3"
+    assert data.params["opt__lr"] == "0.1"
+    assert "callbacks" not in data.params
+    assert metric(server, run, "train/loss") == [
+        (STEPS * (k + 1), loss) for k, loss in enumerate(est.loss_curve_)
+    ]
+    assert [v for _, v in metric(server, run, "validation/loss")] == est.validation_loss_curve_
+    assert [s for s, _ in metric(server, run, "train/batch_loss")] == [4, 8, 12, 16, 20, 24]
+    (first, *_) = server.get_metric_history(run.info.run_id, "train/loss")
+    assert before - 1 < first.timestamp / 1000 < time.time() + 1
+    path = server.download_artifacts(run.info.run_id, "model/estimator.pt", str(tmp_path))
+    np.testing.assert_array_equal(fluxutils_py.load(path).predict(X), est.predict(X))
+    picture = imread(server.download_artifacts(run.info.run_id, "curves/loss.png", str(tmp_path)))
+    assert picture.shape[2] == 3
+    assert picture.std() > 0.01  # something is drawn
+    # whoever started the run ends it
+    assert mlflow.active_run().info.run_id == run.info.run_id
+
+
+def test_every_number_of_tensorboard_is_logged(scalars, tmp_path):
+    log = Log()
+    make(TensorBoard(tmp_path, trigger=2), Track(log, trigger=2), head=Sowing).fit(X, Y)
+    expected = scalars(tmp_path)
+    assert any(tag.startswith("summary/") for tag in expected)
+    for tag, curve in expected.items():
+        found = [(step, float(np.float32(value))) for step, value in log.curve(tag)]
+        if tag == "trainer/steps_per_sec":  # by clocks of their own
+            assert [step for step, _ in found] == [step for step, _ in curve]
+        else:
+            assert found == curve, tag
+    assert {tag for _, values in log.logged for tag in values if "settings/" not in tag} == set(
+        expected
+    )
+
+
+def test_a_plain_log_gets_settings_by_config_or_as_values():
+    log = Log()
+    make(Track(log), epochs=1).fit(X, Y)
+    assert log.logged[0][1]["settings/spec__batchsize"] == 3
+    log = Log()
+    log.config = {}
+    stored = []
+    log.log_artifact = lambda path: stored.append(os.path.getsize(path))
+    make(Track(log), epochs=1).fit(X, Y)
+    assert log.config["opt__lr"] == 0.1
+    assert not log.curve("settings/opt__lr")
+    assert stored[0] > 0
+
+
+def stop_at(step, loop):
+    if loop.step == step:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("at", [14, 18], ids=["within", "end"])
+def test_a_resumed_run_goes_on_at_its_step(at, server, tmp_path):
+    whole = Log()
+    make(Track(whole, trigger=1)).fit(X, Y)
+    run = mlflow.start_run()
+    saves = Checkpointer(tmp_path / "saved", trigger=EveryNSteps(5))
+    with pytest.raises(KeyboardInterrupt):
+        make(Track(run, trigger=1), saves, partial(stop_at, at)).fit(X, Y)
+    assert not server.list_artifacts(run.info.run_id, "model")
+    make(Track(run, trigger=1), saves, partial(stop_at, 99)).fit(X, Y)
+    for tag in ("train/batch_loss", "train/loss"):
+        assert metric(server, run, tag) == whole.curve(tag)
+    assert server.list_artifacts(run.info.run_id, "model")
+
+
+def test_a_second_fit_in_a_run_follows_the_first(server):
+    run = mlflow.start_run()
+    est = make(Track(run), epochs=2).fit(X, Y)
+    again = clone(est).set_params(opt__lr=0.2)
+    with pytest.warns(UserWarning, match=r"opt__lr"):
+        again.fit(X, Y)
+    assert [s for s, _ in metric(server, run, "train/loss")] == [9, 18, 27, 36]
+    again.set_params(opt__lr=0.1).partial_fit(X, Y)
+    log = Log()
+    make(Track(log, first_step=100), epochs=1).fit(X, Y)
+    assert log.curve("train/loss")[0][0] == 100 + STEPS
+    log.step = 20  # as runs of W&B have
+    make(Track(log), epochs=1).fit(X, Y)
+    assert log.curve("train/loss")[1][0] == 20 + STEPS
+
+
+def fit_in_trackio():
+    run = trackio.init("p", "a", embed=False, auto_log_cpu=False, auto_log_gpu=False)
+    est = make(Track(run), epochs=2).fit(X, Y)
+    run.finish()
+    (kept,) = trackio.Api().runs("p")
+    assert kept.config["spec__epochs"] == 2
+    logs = SQLiteStorage.get_logs("p", "a")
+    losses = [(log["step"], log["train/loss"]) for log in logs if "train/loss" in log]
+    assert losses == [(STEPS, est.loss_curve_[0]), (2 * STEPS, est.loss_curve_[1])]
+    (picture,) = [log["curves/loss"] for log in logs if "curves/loss" in log]
+    assert picture["_type"] == "trackio.image"
+    stored = list(Path(os.environ["TRACKIO_DIR"]).rglob("*"))
+    found = [path for path in stored if path.is_file() and path.read_bytes()[:2] == b"PK"]
+    np.testing.assert_array_equal(fluxutils_py.load(found[0]).predict(X), est.predict(X))
+
+
+def test_a_run_of_trackio_offline(tmp_path):
+    # it reads its folder when it is imported
+    program = "from tests.reporting.test_track import fit_in_trackio; fit_in_trackio()"
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)
+
+
+def test_only_rank_0_writes():
+    log = Log()
+    hook = Track(log)
+    loop = SimpleNamespace(ranks=SimpleNamespace(rank=1), step=9, record={"loss": 1.0}, history=[])
+    for event in (hook.on_start, hook.on_step, hook.on_epoch, hook.on_end, hook.on_close):
+        event(loop)
+    assert log.logged == []
+    Track(None).on_start(loop)
+    with pytest.raises(TypeError, match="rank 0"):
+        make(Track(None)).fit(X, Y)
+
+
+def test_copies_write_to_the_same_run(server):
+    log = Log()
+    hook = copy.deepcopy(Track(log, trigger=3))
+    assert hook.tracker.run is log
+    assert hook.every == 3
+    run = mlflow.start_run()
+    sent = pickle.loads(pickle.dumps(Track(run)))
+    assert sent.tracker.client.get_run(run.info.run_id).info.run_id == run.info.run_id
+
+
+def test_a_stopped_fit_is_tracked_to_its_end_and_a_failed_one_has_no_model():
+    log = Log()
+    stored = []
+    log.log_artifact = stored.append
+
+    def stop(loop):
+        if loop.step == 5:
+            raise StopTraining
+
+    make(Track(log, trigger=1), stop).fit(X, Y)
+    assert log.curve("train/batch_loss")[-1][0] == 5
+    assert len(stored) == 1
+
+    def fail(loop):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        make(Track(log), fail).fit(X, Y)
+    assert len(stored) == 1
+
+
+@pytest.mark.parametrize("run", [3, "run", {}, mlflow.MlflowClient, mlflow], ids=str)
+def test_other_things_are_refused(run, server):
+    with pytest.raises(TypeError, match="Track"):
+        Track(run)
+    with pytest.raises(TypeError, match="run_id"):
+        Track(server)
+    with pytest.raises(ValueError, match="trigger"):
+        Track(Log(), trigger=0)
