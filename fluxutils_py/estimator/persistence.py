@@ -94,7 +94,8 @@ def estimator_content(est: BaseEstimator) -> dict[str, Any]:
         "layout": dataclass_to_plain(parts.layout),
         "codec": dataclass_to_plain(parts.codec),
         "choice": None if parts.choice is None else asdict(parts.choice),
-        "calibration": None if parts.calibration is None else dataclass_to_plain(parts.calibration),
+        # None is no dataclass, and stays
+        "calibration": dataclass_to_plain(parts.calibration),
         "grad": est.grad_,
         "generator": parts.rng.bit_generator.state,
     }
