@@ -196,6 +196,8 @@ def _read_fitted(content: dict[str, Any], path: object) -> Fitted:
     choice = None if chosen is None else dataclass_from_plain(FitChoice, chosen)
     errors = content.get("calibration")
     calibration = None if errors is None else dataclass_from_plain(Calibration, errors)
+    if calibration is not None and np.ndim(calibration.errors) != 3:
+        raise LoadError(f"{path} is damaged (errors of a calibration are not (G, M, S))")
     attributes["fitted_parts_"] = FittedParts(
         layout, codec, generator, None, n_steps, choice, calibration
     )
