@@ -107,9 +107,7 @@ def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
             choice = choice_after_trial(source, data, choice)
             assert settings.with_choice is not None
             data = source.prepare(settings.with_choice(choice))
-        calibration = None
-        if settings.interval is not None and data.validation is None:
-            calibration = calibration_by_trial(source, data)
+        calibration = calibration_by_trial(source, data)
         training = assemble(
             data, ranks, randomness.rng, source.minibatch_size(data.settings), earlier, request
         )
@@ -120,14 +118,7 @@ def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
         require_same_fit(training)
         end_fit = _begin_fit(est, training, request)
         run(est, training)
-        if settings.interval is not None and data.validation is not None:
-            # data that the user holds out anyway
-            is_part = request.validation_data is None
-            whole = data.inputs.segments() if is_part else data.validation.segments
-            held_out = HeldOut(data.validation, whole, data.codec, data.spec)
-            calibration = held_out.calibration(training.step.model)
-        if calibration is not None:
-            est.fitted_parts_ = replace(est.fitted_parts_, calibration=calibration)
+        _keep_calibration(est, training, request, calibration)
         end_fit()
 
 
@@ -166,6 +157,24 @@ def _fitted_now(est: SeriesEstimator, alone: bool) -> dict[str, Any]:
         "fitted_parts_": replace(parts, rng=copy.deepcopy(parts.rng), scheduler=None),
     }
     return attributes | {"comm": None} if alone else attributes
+
+
+def _keep_calibration(
+    est: SeriesEstimator,
+    training: Training,
+    request: FitRequest,
+    calibration: Calibration | None,
+) -> None:
+    """Give a fitted estimator the errors on held-out data, where it is to have an interval."""
+    data = training.data
+    if data.settings.interval is None:
+        return
+    if data.validation is not None:  # data that the user holds out anyway
+        is_part = request.validation_data is None
+        whole = data.inputs.segments() if is_part else data.validation.segments
+        held_out = HeldOut(data.validation, whole, data.codec, data.spec)
+        calibration = held_out.calibration(training.step.model)
+    est.fitted_parts_ = replace(est.fitted_parts_, calibration=calibration)
 
 
 def _require_whole_fit(
@@ -312,11 +321,14 @@ def _fit_of_part(source: _DataSource, settings: Settings, few: int) -> tuple[Fit
     return held_out, training
 
 
-def calibration_by_trial(source: _DataSource, data: FitData) -> Calibration:
-    """Return the errors, on a part of the data, of a model that was fitted on the rest.
+def calibration_by_trial(source: _DataSource, data: FitData) -> Calibration | None:
+    """Return the errors, on a part of the data, of a model that was fitted on the rest; None if
+    there is to be no interval, or the user holds out data anyway.
 
     The model of the fit itself learns from all, as without intervals.
     """
+    if data.settings.interval is None or data.validation is not None:
+        return None
     few = FEW_SERIES
     if data.codec.per_series:
         few = 0  # the end of a series has its target: whole series are held out

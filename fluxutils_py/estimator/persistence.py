@@ -95,7 +95,8 @@ def estimator_content(est: BaseEstimator) -> dict[str, Any]:
         "codec": dataclass_to_plain(parts.codec),
         "choice": None if parts.choice is None else asdict(parts.choice),
         "data": parts.data,
-        "calibration": None if parts.calibration is None else dataclass_to_plain(parts.calibration),
+        # None is no dataclass, and stays
+        "calibration": dataclass_to_plain(parts.calibration),
         "grad": est.grad_,
         "generator": parts.rng.bit_generator.state,
     }
@@ -198,6 +199,8 @@ def _read_fitted(content: dict[str, Any], path: object) -> Fitted:
     data = {str(name): str(text) for name, text in content.get("data", {}).items()}
     errors = content.get("calibration")
     calibration = None if errors is None else dataclass_from_plain(Calibration, errors)
+    if calibration is not None and np.ndim(calibration.errors) != 3:
+        raise LoadError(f"{path} is damaged (errors of a calibration are not (G, M, S))")
     attributes["fitted_parts_"] = FittedParts(
         layout, codec, generator, None, n_steps, choice, data, calibration
     )

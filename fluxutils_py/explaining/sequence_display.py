@@ -98,13 +98,7 @@ class SequencePredictionDisplay:
         drawn = slice(None) if steps is None else steps
         if not 0 <= output < len(rows[0].truth):
             raise ShapeError(f"output is {output}, but y has {len(rows[0].truth)}")
-        if band is None:
-            width = _interval_width(est, output)
-            bands = (
-                [] if width is None else [_band_around(row, width, output, drawn) for row in rows]
-            )
-        else:
-            bands = [_band_of(row, band, output, drawn) for row in rows]
+        bands = _bands_of(est, rows, band, output, drawn)
         if times is None and steps is not None:
             times = np.arange(rows[0].truth.shape[1])
         display = cls(
@@ -164,6 +158,18 @@ class SequencePredictionDisplay:
         ax.plot(steps, residuals, color=COLORS[5], linewidth=0.9, marker=marker)
         ax.set_ylabel("residual")
         format_times(ax, steps)
+
+
+def _bands_of(
+    est: object, rows: Sequence[PredictedSeries], band: Any, output: int, steps: slice
+) -> list[Band]:
+    """Return the bands of series: those that are given, else the intervals of the estimator."""
+    if band is not None:
+        return [_band_of(row, band, output, steps) for row in rows]
+    width = _interval_width(est, output)
+    if width is None:
+        return []
+    return [_band_around(row, width, output, steps) for row in rows]
 
 
 def _interval_width(est: object, output: int) -> float | None:

@@ -73,6 +73,26 @@ def test_truth_prediction_band_and_residuals(est, yhat):
     assert display.axes_[-1].get_xlabel() == "step"
 
 
+@pytest.mark.parametrize("piped", [False, True])
+def test_an_interval_is_drawn_as_a_band(piped):
+    model = SequenceRegressor(cell="linear", n_lags=2, interval=0.8)
+    if piped:
+        model = make_pipeline(SequenceScaler(), model)
+    model.fit(samples(X), samples(Y))
+    regressor = model[-1] if piped else model
+    display = SequencePredictionDisplay.from_estimator(model, X, Y, series=2, output=1)
+    ((lower, upper),) = display.bands
+    expected = model.predict(X)[1, 2]
+    assert_allclose(lower, expected - regressor.interval_width_[1])
+    assert_allclose(upper, expected + regressor.interval_width_[1])
+
+
+def test_residuals_of_a_stream_with_intervals_are_those_of_the_prediction():
+    est = SequenceRegressor(cell="linear", n_lags=2, interval=0.8).fit(X, Y)
+    display = ResidualDisplay.from_stream(est.stream(N, interval=0.8, alarm=True), X, Y, output=1)
+    assert_allclose(display.residuals, (Y - est.predict(X))[1])
+
+
 def _range(values):
     return values.min() - 1, values.max() + 2
 
