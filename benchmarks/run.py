@@ -75,6 +75,8 @@ PARTS = {
     "forecast": Part("bench_forecast.py"),
     "etth1": Part("bench_etth1.py", data="etth1", peers=True),
     "m4": Part("bench_m4.py", data="m4", peers=True),
+    "intervals": Part("bench_intervals.py", data="real"),
+    "alarms": Part("bench_alarms.py", data="real"),
     # the other contenders keep their rows in docs/defaults.json
     "defaults": Part(
         "bench_defaults.py",
