@@ -150,7 +150,7 @@ class Recur(nn.Module):
     @property
     def is_diagonal(self) -> bool:
         """Whether each unit's state depends on the unit's own past alone, so that the inner module
-        can carry how it depends on the unit's parameters; see :mod:`fluxutils_py.nn.sensitivities`.
+        can carry how it depends on the unit's parameters; see ``nn/sensitivities.py``.
         """
         m = self.module
         # hooks would not see what is computed

@@ -185,7 +185,7 @@ def snapshot(m: object) -> list[State | None]:
 
 def sensitivities(m: object) -> list[Sensitivity | None]:
     """Return how the state of each recurrent layer depends on its parameters, not copied; None of
-    layers that do not carry it. See :mod:`fluxutils_py.nn.sensitivities`.
+    layers that do not carry it. See ``nn/sensitivities.py``.
     """
     return [r.sensitivity for r in recurrent_layers(m)]
 

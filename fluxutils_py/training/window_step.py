@@ -51,7 +51,7 @@ class WindowStep(GradientStep):
         Running threads, over which to divide the series of each window.
     gradient : {"truncated", "exact"}
         "exact": diagonal layers carry the sensitivity of their state to their parameters from
-        window to window, see :mod:`fluxutils_py.nn.sensitivities`. Windows must not overlap.
+        window to window, see ``nn/sensitivities.py``. Windows must not overlap.
     comm, clip, accumulate, precision, defer
         See :class:`GradientStep`. Each rank gets its part of every window from
         :class:`TensorBatches`.
