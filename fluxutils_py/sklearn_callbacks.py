@@ -174,9 +174,14 @@ def nothing() -> None:
     """End a task that did not begin."""
 
 
+def has_callbacks(est: Any) -> bool:
+    """Whether a fit has to be run by :func:`run_with_callbacks`."""
+    return bool(vars(est).get(ATTRIBUTE))
+
+
 def run_with_callbacks(est: Any, fit: Callable[[], Result]) -> Result:
     """Run a fit, and let the callbacks of an estimator, if any, end whatever happens."""
-    if not vars(est).get(ATTRIBUTE):
+    if not has_callbacks(est):
         return fit()
 
     def managed(_: object) -> Result:
@@ -239,7 +244,7 @@ def begin_fit(
         Returns the attributes of a copy that is as if the fit had ended now. None: there is no
         such copy before the end.
     """
-    if not vars(est).get(ATTRIBUTE):
+    if not has_callbacks(est):
         return nothing
     data = {"estimator": est, "X": x, "y": y, "metadata": metadata}
     root = est._init_callback_context(max_subtasks=n_epochs)

@@ -62,7 +62,13 @@ from fluxutils_py.parallel import RankGroup, Threads
 from fluxutils_py.parallel.launcher import local_rank
 from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook
-from fluxutils_py.sklearn_callbacks import begin_fit, hooks_of, nothing, run_with_callbacks
+from fluxutils_py.sklearn_callbacks import (
+    begin_fit,
+    has_callbacks,
+    hooks_of,
+    nothing,
+    run_with_callbacks,
+)
 from fluxutils_py.training import EarlyStopping, Loop
 from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.training.closed_form_step import ClosedFormStep
@@ -82,7 +88,10 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
     The estimator does not change before training begins. A later error restores it if no update was
     made, or, unless it is an interrupt, if this fit replaces an earlier one.
     """
-    run_with_callbacks(est, lambda: _run_fit(est, request))
+    if has_callbacks(est):
+        run_with_callbacks(est, lambda: _run_fit(est, request))
+    else:  # the way that a reader of a traceback follows
+        _run_fit(est, request)
 
 
 def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
