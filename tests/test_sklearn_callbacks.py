@@ -191,6 +191,7 @@ def test_scoring_monitor_has_the_score_of_each_epoch(data):
     ("search", "n_jobs"), [(GridSearchCV, 1), (GridSearchCV, 2), (HalvingGridSearchCV, 1)]
 )
 def test_searches_hand_callbacks_on(data, search, n_jobs, capsys):
+    pytest.importorskip("rich", reason="ProgressBar prints by it")
     x, y = data
     monitor = callback.ScoringMonitor(scoring="neg_mean_squared_error")
     pipe = make_pipeline(SequenceScaler(), network(2).set_callbacks(monitor))

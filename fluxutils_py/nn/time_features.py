@@ -166,12 +166,11 @@ class _Part(NamedTuple):
         apart = self.mean - earlier.mean
         # live steps end a part; if the earlier one has any, all of this one are live
         between = size + (earlier.n - self.n) / 2
-        weighted = both * apart
         return _Part(
             n,
-            torch.addcmul(earlier.mean, share, apart),
-            torch.addcmul(earlier.squares + self.squares, weighted, apart),
-            torch.addcmul(earlier.moment + self.moment, weighted, between),
+            earlier.mean + share * apart,
+            earlier.squares + self.squares + both * apart.square(),
+            earlier.moment + self.moment + both * between * apart,
         )
 
     def describe(self) -> list[Tensor]:
