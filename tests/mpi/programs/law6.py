@@ -112,8 +112,9 @@ class Task:
 
     def exact(self):
         """Ranks carry how the states of their series depend on the parameters."""
-        # with an LRU in float32, one run was 4e-5 apart, for a reason that is not found yet
-        first = LRU(3, 6) if self.dtype == "float64" else MinLSTM(3, 6)
+        # small phases: over a past of k steps the second derivative by the logarithm of a phase is
+        # about (phase * k)**2, which makes 1e-5 of what Adam's first updates have rounded
+        first = LRU(3, 6, max_phase=0.3)
         model = nn.Sequential(first, MinGRU(6, 5, trainable_init=True), nn.Linear(5, 1))
         return self.est(model, gradient="exact", burn_in=2, shuffle=True).fit(
             self.x, self.holes, self.weight, lengths=self.lengths
@@ -152,7 +153,7 @@ class Task:
         return self.est(loss=nn.MSELoss(reduction="sum"), opt=opt).fit(self.x, self.y)
 
     def several(self):
-        opt = functools.partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1)
+        opt = functools.partial(torch.optim.AdamW, lr=float(__import__("os").environ.get("LR","0.01")), weight_decay=0.1)
         loss = seqloss(F.mse_loss)
         return self.est(self.two, loss, opt).fit((self.x, self.x[:2]), (self.y, self.x[1:]))
 
