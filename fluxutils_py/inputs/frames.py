@@ -370,9 +370,21 @@ def with_arrow_types(table: Any, types: dict[str, Any]) -> Any:
     need them.
     """
     for name, dtype in types.items():
-        column = require("pyarrow").array(table[name].to_pylist(), type=dtype)
+        column = _arrow_array(table[name].to_pylist(), dtype)
         table = table.set_column(table.schema.get_field_index(name), name, column)
     return table
+
+
+def _arrow_array(values: list[Any], dtype: Any) -> Any:
+    pa = require("pyarrow")
+    if not pa.types.is_dictionary(dtype):
+        return pa.array(values, type=dtype)
+    # in two steps, as pyarrow before 24 makes no dictionary of large strings from a list
+    encoded = pa.array(values, type=dtype.value_type).dictionary_encode()
+    codes = encoded.indices
+    if len(encoded.dictionary) <= np.iinfo(str(dtype.index_type)).max:
+        codes = codes.cast(dtype.index_type)
+    return pa.DictionaryArray.from_arrays(codes, encoded.dictionary, ordered=dtype.ordered)
 
 
 def _holds(dtype: Any, values: np.ndarray) -> bool:
