@@ -1,5 +1,6 @@
 """Streams that learn: updates beside plain loops, late truths, restarts, what learns, errors."""
 
+import pickle
 from functools import partial
 
 import numpy as np
@@ -159,7 +160,8 @@ def test_learn_is_a_step_and_its_truth():
     est = fitted(MinLSTM)
     x, y = data(1)
     live = est.stream(N, learn=True)
-    found = np.stack([live.learn(x[:, :, t], y[:, :, t]) for t in range(T)], -1)
+    with torch.no_grad():
+        found = np.stack([live.learn(x[:, :, t], y[:, :, t]) for t in range(T)], -1)
     assert np.array_equal(found, run(est.stream(N, learn=True), x, y))
     # a hundredth of the rate of the fit
     assert np.array_equal(found, run(est.stream(N, learn=1e-4), x, y))
@@ -203,6 +205,11 @@ def test_a_stream_restarted_anywhere_goes_on_with_the_same_bits(net, delay, tmp_
             torch.save(live.state, tmp_path / "state.pt")
             state = torch.load(tmp_path / "state.pt")
     assert live.n_pending == delay
+    copied = pickle.loads(pickle.dumps(live))
+    for t in range(5):
+        assert np.array_equal(live.step(x[:, :, t]), copied.step(x[:, :, t]))
+        live.observe(y[:, :, t])
+        copied.observe(y[:, :, t])
 
 
 @pytest.mark.parametrize("net", ["exact", "truncated"])
