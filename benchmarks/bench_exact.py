@@ -39,7 +39,7 @@ LAYERS = {"MinGRU": MinGRU, "MinLSTM": MinLSTM, "LRU": LRU}
 
 
 # By the lag: what opens the gates at first, and the seconds.
-LAGS = {50: (-4.0, 4.0), 200: (-5.0, 8.0), 1000: (-7.0, 20.0)}
+LAGS = {50: (-4.0, 2.0), 200: (-5.0, 5.0), 1000: (-7.0, 15.0)}
 
 
 class Training:
