@@ -146,7 +146,7 @@ def _frame_columns(
     series = np.flatnonzero(cutoff)
     cutoff = cutoff[series]
     future = _cut_horizon(panel, series, cutoff, h)
-    columns = key_columns(fitted, past)
+    columns = key_columns(fitted, past, h)
     last_known = past.times(np.arange(len(series)), cutoff - 1)
     columns["cutoff"] = np.repeat(last_known, h)
     columns[names.target] = future.values[names.target]

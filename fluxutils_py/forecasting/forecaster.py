@@ -230,7 +230,12 @@ class Forecaster(ForecasterSettings):
         self._origin = fit.origin
 
     def predict(
-        self, df: object = None, *, futr_df: object = None, static_df: object = None
+        self,
+        df: object = None,
+        *,
+        h: int | None = None,
+        futr_df: object = None,
+        static_df: object = None,
     ) -> Any:
         """Forecast the next ``h`` steps of each series.
 
@@ -239,8 +244,14 @@ class Forecaster(ForecasterSettings):
         df : as in :meth:`fit`, optional
             Series to forecast, with any ids, each from its end. The network first reads all their
             past. None: the series of ``fit`` and :meth:`update`.
+        h : int, optional
+            Number of steps. None: the ``h`` that the forecaster was trained on. Fewer are the first
+            of these. More are forecast by recursion: the median of the steps before (the point
+            forecast, if 0.5 is none of ``quantiles``) takes the place of values, and the network
+            forecasts the next ``h`` from there. The quantiles of later steps do not contain the
+            error of the ones before, and are too narrow; a warning says so.
         futr_df : data frame, optional
-            Covariates known ahead, at the forecast times; see :meth:`make_future_dataframe`.
+            Covariates known ahead, at all forecast times; see :meth:`make_future_dataframe`.
         static_df : data frame, optional
             As in :meth:`fit`, with ``df`` only.
 
@@ -259,13 +270,13 @@ class Forecaster(ForecasterSettings):
                 "those of fit; give df, or leave static_df out"
             )
         if df is None:
-            return forecast_frame(fitted, self.history_, self._shape, futr_df)
+            return forecast_frame(fitted, self.history_, self._shape, futr_df, h)
         series = self._read_fitted(df, static_df)
         # arrays have no frequency, and predict refuses frames then
         panel = panel_of(series)
         history = start_history(fitted.models, fitted.windows(series), panel)
         warn_short_series(fitted.features.season, history.lengths, panel)
-        return forecast_frame(fitted, history, array_shape(series), futr_df)
+        return forecast_frame(fitted, history, array_shape(series), futr_df, h)
 
     def update(self, df: object, *, static_df: object = None) -> Self:
         """Append new observations without training; the network reads only the new steps.
@@ -305,11 +316,11 @@ class Forecaster(ForecasterSettings):
         self._origin = history.extended(fitted.models, steps, fitted.tail_windows)
         return self
 
-    def make_future_dataframe(self) -> Any:
-        """Return a frame of the ids and times that :meth:`predict` forecasts, to add the covariates
-        known ahead to.
+    def make_future_dataframe(self, h: int | None = None) -> Any:
+        """Return a frame of the ids and times that :meth:`predict` forecasts, with the same ``h``,
+        to add the covariates known ahead to.
         """
-        return future_frame(self._fitted, self.history_)
+        return future_frame(self._fitted, self.history_, h)
 
     def cross_validation(
         self,

@@ -12,6 +12,7 @@ from fluxutils_py.errors import DataError, ShapeError, warn
 from fluxutils_py.forecasting.covariates import Covariate
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster, array_shape
+from fluxutils_py.forecasting.forecaster_settings import sorted_quantiles
 from fluxutils_py.forecasting.history import History, Steps, forecasts
 from fluxutils_py.forecasting.panel_windows import ArrayFNT
 from fluxutils_py.inputs.frames import Frame, make_frame
@@ -22,6 +23,7 @@ from fluxutils_py.inputs.panel import (
     series_name,
     series_numbers,
 )
+from fluxutils_py.validation import check_integer
 
 
 def forecast_values(
@@ -75,29 +77,89 @@ def _warn_small_series(features: Features, history: History) -> None:
         )
 
 
+def forecast_far(
+    fitted: FittedForecaster,
+    history: History,
+    ahead: np.ndarray,
+) -> np.ndarray:
+    """Return forecasts (N, 1 + quantiles, h) of as many steps as ``ahead``, (C, N, h), has.
+
+    After the steps that the networks forecast at once, their median takes the place of values, from
+    which they forecast further.
+    """
+    h = ahead.shape[2]
+    trained = fitted.h
+    parts: list[np.ndarray] = []
+    for start in range(0, h, trained):
+        known = ahead[:, :, start : start + trained]
+        # NaN: what the networks say of a step does not depend on covariates of later ones
+        later = np.full((*known.shape[:2], trained - known.shape[2]), np.nan)
+        known = np.concatenate([known, later], axis=2)
+        if not parts:
+            values = forecast_values(fitted, history, known)
+        else:
+            history = _continued(fitted, history, parts[-1], ahead[:, :, start - trained : start])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # said of the first steps
+                values = forecast_values(fitted, history, known)
+        parts.append(values)
+    return np.concatenate(parts, axis=2)[:, :, :h]
+
+
+def _continued(
+    fitted: FittedForecaster,
+    history: History,
+    forecasts: np.ndarray,
+    ahead: np.ndarray,
+) -> History:
+    """Return a history whose next steps are the median of their forecasts (N, 1 + quantiles, h)."""
+    n, _, h = forecasts.shape
+    levels = sorted_quantiles(fitted.settings)
+    # the point forecast comes first
+    median = 1 + levels.index(0.5) if 0.5 in levels else 0
+    values = np.full((len(history.tail), n, h), np.nan)
+    values[0] = forecasts[:, median]
+    values[len(values) - len(ahead) :] = ahead
+    panel = history.panel
+    if panel is not None:
+        panel = replace(panel, lengths=panel.lengths + h)
+    lengths = np.full(n, h)
+    steps = Steps(np.arange(n), lengths, values.reshape(len(values), -1), history.static, panel)
+    return history.extended(fitted.models, steps, fitted.tail_windows)
+
+
 def forecast_frame(
     fitted: FittedForecaster,
     history: History,
     shape: tuple[int, int] | None,
     futr_df: object,
+    h: int | None = None,
 ) -> Any:
     """Implement ``Forecaster.predict`` for a history; ``shape`` as from :func:`array_shape`."""
-    ahead = future_covariates(fitted, history, futr_df)
-    values = forecast_values(fitted, history, ahead)
+    h = check_integer("h", h, 1, optional=True) or fitted.h
+    if h > fitted.h:
+        warn(
+            f"h={h} is more than the {fitted.h} steps that the forecaster was trained on: later "
+            "ones are forecast from the median of the steps before, whose error their quantiles do "
+            f"not contain; for wider ones, fit with h={h}"
+        )
+    ahead = future_covariates(fitted, history, futr_df, h)
+    values = forecast_far(fitted, history, ahead)
     # an array comes back in the form in which it was given
     if shape is not None:
         arrays = {name: values[:, i].reshape(*shape, -1) for i, name in enumerate(fitted.names)}
         return arrays if fitted.n_quantiles else arrays[fitted.names[0]]
     panel = require_panel(history)
-    columns = key_columns(fitted, panel)
+    columns = key_columns(fitted, panel, h)
     columns |= {name: values[:, i].ravel() for i, name in enumerate(fitted.names)}
     return make_frame(columns, panel.types, panel.backend)
 
 
-def future_frame(fitted: FittedForecaster, history: History) -> Any:
+def future_frame(fitted: FittedForecaster, history: History, h: int | None = None) -> Any:
     """Implement ``Forecaster.make_future_dataframe``."""
     panel = require_panel(history)
-    return make_frame(key_columns(fitted, panel), panel.types, panel.backend)
+    h = check_integer("h", h, 1, optional=True) or fitted.h
+    return make_frame(key_columns(fitted, panel, h), panel.types, panel.backend)
 
 
 def require_panel(history: History) -> Panel:
@@ -107,10 +169,14 @@ def require_panel(history: History) -> Panel:
     return history.panel
 
 
-def key_columns(fitted: FittedForecaster, panel: Panel) -> dict[str, np.ndarray]:
+def key_columns(
+    fitted: FittedForecaster,
+    panel: Panel,
+    h: int,
+) -> dict[str, np.ndarray]:
     """Return the ids and times of the h steps after the end of each series."""
-    series = np.repeat(np.arange(panel.n_series), fitted.h)
-    steps = panel.lengths[series] + np.tile(np.arange(fitted.h), panel.n_series)
+    series = np.repeat(np.arange(panel.n_series), h)
+    steps = panel.lengths[series] + np.tile(np.arange(h), panel.n_series)
     columns = fitted.columns
     return {columns.id: panel.ids[series], columns.time: panel.times(series, steps)}
 
@@ -140,11 +206,12 @@ def _rows_ahead(
     fitted: FittedForecaster,
     frame: Frame,
     panel: Panel,
+    h: int,
 ) -> RowsAhead:
     series, steps = read_steps(frame, fitted.columns, panel)
     # -1 is a series that the panel does not have; its step does not matter
     ahead = steps - panel.lengths[np.maximum(series, 0)]
-    rows = (series >= 0) & (ahead >= 0) & (ahead < fitted.h)
+    rows = (series >= 0) & (ahead >= 0) & (ahead < h)
     return RowsAhead(series[rows], ahead[rows], rows)
 
 
@@ -152,6 +219,7 @@ def future_covariates(
     fitted: FittedForecaster,
     history: History,
     futr_df: object,
+    h: int,
 ) -> np.ndarray:
     """Return the channels of covariates known ahead, at the next h steps: (C, N, h).
 
@@ -164,20 +232,20 @@ def future_covariates(
     if not covariates:
         if futr_df is not None:
             raise DataError("futr_df is given, but futr_exog_list names no covariates")
-        return np.empty((0, history.n_series, fitted.h))
+        return np.empty((0, history.n_series, h))
     if futr_df is None:
         raise DataError(
             f"futr_exog_list names {', '.join(c.name for c in covariates)}: give their values at "
-            "the times that are forecast, predict(futr_df=...); make_future_dataframe() has the "
-            "rows"
+            f"the {h} times that are forecast, predict(futr_df=...); make_future_dataframe() has "
+            "the rows"
         )
     panel = require_panel(history)
     frame = Frame(futr_df, "futr_df")
     frame.require(fitted.columns.arguments(target=False, hist=False))
-    ahead = _rows_ahead(fitted, frame, panel)
+    ahead = _rows_ahead(fitted, frame, panel, h)
     # rows of other series and times are no error: a calendar covers more than is asked for
-    _require_all_rows(fitted, panel, ahead)
-    channels = np.empty((len(covariates), history.n_series, fitted.h))
+    _require_all_rows(fitted, panel, ahead, h)
+    channels = np.empty((len(covariates), history.n_series, h))
     _fill_covariates(channels, covariates, frame, ahead)
     return channels
 
@@ -186,17 +254,18 @@ def _require_all_rows(
     fitted: FittedForecaster,
     panel: Panel,
     ahead: RowsAhead,
+    h: int,
 ) -> None:
     # rows rather than values: a missing value has been refused, with its row
-    has_row = np.zeros((panel.n_series, fitted.h), bool)
+    has_row = np.zeros((panel.n_series, h), bool)
     has_row[ahead.series, ahead.step] = True
     if not has_row.all():
         i, step = np.argwhere(~has_row)[0]
         at = panel.time_text(i, panel.lengths[i] + step)
         raise DataError(
             f"futr_df has no row of series {panel.ids[i]!r} at {at} (column "
-            f"{fitted.columns.time!r}); it needs the {fitted.h} steps after the end of each "
-            "series, see make_future_dataframe()"
+            f"{fitted.columns.time!r}); it needs the {h} steps after the end of each series, see "
+            "make_future_dataframe()"
         )
 
 
@@ -223,7 +292,7 @@ def score_forecasts(
     frame.require(fitted.columns.arguments(hist=False))
     # a missing truth cannot be scored
     truth = frame.numbers(fitted.columns.target, missing=True)
-    ahead = _rows_ahead(fitted, frame, panel).only(~np.isnan(truth))
+    ahead = _rows_ahead(fitted, frame, panel, fitted.h).only(~np.isnan(truth))
     if not ahead.rows.any():
         raise DataError(
             f"df has no row of the {fitted.h} steps after the ends of the series that the "
