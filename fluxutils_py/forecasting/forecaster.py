@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from os import PathLike
 from typing import Any, Self
 
@@ -16,6 +16,11 @@ from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.cross_validation import Walk, cross_validate
 from fluxutils_py.forecasting.features import Features
+from fluxutils_py.forecasting.fit_options import (
+    FitOptions,
+    array_weights,
+    frame_weights,
+)
 from fluxutils_py.forecasting.fitted_forecaster import (
     FittedForecaster,
     array_shape,
@@ -35,7 +40,7 @@ from fluxutils_py.forecasting.forecaster_settings import (
     course_of_fit,
 )
 from fluxutils_py.forecasting.history import History, start_history
-from fluxutils_py.forecasting.model_fitting import Fit, fit_panel
+from fluxutils_py.forecasting.model_fitting import Fit, fit_panel, require_same_networks
 from fluxutils_py.forecasting.outputs import (
     array_steps,
     forecast_frame,
@@ -114,6 +119,12 @@ class Forecaster(ForecasterSettings):
         Series and time steps per window.
     lr, weight_decay : float
         Peak learning rate of the one-cycle schedule, and weight decay, of AdamW.
+    n_iter_no_change : int, optional
+        With ``fit(val_size=)``: passes over the data to wait for a lower validation loss. None: a
+        quarter of all, but at least 3.
+    warm_start : bool
+        Whether ``fit`` goes on from the networks of the last fit, or of a file, with what was
+        chosen then: features, covariates, frequency. Else it begins anew.
     hist_exog_list, futr_exog_list, stat_exog_list : sequence of str
         Columns with covariates: known only up to the forecast; also known ahead (pass them to
         ``predict``); one value per series. Columns that are neither numeric nor boolean are
@@ -135,6 +146,8 @@ class Forecaster(ForecasterSettings):
     models_ : list of nn.Module
     loss_curve_ : list of float
         Training loss per epoch, averaged over the networks.
+    validation_loss_curve_ : list of float
+        Validation loss per epoch, with ``fit(val_size=)``, else empty.
     history_ : History
         Ends of the series, from which ``predict`` forecasts; computed on first use after ``fit``.
     ids_ : ndarray
@@ -166,11 +179,21 @@ class Forecaster(ForecasterSettings):
     frequency_: Frequency | None
     loss_name_: Any
     loss_curve_: list[float]
+    validation_loss_curve_: list[float]
     models_: list[nn.Module]
 
     # -- fit and predict ---------------------------------------------------------------------------
 
-    def fit(self, df: object, y: object = None, *, static_df: object = None) -> Self:
+    def fit(
+        self,
+        df: object,
+        y: object = None,
+        *,
+        static_df: object = None,
+        val_size: int = 0,
+        sample_weight: object = None,
+        half_life: float | None = None,
+    ) -> Self:
         """Train on a panel of series.
 
         Parameters
@@ -185,6 +208,19 @@ class Forecaster(ForecasterSettings):
         static_df : data frame, optional
             One row per series with the columns of ``stat_exog_list``. None: ``df`` holds these
             columns.
+        val_size : int
+            Hold out so many steps, at least ``h``, at the end of each series. Nothing is chosen
+            from them or trained on them; training stops when the loss of their forecasts has not
+            fallen for ``n_iter_no_change`` epochs, and the best weights are kept.
+            ``validation_loss_curve_`` has the losses. Forecasts start after them, as without.
+        sample_weight : str or array, optional
+            How much each value counts as a target, of every forecast of it: the name of a column of
+            ``df``, or one weight per row; for an array, of shape (N,), (N, T) or (F, N, T). They
+            are scaled to mean 1 over values of weight above 0. A value of weight 0 has no part in
+            the loss, and is an input like others.
+        half_life : float, optional
+            Number of steps after which a value counts half as much as the latest of all series;
+            multiplies ``sample_weight``.
 
         Returns
         -------
@@ -197,23 +233,33 @@ class Forecaster(ForecasterSettings):
             If the data cannot be used. The message names column and row.
         RankError
             If ranks have different settings or series. A forecaster needs all series on every rank.
-        SpecError
-            If a parameter has an invalid value. The message names it. An earlier fit stays in
-            either case.
+        SpecError, ShapeError
+            If a parameter or argument has an invalid value or shape. The message names it. An
+            earlier fit stays in any case.
         """
-        run_with_callbacks(self, lambda: self._fit(df, static_df))
+        options = FitOptions(val_size, half_life)
+        run_with_callbacks(self, lambda: self._fit(df, static_df, options, sample_weight))
         return self
 
-    def _fit(self, df: object, static_df: object) -> None:
+    def _fit(
+        self, df: object, static_df: object, options: FitOptions, sample_weight: object
+    ) -> None:
         with RankGroup.from_comm(self.comm, "Forecaster.fit") as ranks:
             check_settings(self)
-            ranks.require_equal(course_of_fit(self))
-            series = self._read(df, static_df)
+            options.check(int(self.h))
+            if self.warm_start and hasattr(self, "models_"):
+                options = replace(options, start=self._fitted)
+                require_same_networks(self, self._fitted)
+            extra = frame_weights(df, sample_weight)
+            read = self._read if options.start is None else self._read_fitted
+            series = read(df, static_df, extra=extra)
+            options = replace(options, weights=array_weights(series, sample_weight))
+            ranks.require_equal(course_of_fit(self) | options.traits())
             end_fit = nothing
             if ranks.rank == 0:
                 end_fit = begin_fit(self, df, n_epochs=None, fitted=None)
             # before any attribute changes: after an error the earlier fit stays
-            fit = fit_panel(self, ranks, series)
+            fit = fit_panel(self, ranks, series, options)
         self._keep(fit)
         end_fit()
 
@@ -226,6 +272,7 @@ class Forecaster(ForecasterSettings):
         self.frequency_ = fit.frequency
         self.loss_name_ = fit.loss
         self.loss_curve_ = fit.loss_curve
+        self.validation_loss_curve_ = fit.validation_loss_curve
         self._shape = fit.shape
         self._origin = fit.origin
 
@@ -426,7 +473,13 @@ class Forecaster(ForecasterSettings):
         if get_communicator(self.comm).rank == 0:
             history = self.history_
             fit = Fit(
-                fitted, self.frequency_, self.loss_name_, self.loss_curve_, self._shape, history
+                fitted,
+                self.frequency_,
+                self.loss_name_,
+                self.loss_curve_,
+                self.validation_loss_curve_,
+                self._shape,
+                history,
             )
             save_forecaster(path, fit, history)
 
@@ -454,17 +507,24 @@ class Forecaster(ForecasterSettings):
             self.features_, self.channels_, self.covariates_, self, self.models_
         )
 
-    def _read(self, df: object, static_df: object) -> Panel | ArrayFNT:
-        """Return the panel of a frame, or the array."""
+    def _read(
+        self, df: object, static_df: object, *, extra: dict[str, np.ndarray] | None = None
+    ) -> Panel | ArrayFNT:
+        """Return the panel of a frame, or the array; ``extra`` as in :func:`read_panel`."""
         if is_frame(df):
-            return read_panel(df, columns_of(self), self.freq, static_df=static_df)
+            return read_panel(df, columns_of(self), self.freq, static_df=static_df, extra=extra)
         return self._read_array(df, static_df, None)
 
     def _read_fitted(
-        self, df: object, static_df: object, zone: str | None = None
+        self,
+        df: object,
+        static_df: object,
+        zone: str | None = None,
+        *,
+        extra: dict[str, np.ndarray] | None = None,
     ) -> Panel | ArrayFNT:
-        """Return what :meth:`_read` returns, for data of the kind of ``fit``; ``zone`` as in
-        :func:`read_panel`.
+        """Return what :meth:`_read` returns, for data of the kind of ``fit``; ``zone`` and
+        ``extra`` as in :func:`read_panel`.
         """
         if not is_frame(df):
             return self._read_array(df, static_df, self.frequency_)
@@ -473,7 +533,9 @@ class Forecaster(ForecasterSettings):
                 "df is a data frame, but the forecaster was fitted on an array (F, N, T)"
             )
         # with the frequency of fit: that of a few new rows may look like another
-        panel = read_panel(df, columns_of(self), self.frequency_, static_df=static_df, zone=zone)
+        panel = read_panel(
+            df, columns_of(self), self.frequency_, static_df=static_df, zone=zone, extra=extra
+        )
         known = self.history_.panel
         # a time without a zone cannot be compared with one that has one
         if known is not None and (panel.zone is None) != (known.zone is None):

@@ -60,6 +60,7 @@ def save_forecaster(
         "frequency": None if fit.frequency is None else asdict(fit.frequency),
         "loss_name": fit.loss if isinstance(fit.loss, str) else None,
         "loss_curve": fit.loss_curve,
+        "validation_loss_curve": fit.validation_loss_curve,
         "models": [{k: v.detach() for k, v in m.state_dict().items()} for m in fitted.models],
         "dtype": str(dtype).removeprefix("torch."),
         "shape": fit.shape,
@@ -161,6 +162,7 @@ def _load_fit(
         frequency,
         loss,
         content["loss_curve"],
+        content.get("validation_loss_curve", []),  # files of 0.1.0 lack it
         shape=None if shape is None else tuple(shape),
         origin=_load_history(content["history"], frequency),
     )

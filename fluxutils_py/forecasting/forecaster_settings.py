@@ -66,6 +66,8 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         seqsize: int = 96,
         lr: float = 4e-3,
         weight_decay: float = 1e-3,
+        n_iter_no_change: int | None = None,
+        warm_start: bool = False,
         hist_exog_list: Sequence[str] = (),
         futr_exog_list: Sequence[str] = (),
         stat_exog_list: Sequence[str] = (),
@@ -100,6 +102,8 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         self.seqsize = seqsize
         self.lr = lr
         self.weight_decay = weight_decay
+        self.n_iter_no_change = n_iter_no_change
+        self.warm_start = warm_start
         self.hist_exog_list = hist_exog_list
         self.futr_exog_list = futr_exog_list
         self.stat_exog_list = stat_exog_list
@@ -124,7 +128,7 @@ def check_settings(settings: ForecasterSettings) -> None:
     """Raise SpecError, which names the parameter, if a setting of a forecaster is invalid."""
     for name in POSITIVE_INTEGERS:
         check_integer(name, getattr(settings, name), 1, error=SpecError)
-    for name in ("season_length", "input_size"):
+    for name in ("season_length", "input_size", "n_iter_no_change"):
         check_integer(name, getattr(settings, name), 1, optional=True, error=SpecError)
     check_positive("lr", settings.lr, error=SpecError)
     if settings.lag not in ("auto", None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -186,6 +186,7 @@ def read_panel(
     *,
     static_df: object = None,
     zone: str | None = None,
+    extra: Mapping[str, np.ndarray] | None = None,
 ) -> Panel:
     """Read a long frame, whose rows may be in any order.
 
@@ -199,6 +200,8 @@ def read_panel(
         One row per series with the static covariates. None: ``df`` holds them.
     zone : str, optional
         Time zone to which times of another zone are converted. None: they stay in theirs.
+    extra : dict of str to ndarray of shape (rows,), optional
+        Further numbers of the rows, which become values of the panel.
 
     Raises
     ------
@@ -239,6 +242,7 @@ def read_panel(
     rows = {columns.target: frame.numbers(columns.target, missing=True)}
     for column in (*columns.hist, *columns.futr):
         rows[column] = frame.values(column, missing=column not in columns.futr)
+    rows |= extra or {}
     for column, given in rows.items():
         values = np.full(lengths.sum(), None if given.dtype == object else np.nan)
         values[place] = given
