@@ -40,6 +40,7 @@ from fluxutils_py.forecasting.forecaster_settings import (
     course_of_fit,
 )
 from fluxutils_py.forecasting.history import History, start_history
+from fluxutils_py.forecasting.in_sample import in_sample_frame
 from fluxutils_py.forecasting.model_fitting import Fit, fit_panel, require_same_networks
 from fluxutils_py.forecasting.outputs import (
     array_steps,
@@ -57,6 +58,7 @@ from fluxutils_py.inputs.frequency import Frequency
 from fluxutils_py.inputs.panel import Panel, panel_of, read_panel
 from fluxutils_py.parallel import RankGroup, get_communicator
 from fluxutils_py.sklearn_callbacks import begin_fit, nothing, run_with_callbacks
+from fluxutils_py.validation import check_integer
 
 
 def _id_type(label: object) -> type:
@@ -180,6 +182,7 @@ class Forecaster(ForecasterSettings):
     loss_name_: Any
     loss_curve_: list[float]
     validation_loss_curve_: list[float]
+    _training: Panel | None = None
     models_: list[nn.Module]
 
     # -- fit and predict ---------------------------------------------------------------------------
@@ -261,6 +264,7 @@ class Forecaster(ForecasterSettings):
             # before any attribute changes: after an error the earlier fit stays
             fit = fit_panel(self, ranks, series, options)
         self._keep(fit)
+        self._training = panel_of(series)
         end_fit()
 
     def _keep(self, fit: Fit) -> None:
@@ -417,6 +421,50 @@ class Forecaster(ForecasterSettings):
             panel = read_panel(df, columns_of(self), freq, static_df=static_df)
             return cross_validate(self, fitted, ranks, panel, walk)
 
+    def predict_insample(
+        self, df: object = None, *, step_size: int = 1, static_df: object = None
+    ) -> Any:
+        """Forecast from origins inside of the series that the networks were trained on.
+
+        The truth of such forecasts was seen in training: they serve for residuals, and are better
+        than others will be; see :meth:`cross_validation` for these.
+
+        Parameters
+        ----------
+        df, static_df : as in :meth:`fit`, but data frames only; optional
+            None: the series of ``fit``, which the forecaster holds until it is saved or pickled.
+        step_size : int
+            Steps between one origin and the next; the last one is ``h`` steps before the end of
+            each series.
+
+        Returns
+        -------
+        data frame
+            As from :meth:`cross_validation`, without baselines: id, time, ``cutoff`` (the last
+            known time), truth, the forecast and its quantiles, for each origin from the first step
+            of a series on.
+
+        Raises
+        ------
+        DataError
+            If no series is longer than ``h``, or ``df`` is needed.
+        """
+        fitted = self._fitted
+        check_integer("step_size", step_size, 1)
+        if self.frequency_ is None:
+            raise DataError(
+                "predict_insample is for data frames; for an array (F, N, T), cut off steps and "
+                "predict"
+            )
+        panel = self._training if df is None else panel_of(self._read_fitted(df, static_df))
+        if panel is None:
+            raise DataError(
+                "the forecaster comes from a file or another process, without the series of fit: "
+                "give them, predict_insample(df)"
+            )
+        check_output_names(self)
+        return in_sample_frame(fitted, panel, step_size)
+
     def score(self, df: object, y: object = None) -> float:
         """Return the negative mean absolute error of the forecasts, in units of each series' scale.
 
@@ -496,6 +544,10 @@ class Forecaster(ForecasterSettings):
         forecaster = cls(**{**content["settings"], **arguments})
         cls._keep(forecaster, load_fit(content, forecaster, path))
         return forecaster
+
+    def __getstate__(self) -> dict[str, Any]:
+        # data are no part of what was learnt, and may be large
+        return {**super().__getstate__(), "_training": None}
 
     # -- data --------------------------------------------------------------------------------------
 
