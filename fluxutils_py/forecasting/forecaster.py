@@ -10,7 +10,8 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from fluxutils_py.errors import DataError
+from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.estimator.building import make_generator
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.forecasting.covariates import Covariates
@@ -52,6 +53,7 @@ from fluxutils_py.forecasting.outputs import (
     score_forecasts,
 )
 from fluxutils_py.forecasting.panel_windows import ArrayFNT, Channels
+from fluxutils_py.forecasting.simulation import simulate_frame
 from fluxutils_py.inputs import as_series
 from fluxutils_py.inputs.frames import is_frame
 from fluxutils_py.inputs.frequency import Frequency
@@ -319,21 +321,61 @@ class Forecaster(ForecasterSettings):
             column per quantile. For an array, an array; with quantiles, a dict of arrays by column
             name. Every rank has all of it.
         """
-        fitted = self._fitted
-        # not ignored: the forecasts would look as if they had used it
-        if df is None and static_df is not None:
-            raise DataError(
-                "static_df is given without df: the static covariates of the stored series are "
-                "those of fit; give df, or leave static_df out"
+        history, shape = self._history_of(df, static_df)
+        return forecast_frame(self._fitted, history, shape, futr_df, h)
+
+    def simulate(
+        self,
+        n: int = 100,
+        df: object = None,
+        *,
+        futr_df: object = None,
+        static_df: object = None,
+        random_state: Any = None,
+    ) -> Any:
+        """Draw paths of the next ``h`` steps of each series.
+
+        At each step, the paths are distributed by the quantiles of :meth:`predict`, of which there
+        must be two or more; between the levels and beyond them the distribution is interpolated in
+        normal scores, of logarithms where these are modelled. From step to step they depend on each
+        other as the errors of past forecasts did. Series are drawn independently of each other.
+
+        Parameters
+        ----------
+        n : int
+            Number of paths.
+        df, futr_df, static_df : as in :meth:`predict`
+        random_state : int, numpy Generator or RandomState, optional
+            None: other paths in each call.
+
+        Returns
+        -------
+        data frame, or array of shape (n, F, N, h)
+            A frame has the id, the time, ``sample`` (number of the path, from 0) and the value, in
+            the column of the forecast.
+
+        Raises
+        ------
+        SpecError, DataError
+            If there are fewer than two quantiles, or no series is long enough to have past errors.
+
+        Notes
+        -----
+        The steps of the paths are put into the order of past errors: for the last origins of the
+        stored steps, of up to 64 series, the true values are compared with the forecasts from
+        there, and each path takes the ranks that one of these windows has among as many, at every
+        step (Schaake shuffle, with errors of forecasts as templates). Clark et al. (2004), J.
+        Hydrometeorology 5(1), 243-262; Schefzik, Thorarinsdottir & Gneiting (2013), Statistical
+        Science 28(4), 616-640. Windows overlap, so short series show little of the dependence.
+        """
+        check_integer("n", n, 1)
+        if "sample" in (self.id_col, self.time_col, self.alias):
+            raise SpecError(
+                "simulate adds a column 'sample', which id_col, time_col or alias names; rename it"
             )
-        if df is None:
-            return forecast_frame(fitted, self.history_, self._shape, futr_df, h)
-        series = self._read_fitted(df, static_df)
-        # arrays have no frequency, and predict refuses frames then
-        panel = panel_of(series)
-        history = start_history(fitted.models, fitted.windows(series), panel)
-        warn_short_series(fitted.features.season, history.lengths, panel)
-        return forecast_frame(fitted, history, array_shape(series), futr_df, h)
+        history, shape = self._history_of(df, static_df)
+        rng = make_generator(random_state)
+        return simulate_frame(self._fitted, history, shape, futr_df, n, rng)
 
     def update(self, df: object, *, static_df: object = None) -> Self:
         """Append new observations without training; the network reads only the new steps.
@@ -625,6 +667,26 @@ class Forecaster(ForecasterSettings):
             raise DataError("covariates are columns of data frames; an array (F, N, T) has none")
         array: ArrayFNT = as_series(df, "df")[0].array
         return array
+
+    def _history_of(self, df: object, static_df: object) -> tuple[History, tuple[int, int] | None]:
+        """Return the ends of the series to forecast, and the shape of an array; None: the stored
+        ones.
+        """
+        fitted = self._fitted
+        # not ignored: the forecasts would look as if they had used it
+        if df is None and static_df is not None:
+            raise DataError(
+                "static_df is given without df: the static covariates of the stored series are "
+                "those of fit; give df, or leave static_df out"
+            )
+        if df is None:
+            return self.history_, self._shape
+        series = self._read_fitted(df, static_df)
+        # arrays have no frequency, and predict refuses frames then
+        panel = panel_of(series)
+        history = start_history(fitted.models, fitted.windows(series), panel)
+        warn_short_series(fitted.features.season, history.lengths, panel)
+        return history, array_shape(series)
 
     def _require_ids(self, ids: np.ndarray, known: np.ndarray) -> None:
         """Raise DataError if a new id is of a type that no stored one has: one column may not hold
