@@ -40,11 +40,13 @@ from fluxutils_py.forecasting.forecaster_settings import (
     columns_of,
     course_of_fit,
 )
+from fluxutils_py.forecasting.hierarchy import Groups, reconciled_frame
 from fluxutils_py.forecasting.history import History, start_history
 from fluxutils_py.forecasting.in_sample import in_sample_frame
 from fluxutils_py.forecasting.model_fitting import Fit, fit_panel, require_same_networks
 from fluxutils_py.forecasting.outputs import (
     array_steps,
+    forecast_any,
     forecast_frame,
     further_steps,
     future_frame,
@@ -295,6 +297,8 @@ class Forecaster(ForecasterSettings):
         h: int | None = None,
         futr_df: object = None,
         static_df: object = None,
+        hierarchy: Groups | None = None,
+        reconcile: str = "mint",
     ) -> Any:
         """Forecast the next ``h`` steps of each series.
 
@@ -313,6 +317,16 @@ class Forecaster(ForecasterSettings):
             Covariates known ahead, at all forecast times; see :meth:`make_future_dataframe`.
         static_df : data frame, optional
             As in :meth:`fit`, with ``df`` only.
+        hierarchy : dict, optional
+            Groups of series, as in :func:`fluxutils_py.forecasting.sum_groups`: the forecasts of a
+            group are then the sums of those of its series. All series must end at one time.
+        reconcile : "mint" or "bottom_up"
+            How forecasts are made to add up. "mint": those of all series change as their past
+            errors weigh them (minimum trace with a shrunk covariance), by the library
+            hierarchicalforecast, which the extra ``hierarchy`` installs. Groups must be series of
+            ``fit``, which ``sum_groups`` appends. "bottom_up": groups are the sums of their series,
+            which stay as they are. Quantiles move as far as their point forecast; a group that is
+            no series of ``fit`` has none.
 
         Returns
         -------
@@ -320,9 +334,18 @@ class Forecaster(ForecasterSettings):
             For a frame, a frame of the same library with the id, the time, the forecast, and one
             column per quantile. For an array, an array; with quantiles, a dict of arrays by column
             name. Every rank has all of it.
+
+        Notes
+        -----
+        On "mint": Wickramasuriya, Athanasopoulos & Hyndman (2019), J. American Statistical
+        Association 114(526), 804-819.
         """
+        fitted = self._fitted
         history, shape = self._history_of(df, static_df)
-        return forecast_frame(self._fitted, history, shape, futr_df, h)
+        values = forecast_any(fitted, history, futr_df, h)
+        if hierarchy is None:
+            return forecast_frame(fitted, history, shape, values)
+        return reconciled_frame(fitted, history, values, hierarchy, reconcile)
 
     def simulate(
         self,

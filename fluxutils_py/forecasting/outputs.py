@@ -129,14 +129,15 @@ def _continued(
     return history.extended(fitted.models, steps, fitted.tail_windows)
 
 
-def forecast_frame(
+def forecast_any(
     fitted: FittedForecaster,
     history: History,
-    shape: tuple[int, int] | None,
     futr_df: object,
-    h: int | None = None,
-) -> Any:
-    """Implement ``Forecaster.predict`` for a history; ``shape`` as from :func:`array_shape`."""
+    h: int | None,
+) -> np.ndarray:
+    """Return forecasts (N, 1 + quantiles, h) of any horizon; warns of one beyond that of
+    training.
+    """
     h = check_integer("h", h, 1, optional=True) or fitted.h
     if h > fitted.h:
         warn(
@@ -145,13 +146,24 @@ def forecast_frame(
             f"not contain; for wider ones, fit with h={h}"
         )
     ahead = future_covariates(fitted, history, futr_df, h)
-    values = forecast_far(fitted, history, ahead)
+    return forecast_far(fitted, history, ahead)
+
+
+def forecast_frame(
+    fitted: FittedForecaster,
+    history: History,
+    shape: tuple[int, int] | None,
+    values: np.ndarray,
+) -> Any:
+    """Return forecasts (N, 1 + quantiles, h) as ``Forecaster.predict`` does; ``shape`` as from
+    :func:`array_shape`.
+    """
     # an array comes back in the form in which it was given
     if shape is not None:
         arrays = {name: values[:, i].reshape(*shape, -1) for i, name in enumerate(fitted.names)}
         return arrays if fitted.n_quantiles else arrays[fitted.names[0]]
     panel = require_panel(history)
-    columns = key_columns(fitted, panel, h)
+    columns = key_columns(fitted, panel, values.shape[2])
     columns |= {name: values[:, i].ravel() for i, name in enumerate(fitted.names)}
     return make_frame(columns, panel.types, panel.backend)
 
