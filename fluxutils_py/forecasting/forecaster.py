@@ -13,6 +13,7 @@ from torch import nn
 from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.estimator.building import make_generator
 from fluxutils_py.estimator.spec import explains_arguments
+from fluxutils_py.explaining.explanation import Explanation
 from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.cross_validation import Walk, cross_validate
@@ -27,6 +28,7 @@ from fluxutils_py.forecasting.fitted_forecaster import (
     array_shape,
     warn_short_series,
 )
+from fluxutils_py.forecasting.forecast_explanation import explain_forecast
 from fluxutils_py.forecasting.forecaster_export import check_forecaster_export, export_forecaster
 from fluxutils_py.forecasting.forecaster_files import (
     load_fit,
@@ -535,6 +537,52 @@ class Forecaster(ForecasterSettings):
             )
         check_output_names(self)
         return in_sample_frame(fitted, panel, step_size)
+
+    def explain_forecast(
+        self,
+        df: object,
+        series: Any = None,
+        step: int | None = None,
+        *,
+        output: float | None = None,
+        futr_df: object = None,
+        static_df: object = None,
+        n_points: int | None = None,
+    ) -> Explanation:
+        """Tell how much lags, trends and covariates at each step of the past contributed to a
+        forecast, by integrated gradients through the whole past; also :func:`fluxutils_py.explain`.
+
+        Parameters
+        ----------
+        df, futr_df, static_df : as in :meth:`predict`
+        series : id, or int or pair (feature, series) of an array
+            None: the only one.
+        step : int, optional
+            Step of the horizon, from 1 to ``h``. None: the mean of all.
+        output : float, optional
+            Level of the quantile to explain. None: the point forecast.
+        n_points : int, optional
+            As in :func:`fluxutils_py.explain`.
+
+        Returns
+        -------
+        Explanation
+            Attributions of what the networks read at each step, (channels, T): the last values in
+            units of the series' scale, how they differ from a season before, covariates now, and
+            those known ahead at each step of the horizon. ``value`` is the forecast, of several
+            networks their mean, in logarithms where these are modelled. The baseline is the
+            forecast for a series that stays at its level, with covariates at their means; the
+            seasonal naive forecast, to which the networks add, is part of both. Categories do not
+            change on the path, and have no share.
+
+        Raises
+        ------
+        DataError, SpecError
+            If there is no such series, step or quantile, or no forecast.
+        """
+        fitted = self._fitted
+        whole = self._read_fitted(df, static_df)
+        return explain_forecast(fitted, whole, series, step, output, futr_df, n_points)
 
     def score(self, df: object, y: object = None) -> float:
         """Return the negative mean absolute error of the forecasts, in units of each series' scale.
