@@ -89,7 +89,8 @@ def usual_fields(panel: Panel) -> list[str]:
     """
     frequency = panel.frequency
     fields = []
-    if frequency.kind == "elapsed" and frequency.size < DAY:
+    is_within_day = frequency.kind == "elapsed" and frequency.size < DAY
+    if is_within_day or (frequency.kind == "grid" and frequency.times_per_day > 1):
         fields.append("hour")
     if _is_daily_or_less(frequency):
         fields.append("dayofweek")
@@ -103,6 +104,8 @@ def usual_fields(panel: Panel) -> list[str]:
 def _is_daily_or_less(frequency: Frequency) -> bool:
     if frequency.kind == "business":
         return frequency.size == 1
+    if frequency.kind == "grid":
+        return int(np.median(np.diff(frequency.grid))) <= DAY
     return frequency.kind in ("elapsed", "days") and frequency.size <= DAY
 
 
