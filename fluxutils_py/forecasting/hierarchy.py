@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -86,26 +87,33 @@ def expand_groups(hierarchy: Groups, ids: Sequence[Any]) -> dict[Any, list[Any]]
     both = [name for name in hierarchy if name in known]
     if both:
         raise DataError(f"hierarchy names a group {both[0]!r}, which is a series; rename the group")
-
-    def expand(name: Any, path: tuple[Any, ...]) -> list[Any]:
-        if name in known:
-            return [name]
-        if name not in hierarchy:
-            raise DataError(
-                f"hierarchy: {name!r} of group {path[-1]!r} is neither a series nor a group"
-            )
-        if name in path:
-            raise DataError(f"hierarchy: group {name!r} is a part of itself")
-        of_members = [expand(member, (*path, name)) for member in hierarchy[name]]
-        return [series for members in of_members for series in members]
-
-    expanded = {name: expand(name, ()) for name in hierarchy}
+    expanded = {name: _series_of(name, hierarchy, known, ()) for name in hierarchy}
     for name, series in expanded.items():
-        twice = {s for s in series if series.count(s) > 1}
-        if twice or not series:
-            what = f"counts {min(twice, key=str)!r} twice" if twice else "has no series"
-            raise DataError(f"hierarchy: group {name!r} {what}")
+        if not series:
+            raise DataError(f"hierarchy: group {name!r} has no series")
+        twice = [s for s in series if series.count(s) > 1]
+        if twice:
+            raise DataError(f"hierarchy: group {name!r} counts {twice[0]!r} twice")
     return expanded
+
+
+def _series_of(
+    name: Any,
+    hierarchy: Groups,
+    known: Collection[Any],
+    path: tuple[Any, ...],
+) -> list[Any]:
+    """Return the series of a group, or a series itself; ``path`` are the groups that lead to it."""
+    if name in known:
+        return [name]
+    if name not in hierarchy:
+        raise DataError(
+            f"hierarchy: {name!r} of group {path[-1]!r} is neither a series nor a group"
+        )
+    if name in path:
+        raise DataError(f"hierarchy: group {name!r} is a part of itself")
+    parts = [_series_of(member, hierarchy, known, (*path, name)) for member in hierarchy[name]]
+    return list(chain.from_iterable(parts))
 
 
 @dataclass(frozen=True)

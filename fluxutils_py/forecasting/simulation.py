@@ -42,8 +42,8 @@ def simulate_frame(
     panel = require_panel(history)
     keys = key_columns(fitted, panel, fitted.h)
     # the rows of a series: its steps in the first path, then those in the second
-    rows = np.arange(panel.n_series * fitted.h).reshape(panel.n_series, 1, fitted.h)
-    rows = np.broadcast_to(rows, paths.shape).ravel()
+    of_series = np.arange(panel.n_series * fitted.h).reshape(panel.n_series, 1, fitted.h)
+    rows = np.broadcast_to(of_series, paths.shape).ravel()
     columns = {name: values[rows] for name, values in keys.items()}
     columns["sample"] = np.broadcast_to(np.arange(n)[None, :, None], paths.shape).ravel()
     columns[fitted.names[0]] = paths.ravel()
