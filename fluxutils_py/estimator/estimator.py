@@ -27,6 +27,7 @@ from fluxutils_py.estimator.scoring import run_score
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.estimator.streaming import EstimatorStream
 from fluxutils_py.estimator.watched_stream import Watch, watched_stream
+from fluxutils_py.nn.parameters import Freeze
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.sklearn_callbacks import CallbackSupport
 
@@ -425,6 +426,9 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         interval: float | None = None,
         alarm: bool | int = False,
         calibration: tuple[Any, Any] | None = None,
+        learn: bool | float = False,
+        freeze: Freeze = None,
+        delay: int | None = None,
     ) -> Any:  # Any: whether a step returns one array depends on the arguments
         """Run step by step, as data arrive.
 
@@ -451,10 +455,23 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
             Arrays (F, N, T) and (G, N, T) that the fit has not seen, for intervals and alarms to
             start from: the series of the stream if there are ``n_series``, else any. None: what a
             fit with ``interval`` held out. An alarm can do without.
+        learn : bool or float
+            Whether the stream learns: ``learn(x, y)`` predicts and takes in the truth, or ``step``
+            and later ``observe(y)`` do, and each truth makes an update of the stream's own copy of
+            the model, with the loss, the kind of optimizer and the ``clip`` of the fit. A number is
+            the highest learning rate; True: a hundredth of that with which the fit began. See the
+            notes.
+        freeze : str, list of str, or callable, optional
+            What does not learn: names of parameters, or of layers with all of theirs, as
+            :func:`fluxutils_py.namedparams` has them; or ``freeze(name, parameter)``, which returns
+            whether it is held still. What the fit held still does not learn anyway.
+        delay : int, optional
+            By how many steps a truth may be late; more steps that wait for theirs are an error.
+            None: 10,000.
 
         Returns
         -------
-        EstimatorStream, or WatchedStream with ``interval`` or ``alarm``
+        EstimatorStream, or WatchedStream with ``interval``, ``alarm`` or ``learn``
             ``step(x)`` takes ``(F, N)`` and returns what ``method`` returns for that step of the
             series, ``(G, N)``. It keeps the current model if the estimator is fitted again. For
             pipelines, see :func:`fluxutils_py.stream`.
@@ -464,11 +481,21 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         sklearn.exceptions.NotFittedError
             Before ``fit``.
         ValueError
-            If ``state`` does not fit, there is no such method, or an interval has nothing to start
-            from.
+            If ``state`` does not fit, there is no such method, an interval has nothing to start
+            from, or the model cannot learn step by step.
+
+        Notes
+        -----
+        A stream that learns updates by the loss of one step of all series. Where all recurrent
+        layers with parameters are diagonal (:class:`LRU`, :class:`MinGRU`, :class:`MinLSTM`), its
+        gradient is exact, as with ``gradient="exact"`` of :class:`Spec`, and costs the same at each
+        step; else it is that of the last ``seqsize`` steps, which are computed again (64, if
+        ``seqsize`` is None). The model is in evaluation mode: no dropout, no noise. The optimizer
+        begins without memory, its rates stay, and every truth is an update, whatever
+        ``accumulate`` is. Weights of classes do not count. The state holds all of this.
         """
-        plain = partial(EstimatorStream, self, n_series, method=method)
-        watch = Watch(interval, alarm, calibration)
+        watch = Watch(interval, alarm, calibration, learn, freeze, delay)
+        plain = partial(EstimatorStream, self, n_series, method=method, learning=watch.learning)
         if watch.is_off:
             return plain(state)
         check_is_fitted(self, "model_")

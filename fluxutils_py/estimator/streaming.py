@@ -17,13 +17,16 @@ from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.step_chain import output_form, scaler_of
+from fluxutils_py.estimator.step_learner import Learning, StepLearner
 from fluxutils_py.estimator.watched_stream import Watch, watched_stream
 from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
 from fluxutils_py.inputs.target_codec import Transform
 from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.native import TYPES
 from fluxutils_py.nn.native_step import NativeStep, Scaler
+from fluxutils_py.nn.parameters import Freeze
 from fluxutils_py.nn.session import InferenceSession
+from fluxutils_py.nn.states import read_states, snapshot
 from fluxutils_py.training.tensors import to_tensor
 from fluxutils_py.validation import check_integer
 
@@ -37,6 +40,9 @@ def stream(
     interval: float | None = None,
     alarm: bool | int = False,
     calibration: Any = None,
+    learn: bool | float = False,
+    freeze: Freeze = None,
+    delay: int | None = None,
 ) -> Any:
     """Run a fitted estimator or pipeline step by step, as data arrive.
 
@@ -52,8 +58,8 @@ def stream(
         The ``state`` of an earlier stream to continue from. None: the start of the series.
     method : "predict", "predict_proba", "predict_log_proba" or "decision_function"
         The output that each step returns.
-    interval, alarm, calibration
-        See :meth:`Estimator.stream`.
+    interval, alarm, calibration, learn, freeze, delay
+        See :meth:`Estimator.stream`. Transformers do not learn.
 
     Returns
     -------
@@ -97,16 +103,27 @@ def stream(
             "this package, pipelines of transformers and one of them, and searches for these"
         )
 
+    watch = Watch(interval, alarm, calibration, learn, freeze, delay)
+    learning = watch.learning
+    if learning is not None and parts.of_targets:
+        raise SpecError(
+            "learn: truths come in the units of the stream, and a TransformedTargetRegressor "
+            "cannot turn those of single steps into its own; scale targets by scale_target=True "
+            "of SequenceRegressor"
+        )
+
     def plain(state: Sequence[Tensor] | None) -> Any:
+        last = parts.estimator
         live: Any
         if parts.transformers:
-            live = PipelineStream(parts.transformers, parts.estimator, n_series, state, method)
+            live = PipelineStream(parts.transformers, last, n_series, state, method, learning)
+        elif learning is not None:
+            live = EstimatorStream(last, n_series, state, method, learning)
         else:
-            live = parts.estimator.stream(n_series, state, method=method)
+            live = last.stream(n_series, state, method=method)
         live.transforms.extend(_InverseTarget(t) for t in parts.of_targets)
         return live
 
-    watch = Watch(interval, alarm, calibration)
     if watch.is_off:
         return plain(state)
     check_is_fitted(parts.estimator, "model_")
@@ -173,6 +190,8 @@ class EstimatorStream:
     ----------
     est, n_series, state, method
         See ``Estimator.stream``.
+    learning : Learning, optional
+        Makes the stream learn from truths that :meth:`take_truth` gets; steps then are not native.
 
     Attributes
     ----------
@@ -195,6 +214,7 @@ class EstimatorStream:
         n_series: int = 1,
         state: Sequence[Tensor] | None = None,
         method: str = "predict",
+        learning: Learning | None = None,
     ) -> None:
         check_is_fitted(est, "model_")
         check_integer("n_series", n_series, 1, error=SpecError)
@@ -218,15 +238,43 @@ class EstimatorStream:
         spec = read_spec(est.resolved_params().spec)
         # copies the model: a later fit of the estimator does not change a running stream
         self._gap_value = math.nan if takes_gaps(est.model_) else 0.0
-        self._session = InferenceSession(est.model_, sample, int(spec.overlap), spec.precision)
-        self._session.load(state, self.n_series)
+        model = est.model_
+        self._learner: StepLearner | None = None
+        if learning is not None:
+            self._learner = StepLearner(est, self.n_series, learning)
+            model = self._learner.model
+        self._session = InferenceSession(model, sample, int(spec.overlap), spec.precision)
+        self._load(state)
         codec = est.fitted_parts_.codec
         self._classes = codec.classes if method == "predict" else None
         self._output = None
-        if len(self._shapes) == 1 and parameter.dtype in TYPES:
+        # parameters that change with each truth would be packed anew at each step
+        is_native = learning is None and len(self._shapes) == 1
+        if is_native and parameter.dtype in TYPES:
             name = str(parameter.dtype).removeprefix("torch.")
             self._output = output_form(codec, method, np.dtype(name))
         self._native = self.native_step()
+
+    def _load(self, state: Sequence[Tensor] | None) -> None:
+        """Continue from a state of the model, with what was learnt behind it or without."""
+        if self._learner is None:
+            self._session.load(state, self.n_series)
+            return
+        if self._session.needs_context:
+            raise SpecError(
+                "learn needs a model that carries its state from step to step; this one sees its "
+                "last inputs again with each step (overlap). Take recurrent layers, or those of "
+                "fluxutils_py.nn that keep their inputs, such as TCN"
+            )
+        tensors = None if state is None else read_states(state)
+        learnt = None
+        if tensors and tensors[-1].dtype == torch.uint8:
+            *tensors, learnt = tensors
+        self._session.load(tensors, self.n_series)
+        if learnt is None:
+            self._learner.begin(snapshot(self._session.model))
+        else:
+            self._learner.load(learnt)
 
     def native_step(self, scalers: Sequence[Scaler] = ()) -> NativeStep | None:
         """Return what runs steps natively for :meth:`native_outputs`; None if there is nothing."""
@@ -286,6 +334,8 @@ class EstimatorStream:
         if not all(map(_has_finite_sum, arrays)):
             arrays, gap = _without_gaps(arrays, self._gap_value)
         xs = tuple(to_tensor(a.T[None], self._dtype, self._device) for a in arrays)  # (1, N, F)
+        if self._learner is not None:
+            self._learner.note(xs[0], gap)
         # faster than no_grad, and outputs are never part of a graph
         with torch.inference_mode():
             outs = self._session.run(xs)
@@ -300,19 +350,30 @@ class EstimatorStream:
             y = transform(y)
         return np.array(y[0].T)  # a copy, since an output may share memory with the state
 
+    def take_truth(self, truth: np.ndarray) -> None:
+        """Learn from the truth (G, N) of the oldest step that has none yet, NaN where it is
+        unknown; labels by their places.
+        """
+        if self._learner is not None:
+            self._learner.observe(truth)
+
     @property
     def state(self) -> list[Tensor]:
-        """Copy of the state that the next outputs depend on, as of :func:`fluxutils_py.states`."""
-        return self._session.state
+        """Copy of the state that the next outputs depend on, as of :func:`fluxutils_py.states`; if
+        the stream learns, with a tensor of bytes behind it.
+        """
+        learnt = [] if self._learner is None else [self._learner.state]
+        return [*self._session.state, *learnt]
 
     def reset(self, series: object = None) -> None:
         """Start all series anew, or some: an index, a list or slice of them, or a mask (N,)."""
-        if series is None:
+        chosen = None if series is None else series_indices(series, self.n_series)
+        if chosen is None:
             self._session.load(None, self.n_series)
         else:
-            self._session.reset(
-                torch.from_numpy(series_indices(series, self.n_series)).to(self._device)
-            )
+            self._session.reset(torch.from_numpy(chosen).to(self._device))
+        if self._learner is not None:
+            self._learner.reset(chosen)
 
 
 class PipelineStream:
@@ -324,15 +385,18 @@ class PipelineStream:
     last : estimator
     n_series, state, method
         See :func:`stream`.
+    learning : Learning, optional
+        See :class:`EstimatorStream`.
     """
 
     def __init__(
         self,
         steps: Sequence[tuple[str, Any]],
-        last: object,
+        last: Any,
         n_series: int,
         state: Sequence[Tensor] | None = None,
         method: str = "predict",
+        learning: Learning | None = None,
     ) -> None:
         unread = None if state is None else list(state)
         self._steps: list[Any] = []
@@ -343,7 +407,11 @@ class PipelineStream:
                 live = transformer.stream(n_series, unread[:n_tensors])
                 unread = unread[n_tensors:]
             self._steps.append(live)
-        self._last = stream(last, n_series, unread, method=method)
+        self._last: Any
+        if learning is None:
+            self._last = stream(last, n_series, unread, method=method)
+        else:
+            self._last = EstimatorStream(last, n_series, unread, method, learning)
         self.n_series = self._last.n_series
         self.transforms = self._last.transforms
         scalers = [scaler_of(each.function) for each in self._steps]
@@ -362,6 +430,10 @@ class PipelineStream:
         for each in self._steps:
             x = each.step(x)
         return self._last.step(x)
+
+    def take_truth(self, truth: np.ndarray) -> None:
+        """Learn as :meth:`EstimatorStream.take_truth` does."""
+        self._last.take_truth(truth)
 
     @property
     def state(self) -> list[Tensor]:

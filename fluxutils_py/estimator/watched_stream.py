@@ -1,4 +1,4 @@
-"""Streams that take in the truth: intervals around predictions, and alarms."""
+"""Streams that take in the truth: intervals around predictions, alarms, and learning."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from fluxutils_py.data.views import samples
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.conformal import AdaptiveInterval, Calibration, check_level
 from fluxutils_py.estimator.residual_model import LEAST_MEMORY, MEMORY, ResidualModel
+from fluxutils_py.estimator.step_learner import Learning
+from fluxutils_py.inputs.labels import LabelEncoder
 from fluxutils_py.inputs.single_steps import series_indices
-from fluxutils_py.validation import check_integer
+from fluxutils_py.nn.parameters import Freeze
+from fluxutils_py.validation import check_integer, check_positive
 
 MOST_PENDING = 10_000  # steps that may wait for their truth
 N_OWN = 4  # tensors behind those of the model in a state
@@ -30,15 +33,44 @@ class Watch(NamedTuple):
     interval: float | None = None
     alarm: bool | int = False
     calibration: Any = None
+    learn: bool | float = False
+    freeze: Freeze = None
+    delay: int | None = None
 
     @property
     def is_off(self) -> bool:
         """Whether this is a plain stream."""
-        if self.interval is not None or self.alarm is not False:
-            return False
-        if self.calibration is not None:
+        if not self.compares and self.calibration is not None:
             raise SpecError("calibration is for streams with interval=0.9 or alarm=True")
+        if self.learn is False and self.freeze is not None:
+            raise SpecError("freeze is for streams with learn=True")
+        if self.compares or self.learn is not False:
+            return False
+        if self.delay is not None:
+            raise SpecError("delay is for streams with learn=True, interval=0.9 or alarm=True")
         return True
+
+    @property
+    def compares(self) -> bool:
+        """Whether predictions are compared with their truths."""
+        return self.interval is not None or self.alarm is not False
+
+    @property
+    def learning(self) -> Learning | None:
+        """How the stream learns; None if it does not."""
+        if self.learn is False:
+            return None
+        if self.learn is True:
+            return Learning(None, self.freeze)
+        check_positive("learn", self.learn, error=SpecError)
+        return Learning(float(self.learn), self.freeze)
+
+    @property
+    def most_pending(self) -> int:
+        """Number of steps that may wait for their truth."""
+        if self.delay is None:
+            return MOST_PENDING
+        return check_integer("delay", self.delay, 0, error=SpecError) + 1
 
     @property
     def memory(self) -> int | None:
@@ -58,7 +90,7 @@ def watched_stream(
     *,
     is_in_units: bool = True,
 ) -> WatchedStream:
-    """Return a stream that keeps an interval or a model of residuals.
+    """Return a stream that keeps an interval or a model of residuals, or learns.
 
     Parameters
     ----------
@@ -73,7 +105,7 @@ def watched_stream(
     is_in_units : bool
         Whether the estimator predicts in the units of the stream.
     """
-    n_outputs = _count_outputs(estimator)
+    n_outputs = _count_truths(estimator, watch)
     live = plain(None)
     n_of_model = len(live.state)
     given = None if state is None else list(state)
@@ -83,7 +115,8 @@ def watched_stream(
         given = given[:n_of_model]
     if given is not None:
         live = plain(given)
-    watched = WatchedStream(live, (n_outputs, n_series), watch)
+    classes = estimator.fitted_parts_.codec.classes
+    watched = WatchedStream(live, (n_outputs, n_series), watch, classes)
     if own is not None:
         watched.load(own)
         return watched
@@ -96,21 +129,35 @@ def watched_stream(
     return watched
 
 
-def _count_outputs(estimator: Any) -> int:
+def _count_truths(estimator: Any, watch: Watch) -> int:
+    """Return how many numbers the truth of a step has for each series.
+
+    Raises
+    ------
+    SpecError
+        If the stream cannot compare its steps with truths, or learn from them.
+    """
     codec = estimator.fitted_parts_.codec
+    name = type(estimator).__name__
     n_outputs = estimator.n_outputs_
-    if codec.classes is not None or isinstance(n_outputs, tuple):
-        raise SpecError(
-            f"interval and alarm are for streams of one array of numbers; this "
-            f"{type(estimator).__name__} predicts "
-            f"{'labels' if codec.classes is not None else f'{len(n_outputs)} arrays'}"
-        )
+    asked = "interval and alarm" if watch.compares else "learn"
     if codec.per_series:
         raise SpecError(
-            "interval and alarm compare each step with a truth, but this estimator was fitted on "
-            "one target per series"
+            f"{asked}: a stream gets a truth at each step, but this estimator was fitted on one "
+            "target per series; fit it on targets (G, N, T)"
         )
-    return int(n_outputs)
+    if isinstance(n_outputs, tuple) or isinstance(estimator.n_features_in_, tuple):
+        raise SpecError(
+            f"{asked}: a stream that takes in truths has one array of inputs and one of outputs, "
+            f"this {name} has several; join them along the features"
+        )
+    if codec.classes is None:
+        return int(n_outputs)
+    if watch.compares:
+        raise SpecError(
+            f"interval and alarm are for streams of numbers; this {name} predicts labels"
+        )
+    return 1
 
 
 def _errors_on(model: Any, data: Any) -> Calibration:
@@ -135,17 +182,21 @@ def _errors_on(model: Any, data: Any) -> Calibration:
 
 
 class WatchedStream:
-    """A stream that also says between which ends the truth will lie, or how unlikely the last
-    residual was; made by ``Estimator.stream`` and :func:`fluxutils_py.stream`.
+    """A stream that takes in the truth: it says between which ends the truth will lie, how unlikely
+    the last residual was, or learns; made by ``Estimator.stream`` and :func:`fluxutils_py.stream`.
 
-    ``step`` predicts, and ``observe`` takes in the truth of the oldest step that waits for it. A
-    step whose truth never comes takes a NaN. Use it from one thread at a time.
+    ``step`` predicts, and ``observe`` takes in the truth of the oldest step that waits for it;
+    ``learn`` does both. A step whose truth never comes takes a NaN. Use it from one thread at a
+    time.
 
     Parameters
     ----------
     live : EstimatorStream or PipelineStream
     shape : (G, N)
+        Of the truth of a step.
     watch : Watch
+    classes : ndarray, optional
+        Those of which the truths are labels.
 
     Attributes
     ----------
@@ -166,9 +217,19 @@ class WatchedStream:
     ((1, 3), (1, 3), (3,))
     """
 
-    def __init__(self, live: Any, shape: tuple[int, int], watch: Watch) -> None:
+    def __init__(
+        self,
+        live: Any,
+        shape: tuple[int, int],
+        watch: Watch,
+        classes: np.ndarray | None = None,
+    ) -> None:
         self._live = live
         self._shape = shape
+        self._encode = None if classes is None else LabelEncoder(classes)
+        self._compares = watch.compares
+        self._learns = watch.learning is not None
+        self._most_pending = watch.most_pending
         self.n_series = live.n_series
         self._interval: AdaptiveInterval | None = None
         if watch.interval is not None:
@@ -176,8 +237,9 @@ class WatchedStream:
         self._has_alarm = watch.alarm is not False
         self._memory = watch.memory
         self._residuals: ResidualModel | None = None
-        # predictions that wait for their truth, with the distances to both ends
-        self._pending: deque[tuple[np.ndarray, Ends | None]] = deque()
+        # predictions that wait for their truth, where it is compared with them, with the distances
+        # to both ends
+        self._pending: deque[tuple[np.ndarray | None, Ends | None]] = deque()
         self._dtype: Any = None
         self._ends: Ends | None = None
 
@@ -229,7 +291,7 @@ class WatchedStream:
         self._check_state(pending.reshape(-1, *pending.shape[2:]), 3 * len(pending))
         for prediction, below, above in pending:
             ends = None if self._interval is None else (below, above)
-            self._pending.append((prediction, ends))
+            self._pending.append((prediction if self._compares else None, ends))
 
     def _check_state(self, values: np.ndarray, n_rows: int) -> None:
         expected = (n_rows, *self._shape)
@@ -258,18 +320,18 @@ class WatchedStream:
         Raises
         ------
         ValueError
-            If ``x`` does not fit, or more than 10,000 steps wait for their truth. The state then
-            stays.
+            If ``x`` does not fit, or more steps than ``delay``, or 10,000, wait for their truth.
+            The state then stays.
         """
         wants_alarm = self._has_alarm if alarm is None else alarm
         pending = self._pending
-        if len(pending) >= MOST_PENDING or (wants_alarm and self._residuals is None):
+        if len(pending) >= self._most_pending or (wants_alarm and self._residuals is None):
             self._refuse(wants_alarm)
         y = self._live.step(x)
         if y.dtype is not self._dtype:
             self._set_dtype(y.dtype)
         ends = self._ends
-        pending.append((y.copy(), ends))
+        pending.append((y.copy() if self._compares else None, ends))
         if ends is None:
             return (y, self.alarm) if wants_alarm else y
         if wants_alarm:
@@ -279,34 +341,91 @@ class WatchedStream:
     def _refuse(self, wants_alarm: bool) -> None:
         if wants_alarm and self._residuals is None:
             raise SpecError("this stream keeps no model of residuals: make it with alarm=True")
+        n = len(self._pending)
         raise DataError(
-            f"{MOST_PENDING} steps wait for their truth: give it to observe, NaN where it never "
-            "comes, or make a stream without interval and alarm"
+            f"{n} step{'s wait' if n > 1 else ' waits'} for their truth: give it to observe, NaN "
+            "where it never comes; or make a stream with a larger delay, or a plain one"
         )
+
+    def learn(self, x: object, y: object) -> Any:
+        """Predict the next step of all series, then learn from its truth.
+
+        The same as ``step(x)`` and then ``observe(y)``, where no earlier step waits for its truth.
+
+        Parameters
+        ----------
+        x : array of shape (F, N)
+        y : array of shape (G, N)
+            See :meth:`observe`.
+
+        Returns
+        -------
+        What :meth:`step` returns; the prediction has not seen ``y``.
+
+        Raises
+        ------
+        ValueError
+            If the stream was made without ``learn``, ``x`` or ``y`` does not fit, or earlier steps
+            wait for their truth. The state then stays.
+        FloatingPointError
+            See :meth:`observe`.
+        """
+        if not self._learns:
+            raise SpecError("this stream does not learn: make it with learn=True")
+        if self._pending:
+            raise DataError(
+                f"learn takes the truth of the step itself, and that of {len(self._pending)} "
+                "earlier steps has not come: call step(x), and observe(y) for the oldest"
+            )
+        truth = self._read_truth(y)
+        found = self.step(x)
+        self._take(truth)
+        return found
 
     def observe(self, y: object) -> None:
         """Take in the truth (G, N) of the oldest step that has none yet; NaN where it is unknown.
+
+        For a classifier, ``y`` are labels (1, N).
 
         Raises
         ------
         ValueError
             If ``y`` has another shape or is infinite, or no step waits.
+        FloatingPointError
+            If the stream learns, and the loss or its gradient is not finite. The truth is then
+            taken in, and the parameters are as before.
         """
+        truth = self._read_truth(y)
+        if not self._pending:
+            raise DataError("observe: no step waits for its truth; call step first")
+        self._take(truth)
+
+    def _read_truth(self, y: Any) -> np.ndarray:
+        """Return a truth as numbers (G, N), NaN where it is unknown; labels by their places."""
         if isinstance(y, Tensor):
             y = y.detach().cpu()
-        truth = np.asarray(y, dtype=np.float64)
+        truth = np.asarray(y, dtype=np.float64 if self._encode is None else None)
         if truth.shape != self._shape:
             raise ShapeError(
                 f"observe takes the truth of one step, of shape (G, N) = {self._shape}, got "
                 f"{truth.shape}"
             )
-        if not self._pending:
-            raise DataError("observe: no step waits for its truth; call step first")
+        if self._encode is not None:
+            codes = self._encode(truth)
+            return np.where(codes < 0, np.nan, codes)
         # one sum is faster than a mask, and truths that are all known are the rule
         if not math.isfinite(np.add.reduce(truth, axis=None)) and np.isinf(truth).any():
             raise DataError("observe: y is infinite; give NaN where the truth is unknown")
+        return truth
+
+    def _take(self, truth: np.ndarray) -> None:
         prediction, ends = self._pending.popleft()
-        residual = truth - prediction
+        if prediction is not None:
+            self._compare(truth - prediction, ends)
+        if self._learns:
+            self._live.take_truth(truth)
+
+    def _compare(self, residual: np.ndarray, ends: Ends | None) -> None:
         if self._interval is not None and ends is not None:
             self._interval.observe(residual, *ends, delay=len(self._pending))
             self._set_dtype(self._dtype)
@@ -336,7 +455,8 @@ class WatchedStream:
     @property
     def state(self) -> list[Tensor]:
         """Copy of all that the next outputs depend on, for the ``state`` argument of a stream: the
-        state of the model, and four tensors of the truths seen and awaited.
+        state of the model, with ``learn`` what was learnt, as one tensor of bytes, and four tensors
+        of the truths seen and awaited.
         """
         level, memory = np.nan, np.nan
         interval, residuals = np.empty((0, *self._shape)), np.empty((0, *self._shape))
@@ -348,7 +468,7 @@ class WatchedStream:
             residuals = np.concatenate([self._residuals.values, self._residuals.initial])
         pending = np.empty((len(self._pending), 3, *self._shape))
         for row, (prediction, ends) in zip(pending, self._pending, strict=True):
-            row[0] = prediction
+            row[0] = np.nan if prediction is None else prediction
             row[1:] = np.nan if ends is None else ends
         own = (np.array([level, memory]), interval, residuals, pending)
         return [*self._live.state, *map(torch.from_numpy, own)]
@@ -356,8 +476,9 @@ class WatchedStream:
     def reset(self, series: object = None) -> None:
         """Start all series anew, or some: an index, a list or slice of them, or a mask (N,).
 
-        Their intervals and alarms start from the calibration. Truths of their earlier steps are no
-        longer awaited; while others are, ``observe`` ignores those of these series.
+        Their intervals and alarms start from the calibration; what was learnt stays. Truths of
+        their earlier steps are no longer awaited; while others are, ``observe`` ignores those of
+        these series.
         """
         self._live.reset(series)
         chosen = np.arange(self.n_series)
@@ -366,7 +487,8 @@ class WatchedStream:
         else:
             chosen = series_indices(series, self.n_series)
         for prediction, _ in self._pending:
-            prediction[:, chosen] = np.nan
+            if prediction is not None:
+                prediction[:, chosen] = np.nan
         if self._interval is not None:
             self._interval.reset(chosen)
             self._set_dtype(self._dtype)

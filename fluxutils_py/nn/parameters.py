@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from torch import Tensor, nn
+
+from fluxutils_py.errors import SpecError
 
 __all__ = ["gradinfo", "namedparams", "namedweights", "notrack", "weights"]
 
@@ -77,6 +79,55 @@ def notrack(m: object) -> nn.Module:
     if not any(p.requires_grad for p in model.parameters()):
         return model
     return copy.deepcopy(model).requires_grad_(False).eval()
+
+
+# What does not learn: names of parameters and layers, or a function of a parameter's name and
+# value.
+Freeze = str | Iterable[str] | Callable[[str, nn.Parameter], bool] | None
+
+
+def freeze_parameters(m: object, freeze: Freeze) -> None:
+    """Hold some parameters of a model still, by ``requires_grad``.
+
+    Parameters
+    ----------
+    m : nn.Module or estimator
+    freeze : str, iterable of str, callable, or None
+        Dotted names of parameters, or of layers, all of whose parameters are meant; or
+        ``freeze(name, parameter)``, which returns whether to hold it still.
+
+    Raises
+    ------
+    SpecError
+        If there is no such name, or nothing is left to learn.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    >>> freeze_parameters(model, ["0"])
+    >>> [name for name, p in namedparams(model) if p.requires_grad]
+    ['1.weight', '1.bias']
+    """
+    model = module_of(m)
+    named = namedparams(model)
+    is_frozen = freeze if callable(freeze) else _by_name(model, freeze)
+    for name, p in named:
+        if is_frozen(name, p):
+            p.requires_grad_(False)
+    if not any(p.requires_grad for _, p in named):
+        names = ", ".join(name for name, _ in named)
+        raise SpecError(f"freeze={freeze!r} leaves nothing to learn; the parameters are {names}")
+
+
+def _by_name(
+    model: nn.Module, freeze: str | Iterable[str] | None
+) -> Callable[[str, nn.Parameter], bool]:
+    chosen = [freeze] if isinstance(freeze, str) else list(freeze or ())
+    known = [name for name, _ in [*model.named_modules(), *model.named_parameters()] if name]
+    for name in chosen:
+        if name not in known:
+            raise SpecError(
+                f"freeze: the model has no parameter or layer {name!r}; it has {', '.join(known)}"
+            )
+    return lambda name, p: any(name == c or name.startswith(f"{c}.") for c in chosen)
 
 
 class GradInfo(NamedTuple):

@@ -18,7 +18,7 @@ from fluxutils_py import (
     stream,
 )
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.estimator import WatchedStream, watched_stream
+from fluxutils_py.estimator import WatchedStream
 from fluxutils_py.estimator.conformal import AdaptiveInterval, Calibration
 from fluxutils_py.estimator.residual_model import ResidualModel
 from fluxutils_py.nn import LSTM, native_kernels
@@ -247,7 +247,7 @@ def test_alarms_alone_need_no_calibration():
         est.stream(N, interval=0.9)
 
 
-def test_errors_name_what_came_and_what_is_expected(est, monkeypatch):
+def test_errors_name_what_came_and_what_is_expected(est):
     x, y = data(1)
     live = est.stream(N, interval=0.8)
     with pytest.raises(DataError, match="no step waits"):
@@ -277,7 +277,10 @@ def test_errors_name_what_came_and_what_is_expected(est, monkeypatch):
         est.stream(N, calibration=(x, y))
     with pytest.raises(ShapeError, match=r"y has shape \(1, 3, 240\), .* \(2, 3, 240\)"):
         est.stream(N, interval=0.8, calibration=(x, y[:1]))
-    monkeypatch.setattr(watched_stream, "MOST_PENDING", 2)
+    with pytest.raises(SpecError, match="does not learn"):
+        live.learn(x[:, :, 0], y[:, :, 0])
+    live = est.stream(N, interval=0.8, delay=1)
+    live.step(x[:, :, 0])
     live.step(x[:, :, 1])
     with pytest.raises(DataError, match="2 steps wait for their truth"):
         live.step(x[:, :, 2])

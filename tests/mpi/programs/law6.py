@@ -229,6 +229,22 @@ class Task:
         est = self.ready_made(cell="linear+lstm")
         return est.fit(self.x, self.holes, self.weight, lengths=self.lengths)
 
+    def interval_of_linear_and_network(self):
+        """A fifth of the series calibrates."""
+        est = self.ready_made(interval=0.8, cell="linear+lstm")
+        return est.fit(self.x, self.holes, self.weight, lengths=self.lengths)
+
+    def interval_of_ends(self):
+        """The ends of few series calibrate, of which the last rank may have none."""
+        est = self.ready_made(interval=0.8, cell="lstm")
+        return est.fit(self.x[:, 6:11], 1e3 + 50 * self.pair[:, 6:11])
+
+    def interval_of_classes(self):
+        """What the user holds out calibrates."""
+        est = self.ready_made(SequenceClassifier, interval=0.8, cell="mingru")
+        held_out = (self.x[:, :7], self.labels[:, :7], None, self.lengths[:7])
+        return est.fit(self.x[:, 7:], self.labels[:, 7:], validation_data=held_out)
+
     def threads_too(self):
         return self.est(n_jobs=2).fit(self.x, self.y)
 
@@ -249,8 +265,12 @@ def results(dtype, factor, comm, scaling="weak"):
         found[f"{dtype} {name} losses"] = np.array(
             [est.loss_, *est.loss_curve_, *est.validation_loss_curve_]
         )
+        if est.fitted_parts_.calibration is not None:
+            found[f"{dtype} {name} calibration"] = est.fitted_parts_.calibration.errors
         if est.comm is not None:
             assert_replica_integrity([est.model_, est.grad_, est.loss_curve_], atol=0, rtol=0)
+            calibrations = [v for k, v in found.items() if k.endswith("calibration")]
+            assert_replica_integrity(calibrations, atol=0, rtol=0)
         if name == "plain":
             y, state = est.predict(task.x, return_state=True)
             more = est.predict(task.x[:, :, :7], state=state)
