@@ -38,6 +38,7 @@ TESTS_OF_EXTRAS = {
     "tensorboard": ["tests/reporting", "tests/bobbin"],
     "pandas": ["tests/estimator/test_feature_names.py", "tests/inputs/test_inputs.py"],
     "forecast": ["tests/forecasting"],
+    "hierarchy": ["tests/forecasting/test_hierarchy.py"],
     "frame": ["tests/inputs/test_frame_rows.py"],
     "zarr": ["tests/data/test_zarr_stores.py"],
     "track": ["tests/reporting/test_track.py"],

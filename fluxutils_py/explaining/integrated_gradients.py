@@ -26,7 +26,7 @@ TENSORS_PER_UNIT = 4  # that a graph keeps, about
 def explain(
     est: Any,
     x: object,
-    series: int = 0,
+    series: Any = 0,
     step: int | None = None,
     output: Any = None,
     *,
@@ -44,8 +44,10 @@ def explain(
 
     Parameters
     ----------
-    est : estimator, Pipeline or fitted search
-        With any model of torch. If a pipeline's transformers only scale each feature
+    est : estimator, Pipeline, fitted search, or Forecaster
+        A forecaster explains a forecast, see ``Forecaster.explain_forecast``: ``x`` is a frame,
+        ``series`` an id, and ``step`` a step of the horizon. An estimator may have any model of
+        torch. If a pipeline's transformers only scale each feature
         (``SequenceScaler``, ``StandardScaler`` and its like), attributions are of your inputs; else
         of what reaches the model, and ``Explanation.explained`` says so.
     x : array of shape (F, N, T), tuple, list, view, or matrix
@@ -109,6 +111,8 @@ def explain(
     """
     check_integer("n_points", n_points, 1, optional=True, error=SpecError)
     check_integer("seqsize", seqsize, 1, optional=True, error=SpecError)
+    if hasattr(est, "explain_forecast"):
+        return _of_forecaster(est, x, series, step, output, n_points, baseline)
     model = read_model(est, x, lengths, starts)
     past = model.past(series, step)
     session = InferenceSession(
@@ -118,10 +122,30 @@ def explain(
     score = Score(model.est.fitted_parts_.codec, past.at - windows[-1].start, output)
     ends = Baselines(model, past, baseline)
     gradients = PathGradients(session, windows, ends.read, score)
-    integral = _integrate(gradients, n_points)
+    integral = integrate_path(gradients, n_points)
     explained = slice(windows[0].start, windows[-1].stop)
     explanation = _explanation(model, past, explained, integral, score.name, int(series))
-    _check(explanation)
+    check_explanation(explanation)
+    return explanation
+
+
+def _of_forecaster(
+    forecaster: Any,
+    x: object,
+    series: object,
+    step: int | None,
+    output: Any,
+    n_points: int | None,
+    baseline: object,
+) -> Explanation:
+    if not isinstance(baseline, str) or baseline != "mean":
+        raise SpecError(
+            f"baseline={baseline!r} is for estimators; forecasts are compared with those of a "
+            "series that stays at its level, with covariates at their means"
+        )
+    explanation: Explanation = forecaster.explain_forecast(
+        x, series, step, output=output, n_points=n_points
+    )
     return explanation
 
 
@@ -130,7 +154,7 @@ def _windows(
 ) -> list[slice]:
     """Return the steps of the windows to run, the explained step in the last one."""
     if session.mode != "windows":
-        size = seqsize or _window_size(model.model, sum(s.F for s in past.windows.x))
+        size = seqsize or window_size(model.model, sum(s.F for s in past.windows.x))
         stop = past.at + 1
         return [slice(a, min(a + size, stop)) for a in range(0, stop, size)]
     # the model may see later steps of a window: the same windows as in predict
@@ -147,7 +171,8 @@ def _windows(
     return [slice(a, min(a + size, stop)) for a in range(0, stop, size)]
 
 
-def _window_size(model: nn.Module, n_features: int) -> int:
+def window_size(model: nn.Module, n_features: int) -> int:
+    """Return how many steps of a window have a graph of about 64 MB."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     n_units = n_features + TENSORS_PER_UNIT * sum(p.shape[0] for p in matrices)
     itemsize = next(model.parameters(), torch.empty(0)).dtype.itemsize
@@ -302,19 +327,19 @@ def _given_baseline(model: ExplainedModel, given: object, n_features: int) -> np
     return values
 
 
-def _integrate(gradients: PathGradients, n_points: int | None) -> PathIntegral:
+def integrate_path(gradients: PathGradients, n_points: int | None) -> PathIntegral:
     """Integrate with this number of points, or with enough of them."""
     if n_points is not None:
         return gradients.integrate(n_points)
     points = FIRST_POINTS
     integral = gradients.integrate(points)
-    while _error(integral) > TOLERANCE and points < MOST_POINTS:
+    while completeness_error(integral) > TOLERANCE and points < MOST_POINTS:
         points *= 4
         integral = gradients.integrate(points)
     return integral
 
 
-def _error(integral: PathIntegral) -> float:
+def completeness_error(integral: PathIntegral) -> float:
     """Return what the sum of attributions lacks, relative to what they should explain."""
     total = sum(float(a.sum()) for a in integral.attributions)
     size = sum(float(abs(a).sum()) for a in integral.attributions)
@@ -345,7 +370,7 @@ def _explanation(
         feature_names=names if several else names[0],
         value=integral.value,
         baseline_value=integral.baseline_value,
-        completeness=_error(integral),
+        completeness=completeness_error(integral),
         n_points=integral.n_points,
         series=series % model.inputs.N,
         step=past.step,
@@ -354,7 +379,7 @@ def _explanation(
     )
 
 
-def _check(e: Explanation) -> None:
+def check_explanation(e: Explanation) -> None:
     """Raise DataError if there is no gradient at all, and warn of incomplete attributions."""
     difference = e.value - e.baseline_value
     matrix, _ = e.stacked()

@@ -124,7 +124,7 @@ def _forecast_at_cutoff(
     """
     h = fitted.h
     series = np.flatnonzero(cutoff)
-    future = _cut_horizon(panel, series, cutoff[series], h)
+    future = cut_horizon(panel, series, cutoff[series], h)
     ahead = fitted.covariates.steps(future, "futr").reshape(-1, len(series), h)
     history = start_history(fitted.models, fitted.windows(past), past)
     values = np.full((panel.n_series, len(fitted.names), h), np.nan)
@@ -145,8 +145,8 @@ def _frame_columns(
     names = fitted.columns
     series = np.flatnonzero(cutoff)
     cutoff = cutoff[series]
-    future = _cut_horizon(panel, series, cutoff, h)
-    columns = key_columns(fitted, past)
+    future = cut_horizon(panel, series, cutoff, h)
+    columns = key_columns(fitted, past, h)
     last_known = past.times(np.arange(len(series)), cutoff - 1)
     columns["cutoff"] = np.repeat(last_known, h)
     columns[names.target] = future.values[names.target]
@@ -160,7 +160,7 @@ def _frame_columns(
     return columns | {name: y.ravel() for name, y in baselines.items()}
 
 
-def _cut_horizon(
+def cut_horizon(
     panel: Panel,
     series: np.ndarray,
     cutoff: np.ndarray,

@@ -24,6 +24,8 @@ class ForecastLoss:
     """Loss of a :class:`DirectModel` over a window; for an :class:`Ensemble`, the sum over its
     members.
 
+    Targets may be followed by as many weights of them.
+
     Parameters
     ----------
     loss : "smape", "mae", "mse", "mase" or callable
@@ -64,6 +66,8 @@ class ForecastLoss:
         ws: Tensor | None,
     ) -> Tensor:
         h = self.h
+        weights = ys[..., h:]
+        ys = ys[..., :h]
         each = self._point_loss(out[..., :h], ys, xs)
         if self.quantiles:
             n_quantiles = len(self.quantiles)
@@ -75,9 +79,12 @@ class ForecastLoss:
             below = (q - 1) * error
             pinball = torch.maximum(above, below)
             each = each + pinball.mean(-2)
+        if weights.shape[-1]:
+            each = each * weights
         if ws is None:
             return each.mean()
-        ws = ws.expand_as(each)
+        # one column for the step, or one for each number of y
+        ws = ws[..., :h].expand_as(each)
         # a window without targets has a loss of 0, not NaN
         count = (ws != 0).sum()
         total = (each * ws).sum()

@@ -74,14 +74,14 @@ class FittedForecaster:
         values = self.channel_values(series)
         # not the target: the features tell given values from those that they fill in
         values[1:] = filled_forward(values[1:], series.lengths)
-        return self._packed_windows(values, series.lengths, self.covariates.static(series))
+        return self.packed_windows(values, series.lengths, self.covariates.static(series))
 
     def tail_windows(self, tail: np.ndarray, static: np.ndarray) -> PanelWindows:
         """Return the windows of tails (C, N, K). Where only covariates are known ahead, other
         channels are NaN.
         """
         lengths = np.full(tail.shape[1], tail.shape[2])
-        return self._packed_windows(tail.reshape(len(tail), -1), lengths, static)
+        return self.packed_windows(tail.reshape(len(tail), -1), lengths, static)
 
     def channel_values(self, panel: Panel) -> np.ndarray:
         """Return the target, past covariates and those known ahead: (C, total), NaN where
@@ -91,9 +91,12 @@ class FittedForecaster:
         covariates = [self.covariates.steps(panel, group) for group in ("hist", "futr")]
         return np.concatenate([target, *covariates])
 
-    def _packed_windows(
+    def packed_windows(
         self, values: np.ndarray, lengths: np.ndarray, static: np.ndarray
     ) -> PanelWindows:
+        """Return the windows of series of these lengths, one after the other in ``values``, (C,
+        total).
+        """
         # those known ahead apart: windows read them beyond the end of the others
         n_source = len(values) - self.channels.n_ahead
         source = PackedSeries(values[:n_source], lengths)

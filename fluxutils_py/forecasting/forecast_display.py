@@ -94,7 +94,8 @@ class ForecastDisplay:
                 f"ids has {ids[series.index(-1)]!r}, which is none of the {len(fc.ids_)} series of "
                 "the forecaster"
             )
-        values = forecast_values(fitted, history, future_covariates(fitted, history, futr_df))
+        ahead = future_covariates(fitted, history, futr_df, fitted.h)
+        values = forecast_values(fitted, history, ahead)
         if n_history is None:
             n_history = 3 * fitted.h
         n = min(n_history, history.n_kept)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from os import PathLike
 from typing import Any, Self
 
@@ -10,17 +10,25 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from fluxutils_py.errors import DataError
+from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.estimator.building import make_generator
 from fluxutils_py.estimator.spec import explains_arguments
+from fluxutils_py.explaining.explanation import Explanation
 from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.cross_validation import Walk, cross_validate
 from fluxutils_py.forecasting.features import Features
+from fluxutils_py.forecasting.fit_options import (
+    FitOptions,
+    array_weights,
+    frame_weights,
+)
 from fluxutils_py.forecasting.fitted_forecaster import (
     FittedForecaster,
     array_shape,
     warn_short_series,
 )
+from fluxutils_py.forecasting.forecast_explanation import explain_forecast
 from fluxutils_py.forecasting.forecaster_export import check_forecaster_export, export_forecaster
 from fluxutils_py.forecasting.forecaster_files import (
     load_fit,
@@ -34,10 +42,13 @@ from fluxutils_py.forecasting.forecaster_settings import (
     columns_of,
     course_of_fit,
 )
+from fluxutils_py.forecasting.hierarchy import Groups, reconciled_frame
 from fluxutils_py.forecasting.history import History, start_history
-from fluxutils_py.forecasting.model_fitting import Fit, fit_panel
+from fluxutils_py.forecasting.in_sample import in_sample_frame
+from fluxutils_py.forecasting.model_fitting import Fit, fit_panel, require_same_networks
 from fluxutils_py.forecasting.outputs import (
     array_steps,
+    forecast_any,
     forecast_frame,
     further_steps,
     future_frame,
@@ -46,12 +57,14 @@ from fluxutils_py.forecasting.outputs import (
     score_forecasts,
 )
 from fluxutils_py.forecasting.panel_windows import ArrayFNT, Channels
+from fluxutils_py.forecasting.simulation import simulate_frame
 from fluxutils_py.inputs import as_series
 from fluxutils_py.inputs.frames import is_frame
 from fluxutils_py.inputs.frequency import Frequency
 from fluxutils_py.inputs.panel import Panel, panel_of, read_panel
 from fluxutils_py.parallel import RankGroup, get_communicator
 from fluxutils_py.sklearn_callbacks import begin_fit, nothing, run_with_callbacks
+from fluxutils_py.validation import check_integer
 
 
 def _id_type(label: object) -> type:
@@ -74,9 +87,12 @@ class Forecaster(ForecasterSettings):
     season_length : int, optional
         Steps per season. None: chosen by ``freq``: a day of hours, a week of days, a year of
         months; 1 for integers.
-    freq : str, pandas offset or int, optional
+    freq : str, pandas offset, int or array of dates, optional
         Time between two steps: an alias of pandas ("h", "15min", "D", "W", "MS", "ME", "B") or of
-        polars, or an integer for integer times. None: inferred.
+        polars, or an integer for integer times. Of other offsets, such as "bh" or
+        ``CustomBusinessDay``, the times are made for the data and half as long after them. A
+        ``DatetimeIndex`` gives all times, past and future, in local time, such as the sessions of
+        an exchange: each step goes to the next of them. None: inferred.
     quantiles : sequence of float
         Levels between 0 and 1 to forecast in addition to the point forecast. The quantiles never
         cross.
@@ -114,11 +130,23 @@ class Forecaster(ForecasterSettings):
         Series and time steps per window.
     lr, weight_decay : float
         Peak learning rate of the one-cycle schedule, and weight decay, of AdamW.
+    n_iter_no_change : int, optional
+        With ``fit(val_size=)``: passes over the data to wait for a lower validation loss. None: a
+        quarter of all, but at least 3.
+    warm_start : bool
+        Whether ``fit`` goes on from the networks of the last fit, or of a file, with what was
+        chosen then: features, covariates, frequency. Else it begins anew.
     hist_exog_list, futr_exog_list, stat_exog_list : sequence of str
         Columns with covariates: known only up to the forecast; also known ahead (pass them to
         ``predict``); one value per series. Columns that are neither numeric nor boolean are
         categories, which become embeddings; a category not seen in training has an embedding of
         zeros, with a warning.
+    calendar : sequence of str, or "auto"
+        Positions in time that become covariates known ahead, as a sine and a cosine each:
+        ``"hour"`` of the day (with its minutes), ``"dayofweek"``, ``"dayofmonth"``,
+        ``"weekofyear"`` (ISO 8601), ``"month"``; in the time zone of the data. "auto": by ``freq``,
+        those of the year only if a series has two years. They need dates. Holidays are a column of
+        ``futr_exog_list``.
     id_col, time_col, target_col : str
         Column names of the long frame.
     alias : str
@@ -135,6 +163,8 @@ class Forecaster(ForecasterSettings):
     models_ : list of nn.Module
     loss_curve_ : list of float
         Training loss per epoch, averaged over the networks.
+    validation_loss_curve_ : list of float
+        Validation loss per epoch, with ``fit(val_size=)``, else empty.
     history_ : History
         Ends of the series, from which ``predict`` forecasts; computed on first use after ``fit``.
     ids_ : ndarray
@@ -166,11 +196,22 @@ class Forecaster(ForecasterSettings):
     frequency_: Frequency | None
     loss_name_: Any
     loss_curve_: list[float]
+    validation_loss_curve_: list[float]
+    _training: Panel | None = None
     models_: list[nn.Module]
 
     # -- fit and predict ---------------------------------------------------------------------------
 
-    def fit(self, df: object, y: object = None, *, static_df: object = None) -> Self:
+    def fit(
+        self,
+        df: object,
+        y: object = None,
+        *,
+        static_df: object = None,
+        val_size: int = 0,
+        sample_weight: object = None,
+        half_life: float | None = None,
+    ) -> Self:
         """Train on a panel of series.
 
         Parameters
@@ -185,6 +226,19 @@ class Forecaster(ForecasterSettings):
         static_df : data frame, optional
             One row per series with the columns of ``stat_exog_list``. None: ``df`` holds these
             columns.
+        val_size : int
+            Hold out so many steps, at least ``h``, at the end of each series. Nothing is chosen
+            from them or trained on them; training stops when the loss of their forecasts has not
+            fallen for ``n_iter_no_change`` epochs, and the best weights are kept.
+            ``validation_loss_curve_`` has the losses. Forecasts start after them, as without.
+        sample_weight : str or array, optional
+            How much each value counts as a target, of every forecast of it: the name of a column of
+            ``df``, or one weight per row; for an array, of shape (N,), (N, T) or (F, N, T). They
+            are scaled to mean 1 over values of weight above 0. A value of weight 0 has no part in
+            the loss, and is an input like others.
+        half_life : float, optional
+            Number of steps after which a value counts half as much as the latest of all series;
+            multiplies ``sample_weight``.
 
         Returns
         -------
@@ -197,24 +251,35 @@ class Forecaster(ForecasterSettings):
             If the data cannot be used. The message names column and row.
         RankError
             If ranks have different settings or series. A forecaster needs all series on every rank.
-        SpecError
-            If a parameter has an invalid value. The message names it. An earlier fit stays in
-            either case.
+        SpecError, ShapeError
+            If a parameter or argument has an invalid value or shape. The message names it. An
+            earlier fit stays in any case.
         """
-        run_with_callbacks(self, lambda: self._fit(df, static_df))
+        options = FitOptions(val_size, half_life)
+        run_with_callbacks(self, lambda: self._fit(df, static_df, options, sample_weight))
         return self
 
-    def _fit(self, df: object, static_df: object) -> None:
+    def _fit(
+        self, df: object, static_df: object, options: FitOptions, sample_weight: object
+    ) -> None:
         with RankGroup.from_comm(self.comm, "Forecaster.fit") as ranks:
             check_settings(self)
-            ranks.require_equal(course_of_fit(self))
-            series = self._read(df, static_df)
+            options.check(int(self.h))
+            if self.warm_start and hasattr(self, "models_"):
+                options = replace(options, start=self._fitted)
+                require_same_networks(self, self._fitted)
+            extra = frame_weights(df, sample_weight)
+            read = self._read if options.start is None else self._read_fitted
+            series = read(df, static_df, extra=extra)
+            options = replace(options, weights=array_weights(series, sample_weight))
+            ranks.require_equal(course_of_fit(self) | options.traits())
             end_fit = nothing
             if ranks.rank == 0:
                 end_fit = begin_fit(self, df, n_epochs=None, fitted=None)
             # before any attribute changes: after an error the earlier fit stays
-            fit = fit_panel(self, ranks, series)
+            fit = fit_panel(self, ranks, series, options)
         self._keep(fit)
+        self._training = panel_of(series)
         end_fit()
 
     def _keep(self, fit: Fit) -> None:
@@ -226,11 +291,19 @@ class Forecaster(ForecasterSettings):
         self.frequency_ = fit.frequency
         self.loss_name_ = fit.loss
         self.loss_curve_ = fit.loss_curve
+        self.validation_loss_curve_ = fit.validation_loss_curve
         self._shape = fit.shape
         self._origin = fit.origin
 
     def predict(
-        self, df: object = None, *, futr_df: object = None, static_df: object = None
+        self,
+        df: object = None,
+        *,
+        h: int | None = None,
+        futr_df: object = None,
+        static_df: object = None,
+        hierarchy: Groups | None = None,
+        reconcile: str = "mint",
     ) -> Any:
         """Forecast the next ``h`` steps of each series.
 
@@ -239,10 +312,26 @@ class Forecaster(ForecasterSettings):
         df : as in :meth:`fit`, optional
             Series to forecast, with any ids, each from its end. The network first reads all their
             past. None: the series of ``fit`` and :meth:`update`.
+        h : int, optional
+            Number of steps. None: the ``h`` that the forecaster was trained on. Fewer are the first
+            of these. More are forecast by recursion: the median of the steps before (the point
+            forecast, if 0.5 is none of ``quantiles``) takes the place of values, and the network
+            forecasts the next ``h`` from there. The quantiles of later steps do not contain the
+            error of the ones before, and are too narrow; a warning says so.
         futr_df : data frame, optional
-            Covariates known ahead, at the forecast times; see :meth:`make_future_dataframe`.
+            Covariates known ahead, at all forecast times; see :meth:`make_future_dataframe`.
         static_df : data frame, optional
             As in :meth:`fit`, with ``df`` only.
+        hierarchy : dict, optional
+            Groups of series, as in :func:`fluxutils_py.forecasting.sum_groups`: the forecasts of a
+            group are then the sums of those of its series. All series must end at one time.
+        reconcile : "mint" or "bottom_up"
+            How forecasts are made to add up. "mint": those of all series change as their past
+            errors weigh them (minimum trace with a shrunk covariance), by the library
+            hierarchicalforecast, which the extra ``hierarchy`` installs. Groups must be series of
+            ``fit``, which ``sum_groups`` appends. "bottom_up": groups are the sums of their series,
+            which stay as they are. Quantiles move as far as their point forecast; a group that is
+            no series of ``fit`` has none.
 
         Returns
         -------
@@ -250,22 +339,71 @@ class Forecaster(ForecasterSettings):
             For a frame, a frame of the same library with the id, the time, the forecast, and one
             column per quantile. For an array, an array; with quantiles, a dict of arrays by column
             name. Every rank has all of it.
+
+        Notes
+        -----
+        On "mint": Wickramasuriya, Athanasopoulos & Hyndman (2019), J. American Statistical
+        Association 114(526), 804-819.
         """
         fitted = self._fitted
-        # not ignored: the forecasts would look as if they had used it
-        if df is None and static_df is not None:
-            raise DataError(
-                "static_df is given without df: the static covariates of the stored series are "
-                "those of fit; give df, or leave static_df out"
+        history, shape = self._history_of(df, static_df)
+        values = forecast_any(fitted, history, futr_df, h)
+        if hierarchy is None:
+            return forecast_frame(fitted, history, shape, values)
+        return reconciled_frame(fitted, history, values, hierarchy, reconcile)
+
+    def simulate(
+        self,
+        n: int = 100,
+        df: object = None,
+        *,
+        futr_df: object = None,
+        static_df: object = None,
+        random_state: Any = None,
+    ) -> Any:
+        """Draw paths of the next ``h`` steps of each series.
+
+        At each step, the paths are distributed by the quantiles of :meth:`predict`, of which there
+        must be two or more; between the levels and beyond them the distribution is interpolated in
+        normal scores, of logarithms where these are modelled. From step to step they depend on each
+        other as the errors of past forecasts did. Series are drawn independently of each other.
+
+        Parameters
+        ----------
+        n : int
+            Number of paths.
+        df, futr_df, static_df : as in :meth:`predict`
+        random_state : int, numpy Generator or RandomState, optional
+            None: other paths in each call.
+
+        Returns
+        -------
+        data frame, or array of shape (n, F, N, h)
+            A frame has the id, the time, ``sample`` (number of the path, from 0) and the value, in
+            the column of the forecast.
+
+        Raises
+        ------
+        SpecError, DataError
+            If there are fewer than two quantiles, or no series is long enough to have past errors.
+
+        Notes
+        -----
+        The steps of the paths are put into the order of past errors: for the last origins of the
+        stored steps, of up to 64 series, the true values are compared with the forecasts from
+        there, and each path takes the ranks that one of these windows has among as many, at every
+        step (Schaake shuffle, with errors of forecasts as templates). Clark et al. (2004), J.
+        Hydrometeorology 5(1), 243-262; Schefzik, Thorarinsdottir & Gneiting (2013), Statistical
+        Science 28(4), 616-640. Windows overlap, so short series show little of the dependence.
+        """
+        check_integer("n", n, 1)
+        if "sample" in (self.id_col, self.time_col, self.alias):
+            raise SpecError(
+                "simulate adds a column 'sample', which id_col, time_col or alias names; rename it"
             )
-        if df is None:
-            return forecast_frame(fitted, self.history_, self._shape, futr_df)
-        series = self._read_fitted(df, static_df)
-        # arrays have no frequency, and predict refuses frames then
-        panel = panel_of(series)
-        history = start_history(fitted.models, fitted.windows(series), panel)
-        warn_short_series(fitted.features.season, history.lengths, panel)
-        return forecast_frame(fitted, history, array_shape(series), futr_df)
+        history, shape = self._history_of(df, static_df)
+        rng = make_generator(random_state)
+        return simulate_frame(self._fitted, history, shape, futr_df, n, rng)
 
     def update(self, df: object, *, static_df: object = None) -> Self:
         """Append new observations without training; the network reads only the new steps.
@@ -305,11 +443,11 @@ class Forecaster(ForecasterSettings):
         self._origin = history.extended(fitted.models, steps, fitted.tail_windows)
         return self
 
-    def make_future_dataframe(self) -> Any:
-        """Return a frame of the ids and times that :meth:`predict` forecasts, to add the covariates
-        known ahead to.
+    def make_future_dataframe(self, h: int | None = None) -> Any:
+        """Return a frame of the ids and times that :meth:`predict` forecasts, with the same ``h``,
+        to add the covariates known ahead to.
         """
-        return future_frame(self._fitted, self.history_)
+        return future_frame(self._fitted, self.history_, h)
 
     def cross_validation(
         self,
@@ -358,6 +496,96 @@ class Forecaster(ForecasterSettings):
             freq = self.freq if fitted is None else self.frequency_
             panel = read_panel(df, columns_of(self), freq, static_df=static_df)
             return cross_validate(self, fitted, ranks, panel, walk)
+
+    def predict_insample(
+        self, df: object = None, *, step_size: int = 1, static_df: object = None
+    ) -> Any:
+        """Forecast from origins inside of the series that the networks were trained on.
+
+        The truth of such forecasts was seen in training: they serve for residuals, and are better
+        than others will be; see :meth:`cross_validation` for these.
+
+        Parameters
+        ----------
+        df, static_df : as in :meth:`fit`, but data frames only; optional
+            None: the series of ``fit``, which the forecaster holds until it is saved or pickled.
+        step_size : int
+            Steps between one origin and the next; the last one is ``h`` steps before the end of
+            each series.
+
+        Returns
+        -------
+        data frame
+            As from :meth:`cross_validation`, without baselines: id, time, ``cutoff`` (the last
+            known time), truth, the forecast and its quantiles, for each origin from the first step
+            of a series on.
+
+        Raises
+        ------
+        DataError
+            If no series is longer than ``h``, or ``df`` is needed.
+        """
+        fitted = self._fitted
+        check_integer("step_size", step_size, 1)
+        if self.frequency_ is None:
+            raise DataError(
+                "predict_insample is for data frames; for an array (F, N, T), cut off steps and "
+                "predict"
+            )
+        panel = self._training if df is None else panel_of(self._read_fitted(df, static_df))
+        if panel is None:
+            raise DataError(
+                "the forecaster comes from a file or another process, without the series of fit: "
+                "give them, predict_insample(df)"
+            )
+        check_output_names(self)
+        return in_sample_frame(fitted, panel, step_size)
+
+    def explain_forecast(
+        self,
+        df: object,
+        series: Any = None,
+        step: int | None = None,
+        *,
+        output: float | None = None,
+        futr_df: object = None,
+        static_df: object = None,
+        n_points: int | None = None,
+    ) -> Explanation:
+        """Tell how much lags, trends and covariates at each step of the past contributed to a
+        forecast, by integrated gradients through the whole past; also :func:`fluxutils_py.explain`.
+
+        Parameters
+        ----------
+        df, futr_df, static_df : as in :meth:`predict`
+        series : id, or int or pair (feature, series) of an array
+            None: the only one.
+        step : int, optional
+            Step of the horizon, from 1 to ``h``. None: the mean of all.
+        output : float, optional
+            Level of the quantile to explain. None: the point forecast.
+        n_points : int, optional
+            As in :func:`fluxutils_py.explain`.
+
+        Returns
+        -------
+        Explanation
+            Attributions of what the networks read at each step, (channels, T): the last values in
+            units of the series' scale, how they differ from a season before, covariates now, and
+            those known ahead at each step of the horizon. ``value`` is the forecast, of several
+            networks their mean, in logarithms where these are modelled. The baseline is the
+            forecast for a series that stays at its level, with covariates at their means; the
+            seasonal naive forecast, to which the networks add, is part of both. Categories do not
+            change on the path, and have no share.
+
+        Raises
+        ------
+        DataError, SpecError
+            If there is no such series, step or quantile, or no forecast.
+        """
+        fitted = self._fitted
+        whole = self._read_fitted(df, static_df)
+        return explain_forecast(fitted, whole, series, step, output, futr_df, n_points)
 
     def score(self, df: object, y: object = None) -> float:
         """Return the negative mean absolute error of the forecasts, in units of each series' scale.
@@ -415,7 +643,13 @@ class Forecaster(ForecasterSettings):
         if get_communicator(self.comm).rank == 0:
             history = self.history_
             fit = Fit(
-                fitted, self.frequency_, self.loss_name_, self.loss_curve_, self._shape, history
+                fitted,
+                self.frequency_,
+                self.loss_name_,
+                self.loss_curve_,
+                self.validation_loss_curve_,
+                self._shape,
+                history,
             )
             save_forecaster(path, fit, history)
 
@@ -433,6 +667,10 @@ class Forecaster(ForecasterSettings):
         cls._keep(forecaster, load_fit(content, forecaster, path))
         return forecaster
 
+    def __getstate__(self) -> dict[str, Any]:
+        # data are no part of what was learnt, and may be large
+        return {**super().__getstate__(), "_training": None}
+
     # -- data --------------------------------------------------------------------------------------
 
     @property
@@ -443,17 +681,24 @@ class Forecaster(ForecasterSettings):
             self.features_, self.channels_, self.covariates_, self, self.models_
         )
 
-    def _read(self, df: object, static_df: object) -> Panel | ArrayFNT:
-        """Return the panel of a frame, or the array."""
+    def _read(
+        self, df: object, static_df: object, *, extra: dict[str, np.ndarray] | None = None
+    ) -> Panel | ArrayFNT:
+        """Return the panel of a frame, or the array; ``extra`` as in :func:`read_panel`."""
         if is_frame(df):
-            return read_panel(df, columns_of(self), self.freq, static_df=static_df)
+            return read_panel(df, columns_of(self), self.freq, static_df=static_df, extra=extra)
         return self._read_array(df, static_df, None)
 
     def _read_fitted(
-        self, df: object, static_df: object, zone: str | None = None
+        self,
+        df: object,
+        static_df: object,
+        zone: str | None = None,
+        *,
+        extra: dict[str, np.ndarray] | None = None,
     ) -> Panel | ArrayFNT:
-        """Return what :meth:`_read` returns, for data of the kind of ``fit``; ``zone`` as in
-        :func:`read_panel`.
+        """Return what :meth:`_read` returns, for data of the kind of ``fit``; ``zone`` and
+        ``extra`` as in :func:`read_panel`.
         """
         if not is_frame(df):
             return self._read_array(df, static_df, self.frequency_)
@@ -462,7 +707,9 @@ class Forecaster(ForecasterSettings):
                 "df is a data frame, but the forecaster was fitted on an array (F, N, T)"
             )
         # with the frequency of fit: that of a few new rows may look like another
-        panel = read_panel(df, columns_of(self), self.frequency_, static_df=static_df, zone=zone)
+        panel = read_panel(
+            df, columns_of(self), self.frequency_, static_df=static_df, zone=zone, extra=extra
+        )
         known = self.history_.panel
         # a time without a zone cannot be compared with one that has one
         if known is not None and (panel.zone is None) != (known.zone is None):
@@ -494,6 +741,26 @@ class Forecaster(ForecasterSettings):
             raise DataError("covariates are columns of data frames; an array (F, N, T) has none")
         array: ArrayFNT = as_series(df, "df")[0].array
         return array
+
+    def _history_of(self, df: object, static_df: object) -> tuple[History, tuple[int, int] | None]:
+        """Return the ends of the series to forecast, and the shape of an array; None: the stored
+        ones.
+        """
+        fitted = self._fitted
+        # not ignored: the forecasts would look as if they had used it
+        if df is None and static_df is not None:
+            raise DataError(
+                "static_df is given without df: the static covariates of the stored series are "
+                "those of fit; give df, or leave static_df out"
+            )
+        if df is None:
+            return self.history_, self._shape
+        series = self._read_fitted(df, static_df)
+        # arrays have no frequency, and predict refuses frames then
+        panel = panel_of(series)
+        history = start_history(fitted.models, fitted.windows(series), panel)
+        warn_short_series(fitted.features.season, history.lengths, panel)
+        return history, array_shape(series)
 
     def _require_ids(self, ids: np.ndarray, known: np.ndarray) -> None:
         """Raise DataError if a new id is of a type that no stored one has: one column may not hold

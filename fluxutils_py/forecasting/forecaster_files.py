@@ -57,9 +57,10 @@ def save_forecaster(
         "features": asdict(fitted.features),
         "channels": asdict(fitted.channels),
         "covariates": _to_plain(asdict(fitted.covariates)),
-        "frequency": None if fit.frequency is None else asdict(fit.frequency),
+        "frequency": _plain_frequency(fit.frequency),
         "loss_name": fit.loss if isinstance(fit.loss, str) else None,
         "loss_curve": fit.loss_curve,
+        "validation_loss_curve": fit.validation_loss_curve,
         "models": [{k: v.detach() for k, v in m.state_dict().items()} for m in fitted.models],
         "dtype": str(dtype).removeprefix("torch."),
         "shape": fit.shape,
@@ -150,9 +151,7 @@ def _load_fit(
         settings,
         [_load_network(stored, settings, channels, dtype, path) for stored in content["models"]],
     )
-    frequency = content["frequency"]
-    if frequency is not None:
-        frequency = Frequency(**frequency)
+    frequency = _load_frequency(content["frequency"])
     # None: the loss is code, which the user gives again
     loss = settings.loss if content["loss_name"] is None else content["loss_name"]
     shape = content["shape"]
@@ -161,9 +160,24 @@ def _load_fit(
         frequency,
         loss,
         content["loss_curve"],
+        content.get("validation_loss_curve", []),  # files of 0.1.0 lack it
         shape=None if shape is None else tuple(shape),
         origin=_load_history(content["history"], frequency),
     )
+
+
+def _plain_frequency(frequency: Frequency | None) -> dict[str, Any] | None:
+    if frequency is None:
+        return None
+    return asdict(frequency) | {"times": torch.tensor(frequency.times, dtype=torch.int64)}
+
+
+def _load_frequency(content: dict[str, Any] | None) -> Frequency | None:
+    if content is None:
+        return None
+    # files of 0.1.0 lack it
+    times = content.get("times", torch.empty(0))
+    return Frequency(**content | {"times": tuple(times.tolist())})
 
 
 def _load_network(

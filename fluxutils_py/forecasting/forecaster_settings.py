@@ -11,6 +11,7 @@ from sklearn.base import BaseEstimator
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.forecasting.baselines import BASELINES
+from fluxutils_py.forecasting.calendar_features import FIELDS
 from fluxutils_py.forecasting.direct_model import LOSSES
 from fluxutils_py.forecasting.features import TRANSFORMS
 from fluxutils_py.inputs.panel import Columns
@@ -66,9 +67,12 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         seqsize: int = 96,
         lr: float = 4e-3,
         weight_decay: float = 1e-3,
+        n_iter_no_change: int | None = None,
+        warm_start: bool = False,
         hist_exog_list: Sequence[str] = (),
         futr_exog_list: Sequence[str] = (),
         stat_exog_list: Sequence[str] = (),
+        calendar: str | Sequence[str] = (),
         id_col: str = "unique_id",
         time_col: str = "ds",
         target_col: str = "y",
@@ -100,9 +104,12 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         self.seqsize = seqsize
         self.lr = lr
         self.weight_decay = weight_decay
+        self.n_iter_no_change = n_iter_no_change
+        self.warm_start = warm_start
         self.hist_exog_list = hist_exog_list
         self.futr_exog_list = futr_exog_list
         self.stat_exog_list = stat_exog_list
+        self.calendar = calendar
         self.id_col = id_col
         self.time_col = time_col
         self.target_col = target_col
@@ -124,7 +131,7 @@ def check_settings(settings: ForecasterSettings) -> None:
     """Raise SpecError, which names the parameter, if a setting of a forecaster is invalid."""
     for name in POSITIVE_INTEGERS:
         check_integer(name, getattr(settings, name), 1, error=SpecError)
-    for name in ("season_length", "input_size"):
+    for name in ("season_length", "input_size", "n_iter_no_change"):
         check_integer(name, getattr(settings, name), 1, optional=True, error=SpecError)
     check_positive("lr", settings.lr, error=SpecError)
     if settings.lag not in ("auto", None):
@@ -136,6 +143,7 @@ def check_settings(settings: ForecasterSettings) -> None:
     _check_list("quantiles", settings.quantiles, "numbers")
     for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list"):
         _check_list(name, getattr(settings, name), "columns")
+    _check_calendar(settings.calendar)
     _check_alias(settings)
     _check_quantiles(settings.quantiles)
     # a model replaces the layers of a cell
@@ -160,6 +168,20 @@ def _check_list(name: str, value: object, items: str) -> None:
     # a string is iterable too, but a single column is most often a slip
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise SpecError(f"{name} must be a list of {items}, got {value!r}")
+
+
+def _check_calendar(calendar: object) -> None:
+    if isinstance(calendar, str) and calendar == "auto":
+        return
+    _check_list("calendar", calendar, "fields, or 'auto'")
+    assert isinstance(calendar, Iterable)
+    fields = list(calendar)
+    unknown = [field for field in fields if field not in FIELDS]
+    if unknown or len(set(fields)) < len(fields):
+        raise SpecError(
+            f"calendar must be 'auto' or different ones of {', '.join(map(repr, FIELDS))}, got "
+            f"{calendar!r}; give holidays as a column of futr_exog_list"
+        )
 
 
 def _check_alias(settings: ForecasterSettings) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,13 +14,14 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.errors import DataError, RankError
+from fluxutils_py.errors import DataError, RankError, SpecError
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
 from fluxutils_py.estimator.estimator_settings import as_callbacks
-from fluxutils_py.estimator.fit_data import FitRequest
+from fluxutils_py.estimator.fit_data import FitRequest, ValidationData
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.minibatch_size import whole_batchsize
+from fluxutils_py.forecasting.calendar_features import calendar_names
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.direct_model import (
     DirectModel,
@@ -32,6 +33,13 @@ from fluxutils_py.forecasting.feature_choice import (
     choose_features,
     season_within,
     usual_season,
+)
+from fluxutils_py.forecasting.fit_options import (
+    FitOptions,
+    Weights,
+    equal_weights,
+    target_weights,
+    training_part,
 )
 from fluxutils_py.forecasting.fitted_forecaster import (
     FittedForecaster,
@@ -56,12 +64,14 @@ from fluxutils_py.forecasting.panel_windows import (
 )
 from fluxutils_py.inputs.frequency import Frequency
 from fluxutils_py.inputs.panel import Panel, panel_of
+from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.sklearn_callbacks import hooks_of
 from fluxutils_py.training.make_optimizer import adamw
 
 MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
 FEW_STEPS = 300
+NO_OPTIONS = FitOptions()
 PIECE = 8  # a piece of a long series has at least so many windows
 
 
@@ -74,7 +84,7 @@ class Fit(NamedTuple):
     frequency : Frequency or None
     loss : str or callable
         The loss of the point forecast, chosen if it was "auto".
-    loss_curve : list of float
+    loss_curve, validation_loss_curve : list of float
         Loss per epoch, averaged over the networks.
     shape : tuple or None
         Numbers of features and series of an array.
@@ -86,18 +96,55 @@ class Fit(NamedTuple):
     frequency: Frequency | None
     loss: Any
     loss_curve: list[float]
+    validation_loss_curve: list[float]
     shape: tuple[int, int] | None
     origin: History | tuple[PanelWindows, Panel | None]
 
 
-def fit_panel(settings: ForecasterSettings, ranks: RankGroup, series: Panel | ArrayFNT) -> Fit:
+def fit_panel(
+    settings: ForecasterSettings,
+    ranks: RankGroup,
+    series: Panel | ArrayFNT,
+    options: FitOptions = NO_OPTIONS,
+) -> Fit:
     """Choose features and train networks on a panel, or on an array, which all ranks have."""
     require_same_series(ranks, series)
+    # all that is chosen or learnt is so from this part alone
+    training = training_part(series, options.val_size)
+    fitted = options.start or choose_inputs(settings, training)
+    loss = settings.loss
+    if loss == "auto":
+        loss = "smape" if fitted.features.log else "mae"
+    learning = LearningData.of(fitted, training, series, options)
+    start = () if options.start is None else options.start.models
+    est = fit_models(settings, learning, loss, ranks, start)
+    fitted = replace(fitted, settings=settings, models=list(est.model_.members))
+    n_models = len(fitted.models)
+    loss_curve = [value / n_models for value in est.loss_curve_]
+    validation_loss_curve = [value / n_models for value in est.validation_loss_curve_]
+    lengths = learning.windows.source.lengths
+    panel = panel_of(series)
+    warn_long_horizon(fitted.h, lengths)
+    warn_short_series(fitted.features.season, lengths, panel_of(training))
+    return Fit(
+        fitted,
+        None if panel is None else panel.frequency,
+        loss,
+        loss_curve,
+        validation_loss_curve,
+        array_shape(series),
+        (learning.whole, panel),
+    )
+
+
+def choose_inputs(settings: ForecasterSettings, series: Panel | ArrayFNT) -> FittedForecaster:
+    """Return a forecaster without networks: features, and the conversion of covariates."""
     covariates = Covariates()
     frequency = None
     source: PackedSeries | ArraySource
+    from_time = calendar_names(settings.calendar, panel_of(series))
     if isinstance(series, Panel):
-        covariates = Covariates.of(series, columns_of(settings))
+        covariates = Covariates.of(series, columns_of(settings), from_time)
         frequency = series.frequency
         source = PackedSeries(series.values[settings.target_col][None], series.lengths)
     else:
@@ -110,20 +157,58 @@ def fit_panel(settings: ForecasterSettings, ranks: RankGroup, series: Panel | Ar
         source, int(settings.h), season, settings.lag, settings.input_size, settings.transform
     )
     loss = settings.loss
-    if loss == "auto":
-        loss = "smape" if features.log else "mae"
     # these losses compare values, for which they add the seasonal naive forecast
-    base = loss == ("mase" if features.log else "smape")
+    base = loss == "mase" if features.log else loss == "smape"
     channels = covariates.channels(features.h, features.n_inputs, base)
-    fitted = FittedForecaster(features, channels, covariates, settings)
-    windows = fitted.windows(series)
-    est = fit_models(settings, windows, loss, ranks)
-    fitted = replace(fitted, models=list(est.model_.members))
-    loss_curve = [value / len(fitted.models) for value in est.loss_curve_]
-    panel = panel_of(series)
-    warn_long_horizon(features.h, source.lengths)
-    warn_short_series(features.season, source.lengths, panel)
-    return Fit(fitted, frequency, loss, loss_curve, array_shape(series), (windows, panel))
+    return FittedForecaster(features, channels, covariates, settings)
+
+
+@dataclass(frozen=True)
+class LearningData:
+    """What networks learn from, and are validated on.
+
+    Attributes
+    ----------
+    windows : PanelWindows
+        Of the training part.
+    whole : PanelWindows
+        Of the whole series.
+    weights : Weights or None
+        Of the targets, see ``target_weights``.
+    validation : ValidationData or None
+        Inputs and targets of the whole series, with targets only in the part that is held out.
+    """
+
+    windows: PanelWindows
+    whole: PanelWindows
+    weights: Weights | None = None
+    validation: ValidationData | None = None
+
+    @classmethod
+    def of(
+        cls,
+        fitted: FittedForecaster,
+        training: Panel | ArrayFNT,
+        series: Panel | ArrayFNT,
+        options: FitOptions,
+    ) -> LearningData:
+        windows = fitted.windows(training)
+        weights = target_weights(training, options)
+        if not options.val_size:
+            return cls(windows, windows, weights)
+        of_all = target_weights(series, replace(options, half_life=None))
+        # both or none: they are channels of the targets
+        if weights is not None and of_all is None:
+            of_all = equal_weights(series)
+        if of_all is not None and weights is None:
+            weights = equal_weights(training)
+        whole = fitted.windows(series)
+        lengths = whole.source.lengths
+        # the first forecast that is validated is that at the end of the training part
+        first = np.maximum(lengths - options.val_size - 1, 0)
+        x = WindowArray(whole, "inputs")
+        y = WindowArray(whole, "targets", first, weights=of_all)
+        return cls(windows, whole, weights, ValidationData(x, y, None, lengths))
 
 
 def make_network(settings: ForecasterSettings, channels: Channels) -> Callable[[], DirectModel]:
@@ -140,6 +225,34 @@ def make_network(settings: ForecasterSettings, channels: Channels) -> Callable[[
         int(settings.hidden_size),
         float(settings.dropout),
     )
+
+
+def require_same_networks(settings: ForecasterSettings, start: FittedForecaster) -> None:
+    """Raise SpecError unless networks with these settings have the shapes of those to start
+    from.
+    """
+    for name, now, before in (
+        ("h", int(settings.h), start.h),
+        ("n_models", int(settings.n_models), len(start.models)),
+    ):
+        if now != before:
+            raise SpecError(
+                f"warm_start=True continues with the networks of the last fit, of {name}={before}, "
+                f"but {name} is {now} now; set it back, or warm_start=False"
+            )
+    with seeded(0):
+        new = make_network(settings, start.channels)()
+    shapes = [
+        {name: tuple(value.shape) for name, value in network.state_dict().items()}
+        for network in (new, start.models[0])
+    ]
+    if shapes[0] != shapes[1]:
+        raise SpecError(
+            "warm_start=True continues with the networks of the last fit, but settings that decide "
+            f"their shape have changed since: cell or model, hidden_size={settings.hidden_size}, "
+            f"num_layers={settings.num_layers} or quantiles={sorted_quantiles(settings)}; set them "
+            "back, or warm_start=False"
+        )
 
 
 def _custom_body(model: object, n_in: int, n_out: int) -> nn.Module:
@@ -196,10 +309,14 @@ def _digest_columns(columns: dict[str, np.ndarray]) -> str:
 
 
 def fit_models(
-    settings: ForecasterSettings, windows: PanelWindows, loss: object, ranks: RankGroup
+    settings: ForecasterSettings,
+    data: LearningData,
+    loss: object,
+    ranks: RankGroup,
+    start: Sequence[nn.Module] = (),
 ) -> Estimator:
     """Train an :class:`Ensemble` of ``n_models`` networks, which differ in initial weights and
-    dropout.
+    dropout, or go on from copies of the networks ``start``.
 
     All networks train on the same windows: cutting these takes a third of the time of one network's
     step.
@@ -209,6 +326,7 @@ def fit_models(
     DataError
         If no series has two steps.
     """
+    windows = data.windows
     lengths = windows.source.lengths
     if lengths.max() < 2:
         raise DataError("there is nothing to learn from: no series has two steps")
@@ -216,11 +334,15 @@ def fit_models(
     n_models = int(settings.n_models)
     criterion = ForecastLoss(loss, features.h, sorted_quantiles(settings), features.log, n_models)
     optimizer = partial(adamw, lr=float(settings.lr), weight_decay=float(settings.weight_decay))
+    model: object = partial(Ensemble, make_network(settings, windows.channels), n_models)
+    if start:
+        members = iter(start)
+        model = Ensemble(lambda: next(members), n_models)  # the estimator trains a copy
     est = Estimator(
-        partial(Ensemble, make_network(settings, windows.channels), n_models),
+        model,
         criterion,
         optimizer,
-        _training_spec(settings, windows, ranks),
+        _training_spec(settings, windows, ranks, stops=data.validation is not None),
         comm=ranks,
         scaling=settings.scaling,
         n_jobs=settings.n_jobs,
@@ -230,27 +352,39 @@ def fit_models(
         verbose=settings.verbose,
     )
     x = WindowArray(windows, "inputs")
-    y = WindowArray(windows, "targets", warmup_of(windows))
+    y = WindowArray(windows, "targets", warmup_of(windows), weights=data.weights)
     # not est.fit, which warns of few updates: their number is chosen here
     # a mask of no step would only cost time
     same_length = (lengths == lengths[0]).all()
-    run_fit(est, FitRequest(x, y, lengths=None if same_length else lengths))
+    request = FitRequest(
+        x, y, lengths=None if same_length else lengths, validation_data=data.validation
+    )
+    run_fit(est, request)
     for member in est.model_.members:
         # no series has targets so far ahead
         member.forget_steps(int(lengths.max()) - 1)
     return est
 
 
-def _training_spec(settings: ForecasterSettings, windows: PanelWindows, ranks: RankGroup) -> Spec:
-    """Return the spec of the fit, whose learning rate follows one cycle over all steps."""
+def _training_spec(
+    settings: ForecasterSettings, windows: PanelWindows, ranks: RankGroup, *, stops: bool
+) -> Spec:
+    """Return the spec of the fit, whose learning rate follows one cycle over all steps; ``stops``
+    where validation loss stops it early.
+    """
     batchsize = int(settings.batchsize)
     seqsize = int(settings.seqsize)
     whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
     n_steps = steps_per_epoch(windows.source.lengths, whole, seqsize)
     most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes overfit
     epochs = min(most, max(1, round(settings.max_steps / n_steps)))
+    patience = None
+    if stops:
+        # a rate of one cycle rises first: the loss may rise with it
+        patience = settings.n_iter_no_change or max(3, epochs // 4)
     return Spec(
         epochs=epochs,
+        patience=patience,
         batchsize=batchsize,
         seqsize=seqsize,
         shuffle=windows.source.in_memory,  # in a file, neighbouring series are read together

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluxutils_py.errors import DataError, ShapeError, warn
+from fluxutils_py.forecasting.calendar_features import calendar_values
 from fluxutils_py.forecasting.covariates import Covariate
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster, array_shape
+from fluxutils_py.forecasting.forecaster_settings import sorted_quantiles
 from fluxutils_py.forecasting.history import History, Steps, forecasts
 from fluxutils_py.forecasting.panel_windows import ArrayFNT
 from fluxutils_py.inputs.frames import Frame, make_frame
@@ -22,6 +24,7 @@ from fluxutils_py.inputs.panel import (
     series_name,
     series_numbers,
 )
+from fluxutils_py.validation import check_integer
 
 
 def forecast_values(
@@ -75,29 +78,101 @@ def _warn_small_series(features: Features, history: History) -> None:
         )
 
 
+def forecast_far(
+    fitted: FittedForecaster,
+    history: History,
+    ahead: np.ndarray,
+) -> np.ndarray:
+    """Return forecasts (N, 1 + quantiles, h) of as many steps as ``ahead``, (C, N, h), has.
+
+    After the steps that the networks forecast at once, their median takes the place of values, from
+    which they forecast further.
+    """
+    h = ahead.shape[2]
+    trained = fitted.h
+    parts: list[np.ndarray] = []
+    for start in range(0, h, trained):
+        known = ahead[:, :, start : start + trained]
+        # NaN: what the networks say of a step does not depend on covariates of later ones
+        later = np.full((*known.shape[:2], trained - known.shape[2]), np.nan)
+        known = np.concatenate([known, later], axis=2)
+        if not parts:
+            values = forecast_values(fitted, history, known)
+        else:
+            history = _continued(fitted, history, parts[-1], ahead[:, :, start - trained : start])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # said of the first steps
+                values = forecast_values(fitted, history, known)
+        parts.append(values)
+    return np.concatenate(parts, axis=2)[:, :, :h]
+
+
+def _continued(
+    fitted: FittedForecaster,
+    history: History,
+    forecasts: np.ndarray,
+    ahead: np.ndarray,
+) -> History:
+    """Return a history whose next steps are the median of their forecasts (N, 1 + quantiles, h)."""
+    n, _, h = forecasts.shape
+    levels = sorted_quantiles(fitted.settings)
+    # the point forecast comes first
+    median = 1 + levels.index(0.5) if 0.5 in levels else 0
+    values = np.full((len(history.tail), n, h), np.nan)
+    values[0] = forecasts[:, median]
+    values[len(values) - len(ahead) :] = ahead
+    panel = history.panel
+    if panel is not None:
+        panel = replace(panel, lengths=panel.lengths + h)
+    lengths = np.full(n, h)
+    steps = Steps(np.arange(n), lengths, values.reshape(len(values), -1), history.static, panel)
+    return history.extended(fitted.models, steps, fitted.tail_windows)
+
+
+def forecast_any(
+    fitted: FittedForecaster,
+    history: History,
+    futr_df: object,
+    h: int | None,
+) -> np.ndarray:
+    """Return forecasts (N, 1 + quantiles, h) of any horizon; warns of one beyond that of
+    training.
+    """
+    h = check_integer("h", h, 1, optional=True) or fitted.h
+    if h > fitted.h:
+        warn(
+            f"h={h} is more than the {fitted.h} steps that the forecaster was trained on: later "
+            "ones are forecast from the median of the steps before, whose error their quantiles do "
+            f"not contain; for wider ones, fit with h={h}"
+        )
+    ahead = future_covariates(fitted, history, futr_df, h)
+    return forecast_far(fitted, history, ahead)
+
+
 def forecast_frame(
     fitted: FittedForecaster,
     history: History,
     shape: tuple[int, int] | None,
-    futr_df: object,
+    values: np.ndarray,
 ) -> Any:
-    """Implement ``Forecaster.predict`` for a history; ``shape`` as from :func:`array_shape`."""
-    ahead = future_covariates(fitted, history, futr_df)
-    values = forecast_values(fitted, history, ahead)
+    """Return forecasts (N, 1 + quantiles, h) as ``Forecaster.predict`` does; ``shape`` as from
+    :func:`array_shape`.
+    """
     # an array comes back in the form in which it was given
     if shape is not None:
         arrays = {name: values[:, i].reshape(*shape, -1) for i, name in enumerate(fitted.names)}
         return arrays if fitted.n_quantiles else arrays[fitted.names[0]]
     panel = require_panel(history)
-    columns = key_columns(fitted, panel)
+    columns = key_columns(fitted, panel, values.shape[2])
     columns |= {name: values[:, i].ravel() for i, name in enumerate(fitted.names)}
     return make_frame(columns, panel.types, panel.backend)
 
 
-def future_frame(fitted: FittedForecaster, history: History) -> Any:
+def future_frame(fitted: FittedForecaster, history: History, h: int | None = None) -> Any:
     """Implement ``Forecaster.make_future_dataframe``."""
     panel = require_panel(history)
-    return make_frame(key_columns(fitted, panel), panel.types, panel.backend)
+    h = check_integer("h", h, 1, optional=True) or fitted.h
+    return make_frame(key_columns(fitted, panel, h), panel.types, panel.backend)
 
 
 def require_panel(history: History) -> Panel:
@@ -107,10 +182,14 @@ def require_panel(history: History) -> Panel:
     return history.panel
 
 
-def key_columns(fitted: FittedForecaster, panel: Panel) -> dict[str, np.ndarray]:
+def key_columns(
+    fitted: FittedForecaster,
+    panel: Panel,
+    h: int,
+) -> dict[str, np.ndarray]:
     """Return the ids and times of the h steps after the end of each series."""
-    series = np.repeat(np.arange(panel.n_series), fitted.h)
-    steps = panel.lengths[series] + np.tile(np.arange(fitted.h), panel.n_series)
+    series = np.repeat(np.arange(panel.n_series), h)
+    steps = panel.lengths[series] + np.tile(np.arange(h), panel.n_series)
     columns = fitted.columns
     return {columns.id: panel.ids[series], columns.time: panel.times(series, steps)}
 
@@ -140,11 +219,12 @@ def _rows_ahead(
     fitted: FittedForecaster,
     frame: Frame,
     panel: Panel,
+    h: int,
 ) -> RowsAhead:
     series, steps = read_steps(frame, fitted.columns, panel)
     # -1 is a series that the panel does not have; its step does not matter
     ahead = steps - panel.lengths[np.maximum(series, 0)]
-    rows = (series >= 0) & (ahead >= 0) & (ahead < fitted.h)
+    rows = (series >= 0) & (ahead >= 0) & (ahead < h)
     return RowsAhead(series[rows], ahead[rows], rows)
 
 
@@ -152,6 +232,7 @@ def future_covariates(
     fitted: FittedForecaster,
     history: History,
     futr_df: object,
+    h: int,
 ) -> np.ndarray:
     """Return the channels of covariates known ahead, at the next h steps: (C, N, h).
 
@@ -160,25 +241,46 @@ def future_covariates(
     DataError
         If a row or a value is missing. The message names it.
     """
-    covariates = fitted.covariates.futr
+    covariates = [c.name for c in fitted.covariates.futr if not c.from_time]
+    channels = _calendar_ahead(fitted, history, h)
     if not covariates:
         if futr_df is not None:
             raise DataError("futr_df is given, but futr_exog_list names no covariates")
-        return np.empty((0, history.n_series, fitted.h))
+        return channels
     if futr_df is None:
         raise DataError(
-            f"futr_exog_list names {', '.join(c.name for c in covariates)}: give their values at "
-            "the times that are forecast, predict(futr_df=...); make_future_dataframe() has the "
-            "rows"
+            f"futr_exog_list names {', '.join(covariates)}: give their values at "
+            f"the {h} times that are forecast, predict(futr_df=...); make_future_dataframe() has "
+            "the rows"
         )
     panel = require_panel(history)
     frame = Frame(futr_df, "futr_df")
     frame.require(fitted.columns.arguments(target=False, hist=False))
-    ahead = _rows_ahead(fitted, frame, panel)
+    ahead = _rows_ahead(fitted, frame, panel, h)
     # rows of other series and times are no error: a calendar covers more than is asked for
-    _require_all_rows(fitted, panel, ahead)
-    channels = np.empty((len(covariates), history.n_series, fitted.h))
-    _fill_covariates(channels, covariates, frame, ahead)
+    _require_all_rows(fitted, panel, ahead, h)
+    _fill_covariates(channels, fitted.covariates.futr, frame, ahead)
+    return channels
+
+
+def _calendar_ahead(
+    fitted: FittedForecaster,
+    history: History,
+    h: int,
+) -> np.ndarray:
+    """Return the channels of covariates known ahead, (C, N, h), of which those of the calendar are
+    filled in; the others are 0.
+    """
+    covariates = fitted.covariates.futr
+    n = history.n_series
+    channels = np.zeros((len(covariates), n, h))
+    for channel, covariate in zip(channels, covariates, strict=True):
+        if covariate.from_time:
+            panel = require_panel(history)
+            series = np.repeat(np.arange(n), h)
+            steps = panel.lengths[series] + np.tile(np.arange(h), n)
+            values = calendar_values(panel, series, steps, covariate.name)
+            channel[:] = values.reshape(n, h)
     return channels
 
 
@@ -186,17 +288,18 @@ def _require_all_rows(
     fitted: FittedForecaster,
     panel: Panel,
     ahead: RowsAhead,
+    h: int,
 ) -> None:
     # rows rather than values: a missing value has been refused, with its row
-    has_row = np.zeros((panel.n_series, fitted.h), bool)
+    has_row = np.zeros((panel.n_series, h), bool)
     has_row[ahead.series, ahead.step] = True
     if not has_row.all():
         i, step = np.argwhere(~has_row)[0]
         at = panel.time_text(i, panel.lengths[i] + step)
         raise DataError(
             f"futr_df has no row of series {panel.ids[i]!r} at {at} (column "
-            f"{fitted.columns.time!r}); it needs the {fitted.h} steps after the end of each "
-            "series, see make_future_dataframe()"
+            f"{fitted.columns.time!r}); it needs the {h} steps after the end of each series, see "
+            "make_future_dataframe()"
         )
 
 
@@ -208,8 +311,9 @@ def _fill_covariates(
 ) -> None:
     """Write the values of a frame to the channels (C, N, h) of covariates known ahead."""
     for channel, covariate in zip(channels, covariates, strict=True):
-        values = covariate.channel(frame.values(covariate.name))
-        channel[ahead.series, ahead.step] = values[ahead.rows]
+        if not covariate.from_time:
+            values = covariate.channel(frame.values(covariate.name))
+            channel[ahead.series, ahead.step] = values[ahead.rows]
 
 
 def score_forecasts(
@@ -223,14 +327,14 @@ def score_forecasts(
     frame.require(fitted.columns.arguments(hist=False))
     # a missing truth cannot be scored
     truth = frame.numbers(fitted.columns.target, missing=True)
-    ahead = _rows_ahead(fitted, frame, panel).only(~np.isnan(truth))
+    ahead = _rows_ahead(fitted, frame, panel, fitted.h).only(~np.isnan(truth))
     if not ahead.rows.any():
         raise DataError(
             f"df has no row of the {fitted.h} steps after the ends of the series that the "
             "forecaster was fitted on, to score"
         )
     # 0 where there is no row: these steps are not scored
-    channels = np.zeros((fitted.channels.n_ahead, history.n_series, fitted.h))
+    channels = _calendar_ahead(fitted, history, fitted.h)
     _fill_covariates(channels, fitted.covariates.futr, frame, ahead)
     values = forecast_values(fitted, history, channels)[ahead.series, 0, ahead.step]
     scale = _typical_changes(history.tail[0], fitted.features.season)
@@ -312,6 +416,7 @@ def further_steps(
         lengths=ends,
     )
     values = _values_after_gaps(fitted, panel, lengths)
+    _fill_calendar(values, fitted, extended, series, lengths)
     return Steps(series, lengths, values, fitted.covariates.static(panel), extended)
 
 
@@ -395,6 +500,25 @@ def _values_after_gaps(
     longer = replace(panel, lengths=lengths)
     out[:, longer.positions(lengths - panel.lengths, lengths)] = values
     return out
+
+
+def _fill_calendar(
+    values: np.ndarray,
+    fitted: FittedForecaster,
+    extended: Panel,
+    series: np.ndarray,
+    lengths: np.ndarray,
+) -> None:
+    """Write the covariates of the calendar at the last ``lengths[n]`` steps of some series of a
+    panel; they are known in a gap too.
+    """
+    covariates = fitted.covariates.futr
+    number = np.repeat(series, lengths)
+    within = np.arange(len(number)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    steps = np.repeat(extended.lengths[series] - lengths, lengths) + within
+    for channel, covariate in zip(values[len(values) - len(covariates) :], covariates, strict=True):
+        if covariate.from_time:
+            channel[:] = calendar_values(extended, number, steps, covariate.name)
 
 
 def array_steps(

@@ -8,6 +8,7 @@ from itertools import islice, product
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from fluxutils_py.data.arrays import DuckArray, plain_block
 from fluxutils_py.data.indexing import Index
@@ -410,6 +411,9 @@ class WindowArray(DuckArray):
         First step of each series with targets; earlier targets are NaN.
     n_steps : int, optional
         T. By default the length of the longest series.
+    weights : PackedSeries or ArraySource, optional
+        Weight of each value as a target. The h weights of the targets follow them; both are NaN
+        where a weight is 0, so that such values have no part in the loss.
     """
 
     def __init__(
@@ -418,11 +422,15 @@ class WindowArray(DuckArray):
         content: str,
         warmup: np.ndarray | None = None,
         n_steps: int | None = None,
+        weights: PackedSeries | ArraySource | None = None,
     ) -> None:
         self.panel = panel
+        self.weights = weights
         self.content = content
         self.warmup = warmup
-        size = panel.channels.total if content == "inputs" else panel.features.h
+        size = panel.channels.total
+        if content == "targets":
+            size = panel.features.h if weights is None else 2 * panel.features.h
         longest = int(panel.source.lengths.max())
         if n_steps is None:
             n_steps = longest
@@ -445,6 +453,15 @@ class WindowArray(DuckArray):
             steps = rows.start[:, None] + np.arange(start, stop)
             warmup = self.warmup[rows.series]
             out[steps < warmup[:, None]] = np.nan
+        if self.weights is not None:
+            h = out.shape[2]
+            # of the values that are 1 to h steps later
+            weights = self.weights.cut(rows.series, rows.start + start + 1, stop - start + h - 1)
+            weights = sliding_window_view(weights[0], h, axis=1)
+            dead = np.isnan(out) | (weights == 0)
+            both = np.concatenate([out, weights.astype(out.dtype)], axis=2)
+            both[np.concatenate([dead, dead], axis=2)] = np.nan
+            out = both
         return out.transpose(1, 0, 2)
 
     def read(self, *index: Index) -> np.ndarray:

@@ -204,11 +204,8 @@ class _Scan:
         self._require_kind(at, self.frequency)
         times = at.on(self.frequency.is_local)
         assert self.rows.roles.time is not None
-        remedy = (
-            f", on a weekend, and freq={self.frequency.text!r} has business days only; leave the "
-            "row out, or give freq='D'"
-        )
-        frame.refuse(self.rows.roles.time, self.frequency.is_weekend(times), remedy)
+        if (outside := self.frequency.is_outside(times)).any():
+            frame.refuse(self.rows.roles.time, outside, self.frequency.outside_remedy())
         np.minimum.at(self.first, series, times)
         np.maximum.at(self.last, series, times)
 

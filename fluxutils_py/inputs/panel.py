@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,12 @@ import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError, warn
 from fluxutils_py.inputs.frames import Frame, TimeColumn, to_absolute, to_local
-from fluxutils_py.inputs.frequency import Frequency, infer_frequency, parse_frequency
+from fluxutils_py.inputs.frequency import (
+    Frequency,
+    grid_frequency,
+    infer_frequency,
+    parse_frequency,
+)
 
 FEW_ROWS = 4  # of fewer rows it is not said that they leave most steps empty
 LEAST_FILLED = 0.2  # share of the steps of a series that have a row
@@ -186,6 +191,7 @@ def read_panel(
     *,
     static_df: object = None,
     zone: str | None = None,
+    extra: Mapping[str, np.ndarray] | None = None,
 ) -> Panel:
     """Read a long frame, whose rows may be in any order.
 
@@ -199,6 +205,8 @@ def read_panel(
         One row per series with the static covariates. None: ``df`` holds them.
     zone : str, optional
         Time zone to which times of another zone are converted. None: they stay in theirs.
+    extra : dict of str to ndarray of shape (rows,), optional
+        Further numbers of the rows, which become values of the panel.
 
     Raises
     ------
@@ -220,11 +228,8 @@ def read_panel(
     frequency = read_frequency(freq, at, series, frame.is_polars)
     _require_kind(frame, columns, at, frequency)
     times = at.on(frequency.is_local)
-    remedy = (
-        f", on a weekend, and freq={frequency.text!r} has business days only; leave the row out, "
-        "or give freq='D'"
-    )
-    frame.refuse(columns.time, frequency.is_weekend(times), remedy)
+    if (outside := frequency.is_outside(times)).any():
+        frame.refuse(columns.time, outside, frequency.outside_remedy())
     # of the frame: the forecasts are to be joined with it
     types = {columns.id: frame.label_type(columns.id), columns.time: frame.dtype(columns.time)}
     # filled below, when the steps of the rows are known
@@ -239,6 +244,7 @@ def read_panel(
     rows = {columns.target: frame.numbers(columns.target, missing=True)}
     for column in (*columns.hist, *columns.futr):
         rows[column] = frame.values(column, missing=column not in columns.futr)
+    rows |= extra or {}
     for column, given in rows.items():
         values = np.full(lengths.sum(), None if given.dtype == object else np.nan)
         values[place] = given
@@ -265,13 +271,28 @@ def read_frequency(
 ) -> Frequency:
     if isinstance(freq, Frequency):
         return freq
+    if freq is not None and not isinstance(freq, str) and hasattr(freq, "__len__"):
+        return _given_times(freq, at)
     if freq is not None:
-        return parse_frequency(freq, at.is_integer, polars)
+        return parse_frequency(freq, at.is_integer, polars, at.local)
     # differences in UTC: in local time an hour is missing or double where clocks change
     order = np.lexsort((at.absolute, series))
     steps = np.diff(at.absolute[order])[np.diff(series[order]) == 0]
     local = at.on(True)
     return infer_frequency(steps, local, at.is_integer, first_times(local, series)[series])
+
+
+def _given_times(freq: Any, at: TimeColumn) -> Frequency:
+    """Return the frequency for all times, past and future, as a user gives them."""
+    if at.is_integer:
+        raise ValueError("freq has dates, but the times are integers; give an integer, such as 1")
+    zone = getattr(freq, "tz", None)
+    if zone is not None and at.zone is None:
+        raise ValueError(
+            f"the times of freq are in the time zone {zone}, and those of the data have none; give "
+            "freq.tz_localize(None)"
+        )
+    return grid_frequency(freq if zone is None else freq.tz_convert(at.zone))
 
 
 def _require_kind(
@@ -442,5 +463,5 @@ def read_steps(
         )
     # the local times are those of the frame's zone, which may be another one
     times = to_local(at.absolute, panel.zone) if panel.frequency.is_local else at.absolute
-    series = np.where(panel.frequency.is_weekend(times), -1, series)
+    series = np.where(panel.frequency.is_outside(times), -1, series)
     return series, grid_steps(frame, columns.time, panel, series, times)
