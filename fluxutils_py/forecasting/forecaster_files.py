@@ -6,6 +6,7 @@ import ast
 import math
 import re
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import asdict
 from typing import Any
 
@@ -18,7 +19,9 @@ from fluxutils_py.estimator.bounded_building import build_bounded
 from fluxutils_py.estimator.building import build_model, check_device
 from fluxutils_py.estimator.persistence import read_dtype
 from fluxutils_py.exporting.export_files import Path
+from fluxutils_py.forecasting.correction import SOURCES, Correction
 from fluxutils_py.forecasting.covariates import Covariate, Covariates
+from fluxutils_py.forecasting.direct_model import DirectModel
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
@@ -57,15 +60,23 @@ def save_forecaster(
         "features": asdict(fitted.features),
         "channels": asdict(fitted.channels),
         "covariates": _to_plain(asdict(fitted.covariates)),
+        "correction": _plain_correction(fitted.correction),
         "frequency": None if fit.frequency is None else asdict(fit.frequency),
         "loss_name": fit.loss if isinstance(fit.loss, str) else None,
         "loss_curve": fit.loss_curve,
         "models": [{k: v.detach() for k, v in m.state_dict().items()} for m in fitted.models],
+        "hidden_size": _hidden_size(fitted.models[0]),
         "dtype": str(dtype).removeprefix("torch."),
         "shape": fit.shape,
         "history": _plain_history(history),
     }
     write_file(path, content)
+
+
+def _hidden_size(model: nn.Module) -> int:
+    """Return the size that was chosen for a network, where the settings leave it open."""
+    assert isinstance(model, DirectModel)
+    return model.head.in_features
 
 
 def _stored_arguments(settings: ForecasterSettings) -> dict[str, Any]:
@@ -143,12 +154,16 @@ def _load_fit(
     }
     channels = Channels(**sizes)
     dtype = read_dtype(content["dtype"], path)
+    sized = copy(settings)
+    if sized.hidden_size is None:
+        sized.hidden_size = int(content["hidden_size"])
     fitted = FittedForecaster(
         _load_features(content["features"]),
         channels,
         _load_covariates(content["covariates"]),
         settings,
-        [_load_network(stored, settings, channels, dtype, path) for stored in content["models"]],
+        [_load_network(stored, sized, channels, dtype, path) for stored in content["models"]],
+        _load_correction(content.get("correction"), channels.h, len(settings.quantiles)),
     )
     frequency = content["frequency"]
     if frequency is not None:
@@ -191,6 +206,28 @@ def _load_features(content: dict[str, Any]) -> Features:
     if content["log"]:
         return Features(**content | {"unit": math.exp(-2.5), "smallest_scale": 0.002})
     return Features(**content, smallest_scale=1e-6 * content["unit"])
+
+
+def _plain_correction(correction: Correction | None) -> dict[str, Any] | None:
+    if correction is None:
+        return None
+    return {
+        "weights": torch.from_numpy(correction.weights.copy()),
+        "spread": float(correction.spread),
+        "offsets": torch.from_numpy(correction.offsets.copy()),
+    }
+
+
+def _load_correction(content: dict[str, Any] | None, h: int, n_quantiles: int) -> Correction | None:
+    """Read a correction; files of 0.1.0 have none."""
+    if content is None:
+        return None
+    weights = content["weights"].numpy()
+    offsets = content["offsets"].numpy()
+    shapes = [weights.shape, offsets.shape]
+    if shapes != [(len(SOURCES), h), (n_quantiles, h)]:
+        raise ValueError(f"the correction has shapes {shapes}")
+    return Correction(weights, float(content["spread"]), offsets)
 
 
 def _is_plain(value: object) -> bool:

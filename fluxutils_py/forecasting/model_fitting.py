@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -21,6 +23,8 @@ from fluxutils_py.estimator.estimator_settings import as_callbacks
 from fluxutils_py.estimator.fit_data import FitRequest
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.minibatch_size import whole_batchsize
+from fluxutils_py.forecasting.correction import Correction
+from fluxutils_py.forecasting.correction_choice import learn_correction
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.direct_model import (
     DirectModel,
@@ -45,7 +49,9 @@ from fluxutils_py.forecasting.forecaster_settings import (
     columns_of,
     sorted_quantiles,
 )
+from fluxutils_py.forecasting.held_out_end import walk_held_out_end
 from fluxutils_py.forecasting.history import History
+from fluxutils_py.forecasting.network_size import with_size
 from fluxutils_py.forecasting.panel_windows import (
     ArrayFNT,
     ArraySource,
@@ -58,6 +64,7 @@ from fluxutils_py.inputs.frequency import Frequency
 from fluxutils_py.inputs.panel import Panel, panel_of
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.sklearn_callbacks import hooks_of
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import adamw
 
 MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
@@ -117,13 +124,63 @@ def fit_panel(settings: ForecasterSettings, ranks: RankGroup, series: Panel | Ar
     channels = covariates.channels(features.h, features.n_inputs, base)
     fitted = FittedForecaster(features, channels, covariates, settings)
     windows = fitted.windows(series)
-    est = fit_models(settings, windows, loss, ranks)
+    sized = with_size(settings, int(source.lengths.sum()))
+    sized.callbacks = [*as_callbacks(settings.callbacks), *hooks_of(settings)]
+    est = fit_models(sized, windows, loss, ranks)
     fitted = replace(fitted, models=list(est.model_.members))
+    if settings.calibrate:
+        correction = _held_out_correction(sized, windows, loss, ranks, est)
+        fitted = replace(fitted, correction=correction)
+        windows = replace(windows, correction=correction)
     loss_curve = [value / len(fitted.models) for value in est.loss_curve_]
     panel = panel_of(series)
     warn_long_horizon(features.h, source.lengths)
     warn_short_series(features.season, source.lengths, panel)
     return Fit(fitted, frequency, loss, loss_curve, array_shape(series), (windows, panel))
+
+
+def _held_out_correction(
+    settings: ForecasterSettings,
+    windows: PanelWindows,
+    loss: object,
+    ranks: RankGroup,
+    est: Estimator,
+) -> Correction | None:
+    """Return what networks like those of a fit show on the held-out end; None for a short history.
+
+    They are trained with fewer updates where many were made: errors far from any training data
+    change little then.
+    """
+    made = est.fitted_parts_.n_steps
+    most = max(min(made, FEW_STEPS), made // 2)
+    # callbacks are of the networks that are kept
+    quiet = copy(settings)
+    quiet.callbacks = None
+    quiet.verbose = False
+
+    def fit(shortened: PanelWindows) -> list[nn.Module]:
+        return list(fit_models(quiet, shortened, loss, ranks, most).model_.members)
+
+    quantiles = sorted_quantiles(settings)
+    end = walk_held_out_end(windows, len(quantiles), fit)
+    if end is None:
+        return None
+    correction = learn_correction(end, quantiles, squared=loss == "mse")
+    # hosts differ in their last digits
+    arrays = [np.asarray(a) for a in (correction.weights, correction.spread, correction.offsets)]
+    ranks.broadcast([torch.from_numpy(a) for a in arrays])
+    return Correction(arrays[0], float(arrays[1]), arrays[2])
+
+
+class StopAfter:
+    """Stop training after so many updates."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def on_step(self, loop: Loop) -> None:
+        if loop.step >= self.most:
+            loop.stop()
 
 
 def make_network(settings: ForecasterSettings, channels: Channels) -> Callable[[], DirectModel]:
@@ -196,13 +253,17 @@ def _digest_columns(columns: dict[str, np.ndarray]) -> str:
 
 
 def fit_models(
-    settings: ForecasterSettings, windows: PanelWindows, loss: object, ranks: RankGroup
+    settings: ForecasterSettings,
+    windows: PanelWindows,
+    loss: object,
+    ranks: RankGroup,
+    most_updates: int | None = None,
 ) -> Estimator:
     """Train an :class:`Ensemble` of ``n_models`` networks, which differ in initial weights and
     dropout.
 
     All networks train on the same windows: cutting these takes a third of the time of one network's
-    step.
+    step. They make at most ``most_updates``.
 
     Raises
     ------
@@ -215,17 +276,20 @@ def fit_models(
     features = windows.features
     n_models = int(settings.n_models)
     criterion = ForecastLoss(loss, features.h, sorted_quantiles(settings), features.log, n_models)
+    callbacks = as_callbacks(settings.callbacks)
+    if most_updates is not None:
+        callbacks = [*callbacks, StopAfter(most_updates)]
     optimizer = partial(adamw, lr=float(settings.lr), weight_decay=float(settings.weight_decay))
     est = Estimator(
         partial(Ensemble, make_network(settings, windows.channels), n_models),
         criterion,
         optimizer,
-        _training_spec(settings, windows, ranks),
+        _training_spec(settings, windows, ranks, most_updates),
         comm=ranks,
         scaling=settings.scaling,
         n_jobs=settings.n_jobs,
         device=settings.device,
-        callbacks=[*as_callbacks(settings.callbacks), *hooks_of(settings)],
+        callbacks=callbacks,
         random_state=settings.random_state,
         verbose=settings.verbose,
     )
@@ -241,7 +305,12 @@ def fit_models(
     return est
 
 
-def _training_spec(settings: ForecasterSettings, windows: PanelWindows, ranks: RankGroup) -> Spec:
+def _training_spec(
+    settings: ForecasterSettings,
+    windows: PanelWindows,
+    ranks: RankGroup,
+    most_updates: int | None,
+) -> Spec:
     """Return the spec of the fit, whose learning rate follows one cycle over all steps."""
     batchsize = int(settings.batchsize)
     seqsize = int(settings.seqsize)
@@ -249,6 +318,10 @@ def _training_spec(settings: ForecasterSettings, windows: PanelWindows, ranks: R
     n_steps = steps_per_epoch(windows.source.lengths, whole, seqsize)
     most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes overfit
     epochs = min(most, max(1, round(settings.max_steps / n_steps)))
+    n_updates = epochs * n_steps
+    if most_updates is not None and most_updates < n_updates:
+        n_updates = most_updates
+        epochs = -(-n_updates // n_steps)
     return Spec(
         epochs=epochs,
         batchsize=batchsize,
@@ -256,7 +329,7 @@ def _training_spec(settings: ForecasterSettings, windows: PanelWindows, ranks: R
         shuffle=windows.source.in_memory,  # in a file, neighbouring series are read together
         clip=math.sqrt(settings.n_models),  # bounds the joint norm of all networks' gradients
         # one more step than there are: the scheduler raises an error after its last one
-        scheduler=partial(OneCycleLR, max_lr=float(settings.lr), total_steps=epochs * n_steps + 1),
+        scheduler=partial(OneCycleLR, max_lr=float(settings.lr), total_steps=n_updates + 1),
         schedule_every="step",
     )
 
