@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -22,6 +24,8 @@ from fluxutils_py.estimator.fit_data import FitRequest, ValidationData
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.minibatch_size import whole_batchsize
 from fluxutils_py.forecasting.calendar_features import calendar_names
+from fluxutils_py.forecasting.correction import Correction
+from fluxutils_py.forecasting.correction_choice import learn_correction
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.direct_model import (
     DirectModel,
@@ -53,7 +57,9 @@ from fluxutils_py.forecasting.forecaster_settings import (
     columns_of,
     sorted_quantiles,
 )
+from fluxutils_py.forecasting.held_out_end import walk_held_out_end
 from fluxutils_py.forecasting.history import History
+from fluxutils_py.forecasting.network_size import with_size
 from fluxutils_py.forecasting.panel_windows import (
     ArrayFNT,
     ArraySource,
@@ -67,6 +73,7 @@ from fluxutils_py.inputs.panel import Panel, panel_of
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.sklearn_callbacks import hooks_of
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import adamw
 
 MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
@@ -117,12 +124,19 @@ def fit_panel(
         loss = "smape" if fitted.features.log else "mae"
     learning = LearningData.of(fitted, training, series, options)
     start = () if options.start is None else options.start.models
-    est = fit_models(settings, learning, loss, ranks, start)
-    fitted = replace(fitted, settings=settings, models=list(est.model_.members))
+    lengths = learning.windows.source.lengths
+    sized = with_size(settings, int(lengths.sum()), start)
+    sized.callbacks = [*as_callbacks(settings.callbacks), *hooks_of(settings)]
+    est = fit_models(sized, learning, loss, ranks, start)
+    correction = None
+    if settings.calibrate:
+        correction = _held_out_correction(sized, learning, loss, ranks, est)
+    fitted = replace(
+        fitted, settings=settings, models=list(est.model_.members), correction=correction
+    )
     n_models = len(fitted.models)
     loss_curve = [value / n_models for value in est.loss_curve_]
     validation_loss_curve = [value / n_models for value in est.validation_loss_curve_]
-    lengths = learning.windows.source.lengths
     panel = panel_of(series)
     warn_long_horizon(fitted.h, lengths)
     warn_short_series(fitted.features.season, lengths, panel_of(training))
@@ -133,7 +147,7 @@ def fit_panel(
         loss_curve,
         validation_loss_curve,
         array_shape(series),
-        (learning.whole, panel),
+        (replace(learning.whole, correction=correction), panel),
     )
 
 
@@ -211,12 +225,58 @@ class LearningData:
         return cls(windows, whole, weights, ValidationData(x, y, None, lengths))
 
 
+def _held_out_correction(
+    settings: ForecasterSettings,
+    data: LearningData,
+    loss: object,
+    ranks: RankGroup,
+    est: Estimator,
+) -> Correction | None:
+    """Return what networks like those of a fit show on the held-out end; None for a short history.
+
+    They are trained with fewer updates where many were made: errors far from any training data
+    change little then.
+    """
+    made = est.fitted_parts_.n_steps
+    most = max(min(made, FEW_STEPS), made // 2)
+    # callbacks are of the networks that are kept
+    quiet = copy(settings)
+    quiet.callbacks = None
+    quiet.verbose = False
+
+    def fit(shortened: PanelWindows) -> list[nn.Module]:
+        part = LearningData(shortened, shortened, data.weights)
+        return list(fit_models(quiet, part, loss, ranks, most_updates=most).model_.members)
+
+    quantiles = sorted_quantiles(settings)
+    end = walk_held_out_end(data.windows, len(quantiles), fit)
+    if end is None:
+        return None
+    correction = learn_correction(end, quantiles, squared=loss == "mse")
+    # hosts differ in their last digits
+    arrays = [np.asarray(a) for a in (correction.weights, correction.spread, correction.offsets)]
+    ranks.broadcast([torch.from_numpy(a) for a in arrays])
+    return Correction(arrays[0], float(arrays[1]), arrays[2])
+
+
+class StopAfter:
+    """Stop training after so many updates."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def on_step(self, loop: Loop) -> None:
+        if loop.step >= self.most:
+            loop.stop()
+
+
 def make_network(settings: ForecasterSettings, channels: Channels) -> Callable[[], DirectModel]:
     """Return a callable that makes the network of a forecaster, for inputs with these channels."""
     if settings.model is None:
         body = recurrent_body(cell_of(settings.cell), int(settings.num_layers))
     else:
         body = partial(_custom_body, settings.model)
+    assert settings.hidden_size is not None  # see with_size
     return partial(
         DirectModel,
         body,
@@ -241,7 +301,7 @@ def require_same_networks(settings: ForecasterSettings, start: FittedForecaster)
                 f"but {name} is {now} now; set it back, or warm_start=False"
             )
     with seeded(0):
-        new = make_network(settings, start.channels)()
+        new = make_network(with_size(settings, 0, start.models), start.channels)()
     shapes = [
         {name: tuple(value.shape) for name, value in network.state_dict().items()}
         for network in (new, start.models[0])
@@ -314,12 +374,13 @@ def fit_models(
     loss: object,
     ranks: RankGroup,
     start: Sequence[nn.Module] = (),
+    most_updates: int | None = None,
 ) -> Estimator:
     """Train an :class:`Ensemble` of ``n_models`` networks, which differ in initial weights and
     dropout, or go on from copies of the networks ``start``.
 
     All networks train on the same windows: cutting these takes a third of the time of one network's
-    step.
+    step. They make at most ``most_updates``.
 
     Raises
     ------
@@ -333,6 +394,9 @@ def fit_models(
     features = windows.features
     n_models = int(settings.n_models)
     criterion = ForecastLoss(loss, features.h, sorted_quantiles(settings), features.log, n_models)
+    callbacks = as_callbacks(settings.callbacks)
+    if most_updates is not None:
+        callbacks = [*callbacks, StopAfter(most_updates)]
     optimizer = partial(adamw, lr=float(settings.lr), weight_decay=float(settings.weight_decay))
     model: object = partial(Ensemble, make_network(settings, windows.channels), n_models)
     if start:
@@ -342,12 +406,12 @@ def fit_models(
         model,
         criterion,
         optimizer,
-        _training_spec(settings, windows, ranks, stops=data.validation is not None),
+        _training_spec(settings, data, ranks, most_updates),
         comm=ranks,
         scaling=settings.scaling,
         n_jobs=settings.n_jobs,
         device=settings.device,
-        callbacks=[*as_callbacks(settings.callbacks), *hooks_of(settings)],
+        callbacks=callbacks,
         random_state=settings.random_state,
         verbose=settings.verbose,
     )
@@ -367,19 +431,28 @@ def fit_models(
 
 
 def _training_spec(
-    settings: ForecasterSettings, windows: PanelWindows, ranks: RankGroup, *, stops: bool
+    settings: ForecasterSettings,
+    data: LearningData,
+    ranks: RankGroup,
+    most_updates: int | None,
 ) -> Spec:
-    """Return the spec of the fit, whose learning rate follows one cycle over all steps; ``stops``
-    where validation loss stops it early.
+    """Return the spec of the fit, whose learning rate follows one cycle over all steps, and which
+    validation loss stops early.
     """
+    windows = data.windows
+    assert settings.max_steps is not None  # see with_size
     batchsize = int(settings.batchsize)
     seqsize = int(settings.seqsize)
     whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
     n_steps = steps_per_epoch(windows.source.lengths, whole, seqsize)
     most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes overfit
     epochs = min(most, max(1, round(settings.max_steps / n_steps)))
+    n_updates = epochs * n_steps
+    if most_updates is not None and most_updates < n_updates:
+        n_updates = most_updates
+        epochs = -(-n_updates // n_steps)
     patience = None
-    if stops:
+    if data.validation is not None:
         # a rate of one cycle rises first: the loss may rise with it
         patience = settings.n_iter_no_change or max(3, epochs // 4)
     return Spec(
@@ -390,7 +463,7 @@ def _training_spec(
         shuffle=windows.source.in_memory,  # in a file, neighbouring series are read together
         clip=math.sqrt(settings.n_models),  # bounds the joint norm of all networks' gradients
         # one more step than there are: the scheduler raises an error after its last one
-        scheduler=partial(OneCycleLR, max_lr=float(settings.lr), total_steps=epochs * n_steps + 1),
+        scheduler=partial(OneCycleLR, max_lr=float(settings.lr), total_steps=n_updates + 1),
         schedule_every="step",
     )
 

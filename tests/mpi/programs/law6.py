@@ -17,7 +17,7 @@ from torch import nn
 
 from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, Spec, net2vec, seqloss
 from fluxutils_py.bobbin import assert_replica_integrity
-from fluxutils_py.nn import LRU, LSTM, TCN, MinGRU, MinLSTM, SlidingWindowAttention
+from fluxutils_py.nn import LRU, LSTM, TCN, MinGRU, SlidingWindowAttention
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.parallel.launcher import detect_launcher
 
@@ -153,7 +153,11 @@ class Task:
         return self.est(loss=nn.MSELoss(reduction="sum"), opt=opt).fit(self.x, self.y)
 
     def several(self):
-        opt = functools.partial(torch.optim.AdamW, lr=float(__import__("os").environ.get("LR","0.01")), weight_decay=0.1)
+        opt = functools.partial(
+            torch.optim.AdamW,
+            lr=float(__import__("os").environ.get("LR", "0.01")),
+            weight_decay=0.1,
+        )
         loss = seqloss(F.mse_loss)
         return self.est(self.two, loss, opt).fit((self.x, self.x[:2]), (self.y, self.x[1:]))
 

@@ -1,0 +1,42 @@
+"""Choose by the amount of data how large a network is and how long it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+
+from torch import nn
+
+from fluxutils_py.forecasting.direct_model import DirectModel
+from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
+
+# Chosen on the ends of training parts: 10 daily series of a year, 45 weekly ones of two years, 7
+# daily ones of two years, 60 series of counts, hourly series. See benchmarks/EXPERIMENTS.md.
+FEW_VALUES = 10_000  # of all series together, that larger networks overfit
+SMALL = 32
+LARGE = 96
+VALUES_PER_STEP = 64  # of the optimizer
+LEAST_STEPS = 100
+MOST_STEPS = 1500
+
+
+def with_size(
+    settings: ForecasterSettings, n_values: int, start: Sequence[nn.Module] = ()
+) -> ForecasterSettings:
+    """Return a copy of settings with the size and number of steps chosen that are None; networks
+    to start from decide the size.
+    """
+    sized = copy(settings)  # shallow: callbacks are the user's
+    if sized.hidden_size is None and start:
+        sized.hidden_size = size_of(start[0])
+    elif sized.hidden_size is None:
+        sized.hidden_size = SMALL if n_values < FEW_VALUES else LARGE
+    if sized.max_steps is None:
+        sized.max_steps = min(max(n_values // VALUES_PER_STEP, LEAST_STEPS), MOST_STEPS)
+    return sized
+
+
+def size_of(model: nn.Module) -> int:
+    """Return the size of a network, which was chosen where the settings leave it open."""
+    assert isinstance(model, DirectModel)
+    return model.head.in_features
