@@ -242,15 +242,22 @@ def onnx_operators_once():
         yield
 
 
+@pytest.fixture(autouse=True)
+def threads_of_torch_as_before():
+    """What a test sets, such as the program of a benchmark, does not slow down those after it."""
+    torch = sys.modules.get("torch")
+    before = torch and torch.get_num_threads()
+    yield
+    if before and torch.get_num_threads() != before:
+        torch.set_num_threads(before)
+
+
 @pytest.fixture
 def two_torch_threads():
     """torch computes with two threads."""
     import torch
 
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
