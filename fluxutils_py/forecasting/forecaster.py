@@ -331,7 +331,8 @@ class Forecaster(ForecasterSettings):
             Number of steps. None: the ``h`` that the forecaster was trained on. Fewer are the first
             of these. More are forecast by recursion: the median of the steps before (the point
             forecast, if 0.5 is none of ``quantiles``) takes the place of values, and the network
-            forecasts the next ``h`` from there. The quantiles of later steps do not contain the
+            forecasts the next ``h`` from there; past covariates keep their last values. The
+            quantiles of later steps do not contain the
             error of the ones before, and are too narrow; a warning says so.
         futr_df : data frame, optional
             Covariates known ahead, at all forecast times; see :meth:`make_future_dataframe`.
