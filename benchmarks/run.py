@@ -77,6 +77,7 @@ PARTS = {
     "m4": Part("bench_m4.py", data="m4", peers=True),
     "intervals": Part("bench_intervals.py", data="real"),
     "alarms": Part("bench_alarms.py", data="real"),
+    "learn": Part("bench_learn.py", environment={"OMP_NUM_THREADS": "1"}, data="real"),
     # the other contenders keep their rows in docs/defaults.json
     "defaults": Part(
         "bench_defaults.py",

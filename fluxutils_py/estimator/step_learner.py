@@ -147,7 +147,8 @@ class StepLearner:
         batch = self._window(lesson.xs, self._as_target(truth, known), known)
         # cuDNN computes no gradients in evaluation mode
         on_gpu = self._device.type == "cuda"
-        with torch.backends.cudnn.flags(enabled=False) if on_gpu else nullcontext():
+        without = torch.backends.cudnn.flags(enabled=False) if on_gpu else nullcontext()
+        with without, torch.enable_grad():  # who only predicts may have switched gradients off
             self._step(batch)
         self._past.append(lesson.xs)
         if len(self._past) == self._n_steps:

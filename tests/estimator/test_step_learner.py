@@ -1,5 +1,6 @@
 """Streams that learn: updates beside plain loops, late truths, restarts, what learns, errors."""
 
+import pickle
 from functools import partial
 
 import numpy as np
@@ -159,7 +160,8 @@ def test_learn_is_a_step_and_its_truth():
     est = fitted(MinLSTM)
     x, y = data(1)
     live = est.stream(N, learn=True)
-    found = np.stack([live.learn(x[:, :, t], y[:, :, t]) for t in range(T)], -1)
+    with torch.no_grad():
+        found = np.stack([live.learn(x[:, :, t], y[:, :, t]) for t in range(T)], -1)
     assert np.array_equal(found, run(est.stream(N, learn=True), x, y))
     # a hundredth of the rate of the fit
     assert np.array_equal(found, run(est.stream(N, learn=1e-4), x, y))
@@ -203,6 +205,11 @@ def test_a_stream_restarted_anywhere_goes_on_with_the_same_bits(net, delay, tmp_
             torch.save(live.state, tmp_path / "state.pt")
             state = torch.load(tmp_path / "state.pt")
     assert live.n_pending == delay
+    copied = pickle.loads(pickle.dumps(live))
+    for t in range(5):
+        assert np.array_equal(live.step(x[:, :, t]), copied.step(x[:, :, t]))
+        live.observe(y[:, :, t])
+        copied.observe(y[:, :, t])
 
 
 @pytest.mark.parametrize("net", ["exact", "truncated"])
@@ -289,7 +296,7 @@ def test_pipelines_learn_behind_their_transformers():
         stream(own, N, learn=True)
 
 
-@pytest.mark.parametrize("cell", ["mingru", "linear+lru", "linear+lstm", "tcn"])
+@pytest.mark.parametrize("cell", ["mingru", "linear+lru", "linear+lstm"])
 def test_ready_made_networks_learn_in_the_units_of_the_target(cell):
     x, y = data(n_series=2, n_steps=60)
     y = 1000 + 50 * y
@@ -375,7 +382,7 @@ def test_a_loss_that_is_not_finite_changes_no_parameter():
 # -- whether it helps ------------------------------------------------------------------------------
 
 
-def made_series(seed, drift, n_steps=700, fitted=300):
+def made_series(seed, drift, n_steps=600, fitted=300):
     """A filter of one input and a share of another; both turn after the fit where it drifts."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(2, 4, n_steps)).astype("float32")
@@ -395,7 +402,7 @@ def error_ratio(seed, drift):
     )
     _, state = est.predict(x[:, :, :300], return_state=True)
     live = est.stream(4, state, learn=True)
-    found = [live.learn(x[:, :, t], y[:, :, t]) for t in range(300, 700)]
+    found = [live.learn(x[:, :, t], y[:, :, t]) for t in range(300, 600)]
     frozen = est.predict(x)[:, :, 300:]
     errors = [np.square(p - y[:, :, 300:]).mean() for p in (np.stack(found, -1), frozen)]
     return errors[0] / errors[1]
