@@ -20,6 +20,9 @@ from fluxutils_py.errors import DataError
 LARGEST = 8.0  # inputs are clipped to this absolute value
 SEASONS_BACK = 2  # number of past seasons from which to fill in a missing value
 TRANSFORMS = ("log", "none")
+# forecasts beside the seasonal naive one that need no network: the last value, the line through
+# last values, the mean of the last season and of all that the scale remembers
+BASELINE_NAMES = ("last", "drift", "level", "mean")
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
@@ -47,6 +50,11 @@ class PastValues(Protocol[Array]):
     def mean(self, n: int, back: int = 0) -> Array:
         """Return the mean of the known values in the ``n`` steps up to ``back`` steps before each
         step: (B, S), NaN if there are none.
+        """
+
+    def slope(self, n: int) -> Array:
+        """Return the mean change from step to step in the last ``n`` steps, of values that are
+        known or filled in: (B, S), NaN if there are none.
         """
 
     def mean_change(self, back: int, n: int) -> Array:
@@ -268,6 +276,25 @@ class Features:
             lagged *= inverse
             yield lagged
 
+    def baselines(self, past: Past[Array]) -> Array:
+        """Return the forecasts of BASELINE_NAMES as differences from the seasonal naive one, in
+        units of the scale: (B, S, 4, h). Where a statistic is missing, the difference is 0.
+        """
+        values = past.values
+        xp = values.xp
+        last = values.back(0)
+        steps = xp.arange(1, self.h + 1)
+        drift = values.slope(self.memory)[:, :, None] * steps
+        starts = (last, last, past.level, values.mean(self.memory))
+        parts = []
+        for name, start in zip(BASELINE_NAMES, starts, strict=True):
+            part = start[:, :, None] - past.naive
+            if name == "drift":
+                part = part + drift
+            part = part / past.scale[:, :, None]
+            parts.append(xp.where(xp.isnan(part), 0.0, part))
+        return xp.stack(parts, 2)
+
     def counterparts(self) -> np.ndarray:
         """Return the offset (0 or less) from the current step to the last counterpart of each
         forecast step: (h,).
@@ -339,6 +366,11 @@ class WindowPast:
         if n not in self._means:
             self._means[n] = rolling_mean(self.filled, n)
         return self._shifted(self._means[n], back)
+
+    def slope(self, n: int) -> np.ndarray:
+        change = np.full(self.filled.shape, np.nan)
+        np.subtract(self.filled[:, 1:], self.filled[:, :-1], out=change[:, 1:])
+        return self._shifted(rolling_mean(change, n), 0)
 
     def mean_change(self, back: int, n: int) -> np.ndarray:
         change = np.full(self.z.shape, np.nan)

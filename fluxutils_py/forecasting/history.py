@@ -235,13 +235,14 @@ def _all_series(
     windows: PanelWindows,
     start: np.ndarray,
     count: np.ndarray,
+    series: np.ndarray | None = None,
 ) -> SequenceWindows:
-    """Return one batch of ``count[n]`` inputs of each series from step ``start[n]``."""
+    """Return one batch of ``count[n]`` inputs from step ``start[n]``, of all series or of some."""
     n_steps = max(1, int(count.max()))
     # all series in one batch: a window is cut for all of them at once
     inputs = SeriesArray(WindowArray(windows, "inputs", n_steps=n_steps), "x")
-    n = windows.n_series
-    rows = Segments(np.arange(n), start, count)
+    n = len(start)
+    rows = Segments(np.arange(n) if series is None else series, start, count)
     return SequenceWindows((inputs,), batchsize=n, seqsize=n_steps, segments=rows)
 
 
@@ -292,25 +293,32 @@ def outputs_along(
     model: nn.Module,
     windows: PanelWindows,
     origins: np.ndarray,
+    series: np.ndarray | None = None,
+    start: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return a network's outputs (N, W, outputs) at steps ``origins[n, w]``, in one pass; NaN where
     it is -1.
+
+    ``series`` and ``start`` are the series that these are of, and the steps from which the network
+    reads them, from a state of zeros. None: all series, from their first steps.
     """
     out = np.empty(0)
+    if start is None:
+        start = np.zeros(len(origins), int)
     # a series that has not begun is read too, since a batch has no rows without steps
-    count = np.maximum(origins.max(1) + 1, 1)
-    first = np.zeros(len(count), int)
-    for block in Predictor(model, _all_series(windows, first, count)):
+    count = np.maximum(origins.max(1) + 1 - start, 1)
+    batch = _all_series(windows, start, count, series)
+    for block in Predictor(model, batch, part=slice(0, len(origins))):
         (y,) = block.y  # (S, B, outputs)
         if not out.size:
             shape = (*origins.shape, y.shape[2])
             out = np.full(shape, np.nan)
-        at = origins[block.series] - block.steps.start
+        first = start[block.series, None] + block.steps.start
+        at = origins[block.series] - first
         inside = (at >= 0) & (at < len(y))
-        series, column = np.nonzero(inside)
-        values = y[at[series, column], series]
-        rows = block.series.start + series
-        out[rows, column] = values
+        row, column = np.nonzero(inside)
+        values = y[at[row, column], row]
+        out[block.series.start + row, column] = values
     return out
 
 
