@@ -116,10 +116,7 @@ def scales(task: Task) -> np.ndarray:
     change = [np.abs(y[task.season :] - y[: -task.season]) for y in task.series]
     ends = [first + task.h * np.arange(task.n_windows) for first in task.first_ends]
     return np.array(
-        [
-            [c[: end - task.season].mean() for end in at]
-            for c, at in zip(change, ends, strict=True)
-        ]
+        [[c[: end - task.season].mean() for end in at] for c, at in zip(change, ends, strict=True)]
     )
 
 
@@ -168,7 +165,14 @@ def ours(task: Task, **settings: object) -> tuple[np.ndarray, float, str]:
 def row(name: str, found: Mapping[str, float], naive: float, seconds: str) -> list[str]:
     """A row of a table; the ratio to the seasonal naive forecast in brackets."""
     mase = f"{found['MASE']:.3f} ({found['MASE'] / naive:.3f})"
-    return [name, mase, f"{found['CRPS']:.4f}", f"{found['80 %']:.1%}", f"{found['50 %']:.1%}", seconds]
+    return [
+        name,
+        mase,
+        f"{found['CRPS']:.4f}",
+        f"{found['80 %']:.1%}",
+        f"{found['50 %']:.1%}",
+        seconds,
+    ]
 
 
 def main() -> None:

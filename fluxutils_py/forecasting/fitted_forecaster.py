@@ -12,6 +12,7 @@ from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.covariates import Covariates, filled_forward
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.forecaster_settings import (
+    RECURRENT,
     ForecasterSettings,
     column_names,
     columns_of,
@@ -39,6 +40,8 @@ class FittedForecaster:
         For the names of columns, which may change after ``fit``.
     models : sequence of nn.Module
         Empty before they are trained.
+    network : str
+        Their kind, see ``Forecaster``.
     """
 
     features: Features
@@ -46,6 +49,7 @@ class FittedForecaster:
     covariates: Covariates
     settings: ForecasterSettings
     models: Sequence[nn.Module] = ()
+    network: str = RECURRENT
 
     @property
     def columns(self) -> Columns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -21,7 +21,7 @@ from fluxutils_py.exporting.export_files import Path
 from fluxutils_py.forecasting.covariates import Covariate, Covariates
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
-from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
+from fluxutils_py.forecasting.forecaster_settings import RECURRENT, ForecasterSettings
 from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.model_fitting import Fit, make_network
 from fluxutils_py.forecasting.panel_windows import Channels
@@ -60,6 +60,8 @@ def save_forecaster(
         "frequency": None if fit.frequency is None else asdict(fit.frequency),
         "loss_name": fit.loss if isinstance(fit.loss, str) else None,
         "loss_curve": fit.loss_curve,
+        "network": fitted.network,
+        "network_errors": fit.network_errors,
         "models": [{k: v.detach() for k, v in m.state_dict().items()} for m in fitted.models],
         "dtype": str(dtype).removeprefix("torch."),
         "shape": fit.shape,
@@ -143,12 +145,20 @@ def _load_fit(
     }
     channels = Channels(**sizes)
     dtype = read_dtype(content["dtype"], path)
+    features = _load_features(content["features"])
+    network = content.get("network", RECURRENT)  # files of 0.1.0 lack it
+
+    def build() -> nn.Module:
+        make = make_network(settings, network, features, channels)
+        return build_model(make, None, None, dtype, None)
+
     fitted = FittedForecaster(
-        _load_features(content["features"]),
+        features,
         channels,
         _load_covariates(content["covariates"]),
         settings,
-        [_load_network(stored, settings, channels, dtype, path) for stored in content["models"]],
+        [_load_network(stored, settings, build, path) for stored in content["models"]],
+        network,
     )
     frequency = content["frequency"]
     if frequency is not None:
@@ -161,6 +171,7 @@ def _load_fit(
         frequency,
         loss,
         content["loss_curve"],
+        content.get("network_errors", {}),
         shape=None if shape is None else tuple(shape),
         origin=_load_history(content["history"], frequency),
     )
@@ -169,13 +180,9 @@ def _load_fit(
 def _load_network(
     stored: dict[str, Tensor],
     settings: ForecasterSettings,
-    channels: Channels,
-    dtype: torch.dtype,
+    build: Callable[[], nn.Module],
     path: Path,
 ) -> nn.Module:
-    def build() -> nn.Module:
-        return build_model(make_network(settings, channels), None, None, dtype, None)
-
     # before memory is used: the sizes in the file may be wrong
     model = build_bounded(build, stored, path).to(check_device(settings.device))
     model.load_state_dict(stored)

@@ -33,6 +33,7 @@ from fluxutils_py.forecasting.feature_choice import (
     season_within,
     usual_season,
 )
+from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_forecaster import (
     FittedForecaster,
     array_shape,
@@ -40,12 +41,19 @@ from fluxutils_py.forecasting.fitted_forecaster import (
     warn_short_series,
 )
 from fluxutils_py.forecasting.forecaster_settings import (
+    SEGMENTS,
     ForecasterSettings,
     cell_of,
     columns_of,
     sorted_quantiles,
 )
 from fluxutils_py.forecasting.history import History
+from fluxutils_py.forecasting.network_choice import (
+    candidate_networks,
+    choose_network,
+    segment_features,
+)
+from fluxutils_py.forecasting.origin_windows import OriginArray, Origins
 from fluxutils_py.forecasting.panel_windows import (
     ArrayFNT,
     ArraySource,
@@ -54,6 +62,7 @@ from fluxutils_py.forecasting.panel_windows import (
     PanelWindows,
     WindowArray,
 )
+from fluxutils_py.forecasting.segment_model import SegmentModel, segment_length
 from fluxutils_py.inputs.frequency import Frequency
 from fluxutils_py.inputs.panel import Panel, panel_of
 from fluxutils_py.parallel import RankGroup
@@ -63,6 +72,10 @@ from fluxutils_py.training.make_optimizer import adamw
 MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
 FEW_STEPS = 300
 PIECE = 8  # a piece of a long series has at least so many windows
+# of a network of segments: neighbouring origins are alike, so that of a window of batchsize times
+# seqsize steps one in SPARSE is enough for a step of the optimizer
+SPARSE = 36
+LONG = 96  # horizons above it teach more with each origin, and need fewer steps
 
 
 class Fit(NamedTuple):
@@ -76,6 +89,9 @@ class Fit(NamedTuple):
         The loss of the point forecast, chosen if it was "auto".
     loss_curve : list of float
         Loss per epoch, averaged over the networks.
+    network_errors : dict of str to float
+        Error of each kind of network on the end of the training part, relative to that of the
+        seasonal naive forecast; empty if there was no choice.
     shape : tuple or None
         Numbers of features and series of an array.
     origin : History, or windows and panel
@@ -86,6 +102,7 @@ class Fit(NamedTuple):
     frequency: Frequency | None
     loss: Any
     loss_curve: list[float]
+    network_errors: dict[str, float]
     shape: tuple[int, int] | None
     origin: History | tuple[PanelWindows, Panel | None]
 
@@ -116,18 +133,56 @@ def fit_panel(settings: ForecasterSettings, ranks: RankGroup, series: Panel | Ar
     base = loss == ("mase" if features.log else "smape")
     channels = covariates.channels(features.h, features.n_inputs, base)
     fitted = FittedForecaster(features, channels, covariates, settings)
+    kinds = candidate_networks(settings, source, features, covariates)
+    candidates = {}
+    for kind in kinds:
+        candidate = fitted
+        if kind == SEGMENTS:
+            # other values are inputs, and the units of the outputs stay
+            of_kind = segment_features(features, source.lengths)
+            candidate = replace(
+                fitted,
+                features=of_kind,
+                channels=covariates.channels(of_kind.h, of_kind.n_inputs, base),
+                network=kind,
+            )
+        candidates[kind] = candidate
+
+    def fit(candidate: FittedForecaster, windows: PanelWindows) -> Estimator:
+        return fit_models(settings, candidate.network, windows, loss, ranks)
+
+    network_errors: dict[str, float] = {}
+    kind = kinds[0]
+    if len(kinds) > 1:
+        kind, network_errors = choose_network(candidates, series, loss, fit)
+    fitted = candidates[kind]
     windows = fitted.windows(series)
-    est = fit_models(settings, windows, loss, ranks)
+    est = fit(fitted, windows)
     fitted = replace(fitted, models=list(est.model_.members))
     loss_curve = [value / len(fitted.models) for value in est.loss_curve_]
     panel = panel_of(series)
     warn_long_horizon(features.h, source.lengths)
     warn_short_series(features.season, source.lengths, panel)
-    return Fit(fitted, frequency, loss, loss_curve, array_shape(series), (windows, panel))
+    origin = (windows, panel)
+    return Fit(fitted, frequency, loss, loss_curve, network_errors, array_shape(series), origin)
 
 
-def make_network(settings: ForecasterSettings, channels: Channels) -> Callable[[], DirectModel]:
-    """Return a callable that makes the network of a forecaster, for inputs with these channels."""
+def make_network(
+    settings: ForecasterSettings,
+    kind: str,
+    features: Features,
+    channels: Channels,
+) -> Callable[[], DirectModel | SegmentModel]:
+    """Return a callable that makes a network of a forecaster, for inputs with these channels."""
+    if kind == SEGMENTS:
+        return partial(
+            SegmentModel,
+            features,
+            segment_length(features.season),
+            sorted_quantiles(settings),
+            int(settings.hidden_size),
+            float(settings.dropout),
+        )
     if settings.model is None:
         body = recurrent_body(cell_of(settings.cell), int(settings.num_layers))
     else:
@@ -196,7 +251,11 @@ def _digest_columns(columns: dict[str, np.ndarray]) -> str:
 
 
 def fit_models(
-    settings: ForecasterSettings, windows: PanelWindows, loss: object, ranks: RankGroup
+    settings: ForecasterSettings,
+    kind: str,
+    windows: PanelWindows,
+    loss: object,
+    ranks: RankGroup,
 ) -> Estimator:
     """Train an :class:`Ensemble` of ``n_models`` networks, which differ in initial weights and
     dropout.
@@ -216,11 +275,19 @@ def fit_models(
     n_models = int(settings.n_models)
     criterion = ForecastLoss(loss, features.h, sorted_quantiles(settings), features.log, n_models)
     optimizer = partial(adamw, lr=float(settings.lr), weight_decay=float(settings.weight_decay))
+    x: WindowArray | OriginArray
+    y: WindowArray | OriginArray
+    if kind == SEGMENTS:
+        x, y, spec = _origin_data(settings, windows, ranks)
+    else:
+        x = WindowArray(windows, "inputs")
+        y = WindowArray(windows, "targets", warmup_of(windows))
+        spec = _training_spec(settings, windows, ranks)
     est = Estimator(
-        partial(Ensemble, make_network(settings, windows.channels), n_models),
+        partial(Ensemble, make_network(settings, kind, features, windows.channels), n_models),
         criterion,
         optimizer,
-        _training_spec(settings, windows, ranks),
+        spec,
         comm=ranks,
         scaling=settings.scaling,
         n_jobs=settings.n_jobs,
@@ -229,11 +296,9 @@ def fit_models(
         random_state=settings.random_state,
         verbose=settings.verbose,
     )
-    x = WindowArray(windows, "inputs")
-    y = WindowArray(windows, "targets", warmup_of(windows))
     # not est.fit, which warns of few updates: their number is chosen here
     # a mask of no step would only cost time
-    same_length = (lengths == lengths[0]).all()
+    same_length = kind == SEGMENTS or (lengths == lengths[0]).all()
     run_fit(est, FitRequest(x, y, lengths=None if same_length else lengths))
     for member in est.model_.members:
         # no series has targets so far ahead
@@ -242,18 +307,53 @@ def fit_models(
 
 
 def _training_spec(settings: ForecasterSettings, windows: PanelWindows, ranks: RankGroup) -> Spec:
-    """Return the spec of the fit, whose learning rate follows one cycle over all steps."""
+    """Return the spec of the fit of a recurrent network, which reads whole series."""
     batchsize = int(settings.batchsize)
     seqsize = int(settings.seqsize)
     whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
     n_steps = steps_per_epoch(windows.source.lengths, whole, seqsize)
     most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes overfit
     epochs = min(most, max(1, round(settings.max_steps / n_steps)))
+    # in a file, neighbouring series are read together
+    shuffle = windows.source.in_memory
+    return _one_cycle(settings, epochs, n_steps, batchsize, seqsize, shuffle)
+
+
+def _origin_data(
+    settings: ForecasterSettings, windows: PanelWindows, ranks: RankGroup
+) -> tuple[OriginArray, OriginArray, Spec]:
+    """Return inputs, targets and spec of the fit of a network of segments."""
+    features = windows.features
+    batchsize = max(1, int(settings.batchsize) * int(settings.seqsize) // SPARSE)
+    whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
+    steps = settings.max_steps / 2 / math.sqrt(max(1.0, features.h / LONG))
+    lengths = windows.source.lengths
+    first = np.minimum(features.input_size // 2, lengths // 4)
+    # the last step has no target
+    origins = Origins(first, lengths - 1, max(1, round(steps)) * whole)
+    n_steps = -(-origins.n // whole)
+    epochs = min(MOST_EPOCHS, max(1, round(steps / n_steps)))
+    spec = _one_cycle(settings, epochs, n_steps, batchsize, 1, shuffle=True)
+    x, y = (OriginArray(windows, origins, content) for content in ("inputs", "targets"))
+    return x, y, spec
+
+
+def _one_cycle(
+    settings: ForecasterSettings,
+    epochs: int,
+    n_steps: int,
+    batchsize: int,
+    seqsize: int,
+    shuffle: bool,
+) -> Spec:
+    """Return a spec of epochs of ``n_steps`` steps, whose learning rate follows one cycle over all
+    of them.
+    """
     return Spec(
         epochs=epochs,
         batchsize=batchsize,
         seqsize=seqsize,
-        shuffle=windows.source.in_memory,  # in a file, neighbouring series are read together
+        shuffle=shuffle,
         clip=math.sqrt(settings.n_models),  # bounds the joint norm of all networks' gradients
         # one more step than there are: the scheduler raises an error after its last one
         scheduler=partial(OneCycleLR, max_lr=float(settings.lr), total_steps=epochs * n_steps + 1),
