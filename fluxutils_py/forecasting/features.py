@@ -20,9 +20,11 @@ from fluxutils_py.errors import DataError
 LARGEST = 8.0  # inputs are clipped to this absolute value
 SEASONS_BACK = 2  # number of past seasons from which to fill in a missing value
 TRANSFORMS = ("log", "none")
-# forecasts beside the seasonal naive one that need no network: the last value, the line through
-# last values, the mean of the last season and of all that the scale remembers
-BASELINE_NAMES = ("last", "drift", "level", "mean")
+# Forecasts beside the seasonal naive one that need no network: the last value, the line through the
+# first and last value of the memory, the mean of the last season and of the memory, the naive
+# forecast of the long season, and the mean of the last N_SEASONS seasons at the same place.
+BASELINE_NAMES = ("last", "drift", "level", "mean", "long season", "seasonal mean")
+N_SEASONS = 4  # the memory holds as many
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
@@ -112,6 +114,8 @@ class Features:
     smallest_scale : float
         No scale is below it. It bounds the targets of a series that was constant for a long time
         and then changes.
+    nonnegative : bool
+        Whether no value was below 0, so that forecasts are not either.
 
     Notes
     -----
@@ -129,6 +133,7 @@ class Features:
     log: bool
     unit: float
     smallest_scale: float
+    nonnegative: bool = False
 
     @property
     def memory(self) -> int:
@@ -182,8 +187,10 @@ class Features:
         return np.log(values)
 
     def inverse(self, values: np.ndarray) -> np.ndarray:
-        """Undo :meth:`forward`."""
-        return np.exp(values) if self.log else values
+        """Undo :meth:`forward`; nothing is below 0 if ``nonnegative``."""
+        if self.log:
+            return np.exp(values)
+        return np.maximum(values, 0.0) if self.nonnegative else values
 
     def past(self, z: np.ndarray, n_steps: int) -> Past[np.ndarray]:
         """Compute the statistics at the last ``n_steps`` of transformed values (B, K), with the
@@ -278,30 +285,31 @@ class Features:
 
     def baselines(self, past: Past[Array]) -> Array:
         """Return the forecasts of BASELINE_NAMES as differences from the seasonal naive one, in
-        units of the scale: (B, S, 4, h). Where a statistic is missing, the difference is 0.
+        units of the scale: (B, S, 6, h). Where a value is missing, the difference is 0.
         """
         values = past.values
         xp = values.xp
-        last = values.back(0)
+        naive = past.naive
+        last = values.back(0)[:, :, None]
         steps = xp.arange(1, self.h + 1)
-        drift = values.slope(self.memory)[:, :, None] * steps
-        starts = (last, last, past.level, values.mean(self.memory))
-        parts = []
-        for name, start in zip(BASELINE_NAMES, starts, strict=True):
-            part = start[:, :, None] - past.naive
-            if name == "drift":
-                part = part + drift
-            part = part / past.scale[:, :, None]
-            parts.append(xp.where(xp.isnan(part), 0.0, part))
-        return xp.stack(parts, 2)
+        drift = last + values.slope(self.memory)[:, :, None] * steps
+        mean = values.mean(self.memory)[:, :, None]
+        long_season = values.at(self.counterparts(self.lag))
+        parts = [x - naive for x in (last, drift, past.level[:, :, None], mean, long_season)]
+        turns = [values.at(self.counterparts() - i * self.season) for i in range(1, N_SEASONS)]
+        seasons = [xp.where(xp.isnan(turn), 0.0, turn - naive) for turn in turns]
+        parts.append(sum(seasons[1:], seasons[0]) / N_SEASONS)
+        parts = [xp.where(xp.isnan(part), 0.0, part) for part in parts]
+        return xp.stack(parts, 2) / past.scale[:, :, None, None]
 
-    def counterparts(self) -> np.ndarray:
+    def counterparts(self, season: int | None = None) -> np.ndarray:
         """Return the offset (0 or less) from the current step to the last counterpart of each
-        forecast step: (h,).
+        forecast step, in its season or a longer one: (h,).
         """
+        length = self.season if season is None else season
         ahead = np.arange(1, self.h + 1)
-        season_of_step = -(-ahead // self.season)
-        return ahead - self.season * season_of_step
+        season_of_step = -(-ahead // length)
+        return ahead - length * season_of_step
 
     def _fill_missing(self, z: np.ndarray) -> np.ndarray:
         """Fill in missing values from the same position in one of the last seasons, else with the

@@ -13,6 +13,7 @@ from torch import nn
 from fluxutils_py.errors import DataError
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.exporting.export_files import check_format
+from fluxutils_py.forecasting.correction import Correction
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.cross_validation import Walk, cross_validate
 from fluxutils_py.forecasting.features import Features
@@ -80,6 +81,13 @@ class Forecaster(ForecasterSettings):
     quantiles : sequence of float
         Levels between 0 and 1 to forecast in addition to the point forecast. The quantiles never
         cross.
+    calibrate : bool
+        Whether to correct the forecasts by how others like them erred: where there is enough
+        history, networks that are trained without the end of each series forecast it, as at most a
+        fifth of its steps, from many origins. These errors decide how wide the quantiles are, and
+        at each step of the horizon the weights between networks, seasonal naive forecast, last
+        value, drift and means; see ``correction_``. The networks that are kept are trained on all
+        data. False: the networks' own forecasts, in about half the time.
     lag : int, "auto" or None
         Steps per long season, a multiple of ``season_length``, such as a week in addition to the
         day. The values that long before each forecast step become inputs. "auto": the multiple, up
@@ -97,8 +105,8 @@ class Forecaster(ForecasterSettings):
         quantiles is added.
     network : "auto", "recurrent" or "segments"
         "recurrent": recurrent layers read each series step by step, with lags as inputs.
-        "segments": a recurrent layer reads segments of the last values, a season each, and forecasts
-        segments of the horizon; for long horizons, and for series without covariates. "auto": the
+        "segments": a recurrent layer reads segments of the last values, a season each, and
+        forecasts segments of the horizon, for long horizons; it knows no covariates. "auto": the
         one with the smaller error on the end of the training part, for which both are trained
         without it; where only one can be used, that one. See ``network_``.
     cell : str or class
@@ -109,13 +117,14 @@ class Forecaster(ForecasterSettings):
         the output heads and a linear bypass. What it remembers between windows must be in layers
         with a state, such as those of ``fluxutils_py.nn``.
     hidden_size, num_layers, dropout : int, int, float
-        Width and number of the recurrent layers, and dropout of their outputs.
+        Width and number of the recurrent layers, and dropout of their outputs. A width of None is
+        32 for fewer than 10,000 values in all series, else 96.
     n_models : int
         Number of networks, which differ in initial weights and dropout; their forecasts are
         averaged.
-    max_steps : int
+    max_steps : int, optional
         Approximate number of optimizer steps, limited to 16 passes over the data or 300 steps,
-        whichever is more.
+        whichever is more. None: one for 64 values of all series, at least 100 and at most 1500.
     batchsize, seqsize : int
         Series and time steps per window.
     lr, weight_decay : float
@@ -147,6 +156,10 @@ class Forecaster(ForecasterSettings):
         Empty if there was no choice.
     loss_curve_ : list of float
         Training loss per epoch, averaged over the networks.
+    correction_ : Correction or None
+        ``weights`` (sources, h) of ``SOURCES`` in the point forecast, ``offsets`` and ``spread`` of
+        the quantiles, in units of each series' scale. None if ``calibrate`` is false or the history
+        is too short.
     history_ : History
         Ends of the series, from which ``predict`` forecasts; computed on first use after ``fit``.
     ids_ : ndarray
@@ -174,6 +187,7 @@ class Forecaster(ForecasterSettings):
 
     features_: Features
     channels_: Channels
+    correction_: Correction | None
     covariates_: Covariates
     frequency_: Frequency | None
     loss_name_: Any
@@ -237,6 +251,7 @@ class Forecaster(ForecasterSettings):
         self.channels_ = fitted.channels
         self.covariates_ = fitted.covariates
         self.models_ = list(fitted.models)
+        self.correction_ = fitted.correction
         self.frequency_ = fit.frequency
         self.loss_name_ = fit.loss
         self.loss_curve_ = fit.loss_curve
@@ -462,7 +477,13 @@ class Forecaster(ForecasterSettings):
         """What this forecaster has learnt, with the column names that its settings have now."""
         check_is_fitted(self, "models_")
         return FittedForecaster(
-            self.features_, self.channels_, self.covariates_, self, self.models_, self.network_
+            self.features_,
+            self.channels_,
+            self.covariates_,
+            self,
+            self.models_,
+            self.correction_,
+            self.network_,
         )
 
     def _read(self, df: object, static_df: object) -> Panel | ArrayFNT:

@@ -6,6 +6,7 @@ import ast
 import math
 import re
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import asdict
 from typing import Any
 
@@ -18,13 +19,16 @@ from fluxutils_py.estimator.bounded_building import build_bounded
 from fluxutils_py.estimator.building import build_model, check_device
 from fluxutils_py.estimator.persistence import read_dtype
 from fluxutils_py.exporting.export_files import Path
+from fluxutils_py.forecasting.correction import SOURCES, Correction
 from fluxutils_py.forecasting.covariates import Covariate, Covariates
+from fluxutils_py.forecasting.direct_model import DirectModel
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster_settings import RECURRENT, ForecasterSettings
 from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.model_fitting import Fit, make_network
 from fluxutils_py.forecasting.panel_windows import Channels
+from fluxutils_py.forecasting.segment_model import SegmentModel
 from fluxutils_py.inputs.frames import require
 from fluxutils_py.inputs.frequency import Frequency
 from fluxutils_py.inputs.panel import Panel
@@ -57,17 +61,25 @@ def save_forecaster(
         "features": asdict(fitted.features),
         "channels": asdict(fitted.channels),
         "covariates": _to_plain(asdict(fitted.covariates)),
+        "correction": _plain_correction(fitted.correction),
         "frequency": None if fit.frequency is None else asdict(fit.frequency),
         "loss_name": fit.loss if isinstance(fit.loss, str) else None,
         "loss_curve": fit.loss_curve,
         "network": fitted.network,
         "network_errors": fit.network_errors,
         "models": [{k: v.detach() for k, v in m.state_dict().items()} for m in fitted.models],
+        "hidden_size": _hidden_size(fitted.models[0]),
         "dtype": str(dtype).removeprefix("torch."),
         "shape": fit.shape,
         "history": _plain_history(history),
     }
     write_file(path, content)
+
+
+def _hidden_size(model: nn.Module) -> int:
+    """Return the size that was chosen for a network, where the settings leave it open."""
+    assert isinstance(model, DirectModel | SegmentModel)
+    return model.head.in_features
 
 
 def _stored_arguments(settings: ForecasterSettings) -> dict[str, Any]:
@@ -147,9 +159,12 @@ def _load_fit(
     dtype = read_dtype(content["dtype"], path)
     features = _load_features(content["features"])
     network = content.get("network", RECURRENT)  # files of 0.1.0 lack it
+    sized = copy(settings)
+    if sized.hidden_size is None:
+        sized.hidden_size = int(content["hidden_size"])
 
     def build() -> nn.Module:
-        make = make_network(settings, network, features, channels)
+        make = make_network(sized, network, features, channels)
         return build_model(make, None, None, dtype, None)
 
     fitted = FittedForecaster(
@@ -158,6 +173,7 @@ def _load_fit(
         _load_covariates(content["covariates"]),
         settings,
         [_load_network(stored, settings, build, path) for stored in content["models"]],
+        _load_correction(content.get("correction"), channels.h, len(settings.quantiles)),
         network,
     )
     frequency = content["frequency"]
@@ -198,6 +214,28 @@ def _load_features(content: dict[str, Any]) -> Features:
     if content["log"]:
         return Features(**content | {"unit": math.exp(-2.5), "smallest_scale": 0.002})
     return Features(**content, smallest_scale=1e-6 * content["unit"])
+
+
+def _plain_correction(correction: Correction | None) -> dict[str, Any] | None:
+    if correction is None:
+        return None
+    return {
+        "weights": torch.from_numpy(correction.weights.copy()),
+        "spread": float(correction.spread),
+        "offsets": torch.from_numpy(correction.offsets.copy()),
+    }
+
+
+def _load_correction(content: dict[str, Any] | None, h: int, n_quantiles: int) -> Correction | None:
+    """Read a correction; files of 0.1.0 have none."""
+    if content is None:
+        return None
+    weights = content["weights"].numpy()
+    offsets = content["offsets"].numpy()
+    shapes = [weights.shape, offsets.shape]
+    if shapes != [(len(SOURCES), h), (n_quantiles, h)]:
+        raise ValueError(f"the correction has shapes {shapes}")
+    return Correction(weights, float(content["spread"]), offsets)
 
 
 def _is_plain(value: object) -> bool:

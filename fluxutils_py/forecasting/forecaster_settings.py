@@ -20,10 +20,8 @@ from fluxutils_py.validation import check_integer, check_positive
 
 POSITIVE_INTEGERS = (
     "h",
-    "hidden_size",
     "num_layers",
     "n_models",
-    "max_steps",
     "batchsize",
     "seqsize",
 )
@@ -54,6 +52,7 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         freq: Any = None,
         *,
         quantiles: Sequence[float] = (),
+        calibrate: bool = True,
         lag: Any = "auto",
         input_size: int | None = None,
         transform: str = "auto",
@@ -61,11 +60,11 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         network: str = "auto",
         cell: Any = "lstm",
         model: Any = None,
-        hidden_size: int = 96,
+        hidden_size: int | None = None,
         num_layers: int = 1,
         dropout: float = 0.1,
         n_models: int = 1,
-        max_steps: int = 1500,
+        max_steps: int | None = None,
         batchsize: int = 48,
         seqsize: int = 96,
         lr: float = 4e-3,
@@ -89,6 +88,7 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         self.season_length = season_length
         self.freq = freq
         self.quantiles = quantiles
+        self.calibrate = calibrate
         self.lag = lag
         self.input_size = input_size
         self.transform = transform
@@ -129,9 +129,11 @@ def check_settings(settings: ForecasterSettings) -> None:
     """Raise SpecError, which names the parameter, if a setting of a forecaster is invalid."""
     for name in POSITIVE_INTEGERS:
         check_integer(name, getattr(settings, name), 1, error=SpecError)
-    for name in ("season_length", "input_size"):
+    for name in ("season_length", "input_size", "hidden_size", "max_steps"):
         check_integer(name, getattr(settings, name), 1, optional=True, error=SpecError)
     check_positive("lr", settings.lr, error=SpecError)
+    if not isinstance(settings.calibrate, bool | np.bool_):
+        raise SpecError(f"calibrate must be True or False, got {settings.calibrate!r}")
     if settings.lag not in ("auto", None):
         check_integer("lag", settings.lag, 1, error=SpecError)
     if settings.transform not in ("auto", *TRANSFORMS):
@@ -180,10 +182,12 @@ def recurrent_settings(settings: ForecasterSettings) -> dict[str, Any]:
     defaults = signature(type(settings)).parameters
     names = ("lag", "input_size", "cell", "model", "num_layers")
     values = {name: getattr(settings, name) for name in names}
-    # by "is not" a class or a module would be no default either
-    return {
-        k: v for k, v in values.items() if v is not defaults[k].default and v != defaults[k].default
-    }
+    return {k: v for k, v in values.items() if not _is_default(v, defaults[k].default)}
+
+
+def _is_default(value: object, default: object) -> bool:
+    # not by == of any values: arrays and modules have another one
+    return value is default or (isinstance(value, str) and value == default)
 
 
 def _check_list(name: str, value: object, items: str) -> None:

@@ -24,7 +24,8 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting.history import outputs_along
 from fluxutils_py.forecasting.panel_windows import PanelWindows
 
-SHARE = 0.2  # of the steps of a typical series that is held out
+SHARE = 0.2  # of the steps of a typical series that is held out, at most
+ENOUGH = 40  # times the horizon is held out, of all series together
 LEAST_ERRORS = 20  # of each step of the horizon, without which nothing is learnt from them
 MOST_SERIES = 512  # evenly spaced, that are forecast
 MOST_VALUES = 1 << 22  # numbers in all forecasts that are kept
@@ -103,7 +104,8 @@ def walk_held_out_end(
 def held_out_steps(lengths: np.ndarray, h: int, season: int) -> int:
     """Return how many last steps of each series are held out; 0 if too few would be left."""
     typical = int(np.median(lengths))
-    n_held = max(h, round(SHARE * typical))
+    wanted = h * (1 + -(-ENOUGH // len(lengths)))
+    n_held = max(h, min(wanted, round(SHARE * typical)))
     # as much again, and a horizon after the first season
     return n_held if typical - n_held >= max(n_held, season + h) else 0
 

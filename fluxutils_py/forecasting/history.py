@@ -370,6 +370,9 @@ def denormalise(
     value is known.
     """
     out = out.reshape(len(out), 1 + n_quantiles, -1)
+    if windows.correction is not None:
+        baselines = windows.features.baselines(past)[:, 0]
+        out = windows.correction.apply(out, baselines, np)
     z = past.naive + past.scale[:, :, None] * out
     values = windows.features.inverse(z)
     values[~past.known[:, 0]] = np.nan

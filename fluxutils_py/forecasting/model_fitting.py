@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -21,6 +23,8 @@ from fluxutils_py.estimator.estimator_settings import as_callbacks
 from fluxutils_py.estimator.fit_data import FitRequest
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.minibatch_size import whole_batchsize
+from fluxutils_py.forecasting.correction import Correction
+from fluxutils_py.forecasting.correction_choice import learn_correction
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.direct_model import (
     DirectModel,
@@ -47,12 +51,14 @@ from fluxutils_py.forecasting.forecaster_settings import (
     columns_of,
     sorted_quantiles,
 )
+from fluxutils_py.forecasting.held_out_end import HeldOutEnd, walk_held_out_end
 from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.network_choice import (
     candidate_networks,
-    choose_network,
-    segment_features,
+    network_errors_of,
+    with_network,
 )
+from fluxutils_py.forecasting.network_size import with_size
 from fluxutils_py.forecasting.origin_windows import OriginArray, Origins
 from fluxutils_py.forecasting.panel_windows import (
     ArrayFNT,
@@ -67,6 +73,7 @@ from fluxutils_py.inputs.frequency import Frequency
 from fluxutils_py.inputs.panel import Panel, panel_of
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.sklearn_callbacks import hooks_of
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import adamw
 
 MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
@@ -133,38 +140,105 @@ def fit_panel(settings: ForecasterSettings, ranks: RankGroup, series: Panel | Ar
     base = loss == ("mase" if features.log else "smape")
     channels = covariates.channels(features.h, features.n_inputs, base)
     fitted = FittedForecaster(features, channels, covariates, settings)
+    sized = with_size(settings, int(source.lengths.sum()))
+    sized.callbacks = [*as_callbacks(settings.callbacks), *hooks_of(settings)]
     kinds = candidate_networks(settings, source, features, covariates)
-    candidates = {}
-    for kind in kinds:
-        candidate = fitted
-        if kind == SEGMENTS:
-            # other values are inputs, and the units of the outputs stay
-            of_kind = segment_features(features, source.lengths)
-            candidate = replace(
-                fitted,
-                features=of_kind,
-                channels=covariates.channels(of_kind.h, of_kind.n_inputs, base),
-                network=kind,
-            )
-        candidates[kind] = candidate
-
-    def fit(candidate: FittedForecaster, windows: PanelWindows) -> Estimator:
-        return fit_models(settings, candidate.network, windows, loss, ranks)
-
-    network_errors: dict[str, float] = {}
-    kind = kinds[0]
+    candidates = {kind: with_network(fitted, kind, source.lengths) for kind in kinds}
+    ends: dict[str, HeldOutEnd | None] = {}
     if len(kinds) > 1:
-        kind, network_errors = choose_network(candidates, series, loss, fit)
+        for kind, candidate in candidates.items():
+            made = planned_updates(sized, kind, source.lengths, features.h, ranks)
+            of_kind = candidate.windows(series)
+            ends[kind] = _held_out_end(sized, kind, of_kind, loss, ranks, made)
+    network_errors = network_errors_of(ends, loss, ranks)
+    kind = min(network_errors, key=network_errors.__getitem__, default=kinds[0])
+    _say_choice(settings, ranks, kind, network_errors)
     fitted = candidates[kind]
     windows = fitted.windows(series)
-    est = fit(fitted, windows)
+    est = fit_models(sized, kind, windows, loss, ranks)
     fitted = replace(fitted, models=list(est.model_.members))
+    if settings.calibrate:
+        if kind not in ends:
+            made = est.fitted_parts_.n_steps
+            ends[kind] = _held_out_end(sized, kind, windows, loss, ranks, made)
+        correction = _correction_of(ends[kind], sorted_quantiles(settings), loss, ranks)
+        fitted = replace(fitted, correction=correction)
+        windows = replace(windows, correction=correction)
     loss_curve = [value / len(fitted.models) for value in est.loss_curve_]
     panel = panel_of(series)
     warn_long_horizon(features.h, source.lengths)
     warn_short_series(features.season, source.lengths, panel)
     origin = (windows, panel)
     return Fit(fitted, frequency, loss, loss_curve, network_errors, array_shape(series), origin)
+
+
+def _held_out_end(
+    settings: ForecasterSettings,
+    kind: str,
+    windows: PanelWindows,
+    loss: object,
+    ranks: RankGroup,
+    made: int,
+) -> HeldOutEnd | None:
+    """Return what networks of a kind, like those of a fit of ``made`` updates, show on the held-out
+    end; None for a short history.
+
+    They are trained with fewer updates where many were made: errors far from any training data
+    change little then.
+    """
+    most = max(min(made, FEW_STEPS), made // 2)
+    # callbacks are of the networks that are kept
+    quiet = copy(settings)
+    quiet.callbacks = None
+    quiet.verbose = False
+
+    def fit(shortened: PanelWindows) -> list[nn.Module]:
+        return list(fit_models(quiet, kind, shortened, loss, ranks, most).model_.members)
+
+    return walk_held_out_end(windows, len(settings.quantiles), fit)
+
+
+def _correction_of(
+    end: HeldOutEnd | None,
+    quantiles: tuple[float, ...],
+    loss: object,
+    ranks: RankGroup,
+) -> Correction | None:
+    if end is None:
+        return None
+    correction = learn_correction(end, quantiles, squared=loss == "mse")
+    # hosts differ in their last digits
+    arrays = [np.asarray(a) for a in (correction.weights, correction.spread, correction.offsets)]
+    ranks.broadcast([torch.from_numpy(a) for a in arrays])
+    return Correction(arrays[0], float(arrays[1]), arrays[2])
+
+
+def _say_choice(
+    settings: ForecasterSettings,
+    ranks: RankGroup,
+    kind: str,
+    errors: Mapping[str, float],
+) -> None:
+    """Print which kind of network was chosen, and the errors that decided, if ``verbose`` is
+    true.
+    """
+    # "auto" is of progress bars
+    if settings.verbose is True and ranks.rank == 0:
+        said = ", ".join(f"{name} {error:.3f}" for name, error in errors.items())
+        if said:
+            said = f" (errors of the seasonal naive forecast's on the end of the series: {said})"
+        print(f"network={kind!r}{said}")
+
+
+class StopAfter:
+    """Stop training after so many updates."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def on_step(self, loop: Loop) -> None:
+        if loop.step >= self.most:
+            loop.stop()
 
 
 def make_network(
@@ -256,12 +330,13 @@ def fit_models(
     windows: PanelWindows,
     loss: object,
     ranks: RankGroup,
+    most_updates: int | None = None,
 ) -> Estimator:
     """Train an :class:`Ensemble` of ``n_models`` networks, which differ in initial weights and
     dropout.
 
     All networks train on the same windows: cutting these takes a third of the time of one network's
-    step.
+    step. They make at most ``most_updates``.
 
     Raises
     ------
@@ -274,25 +349,33 @@ def fit_models(
     features = windows.features
     n_models = int(settings.n_models)
     criterion = ForecastLoss(loss, features.h, sorted_quantiles(settings), features.log, n_models)
+    callbacks = as_callbacks(settings.callbacks)
+    if most_updates is not None:
+        callbacks = [*callbacks, StopAfter(most_updates)]
     optimizer = partial(adamw, lr=float(settings.lr), weight_decay=float(settings.weight_decay))
     x: WindowArray | OriginArray
     y: WindowArray | OriginArray
+    # in a file, neighbouring series are read together; origins lie apart in any case
+    shuffle = windows.source.in_memory or kind == SEGMENTS
+    passes = _passes(settings, kind, lengths, features.h, ranks)
     if kind == SEGMENTS:
-        x, y, spec = _origin_data(settings, windows, ranks)
+        first = np.minimum(features.input_size // 2, lengths // 4)
+        # the last step has no target
+        origins = Origins(first, lengths - 1, passes.n_windows * passes.whole)
+        x, y = (OriginArray(windows, origins, content) for content in ("inputs", "targets"))
     else:
         x = WindowArray(windows, "inputs")
         y = WindowArray(windows, "targets", warmup_of(windows))
-        spec = _training_spec(settings, windows, ranks)
     est = Estimator(
         partial(Ensemble, make_network(settings, kind, features, windows.channels), n_models),
         criterion,
         optimizer,
-        spec,
+        passes.spec(settings, shuffle, most_updates),
         comm=ranks,
         scaling=settings.scaling,
         n_jobs=settings.n_jobs,
         device=settings.device,
-        callbacks=[*as_callbacks(settings.callbacks), *hooks_of(settings)],
+        callbacks=callbacks,
         random_state=settings.random_state,
         verbose=settings.verbose,
     )
@@ -306,59 +389,82 @@ def fit_models(
     return est
 
 
-def _training_spec(settings: ForecasterSettings, windows: PanelWindows, ranks: RankGroup) -> Spec:
-    """Return the spec of the fit of a recurrent network, which reads whole series."""
+class Passes(NamedTuple):
+    """How training goes through the data.
+
+    Attributes
+    ----------
+    epochs : int
+    n_windows : int
+        Updates per epoch.
+    batchsize, seqsize : int
+        Of one rank.
+    whole : int
+        The batchsize of all ranks together.
+    """
+
+    epochs: int
+    n_windows: int
+    batchsize: int
+    seqsize: int
+    whole: int
+
+    def spec(self, settings: ForecasterSettings, shuffle: bool, most_updates: int | None) -> Spec:
+        """Return the spec of a fit, whose learning rate follows one cycle over all updates."""
+        epochs = self.epochs
+        n_updates = epochs * self.n_windows
+        if most_updates is not None and most_updates < n_updates:
+            n_updates = most_updates
+            epochs = -(-n_updates // self.n_windows)
+        return Spec(
+            epochs=epochs,
+            batchsize=self.batchsize,
+            seqsize=self.seqsize,
+            shuffle=shuffle,
+            # bounds the joint norm of all networks' gradients
+            clip=math.sqrt(settings.n_models),
+            # one more step than there are: the scheduler raises an error after its last one
+            scheduler=partial(OneCycleLR, max_lr=float(settings.lr), total_steps=n_updates + 1),
+            schedule_every="step",
+        )
+
+
+def planned_updates(
+    settings: ForecasterSettings,
+    kind: str,
+    lengths: np.ndarray,
+    h: int,
+    ranks: RankGroup,
+) -> int:
+    """Return how many updates a fit makes if nothing ends it early."""
+    passes = _passes(settings, kind, lengths, h, ranks)
+    return passes.epochs * passes.n_windows
+
+
+def _passes(
+    settings: ForecasterSettings,
+    kind: str,
+    lengths: np.ndarray,
+    h: int,
+    ranks: RankGroup,
+) -> Passes:
     batchsize = int(settings.batchsize)
     seqsize = int(settings.seqsize)
-    whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
-    n_steps = steps_per_epoch(windows.source.lengths, whole, seqsize)
-    most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes overfit
-    epochs = min(most, max(1, round(settings.max_steps / n_steps)))
-    # in a file, neighbouring series are read together
-    shuffle = windows.source.in_memory
-    return _one_cycle(settings, epochs, n_steps, batchsize, seqsize, shuffle)
-
-
-def _origin_data(
-    settings: ForecasterSettings, windows: PanelWindows, ranks: RankGroup
-) -> tuple[OriginArray, OriginArray, Spec]:
-    """Return inputs, targets and spec of the fit of a network of segments."""
-    features = windows.features
-    batchsize = max(1, int(settings.batchsize) * int(settings.seqsize) // SPARSE)
-    whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
-    steps = settings.max_steps / 2 / math.sqrt(max(1.0, features.h / LONG))
-    lengths = windows.source.lengths
-    first = np.minimum(features.input_size // 2, lengths // 4)
-    # the last step has no target
-    origins = Origins(first, lengths - 1, max(1, round(steps)) * whole)
-    n_steps = -(-origins.n // whole)
-    epochs = min(MOST_EPOCHS, max(1, round(steps / n_steps)))
-    spec = _one_cycle(settings, epochs, n_steps, batchsize, 1, shuffle=True)
-    x, y = (OriginArray(windows, origins, content) for content in ("inputs", "targets"))
-    return x, y, spec
-
-
-def _one_cycle(
-    settings: ForecasterSettings,
-    epochs: int,
-    n_steps: int,
-    batchsize: int,
-    seqsize: int,
-    shuffle: bool,
-) -> Spec:
-    """Return a spec of epochs of ``n_steps`` steps, whose learning rate follows one cycle over all
-    of them.
-    """
-    return Spec(
-        epochs=epochs,
-        batchsize=batchsize,
-        seqsize=seqsize,
-        shuffle=shuffle,
-        clip=math.sqrt(settings.n_models),  # bounds the joint norm of all networks' gradients
-        # one more step than there are: the scheduler raises an error after its last one
-        scheduler=partial(OneCycleLR, max_lr=float(settings.lr), total_steps=epochs * n_steps + 1),
-        schedule_every="step",
-    )
+    assert settings.max_steps is not None
+    if kind == SEGMENTS:
+        batchsize = max(1, batchsize * seqsize // SPARSE)
+        seqsize = 1
+        whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
+        updates = max(1, round(settings.max_steps / 2 / math.sqrt(max(1.0, h / LONG))))
+        n_windows = min(updates, -(-int(lengths.sum()) // whole))
+        most = MOST_EPOCHS
+    else:
+        whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
+        updates = settings.max_steps
+        n_windows = steps_per_epoch(lengths, whole, seqsize)
+        most = max(MOST_EPOCHS, -(-FEW_STEPS // n_windows))  # more passes overfit
+    epochs = min(most, max(1, round(updates / n_windows)))
+    return Passes(epochs, n_windows, batchsize, seqsize, whole)
 
 
 def steps_per_epoch(lengths: np.ndarray, batchsize: int, seqsize: int) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.estimator import Estimator
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
@@ -18,20 +18,26 @@ from fluxutils_py.forecasting.forecaster_settings import (
     ForecasterSettings,
     recurrent_settings,
 )
-from fluxutils_py.forecasting.held_out_end import HeldOutEnd, walk_held_out_end
-from fluxutils_py.forecasting.panel_windows import ArrayFNT, ArraySource, PackedSeries, PanelWindows
+from fluxutils_py.forecasting.held_out_end import HeldOutEnd
+from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
 from fluxutils_py.forecasting.segment_model import LEAST_SEGMENTS, SegmentSizes
-from fluxutils_py.inputs.panel import Panel
+from fluxutils_py.parallel import RankGroup
 
 # a recurrent network has all its outputs at each step: with more, its training takes minutes
 MOST_OUTPUTS = 1_000
 LEAST_STEPS = 4_000  # of all series, without which segments have too little to learn from
 
 
-def segment_features(features: Features, lengths: np.ndarray) -> Features:
-    """Return the features of a network of segments, whose inputs are last values alone."""
-    sizes = _segment_sizes(features, lengths)
-    return replace(features, lag=features.season, input_size=sizes.input_size)
+def with_network(fitted: FittedForecaster, kind: str, lengths: np.ndarray) -> FittedForecaster:
+    """Return what is fitted, with the features and channels of a kind of network."""
+    if kind == RECURRENT:
+        return fitted
+    sizes = _segment_sizes(fitted.features, lengths)
+    # other values are inputs, and the units of the outputs stay
+    features = replace(fitted.features, lag=fitted.features.season, input_size=sizes.input_size)
+    base = fitted.channels.base
+    channels = fitted.covariates.channels(features.h, features.n_inputs, base)
+    return replace(fitted, features=features, channels=channels, network=kind)
 
 
 def _segment_sizes(features: Features, lengths: np.ndarray) -> SegmentSizes:
@@ -72,36 +78,19 @@ def candidate_networks(
     return [RECURRENT, SEGMENTS]
 
 
-def choose_network(
-    candidates: Mapping[str, FittedForecaster],
-    series: Panel | ArrayFNT,
+def network_errors_of(
+    ends: Mapping[str, HeldOutEnd | None],
     loss: object,
-    fit: Callable[[FittedForecaster, PanelWindows], Estimator],
-) -> tuple[str, dict[str, float]]:
-    """Train each kind of network without the end of the training part, and compare their errors
-    there.
-
-    Returns
-    -------
-    str
-        The kind with the smallest error; the first where there is too little history to tell.
-    dict of str to float
-        The errors, relative to those of the seasonal naive forecast.
+    ranks: RankGroup,
+) -> dict[str, float]:
+    """Return the error of each kind of network on the held-out end, relative to that of the
+    seasonal naive forecast; empty where the history is too short for one.
     """
-    errors: dict[str, float] = {}
-    for kind, candidate in candidates.items():
-
-        def fit_candidate(windows: PanelWindows) -> list:
-            return list(fit(candidate, windows).model_.members)
-
-        windows = candidate.windows(series)
-        end = walk_held_out_end(windows, candidate.n_quantiles, fit_candidate)
-        if end is None:
-            break
-        errors[kind] = relative_error(end, loss)
-    if not errors:
-        return next(iter(candidates)), errors
-    return min(errors, key=lambda kind: errors[kind]), errors
+    known = {kind: end for kind, end in ends.items() if end is not None}
+    errors = np.array([relative_error(end, loss) for end in known.values()])
+    # hosts differ in their last digits, and must choose the same
+    ranks.broadcast([torch.from_numpy(errors)])
+    return dict(zip(known, errors.tolist(), strict=True))
 
 
 def relative_error(end: HeldOutEnd, loss: object) -> float:

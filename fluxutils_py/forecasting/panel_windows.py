@@ -14,6 +14,7 @@ from fluxutils_py.data.arrays import DuckArray, plain_block
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError
+from fluxutils_py.forecasting.correction import Correction
 from fluxutils_py.forecasting.features import Features, Past
 
 T = TypeVar("T")
@@ -296,6 +297,8 @@ class PanelWindows:
         Static covariates.
     ahead : PackedSeries, optional
         Covariates known ahead, as long as the series or longer.
+    correction : Correction, optional
+        Of what networks make of these windows.
 
     Covariates are scaled numbers, followed by codes of categories.
     """
@@ -305,6 +308,7 @@ class PanelWindows:
     channels: Channels
     static: np.ndarray | None = None
     ahead: PackedSeries | None = None
+    correction: Correction | None = None
     _cached: CutWindow | None = field(default=None, repr=False)
 
     @property

@@ -1,0 +1,26 @@
+"""Choose by the amount of data how large a network is and how long it is trained."""
+
+from __future__ import annotations
+
+from copy import copy
+
+from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
+
+# Chosen on the ends of training parts: 10 daily series of a year, 45 weekly ones of two years, 7
+# daily ones of two years, 60 series of counts, hourly series. See benchmarks/EXPERIMENTS.md.
+FEW_VALUES = 10_000  # of all series together, that larger networks overfit
+SMALL = 32
+LARGE = 96
+VALUES_PER_STEP = 64  # of the optimizer
+LEAST_STEPS = 100
+MOST_STEPS = 1500
+
+
+def with_size(settings: ForecasterSettings, n_values: int) -> ForecasterSettings:
+    """Return a copy of settings with the size and number of steps chosen that are None."""
+    sized = copy(settings)  # shallow: callbacks are the user's
+    if sized.hidden_size is None:
+        sized.hidden_size = SMALL if n_values < FEW_VALUES else LARGE
+    if sized.max_steps is None:
+        sized.max_steps = min(max(n_values // VALUES_PER_STEP, LEAST_STEPS), MOST_STEPS)
+    return sized
