@@ -257,12 +257,22 @@ def _single_steps(at: np.ndarray) -> Segments:
 def last_outputs(
     model: nn.Module,
     windows: PanelWindows,
+    at: np.ndarray,
+    state: list[Tensor],
+) -> np.ndarray:
+    """Return a network's outputs (N, outputs) at the step ``at[n]`` of each series, from the state
+    before it.
+    """
+    return _outputs_of(model, windows, _single_steps(at), state)
+
+
+def _outputs_of(
+    model: nn.Module,
+    windows: PanelWindows,
     steps: Segments,
     state: list[Tensor],
 ) -> np.ndarray:
-    """Return a network's outputs (B, outputs) at single steps of series, from the states before
-    them.
-    """
+    """Return a network's outputs (B, outputs) at single steps, from the states before them."""
     n = len(steps)
     parameter = next(model.parameters())
 
@@ -337,7 +347,7 @@ def _outputs_at(
     row, column = np.nonzero(origins >= 0)
     at = origins[row, column]
     steps = Segments(row if series is None else series[row], at, np.ones(len(at), int))
-    outputs = last_outputs(model, windows, steps, [])
+    outputs = _outputs_of(model, windows, steps, [])
     out = np.full((*origins.shape, outputs.shape[1]), np.nan)
     out[row, column] = outputs
     return out
@@ -391,9 +401,8 @@ def forecasts(
     Outputs of several networks are averaged before the transform is undone, which keeps quantiles
     in order. NaN for series without known values.
     """
-    steps = _single_steps(at)
-    past = windows.past(steps, 0, 1)
+    past = windows.past(_single_steps(at), 0, 1)
     pairs = zip(models, states, strict=True)
-    by_model = [last_outputs(model, windows, steps, state) for model, state in pairs]
+    by_model = [last_outputs(model, windows, at, state) for model, state in pairs]
     out = np.mean(by_model, 0)
     return denormalise(windows, past, out, n_quantiles)

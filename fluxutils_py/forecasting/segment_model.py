@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import linear, softplus
 
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.nn import native_layers
+from fluxutils_py.nn.cells import gru_step
 
 SHORTEST, LONGEST = 12, 48  # steps per segment
 MOST_SEGMENTS = 14  # of the past: two weeks of days
@@ -151,7 +152,7 @@ class SegmentModel(nn.Module):
 
     def _segments_ahead(self, centred: Tensor) -> Tensor:
         """Return a vector for each segment of the horizon: (segments, B, hidden)."""
-        n_series = len(centred)
+        n_series = centred.shape[0]  # a graph is of any number, and len would fix it
         segments = centred.unflatten(1, (-1, self.segment)).transpose(0, 1)
         inputs = torch.relu(self.embedding(segments))
         last = self._run_recurrent(inputs, None)[-1]
@@ -160,9 +161,21 @@ class SegmentModel(nn.Module):
         places = self.places.repeat_interleave(n_series, 0)
         state = last.repeat(n_ahead, 1)
         after = self._run_recurrent(places[None], state[None])
-        return after[0].unflatten(0, (n_ahead, -1))
+        return after[0].unflatten(0, (n_ahead, n_series))
 
     def _run_recurrent(self, x: Tensor, state: Tensor | None) -> Tensor:
+        if torch.compiler.is_exporting():
+            return self._run_by_formula(x, state)
         by_kernel = native_layers.run(self.recurrent, x, state)
         y, _ = self.recurrent(x, state) if by_kernel is None else by_kernel
         return y
+
+    def _run_by_formula(self, x: Tensor, state: Tensor | None) -> Tensor:
+        """Do the same step by step: an exported graph has no layer for any number of series."""
+        w_x, w_h, b_x, b_h = self.recurrent.all_weights[0]
+        h = x.new_zeros(x.shape[1], self.recurrent.hidden_size) if state is None else state[0]
+        outputs = []
+        for of_x in linear(x, w_x, b_x).unbind(0):
+            h = gru_step(of_x, linear(h, w_h, b_h), h)
+            outputs.append(h)
+        return torch.stack(outputs)
