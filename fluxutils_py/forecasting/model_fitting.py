@@ -248,6 +248,7 @@ def make_network(
     channels: Channels,
 ) -> Callable[[], DirectModel | SegmentModel]:
     """Return a callable that makes a network of a forecaster, for inputs with these channels."""
+    assert settings.hidden_size is not None
     if kind == SEGMENTS:
         return partial(
             SegmentModel,
