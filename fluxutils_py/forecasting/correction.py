@@ -38,14 +38,13 @@ class Correction:
     def apply(self, out: Array, baselines: Array, xp: Any) -> Array:
         """Return corrected outputs (..., 1 + Q, h), for baselines (..., B, h)."""
         as_array = np.asarray if xp is np else xp.as_tensor
-        network = out[..., 0, :]
-        point = as_array(self.weights[0]) * network
-        for i in range(len(BASELINE_NAMES)):
-            point = point + as_array(self.weights[2 + i]) * baselines[..., i, :]
+        network = out[..., :1, :]
+        others = as_array(self.weights[2:]) * baselines
+        point = as_array(self.weights[:1]) * network + others.sum(-2)[..., None, :]
+        levels = point + self.spread * (out[..., 1:, :] - network) + as_array(self.offsets)
         rows = [point]
         for i in range(len(self.offsets)):
-            distance = out[..., 1 + i, :] - network
-            row = point + self.spread * distance + as_array(self.offsets[i])
+            row = levels[..., i : i + 1, :]
             # never below the quantile before
             rows.append(row if i == 0 else xp.maximum(rows[-1], row))
-        return xp.stack(rows, -2)
+        return xp.concatenate(rows, -2)

@@ -289,18 +289,22 @@ class Features:
         """
         values = past.values
         xp = values.xp
-        naive = past.naive
+        naive = past.naive[:, :, None]
         last = values.back(0)[:, :, None]
-        steps = xp.arange(1, self.h + 1)
-        drift = last + values.slope(self.memory)[:, :, None] * steps
+        drift = last + values.slope(self.memory)[:, :, None] * xp.arange(1, self.h + 1)
         mean = values.mean(self.memory)[:, :, None]
         long_season = values.at(self.counterparts(self.lag))
-        parts = [x - naive for x in (last, drift, past.level[:, :, None], mean, long_season)]
-        turns = [values.at(self.counterparts() - i * self.season) for i in range(1, N_SEASONS)]
-        seasons = [xp.where(xp.isnan(turn), 0.0, turn - naive) for turn in turns]
-        parts.append(sum(seasons[1:], seasons[0]) / N_SEASONS)
-        parts = [xp.where(xp.isnan(part), 0.0, part) for part in parts]
-        return xp.stack(parts, 2) / past.scale[:, :, None, None]
+        # a graph is traced: few operations on larger arrays
+        zeros = 0.0 * past.naive
+        parts = [zeros + last, drift, zeros + past.level[:, :, None], zeros + mean, long_season]
+        others = xp.stack(parts, 2) - naive
+        others = xp.where(xp.isnan(others), 0.0, others)
+        turns = np.arange(1, N_SEASONS)[:, None] * self.season
+        seasons = values.at((self.counterparts() - turns).ravel())
+        seasons = seasons.reshape(*seasons.shape[:2], N_SEASONS - 1, self.h) - naive
+        seasons = xp.where(xp.isnan(seasons), 0.0, seasons).sum(2) / N_SEASONS
+        scale = past.scale[:, :, None, None]
+        return xp.concatenate([others, seasons[:, :, None]], 2) / scale
 
     def counterparts(self, season: int | None = None) -> np.ndarray:
         """Return the offset (0 or less) from the current step to the last counterpart of each

@@ -13,6 +13,7 @@ from fluxutils_py.forecasting.correction import Correction
 from fluxutils_py.forecasting.covariates import Covariates, filled_forward
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.forecaster_settings import (
+    RECURRENT,
     ForecasterSettings,
     column_names,
     columns_of,
@@ -42,6 +43,8 @@ class FittedForecaster:
         Empty before they are trained.
     correction : Correction or None
         Of their outputs; None before it is learnt, and where nothing is corrected.
+    network : str
+        The kind of the networks, see ``Forecaster``.
     """
 
     features: Features
@@ -50,6 +53,7 @@ class FittedForecaster:
     settings: ForecasterSettings
     models: Sequence[nn.Module] = ()
     correction: Correction | None = None
+    network: str = RECURRENT
 
     @property
     def columns(self) -> Columns:

@@ -119,6 +119,12 @@ class Forecaster(ForecasterSettings):
         ``transform``), "mase" the original ones. "smape" adds half of "mae" to the symmetric
         percentage error. "auto": "smape" for logarithms, else "mae". The pinball loss of the
         quantiles is added.
+    network : "auto", "recurrent" or "segments"
+        "recurrent": recurrent layers read each series step by step, with lags as inputs.
+        "segments": a recurrent layer reads segments of the last values, a season each, and
+        forecasts segments of the horizon, for long horizons; it knows no covariates. "auto": the
+        one with the smaller error on the end of the training part, for which both are trained
+        without it; where only one can be used, that one. See ``network_``.
     cell : str or class
         Recurrent layer, as in :class:`fluxutils_py.SequenceRegressor`.
     model : nn.Module, class or callable, optional
@@ -170,6 +176,12 @@ class Forecaster(ForecasterSettings):
     frequency_ : Frequency or None
     loss_name_ : str or callable
     models_ : list of nn.Module
+    network_ : str
+        The kind of the networks, "recurrent" or "segments".
+    network_errors_ : dict of str to float
+        What ``network="auto"`` compared: the mean absolute (for ``loss="mse"`` squared) error of
+        each kind on the end of the training part, relative to that of the seasonal naive forecast.
+        Empty if there was no choice.
     loss_curve_ : list of float
         Training loss per epoch, averaged over the networks.
     validation_loss_curve_ : list of float
@@ -213,6 +225,8 @@ class Forecaster(ForecasterSettings):
     validation_loss_curve_: list[float]
     _training: Panel | None = None
     models_: list[nn.Module]
+    network_: str
+    network_errors_: dict[str, float]
 
     # -- fit and predict ---------------------------------------------------------------------------
 
@@ -307,6 +321,8 @@ class Forecaster(ForecasterSettings):
         self.loss_name_ = fit.loss
         self.loss_curve_ = fit.loss_curve
         self.validation_loss_curve_ = fit.validation_loss_curve
+        self.network_ = fitted.network
+        self.network_errors_ = fit.network_errors
         self._shape = fit.shape
         self._origin = fit.origin
 
@@ -664,6 +680,7 @@ class Forecaster(ForecasterSettings):
                 self.loss_name_,
                 self.loss_curve_,
                 self.validation_loss_curve_,
+                self.network_errors_,
                 self._shape,
                 history,
             )
@@ -700,6 +717,7 @@ class Forecaster(ForecasterSettings):
             self,
             self.models_,
             self.correction_,
+            self.network_,
         )
 
     def _read(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from fluxutils_py.forecasting.correction import SOURCES, Correction
 from fluxutils_py.forecasting.covariates import Covariate, Covariates
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
-from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
+from fluxutils_py.forecasting.forecaster_settings import RECURRENT, ForecasterSettings
 from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.model_fitting import Fit, make_network
 from fluxutils_py.forecasting.network_size import size_of
@@ -65,6 +65,8 @@ def save_forecaster(
         "loss_name": fit.loss if isinstance(fit.loss, str) else None,
         "loss_curve": fit.loss_curve,
         "validation_loss_curve": fit.validation_loss_curve,
+        "network": fitted.network,
+        "network_errors": fit.network_errors,
         "models": [{k: v.detach() for k, v in m.state_dict().items()} for m in fitted.models],
         "hidden_size": size_of(fitted.models[0]),
         "dtype": str(dtype).removeprefix("torch."),
@@ -157,9 +159,15 @@ def _load_fit(
         channels,
         _load_covariates(content["covariates"]),
         settings,
-        [_load_network(stored, sized, channels, dtype, path) for stored in content["models"]],
-        _load_correction(content.get("correction"), channels.h, len(settings.quantiles)),
+        correction=_load_correction(content.get("correction"), channels.h, len(settings.quantiles)),
+        network=content.get("network", RECURRENT),  # files of 0.1.0 lack it
     )
+
+    def build() -> nn.Module:
+        return build_model(make_network(sized, fitted), None, None, dtype, None)
+
+    models = [_load_network(stored, settings, build, path) for stored in content["models"]]
+    fitted = replace(fitted, models=models)
     frequency = _load_frequency(content["frequency"])
     # None: the loss is code, which the user gives again
     loss = settings.loss if content["loss_name"] is None else content["loss_name"]
@@ -170,6 +178,7 @@ def _load_fit(
         loss,
         content["loss_curve"],
         content.get("validation_loss_curve", []),  # files of 0.1.0 lack it
+        content.get("network_errors", {}),
         shape=None if shape is None else tuple(shape),
         origin=_load_history(content["history"], frequency),
     )
@@ -192,13 +201,9 @@ def _load_frequency(content: dict[str, Any] | None) -> Frequency | None:
 def _load_network(
     stored: dict[str, Tensor],
     settings: ForecasterSettings,
-    channels: Channels,
-    dtype: torch.dtype,
+    build: Callable[[], nn.Module],
     path: Path,
 ) -> nn.Module:
-    def build() -> nn.Module:
-        return build_model(make_network(settings, channels), None, None, dtype, None)
-
     # before memory is used: the sizes in the file may be wrong
     model = build_bounded(build, stored, path).to(check_device(settings.device))
     model.load_state_dict(stored)

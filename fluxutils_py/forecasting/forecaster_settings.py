@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ POSITIVE_INTEGERS = (
     "batchsize",
     "seqsize",
 )
+RECURRENT, SEGMENTS = "recurrent", "segments"
+NETWORKS = (RECURRENT, SEGMENTS)
 # what a rank may choose for itself, since it does not change what is trained
 OF_RANK = (
     "comm",
@@ -55,6 +58,7 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         input_size: int | None = None,
         transform: str = "auto",
         loss: Any = "auto",
+        network: str = "auto",
         cell: Any = "lstm",
         model: Any = None,
         hidden_size: int | None = None,
@@ -93,6 +97,7 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         self.input_size = input_size
         self.transform = transform
         self.loss = loss
+        self.network = network
         self.cell = cell
         self.model = model
         self.hidden_size = hidden_size
@@ -141,6 +146,7 @@ def check_settings(settings: ForecasterSettings) -> None:
     if settings.transform not in ("auto", *TRANSFORMS):
         raise SpecError(f"transform must be 'auto', 'log' or 'none', got {settings.transform!r}")
     _check_loss(settings.loss)
+    _check_network(settings)
     # before the quantiles are counted and the names are compared
     _check_list("quantiles", settings.quantiles, "numbers")
     for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list"):
@@ -164,6 +170,32 @@ def _check_loss(loss: object) -> None:
             f"loss must be 'auto', {', '.join(map(repr, LOSSES))} or a criterion of torch, got "
             f"{loss!r}"
         )
+
+
+def _check_network(settings: ForecasterSettings) -> None:
+    if settings.network not in ("auto", *NETWORKS):
+        raise SpecError(
+            f"network must be 'auto', {' or '.join(map(repr, NETWORKS))}, got {settings.network!r}"
+        )
+    names = ", ".join(f"{name}={value!r}" for name, value in recurrent_settings(settings).items())
+    if settings.network == SEGMENTS and names:
+        raise SpecError(
+            f"{names} is of recurrent networks, and network='segments' has none of it; leave it "
+            "out, or set network='recurrent'"
+        )
+
+
+def recurrent_settings(settings: ForecasterSettings) -> dict[str, Any]:
+    """Return the settings that only recurrent networks have and that are not the defaults."""
+    defaults = signature(type(settings)).parameters
+    names = ("lag", "input_size", "cell", "model", "num_layers")
+    values = {name: getattr(settings, name) for name in names}
+    return {k: v for k, v in values.items() if not _is_default(v, defaults[k].default)}
+
+
+def _is_default(value: object, default: object) -> bool:
+    # not by == of any values: arrays and modules have another one
+    return value is default or (isinstance(value, str) and value == default)
 
 
 def _check_list(name: str, value: object, items: str) -> None:

@@ -25,7 +25,9 @@ from fluxutils_py.forecasting.history import outputs_along
 from fluxutils_py.forecasting.panel_windows import PanelWindows
 
 SHARE = 0.2  # of the steps of a typical series that is held out, at most
-ENOUGH = 40  # times the horizon is held out, of all series together
+ENOUGH = 40  # times the horizon is held out of few seasons, of all series together
+MANY_SEASONS = 10  # in a series that can do without a fifth of its steps
+MOST_ORIGINS = 256  # evenly spaced, that series are forecast from
 LEAST_ERRORS = 20  # of each step of the horizon, without which nothing is learnt from them
 MOST_SERIES = 512  # evenly spaced, that are forecast
 MOST_VALUES = 1 << 22  # numbers in all forecasts that are kept
@@ -95,7 +97,7 @@ def walk_held_out_end(
     shortened = lengths - np.where(lengths >= 2 * n_held, n_held, 0)
     models = fit(windows.until(shortened))
     per_origin = len(series) * (2 + n_quantiles) * h
-    n_origins = min(n_origins, max(1, MOST_VALUES // per_origin))
+    n_origins = min(n_origins, MOST_ORIGINS, max(1, MOST_VALUES // per_origin))
     ahead = np.linspace(0, n_held - h, n_origins).round().astype(int)
     origins = (shortened[series] - 1)[:, None] + ahead
     return forecast_origins(models, windows, n_quantiles, series, origins)
@@ -104,8 +106,11 @@ def walk_held_out_end(
 def held_out_steps(lengths: np.ndarray, h: int, season: int) -> int:
     """Return how many last steps of each series are held out; 0 if too few would be left."""
     typical = int(np.median(lengths))
-    wanted = h * (1 + -(-ENOUGH // len(lengths)))
-    n_held = max(h, min(wanted, round(SHARE * typical)))
+    n_held = round(SHARE * typical)
+    if typical < MANY_SEASONS * season:
+        # a network that has seen fewer seasons would look worse than the one that is kept
+        n_held = min(n_held, h * (1 + -(-ENOUGH // len(lengths))))
+    n_held = max(h, n_held)
     # as much again, and a horizon after the first season
     return n_held if typical - n_held >= max(n_held, season + h) else 0
 

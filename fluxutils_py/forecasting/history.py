@@ -16,7 +16,7 @@ from fluxutils_py.forecasting.features import Past
 from fluxutils_py.forecasting.panel_windows import PackedSeries, PanelWindows, WindowArray
 from fluxutils_py.inputs.panel import Panel
 from fluxutils_py.nn.session import InferenceSession
-from fluxutils_py.nn.states import batch_dims
+from fluxutils_py.nn.states import batch_dims, recurrent_layers
 from fluxutils_py.training.predictor import Predictor
 
 BLOCK = 1024  # number of series to forecast at a time
@@ -214,6 +214,8 @@ def run_steps(
     """Run a network for ``count[n]`` steps of each series from step ``start[n]``, and return its
     state.
     """
+    if not recurrent_layers(model):
+        return []
     inputs = _all_series(windows, start, count)
     # a separate copy runs: the state of the user's network does not change
     predictor = Predictor(model, inputs, state, keep_state=True)
@@ -261,8 +263,17 @@ def last_outputs(
     """Return a network's outputs (N, outputs) at the step ``at[n]`` of each series, from the state
     before it.
     """
-    n = windows.n_series
-    steps = _single_steps(at)
+    return _outputs_of(model, windows, _single_steps(at), state)
+
+
+def _outputs_of(
+    model: nn.Module,
+    windows: PanelWindows,
+    steps: Segments,
+    state: list[Tensor],
+) -> np.ndarray:
+    """Return a network's outputs (B, outputs) at single steps, from the states before them."""
+    n = len(steps)
     parameter = next(model.parameters())
 
     def read_inputs(series: slice) -> Tensor:
@@ -302,6 +313,8 @@ def outputs_along(
     ``series`` and ``start`` are the series that these are of, and the steps from which the network
     reads them, from a state of zeros. None: all series, from their first steps.
     """
+    if not recurrent_layers(model):
+        return _outputs_at(model, windows, origins, series)
     out = np.empty(0)
     if start is None:
         start = np.zeros(len(origins), int)
@@ -319,6 +332,24 @@ def outputs_along(
         row, column = np.nonzero(inside)
         values = y[at[row, column], row]
         out[block.series.start + row, column] = values
+    return out
+
+
+def _outputs_at(
+    model: nn.Module,
+    windows: PanelWindows,
+    origins: np.ndarray,
+    series: np.ndarray | None,
+) -> np.ndarray:
+    """Do the work of :func:`outputs_along` for a network without a state, which reads no other
+    steps.
+    """
+    row, column = np.nonzero(origins >= 0)
+    at = origins[row, column]
+    steps = Segments(row if series is None else series[row], at, np.ones(len(at), int))
+    outputs = _outputs_of(model, windows, steps, [])
+    out = np.full((*origins.shape, outputs.shape[1]), np.nan)
+    out[row, column] = outputs
     return out
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,22 +52,29 @@ from fluxutils_py.forecasting.fitted_forecaster import (
     warn_short_series,
 )
 from fluxutils_py.forecasting.forecaster_settings import (
+    SEGMENTS,
     ForecasterSettings,
     cell_of,
     columns_of,
     sorted_quantiles,
 )
-from fluxutils_py.forecasting.held_out_end import walk_held_out_end
+from fluxutils_py.forecasting.held_out_end import HeldOutEnd, walk_held_out_end
 from fluxutils_py.forecasting.history import History
+from fluxutils_py.forecasting.network_choice import (
+    candidate_networks,
+    network_errors_of,
+    with_network,
+)
 from fluxutils_py.forecasting.network_size import with_size
+from fluxutils_py.forecasting.origin_windows import OriginArray, Origins
 from fluxutils_py.forecasting.panel_windows import (
     ArrayFNT,
     ArraySource,
-    Channels,
     PackedSeries,
     PanelWindows,
     WindowArray,
 )
+from fluxutils_py.forecasting.segment_model import SegmentModel, segment_length
 from fluxutils_py.inputs.frequency import Frequency
 from fluxutils_py.inputs.panel import Panel, panel_of
 from fluxutils_py.nn.seeding import seeded
@@ -80,6 +87,10 @@ MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, wh
 FEW_STEPS = 300
 NO_OPTIONS = FitOptions()
 PIECE = 8  # a piece of a long series has at least so many windows
+# of a network of segments: neighbouring origins are alike, so that of a window of batchsize times
+# seqsize steps one in SPARSE is enough for a step of the optimizer
+SPARSE = 36
+LONG = 96  # horizons above it teach more with each origin, and need fewer steps
 
 
 class Fit(NamedTuple):
@@ -93,6 +104,9 @@ class Fit(NamedTuple):
         The loss of the point forecast, chosen if it was "auto".
     loss_curve, validation_loss_curve : list of float
         Loss per epoch, averaged over the networks.
+    network_errors : dict of str to float
+        Error of each kind of network on the end of the training part, relative to that of the
+        seasonal naive forecast; empty if there was no choice.
     shape : tuple or None
         Numbers of features and series of an array.
     origin : History, or windows and panel
@@ -104,6 +118,7 @@ class Fit(NamedTuple):
     loss: Any
     loss_curve: list[float]
     validation_loss_curve: list[float]
+    network_errors: dict[str, float]
     shape: tuple[int, int] | None
     origin: History | tuple[PanelWindows, Panel | None]
 
@@ -122,17 +137,36 @@ def fit_panel(
     loss = settings.loss
     if loss == "auto":
         loss = "smape" if fitted.features.log else "mae"
-    learning = LearningData.of(fitted, training, series, options)
+    lengths = _lengths(training)
     start = () if options.start is None else options.start.models
-    lengths = learning.windows.source.lengths
     sized = with_size(settings, int(lengths.sum()), start)
     sized.callbacks = [*as_callbacks(settings.callbacks), *hooks_of(settings)]
-    est = fit_models(sized, learning, loss, ranks, start)
+    fit = _FitOnEnds(sized, loss, ranks)
+    if options.start is None:
+        is_weighted = options.val_size > 0 or target_weights(training, options) is not None
+        kinds = candidate_networks(settings, lengths, fitted, is_weighted)
+    else:
+        kinds = [fitted.network]
+    learning = {
+        kind: LearningData.of(with_network(fitted, kind, lengths), training, series, options)
+        for kind in kinds
+    }
+    ends: dict[str, HeldOutEnd | None] = {}
+    if len(kinds) > 1:
+        for kind, data in learning.items():
+            ends[kind] = fit.held_out_end(data, planned_updates(sized, data, ranks))
+    network_errors = network_errors_of(ends, loss, ranks)
+    kind = min(network_errors, key=network_errors.__getitem__, default=kinds[0])
+    _say_choice(settings, ranks, kind, network_errors)
+    data = learning[kind]
+    est = fit_models(sized, data, loss, ranks, start)
     correction = None
     if settings.calibrate:
-        correction = _held_out_correction(sized, learning, loss, ranks, est)
+        if kind not in ends:
+            ends[kind] = fit.held_out_end(data, est.fitted_parts_.n_steps)
+        correction = fit.correction(ends[kind])
     fitted = replace(
-        fitted, settings=settings, models=list(est.model_.members), correction=correction
+        data.fitted, settings=settings, models=list(est.model_.members), correction=correction
     )
     n_models = len(fitted.models)
     loss_curve = [value / n_models for value in est.loss_curve_]
@@ -146,9 +180,14 @@ def fit_panel(
         loss,
         loss_curve,
         validation_loss_curve,
+        network_errors,
         array_shape(series),
-        (replace(learning.whole, correction=correction), panel),
+        (replace(data.whole, correction=correction), panel),
     )
+
+
+def _lengths(series: Panel | ArrayFNT) -> np.ndarray:
+    return series.lengths if isinstance(series, Panel) else ArraySource(series).lengths
 
 
 def choose_inputs(settings: ForecasterSettings, series: Panel | ArrayFNT) -> FittedForecaster:
@@ -183,6 +222,8 @@ class LearningData:
 
     Attributes
     ----------
+    fitted : FittedForecaster
+        Without networks; its ``network`` says of which kind they are.
     windows : PanelWindows
         Of the training part.
     whole : PanelWindows
@@ -193,6 +234,7 @@ class LearningData:
         Inputs and targets of the whole series, with targets only in the part that is held out.
     """
 
+    fitted: FittedForecaster
     windows: PanelWindows
     whole: PanelWindows
     weights: Weights | None = None
@@ -209,7 +251,7 @@ class LearningData:
         windows = fitted.windows(training)
         weights = target_weights(training, options)
         if not options.val_size:
-            return cls(windows, windows, weights)
+            return cls(fitted, windows, windows, weights)
         of_all = target_weights(series, replace(options, half_life=None))
         # both or none: they are channels of the targets
         if weights is not None and of_all is None:
@@ -222,41 +264,63 @@ class LearningData:
         first = np.maximum(lengths - options.val_size - 1, 0)
         x = WindowArray(whole, "inputs")
         y = WindowArray(whole, "targets", first, weights=of_all)
-        return cls(windows, whole, weights, ValidationData(x, y, None, lengths))
+        return cls(fitted, windows, whole, weights, ValidationData(x, y, None, lengths))
 
 
-def _held_out_correction(
+class _FitOnEnds(NamedTuple):
+    """Train networks without the end of the series, for what the end says of them."""
+
+    settings: ForecasterSettings
+    loss: Any
+    ranks: RankGroup
+
+    def held_out_end(self, data: LearningData, made: int) -> HeldOutEnd | None:
+        """Return what networks like those of a fit of ``made`` updates show on the held-out end;
+        None for a short history.
+
+        They are trained with fewer updates where many were made: errors far from any training data
+        change little then.
+        """
+        most = max(min(made, FEW_STEPS), made // 2)
+        # callbacks are of the networks that are kept
+        quiet = copy(self.settings)
+        quiet.callbacks = None
+        quiet.verbose = False
+
+        def fit(shortened: PanelWindows) -> list[nn.Module]:
+            part = replace(data, windows=shortened, validation=None)
+            est = fit_models(quiet, part, self.loss, self.ranks, most_updates=most)
+            return list(est.model_.members)
+
+        return walk_held_out_end(data.windows, len(self.settings.quantiles), fit)
+
+    def correction(self, end: HeldOutEnd | None) -> Correction | None:
+        """Return what the held-out end teaches."""
+        if end is None:
+            return None
+        quantiles = sorted_quantiles(self.settings)
+        learnt = learn_correction(end, quantiles, squared=self.loss == "mse")
+        # hosts differ in their last digits
+        arrays = [np.asarray(a) for a in (learnt.weights, learnt.spread, learnt.offsets)]
+        self.ranks.broadcast([torch.from_numpy(a) for a in arrays])
+        return Correction(arrays[0], float(arrays[1]), arrays[2])
+
+
+def _say_choice(
     settings: ForecasterSettings,
-    data: LearningData,
-    loss: object,
     ranks: RankGroup,
-    est: Estimator,
-) -> Correction | None:
-    """Return what networks like those of a fit show on the held-out end; None for a short history.
-
-    They are trained with fewer updates where many were made: errors far from any training data
-    change little then.
+    kind: str,
+    errors: Mapping[str, float],
+) -> None:
+    """Print which kind of network was chosen, and the errors that decided, if ``verbose`` is
+    true.
     """
-    made = est.fitted_parts_.n_steps
-    most = max(min(made, FEW_STEPS), made // 2)
-    # callbacks are of the networks that are kept
-    quiet = copy(settings)
-    quiet.callbacks = None
-    quiet.verbose = False
-
-    def fit(shortened: PanelWindows) -> list[nn.Module]:
-        part = LearningData(shortened, shortened, data.weights)
-        return list(fit_models(quiet, part, loss, ranks, most_updates=most).model_.members)
-
-    quantiles = sorted_quantiles(settings)
-    end = walk_held_out_end(data.windows, len(quantiles), fit)
-    if end is None:
-        return None
-    correction = learn_correction(end, quantiles, squared=loss == "mse")
-    # hosts differ in their last digits
-    arrays = [np.asarray(a) for a in (correction.weights, correction.spread, correction.offsets)]
-    ranks.broadcast([torch.from_numpy(a) for a in arrays])
-    return Correction(arrays[0], float(arrays[1]), arrays[2])
+    # "auto" is of progress bars
+    if settings.verbose is True and ranks.rank == 0:
+        said = ", ".join(f"{name} {error:.3f}" for name, error in errors.items())
+        if said:
+            said = f" (errors of the seasonal naive forecast's on the end of the series: {said})"
+        print(f"network={kind!r}{said}")
 
 
 class StopAfter:
@@ -270,17 +334,28 @@ class StopAfter:
             loop.stop()
 
 
-def make_network(settings: ForecasterSettings, channels: Channels) -> Callable[[], DirectModel]:
-    """Return a callable that makes the network of a forecaster, for inputs with these channels."""
+def make_network(
+    settings: ForecasterSettings, fitted: FittedForecaster
+) -> Callable[[], DirectModel | SegmentModel]:
+    """Return a callable that makes a network of a forecaster, of its kind and for its inputs."""
+    assert settings.hidden_size is not None  # see with_size
+    if fitted.network == SEGMENTS:
+        return partial(
+            SegmentModel,
+            fitted.features,
+            segment_length(fitted.features.season),
+            sorted_quantiles(settings),
+            int(settings.hidden_size),
+            float(settings.dropout),
+        )
     if settings.model is None:
         body = recurrent_body(cell_of(settings.cell), int(settings.num_layers))
     else:
         body = partial(_custom_body, settings.model)
-    assert settings.hidden_size is not None  # see with_size
     return partial(
         DirectModel,
         body,
-        channels,
+        fitted.channels,
         sorted_quantiles(settings),
         int(settings.hidden_size),
         float(settings.dropout),
@@ -301,7 +376,7 @@ def require_same_networks(settings: ForecasterSettings, start: FittedForecaster)
                 f"but {name} is {now} now; set it back, or warm_start=False"
             )
     with seeded(0):
-        new = make_network(with_size(settings, 0, start.models), start.channels)()
+        new = make_network(with_size(settings, 0, start.models), start)()
     shapes = [
         {name: tuple(value.shape) for name, value in network.state_dict().items()}
         for network in (new, start.models[0])
@@ -398,15 +473,18 @@ def fit_models(
     if most_updates is not None:
         callbacks = [*callbacks, StopAfter(most_updates)]
     optimizer = partial(adamw, lr=float(settings.lr), weight_decay=float(settings.weight_decay))
-    model: object = partial(Ensemble, make_network(settings, windows.channels), n_models)
+    model: object = partial(Ensemble, make_network(settings, data.fitted), n_models)
     if start:
         members = iter(start)
         model = Ensemble(lambda: next(members), n_models)  # the estimator trains a copy
+    passes = _passes(settings, data, ranks)
+    x, y = _inputs_and_targets(data, passes)
+    of_segments = data.fitted.network == SEGMENTS
     est = Estimator(
         model,
         criterion,
         optimizer,
-        _training_spec(settings, data, ranks, most_updates),
+        passes.spec(settings, data, most_updates),
         comm=ranks,
         scaling=settings.scaling,
         n_jobs=settings.n_jobs,
@@ -415,11 +493,9 @@ def fit_models(
         random_state=settings.random_state,
         verbose=settings.verbose,
     )
-    x = WindowArray(windows, "inputs")
-    y = WindowArray(windows, "targets", warmup_of(windows), weights=data.weights)
     # not est.fit, which warns of few updates: their number is chosen here
     # a mask of no step would only cost time
-    same_length = (lengths == lengths[0]).all()
+    same_length = of_segments or (lengths == lengths[0]).all()
     request = FitRequest(
         x, y, lengths=None if same_length else lengths, validation_data=data.validation
     )
@@ -430,42 +506,95 @@ def fit_models(
     return est
 
 
-def _training_spec(
-    settings: ForecasterSettings,
-    data: LearningData,
-    ranks: RankGroup,
-    most_updates: int | None,
-) -> Spec:
-    """Return the spec of the fit, whose learning rate follows one cycle over all steps, and which
-    validation loss stops early.
-    """
+def _inputs_and_targets(
+    data: LearningData, passes: Passes
+) -> tuple[WindowArray | OriginArray, WindowArray | OriginArray]:
     windows = data.windows
+    if data.fitted.network != SEGMENTS:
+        y = WindowArray(windows, "targets", warmup_of(windows), weights=data.weights)
+        return WindowArray(windows, "inputs"), y
+    lengths = windows.source.lengths
+    first = np.minimum(windows.features.input_size // 2, lengths // 4)
+    # the last step has no target
+    origins = Origins(first, lengths - 1, passes.n_windows * passes.whole)
+    return OriginArray(windows, origins, "inputs"), OriginArray(windows, origins, "targets")
+
+
+class Passes(NamedTuple):
+    """How training goes through the data.
+
+    Attributes
+    ----------
+    epochs : int
+    n_windows : int
+        Updates per epoch.
+    batchsize, seqsize : int
+        Of one rank.
+    whole : int
+        The batchsize of all ranks together.
+    """
+
+    epochs: int
+    n_windows: int
+    batchsize: int
+    seqsize: int
+    whole: int
+
+    def spec(
+        self, settings: ForecasterSettings, data: LearningData, most_updates: int | None
+    ) -> Spec:
+        """Return the spec of a fit, whose learning rate follows one cycle over all updates, and
+        which validation loss stops early.
+        """
+        epochs = self.epochs
+        n_updates = epochs * self.n_windows
+        if most_updates is not None and most_updates < n_updates:
+            n_updates = most_updates
+            epochs = -(-n_updates // self.n_windows)
+        patience = None
+        if data.validation is not None:
+            # a rate of one cycle rises first: the loss may rise with it
+            patience = settings.n_iter_no_change or max(3, epochs // 4)
+        return Spec(
+            epochs=epochs,
+            patience=patience,
+            batchsize=self.batchsize,
+            seqsize=self.seqsize,
+            # in a file, neighbouring series are read together; origins lie apart in any case
+            shuffle=data.windows.source.in_memory or data.fitted.network == SEGMENTS,
+            # bounds the joint norm of all networks' gradients
+            clip=math.sqrt(settings.n_models),
+            # one more step than there are: the scheduler raises an error after its last one
+            scheduler=partial(OneCycleLR, max_lr=float(settings.lr), total_steps=n_updates + 1),
+            schedule_every="step",
+        )
+
+
+def planned_updates(settings: ForecasterSettings, data: LearningData, ranks: RankGroup) -> int:
+    """Return how many updates a fit makes if nothing ends it early."""
+    passes = _passes(settings, data, ranks)
+    return passes.epochs * passes.n_windows
+
+
+def _passes(settings: ForecasterSettings, data: LearningData, ranks: RankGroup) -> Passes:
     assert settings.max_steps is not None  # see with_size
+    lengths = data.windows.source.lengths
     batchsize = int(settings.batchsize)
     seqsize = int(settings.seqsize)
-    whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
-    n_steps = steps_per_epoch(windows.source.lengths, whole, seqsize)
-    most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes overfit
-    epochs = min(most, max(1, round(settings.max_steps / n_steps)))
-    n_updates = epochs * n_steps
-    if most_updates is not None and most_updates < n_updates:
-        n_updates = most_updates
-        epochs = -(-n_updates // n_steps)
-    patience = None
-    if data.validation is not None:
-        # a rate of one cycle rises first: the loss may rise with it
-        patience = settings.n_iter_no_change or max(3, epochs // 4)
-    return Spec(
-        epochs=epochs,
-        patience=patience,
-        batchsize=batchsize,
-        seqsize=seqsize,
-        shuffle=windows.source.in_memory,  # in a file, neighbouring series are read together
-        clip=math.sqrt(settings.n_models),  # bounds the joint norm of all networks' gradients
-        # one more step than there are: the scheduler raises an error after its last one
-        scheduler=partial(OneCycleLR, max_lr=float(settings.lr), total_steps=n_updates + 1),
-        schedule_every="step",
-    )
+    if data.fitted.network == SEGMENTS:
+        batchsize = max(1, batchsize * seqsize // SPARSE)
+        seqsize = 1
+        whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
+        updates = max(1, round(settings.max_steps / 2 / math.sqrt(max(1.0, data.fitted.h / LONG))))
+        n_windows = min(updates, -(-int(lengths.sum()) // whole))
+        most = MOST_EPOCHS
+    else:
+        whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
+        updates = settings.max_steps
+        n_windows = steps_per_epoch(lengths, whole, seqsize)
+        most = max(MOST_EPOCHS, -(-FEW_STEPS // n_windows))  # more passes overfit
+    epochs = min(most, max(1, round(updates / n_windows)))
+    return Passes(epochs, n_windows, batchsize, seqsize, whole)
 
 
 def steps_per_epoch(lengths: np.ndarray, batchsize: int, seqsize: int) -> int:

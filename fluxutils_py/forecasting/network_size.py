@@ -9,6 +9,7 @@ from torch import nn
 
 from fluxutils_py.forecasting.direct_model import DirectModel
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
+from fluxutils_py.forecasting.segment_model import SegmentModel
 
 # Chosen on the ends of training parts: 10 daily series of a year, 45 weekly ones of two years, 7
 # daily ones of two years, 60 series of counts, hourly series. See benchmarks/EXPERIMENTS.md.
@@ -38,5 +39,5 @@ def with_size(
 
 def size_of(model: nn.Module) -> int:
     """Return the size of a network, which was chosen where the settings leave it open."""
-    assert isinstance(model, DirectModel)
+    assert isinstance(model, DirectModel | SegmentModel)
     return model.head.in_features
