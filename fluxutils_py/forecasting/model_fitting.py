@@ -51,7 +51,7 @@ from fluxutils_py.forecasting.forecaster_settings import (
 )
 from fluxutils_py.forecasting.held_out_end import walk_held_out_end
 from fluxutils_py.forecasting.history import History
-from fluxutils_py.forecasting.network_size import with_size
+from fluxutils_py.forecasting.network_size import SizedSettings, with_size
 from fluxutils_py.forecasting.panel_windows import (
     ArrayFNT,
     ArraySource,
@@ -69,6 +69,7 @@ from fluxutils_py.training.make_optimizer import adamw
 
 MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
 FEW_STEPS = 300
+MODELS_HELD_OUT = 2  # at most: two forecast nearly as well as more
 PIECE = 8  # a piece of a long series has at least so many windows
 
 
@@ -113,8 +114,11 @@ def fit_panel(settings: ForecasterSettings, ranks: RankGroup, series: Panel | Ar
         season = season_within(usual_season(frequency), int(source.lengths.max()))
     else:
         season = int(settings.season_length)
+    transform = settings.transform
+    if transform == "auto" and settings.loss == "mse":
+        transform = "none"  # the mean of logarithms is not the logarithm of the mean
     features = choose_features(
-        source, int(settings.h), season, settings.lag, settings.input_size, settings.transform
+        source, int(settings.h), season, settings.lag, settings.input_size, transform
     )
     loss = settings.loss
     if loss == "auto":
@@ -140,7 +144,7 @@ def fit_panel(settings: ForecasterSettings, ranks: RankGroup, series: Panel | Ar
 
 
 def _held_out_correction(
-    settings: ForecasterSettings,
+    settings: SizedSettings,
     windows: PanelWindows,
     loss: object,
     ranks: RankGroup,
@@ -148,8 +152,7 @@ def _held_out_correction(
 ) -> Correction | None:
     """Return what networks like those of a fit show on the held-out end; None for a short history.
 
-    They are trained with fewer updates where many were made: errors far from any training data
-    change little then.
+    They are fewer, and trained with fewer updates where many were made, for the sake of time.
     """
     made = est.fitted_parts_.n_steps
     most = max(min(made, FEW_STEPS), made // 2)
@@ -157,6 +160,7 @@ def _held_out_correction(
     quiet = copy(settings)
     quiet.callbacks = None
     quiet.verbose = False
+    quiet.n_models = min(int(settings.n_models), MODELS_HELD_OUT)
 
     def fit(shortened: PanelWindows) -> list[nn.Module]:
         return list(fit_models(quiet, shortened, loss, ranks, most).model_.members)
@@ -183,7 +187,7 @@ class StopAfter:
             loop.stop()
 
 
-def make_network(settings: ForecasterSettings, channels: Channels) -> Callable[[], DirectModel]:
+def make_network(settings: SizedSettings, channels: Channels) -> Callable[[], DirectModel]:
     """Return a callable that makes the network of a forecaster, for inputs with these channels."""
     if settings.model is None:
         body = recurrent_body(cell_of(settings.cell), int(settings.num_layers))
@@ -253,7 +257,7 @@ def _digest_columns(columns: dict[str, np.ndarray]) -> str:
 
 
 def fit_models(
-    settings: ForecasterSettings,
+    settings: SizedSettings,
     windows: PanelWindows,
     loss: object,
     ranks: RankGroup,
@@ -306,7 +310,7 @@ def fit_models(
 
 
 def _training_spec(
-    settings: ForecasterSettings,
+    settings: SizedSettings,
     windows: PanelWindows,
     ranks: RankGroup,
     most_updates: int | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from typing import cast
 
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
 
@@ -14,13 +15,24 @@ LARGE = 96
 VALUES_PER_STEP = 64  # of the optimizer
 LEAST_STEPS = 100
 MOST_STEPS = 1500
+N_MODELS = 4  # whatever the data: the surest gain
 
 
-def with_size(settings: ForecasterSettings, n_values: int) -> ForecasterSettings:
-    """Return a copy of settings with the size and number of steps chosen that are None."""
+class SizedSettings(ForecasterSettings):
+    """Settings that leave nothing open, as :func:`with_size` returns; only a type."""
+
+    hidden_size: int
+    max_steps: int
+    n_models: int
+
+
+def with_size(settings: ForecasterSettings, n_values: int) -> SizedSettings:
+    """Return a copy of settings in which size, number of networks and steps are chosen if None."""
     sized = copy(settings)  # shallow: callbacks are the user's
     if sized.hidden_size is None:
         sized.hidden_size = SMALL if n_values < FEW_VALUES else LARGE
     if sized.max_steps is None:
         sized.max_steps = min(max(n_values // VALUES_PER_STEP, LEAST_STEPS), MOST_STEPS)
-    return sized
+    if sized.n_models is None:
+        sized.n_models = N_MODELS
+    return cast(SizedSettings, sized)
