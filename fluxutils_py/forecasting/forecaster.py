@@ -87,7 +87,7 @@ class Forecaster(ForecasterSettings):
         fifth of its steps, from many origins. These errors decide how wide the quantiles are, and
         at each step of the horizon the weights between networks, seasonal naive forecast, last
         value, drift and means; see ``correction_``. The networks that are kept are trained on all
-        data. False: the networks' own forecasts, in about half the time.
+        data. False: the networks' own forecasts, in about two thirds of the time.
     lag : int, "auto" or None
         Steps per long season, a multiple of ``season_length``, such as a week in addition to the
         day. The values that long before each forecast step become inputs. "auto": the multiple, up
