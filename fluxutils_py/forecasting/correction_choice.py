@@ -13,7 +13,8 @@ NETWORK_FIRST = 0.5  # weight of the network before any error is seen; the other
 N_ITERATIONS = 200
 FOLDS = 5  # of series, or of origins, in which the weights of the others are tried
 RATE = 4.0
-SPREADS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # that are tried
+SPREADS = (1.0, 0.75, 1.25, 0.5, 1.5, 0.25, 2.0, 0.0)  # that are tried, nearest to 1 first
+GAIN = 0.99  # of the loss so far, below which another one is taken: networks know of new regimes
 MOST_ROWS = 4096  # evenly spaced errors from which the weights of a group of steps are learnt
 RATIO = 1.5  # between neighbouring groups of steps of the horizon
 
@@ -50,7 +51,7 @@ def learn_correction(
         )
         rest = rest - offsets
         loss = float(np.nanmean(np.maximum(q * rest, (q - 1) * rest)))
-        if loss < best[0]:
+        if loss < GAIN * best[0]:
             best = (loss, spread, offsets)
     return Correction(weights, best[1], best[2])
 

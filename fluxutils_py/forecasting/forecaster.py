@@ -103,7 +103,7 @@ class Forecaster(ForecasterSettings):
         fifth of its steps, from many origins. These errors decide how wide the quantiles are, and
         at each step of the horizon the weights between networks, seasonal naive forecast, last
         value, drift and means; see ``correction_``. The networks that are kept are trained on all
-        data. False: the networks' own forecasts, in about half the time.
+        data. False: the networks' own forecasts, in about two thirds of the time.
     lag : int, "auto" or None
         Steps per long season, a multiple of ``season_length``, such as a week in addition to the
         day. The values that long before each forecast step become inputs. "auto": the multiple, up
@@ -112,7 +112,8 @@ class Forecaster(ForecasterSettings):
         Number of last values that are inputs. None: one season, but at least 12 and at most 48.
         Earlier values reach the forecast through the network's state.
     transform : "auto", "log" or "none"
-        Whether to model the logarithms of the values. "auto": if all values are positive.
+        Whether to model the logarithms of the values. "auto": if all values are positive, and the
+        loss is not "mse", which asks for means.
     loss : "auto", "smape", "mae", "mse", "mase" or a criterion of torch
         Loss of the point forecast. Errors are in units of each series' scale, the mean absolute
         difference from a season before. "mae" and "mse" use the modelled values (logarithms, see
@@ -135,9 +136,9 @@ class Forecaster(ForecasterSettings):
     hidden_size, num_layers, dropout : int, int, float
         Width and number of the recurrent layers, and dropout of their outputs. A width of None is
         32 for fewer than 10,000 values in all series, else 96.
-    n_models : int
+    n_models : int, optional
         Number of networks, which differ in initial weights and dropout; their forecasts are
-        averaged.
+        averaged. None: 4.
     max_steps : int, optional
         Approximate number of optimizer steps, limited to 16 passes over the data or 300 steps,
         whichever is more. None: one for 64 values of all series, at least 100 and at most 1500.

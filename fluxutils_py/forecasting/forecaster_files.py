@@ -26,7 +26,7 @@ from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster_settings import RECURRENT, ForecasterSettings
 from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.model_fitting import Fit, make_network
-from fluxutils_py.forecasting.network_size import size_of
+from fluxutils_py.forecasting.network_size import size_of, with_size
 from fluxutils_py.forecasting.panel_windows import Channels
 from fluxutils_py.inputs.frames import require
 from fluxutils_py.inputs.frequency import Frequency
@@ -151,9 +151,10 @@ def _load_fit(
     }
     channels = Channels(**sizes)
     dtype = read_dtype(content["dtype"], path)
-    sized = copy(settings)
-    if sized.hidden_size is None:
-        sized.hidden_size = int(content["hidden_size"])
+    as_fitted = copy(settings)
+    if as_fitted.hidden_size is None:
+        as_fitted.hidden_size = int(content["hidden_size"])
+    sized = with_size(as_fitted, 0)
     fitted = FittedForecaster(
         _load_features(content["features"]),
         channels,

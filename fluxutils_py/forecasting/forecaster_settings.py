@@ -22,7 +22,6 @@ from fluxutils_py.validation import check_integer, check_positive
 POSITIVE_INTEGERS = (
     "h",
     "num_layers",
-    "n_models",
     "batchsize",
     "seqsize",
 )
@@ -64,7 +63,7 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         hidden_size: int | None = None,
         num_layers: int = 1,
         dropout: float = 0.1,
-        n_models: int = 1,
+        n_models: int | None = None,
         max_steps: int | None = None,
         batchsize: int = 48,
         seqsize: int = 96,
@@ -136,7 +135,14 @@ def check_settings(settings: ForecasterSettings) -> None:
     """Raise SpecError, which names the parameter, if a setting of a forecaster is invalid."""
     for name in POSITIVE_INTEGERS:
         check_integer(name, getattr(settings, name), 1, error=SpecError)
-    for name in ("season_length", "input_size", "hidden_size", "max_steps", "n_iter_no_change"):
+    for name in (
+        "season_length",
+        "input_size",
+        "hidden_size",
+        "max_steps",
+        "n_models",
+        "n_iter_no_change",
+    ):
         check_integer(name, getattr(settings, name), 1, optional=True, error=SpecError)
     check_positive("lr", settings.lr, error=SpecError)
     if not isinstance(settings.calibrate, bool | np.bool_):

@@ -25,13 +25,14 @@ from fluxutils_py.forecasting.history import outputs_along
 from fluxutils_py.forecasting.panel_windows import PanelWindows
 
 SHARE = 0.2  # of the steps of a typical series that is held out, at most
+MOST_HELD = 2048  # steps of a series, or two horizons: files may hold very long series
 ENOUGH = 40  # times the horizon is held out of few seasons, of all series together
 MANY_SEASONS = 10  # in a series that can do without a fifth of its steps
 MOST_ORIGINS = 256  # evenly spaced, that series are forecast from
 LEAST_ERRORS = 20  # of each step of the horizon, without which nothing is learnt from them
-MOST_SERIES = 512  # evenly spaced, that are forecast
+MOST_SERIES = 256  # evenly spaced, that are forecast
 MOST_VALUES = 1 << 22  # numbers in all forecasts that are kept
-CONTEXT = 2048  # steps before the held-out end that networks read at most, from a state of zeros
+CONTEXT = 1024  # steps before the held-out end that networks read at most, from a state of zeros
 
 
 class HeldOutEnd(NamedTuple):
@@ -106,7 +107,7 @@ def walk_held_out_end(
 def held_out_steps(lengths: np.ndarray, h: int, season: int) -> int:
     """Return how many last steps of each series are held out; 0 if too few would be left."""
     typical = int(np.median(lengths))
-    n_held = round(SHARE * typical)
+    n_held = min(round(SHARE * typical), max(MOST_HELD, 2 * h))
     if typical < MANY_SEASONS * season:
         # a network that has seen fewer seasons would look worse than the one that is kept
         n_held = min(n_held, h * (1 + -(-ENOUGH // len(lengths))))

@@ -65,7 +65,7 @@ from fluxutils_py.forecasting.network_choice import (
     network_errors_of,
     with_network,
 )
-from fluxutils_py.forecasting.network_size import with_size
+from fluxutils_py.forecasting.network_size import SizedSettings, with_size
 from fluxutils_py.forecasting.origin_windows import OriginArray, Origins
 from fluxutils_py.forecasting.panel_windows import (
     ArrayFNT,
@@ -86,6 +86,7 @@ from fluxutils_py.training.make_optimizer import adamw
 MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
 FEW_STEPS = 300
 NO_OPTIONS = FitOptions()
+MODELS_HELD_OUT = 2  # at most: two forecast nearly as well as more
 PIECE = 8  # a piece of a long series has at least so many windows
 # of a network of segments: neighbouring origins are alike, so that of a window of batchsize times
 # seqsize steps one in SPARSE is enough for a step of the optimizer
@@ -206,8 +207,11 @@ def choose_inputs(settings: ForecasterSettings, series: Panel | ArrayFNT) -> Fit
         season = season_within(usual_season(frequency), int(source.lengths.max()))
     else:
         season = int(settings.season_length)
+    transform = settings.transform
+    if transform == "auto" and settings.loss == "mse":
+        transform = "none"  # the mean of logarithms is not the logarithm of the mean
     features = choose_features(
-        source, int(settings.h), season, settings.lag, settings.input_size, settings.transform
+        source, int(settings.h), season, settings.lag, settings.input_size, transform
     )
     loss = settings.loss
     # these losses compare values, for which they add the seasonal naive forecast
@@ -270,7 +274,7 @@ class LearningData:
 class _FitOnEnds(NamedTuple):
     """Train networks without the end of the series, for what the end says of them."""
 
-    settings: ForecasterSettings
+    settings: SizedSettings
     loss: Any
     ranks: RankGroup
 
@@ -278,14 +282,14 @@ class _FitOnEnds(NamedTuple):
         """Return what networks like those of a fit of ``made`` updates show on the held-out end;
         None for a short history.
 
-        They are trained with fewer updates where many were made: errors far from any training data
-        change little then.
+        They are fewer, and trained with fewer updates where many were made, for the sake of time.
         """
         most = max(min(made, FEW_STEPS), made // 2)
         # callbacks are of the networks that are kept
         quiet = copy(self.settings)
         quiet.callbacks = None
         quiet.verbose = False
+        quiet.n_models = min(int(quiet.n_models), MODELS_HELD_OUT)
 
         def fit(shortened: PanelWindows) -> list[nn.Module]:
             part = replace(data, windows=shortened, validation=None)
@@ -335,10 +339,9 @@ class StopAfter:
 
 
 def make_network(
-    settings: ForecasterSettings, fitted: FittedForecaster
+    settings: SizedSettings, fitted: FittedForecaster
 ) -> Callable[[], DirectModel | SegmentModel]:
     """Return a callable that makes a network of a forecaster, of its kind and for its inputs."""
-    assert settings.hidden_size is not None  # see with_size
     if fitted.network == SEGMENTS:
         return partial(
             SegmentModel,
@@ -366,9 +369,10 @@ def require_same_networks(settings: ForecasterSettings, start: FittedForecaster)
     """Raise SpecError unless networks with these settings have the shapes of those to start
     from.
     """
+    sized = with_size(settings, 0, start.models)
     for name, now, before in (
         ("h", int(settings.h), start.h),
-        ("n_models", int(settings.n_models), len(start.models)),
+        ("n_models", int(sized.n_models), len(start.models)),
     ):
         if now != before:
             raise SpecError(
@@ -376,7 +380,7 @@ def require_same_networks(settings: ForecasterSettings, start: FittedForecaster)
                 f"but {name} is {now} now; set it back, or warm_start=False"
             )
     with seeded(0):
-        new = make_network(with_size(settings, 0, start.models), start)()
+        new = make_network(sized, start)()
     shapes = [
         {name: tuple(value.shape) for name, value in network.state_dict().items()}
         for network in (new, start.models[0])
@@ -384,7 +388,7 @@ def require_same_networks(settings: ForecasterSettings, start: FittedForecaster)
     if shapes[0] != shapes[1]:
         raise SpecError(
             "warm_start=True continues with the networks of the last fit, but settings that decide "
-            f"their shape have changed since: cell or model, hidden_size={settings.hidden_size}, "
+            f"their shape have changed since: cell or model, hidden_size={sized.hidden_size}, "
             f"num_layers={settings.num_layers} or quantiles={sorted_quantiles(settings)}; set them "
             "back, or warm_start=False"
         )
@@ -444,7 +448,7 @@ def _digest_columns(columns: dict[str, np.ndarray]) -> str:
 
 
 def fit_models(
-    settings: ForecasterSettings,
+    settings: SizedSettings,
     data: LearningData,
     loss: object,
     ranks: RankGroup,
@@ -540,9 +544,7 @@ class Passes(NamedTuple):
     seqsize: int
     whole: int
 
-    def spec(
-        self, settings: ForecasterSettings, data: LearningData, most_updates: int | None
-    ) -> Spec:
+    def spec(self, settings: SizedSettings, data: LearningData, most_updates: int | None) -> Spec:
         """Return the spec of a fit, whose learning rate follows one cycle over all updates, and
         which validation loss stops early.
         """
@@ -570,14 +572,13 @@ class Passes(NamedTuple):
         )
 
 
-def planned_updates(settings: ForecasterSettings, data: LearningData, ranks: RankGroup) -> int:
+def planned_updates(settings: SizedSettings, data: LearningData, ranks: RankGroup) -> int:
     """Return how many updates a fit makes if nothing ends it early."""
     passes = _passes(settings, data, ranks)
     return passes.epochs * passes.n_windows
 
 
-def _passes(settings: ForecasterSettings, data: LearningData, ranks: RankGroup) -> Passes:
-    assert settings.max_steps is not None  # see with_size
+def _passes(settings: SizedSettings, data: LearningData, ranks: RankGroup) -> Passes:
     lengths = data.windows.source.lengths
     batchsize = int(settings.batchsize)
     seqsize = int(settings.seqsize)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from typing import cast
 
 from torch import nn
 
@@ -19,13 +20,22 @@ LARGE = 96
 VALUES_PER_STEP = 64  # of the optimizer
 LEAST_STEPS = 100
 MOST_STEPS = 1500
+N_MODELS = 4  # whatever the data: the surest gain
+
+
+class SizedSettings(ForecasterSettings):
+    """Settings that leave nothing open, as :func:`with_size` returns; only a type."""
+
+    hidden_size: int
+    max_steps: int
+    n_models: int
 
 
 def with_size(
     settings: ForecasterSettings, n_values: int, start: Sequence[nn.Module] = ()
-) -> ForecasterSettings:
-    """Return a copy of settings with the size and number of steps chosen that are None; networks
-    to start from decide the size.
+) -> SizedSettings:
+    """Return a copy of settings in which size, number of networks and steps are chosen if None;
+    networks to start from decide the first two.
     """
     sized = copy(settings)  # shallow: callbacks are the user's
     if sized.hidden_size is None and start:
@@ -34,7 +44,9 @@ def with_size(
         sized.hidden_size = SMALL if n_values < FEW_VALUES else LARGE
     if sized.max_steps is None:
         sized.max_steps = min(max(n_values // VALUES_PER_STEP, LEAST_STEPS), MOST_STEPS)
-    return sized
+    if sized.n_models is None:
+        sized.n_models = len(start) or N_MODELS
+    return cast(SizedSettings, sized)
 
 
 def size_of(model: nn.Module) -> int:

@@ -85,6 +85,7 @@ def test_too_little_history_is_not_held_out(fitted):
     assert held_out_steps(np.array([130] * 45), 8, 52) == 16
     assert held_out_steps(np.array([130, 130, 20]), 8, 52) == 26
     assert held_out_steps(np.array([700] * 400), 48, 24) == 140
+    assert held_out_steps(np.array([655_360]), 48, 24) == 2048
     assert held_out_steps(np.array([60]), 30, 7) == 0
     assert held_out_steps(np.array([34, 34]), 14, 7) == 0
     assert held_out_steps(np.array([50, 50]), 14, 7) == 14
