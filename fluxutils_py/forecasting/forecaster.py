@@ -605,8 +605,9 @@ class Forecaster(ForecasterSettings):
         Explanation
             Attributions of what the networks read at each step, (channels, T): the last values in
             units of the series' scale, how they differ from a season before, covariates now, and
-            those known ahead at each step of the horizon. ``value`` is the forecast, of several
-            networks their mean, in logarithms where these are modelled. The baseline is the
+            those known ahead at each step of the horizon. ``value`` is the forecast of the networks
+            (their mean, before ``correction_`` weighs it with simple forecasts and calibrates it),
+            in logarithms where these are modelled. The baseline is the
             forecast for a series that stays at its level, with covariates at their means; the
             seasonal naive forecast, to which the networks add, is part of both. Categories do not
             change on the path, and have no share.
@@ -614,7 +615,8 @@ class Forecaster(ForecasterSettings):
         Raises
         ------
         DataError, SpecError
-            If there is no such series, step or quantile, or no forecast.
+            If there is no such series, step or quantile, no forecast, or ``network_`` is
+            "segments".
         """
         fitted = self._fitted
         whole = self._read_fitted(df, static_df)

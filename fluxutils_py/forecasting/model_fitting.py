@@ -142,30 +142,16 @@ def fit_panel(
     start = () if options.start is None else options.start.models
     sized = with_size(settings, int(lengths.sum()), start)
     sized.callbacks = [*as_callbacks(settings.callbacks), *hooks_of(settings)]
-    fit = _FitOnEnds(sized, loss, ranks)
-    if options.start is None:
-        is_weighted = options.val_size > 0 or target_weights(training, options) is not None
-        kinds = candidate_networks(settings, lengths, fitted, is_weighted)
-    else:
-        kinds = [fitted.network]
-    learning = {
-        kind: LearningData.of(with_network(fitted, kind, lengths), training, series, options)
-        for kind in kinds
-    }
-    ends: dict[str, HeldOutEnd | None] = {}
-    if len(kinds) > 1:
-        for kind, data in learning.items():
-            ends[kind] = fit.held_out_end(data, planned_updates(sized, data, ranks))
-    network_errors = network_errors_of(ends, loss, ranks)
-    kind = min(network_errors, key=network_errors.__getitem__, default=kinds[0])
-    _say_choice(settings, ranks, kind, network_errors)
-    data = learning[kind]
+    candidates = _candidates(settings, fitted, training, series, options)
+    chosen = _choose_network(sized, candidates, loss, ranks)
+    data = chosen.data
     est = fit_models(sized, data, loss, ranks, start)
     correction = None
     if settings.calibrate:
-        if kind not in ends:
-            ends[kind] = fit.held_out_end(data, est.fitted_parts_.n_steps)
-        correction = fit.correction(ends[kind])
+        end = chosen.end
+        if end is None:
+            end = _held_out_end(sized, data, loss, ranks, est.fitted_parts_.n_steps)
+        correction = _correction_of(end, sorted_quantiles(sized), loss, ranks)
     fitted = replace(
         data.fitted, settings=settings, models=list(est.model_.members), correction=correction
     )
@@ -181,7 +167,7 @@ def fit_panel(
         loss,
         loss_curve,
         validation_loss_curve,
-        network_errors,
+        chosen.errors,
         array_shape(series),
         (replace(data.whole, correction=correction), panel),
     )
@@ -271,43 +257,84 @@ class LearningData:
         return cls(fitted, windows, whole, weights, ValidationData(x, y, None, lengths))
 
 
-class _FitOnEnds(NamedTuple):
-    """Train networks without the end of the series, for what the end says of them."""
+def _candidates(
+    settings: ForecasterSettings,
+    fitted: FittedForecaster,
+    training: Panel | ArrayFNT,
+    series: Panel | ArrayFNT,
+    options: FitOptions,
+) -> list[LearningData]:
+    """Return what each kind of network that can be used learns from."""
+    lengths = _lengths(training)
+    kinds = [fitted.network]
+    if options.start is None:
+        is_weighted = options.val_size > 0 or target_weights(training, options) is not None
+        kinds = candidate_networks(settings, lengths, fitted, is_weighted)
+    return [
+        LearningData.of(with_network(fitted, kind, lengths), training, series, options)
+        for kind in kinds
+    ]
 
-    settings: SizedSettings
-    loss: Any
-    ranks: RankGroup
 
-    def held_out_end(self, data: LearningData, made: int) -> HeldOutEnd | None:
-        """Return what networks like those of a fit of ``made`` updates show on the held-out end;
-        None for a short history.
+class _Choice(NamedTuple):
+    """Data of the kind of network that was chosen, what the held-out end showed of it (None if
+    there was no choice, or no end), and the errors of all kinds.
+    """
 
-        They are fewer, and trained with fewer updates where many were made, for the sake of time.
-        """
-        most = max(min(made, FEW_STEPS), made // 2)
-        # callbacks are of the networks that are kept
-        quiet = copy(self.settings)
-        quiet.callbacks = None
-        quiet.verbose = False
-        quiet.n_models = min(int(quiet.n_models), MODELS_HELD_OUT)
+    data: LearningData
+    end: HeldOutEnd | None
+    errors: dict[str, float]
 
-        def fit(shortened: PanelWindows) -> list[nn.Module]:
-            part = replace(data, windows=shortened, validation=None)
-            est = fit_models(quiet, part, self.loss, self.ranks, most_updates=most)
-            return list(est.model_.members)
 
-        return walk_held_out_end(data.windows, len(self.settings.quantiles), fit)
+def _choose_network(
+    settings: SizedSettings, candidates: list[LearningData], loss: object, ranks: RankGroup
+) -> _Choice:
+    ends: dict[str, HeldOutEnd | None] = {}
+    if len(candidates) > 1:
+        for data in candidates:
+            made = planned_updates(settings, data, ranks)
+            ends[data.fitted.network] = _held_out_end(settings, data, loss, ranks, made)
+    errors = network_errors_of(ends, loss, ranks)
+    best = min(errors, key=errors.__getitem__, default=candidates[0].fitted.network)
+    _say_choice(settings, ranks, best, errors)
+    (data,) = (data for data in candidates if data.fitted.network == best)
+    return _Choice(data, ends.get(best), errors)
 
-    def correction(self, end: HeldOutEnd | None) -> Correction | None:
-        """Return what the held-out end teaches."""
-        if end is None:
-            return None
-        quantiles = sorted_quantiles(self.settings)
-        learnt = learn_correction(end, quantiles, squared=self.loss == "mse")
-        # hosts differ in their last digits
-        arrays = [np.asarray(a) for a in (learnt.weights, learnt.spread, learnt.offsets)]
-        self.ranks.broadcast([torch.from_numpy(a) for a in arrays])
-        return Correction(arrays[0], float(arrays[1]), arrays[2])
+
+def _held_out_end(
+    settings: SizedSettings, data: LearningData, loss: object, ranks: RankGroup, made: int
+) -> HeldOutEnd | None:
+    """Return what networks like those of a fit of ``made`` updates show on the held-out end; None
+    for a short history.
+
+    They are fewer, and trained with fewer updates where many were made, for the sake of time.
+    """
+    most = max(min(made, FEW_STEPS), made // 2)
+    # callbacks are of the networks that are kept
+    quiet = copy(settings)
+    quiet.callbacks = None
+    quiet.verbose = False
+    quiet.n_models = min(int(settings.n_models), MODELS_HELD_OUT)
+
+    def fit(shortened: PanelWindows) -> list[nn.Module]:
+        part = replace(data, windows=shortened, validation=None)
+        est = fit_models(quiet, part, loss, ranks, most_updates=most)
+        return list(est.model_.members)
+
+    return walk_held_out_end(data.windows, len(settings.quantiles), fit)
+
+
+def _correction_of(
+    end: HeldOutEnd | None, quantiles: tuple[float, ...], loss: object, ranks: RankGroup
+) -> Correction | None:
+    """Return what the held-out end teaches."""
+    if end is None:
+        return None
+    learnt = learn_correction(end, quantiles, squared=loss == "mse")
+    # hosts differ in their last digits
+    arrays = [np.asarray(a) for a in (learnt.weights, learnt.spread, learnt.offsets)]
+    ranks.broadcast([torch.from_numpy(a) for a in arrays])
+    return Correction(arrays[0], float(arrays[1]), arrays[2])
 
 
 def _say_choice(

@@ -59,18 +59,8 @@ def candidate_networks(
     """
     covariates = fitted.covariates
     has_covariates = bool(covariates.hist or covariates.futr or covariates.stat)
-    if settings.network == SEGMENTS and has_covariates:
-        raise DataError(
-            "network='segments' reads the last values alone, and there are covariates; leave out "
-            "hist_exog_list, futr_exog_list, stat_exog_list and calendar, or set "
-            "network='recurrent'"
-        )
-    if settings.network == SEGMENTS and is_weighted:
-        raise DataError(
-            "network='segments' learns from all origins alike, and there are weights of values or "
-            "a validation part; leave out sample_weight, half_life and val_size, or set "
-            "network='recurrent'"
-        )
+    if settings.network == SEGMENTS:
+        _require_plain_series(has_covariates, is_weighted)
     if settings.network != "auto":
         return [settings.network]
     features = fitted.features
@@ -85,6 +75,21 @@ def candidate_networks(
     if features.h * (1 + len(settings.quantiles)) > MOST_OUTPUTS:
         return [SEGMENTS]
     return [RECURRENT, SEGMENTS]
+
+
+def _require_plain_series(has_covariates: bool, is_weighted: bool) -> None:
+    if has_covariates:
+        raise DataError(
+            "network='segments' reads the last values alone, and there are covariates; leave out "
+            "hist_exog_list, futr_exog_list, stat_exog_list and calendar, or set "
+            "network='recurrent'"
+        )
+    if is_weighted:
+        raise DataError(
+            "network='segments' learns from all origins alike, and there are weights of values or "
+            "a validation part; leave out sample_weight, half_life and val_size, or set "
+            "network='recurrent'"
+        )
 
 
 def network_errors_of(
