@@ -68,6 +68,7 @@ def candidate_networks(
     sizes = _segment_sizes(features, source.lengths)
     if (
         has_covariates
+        or not source.in_memory  # origins lie apart: each would be a read of a file
         or recurrent_settings(settings)
         or sizes.n_past < LEAST_SEGMENTS
         or source.lengths.sum() < LEAST_STEPS
