@@ -265,14 +265,14 @@ def _candidates(
     options: FitOptions,
 ) -> list[LearningData]:
     """Return what each kind of network that can be used learns from."""
-    lengths = _lengths(training)
-    kinds = [fitted.network]
-    if options.start is None:
-        is_weighted = options.val_size > 0 or target_weights(training, options) is not None
-        kinds = candidate_networks(settings, lengths, fitted, is_weighted)
+    data = LearningData.of(fitted, training, series, options)
+    if options.start is not None:
+        return [data]
+    source = data.windows.source
+    is_weighted = data.weights is not None or data.validation is not None
     return [
-        LearningData.of(with_network(fitted, kind, lengths), training, series, options)
-        for kind in kinds
+        LearningData.of(with_network(fitted, kind, source.lengths), training, series, options)
+        for kind in candidate_networks(settings, source, fitted, is_weighted)
     ]
 
 

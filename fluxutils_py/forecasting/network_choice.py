@@ -18,6 +18,7 @@ from fluxutils_py.forecasting.forecaster_settings import (
     recurrent_settings,
 )
 from fluxutils_py.forecasting.held_out_end import HeldOutEnd
+from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
 from fluxutils_py.forecasting.segment_model import LEAST_SEGMENTS, SegmentSizes
 from fluxutils_py.parallel import RankGroup
 
@@ -44,7 +45,7 @@ def _segment_sizes(features: Features, lengths: np.ndarray) -> SegmentSizes:
 
 def candidate_networks(
     settings: ForecasterSettings,
-    lengths: np.ndarray,
+    source: PackedSeries | ArraySource,
     fitted: FittedForecaster,
     is_weighted: bool,
 ) -> list[str]:
@@ -67,9 +68,10 @@ def candidate_networks(
     if (
         has_covariates
         or is_weighted
+        or not source.in_memory  # origins lie apart: each would be a read of a file
         or recurrent_settings(settings)
-        or _segment_sizes(features, lengths).n_past < LEAST_SEGMENTS
-        or lengths.sum() < LEAST_STEPS
+        or _segment_sizes(features, source.lengths).n_past < LEAST_SEGMENTS
+        or source.lengths.sum() < LEAST_STEPS
     ):
         return [RECURRENT]
     if features.h * (1 + len(settings.quantiles)) > MOST_OUTPUTS:

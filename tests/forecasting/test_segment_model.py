@@ -138,14 +138,15 @@ def test_which_kinds_can_be_used(fitted):
     fitted_parts = fc._fitted
     source = fitted_parts.windows(np.repeat(y, 12, 1)).source
 
-    def kinds(**settings):
+    def kinds(is_weighted=False, **settings):
         made = Forecaster(H, SEASON, **settings)
-        return candidate_networks(made, source, fc.features_, fitted_parts.covariates)
+        return candidate_networks(made, source, fitted_parts, is_weighted)
 
     assert kinds() == ["recurrent", "segments"]
     assert kinds(quantiles=np.arange(1, 64) / 64) == ["segments"]
     assert kinds(cell="gru") == kinds(input_size=9) == kinds(lag=14) == ["recurrent"]
     assert kinds(network="segments") == ["segments"]
+    assert kinds(is_weighted=True) == ["recurrent"]
     # half of the steps are inputs at most
     assert SegmentSizes.of(SEASON, 150, H) == (14, 4)
     assert SegmentSizes.of(24, 20_000, 48).input_size == 336
@@ -153,6 +154,8 @@ def test_which_kinds_can_be_used(fitted):
         Forecaster(H, SEASON, network="segments", cell="gru").fit(y)
     with pytest.raises(SpecError, match="'segment'"):
         Forecaster(H, SEASON, network="segment").fit(y)
+    with pytest.raises(DataError, match=r"half_life.*network='recurrent'"):
+        Forecaster(H, SEASON, network="segments").fit(y, half_life=9.0)
     df = pd.DataFrame({"unique_id": "a", "ds": np.arange(60), "y": y[0, 1, :60], "x": 1.0})
     with pytest.raises(DataError, match="hist_exog_list"):
         Forecaster(H, SEASON, network="segments", hist_exog_list=["x"]).fit(df)
