@@ -65,7 +65,7 @@ def results(factor, comm):
     settings |= {"seqsize": 2, "network": "segments", "quantiles": (0.1, 0.9), "n_models": 1}
     far = Forecaster(5, 6, batchsize=72 * factor, comm=comm, **settings).fit(x)
     assert far.correction_ is not None
-    of_segments = {"segments": far.predict()}
+    of_segments = {f"segments, {name}": values for name, values in far.predict().items()}
     columns = {name: frame.select_dtypes("number").to_numpy() for name, frame in found.items()}
     weights = [p.detach().numpy().ravel() for model in fc.models_ for p in model.parameters()]
     return columns | of_segments | {"parameters": np.concatenate(weights)}
