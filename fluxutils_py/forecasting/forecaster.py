@@ -138,7 +138,7 @@ class Forecaster(ForecasterSettings):
         32 for fewer than 10,000 values in all series, else 96.
     n_models : int, optional
         Number of networks, which differ in initial weights and dropout; their forecasts are
-        averaged. None: 4.
+        averaged. None: 4, or 2 from 50,000 values on.
     max_steps : int, optional
         Approximate number of optimizer steps, limited to 16 passes over the data or 300 steps,
         whichever is more. None: one for 64 values of all series, at least 100 and at most 1500.

@@ -20,7 +20,8 @@ LARGE = 96
 VALUES_PER_STEP = 64  # of the optimizer
 LEAST_STEPS = 100
 MOST_STEPS = 1500
-N_MODELS = 4  # whatever the data: the surest gain
+N_MODELS = 4  # the surest gain, whatever the data
+MANY_VALUES = 50_000  # above which one network takes minutes, and two have to do
 
 
 class SizedSettings(ForecasterSettings):
@@ -45,7 +46,7 @@ def with_size(
     if sized.max_steps is None:
         sized.max_steps = min(max(n_values // VALUES_PER_STEP, LEAST_STEPS), MOST_STEPS)
     if sized.n_models is None:
-        sized.n_models = len(start) or N_MODELS
+        sized.n_models = len(start) or (N_MODELS if n_values < MANY_VALUES else N_MODELS // 2)
     return cast(SizedSettings, sized)
 
 
