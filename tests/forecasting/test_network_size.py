@@ -8,7 +8,13 @@ from fluxutils_py.forecasting.network_size import with_size
 
 @pytest.mark.parametrize(
     ("n_values", "expected"),
-    [(500, (32, 100, 4)), (9_999, (32, 156, 4)), (10_000, (96, 156, 4)), (49_999, (96, 781, 4)), (10**6, (96, 1500, 2))],
+    [
+        (500, (32, 100, 4)),
+        (9_999, (32, 156, 4)),
+        (10_000, (96, 156, 4)),
+        (49_999, (96, 781, 4)),
+        (10**6, (96, 1500, 2)),
+    ],
 )
 def test_sizes_follow_the_number_of_values(n_values, expected):
     sized = with_size(Forecaster(3), n_values)
