@@ -49,6 +49,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.forecasting.direct_model import ForecastLoss
 from fluxutils_py.forecasting.model_fitting import make_network
+from fluxutils_py.forecasting.network_size import with_size
 from fluxutils_py.training import StopTraining
 from fluxutils_py.training.make_optimizer import adamw
 
@@ -57,6 +58,9 @@ SETTINGS: dict[str, Any] = {
     "h": H,
     "season_length": DAY,
     "lag": WEEK,
+    "network": "recurrent",
+    "n_models": 1,
+    "calibrate": False,
     "random_state": 0,
     "verbose": False,
 }
@@ -125,7 +129,8 @@ def rows_of(seconds: Mapping[str, list[float]], base: str, scale: float = 1.0) -
 def window_table(df: pd.DataFrame, rounds: int, n_windows: int) -> Table:
     fc = Forecaster(**SETTINGS, max_steps=1).fit(df)
     B, S = fc.batchsize, fc.seqsize
-    windows = fc._windows(fc._read(df, None)[0], None)
+    fitted = fc._fitted
+    windows = fitted.windows(fc._read(df, None))
     rows = Segments(np.arange(B), np.full(B, WEEK), np.full(B, S))
     x, y = (
         torch.from_numpy(cut(rows, 0, S).swapaxes(0, 1).copy())
@@ -134,7 +139,7 @@ def window_table(df: pd.DataFrame, rounds: int, n_windows: int) -> Table:
 
     def by_hand() -> float:
         torch.manual_seed(0)
-        model = make_network(fc, fc.channels_)().train()
+        model = make_network(with_size(fc, len(df)), fitted)().train()
         loss = ForecastLoss(fc.loss_name_, H, (), fc.features_.log)
         optimizer, times = adamw(model.parameters(), lr=1e-3), []
         for _ in range(n_windows + 1):
@@ -218,7 +223,7 @@ def models_table(df: pd.DataFrame, rounds: int, steps: int) -> Table:
             Forecaster(**{**settings, "random_state": seed}).fit(df)
 
     def side_by_side() -> None:
-        Forecaster(**settings, n_models=4).fit(df)
+        Forecaster(**{**settings, "n_models": 4}).fit(df)
 
     ways = {
         "four fits": one_by_one,

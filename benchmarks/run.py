@@ -8,7 +8,7 @@ is for trying out: tiny shapes, numbers without meaning, printed and not written
 says where.
 
     python benchmarks/run.py [--only fit predict] [--quick] [--out FILE]
-        [--etth1 ETTh1.csv] [--m4 DIRECTORY] [--real DIRECTORY] [--neuralforecast PYTHON]
+        [--etth1 ETTh1.csv] [--m4 DIRECTORY] [--gift DIRECTORY] [--real DIRECTORY] [--neuralforecast PYTHON]
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ PARTS = {
     "forecast": Part("bench_forecast.py"),
     "etth1": Part("bench_etth1.py", data="etth1", peers=True),
     "m4": Part("bench_m4.py", data="m4", peers=True),
+    "gift": Part("bench_gift.py", data="gift"),
     "intervals": Part("bench_intervals.py", data="real"),
     "alarms": Part("bench_alarms.py", data="real"),
     "learn": Part("bench_learn.py", environment={"OMP_NUM_THREADS": "1"}, data="real"),
@@ -87,7 +88,7 @@ PARTS = {
     ),
 }
 
-DATA = {"etth1": "ETTh1.csv", "m4": "DIRECTORY", "real": "DIRECTORY"}
+DATA = {"etth1": "ETTh1.csv", "m4": "DIRECTORY", "gift": "DIRECTORY", "real": "DIRECTORY"}
 
 HEAD = """# Results of the benchmarks
 

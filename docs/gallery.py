@@ -17,6 +17,7 @@ import nbformat
 DOCS = Path(__file__).resolve().parent
 NOTEBOOKS = DOCS.parent / "notebooks"
 PAGES = DOCS / "gallery"
+MOST_BYTES = 60_000  # of a picture
 _OUTPUT = re.compile(r"```output\n.*?\n```\n\n|!\[[^\]]*\]\([\w-]+\.png\)\n\n", re.DOTALL)
 
 
@@ -69,13 +70,15 @@ def page(notebook, name, pictures=None):
 
 
 def small(png):
-    """The picture in at most 64 colours, a third of its size."""
+    """The picture in at most 64 colours, a third of its size; in fewer if it is still large."""
     from PIL import Image
 
-    file = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(
-        file, "PNG", optimize=True
-    )
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    for n_colours in (64, 16):
+        file = io.BytesIO()
+        picture.quantize(n_colours, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
+        if len(file.getvalue()) < MOST_BYTES:
+            break
     return file.getvalue()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
 from fluxutils_py.errors import ExportError
-from fluxutils_py.nn.cells import lstm_step
+from fluxutils_py.nn.cells import gru_step, lstm_step
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.kernels import native_kernels
 from fluxutils_py.nn.model_windows import as_tuple, window_mode
@@ -274,20 +274,10 @@ class _TorchLayer(nn.Module):
                 h = F.linear(h, more[-1])
             return h, c
         if self.mode == "GRU":
-            return (_gru_step(of_x, of_h, h),)
+            return (gru_step(of_x, of_h, h),)
         if self.mode == "RNN_RELU":
             return (torch.relu(of_x + of_h),)
         return (torch.tanh(of_x + of_h),)
-
-
-def _gru_step(of_x: Tensor, of_h: Tensor, h: Tensor) -> Tensor:
-    """Return the next state of a GRU from the products with its input and with its state."""
-    xr, xz, xn = of_x.chunk(3, 1)
-    hr, hz, hn = of_h.chunk(3, 1)
-    r = torch.sigmoid(xr + hr)
-    z = torch.sigmoid(xz + hz)
-    n = torch.tanh(xn + r * hn)
-    return (1 - z) * n + z * h
 
 
 def _state_tensors(layer: Recur) -> Tensors:

@@ -129,7 +129,9 @@ def choose_features(
     if input_size is None:
         input_size = min(max(season, 12), 48)
     smallest_scale = SMALLEST_SCALE * unit
-    return Features(h, season, n_lag, int(input_size), log, unit, smallest_scale)
+    return Features(
+        h, season, n_lag, int(input_size), log, unit, smallest_scale, nonnegative=smallest >= 0
+    )
 
 
 def typical_change(z: np.ndarray, season: int) -> float:

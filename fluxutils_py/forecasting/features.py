@@ -20,6 +20,11 @@ from fluxutils_py.errors import DataError
 LARGEST = 8.0  # inputs are clipped to this absolute value
 SEASONS_BACK = 2  # number of past seasons from which to fill in a missing value
 TRANSFORMS = ("log", "none")
+# Forecasts beside the seasonal naive one that need no network: the last value, the line through the
+# first and last value of the memory, the mean of the last season and of the memory, the naive
+# forecast of the long season, and the mean of the last N_SEASONS seasons at the same place.
+BASELINE_NAMES = ("last", "drift", "level", "mean", "long season", "seasonal mean")
+N_SEASONS = 4  # the memory holds as many
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
@@ -47,6 +52,11 @@ class PastValues(Protocol[Array]):
     def mean(self, n: int, back: int = 0) -> Array:
         """Return the mean of the known values in the ``n`` steps up to ``back`` steps before each
         step: (B, S), NaN if there are none.
+        """
+
+    def slope(self, n: int) -> Array:
+        """Return the mean change from step to step in the last ``n`` steps, of values that are
+        known or filled in: (B, S), NaN if there are none.
         """
 
     def mean_change(self, back: int, n: int) -> Array:
@@ -104,6 +114,8 @@ class Features:
     smallest_scale : float
         No scale is below it. It bounds the targets of a series that was constant for a long time
         and then changes.
+    nonnegative : bool
+        Whether no value was below 0, so that forecasts are not either.
 
     Notes
     -----
@@ -121,6 +133,7 @@ class Features:
     log: bool
     unit: float
     smallest_scale: float
+    nonnegative: bool = False
 
     @property
     def memory(self) -> int:
@@ -174,8 +187,10 @@ class Features:
         return np.log(values)
 
     def inverse(self, values: np.ndarray) -> np.ndarray:
-        """Undo :meth:`forward`."""
-        return np.exp(values) if self.log else values
+        """Undo :meth:`forward`; nothing is below 0 if ``nonnegative``."""
+        if self.log:
+            return np.exp(values)
+        return np.maximum(values, 0.0) if self.nonnegative else values
 
     def past(self, z: np.ndarray, n_steps: int) -> Past[np.ndarray]:
         """Compute the statistics at the last ``n_steps`` of transformed values (B, K), with the
@@ -268,13 +283,37 @@ class Features:
             lagged *= inverse
             yield lagged
 
-    def counterparts(self) -> np.ndarray:
-        """Return the offset (0 or less) from the current step to the last counterpart of each
-        forecast step: (h,).
+    def baselines(self, past: Past[Array]) -> Array:
+        """Return the forecasts of BASELINE_NAMES as differences from the seasonal naive one, in
+        units of the scale: (B, S, 6, h). Where a value is missing, the difference is 0.
         """
+        values = past.values
+        xp = values.xp
+        naive = past.naive[:, :, None]
+        last = values.back(0)[:, :, None]
+        drift = last + values.slope(self.memory)[:, :, None] * xp.arange(1, self.h + 1)
+        mean = values.mean(self.memory)[:, :, None]
+        long_season = values.at(self.counterparts(self.lag))
+        # a graph is traced: few operations on larger arrays
+        zeros = 0.0 * past.naive
+        parts = [zeros + last, drift, zeros + past.level[:, :, None], zeros + mean, long_season]
+        others = xp.stack(parts, 2) - naive
+        others = xp.where(xp.isnan(others), 0.0, others)
+        turns = np.arange(1, N_SEASONS)[:, None] * self.season
+        seasons = values.at((self.counterparts() - turns).ravel())
+        seasons = seasons.reshape(*seasons.shape[:2], N_SEASONS - 1, self.h) - naive
+        seasons = xp.where(xp.isnan(seasons), 0.0, seasons).sum(2) / N_SEASONS
+        scale = past.scale[:, :, None, None]
+        return xp.concatenate([others, seasons[:, :, None]], 2) / scale
+
+    def counterparts(self, season: int | None = None) -> np.ndarray:
+        """Return the offset (0 or less) from the current step to the last counterpart of each
+        forecast step, in its season or a longer one: (h,).
+        """
+        length = self.season if season is None else season
         ahead = np.arange(1, self.h + 1)
-        season_of_step = -(-ahead // self.season)
-        return ahead - self.season * season_of_step
+        season_of_step = -(-ahead // length)
+        return ahead - length * season_of_step
 
     def _fill_missing(self, z: np.ndarray) -> np.ndarray:
         """Fill in missing values from the same position in one of the last seasons, else with the
@@ -339,6 +378,11 @@ class WindowPast:
         if n not in self._means:
             self._means[n] = rolling_mean(self.filled, n)
         return self._shifted(self._means[n], back)
+
+    def slope(self, n: int) -> np.ndarray:
+        change = np.full(self.filled.shape, np.nan)
+        np.subtract(self.filled[:, 1:], self.filled[:, :-1], out=change[:, 1:])
+        return self._shifted(rolling_mean(change, n), 0)
 
     def mean_change(self, back: int, n: int) -> np.ndarray:
         change = np.full(self.z.shape, np.nan)

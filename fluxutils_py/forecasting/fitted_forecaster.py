@@ -9,9 +9,11 @@ import numpy as np
 from torch import nn
 
 from fluxutils_py.errors import DataError, warn
+from fluxutils_py.forecasting.correction import Correction
 from fluxutils_py.forecasting.covariates import Covariates, filled_forward
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.forecaster_settings import (
+    RECURRENT,
     ForecasterSettings,
     column_names,
     columns_of,
@@ -39,6 +41,10 @@ class FittedForecaster:
         For the names of columns, which may change after ``fit``.
     models : sequence of nn.Module
         Empty before they are trained.
+    correction : Correction or None
+        Of their outputs; None before it is learnt, and where nothing is corrected.
+    network : str
+        The kind of the networks, see ``Forecaster``.
     """
 
     features: Features
@@ -46,6 +52,8 @@ class FittedForecaster:
     covariates: Covariates
     settings: ForecasterSettings
     models: Sequence[nn.Module] = ()
+    correction: Correction | None = None
+    network: str = RECURRENT
 
     @property
     def columns(self) -> Columns:
@@ -70,7 +78,8 @@ class FittedForecaster:
     def windows(self, series: Panel | ArrayFNT) -> PanelWindows:
         """Return the windows of a panel or an array, from its first step."""
         if not isinstance(series, Panel):
-            return PanelWindows(ArraySource(series), self.features, self.channels)
+            source = ArraySource(series)
+            return PanelWindows(source, self.features, self.channels, correction=self.correction)
         values = self.channel_values(series)
         # not the target: the features tell given values from those that they fill in
         values[1:] = filled_forward(values[1:], series.lengths)
@@ -101,7 +110,7 @@ class FittedForecaster:
         n_source = len(values) - self.channels.n_ahead
         source = PackedSeries(values[:n_source], lengths)
         ahead = PackedSeries(values[n_source:], lengths) if self.channels.n_ahead else None
-        return PanelWindows(source, self.features, self.channels, static, ahead)
+        return PanelWindows(source, self.features, self.channels, static, ahead, self.correction)
 
     def require_modelled(self, panel: Panel) -> None:
         """Raise DataError, with series and time, if a value has no logarithm and the networks model

@@ -84,7 +84,9 @@ class ForecastDisplay:
             One per series. None: make a new figure.
         """
         check_is_fitted(fc, "models_")
-        fitted = FittedForecaster(fc.features_, fc.channels_, fc.covariates_, fc, fc.models_)
+        fitted = FittedForecaster(
+            fc.features_, fc.channels_, fc.covariates_, fc, fc.models_, fc.correction_
+        )
         history = fc.history_
         # more panels would not be legible in one figure
         ids = list(fc.ids_[:4] if ids is None else ids)

@@ -22,7 +22,7 @@ from fluxutils_py.explaining.path_gradients import Ends, PathGradients
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.direct_model import Ensemble
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster, array_shape
-from fluxutils_py.forecasting.forecaster_settings import sorted_quantiles
+from fluxutils_py.forecasting.forecaster_settings import SEGMENTS, sorted_quantiles
 from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.outputs import future_covariates
 from fluxutils_py.forecasting.panel_windows import (
@@ -50,6 +50,11 @@ def explain_forecast(
     check_integer("step", step, 1, optional=True, error=SpecError)
     if step is not None and step > fitted.h:
         raise SpecError(f"step is {step}, but the forecaster forecasts {fitted.h} steps")
+    if fitted.network == SEGMENTS:
+        raise SpecError(
+            "explain_forecast follows the state of a recurrent network from step to step, and this "
+            "forecaster has network_='segments'; fit with network='recurrent'"
+        )
     number = _series_number(series, label)
     name = series_name(panel_of(series), number)
     # of an array all series, which are read when they are needed

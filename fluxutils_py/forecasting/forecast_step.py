@@ -73,6 +73,7 @@ class ForecastStep(nn.Module):
         super().__init__()
         self.features = features = fitted.features
         self.channels = channels = fitted.channels
+        self.correction = fitted.correction
         self.n_models = len(fitted.models)
         self.n_outputs = len(fitted.names)
         sizes = {
@@ -286,9 +287,14 @@ class ForecastStep(nn.Module):
         mean = mean.unflatten(-1, (self.n_outputs, -1))
         # averaged before the transform is undone, as in "forecasts"
         scale = past.scale[:, :, None]
+        if self.correction is not None:
+            baselines = self.features.baselines(past).squeeze(1)
+            mean = self.correction.apply(mean, baselines, torch)
         y = past.naive + scale * mean
         if self.features.log:
             y = y.exp()
+        elif self.features.nonnegative:
+            y = y.clamp(min=0.0)
         # NaN: the naive forecast of 0 would pass for a forecast
         known = past.known[:, :, None]
         return torch.where(known, y, torch.nan)
@@ -325,6 +331,11 @@ class StepPast:
 
     def mean(self, n: int, back: int = 0) -> Tensor:
         return _known_mean(self.filled, self.n_kept - back, n)
+
+    def slope(self, n: int) -> Tensor:
+        later = self.filled.narrow(1, 1, self.n_kept - 1)
+        earlier = self.filled.narrow(1, 0, self.n_kept - 1)
+        return _known_mean(later - earlier, self.n_kept - 1, n)
 
     def mean_change(self, back: int, n: int) -> Tensor:
         n_changes = self.n_kept - back

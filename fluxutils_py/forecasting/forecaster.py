@@ -15,6 +15,7 @@ from fluxutils_py.estimator.building import make_generator
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.explaining.explanation import Explanation
 from fluxutils_py.exporting.export_files import check_format
+from fluxutils_py.forecasting.correction import Correction
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.cross_validation import Walk, cross_validate
 from fluxutils_py.forecasting.features import Features
@@ -96,6 +97,13 @@ class Forecaster(ForecasterSettings):
     quantiles : sequence of float
         Levels between 0 and 1 to forecast in addition to the point forecast. The quantiles never
         cross.
+    calibrate : bool
+        Whether to correct the forecasts by how others like them erred: where there is enough
+        history, networks that are trained without the end of each series forecast it, as at most a
+        fifth of its steps, from many origins. These errors decide how wide the quantiles are, and
+        at each step of the horizon the weights between networks, seasonal naive forecast, last
+        value, drift and means; see ``correction_``. The networks that are kept are trained on all
+        data. False: the networks' own forecasts, in about two thirds of the time.
     lag : int, "auto" or None
         Steps per long season, a multiple of ``season_length``, such as a week in addition to the
         day. The values that long before each forecast step become inputs. "auto": the multiple, up
@@ -104,13 +112,20 @@ class Forecaster(ForecasterSettings):
         Number of last values that are inputs. None: one season, but at least 12 and at most 48.
         Earlier values reach the forecast through the network's state.
     transform : "auto", "log" or "none"
-        Whether to model the logarithms of the values. "auto": if all values are positive.
+        Whether to model the logarithms of the values. "auto": if all values are positive, and the
+        loss is not "mse", which asks for means.
     loss : "auto", "smape", "mae", "mse", "mase" or a criterion of torch
         Loss of the point forecast. Errors are in units of each series' scale, the mean absolute
         difference from a season before. "mae" and "mse" use the modelled values (logarithms, see
         ``transform``), "mase" the original ones. "smape" adds half of "mae" to the symmetric
         percentage error. "auto": "smape" for logarithms, else "mae". The pinball loss of the
         quantiles is added.
+    network : "auto", "recurrent" or "segments"
+        "recurrent": recurrent layers read each series step by step, with lags as inputs.
+        "segments": a recurrent layer reads segments of the last values, a season each, and
+        forecasts segments of the horizon, for long horizons; it knows no covariates. "auto": the
+        one with the smaller error on the end of the training part, for which both are trained
+        without it; where only one can be used, that one. See ``network_``.
     cell : str or class
         Recurrent layer, as in :class:`fluxutils_py.SequenceRegressor`.
     model : nn.Module, class or callable, optional
@@ -119,13 +134,14 @@ class Forecaster(ForecasterSettings):
         the output heads and a linear bypass. What it remembers between windows must be in layers
         with a state, such as those of ``fluxutils_py.nn``.
     hidden_size, num_layers, dropout : int, int, float
-        Width and number of the recurrent layers, and dropout of their outputs.
-    n_models : int
+        Width and number of the recurrent layers, and dropout of their outputs. A width of None is
+        32 for fewer than 10,000 values in all series, else 96.
+    n_models : int, optional
         Number of networks, which differ in initial weights and dropout; their forecasts are
-        averaged.
-    max_steps : int
+        averaged. None: 4, or 2 from 50,000 values on.
+    max_steps : int, optional
         Approximate number of optimizer steps, limited to 16 passes over the data or 300 steps,
-        whichever is more.
+        whichever is more. None: one for 64 values of all series, at least 100 and at most 1500.
     batchsize, seqsize : int
         Series and time steps per window.
     lr, weight_decay : float
@@ -161,10 +177,20 @@ class Forecaster(ForecasterSettings):
     frequency_ : Frequency or None
     loss_name_ : str or callable
     models_ : list of nn.Module
+    network_ : str
+        The kind of the networks, "recurrent" or "segments".
+    network_errors_ : dict of str to float
+        What ``network="auto"`` compared: the mean absolute (for ``loss="mse"`` squared) error of
+        each kind on the end of the training part, relative to that of the seasonal naive forecast.
+        Empty if there was no choice.
     loss_curve_ : list of float
         Training loss per epoch, averaged over the networks.
     validation_loss_curve_ : list of float
         Validation loss per epoch, with ``fit(val_size=)``, else empty.
+    correction_ : Correction or None
+        ``weights`` (sources, h) of ``SOURCES`` in the point forecast, ``offsets`` and ``spread`` of
+        the quantiles, in units of each series' scale. None if ``calibrate`` is false or the history
+        is too short.
     history_ : History
         Ends of the series, from which ``predict`` forecasts; computed on first use after ``fit``.
     ids_ : ndarray
@@ -192,6 +218,7 @@ class Forecaster(ForecasterSettings):
 
     features_: Features
     channels_: Channels
+    correction_: Correction | None
     covariates_: Covariates
     frequency_: Frequency | None
     loss_name_: Any
@@ -199,6 +226,8 @@ class Forecaster(ForecasterSettings):
     validation_loss_curve_: list[float]
     _training: Panel | None = None
     models_: list[nn.Module]
+    network_: str
+    network_errors_: dict[str, float]
 
     # -- fit and predict ---------------------------------------------------------------------------
 
@@ -288,10 +317,13 @@ class Forecaster(ForecasterSettings):
         self.channels_ = fitted.channels
         self.covariates_ = fitted.covariates
         self.models_ = list(fitted.models)
+        self.correction_ = fitted.correction
         self.frequency_ = fit.frequency
         self.loss_name_ = fit.loss
         self.loss_curve_ = fit.loss_curve
         self.validation_loss_curve_ = fit.validation_loss_curve
+        self.network_ = fitted.network
+        self.network_errors_ = fit.network_errors
         self._shape = fit.shape
         self._origin = fit.origin
 
@@ -573,8 +605,9 @@ class Forecaster(ForecasterSettings):
         Explanation
             Attributions of what the networks read at each step, (channels, T): the last values in
             units of the series' scale, how they differ from a season before, covariates now, and
-            those known ahead at each step of the horizon. ``value`` is the forecast, of several
-            networks their mean, in logarithms where these are modelled. The baseline is the
+            those known ahead at each step of the horizon. ``value`` is the forecast of the networks
+            (their mean, before ``correction_`` weighs it with simple forecasts and calibrates it),
+            in logarithms where these are modelled. The baseline is the
             forecast for a series that stays at its level, with covariates at their means; the
             seasonal naive forecast, to which the networks add, is part of both. Categories do not
             change on the path, and have no share.
@@ -582,7 +615,8 @@ class Forecaster(ForecasterSettings):
         Raises
         ------
         DataError, SpecError
-            If there is no such series, step or quantile, or no forecast.
+            If there is no such series, step or quantile, no forecast, or ``network_`` is
+            "segments".
         """
         fitted = self._fitted
         whole = self._read_fitted(df, static_df)
@@ -649,6 +683,7 @@ class Forecaster(ForecasterSettings):
                 self.loss_name_,
                 self.loss_curve_,
                 self.validation_loss_curve_,
+                self.network_errors_,
                 self._shape,
                 history,
             )
@@ -679,7 +714,13 @@ class Forecaster(ForecasterSettings):
         """What this forecaster has learnt, with the column names that its settings have now."""
         check_is_fitted(self, "models_")
         return FittedForecaster(
-            self.features_, self.channels_, self.covariates_, self, self.models_
+            self.features_,
+            self.channels_,
+            self.covariates_,
+            self,
+            self.models_,
+            self.correction_,
+            self.network_,
         )
 
     def _read(

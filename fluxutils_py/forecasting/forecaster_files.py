@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
+from copy import copy
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,14 @@ from fluxutils_py.estimator.bounded_building import build_bounded
 from fluxutils_py.estimator.building import build_model, check_device
 from fluxutils_py.estimator.persistence import read_dtype
 from fluxutils_py.exporting.export_files import Path
+from fluxutils_py.forecasting.correction import SOURCES, Correction
 from fluxutils_py.forecasting.covariates import Covariate, Covariates
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
-from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
+from fluxutils_py.forecasting.forecaster_settings import RECURRENT, ForecasterSettings
 from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.model_fitting import Fit, make_network
+from fluxutils_py.forecasting.network_size import size_of, with_size
 from fluxutils_py.forecasting.panel_windows import Channels
 from fluxutils_py.inputs.frames import require
 from fluxutils_py.inputs.frequency import Frequency
@@ -58,10 +61,14 @@ def save_forecaster(
         "channels": asdict(fitted.channels),
         "covariates": _to_plain(asdict(fitted.covariates)),
         "frequency": _plain_frequency(fit.frequency),
+        "correction": _plain_correction(fitted.correction),
         "loss_name": fit.loss if isinstance(fit.loss, str) else None,
         "loss_curve": fit.loss_curve,
         "validation_loss_curve": fit.validation_loss_curve,
+        "network": fitted.network,
+        "network_errors": fit.network_errors,
         "models": [{k: v.detach() for k, v in m.state_dict().items()} for m in fitted.models],
+        "hidden_size": size_of(fitted.models[0]),
         "dtype": str(dtype).removeprefix("torch."),
         "shape": fit.shape,
         "history": _plain_history(history),
@@ -144,13 +151,24 @@ def _load_fit(
     }
     channels = Channels(**sizes)
     dtype = read_dtype(content["dtype"], path)
+    as_fitted = copy(settings)
+    if as_fitted.hidden_size is None:
+        as_fitted.hidden_size = int(content["hidden_size"])
+    sized = with_size(as_fitted, 0)
     fitted = FittedForecaster(
         _load_features(content["features"]),
         channels,
         _load_covariates(content["covariates"]),
         settings,
-        [_load_network(stored, settings, channels, dtype, path) for stored in content["models"]],
+        correction=_load_correction(content.get("correction"), channels.h, len(settings.quantiles)),
+        network=content.get("network", RECURRENT),  # files of 0.1.0 lack it
     )
+
+    def build() -> nn.Module:
+        return build_model(make_network(sized, fitted), None, None, dtype, None)
+
+    models = [_load_network(stored, settings, build, path) for stored in content["models"]]
+    fitted = replace(fitted, models=models)
     frequency = _load_frequency(content["frequency"])
     # None: the loss is code, which the user gives again
     loss = settings.loss if content["loss_name"] is None else content["loss_name"]
@@ -161,6 +179,7 @@ def _load_fit(
         loss,
         content["loss_curve"],
         content.get("validation_loss_curve", []),  # files of 0.1.0 lack it
+        content.get("network_errors", {}),
         shape=None if shape is None else tuple(shape),
         origin=_load_history(content["history"], frequency),
     )
@@ -183,13 +202,9 @@ def _load_frequency(content: dict[str, Any] | None) -> Frequency | None:
 def _load_network(
     stored: dict[str, Tensor],
     settings: ForecasterSettings,
-    channels: Channels,
-    dtype: torch.dtype,
+    build: Callable[[], nn.Module],
     path: Path,
 ) -> nn.Module:
-    def build() -> nn.Module:
-        return build_model(make_network(settings, channels), None, None, dtype, None)
-
     # before memory is used: the sizes in the file may be wrong
     model = build_bounded(build, stored, path).to(check_device(settings.device))
     model.load_state_dict(stored)
@@ -205,6 +220,28 @@ def _load_features(content: dict[str, Any]) -> Features:
     if content["log"]:
         return Features(**content | {"unit": math.exp(-2.5), "smallest_scale": 0.002})
     return Features(**content, smallest_scale=1e-6 * content["unit"])
+
+
+def _plain_correction(correction: Correction | None) -> dict[str, Any] | None:
+    if correction is None:
+        return None
+    return {
+        "weights": torch.from_numpy(correction.weights.copy()),
+        "spread": float(correction.spread),
+        "offsets": torch.from_numpy(correction.offsets.copy()),
+    }
+
+
+def _load_correction(content: dict[str, Any] | None, h: int, n_quantiles: int) -> Correction | None:
+    """Read a correction; files of 0.1.0 have none."""
+    if content is None:
+        return None
+    weights = content["weights"].numpy()
+    offsets = content["offsets"].numpy()
+    shapes = [weights.shape, offsets.shape]
+    if shapes != [(len(SOURCES), h), (n_quantiles, h)]:
+        raise ValueError(f"the correction has shapes {shapes}")
+    return Correction(weights, float(content["spread"]), offsets)
 
 
 def _is_plain(value: object) -> bool:

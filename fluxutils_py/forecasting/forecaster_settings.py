@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,12 @@ from fluxutils_py.validation import check_integer, check_positive
 
 POSITIVE_INTEGERS = (
     "h",
-    "hidden_size",
     "num_layers",
-    "n_models",
-    "max_steps",
     "batchsize",
     "seqsize",
 )
+RECURRENT, SEGMENTS = "recurrent", "segments"
+NETWORKS = (RECURRENT, SEGMENTS)
 # what a rank may choose for itself, since it does not change what is trained
 OF_RANK = (
     "comm",
@@ -52,17 +52,19 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         freq: Any = None,
         *,
         quantiles: Sequence[float] = (),
+        calibrate: bool = True,
         lag: Any = "auto",
         input_size: int | None = None,
         transform: str = "auto",
         loss: Any = "auto",
+        network: str = "auto",
         cell: Any = "lstm",
         model: Any = None,
-        hidden_size: int = 96,
+        hidden_size: int | None = None,
         num_layers: int = 1,
         dropout: float = 0.1,
-        n_models: int = 1,
-        max_steps: int = 1500,
+        n_models: int | None = None,
+        max_steps: int | None = None,
         batchsize: int = 48,
         seqsize: int = 96,
         lr: float = 4e-3,
@@ -89,10 +91,12 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         self.season_length = season_length
         self.freq = freq
         self.quantiles = quantiles
+        self.calibrate = calibrate
         self.lag = lag
         self.input_size = input_size
         self.transform = transform
         self.loss = loss
+        self.network = network
         self.cell = cell
         self.model = model
         self.hidden_size = hidden_size
@@ -131,14 +135,24 @@ def check_settings(settings: ForecasterSettings) -> None:
     """Raise SpecError, which names the parameter, if a setting of a forecaster is invalid."""
     for name in POSITIVE_INTEGERS:
         check_integer(name, getattr(settings, name), 1, error=SpecError)
-    for name in ("season_length", "input_size", "n_iter_no_change"):
+    for name in (
+        "season_length",
+        "input_size",
+        "hidden_size",
+        "max_steps",
+        "n_models",
+        "n_iter_no_change",
+    ):
         check_integer(name, getattr(settings, name), 1, optional=True, error=SpecError)
     check_positive("lr", settings.lr, error=SpecError)
+    if not isinstance(settings.calibrate, bool | np.bool_):
+        raise SpecError(f"calibrate must be True or False, got {settings.calibrate!r}")
     if settings.lag not in ("auto", None):
         check_integer("lag", settings.lag, 1, error=SpecError)
     if settings.transform not in ("auto", *TRANSFORMS):
         raise SpecError(f"transform must be 'auto', 'log' or 'none', got {settings.transform!r}")
     _check_loss(settings.loss)
+    _check_network(settings)
     # before the quantiles are counted and the names are compared
     _check_list("quantiles", settings.quantiles, "numbers")
     for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list"):
@@ -162,6 +176,32 @@ def _check_loss(loss: object) -> None:
             f"loss must be 'auto', {', '.join(map(repr, LOSSES))} or a criterion of torch, got "
             f"{loss!r}"
         )
+
+
+def _check_network(settings: ForecasterSettings) -> None:
+    if settings.network not in ("auto", *NETWORKS):
+        raise SpecError(
+            f"network must be 'auto', {' or '.join(map(repr, NETWORKS))}, got {settings.network!r}"
+        )
+    names = ", ".join(f"{name}={value!r}" for name, value in recurrent_settings(settings).items())
+    if settings.network == SEGMENTS and names:
+        raise SpecError(
+            f"{names} is of recurrent networks, and network='segments' has none of it; leave it "
+            "out, or set network='recurrent'"
+        )
+
+
+def recurrent_settings(settings: ForecasterSettings) -> dict[str, Any]:
+    """Return the settings that only recurrent networks have and that are not the defaults."""
+    defaults = signature(type(settings)).parameters
+    names = ("lag", "input_size", "cell", "model", "num_layers")
+    values = {name: getattr(settings, name) for name in names}
+    return {k: v for k, v in values.items() if not _is_default(v, defaults[k].default)}
+
+
+def _is_default(value: object, default: object) -> bool:
+    # not by == of any values: arrays and modules have another one
+    return value is default or (isinstance(value, str) and value == default)
 
 
 def _check_list(name: str, value: object, items: str) -> None:

@@ -16,7 +16,7 @@ from fluxutils_py.forecasting.features import Past
 from fluxutils_py.forecasting.panel_windows import PackedSeries, PanelWindows, WindowArray
 from fluxutils_py.inputs.panel import Panel
 from fluxutils_py.nn.session import InferenceSession
-from fluxutils_py.nn.states import batch_dims
+from fluxutils_py.nn.states import batch_dims, recurrent_layers
 from fluxutils_py.training.predictor import Predictor
 
 BLOCK = 1024  # number of series to forecast at a time
@@ -214,6 +214,8 @@ def run_steps(
     """Run a network for ``count[n]`` steps of each series from step ``start[n]``, and return its
     state.
     """
+    if not recurrent_layers(model):
+        return []
     inputs = _all_series(windows, start, count)
     # a separate copy runs: the state of the user's network does not change
     predictor = Predictor(model, inputs, state, keep_state=True)
@@ -235,13 +237,14 @@ def _all_series(
     windows: PanelWindows,
     start: np.ndarray,
     count: np.ndarray,
+    series: np.ndarray | None = None,
 ) -> SequenceWindows:
-    """Return one batch of ``count[n]`` inputs of each series from step ``start[n]``."""
+    """Return one batch of ``count[n]`` inputs from step ``start[n]``, of all series or of some."""
     n_steps = max(1, int(count.max()))
     # all series in one batch: a window is cut for all of them at once
     inputs = SeriesArray(WindowArray(windows, "inputs", n_steps=n_steps), "x")
-    n = windows.n_series
-    rows = Segments(np.arange(n), start, count)
+    n = len(start)
+    rows = Segments(np.arange(n) if series is None else series, start, count)
     return SequenceWindows((inputs,), batchsize=n, seqsize=n_steps, segments=rows)
 
 
@@ -260,8 +263,17 @@ def last_outputs(
     """Return a network's outputs (N, outputs) at the step ``at[n]`` of each series, from the state
     before it.
     """
-    n = windows.n_series
-    steps = _single_steps(at)
+    return _outputs_of(model, windows, _single_steps(at), state)
+
+
+def _outputs_of(
+    model: nn.Module,
+    windows: PanelWindows,
+    steps: Segments,
+    state: list[Tensor],
+) -> np.ndarray:
+    """Return a network's outputs (B, outputs) at single steps, from the states before them."""
+    n = len(steps)
     parameter = next(model.parameters())
 
     def read_inputs(series: slice) -> Tensor:
@@ -292,25 +304,52 @@ def outputs_along(
     model: nn.Module,
     windows: PanelWindows,
     origins: np.ndarray,
+    series: np.ndarray | None = None,
+    start: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return a network's outputs (N, W, outputs) at steps ``origins[n, w]``, in one pass; NaN where
     it is -1.
+
+    ``series`` and ``start`` are the series that these are of, and the steps from which the network
+    reads them, from a state of zeros. None: all series, from their first steps.
     """
+    if not recurrent_layers(model):
+        return _outputs_at(model, windows, origins, series)
     out = np.empty(0)
+    if start is None:
+        start = np.zeros(len(origins), int)
     # a series that has not begun is read too, since a batch has no rows without steps
-    count = np.maximum(origins.max(1) + 1, 1)
-    first = np.zeros(len(count), int)
-    for block in Predictor(model, _all_series(windows, first, count)):
+    count = np.maximum(origins.max(1) + 1 - start, 1)
+    batch = _all_series(windows, start, count, series)
+    for block in Predictor(model, batch, part=slice(0, len(origins))):
         (y,) = block.y  # (S, B, outputs)
         if not out.size:
             shape = (*origins.shape, y.shape[2])
             out = np.full(shape, np.nan)
-        at = origins[block.series] - block.steps.start
+        first = start[block.series, None] + block.steps.start
+        at = origins[block.series] - first
         inside = (at >= 0) & (at < len(y))
-        series, column = np.nonzero(inside)
-        values = y[at[series, column], series]
-        rows = block.series.start + series
-        out[rows, column] = values
+        row, column = np.nonzero(inside)
+        values = y[at[row, column], row]
+        out[block.series.start + row, column] = values
+    return out
+
+
+def _outputs_at(
+    model: nn.Module,
+    windows: PanelWindows,
+    origins: np.ndarray,
+    series: np.ndarray | None,
+) -> np.ndarray:
+    """Do the work of :func:`outputs_along` for a network without a state, which reads no other
+    steps.
+    """
+    row, column = np.nonzero(origins >= 0)
+    at = origins[row, column]
+    steps = Segments(row if series is None else series[row], at, np.ones(len(at), int))
+    outputs = _outputs_of(model, windows, steps, [])
+    out = np.full((*origins.shape, outputs.shape[1]), np.nan)
+    out[row, column] = outputs
     return out
 
 
@@ -341,6 +380,9 @@ def denormalise(
     value is known.
     """
     out = out.reshape(len(out), 1 + n_quantiles, -1)
+    if windows.correction is not None:
+        baselines = windows.features.baselines(past)[:, 0]
+        out = windows.correction.apply(out, baselines, np)
     z = past.naive + past.scale[:, :, None] * out
     values = windows.features.inverse(z)
     values[~past.known[:, 0]] = np.nan

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -22,6 +24,8 @@ from fluxutils_py.estimator.fit_data import FitRequest, ValidationData
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.minibatch_size import whole_batchsize
 from fluxutils_py.forecasting.calendar_features import calendar_names
+from fluxutils_py.forecasting.correction import Correction
+from fluxutils_py.forecasting.correction_choice import learn_correction
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.direct_model import (
     DirectModel,
@@ -48,31 +52,46 @@ from fluxutils_py.forecasting.fitted_forecaster import (
     warn_short_series,
 )
 from fluxutils_py.forecasting.forecaster_settings import (
+    SEGMENTS,
     ForecasterSettings,
     cell_of,
     columns_of,
     sorted_quantiles,
 )
+from fluxutils_py.forecasting.held_out_end import HeldOutEnd, walk_held_out_end
 from fluxutils_py.forecasting.history import History
+from fluxutils_py.forecasting.network_choice import (
+    candidate_networks,
+    network_errors_of,
+    with_network,
+)
+from fluxutils_py.forecasting.network_size import SizedSettings, with_size
+from fluxutils_py.forecasting.origin_windows import OriginArray, Origins
 from fluxutils_py.forecasting.panel_windows import (
     ArrayFNT,
     ArraySource,
-    Channels,
     PackedSeries,
     PanelWindows,
     WindowArray,
 )
+from fluxutils_py.forecasting.segment_model import SegmentModel, segment_length
 from fluxutils_py.inputs.frequency import Frequency
 from fluxutils_py.inputs.panel import Panel, panel_of
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.sklearn_callbacks import hooks_of
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import adamw
 
 MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
 FEW_STEPS = 300
 NO_OPTIONS = FitOptions()
+MODELS_HELD_OUT = 2  # at most: two forecast nearly as well as more
 PIECE = 8  # a piece of a long series has at least so many windows
+# of a network of segments: neighbouring origins are alike, so that of a window of batchsize times
+# seqsize steps one in SPARSE is enough for a step of the optimizer
+SPARSE = 36
+LONG = 96  # horizons above it teach more with each origin, and need fewer steps
 
 
 class Fit(NamedTuple):
@@ -86,6 +105,9 @@ class Fit(NamedTuple):
         The loss of the point forecast, chosen if it was "auto".
     loss_curve, validation_loss_curve : list of float
         Loss per epoch, averaged over the networks.
+    network_errors : dict of str to float
+        Error of each kind of network on the end of the training part, relative to that of the
+        seasonal naive forecast; empty if there was no choice.
     shape : tuple or None
         Numbers of features and series of an array.
     origin : History, or windows and panel
@@ -97,6 +119,7 @@ class Fit(NamedTuple):
     loss: Any
     loss_curve: list[float]
     validation_loss_curve: list[float]
+    network_errors: dict[str, float]
     shape: tuple[int, int] | None
     origin: History | tuple[PanelWindows, Panel | None]
 
@@ -115,14 +138,26 @@ def fit_panel(
     loss = settings.loss
     if loss == "auto":
         loss = "smape" if fitted.features.log else "mae"
-    learning = LearningData.of(fitted, training, series, options)
+    lengths = _lengths(training)
     start = () if options.start is None else options.start.models
-    est = fit_models(settings, learning, loss, ranks, start)
-    fitted = replace(fitted, settings=settings, models=list(est.model_.members))
+    sized = with_size(settings, int(lengths.sum()), start)
+    sized.callbacks = [*as_callbacks(settings.callbacks), *hooks_of(settings)]
+    candidates = _candidates(settings, fitted, training, series, options)
+    chosen = _choose_network(sized, candidates, loss, ranks)
+    data = chosen.data
+    est = fit_models(sized, data, loss, ranks, start)
+    correction = None
+    if settings.calibrate:
+        end = chosen.end
+        if end is None:
+            end = _held_out_end(sized, data, loss, ranks, est.fitted_parts_.n_steps)
+        correction = _correction_of(end, sorted_quantiles(sized), loss, ranks)
+    fitted = replace(
+        data.fitted, settings=settings, models=list(est.model_.members), correction=correction
+    )
     n_models = len(fitted.models)
     loss_curve = [value / n_models for value in est.loss_curve_]
     validation_loss_curve = [value / n_models for value in est.validation_loss_curve_]
-    lengths = learning.windows.source.lengths
     panel = panel_of(series)
     warn_long_horizon(fitted.h, lengths)
     warn_short_series(fitted.features.season, lengths, panel_of(training))
@@ -132,9 +167,14 @@ def fit_panel(
         loss,
         loss_curve,
         validation_loss_curve,
+        chosen.errors,
         array_shape(series),
-        (learning.whole, panel),
+        (replace(data.whole, correction=correction), panel),
     )
+
+
+def _lengths(series: Panel | ArrayFNT) -> np.ndarray:
+    return series.lengths if isinstance(series, Panel) else ArraySource(series).lengths
 
 
 def choose_inputs(settings: ForecasterSettings, series: Panel | ArrayFNT) -> FittedForecaster:
@@ -153,8 +193,11 @@ def choose_inputs(settings: ForecasterSettings, series: Panel | ArrayFNT) -> Fit
         season = season_within(usual_season(frequency), int(source.lengths.max()))
     else:
         season = int(settings.season_length)
+    transform = settings.transform
+    if transform == "auto" and settings.loss == "mse":
+        transform = "none"  # the mean of logarithms is not the logarithm of the mean
     features = choose_features(
-        source, int(settings.h), season, settings.lag, settings.input_size, settings.transform
+        source, int(settings.h), season, settings.lag, settings.input_size, transform
     )
     loss = settings.loss
     # these losses compare values, for which they add the seasonal naive forecast
@@ -169,6 +212,8 @@ class LearningData:
 
     Attributes
     ----------
+    fitted : FittedForecaster
+        Without networks; its ``network`` says of which kind they are.
     windows : PanelWindows
         Of the training part.
     whole : PanelWindows
@@ -179,6 +224,7 @@ class LearningData:
         Inputs and targets of the whole series, with targets only in the part that is held out.
     """
 
+    fitted: FittedForecaster
     windows: PanelWindows
     whole: PanelWindows
     weights: Weights | None = None
@@ -195,7 +241,7 @@ class LearningData:
         windows = fitted.windows(training)
         weights = target_weights(training, options)
         if not options.val_size:
-            return cls(windows, windows, weights)
+            return cls(fitted, windows, windows, weights)
         of_all = target_weights(series, replace(options, half_life=None))
         # both or none: they are channels of the targets
         if weights is not None and of_all is None:
@@ -208,11 +254,130 @@ class LearningData:
         first = np.maximum(lengths - options.val_size - 1, 0)
         x = WindowArray(whole, "inputs")
         y = WindowArray(whole, "targets", first, weights=of_all)
-        return cls(windows, whole, weights, ValidationData(x, y, None, lengths))
+        return cls(fitted, windows, whole, weights, ValidationData(x, y, None, lengths))
 
 
-def make_network(settings: ForecasterSettings, channels: Channels) -> Callable[[], DirectModel]:
-    """Return a callable that makes the network of a forecaster, for inputs with these channels."""
+def _candidates(
+    settings: ForecasterSettings,
+    fitted: FittedForecaster,
+    training: Panel | ArrayFNT,
+    series: Panel | ArrayFNT,
+    options: FitOptions,
+) -> list[LearningData]:
+    """Return what each kind of network that can be used learns from."""
+    data = LearningData.of(fitted, training, series, options)
+    if options.start is not None:
+        return [data]
+    source = data.windows.source
+    is_weighted = data.weights is not None or data.validation is not None
+    return [
+        LearningData.of(with_network(fitted, kind, source.lengths), training, series, options)
+        for kind in candidate_networks(settings, source, fitted, is_weighted)
+    ]
+
+
+class _Choice(NamedTuple):
+    """Data of the kind of network that was chosen, what the held-out end showed of it (None if
+    there was no choice, or no end), and the errors of all kinds.
+    """
+
+    data: LearningData
+    end: HeldOutEnd | None
+    errors: dict[str, float]
+
+
+def _choose_network(
+    settings: SizedSettings, candidates: list[LearningData], loss: object, ranks: RankGroup
+) -> _Choice:
+    ends: dict[str, HeldOutEnd | None] = {}
+    if len(candidates) > 1:
+        for data in candidates:
+            made = planned_updates(settings, data, ranks)
+            ends[data.fitted.network] = _held_out_end(settings, data, loss, ranks, made)
+    errors = network_errors_of(ends, loss, ranks)
+    best = min(errors, key=errors.__getitem__, default=candidates[0].fitted.network)
+    _say_choice(settings, ranks, best, errors)
+    (data,) = (data for data in candidates if data.fitted.network == best)
+    return _Choice(data, ends.get(best), errors)
+
+
+def _held_out_end(
+    settings: SizedSettings, data: LearningData, loss: object, ranks: RankGroup, made: int
+) -> HeldOutEnd | None:
+    """Return what networks like those of a fit of ``made`` updates show on the held-out end; None
+    for a short history.
+
+    They are fewer, and trained with fewer updates where many were made, for the sake of time.
+    """
+    most = max(min(made, FEW_STEPS), made // 2)
+    # callbacks are of the networks that are kept
+    quiet = copy(settings)
+    quiet.callbacks = None
+    quiet.verbose = False
+    quiet.n_models = min(int(settings.n_models), MODELS_HELD_OUT)
+
+    def fit(shortened: PanelWindows) -> list[nn.Module]:
+        part = replace(data, windows=shortened, validation=None)
+        est = fit_models(quiet, part, loss, ranks, most_updates=most)
+        return list(est.model_.members)
+
+    return walk_held_out_end(data.windows, len(settings.quantiles), fit)
+
+
+def _correction_of(
+    end: HeldOutEnd | None, quantiles: tuple[float, ...], loss: object, ranks: RankGroup
+) -> Correction | None:
+    """Return what the held-out end teaches."""
+    if end is None:
+        return None
+    learnt = learn_correction(end, quantiles, squared=loss == "mse")
+    # hosts differ in their last digits
+    arrays = [np.asarray(a) for a in (learnt.weights, learnt.spread, learnt.offsets)]
+    ranks.broadcast([torch.from_numpy(a) for a in arrays])
+    return Correction(arrays[0], float(arrays[1]), arrays[2])
+
+
+def _say_choice(
+    settings: ForecasterSettings,
+    ranks: RankGroup,
+    kind: str,
+    errors: Mapping[str, float],
+) -> None:
+    """Print which kind of network was chosen, and the errors that decided, if ``verbose`` is
+    true.
+    """
+    # "auto" is of progress bars
+    if settings.verbose is True and ranks.rank == 0:
+        said = ", ".join(f"{name} {error:.3f}" for name, error in errors.items())
+        if said:
+            said = f" (errors of the seasonal naive forecast's on the end of the series: {said})"
+        print(f"network={kind!r}{said}")
+
+
+class StopAfter:
+    """Stop training after so many updates."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def on_step(self, loop: Loop) -> None:
+        if loop.step >= self.most:
+            loop.stop()
+
+
+def make_network(
+    settings: SizedSettings, fitted: FittedForecaster
+) -> Callable[[], DirectModel | SegmentModel]:
+    """Return a callable that makes a network of a forecaster, of its kind and for its inputs."""
+    if fitted.network == SEGMENTS:
+        return partial(
+            SegmentModel,
+            fitted.features,
+            segment_length(fitted.features.season),
+            sorted_quantiles(settings),
+            int(settings.hidden_size),
+            float(settings.dropout),
+        )
     if settings.model is None:
         body = recurrent_body(cell_of(settings.cell), int(settings.num_layers))
     else:
@@ -220,7 +385,7 @@ def make_network(settings: ForecasterSettings, channels: Channels) -> Callable[[
     return partial(
         DirectModel,
         body,
-        channels,
+        fitted.channels,
         sorted_quantiles(settings),
         int(settings.hidden_size),
         float(settings.dropout),
@@ -231,9 +396,10 @@ def require_same_networks(settings: ForecasterSettings, start: FittedForecaster)
     """Raise SpecError unless networks with these settings have the shapes of those to start
     from.
     """
+    sized = with_size(settings, 0, start.models)
     for name, now, before in (
         ("h", int(settings.h), start.h),
-        ("n_models", int(settings.n_models), len(start.models)),
+        ("n_models", int(sized.n_models), len(start.models)),
     ):
         if now != before:
             raise SpecError(
@@ -241,7 +407,7 @@ def require_same_networks(settings: ForecasterSettings, start: FittedForecaster)
                 f"but {name} is {now} now; set it back, or warm_start=False"
             )
     with seeded(0):
-        new = make_network(settings, start.channels)()
+        new = make_network(sized, start)()
     shapes = [
         {name: tuple(value.shape) for name, value in network.state_dict().items()}
         for network in (new, start.models[0])
@@ -249,7 +415,7 @@ def require_same_networks(settings: ForecasterSettings, start: FittedForecaster)
     if shapes[0] != shapes[1]:
         raise SpecError(
             "warm_start=True continues with the networks of the last fit, but settings that decide "
-            f"their shape have changed since: cell or model, hidden_size={settings.hidden_size}, "
+            f"their shape have changed since: cell or model, hidden_size={sized.hidden_size}, "
             f"num_layers={settings.num_layers} or quantiles={sorted_quantiles(settings)}; set them "
             "back, or warm_start=False"
         )
@@ -309,17 +475,18 @@ def _digest_columns(columns: dict[str, np.ndarray]) -> str:
 
 
 def fit_models(
-    settings: ForecasterSettings,
+    settings: SizedSettings,
     data: LearningData,
     loss: object,
     ranks: RankGroup,
     start: Sequence[nn.Module] = (),
+    most_updates: int | None = None,
 ) -> Estimator:
     """Train an :class:`Ensemble` of ``n_models`` networks, which differ in initial weights and
     dropout, or go on from copies of the networks ``start``.
 
     All networks train on the same windows: cutting these takes a third of the time of one network's
-    step.
+    step. They make at most ``most_updates``.
 
     Raises
     ------
@@ -333,29 +500,33 @@ def fit_models(
     features = windows.features
     n_models = int(settings.n_models)
     criterion = ForecastLoss(loss, features.h, sorted_quantiles(settings), features.log, n_models)
+    callbacks = as_callbacks(settings.callbacks)
+    if most_updates is not None:
+        callbacks = [*callbacks, StopAfter(most_updates)]
     optimizer = partial(adamw, lr=float(settings.lr), weight_decay=float(settings.weight_decay))
-    model: object = partial(Ensemble, make_network(settings, windows.channels), n_models)
+    model: object = partial(Ensemble, make_network(settings, data.fitted), n_models)
     if start:
         members = iter(start)
         model = Ensemble(lambda: next(members), n_models)  # the estimator trains a copy
+    passes = _passes(settings, data, ranks)
+    x, y = _inputs_and_targets(data, passes)
+    of_segments = data.fitted.network == SEGMENTS
     est = Estimator(
         model,
         criterion,
         optimizer,
-        _training_spec(settings, windows, ranks, stops=data.validation is not None),
+        passes.spec(settings, data, most_updates),
         comm=ranks,
         scaling=settings.scaling,
         n_jobs=settings.n_jobs,
         device=settings.device,
-        callbacks=[*as_callbacks(settings.callbacks), *hooks_of(settings)],
+        callbacks=callbacks,
         random_state=settings.random_state,
         verbose=settings.verbose,
     )
-    x = WindowArray(windows, "inputs")
-    y = WindowArray(windows, "targets", warmup_of(windows), weights=data.weights)
     # not est.fit, which warns of few updates: their number is chosen here
     # a mask of no step would only cost time
-    same_length = (lengths == lengths[0]).all()
+    same_length = of_segments or (lengths == lengths[0]).all()
     request = FitRequest(
         x, y, lengths=None if same_length else lengths, validation_data=data.validation
     )
@@ -366,33 +537,92 @@ def fit_models(
     return est
 
 
-def _training_spec(
-    settings: ForecasterSettings, windows: PanelWindows, ranks: RankGroup, *, stops: bool
-) -> Spec:
-    """Return the spec of the fit, whose learning rate follows one cycle over all steps; ``stops``
-    where validation loss stops it early.
+def _inputs_and_targets(
+    data: LearningData, passes: Passes
+) -> tuple[WindowArray | OriginArray, WindowArray | OriginArray]:
+    windows = data.windows
+    if data.fitted.network != SEGMENTS:
+        y = WindowArray(windows, "targets", warmup_of(windows), weights=data.weights)
+        return WindowArray(windows, "inputs"), y
+    lengths = windows.source.lengths
+    first = np.minimum(windows.features.input_size // 2, lengths // 4)
+    # the last step has no target
+    origins = Origins(first, lengths - 1, passes.n_windows * passes.whole)
+    return OriginArray(windows, origins, "inputs"), OriginArray(windows, origins, "targets")
+
+
+class Passes(NamedTuple):
+    """How training goes through the data.
+
+    Attributes
+    ----------
+    epochs : int
+    n_windows : int
+        Updates per epoch.
+    batchsize, seqsize : int
+        Of one rank.
+    whole : int
+        The batchsize of all ranks together.
     """
+
+    epochs: int
+    n_windows: int
+    batchsize: int
+    seqsize: int
+    whole: int
+
+    def spec(self, settings: SizedSettings, data: LearningData, most_updates: int | None) -> Spec:
+        """Return the spec of a fit, whose learning rate follows one cycle over all updates, and
+        which validation loss stops early.
+        """
+        epochs = self.epochs
+        n_updates = epochs * self.n_windows
+        if most_updates is not None and most_updates < n_updates:
+            n_updates = most_updates
+            epochs = -(-n_updates // self.n_windows)
+        patience = None
+        if data.validation is not None:
+            # a rate of one cycle rises first: the loss may rise with it
+            patience = settings.n_iter_no_change or max(3, epochs // 4)
+        return Spec(
+            epochs=epochs,
+            patience=patience,
+            batchsize=self.batchsize,
+            seqsize=self.seqsize,
+            # in a file, neighbouring series are read together; origins lie apart in any case
+            shuffle=data.windows.source.in_memory or data.fitted.network == SEGMENTS,
+            # bounds the joint norm of all networks' gradients
+            clip=math.sqrt(settings.n_models),
+            # one more step than there are: the scheduler raises an error after its last one
+            scheduler=partial(OneCycleLR, max_lr=float(settings.lr), total_steps=n_updates + 1),
+            schedule_every="step",
+        )
+
+
+def planned_updates(settings: SizedSettings, data: LearningData, ranks: RankGroup) -> int:
+    """Return how many updates a fit makes if nothing ends it early."""
+    passes = _passes(settings, data, ranks)
+    return passes.epochs * passes.n_windows
+
+
+def _passes(settings: SizedSettings, data: LearningData, ranks: RankGroup) -> Passes:
+    lengths = data.windows.source.lengths
     batchsize = int(settings.batchsize)
     seqsize = int(settings.seqsize)
-    whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
-    n_steps = steps_per_epoch(windows.source.lengths, whole, seqsize)
-    most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes overfit
-    epochs = min(most, max(1, round(settings.max_steps / n_steps)))
-    patience = None
-    if stops:
-        # a rate of one cycle rises first: the loss may rise with it
-        patience = settings.n_iter_no_change or max(3, epochs // 4)
-    return Spec(
-        epochs=epochs,
-        patience=patience,
-        batchsize=batchsize,
-        seqsize=seqsize,
-        shuffle=windows.source.in_memory,  # in a file, neighbouring series are read together
-        clip=math.sqrt(settings.n_models),  # bounds the joint norm of all networks' gradients
-        # one more step than there are: the scheduler raises an error after its last one
-        scheduler=partial(OneCycleLR, max_lr=float(settings.lr), total_steps=epochs * n_steps + 1),
-        schedule_every="step",
-    )
+    if data.fitted.network == SEGMENTS:
+        batchsize = max(1, batchsize * seqsize // SPARSE)
+        seqsize = 1
+        whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
+        updates = max(1, round(settings.max_steps / 2 / math.sqrt(max(1.0, data.fitted.h / LONG))))
+        n_windows = min(updates, -(-int(lengths.sum()) // whole))
+        most = MOST_EPOCHS
+    else:
+        whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
+        updates = settings.max_steps
+        n_windows = steps_per_epoch(lengths, whole, seqsize)
+        most = max(MOST_EPOCHS, -(-FEW_STEPS // n_windows))  # more passes overfit
+    epochs = min(most, max(1, round(updates / n_windows)))
+    return Passes(epochs, n_windows, batchsize, seqsize, whole)
 
 
 def steps_per_epoch(lengths: np.ndarray, batchsize: int, seqsize: int) -> int:

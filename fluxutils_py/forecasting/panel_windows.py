@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -14,6 +15,7 @@ from fluxutils_py.data.arrays import DuckArray, plain_block
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError
+from fluxutils_py.forecasting.correction import Correction
 from fluxutils_py.forecasting.features import Features, Past
 
 T = TypeVar("T")
@@ -57,6 +59,12 @@ class PackedSeries:
         self.offsets = np.cumsum(self.lengths) - self.lengths
         self.n_series = len(self.lengths)
         self.is_complete = not np.isnan(values[0]).any()
+
+    def until(self, lengths: np.ndarray) -> PackedSeries:
+        """Return the first ``lengths[n]`` steps of each series, on the same memory."""
+        part = copy(self)
+        part.lengths = lengths
+        return part
 
     def cut(
         self,
@@ -106,6 +114,13 @@ class ArraySource:
         self.n_series = n_features * n_series
         self.lengths = np.full(self.n_series, self.n_steps)
         self.in_memory = type(array) is np.ndarray
+
+    def until(self, lengths: np.ndarray) -> ArraySource:
+        """Return the first steps of all series, which are equally many, of the same array."""
+        part = copy(self)
+        part.lengths = lengths
+        part.n_steps = int(lengths[0])
+        return part
 
     def cut(
         self,
@@ -283,6 +298,8 @@ class PanelWindows:
         Static covariates.
     ahead : PackedSeries, optional
         Covariates known ahead, as long as the series or longer.
+    correction : Correction, optional
+        Of what networks make of these windows.
 
     Covariates are scaled numbers, followed by codes of categories.
     """
@@ -292,6 +309,7 @@ class PanelWindows:
     channels: Channels
     static: np.ndarray | None = None
     ahead: PackedSeries | None = None
+    correction: Correction | None = None
     _cached: CutWindow | None = field(default=None, repr=False)
 
     @property
@@ -303,6 +321,12 @@ class PanelWindows:
         """Number of earlier steps to read with a window."""
         # without missing values, none needs steps to be filled in from
         return self.features.reach if self.source.is_complete else self.features.lookback
+
+    def until(self, lengths: np.ndarray) -> PanelWindows:
+        """Return the windows of the first ``lengths[n]`` steps of each series, which see no value
+        of the steps after them but those of covariates known ahead.
+        """
+        return replace(self, source=self.source.until(lengths), _cached=None)
 
     def inputs(
         self,

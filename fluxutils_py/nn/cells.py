@@ -191,6 +191,16 @@ def lstm_step(
     return sigmoid(o) * tanh(c), c
 
 
+def gru_step(of_x: Tensor, of_h: Tensor, h: Tensor) -> Tensor:
+    """Return the next state of a GRU from the products with its input and with its state."""
+    xr, xz, xn = of_x.chunk(3, 1)
+    hr, hz, hn = of_h.chunk(3, 1)
+    r = torch.sigmoid(xr + hr)
+    z = torch.sigmoid(xz + hz)
+    n = torch.tanh(xn + r * hn)
+    return (1 - z) * n + z * h
+
+
 class FLSTMCell(_Approximate):
     __doc__ = _CELL_DOC.format(
         name="FLSTMCell",

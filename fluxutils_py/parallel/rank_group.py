@@ -325,7 +325,8 @@ class RankGroup:
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite tensors of any types with the tensors of rank 0, bit by bit."""
-        tensors = list(tensors)
+        # an empty one has no bits, and strides that cannot be viewed as bytes
+        tensors = [t for t in tensors if t.numel()]
         if self.is_single or not tensors:
             return
         parts = [t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in tensors]

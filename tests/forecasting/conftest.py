@@ -70,8 +70,9 @@ def make_panel():
 
 @pytest.fixture(scope="session")
 def small():
-    """Settings of a tiny network, trained for a moment."""
-    return {"hidden_size": 5, "max_steps": 3, "random_state": 0, "verbose": False, "comm": None}
+    """Settings of a tiny recurrent network, trained for a moment."""
+    settings = {"network": "recurrent", "hidden_size": 5, "max_steps": 3, "n_models": 1}
+    return {**settings, "random_state": 0, "verbose": False, "comm": None}
 
 
 # -- the naive loop: one value at a time, from the definitions ------------------------------------------

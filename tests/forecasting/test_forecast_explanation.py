@@ -27,6 +27,7 @@ def made():
     df["kind"] = rng.choice(["x", "y"], 2 * n)
     df["y"] = 30 + 8 * df.promo + rng.normal(size=2 * n)
     settings = {"hidden_size": 6, "max_steps": 120, "random_state": 0, "verbose": False}
+    settings["calibrate"] = False  # what is explained are the networks
     fc = Forecaster(
         H,
         4,
@@ -111,7 +112,7 @@ def test_what_matters_comes_first(made):
 
 def test_explain_takes_forecasters_and_arrays(rng, small):
     x = rng.normal(size=(2, 3, 40))
-    fc = Forecaster(2, 5, **{**small, "max_steps": 20}).fit(x)
+    fc = Forecaster(2, 5, calibrate=False, **{**small, "max_steps": 20}).fit(x)
     e = explain(fc, x, (1, 2), 2)
     np.testing.assert_allclose(e.value, fc.predict()[1, 2, 1], rtol=1e-5)
     assert e.attributions.shape == (fc.features_.n_inputs, 40)
@@ -135,3 +136,10 @@ def test_series_that_cannot_be_explained_are_named(made):
         fc.explain_forecast(df, "c", futr_df=futr)
     with pytest.raises(DataError, match="futr_exog_list names promo"):
         fc.explain_forecast(df, "a")
+
+
+def test_networks_of_segments_are_refused(rng, small):
+    x = rng.normal(size=(1, 2, 80))
+    fc = Forecaster(2, 5, **{**small, "network": "segments"}).fit(x)
+    with pytest.raises(SpecError, match=r"network_='segments'.*network='recurrent'"):
+        explain(fc, x, (0, 1), 2)

@@ -33,7 +33,7 @@ def walked(step, inputs):
     [
         (
             ("wave", "constant", "zero", "negative", "large"),
-            {"h": 5, "lag": 14, "quantiles": (0.1, 0.9), "n_models": 2},
+            {"h": 5, "lag": 14, "quantiles": (0.1, 0.9)},
         ),
         (("wave", "constant", "zero", "negative", "large"), {"h": 16, "season_length": 1}),
         (("wave", "constant"), {"h": 9, "lag": 7, "cell": "gru", "num_layers": 2}),
@@ -42,7 +42,7 @@ def walked(step, inputs):
 )
 def test_values_one_by_one_forecast_as_predict_does(make_panel, small, kinds, settings):
     panel = make_panel(kinds)
-    fc = Forecaster(freq="D", **settings, **small).fit(panel)
+    fc = Forecaster(freq="D", **{**small, "n_models": 2}, **settings).fit(panel)
     assert fc.features_.log == (kinds[-1] != "large")
     step, out = step_of(fc), fc.predict()
     for name, part in panel.groupby("unique_id"):

@@ -117,7 +117,7 @@ def test_quantiles_never_cross_and_have_columns_in_order(panel, small):
 
 
 def test_several_models_are_the_mean_of_each_in_the_units_of_the_transform(make_panel, small):
-    fc = Forecaster(3, n_models=3, **small).fit(make_panel(("wave",)))
+    fc = Forecaster(3, **{**small, "n_models": 3}).fit(make_panel(("wave",)))
     each = []
     for i in range(3):
         one = clone(fc).set_params(n_models=1).fit(make_panel(("wave",)))
@@ -498,7 +498,7 @@ def test_the_error_does_not_depend_on_the_level(transform):
     t, rng = np.arange(240), np.random.default_rng(0)
     wave = np.sin(2 * np.pi * t / 12 + np.arange(8)[:, None]) + 0.1 * rng.normal(size=(8, 240))
     fc = Forecaster(
-        12, 12, transform=transform, random_state=0, verbose=False, comm=None, max_steps=60
+        12, 12, transform=transform, random_state=0, verbose=False, max_steps=60, n_models=1
     )
 
     def error(level):

@@ -49,8 +49,9 @@ def test_a_consumer_gives_covariates_as_they_are_and_gets_the_forecasts_of_predi
 ):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    df = shops(rng)
+    df = shops(rng, 60)
     fc = Forecaster(4, 7, 1, quantiles=(0.2, 0.8), **EXOG, **{**small, "max_steps": 20}).fit(df)
+    assert fc.correction_ is not None
     path = tmp_path / "shops.onnx"
     fc.export(path)
     assert check_export(path, fc, df) < 1e-5

@@ -26,7 +26,7 @@ def test_a_forecaster_read_forecasts_and_updates_the_same(panel, small, to_polar
         df = to_polars(df)
     if kind == "array":
         df = np.random.default_rng(0).normal(size=(2, 3, 40))
-    fc = Forecaster(4, n_models=2, quantiles=(0.3,), **small).fit(df)
+    fc = Forecaster(4, quantiles=(0.3,), **{**small, "n_models": 2}).fit(df)
     fc.save(tmp_path / "fc.pt")
     again = Forecaster.load(tmp_path / "fc.pt")
     assert again.get_params() == {**fc.get_params(), "quantiles": [0.3], "comm": "auto"} | {

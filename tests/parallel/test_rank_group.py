@@ -2,6 +2,7 @@
 tests/mpi.
 """
 
+import numpy as np
 import pytest
 import torch
 
@@ -116,6 +117,8 @@ def test_broadcasting_keeps_every_bit_of_every_type():
         torch.ones(0),
     ]
     found = [t.clone() for t in kept]
+    kept.append(torch.from_numpy(np.empty(0)))
+    found.append(torch.from_numpy(np.empty(0)))  # of stride 0
     RankGroup(Recorded(lambda mine: mine)).broadcast(found)
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, kept, strict=True))
 

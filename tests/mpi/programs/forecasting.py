@@ -61,9 +61,14 @@ def results(factor, comm):
         walked = Forecaster(3, 7, "D", batchsize=2 * factor, comm=comm, **settings)
         for refit in (False, True):
             found[f"walked, refit={refit}"] = walked.cross_validation(df, n_windows=2, refit=refit)
+    x = np.random.default_rng(1).normal(size=(2, 3, 90)).cumsum(2)
+    settings |= {"seqsize": 2, "network": "segments", "quantiles": (0.1, 0.9), "n_models": 1}
+    far = Forecaster(5, 6, batchsize=72 * factor, comm=comm, **settings).fit(x)
+    assert far.correction_ is not None
+    of_segments = {f"segments, {name}": values for name, values in far.predict().items()}
     columns = {name: frame.select_dtypes("number").to_numpy() for name, frame in found.items()}
     weights = [p.detach().numpy().ravel() for model in fc.models_ for p in model.parameters()]
-    return columns | {"parameters": np.concatenate(weights)}
+    return columns | of_segments | {"parameters": np.concatenate(weights)}
 
 
 def error_of(call):

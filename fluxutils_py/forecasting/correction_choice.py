@@ -1,0 +1,167 @@
+"""Learn from the held-out end how to correct forecasts: which sources to trust at which step of the
+horizon, and how wide the bands have to be.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fluxutils_py.forecasting.correction import Correction
+from fluxutils_py.forecasting.held_out_end import HeldOutEnd
+
+NETWORK_FIRST = 0.5  # weight of the network before any error is seen; the others share the rest
+N_ITERATIONS = 200
+FOLDS = 5  # of series, or of origins, in which the weights of the others are tried
+RATE = 4.0
+SPREADS = (1.0, 0.75, 1.25, 0.5, 1.5, 0.25, 2.0, 0.0)  # that are tried, nearest to 1 first
+GAIN = 0.99  # of the loss so far, below which another one is taken: networks know of new regimes
+MOST_ROWS = 4096  # evenly spaced errors from which the weights of a group of steps are learnt
+RATIO = 1.5  # between neighbouring groups of steps of the horizon
+
+
+def learn_correction(
+    end: HeldOutEnd,
+    quantiles: tuple[float, ...],
+    squared: bool,
+) -> Correction:
+    """Learn from forecasts of a held-out end, with the squared or absolute error as loss.
+
+    Notes
+    -----
+    The offsets are those of split conformal prediction, one for each quantile (Romano, Patterson &
+    Candes 2019, Conformalized quantile regression, NeurIPS, section 6), of groups of steps of the
+    horizon. Errors of overlapping forecasts count as one: see :func:`independent_errors`.
+    """
+    h = end.targets.shape[-1]
+    groups = groups_of_steps(h)
+    forecasts = np.stack([end.outputs[:, :, 0], np.zeros_like(end.targets)], 2)
+    forecasts = np.concatenate([forecasts, end.baselines], 2)  # (M, W, sources, h)
+    weights = _all_weights(forecasts, end.targets, groups, squared)
+    if not quantiles:
+        return Correction(weights, 1.0, np.empty((0, h)))
+    error = _errors_of_others(forecasts, end.targets, groups, squared)
+    distance = end.outputs[:, :, 1:] - end.outputs[:, :, :1]
+    levels = [_safe_levels(np.array(quantiles), independent_errors(end, g[1])) for g in groups]
+    best = (np.inf, 1.0, np.empty(0))
+    q = np.array(quantiles)[:, None]
+    for spread in SPREADS:
+        rest = error[:, :, None] - spread * distance  # (M, W, Q, h)
+        offsets = _between(
+            groups, [_offsets(rest, at, g) for at, g in zip(levels, groups, strict=True)]
+        )
+        rest = rest - offsets
+        loss = float(np.nanmean(np.maximum(q * rest, (q - 1) * rest)))
+        if loss < GAIN * best[0]:
+            best = (loss, spread, offsets)
+    return Correction(weights, best[1], best[2])
+
+
+def independent_errors(end: HeldOutEnd, step: int) -> float:
+    """Return how many of the errors at a step of the horizon, from 0, overlap by half at most."""
+    n_series, n_origins = end.origins.shape
+    span = end.origins[0, -1] - end.origins[0, 0]
+    return n_series * min(n_origins, 1 + 2 * span / (step + 1))
+
+
+def _safe_levels(quantiles: np.ndarray, n: float) -> np.ndarray:
+    """Return the shares of ``n`` errors below each quantile, so that a further one is below it with
+    that probability: further out than the quantiles themselves.
+    """
+    # the (n + 1) q-th of n errors, counted from the nearer end
+    upper = np.minimum((n + 1) / n * np.maximum(quantiles, 1 - quantiles), 1.0)
+    return np.where(quantiles >= 0.5, upper, 1 - upper)
+
+
+def groups_of_steps(h: int) -> list[tuple[int, int, int]]:
+    """Return first, middle and end of overlapping groups of steps, longer the further ahead."""
+    middles = np.unique(np.append(RATIO ** np.arange(int(np.log(h) / np.log(RATIO)) + 1), h))
+    middles = np.unique(middles.astype(int)) - 1
+    edges = [0, *middles, h - 1]
+    return [(int(edges[i]), int(edges[i + 1]), int(edges[i + 2]) + 1) for i in range(len(middles))]
+
+
+def _between(groups: list[tuple[int, int, int]], values: list[np.ndarray]) -> np.ndarray:
+    """Interpolate values (n,) of groups to all steps: (n, h)."""
+    middles = [middle for _, middle, _ in groups]
+    steps = np.arange(groups[-1][2])
+    return np.stack([np.interp(steps, middles, row) for row in np.transpose(values)])
+
+
+def _errors_of_others(
+    forecasts: np.ndarray,
+    targets: np.ndarray,
+    groups: list[tuple[int, int, int]],
+    squared: bool,
+) -> np.ndarray:
+    """Return the errors (M, W, h) of point forecasts whose weights are learnt from other series, or
+    of few series from other origins: their own would be too small.
+    """
+    n_series, n_origins = targets.shape[:2]
+    by_series = n_series >= FOLDS
+    n = n_series if by_series else n_origins
+    errors = np.full_like(targets, np.nan)
+    for part in np.array_split(np.arange(n), min(n, FOLDS)):
+        inside = np.isin(np.arange(n), part)
+        held = (inside, slice(None)) if by_series else (slice(None), inside)
+        others = (~inside, slice(None)) if by_series else (slice(None), ~inside)
+        weights = _all_weights(forecasts[others], targets[others], groups, squared)
+        point = np.einsum("mwsh,sh->mwh", forecasts[held], weights)
+        errors[held] = targets[held] - point
+    return errors
+
+
+def _all_weights(
+    forecasts: np.ndarray,
+    targets: np.ndarray,
+    groups: list[tuple[int, int, int]],
+    squared: bool,
+) -> np.ndarray:
+    """Return the weights at all steps: (sources, h)."""
+    weights = _between(groups, [_weights(forecasts, targets, g, squared) for g in groups])
+    return weights / weights.sum(0)
+
+
+def _weights(
+    forecasts: np.ndarray,
+    targets: np.ndarray,
+    group: tuple[int, int, int],
+    squared: bool,
+) -> np.ndarray:
+    """Return the weights of forecasts (M, W, sources, h) with the least error on some steps.
+
+    Exponentiated gradient (Kivinen & Warmuth 1997, Information and Computation 132(1), 1-63) from
+    the prior: weights stay positive and add up to 1.
+    """
+    first, _, stop = group
+    part = forecasts[..., first:stop].transpose(0, 1, 3, 2).reshape(-1, forecasts.shape[2])
+    truth = targets[..., first:stop].reshape(-1)
+    known = np.flatnonzero(np.isfinite(truth) & np.isfinite(part).all(1))
+    weights = np.full(part.shape[1], (1 - NETWORK_FIRST) / (part.shape[1] - 1))
+    weights[0] = NETWORK_FIRST
+    if not len(known):
+        return weights
+    known = known[np.linspace(0, len(known) - 1, min(MOST_ROWS, len(known))).astype(int)]
+    part, truth = part[known], truth[known]
+    size = np.abs(truth[:, None] - part).mean() or 1.0
+    mean = np.zeros_like(weights)
+    for i in range(N_ITERATIONS):
+        error = part @ weights - truth
+        slope = error / size if squared else np.sign(error)
+        gradient = slope @ part / (len(part) * size)
+        weights = weights * np.exp(-RATE / np.sqrt(1 + i) * (gradient - gradient.min()))
+        weights /= weights.sum()
+        if 2 * i >= N_ITERATIONS:  # the mean of the second half, since steps have a size
+            mean += weights
+    return mean / mean.sum()
+
+
+def _offsets(
+    rest: np.ndarray,
+    levels: np.ndarray,
+    group: tuple[int, int, int],
+) -> np.ndarray:
+    """Return the quantiles (Q,) of what is left of errors (M, W, Q, h) on some steps."""
+    first, _, stop = group
+    return np.array(
+        [np.nanquantile(rest[:, :, i, first:stop], level) for i, level in enumerate(levels)]
+    )

@@ -1,0 +1,119 @@
+"""Choose the kind of a forecaster's networks on the end of the training part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fluxutils_py.errors import DataError
+from fluxutils_py.forecasting.features import Features
+from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
+from fluxutils_py.forecasting.forecaster_settings import (
+    RECURRENT,
+    SEGMENTS,
+    ForecasterSettings,
+    recurrent_settings,
+)
+from fluxutils_py.forecasting.held_out_end import HeldOutEnd
+from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
+from fluxutils_py.forecasting.segment_model import LEAST_SEGMENTS, SegmentSizes
+from fluxutils_py.parallel import RankGroup
+
+# a recurrent network has all its outputs at each step: with more, its training takes minutes
+MOST_OUTPUTS = 1_000
+LEAST_STEPS = 4_000  # of all series, without which segments have too little to learn from
+
+
+def with_network(fitted: FittedForecaster, kind: str, lengths: np.ndarray) -> FittedForecaster:
+    """Return what is fitted, with the features and channels of a kind of network."""
+    if kind == fitted.network:
+        return fitted
+    sizes = _segment_sizes(fitted.features, lengths)
+    # other values are inputs, and the units of the outputs stay
+    features = replace(fitted.features, lag=fitted.features.season, input_size=sizes.input_size)
+    base = fitted.channels.base
+    channels = fitted.covariates.channels(features.h, features.n_inputs, base)
+    return replace(fitted, features=features, channels=channels, network=kind)
+
+
+def _segment_sizes(features: Features, lengths: np.ndarray) -> SegmentSizes:
+    return SegmentSizes.of(features.season, int(np.median(lengths)), features.h)
+
+
+def candidate_networks(
+    settings: ForecasterSettings,
+    source: PackedSeries | ArraySource,
+    fitted: FittedForecaster,
+    is_weighted: bool,
+) -> list[str]:
+    """Return the kinds of networks that can be used, the first of which needs no choice.
+
+    ``is_weighted`` says whether targets have weights, or some of them only validate.
+
+    Raises
+    ------
+    DataError
+        If ``network`` is "segments" and there are covariates, weights, or a validation part.
+    """
+    covariates = fitted.covariates
+    has_covariates = bool(covariates.hist or covariates.futr or covariates.stat)
+    if settings.network == SEGMENTS:
+        _require_plain_series(has_covariates, is_weighted)
+    if settings.network != "auto":
+        return [settings.network]
+    features = fitted.features
+    if (
+        has_covariates
+        or is_weighted
+        or not source.in_memory  # origins lie apart: each would be a read of a file
+        or recurrent_settings(settings)
+        or _segment_sizes(features, source.lengths).n_past < LEAST_SEGMENTS
+        or source.lengths.sum() < LEAST_STEPS
+    ):
+        return [RECURRENT]
+    if features.h * (1 + len(settings.quantiles)) > MOST_OUTPUTS:
+        return [SEGMENTS]
+    return [RECURRENT, SEGMENTS]
+
+
+def _require_plain_series(has_covariates: bool, is_weighted: bool) -> None:
+    if has_covariates:
+        raise DataError(
+            "network='segments' reads the last values alone, and there are covariates; leave out "
+            "hist_exog_list, futr_exog_list, stat_exog_list and calendar, or set "
+            "network='recurrent'"
+        )
+    if is_weighted:
+        raise DataError(
+            "network='segments' learns from all origins alike, and there are weights of values or "
+            "a validation part; leave out sample_weight, half_life and val_size, or set "
+            "network='recurrent'"
+        )
+
+
+def network_errors_of(
+    ends: Mapping[str, HeldOutEnd | None],
+    loss: object,
+    ranks: RankGroup,
+) -> dict[str, float]:
+    """Return the error of each kind of network on the held-out end, relative to that of the
+    seasonal naive forecast; empty where the history is too short for one.
+    """
+    known = {kind: end for kind, end in ends.items() if end is not None}
+    errors = np.array([relative_error(end, loss) for end in known.values()])
+    # hosts differ in their last digits, and must choose the same
+    ranks.broadcast([torch.from_numpy(errors)])
+    return dict(zip(known, errors.tolist(), strict=True))
+
+
+def relative_error(end: HeldOutEnd, loss: object) -> float:
+    """Return the mean error of the point forecasts relative to that of the seasonal naive ones."""
+    power = 2 if loss == "mse" else 1
+    # of the same steps: in units of the scale, the naive forecast's error is the target
+    known = ~np.isnan(end.errors)
+    own = np.abs(end.errors[known]) ** power
+    naive = np.abs(end.targets[known]) ** power
+    return float(own.mean() / max(naive.mean(), 1e-30))
