@@ -227,7 +227,8 @@ def test_parameters_that_are_replaced_count(make):
 def test_plain_tensors_in_place_of_parameters_count(kind, part, x):
     module = kind(F, H)
     name = part if "Cell" in kind.__name__ else part + "_l0"
-    value = torch.randn(getattr(module, name).shape)
+    # small: a state that grows chaotic makes more than 1e-6 of rounding
+    value = 0.3 * torch.randn(getattr(module, name).shape)
     expected = copy.deepcopy(module)
     with torch.no_grad():
         getattr(expected, name).copy_(value)
