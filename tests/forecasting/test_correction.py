@@ -11,7 +11,6 @@ from fluxutils_py.errors import SpecError
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.forecasting.correction import SOURCES, Correction
 from fluxutils_py.forecasting.forecast_step import ForecastStep
-from fluxutils_py.forecasting.network_size import with_size
 
 H, SEASON, LAG = 5, 3, 6
 QUANTILES = (0.1, 0.5, 0.9)
@@ -161,14 +160,3 @@ def test_means_are_forecast_where_they_are_asked_for(rng):
         fc = Forecaster(2, 4, loss=loss, verbose=False, comm=None, **settings).fit(y)
         assert fc.features_.log == (loss == "auto")
         assert fc.predict().mean() == pytest.approx(truth, rel=0.2)
-
-
-def test_size_follows_the_amount_of_data():
-    def sized(n_values, **settings):
-        found = with_size(Forecaster(3, **settings), n_values)
-        return found.hidden_size, found.max_steps, found.n_models
-
-    assert sized(5_000) == (32, 100, 4)
-    assert sized(20_000) == (96, 312, 4)
-    assert sized(10**9) == (96, 1500, 4)
-    assert sized(10, hidden_size=7, max_steps=9, n_models=2) == (7, 9, 2)
