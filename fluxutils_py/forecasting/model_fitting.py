@@ -266,14 +266,17 @@ def _candidates(
 ) -> list[LearningData]:
     """Return what each kind of network that can be used learns from."""
     data = LearningData.of(fitted, training, series, options)
-    if options.start is not None:
-        return [data]
     source = data.windows.source
     is_weighted = data.weights is not None or data.validation is not None
-    return [
-        LearningData.of(with_network(fitted, kind, source.lengths), training, series, options)
-        for kind in candidate_networks(settings, source, fitted, is_weighted)
-    ]
+    asked = settings.network if options.start is None else fitted.network
+    candidates = []
+    for kind in candidate_networks(settings, asked, source, fitted, is_weighted):
+        if kind != fitted.network:
+            other = with_network(fitted, kind, source.lengths)
+            candidates.append(LearningData.of(other, training, series, options))
+        else:
+            candidates.append(data)
+    return candidates
 
 
 class _Choice(NamedTuple):

@@ -45,25 +45,27 @@ def _segment_sizes(features: Features, lengths: np.ndarray) -> SegmentSizes:
 
 def candidate_networks(
     settings: ForecasterSettings,
+    asked: str,
     source: PackedSeries | ArraySource,
     fitted: FittedForecaster,
     is_weighted: bool,
 ) -> list[str]:
     """Return the kinds of networks that can be used, the first of which needs no choice.
 
+    ``asked`` is ``network``, or the kind of the networks of an earlier fit that is continued.
     ``is_weighted`` says whether targets have weights, or some of them only validate.
 
     Raises
     ------
     DataError
-        If ``network`` is "segments" and there are covariates, weights, or a validation part.
+        If it is "segments" and there are covariates, weights, or a validation part.
     """
     covariates = fitted.covariates
     has_covariates = bool(covariates.hist or covariates.futr or covariates.stat)
-    if settings.network == SEGMENTS:
+    if asked == SEGMENTS:
         _require_plain_series(has_covariates, is_weighted)
-    if settings.network != "auto":
-        return [settings.network]
+    if asked != "auto":
+        return [asked]
     features = fitted.features
     if (
         has_covariates

@@ -21,7 +21,7 @@ VALUES_PER_STEP = 64  # of the optimizer
 LEAST_STEPS = 100
 MOST_STEPS = 1500
 N_MODELS = 4  # the surest gain, whatever the data
-MANY_VALUES = 50_000  # above which one network takes minutes, and two have to do
+MANY_VALUES = 50_000  # from which on four take more than four minutes
 
 
 class SizedSettings(ForecasterSettings):

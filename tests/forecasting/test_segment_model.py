@@ -140,7 +140,7 @@ def test_which_kinds_can_be_used(fitted):
 
     def kinds(is_weighted=False, **settings):
         made = Forecaster(H, SEASON, **settings)
-        return candidate_networks(made, source, fitted_parts, is_weighted)
+        return candidate_networks(made, made.network, source, fitted_parts, is_weighted)
 
     assert kinds() == ["recurrent", "segments"]
     assert kinds(quantiles=np.arange(1, 64) / 64) == ["segments"]
@@ -156,6 +156,12 @@ def test_which_kinds_can_be_used(fitted):
         Forecaster(H, SEASON, network="segment").fit(y)
     with pytest.raises(DataError, match=r"half_life.*network='recurrent'"):
         Forecaster(H, SEASON, network="segments").fit(y, half_life=9.0)
+    # nor are weights ignored where a fit of segments is continued
+    continued = Forecaster(H, SEASON, network="segments", max_steps=2, hidden_size=3, n_models=1)
+    continued.set_params(warm_start=True, verbose=False).fit(y)
+    continued.set_params(network="auto")
+    with pytest.raises(DataError, match=r"half_life.*network='recurrent'"):
+        continued.fit(y, half_life=9.0)
     df = pd.DataFrame({"unique_id": "a", "ds": np.arange(60), "y": y[0, 1, :60], "x": 1.0})
     with pytest.raises(DataError, match="hist_exog_list"):
         Forecaster(H, SEASON, network="segments", hist_exog_list=["x"]).fit(df)
