@@ -36,14 +36,12 @@ class ForecastLoss:
         The mean of their pinball losses is added.
     log : bool
         Whether the network models logarithms.
-    n_models : int
     """
 
     loss: Any
     h: int
     quantiles: tuple[float, ...] = ()
     log: bool = False
-    n_models: int = 1
 
     def __call__(
         self,
@@ -54,31 +52,31 @@ class ForecastLoss:
     ) -> Tensor:
         out = run_window(model, xs)
         assert isinstance(out, Tensor)
-        parts = out.chunk(self.n_models, -1)
+        # split once, since the gradient of each slice would be a tensor of all outputs
+        rows = out.split(self.h, -1)
+        n = 1 + len(self.quantiles)
+        parts = [rows[i : i + n] for i in range(0, len(rows), n)]
         losses = [self._weighted_mean(part, xs, ys, ws) for part in parts]
         return torch.stack(losses).sum()
 
     def _weighted_mean(
         self,
-        out: Tensor,
+        out: Sequence[Tensor],
         xs: Tensor,
         ys: Tensor,
         ws: Tensor | None,
     ) -> Tensor:
+        """Return the loss of one network: point forecasts and quantiles, each (S, B, h)."""
         h = self.h
         weights = ys[..., h:]
         ys = ys[..., :h]
-        each = self._point_loss(out[..., :h], ys, xs)
-        if self.quantiles:
-            n_quantiles = len(self.quantiles)
-            levels = out[..., h:]
-            levels = levels.unflatten(-1, (n_quantiles, h))
-            error = ys.unsqueeze(-2) - levels
-            q = error.new_tensor(self.quantiles)[:, None]
-            above = q * error
-            below = (q - 1) * error
-            pinball = torch.maximum(above, below)
-            each = each + pinball.mean(-2)
+        point, *levels = out
+        each = self._point_loss(point, ys, xs)
+        for q, level in zip(self.quantiles, levels, strict=True):
+            # the pinball loss, without the costly gradient of a maximum
+            error = ys - level
+            pinball = 0.5 * error.abs() + (q - 0.5) * error
+            each = each + pinball / len(self.quantiles)
         if weights.shape[-1]:
             each = each * weights
         if ws is None:
@@ -226,16 +224,11 @@ class DirectModel(nn.Module):
         if not self.n_quantiles:
             return point
         raw = self.quantile_head(hidden) + self.quantile_skip(inputs)
-        sizes = (self.n_quantiles, c.h)
-        raw = raw.unflatten(-1, sizes)
-        lowest = raw[..., :1, :]
-        others = softplus(raw[..., 1:, :])
-        steps = torch.cat([lowest, others], -2)
-        # detached: the quantiles must not move the point forecast
-        start = point.detach().unsqueeze(-2)
-        levels = start + steps.cumsum(-2)
-        levels = levels.flatten(-2)
-        return torch.cat([point, levels], -1)
+        n_steps = self.n_quantiles - 1
+        lowest, others = raw.split([c.h, n_steps * c.h], -1)
+        # at once: softplus is slow on narrow parts
+        steps = softplus(others).unflatten(-1, (n_steps, c.h))
+        return with_levels(point, lowest, steps.unbind(-2))
 
     def _of_known_ahead(self, x: Tensor, hidden: Tensor) -> Tensor:
         """Return what covariates known ahead add to each step, from their values there and at its
@@ -262,6 +255,17 @@ class DirectModel(nn.Module):
         both = torch.cat([known, context], -1)
         added = self.ahead(both) + self.ahead_skip(known)
         return added.squeeze(-1)
+
+
+def with_levels(point: Tensor, lowest: Tensor, steps: Iterable[Tensor]) -> Tensor:
+    """Append quantiles (..., h) to point forecasts: the lowest one, as a difference from these,
+    and non-negative steps from each to the next.
+    """
+    # detached: the quantiles must not move the point forecast
+    levels = [point.detach() + lowest]
+    for step in steps:
+        levels.append(levels[-1] + step)
+    return torch.cat([point, *levels], -1)
 
 
 def embedding_size(n: int) -> int:
@@ -315,7 +319,7 @@ class Ensemble(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = [member(x) for member in self.members]
-        return torch.cat(outputs, -1)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 
 def recurrent_body(

@@ -502,7 +502,7 @@ def fit_models(
         raise DataError("there is nothing to learn from: no series has two steps")
     features = windows.features
     n_models = int(settings.n_models)
-    criterion = ForecastLoss(loss, features.h, sorted_quantiles(settings), features.log, n_models)
+    criterion = ForecastLoss(loss, features.h, sorted_quantiles(settings), features.log)
     callbacks = as_callbacks(settings.callbacks)
     if most_updates is not None:
         callbacks = [*callbacks, StopAfter(most_updates)]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
+from fluxutils_py.forecasting.direct_model import with_levels
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.nn import native_layers
 from fluxutils_py.nn.cells import gru_step
@@ -139,16 +140,9 @@ class SegmentModel(nn.Module):
         out = out[..., : self.h]  # (B, 1 + quantiles, h)
         naive = centred.index_select(1, self.counterparts)
         point = self.learnt * (out[:, 0] + self.skip(centred) - naive)
-        parts = [point]
         if self.n_quantiles:
-            lowest = out[:, 1:2]
-            others = softplus(out[:, 2:])
-            steps = torch.cat([lowest, others], 1)
-            # detached: the quantiles must not move the point forecast
-            start = point.detach().unsqueeze(1)
-            levels = start + steps.cumsum(1)
-            parts.append(levels.flatten(1))
-        return torch.cat(parts, -1).reshape(*values.shape[:-1], -1)
+            point = with_levels(point, out[:, 1], softplus(out[:, 2:]).unbind(1))
+        return point.reshape(*values.shape[:-1], -1)
 
     def _segments_ahead(self, centred: Tensor) -> Tensor:
         """Return a vector for each segment of the horizon: (segments, B, hidden)."""
