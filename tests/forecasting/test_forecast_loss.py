@@ -88,6 +88,6 @@ def test_the_loss_of_several_networks_is_the_sum(data):
     out, y, x, _, _ = data
     parts = [out, out + 1, out - 2]
     one = [ForecastLoss("mae", H)(Fixed(part), x, y).item() for part in parts]
-    assert ForecastLoss("mae", H)(
-        Fixed(torch.cat(parts, -1)), x, y
-    ).item() == pytest.approx(sum(one))
+    assert ForecastLoss("mae", H)(Fixed(torch.cat(parts, -1)), x, y).item() == pytest.approx(
+        sum(one)
+    )
