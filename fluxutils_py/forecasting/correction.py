@@ -25,14 +25,14 @@ class Correction:
     ----------
     weights : ndarray of shape (sources, h)
         Of each of SOURCES in the point forecast; they add up to 1.
-    spread : float
+    spread : ndarray of shape (h,)
         Factor of the distances between quantiles and point forecast.
     offsets : ndarray of shape (Q, h)
         Added to the quantiles then.
     """
 
     weights: np.ndarray
-    spread: float
+    spread: np.ndarray
     offsets: np.ndarray
 
     def apply(self, out: Array, baselines: Array, xp: Any) -> Array:
@@ -41,7 +41,8 @@ class Correction:
         network = out[..., :1, :]
         others = as_array(self.weights[2:]) * baselines
         point = as_array(self.weights[:1]) * network + others.sum(-2)[..., None, :]
-        levels = point + self.spread * (out[..., 1:, :] - network) + as_array(self.offsets)
+        distances = as_array(self.spread) * (out[..., 1:, :] - network)
+        levels = point + distances + as_array(self.offsets)
         rows = [point]
         for i in range(len(self.offsets)):
             row = levels[..., i : i + 1, :]

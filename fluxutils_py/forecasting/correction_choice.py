@@ -15,6 +15,9 @@ FOLDS = 5  # of series, or of origins, in which the weights of the others are tr
 RATE = 4.0
 SPREADS = (1.0, 0.75, 1.25, 0.5, 1.5, 0.25, 2.0, 0.0)  # that are tried, nearest to 1 first
 GAIN = 0.99  # of the loss so far, below which another one is taken: networks know of new regimes
+# errors that are needed to trust what they teach as much as the networks: a held-out end is one
+# stretch of time, and what it favours may not last
+PRIOR_ERRORS = 30
 MOST_ROWS = 4096  # evenly spaced errors from which the weights of a group of steps are learnt
 RATIO = 1.5  # between neighbouring groups of steps of the horizon
 
@@ -30,18 +33,22 @@ def learn_correction(
     -----
     The offsets are those of split conformal prediction, one for each quantile (Romano, Patterson &
     Candes 2019, Conformalized quantile regression, NeurIPS, section 6), of groups of steps of the
-    horizon. Errors of overlapping forecasts count as one: see :func:`independent_errors`.
+    horizon. Errors of overlapping forecasts count as one: see :func:`independent_errors`. The fewer
+    there are, the nearer the correction is to none.
     """
     h = end.targets.shape[-1]
     groups = groups_of_steps(h)
     forecasts = np.stack([end.outputs[:, :, 0], np.zeros_like(end.targets)], 2)
     forecasts = np.concatenate([forecasts, end.baselines], 2)  # (M, W, sources, h)
-    weights = _all_weights(forecasts, end.targets, groups, squared)
+    n_errors = [independent_errors(end, middle) for _, middle, _ in groups]
+    trust = _between(groups, [np.array([n / (n + PRIOR_ERRORS)]) for n in n_errors])[0]
+    weights = trust * _all_weights(forecasts, end.targets, groups, squared)
+    weights[0] += 1 - trust
     if not quantiles:
-        return Correction(weights, 1.0, np.empty((0, h)))
+        return Correction(weights, np.ones(h), np.empty((0, h)))
     error = _errors_of_others(forecasts, end.targets, groups, squared)
     distance = end.outputs[:, :, 1:] - end.outputs[:, :, :1]
-    levels = [_safe_levels(np.array(quantiles), independent_errors(end, g[1])) for g in groups]
+    levels = [_safe_levels(np.array(quantiles), n) for n in n_errors]
     best = (np.inf, 1.0, np.empty(0))
     q = np.array(quantiles)[:, None]
     for spread in SPREADS:
@@ -53,14 +60,27 @@ def learn_correction(
         loss = float(np.nanmean(np.maximum(q * rest, (q - 1) * rest)))
         if loss < GAIN * best[0]:
             best = (loss, spread, offsets)
-    return Correction(weights, best[1], best[2])
+    _, spread, offsets = best
+    return Correction(weights, 1 + trust * (spread - 1), trust * offsets)
 
 
 def independent_errors(end: HeldOutEnd, step: int) -> float:
-    """Return how many of the errors at a step of the horizon, from 0, overlap by half at most."""
-    n_series, n_origins = end.origins.shape
+    """Return how many of the errors at a step of the horizon, from 0, tell as much as independent
+    ones: those that overlap by half at most, of as many series as err by themselves.
+    """
+    n_origins = end.origins.shape[1]
     span = end.origins[0, -1] - end.origins[0, 0]
-    return n_series * min(n_origins, 1 + 2 * span / (step + 1))
+    return _independent_series(end.errors) * min(n_origins, 1 + 2 * span / (step + 1))
+
+
+def _independent_series(errors: np.ndarray) -> float:
+    """Return how many independent series have a mean that varies as that of errors (M, W, h)."""
+    errors = np.nan_to_num(errors)
+    # in units of each series' own size, 1 where it has no errors
+    size = np.sqrt((errors**2).mean((1, 2), keepdims=True))
+    errors = errors / np.where(size > 0, size, 1.0)
+    share = (errors.mean(0) ** 2).mean() / max((errors**2).mean(), 1e-30)
+    return 1 / max(share, 1 / len(errors))
 
 
 def _safe_levels(quantiles: np.ndarray, n: float) -> np.ndarray:

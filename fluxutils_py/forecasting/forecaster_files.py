@@ -225,23 +225,19 @@ def _load_features(content: dict[str, Any]) -> Features:
 def _plain_correction(correction: Correction | None) -> dict[str, Any] | None:
     if correction is None:
         return None
-    return {
-        "weights": torch.from_numpy(correction.weights.copy()),
-        "spread": float(correction.spread),
-        "offsets": torch.from_numpy(correction.offsets.copy()),
-    }
+    arrays = asdict(correction)
+    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
 
 def _load_correction(content: dict[str, Any] | None, h: int, n_quantiles: int) -> Correction | None:
     """Read a correction; files of 0.1.0 have none."""
     if content is None:
         return None
-    weights = content["weights"].numpy()
-    offsets = content["offsets"].numpy()
-    shapes = [weights.shape, offsets.shape]
-    if shapes != [(len(SOURCES), h), (n_quantiles, h)]:
+    correction = Correction(**{name: tensor.numpy() for name, tensor in content.items()})
+    shapes = [correction.weights.shape, correction.spread.shape, correction.offsets.shape]
+    if shapes != [(len(SOURCES), h), (h,), (n_quantiles, h)]:
         raise ValueError(f"the correction has shapes {shapes}")
-    return Correction(weights, float(content["spread"]), offsets)
+    return correction
 
 
 def _is_plain(value: object) -> bool:

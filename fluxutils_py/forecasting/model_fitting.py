@@ -61,6 +61,7 @@ from fluxutils_py.forecasting.forecaster_settings import (
 from fluxutils_py.forecasting.held_out_end import HeldOutEnd, walk_held_out_end
 from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.network_choice import (
+    best_network,
     candidate_networks,
     network_errors_of,
     with_network,
@@ -298,7 +299,7 @@ def _choose_network(
             made = planned_updates(settings, data, ranks)
             ends[data.fitted.network] = _held_out_end(settings, data, loss, ranks, made)
     errors = network_errors_of(ends, loss, ranks)
-    best = min(errors, key=errors.__getitem__, default=candidates[0].fitted.network)
+    best = best_network(errors) if errors else candidates[0].fitted.network
     _say_choice(settings, ranks, best, errors)
     (data,) = (data for data in candidates if data.fitted.network == best)
     return _Choice(data, ends.get(best), errors)
@@ -335,9 +336,9 @@ def _correction_of(
         return None
     learnt = learn_correction(end, quantiles, squared=loss == "mse")
     # hosts differ in their last digits
-    arrays = [np.asarray(a) for a in (learnt.weights, learnt.spread, learnt.offsets)]
+    arrays = (learnt.weights, learnt.spread, learnt.offsets)
     ranks.broadcast([torch.from_numpy(a) for a in arrays])
-    return Correction(arrays[0], float(arrays[1]), arrays[2])
+    return learnt
 
 
 def _say_choice(

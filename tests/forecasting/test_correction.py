@@ -34,7 +34,7 @@ def odd_correction():
     rng = np.random.default_rng(1)
     weights = rng.dirichlet(np.ones(len(SOURCES)), size=H).T
     offsets = rng.normal(size=(len(QUANTILES), H))
-    return Correction(weights, 0.4, offsets)
+    return Correction(weights, rng.uniform(0.3, 1.2, H), offsets)
 
 
 @pytest.fixture(scope="module", params=["auto", "none"])

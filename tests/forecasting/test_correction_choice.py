@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from fluxutils_py.forecasting.correction import SOURCES
-from fluxutils_py.forecasting.correction_choice import groups_of_steps, learn_correction
+from fluxutils_py.forecasting.correction_choice import (
+    groups_of_steps,
+    independent_errors,
+    learn_correction,
+)
 from fluxutils_py.forecasting.held_out_end import HeldOutEnd
 
 H = 12
@@ -37,7 +41,8 @@ def corrected(end, correction):
 @pytest.mark.parametrize("width", [0.3, 1.0, 3.0], ids=["too narrow", "right", "too wide"])
 def test_bands_hold_what_they_say_at_every_step(rng, width):
     errors = [1.0] + [9.0] * (len(SOURCES) - 1)
-    correction = learn_correction(held_out(rng, errors, width), QUANTILES, squared=False)
+    end = held_out(rng, errors, width, n_series=200)
+    correction = learn_correction(end, QUANTILES, squared=False)
     new = held_out(rng, errors, width, n_origins=60)
     out = corrected(new, correction)
     for low, high, share in ((1, 4, 0.8), (2, 3, 0.5)):
@@ -56,7 +61,7 @@ def test_a_forecast_is_hardly_worse_than_the_best_source(rng, best, squared):
     correction = learn_correction(point_only(held_out(rng, errors, 1.0)), (), squared)
     np.testing.assert_allclose(correction.weights.sum(0), 1)
     assert correction.weights.min() >= 0
-    assert correction.weights[best].min() > 0.8
+    assert correction.weights[best].min() > 0.75
     new = point_only(held_out(rng, errors, 1.0))
     error = np.abs(new.targets - corrected(new, correction)[:, :, 0]).mean()
     by_source = [np.abs(new.targets).mean(), np.abs(new.errors).mean()]
@@ -93,3 +98,21 @@ def test_groups_cover_the_horizon(h):
     assert [middle for _, middle, _ in groups][-1] == h - 1
     assert all(first <= middle < stop for first, middle, stop in groups)
     assert len(groups) <= 20
+
+
+def test_few_independent_errors_move_little(rng):
+    """Series that all err alike are one, and forecasts that overlap are few."""
+    errors = [1.0] + [9.0] * (len(SOURCES) - 1)
+    alike = held_out(rng, errors, 0.3, n_series=1, n_origins=40)
+    alike = HeldOutEnd(*(np.repeat(part, 8, 0) for part in alike))
+    close = alike._replace(origins=np.tile(np.arange(40) // 4, (8, 1)))
+    apart = held_out(rng, errors, 0.3, n_series=8, n_origins=40)
+    for end, last, n in ((alike, 0, 40), (alike, H - 1, 40), (close, H - 1, 1 + 2 * 9 / H)):
+        assert independent_errors(end, last) == pytest.approx(n)
+    assert independent_errors(apart, H - 1) == pytest.approx(8 * 40, rel=0.1)
+    widths = []
+    for end in (close, alike, apart):
+        out = corrected(end, learn_correction(end, QUANTILES, squared=False))
+        widths.append((out[:, :, 4] - out[:, :, 1]).mean() / 2.56)
+    # from the networks' .3 towards the 1 that is right
+    assert 0.3 < widths[0] < 0.6 < widths[1] < 0.8 < widths[2] < 1.1

@@ -10,7 +10,11 @@ import torch
 from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.forecasting.features import Features
-from fluxutils_py.forecasting.network_choice import candidate_networks, relative_error
+from fluxutils_py.forecasting.network_choice import (
+    best_network,
+    candidate_networks,
+    relative_error,
+)
 from fluxutils_py.forecasting.origin_windows import OriginArray, Origins
 from fluxutils_py.forecasting.segment_model import SegmentModel, SegmentSizes
 
@@ -124,7 +128,7 @@ def test_the_kind_with_the_smaller_error_on_the_held_out_end_is_chosen(capsys):
     few = {"hidden_size": 4, "random_state": 0, "comm": None, "max_steps": 8, "transform": "none"}
     fc = Forecaster(3, SEASON, verbose=True, calibrate=False, **few).fit(y)
     assert set(fc.network_errors_) == {"recurrent", "segments"}
-    assert fc.network_ == min(fc.network_errors_, key=fc.network_errors_.get)
+    assert fc.network_ == best_network(fc.network_errors_)
     said = capsys.readouterr().out
     assert fc.network_ in said
     assert f"{fc.network_errors_['segments']:.3f}" in said
@@ -174,3 +178,15 @@ def test_errors_are_relative_to_the_naive_forecast_where_both_are_known(fitted):
 
     assert relative_error(End, "mae") == pytest.approx(0.5)
     assert relative_error(End, "mse") == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("recurrent", "segments", "best"),
+    [(0.8, 0.7, "segments"), (0.8, 0.81, "segments"), (0.8, 0.83, "recurrent")],
+)
+def test_segments_are_taken_where_both_kinds_err_alike(recurrent, segments, best):
+    assert best_network({"recurrent": recurrent, "segments": segments}) == best
+
+
+def test_a_kind_without_another_is_the_best():
+    assert best_network({"recurrent": 0.9}) == "recurrent"
