@@ -154,12 +154,12 @@ typedef struct {
     void *gradients[4];       // of weights and bias, or of the parameters; null: not trained. Of layers with
     void *sensitivities[2];   // sensitivities of their state, of all series, all are there
     const void *parameters[4];
-    void *room;               // for h before the step, and of cells 3 rows n_out numbers behind it
+    void *room;               // for h before the step, and 3 rows n_out numbers behind it, of FK_STEP_DIAGONAL 3n
 } fluxutils_learn_operation;
 
 enum { FK_SGD = 0, FK_ADAM = 1, FK_ADAMW = 2 };
 typedef struct {
-    int64_t kind, n;
+    int64_t kind, n, is_written;  // whether the first series writes the gradient: of the weights of FK_STEP_DENSE and _DOTS
     double rate, decay, beta1, beta2, eps;  // beta1 is the momentum of FK_SGD
     void *value, *gradient, *first, *second;  // the means of gradients and of their squares
     float *n_updates;                         // null: FK_SGD

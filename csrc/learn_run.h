@@ -1,19 +1,31 @@
 // Learns from a program of step.h: gradients of one step, sensitivities of diagonal layers (nn/sensitivities.py), updates.
 // Included once for floats and once for doubles, after step_run.h, in the same namespace.
 
-static real dot(const real *STEP_RESTRICT x, const real *STEP_RESTRICT y, int n) {
-    const int whole = n - n % 16;
-    real sums[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, total = 0;
-    for (int k = 0; k < whole; k += 16)
-        for (int i = 0; i < 16; i++) sums[i] += x[k + i] * y[k + i];
+typedef real several __attribute__((vector_size(32), aligned(sizeof(real)), may_alias));
+
+static real dot(const real *x, const real *y, int n) {
+    constexpr int L = sizeof(several) / sizeof(real);
+    const int whole = n - n % (2 * L);
+    several sums = {}, others = {};
+    real total = 0;
+    for (int k = 0; k < whole; k += 2 * L) {
+        sums += *reinterpret_cast<const several *>(x + k) * *reinterpret_cast<const several *>(y + k);
+        others += *reinterpret_cast<const several *>(x + k + L) * *reinterpret_cast<const several *>(y + k + L);
+    }
     for (int k = whole; k < n; k++) total += x[k] * y[k];
-    for (int i = 0; i < 16; i++) total += sums[i];
+    sums += others;
+    for (int i = 0; i < L; i++) total += sums[i];
     return total;
 }
 
 // y += a x
 static void add_multiple(real a, const real *STEP_RESTRICT x, real *STEP_RESTRICT y, int n) {
     for (int i = 0; i < n; i++) y[i] += a * x[i];
+}
+
+// y = a x
+static void write_multiple(real a, const real *STEP_RESTRICT x, real *STEP_RESTRICT y, int n) {
+    for (int i = 0; i < n; i++) y[i] = a * x[i];
 }
 
 // -- the steps of diagonal layers ---------------------------------------------------------------------------------------
@@ -77,6 +89,9 @@ static void learn_cell(const fluxutils_step_operation &p, const fluxutils_learn_
     for (int k = 0; k < n_in; k++) d[p.source + k] += dot(w + k * n_rows, d_rows, n_rows);
 }
 
+// Of what follows from the parameters of a diagonal layer: exp(nu), exp(theta) and exp(gamma), (3, n), behind h.
+static real *exponentials(const fluxutils_learn_operation &o, int n) { return static_cast<real *>(o.room) + 2 * n; }
+
 // `product` is the operation before it.
 static void learn_diagonal(const fluxutils_step_operation &p, const fluxutils_step_operation &product,
                            const fluxutils_learn_operation &o, const real *values, real *d, int64_t series) {
@@ -85,35 +100,40 @@ static void learn_diagonal(const fluxutils_step_operation &p, const fluxutils_st
     const real *before = static_cast<const real *>(o.room), *d_h = d + p.target;
     if (o.to_source) memcpy(d + p.source, d_h, 2 * n * sizeof(real));
     if (!o.sensitivities[0]) return;
-    const real *nu = static_cast<const real *>(o.parameters[0]), *theta = static_cast<const real *>(o.parameters[1]);
-    const real *gamma = static_cast<const real *>(o.parameters[2]);
-    real *units = static_cast<real *>(o.sensitivities[0]) + series * 6 * n;
-    real *of_w = static_cast<real *>(o.sensitivities[1]) + series * 2 * n * n_in;
+    const real *decay = exponentials(o, n), *angle = decay + n, *gain = angle + n;
+    real *STEP_RESTRICT by_nu = static_cast<real *>(o.sensitivities[0]) + series * 6 * n;
+    real *STEP_RESTRICT by_theta = by_nu + 2 * n;
+    real *STEP_RESTRICT by_gamma = by_theta + 2 * n;
+    real *STEP_RESTRICT d_nu = static_cast<real *>(o.gradients[0]);
+    real *STEP_RESTRICT d_theta = static_cast<real *>(o.gradients[1]);
+    real *STEP_RESTRICT d_gamma = static_cast<real *>(o.gradients[2]);
     for (int j = 0; j < n; j++) {
+        const int r = 2 * j, i = r + 1;
+        const real re = lambda[r], im = lambda[i], d_re = d_h[r], d_im = d_h[i];
+        // h before the step times lambda: what the logarithm of the eigenvalue adds
+        const real turned_re = re * before[r] - im * before[i], turned_im = re * before[i] + im * before[r];
+        const real nu_re = re * by_nu[r] - im * by_nu[i] - decay[j] * turned_re;
+        const real nu_im = re * by_nu[i] + im * by_nu[r] - decay[j] * turned_im;
+        const real theta_re = re * by_theta[r] - im * by_theta[i] - angle[j] * turned_im;
+        const real theta_im = re * by_theta[i] + im * by_theta[r] + angle[j] * turned_re;
+        const real gamma_re = re * by_gamma[r] - im * by_gamma[i] + added[r];
+        const real gamma_im = re * by_gamma[i] + im * by_gamma[r] + added[i];
+        by_nu[r] = nu_re, by_nu[i] = nu_im, by_theta[r] = theta_re, by_theta[i] = theta_im;
+        by_gamma[r] = gamma_re, by_gamma[i] = gamma_im;
+        d_nu[j] += d_re * nu_re + d_im * nu_im;
+        d_theta[j] += d_re * theta_re + d_im * theta_im;
+        d_gamma[j] += d_re * gamma_re + d_im * gamma_im;
+    }
+    real *STEP_RESTRICT of_w = static_cast<real *>(o.sensitivities[1]) + series * 2 * n * n_in;
+    real *STEP_RESTRICT d_w = static_cast<real *>(o.gradients[3]);
+    for (int j = 0; j < n; j++, of_w += 2 * n_in, d_w += 2 * n_in) {
         const real re = lambda[2 * j], im = lambda[2 * j + 1], d_re = d_h[2 * j], d_im = d_h[2 * j + 1];
-        // h before the step times lambda is what the eigenvalue's logarithm adds
-        const real turned_re = re * before[2 * j] - im * before[2 * j + 1];
-        const real turned_im = re * before[2 * j + 1] + im * before[2 * j];
-        const real decay = -STEP_MATH(exp)(nu[j]), angle = STEP_MATH(exp)(theta[j]);
-        const real gain = STEP_MATH(exp)(gamma[j]);
-        const real new_re[3] = {decay * turned_re, -angle * turned_im, added[2 * j]};
-        const real new_im[3] = {decay * turned_im, angle * turned_re, added[2 * j + 1]};
-        for (int k = 0; k < 3; k++) {
-            real *E = units + (k * n + j) * 2;
-            const real E_re = re * E[0] - im * E[1] + new_re[k], E_im = re * E[1] + im * E[0] + new_im[k];
-            E[0] = E_re, E[1] = E_im;
-            static_cast<real *>(o.gradients[k])[j] += d_re * E_re + d_im * E_im;
-        }
-        real *STEP_RESTRICT real_part = of_w + 2 * j * n_in;
-        real *STEP_RESTRICT imaginary = real_part + n_in;
-        real *STEP_RESTRICT d_real = static_cast<real *>(o.gradients[3]) + 2 * j * n_in;
-        real *STEP_RESTRICT d_imaginary = d_real + n_in;
         for (int k = 0; k < n_in; k++) {
-            const real E_re = re * real_part[k] - im * imaginary[k] + gain * x[k];
-            const real E_im = re * imaginary[k] + im * real_part[k];
-            real_part[k] = E_re, imaginary[k] = E_im;
-            d_real[k] += d_re * E_re + d_im * E_im;
-            d_imaginary[k] += d_im * E_re - d_re * E_im;
+            const real E_re = re * of_w[k] - im * of_w[n_in + k] + gain[j] * x[k];
+            const real E_im = re * of_w[n_in + k] + im * of_w[k];
+            of_w[k] = E_re, of_w[n_in + k] = E_im;
+            d_w[k] += d_re * E_re + d_im * E_im;
+            d_w[n_in + k] += d_im * E_re - d_re * E_im;
         }
     }
 }
@@ -123,31 +143,39 @@ static void follow_parameters(const fluxutils_step_operation &p, const fluxutils
                               const fluxutils_learn_operation &o) {
     const int n = static_cast<int>(p.n_out) / 2, n_in = static_cast<int>(product.n_in);
     real *lambda = static_cast<real *>(const_cast<void *>(p.w)), *w = static_cast<real *>(const_cast<void *>(product.w));
-    const real *nu = static_cast<const real *>(o.parameters[0]), *theta = static_cast<const real *>(o.parameters[1]);
-    const real *gamma = static_cast<const real *>(o.parameters[2]), *w_in = static_cast<const real *>(o.parameters[3]);
-    for (int j = 0; j < n; j++) {
-        const real modulus = STEP_MATH(exp)(-STEP_MATH(exp)(nu[j])), angle = STEP_MATH(exp)(theta[j]);
-        lambda[2 * j] = modulus * STEP_MATH(cos)(angle), lambda[2 * j + 1] = modulus * STEP_MATH(sin)(angle);
-        const real gain = STEP_MATH(exp)(gamma[j]);
-        for (int i = 2 * j; i < 2 * j + 2; i++)
-            for (int k = 0; k < n_in; k++) w[k * 2 * n + i] = gain * w_in[i * n_in + k];
+    const real *w_in = static_cast<const real *>(o.parameters[3]);
+    real *decay = exponentials(o, n), *angle = decay + n, *gain = angle + n;
+    for (int j = 0; j < n; j++) gain[j] = step_exp(static_cast<const real *>(o.parameters[2])[j]);
+    for (int j = 0; j < n; j++) {  // to the last digit, which adds up over many steps
+        decay[j] = STEP_MATH(exp)(static_cast<const real *>(o.parameters[0])[j]);
+        angle[j] = STEP_MATH(exp)(static_cast<const real *>(o.parameters[1])[j]);
+        const real modulus = STEP_MATH(exp)(-decay[j]);
+        lambda[2 * j] = modulus * STEP_MATH(cos)(angle[j]), lambda[2 * j + 1] = modulus * STEP_MATH(sin)(angle[j]);
     }
+    for (int k = 0; k < n_in; k++)
+        for (int j = 0; j < n; j++) {
+            w[2 * (k * n + j)] = gain[j] * w_in[2 * j * n_in + k];
+            w[2 * (k * n + j) + 1] = gain[j] * w_in[(2 * j + 1) * n_in + k];
+        }
 }
 
 // -- other operations ----------------------------------------------------------------------------------------------------
 
-static void learn_dense(const fluxutils_step_operation &p, const fluxutils_learn_operation &o, const real *values, real *d) {
+// The first series writes the gradient of the weights, others add to it.
+static void learn_dense(const fluxutils_step_operation &p, const fluxutils_learn_operation &o, const real *values, real *d,
+                        bool is_first) {
     const int n = static_cast<int>(p.n_out), n_in = static_cast<int>(p.n_in);
     const real *x = values + p.source, *w = static_cast<const real *>(p.w), *d_out = d + p.target;
     real *d_w = static_cast<real *>(o.gradients[0]), *d_bias = static_cast<real *>(o.gradients[1]), *d_in = d + p.source;
+    auto *outer = is_first ? write_multiple : add_multiple;
     if (p.kind == FK_STEP_DOTS) {
         for (int r = 0; r < n; r++) {
-            if (d_w) add_multiple(d_out[r], x, d_w + r * n_in, n_in);
+            if (d_w) outer(d_out[r], x, d_w + r * n_in, n_in);
             if (o.to_source) add_multiple(d_out[r], w + r * n_in, d_in, n_in);
         }
     } else {
         for (int k = 0; k < n_in; k++) {
-            if (d_w) add_multiple(x[k], d_out, d_w + k * n, n);
+            if (d_w) outer(x[k], d_out, d_w + k * n, n);
             if (o.to_source) d_in[k] += dot(w + k * n, d_out, n);
         }
     }
@@ -253,7 +281,7 @@ static double learn_series(const fluxutils_learn_call &l, int64_t series, double
         if (!o[i].has_gradient) continue;
         switch (p[i].kind) {
             case FK_STEP_DENSE:
-            case FK_STEP_DOTS: learn_dense(p[i], o[i], values, d); break;
+            case FK_STEP_DOTS: learn_dense(p[i], o[i], values, d, series == 0); break;
             case FK_STEP_CELL: learn_cell(p[i], o[i], values, d, series); break;
             case FK_STEP_DIAGONAL: learn_diagonal(p[i], p[i - 1], o[i], values, d, series); break;
             case FK_STEP_LAYER_NORM: learn_layer_norm(p[i], o[i], values, d); break;
@@ -263,18 +291,14 @@ static double learn_series(const fluxutils_learn_call &l, int64_t series, double
     return total;
 }
 
-static double squared_norm(const fluxutils_learn_parameter &q) {
-    const real *g = static_cast<const real *>(q.gradient);
-    double sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    const int n = static_cast<int>(q.n), whole = n - n % 8;
-    for (int k = 0; k < whole; k += 8)
-        for (int i = 0; i < 8; i++) sums[i] += static_cast<double>(g[k + i]) * g[k + i];
-    for (int k = whole; k < n; k++) sums[0] += static_cast<double>(g[k]) * g[k];
-    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-}
+// What Adam divides its means by after t updates.
+struct Corrections {
+    double t, beta1, beta2, first, root;
+};
 
-// Updates a parameter as the optimizers of torch do, with its gradient times a factor.
-static void update(const fluxutils_learn_parameter &q, double factor) {
+// Updates a parameter as the optimizers of torch do, with its gradient times a factor. `known` is that of the last
+// parameter: powers take as long as 30 weights.
+static void update(const fluxutils_learn_parameter &q, double factor, Corrections &known) {
     real *STEP_RESTRICT value = static_cast<real *>(q.value);
     real *STEP_RESTRICT first = static_cast<real *>(q.first);
     real *STEP_RESTRICT second = static_cast<real *>(q.second);
@@ -291,8 +315,10 @@ static void update(const fluxutils_learn_parameter &q, double factor) {
     }
     *q.n_updates += 1;
     const double t = *q.n_updates;
-    const real size = static_cast<real>(q.rate / (1 - pow(q.beta1, t)));
-    const real root = static_cast<real>(1 / sqrt(1 - pow(q.beta2, t))), eps = static_cast<real>(q.eps);
+    if (known.t != t || known.beta1 != q.beta1 || known.beta2 != q.beta2)
+        known = {t, q.beta1, q.beta2, 1 - pow(q.beta1, t), 1 / sqrt(1 - pow(q.beta2, t))};
+    const real size = static_cast<real>(q.rate / known.first), root = static_cast<real>(known.root);
+    const real eps = static_cast<real>(q.eps);
     const real new1 = static_cast<real>(1 - q.beta1), new2 = static_cast<real>(1 - q.beta2);
     const real beta2 = static_cast<real>(q.beta2);
     const real kept = static_cast<real>(q.kind == FK_ADAMW ? 1 - q.rate * q.decay : 1);
@@ -308,7 +334,7 @@ static void update(const fluxutils_learn_parameter &q, double factor) {
 static void follow_all(const fluxutils_learn_call &l) {
     const fluxutils_step_operation *p = l.step->operations;
     for (int64_t i = 1; i < l.step->n_operations; i++)
-        if (p[i].kind == FK_STEP_DIAGONAL) follow_parameters(p[i], p[i - 1], l.operations[i]);
+        if (p[i].kind == FK_STEP_DIAGONAL && l.operations[i].sensitivities[0]) follow_parameters(p[i], p[i - 1], l.operations[i]);
 }
 
 // All series, whose inputs have been read, and the update; false if the loss or the gradient is not finite.
@@ -316,18 +342,21 @@ static bool learn(fluxutils_learn_call &l) {
     const fluxutils_step_call &c = *l.step;
     double n_known = 0;
     for (int64_t i = 0; i < c.G * c.B; i++) n_known += l.truth[i] == l.truth[i];
-    // those of layers with sensitivities are there even where nothing is trained
     for (int64_t i = 0; i < l.n_parameters; i++)
-        memset(l.parameters[i].gradient, 0, l.parameters[i].n * sizeof(real));
+        if (!l.parameters[i].is_written) memset(l.parameters[i].gradient, 0, l.parameters[i].n * sizeof(real));
     l.loss = 0;
     for (int64_t b = 0; b < c.B; b++) l.loss += learn_series(l, b, n_known > 0 ? n_known : 1);
     if (n_known == 0) return true;
     l.loss = static_cast<real>(l.loss / n_known), l.norm = 0;
-    for (int64_t i = 0; i < l.n_parameters; i++) l.norm += squared_norm(l.parameters[i]);
+    for (int64_t i = 0; i < l.n_parameters; i++) {
+        const real *g = static_cast<const real *>(l.parameters[i].gradient);
+        l.norm += dot(g, g, static_cast<int>(l.parameters[i].n));
+    }
     l.norm = static_cast<real>(sqrt(l.norm));
     if (l.loss - l.loss != 0 || l.norm - l.norm != 0) return false;
     const double factor = l.clip > 0 && l.norm > l.clip ? l.clip / (l.norm + 1e-6) : 1;
-    for (int64_t i = 0; i < l.n_parameters; i++) update(l.parameters[i], factor);
+    Corrections known = {};
+    for (int64_t i = 0; i < l.n_parameters; i++) update(l.parameters[i], factor, known);
     follow_all(l);
     return true;
 }

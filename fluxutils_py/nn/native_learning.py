@@ -54,7 +54,7 @@ PLAIN_SETTINGS = {
 
 # fluxutils_learn_operation, fluxutils_learn_parameter and fluxutils_learn_call of csrc/kernels.h
 _OPERATION = Struct("14q")
-_PARAMETER = Struct("2q5d5q")
+_PARAMETER = Struct("3q5d5q")
 _CALL = Struct("8qdq2d")
 _RESULTS = _CALL.size // 8 - 2  # where loss and norm are
 
@@ -279,8 +279,13 @@ class _PackedLearning:
         operations = b"".join(
             self._pack_operation(op, layers, program, passing) for op in program.operations
         )
-        trained = [p for op in program.operations for p in op.parameters if _learns(p)]
-        parameters = b"".join(self._pack_parameter(p, optimizer) for p in trained)
+        trained = [
+            (p, isinstance(op, Dense) and k == 0)
+            for op in program.operations
+            for k, p in enumerate(op.parameters)
+            if p is not None and p.requires_grad
+        ]
+        parameters = b"".join(self._pack_parameter(p, optimizer, w) for p, w in trained)
         self.truth = np.empty((program.n_out, n_series))
         call = _CALL.pack(
             VERSION,
@@ -334,7 +339,7 @@ class _PackedLearning:
         to_other = isinstance(op, OfTwo) and passing[op.other]
         gradients, sensitivities, parameters, room = [0] * 4, [0] * 2, [0] * 4, 0
         if passing[value] and isinstance(op, CellStep | Diagonal):
-            n_rows = op.rows if isinstance(op, CellStep) else 0
+            n_rows = op.rows if isinstance(op, CellStep) else 1
             size = (1 + 3 * n_rows) * op.n_out
             room = step.aligned_address(np.empty(size, program.dtype))
         if isinstance(op, Diagonal):
@@ -362,7 +367,7 @@ class _PackedLearning:
             room,
         )
 
-    def _pack_parameter(self, p: Tensor, optimizer: Optimizer) -> bytes:
+    def _pack_parameter(self, p: Tensor, optimizer: Optimizer, is_written: bool) -> bytes:
         """Return a parameter and its optimizer as ``fluxutils_learn_parameter``."""
         group = next(g for g in optimizer.param_groups if any(p is q for q in g["params"]))
         kind, names = OF_ADAM, ["exp_avg", "exp_avg_sq"]
@@ -382,6 +387,7 @@ class _PackedLearning:
         return _PARAMETER.pack(
             kind,
             p.numel(),
+            is_written,
             group["lr"],
             group["weight_decay"],
             beta1,
@@ -392,10 +398,6 @@ class _PackedLearning:
             *addresses,
             n_updates,
         )
-
-
-def _learns(p: Tensor | None) -> bool:
-    return p is not None and p.requires_grad
 
 
 def _like(p: Tensor, values: Tensor | None) -> Tensor:
