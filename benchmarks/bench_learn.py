@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -95,8 +96,8 @@ def cost(layer: type[nn.Module], n_in: int, n_units: int, rounds: int) -> list[s
     taken: list[list[float]] = []
     for _ in range(rounds):
         live.reset()
-        steps = [seconds_of(lambda: s.step(step), n) for s in (plain, again, live)]
-        taken.append([*steps, seconds_of(lambda: live.observe(truth), n)])
+        steps = [seconds_of(partial(s.step, step), n) for s in (plain, again, live)]
+        taken.append([*steps, seconds_of(partial(live.observe, truth), n)])
     least = 1e6 * np.min(taken, axis=0)
     first, control, own, observed = np.array(taken).T
     ratios = [control / first, observed / first, (own + observed) / first]

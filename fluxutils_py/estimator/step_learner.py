@@ -22,7 +22,7 @@ from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
 from fluxutils_py.nn.native import TYPES
-from fluxutils_py.nn.native_learning import NativeLearning
+from fluxutils_py.nn.native_learning import NativeLearning, lay_out_memory
 from fluxutils_py.nn.parameters import Freeze, freeze_parameters
 from fluxutils_py.nn.ready_made import is_closed_form
 from fluxutils_py.nn.recurrent import State
@@ -279,6 +279,7 @@ class StepLearner:
             content = torch.load(file, map_location=self._device, weights_only=True)
             self.model.load_state_dict(content["model"])
             self._optimizer.load_state_dict(content["optimizer"])
+            lay_out_memory(self._optimizer)
         except Exception as error:  # torch may raise any error for damaged bytes
             reason = (str(error).splitlines() or [""])[0]
             raise LoadError(

@@ -118,12 +118,28 @@ class NativeLearning:
         """Return the program of the model, whose arrays follow what is learnt; None if it has
         something that cannot be learnt natively.
         """
-        if self._program is None and self._is_possible:
-            program = step_program(self._model, self._step.shape[0])
-            if program is not None and _can_learn(program, self._model, self._optimizer):
-                self._program = _sharing(program)
+        library = kernels.library()
+        if self._program is None and self._is_possible and library is not None:
+            self._program = self._new_program(library)
             self._is_possible = self._program is not None
+            if self._program is not None:
+                # what follows from parameters is computed in one way, whoever needs it first
+                self._packed = self._pack(library, self._program)
         return self._program
+
+    def _new_program(self, library: Library) -> StepProgram | None:
+        program = step_program(self._model, self._step.shape[0])
+        if program is None or library.learn is None or program.n_out != len(self._target[0]):
+            return None
+        if not _can_learn(program, self._model, self._optimizer):
+            return None
+        program = _sharing(program)
+        lay_out_memory(self._optimizer)
+        return program
+
+    def _pack(self, library: Library, program: StepProgram) -> _PackedLearning:
+        step = PackedStep(library, program, self._step.layers, self._step, True)
+        return _PackedLearning(step, self._step.layers, self._optimizer, self._clip, *self._target)
 
     def run(self, x: np.ndarray, truth: np.ndarray) -> bool:
         """Move the model on by a step, and update its parameters from the truth.
@@ -139,12 +155,12 @@ class NativeLearning:
         """
         if is_watched():
             return False
-        library = kernels.library()
+        program, library = self.program(), kernels.library()
+        if program is None or library is None:
+            return False
         packed = self._packed
         if packed is None or packed.step.library is not library:
-            packed = self._pack(library)
-            if packed is None:
-                return False
+            packed = self._packed = self._pack(library, program)
         if not packed.hold_states():
             return False
         packed.step.x[...] = x
@@ -161,19 +177,6 @@ class NativeLearning:
         elif code:
             raise kernel_error(code)
         return True
-
-    def _pack(self, library: Library | None) -> _PackedLearning | None:
-        self._packed = None
-        if library is None or library.learn is None:
-            return None
-        program = self.program()
-        if program is None or program.n_out != len(self._target[0]):
-            return None
-        step = PackedStep(library, program, self._step.layers, self._step, True)
-        self._packed = _PackedLearning(
-            step, self._step.layers, self._optimizer, self._clip, *self._target
-        )
-        return self._packed
 
 
 def _can_learn(program: StepProgram, model: nn.Module, optimizer: Optimizer) -> bool:
@@ -377,7 +380,8 @@ class _PackedLearning:
             kind = OF_ADAMW
         state = optimizer.state[p]
         for name in names:
-            state[name] = _like(p, state.get(name))
+            if state.get(name) is None:
+                state[name] = torch.zeros_like(p.detach())
         addresses = [state[name].data_ptr() for name in names] + [0] * (2 - len(names))
         n_updates = 0
         if kind != OF_SGD:
@@ -400,9 +404,12 @@ class _PackedLearning:
         )
 
 
-def _like(p: Tensor, values: Tensor | None) -> Tensor:
-    """Return values in the strides of a parameter, zeros if there are none."""
-    if values is not None and values.stride() == p.stride():
-        return values
-    out = torch.zeros_like(p.detach())
-    return out if values is None else out.copy_(values)
+def lay_out_memory(optimizer: Optimizer) -> None:
+    """Give what an optimizer remembers of each parameter the strides of the parameter: fused ones
+    walk through memory.
+    """
+    for p, memory in optimizer.state.items():
+        for name, value in memory.items():
+            is_like = isinstance(value, Tensor) and value.shape == p.shape
+            if is_like and value.stride() != p.stride():
+                memory[name] = torch.empty_like(p.detach()).copy_(value)
