@@ -131,7 +131,7 @@ class NativeLearning:
         program = step_program(self._model, self._step.shape[0])
         if program is None or library.learn is None or program.n_out != len(self._target[0]):
             return None
-        if not _can_learn(program, self._model, self._optimizer):
+        if not _can_learn(program, self._model, self._optimizer) or not _has_slopes(program):
             return None
         program = _sharing(program)
         lay_out_memory(self._optimizer)
@@ -181,18 +181,21 @@ class NativeLearning:
 
 def _can_learn(program: StepProgram, model: nn.Module, optimizer: Optimizer) -> bool:
     """Return whether the kernels know all gradients of a program, and its optimizer."""
+    if any(layer.trainable_init for layer in recurrent_layers(model)):
+        return False
     kept = [p for op in program.operations for p in op.parameters if p is not None]
-    ids = {id(p) for p in kept}
-    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    ids = set(map(id, kept))
     trained = {id(p) for p in model.parameters() if p.requires_grad}
-    if len(ids) != len(kept) or not trained <= ids or not trained <= updated:
-        return False
-    if any(getattr(layer, "trainable_init", False) for layer in recurrent_layers(model)):
-        return False
-    if type(optimizer) not in (SGD, Adam, AdamW) or not all(map(_is_plain, optimizer.param_groups)):
-        return False
-    passing = _passing(program)
-    return all(_has_slopes(op, passing) for op, on in _with_gradient(program) if on)
+    # each stands in one place, and all that is trained in one that the kernels know
+    return len(ids) == len(kept) and trained <= ids and _knows(optimizer, trained)
+
+
+def _knows(optimizer: Optimizer, trained: set[int]) -> bool:
+    """Return whether the kernels know an optimizer, and it updates these parameters, by id."""
+    groups = optimizer.param_groups
+    updated = {id(p) for group in groups for p in group["params"]}
+    is_known = type(optimizer) in (SGD, Adam, AdamW) and all(map(_is_plain, groups))
+    return is_known and trained <= updated
 
 
 def _is_plain(group: dict[str, Any]) -> bool:
@@ -214,13 +217,14 @@ def _passing(program: StepProgram) -> list[bool]:
     return passing
 
 
-def _with_gradient(program: StepProgram) -> list[tuple[Operation, bool]]:
-    """Return the operations, and whether each has a gradient."""
-    return list(zip(program.operations, _passing(program)[1:], strict=True))
+def _has_slopes(program: StepProgram) -> bool:
+    """Return whether the kernels know the gradients of all operations that have one."""
+    passing = _passing(program)
+    pairs = zip(program.operations, passing[1:], strict=True)
+    return all(_has_slope(op, passing) for op, has_gradient in pairs if has_gradient)
 
 
-def _has_slopes(op: Operation, passing: Sequence[bool]) -> bool:
-    """Whether the kernels know the gradient of an operation."""
+def _has_slope(op: Operation, passing: Sequence[bool]) -> bool:
     match op:
         case CellStep():
             return op.number in DIAGONAL_CELLS and None not in op.parameters
@@ -280,7 +284,7 @@ class _PackedLearning:
         program = step.program
         passing = _passing(program)
         operations = b"".join(
-            self._pack_operation(op, layers, program, passing) for op in program.operations
+            self._pack_operation(op, layers, passing) for op in program.operations
         )
         trained = [
             (p, isinstance(op, Dense) and k == 0)
@@ -307,9 +311,9 @@ class _PackedLearning:
         table = np.array(np.frombuffer(call, np.int64))
         self.address = step.address_of(table)
         self.results = table[_RESULTS:].view(np.float64)
-        library = step.library
+        library: Any = step.library
         is_short = step.call is library.short_step
-        self.call: Any = library.short_learn if is_short else library.learn
+        self.call = library.short_learn if is_short else library.learn
         self.call(self.address)  # what follows from parameters
         table[5] = step.address_of(self.truth)
 
@@ -330,45 +334,47 @@ class _PackedLearning:
             layer.sensitivity = held
         return True
 
-    def _pack_operation(
-        self, op: Operation, layers: Sequence[Recur], program: StepProgram, passing: list[bool]
-    ) -> bytes:
+    def _pack_operation(self, op: Operation, layers: Sequence[Recur], passing: list[bool]) -> bytes:
         """Return what an operation needs as ``fluxutils_learn_operation``."""
-        step = self.step
-        value = program.operations.index(op) + 1
+        operations = self.step.program.operations
+        has_gradient = passing[operations.index(op) + 1]
         source = op.source
+        gradients = [0] * 4
+        recurrent = [0] * 7
         if isinstance(op, Diagonal):
-            source = program.operations[source - 1].source  # before its products
+            source = operations[source - 1].source  # before its products
+        if _is_trained(op):
+            gradients = self._new_gradients(op)
+        if has_gradient and isinstance(op, CellStep | Diagonal):
+            recurrent = self._pack_recurrent(op, layers)
         to_other = isinstance(op, OfTwo) and passing[op.other]
-        gradients, sensitivities, parameters, room = [0] * 4, [0] * 2, [0] * 4, 0
-        if passing[value] and isinstance(op, CellStep | Diagonal):
-            n_rows = op.rows if isinstance(op, CellStep) else 1
-            size = (1 + 3 * n_rows) * op.n_out
-            room = step.aligned_address(np.empty(size, program.dtype))
+        return _OPERATION.pack(has_gradient, passing[source], to_other, *gradients, *recurrent)
+
+    def _new_gradients(self, op: Operation) -> list[int]:
+        """Return the addresses of gradients, in the strides of their parameters."""
+        addresses = [0] * 4
+        carries = isinstance(op, CellStep | Diagonal)
+        for k, p in enumerate(op.parameters):
+            if p is not None and (carries or p.requires_grad):
+                self._gradients[id(p)] = torch.empty_like(p.detach())
+                addresses[k] = self._gradients[id(p)].data_ptr()
+        return addresses
+
+    def _pack_recurrent(self, op: CellStep | Diagonal, layers: Sequence[Recur]) -> list[int]:
+        """Return the addresses of sensitivities, of parameters, and of room."""
+        step = self.step
+        sensitivities, parameters = [0] * 2, [0] * 4
+        n_rows = op.rows if isinstance(op, CellStep) else 1
+        room = np.empty((1 + 3 * n_rows) * op.n_out, step.program.dtype)
         if isinstance(op, Diagonal):
             parameters = [p.data_ptr() for p in op.parameters if p is not None]
         if _is_trained(op):
-            carries = isinstance(op, CellStep | Diagonal)
-            for k, p in enumerate(op.parameters):
-                if p is not None and (carries or p.requires_grad):
-                    # in the strides of the parameter
-                    self._gradients[id(p)] = torch.empty_like(p.detach())
-                    gradients[k] = self._gradients[id(p)].data_ptr()
-            if isinstance(op, CellStep | Diagonal):
-                layer = layers[program.states[op.states[0]].layer]
-                module: Any = layer.module
-                held = module.first_sensitivity(step.x.shape[1], False)
-                self._sensitivities.append((layer, held))
-                sensitivities = [t.data_ptr() for t in held]
-        return _OPERATION.pack(
-            passing[value],
-            passing[source],
-            to_other,
-            *gradients,
-            *sensitivities,
-            *parameters,
-            room,
-        )
+            layer = layers[step.program.states[op.states[0]].layer]
+            module: Any = layer.module
+            held = module.first_sensitivity(step.x.shape[1], False)
+            self._sensitivities.append((layer, held))
+            sensitivities = [t.data_ptr() for t in held]
+        return [*sensitivities, *parameters, step.aligned_address(room)]
 
     def _pack_parameter(self, p: Tensor, optimizer: Optimizer, is_written: bool) -> bytes:
         """Return a parameter and its optimizer as ``fluxutils_learn_parameter``."""

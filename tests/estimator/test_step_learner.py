@@ -1,6 +1,5 @@
 """Streams that learn: updates beside plain loops, late truths, restarts, what learns, errors."""
 
-import copy
 import pickle
 from functools import partial
 
@@ -21,7 +20,7 @@ from fluxutils_py import (
     stream,
 )
 from fluxutils_py.errors import DataError, LoadError, ShapeError, SpecError
-from fluxutils_py.nn import GRU, LRU, LSTM, MinGRU, MinLSTM, SequenceStack, kernels, native_kernels
+from fluxutils_py.nn import GRU, LRU, LSTM, MinGRU, MinLSTM, native_kernels
 
 F, N, T, H = 2, 3, 40, 4
 ADAM = partial(torch.optim.Adam, lr=0.01, eps=1e-3)
@@ -174,134 +173,6 @@ def test_series_learn_together_as_alone_where_they_are_alike():
     both = run(est.stream(2, learn=0.02), np.repeat(x, 2, 1), np.repeat(y, 2, 1))
     one = run(est.stream(1, learn=0.02), x, y)
     np.testing.assert_allclose(both, np.repeat(one, 2, 1), rtol=1e-9, atol=1e-12)
-
-
-# -- in the kernels --------------------------------------------------------------------------------
-
-
-def deep(n_in, n_out):
-    """All operations whose gradients the kernels know, but those of ready-made networks."""
-    return nn.Sequential(
-        MinGRU(n_in, 5),
-        nn.Linear(5, 7, bias=False),
-        nn.Tanh(),
-        MinLSTM(7, 70),
-        nn.Linear(70, 4),
-        nn.ReLU(),
-        LRU(4, 5),
-        nn.LayerNorm(5),
-        nn.SiLU(),
-        nn.Linear(5, 3),
-        nn.LeakyReLU(),
-        nn.Linear(3, 2),
-        nn.Sigmoid(),
-        nn.Linear(2, n_out),
-    )
-
-
-def stack(n_in, n_out):
-    return nn.Sequential(SequenceStack(LRU, n_in, 4), nn.Linear(4, n_out))
-
-
-def series_of_two_targets(dtype):
-    x, _ = data(6, n_steps=30)
-    y = np.stack([x[0].cumsum(-1) / 3, x[0] * x[1]])
-    missing = y.copy()
-    missing[0, 1, 5:9] = np.nan
-    missing[:, :, 12] = np.nan
-    gaps = x.copy()
-    gaps[:, 2, 17] = np.nan
-    return [a.astype(dtype) for a in (x, y, gaps, missing)]
-
-
-def fit_of(model, opt, dtype, clip=None):
-    x, y, gaps, missing = series_of_two_targets(dtype)
-    if isinstance(model, str):
-        small = {"num_layers": 2, "max_updates": 3, "batchsize": N, "seqsize": 10}
-        est = SequenceRegressor(4, cell=model, random_state=0, verbose=False, **small)
-    else:
-        torch.manual_seed(0)
-        spec = Spec(epochs=1, batchsize=N, seqsize=7, clip=clip)
-        est = Estimator(model(F, 2), None, opt, spec, random_state=0, verbose=False)
-    return est.fit(x, y), gaps, missing
-
-
-@pytest.fixture
-def torch_is_off(monkeypatch):
-    def refuse(*_):
-        raise AssertionError("torch was to learn")
-
-    def switch():
-        monkeypatch.setattr("fluxutils_py.training.window_step.WindowStep.__call__", refuse)
-
-    return switch
-
-
-KERNELS = pytest.mark.skipif(kernels.library() is None, reason="there are no kernels here")
-LEARNT = {
-    "deep": (deep, ADAM, {}),
-    "clipped, decoupled": (deep, partial(torch.optim.AdamW, lr=0.01, eps=1e-3, fused=True), {}),
-    "momentum": (deep, partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=0.1), {}),
-    "plain descent, late truths": (deep, partial(torch.optim.SGD, lr=0.01), {"delay": 3}),
-    "first frozen": (deep, ADAM, {"freeze": ["0", "1"]}),
-    "parts frozen": (
-        deep,
-        ADAM,
-        {"freeze": ["3.module.linear.bias", "6.module.nu_log", "7", "8", "9.weight"]},
-    ),
-    "stack": (stack, ADAM, {"learn": 0.003}),
-    "ready-made": ("linear+minlstm", None, {"learn": 0.002}),
-}
-
-
-@KERNELS
-@pytest.mark.parametrize("net", LEARNT)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_kernels_learn_what_torch_learns(net, dtype, torch_is_off):
-    model, opt, options = LEARNT[net]
-    est, x, y = fit_of(model, opt, dtype, clip=0.2 if "clip" in net else None)
-    options = {"learn": 0.02, **options}
-    delay = options.get("delay", 0)
-    with native_kernels(False):
-        expected = run(est.stream(N, **options), x, y, delay)
-    torch_is_off()
-    found = run(est.stream(N, **options), x, y, delay)
-    is_double = dtype == np.float64
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 if is_double else 3e-6)
-    assert np.nanmax(np.abs(found - est.predict(x))) > 0.01
-
-
-@KERNELS
-@pytest.mark.parametrize("fused", [True, False])
-def test_torch_and_kernels_take_turns(fused):
-    """Each goes on with what the other has learnt, also in a stream made from the state."""
-    opt = partial(torch.optim.AdamW, lr=0.01, eps=1e-3, fused=fused)
-    est, x, y = fit_of(deep, opt, np.float64)
-    with native_kernels(False):
-        expected = run(est.stream(N, learn=0.02), x, y)
-    live = est.stream(N, learn=0.02)
-    found = []
-    for t in range(x.shape[2]):
-        with native_kernels(t % 5 < 3):
-            if t % 7 == 0:
-                live = est.stream(N, live.state, learn=0.02)
-            found.append(live.step(x[:, :, t]))
-        with native_kernels(t % 4 < 2):
-            live.observe(y[:, :, t])
-    np.testing.assert_allclose(np.stack(found, -1), expected, rtol=0, atol=1e-12)
-
-
-@KERNELS
-def test_copies_of_a_stream_learn_apart(torch_is_off):
-    est, x, y = fit_of(deep, ADAM, np.float64)
-    torch_is_off()
-    live = est.stream(N, learn=0.02)
-    run(live, x, y, stop=20)
-    twin = copy.deepcopy(live)
-    other = pickle.loads(pickle.dumps(live))
-    found = run(live, x, y, start=20)
-    assert np.array_equal(run(twin, x, y, start=20), found, equal_nan=True)
-    assert np.array_equal(run(other, x, y, start=20), found, equal_nan=True)
 
 
 def test_inputs_that_change_after_a_step_change_nothing():
