@@ -191,7 +191,7 @@ class EstimatorStream:
     est, n_series, state, method
         See ``Estimator.stream``.
     learning : Learning, optional
-        Makes the stream learn from truths that :meth:`take_truth` gets; steps then are not native.
+        Makes the stream learn from truths that :meth:`take_truth` gets.
 
     Attributes
     ----------
