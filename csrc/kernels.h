@@ -165,13 +165,16 @@ typedef struct {
     float *n_updates;                         // null: FK_SGD
 } fluxutils_learn_parameter;
 
-// One step of B series, then an update from its truth, by the mean of the squared errors of all outputs that are known.
+// One step of B series, then an update from its truth, by the mean over all truths that are known: of squared errors, or
+// of cross-entropies.
+enum { FK_SQUARED_ERROR = 0, FK_CROSS_ENTROPY = 1 };
 typedef struct {
-    int64_t version, n_parameters;
+    int64_t version, of_loss, n_parameters;
     const fluxutils_step_call *step;
     const fluxutils_learn_operation *operations;
     const fluxutils_learn_parameter *parameters;
-    const double *truth;         // (G, B), NaN where it is unknown; null: only compute what follows from parameters
+    const double *truth;         // (G, B), of classes their places, (1, B); NaN where it is unknown; null: only compute
+                                 // what follows from parameters
     const double *mean, *scale;  // of targets, (G)
     double clip;                 // the largest norm of the gradient; 0: any
     void *slopes;                // room for the gradients of all values of a series

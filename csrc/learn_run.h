@@ -257,7 +257,30 @@ static void pass_on(const fluxutils_step_operation &p, const fluxutils_learn_ope
 
 // -- the whole step --------------------------------------------------------------------------------------------------------
 
-// Runs a series, and adds to the gradients; returns the sum of its squared errors.
+// The losses of a series, summed, and the gradient of their mean over all that are known with respect to outputs y.
+static double squared_errors(const fluxutils_learn_call &l, int64_t series, double n_known, const real *y, real *d) {
+    double total = 0;
+    for (int64_t g = 0; g < l.step->G; g++) {
+        const double truth = l.truth[g * l.step->B + series];
+        if (truth != truth) continue;
+        const real error = y[g] - static_cast<real>((truth - l.mean[g]) / l.scale[g]);
+        total += static_cast<double>(error) * error;
+        d[g] = error * static_cast<real>(2 / n_known);
+    }
+    return total;
+}
+
+static double cross_entropy(const fluxutils_learn_call &l, int64_t series, double n_known, const real *y, real *d) {
+    const double truth = l.truth[series];
+    if (truth != truth) return 0;
+    const int G = static_cast<int>(l.step->G), code = static_cast<int>(truth);
+    step_log_softmax(y, d, G);
+    const double loss = -d[code];
+    for (int g = 0; g < G; g++) d[g] = (STEP_MATH(exp)(d[g]) - (g == code)) / static_cast<real>(n_known);
+    return loss;
+}
+
+// Runs a series, and adds to the gradients; returns the sum of its losses.
 static double learn_series(const fluxutils_learn_call &l, int64_t series, double n_known) {
     const fluxutils_step_call &c = *l.step;
     const fluxutils_step_operation *p = c.operations;
@@ -269,14 +292,8 @@ static double learn_series(const fluxutils_learn_call &l, int64_t series, double
     const real *values = static_cast<const real *>(c.values), *y = values + c.output;
     real *d = static_cast<real *>(l.slopes);
     memset(d, 0, (c.output + c.G) * sizeof(real));
-    double total = 0;
-    for (int64_t g = 0; g < c.G; g++) {
-        const double truth = l.truth[g * c.B + series];
-        if (truth != truth) continue;
-        const real error = y[g] - static_cast<real>((truth - l.mean[g]) / l.scale[g]);
-        total += static_cast<double>(error) * error;
-        d[c.output + g] = error * static_cast<real>(2 / n_known);
-    }
+    const double total = l.of_loss == FK_CROSS_ENTROPY ? cross_entropy(l, series, n_known, y, d + c.output)
+                                                       : squared_errors(l, series, n_known, y, d + c.output);
     for (int64_t i = c.n_operations - 1; i >= 0; i--) {
         if (!o[i].has_gradient) continue;
         switch (p[i].kind) {
@@ -341,7 +358,8 @@ static void follow_all(const fluxutils_learn_call &l) {
 static bool learn(fluxutils_learn_call &l) {
     const fluxutils_step_call &c = *l.step;
     double n_known = 0;
-    for (int64_t i = 0; i < c.G * c.B; i++) n_known += l.truth[i] == l.truth[i];
+    const int64_t n_truths = (l.of_loss == FK_CROSS_ENTROPY ? 1 : c.G) * c.B;
+    for (int64_t i = 0; i < n_truths; i++) n_known += l.truth[i] == l.truth[i];
     for (int64_t i = 0; i < l.n_parameters; i++)
         if (!l.parameters[i].is_written) memset(l.parameters[i].gradient, 0, l.parameters[i].n * sizeof(real));
     l.loss = 0;

@@ -22,7 +22,7 @@ from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
 from fluxutils_py.nn.native import TYPES
-from fluxutils_py.nn.native_learning import NativeLearning, lay_out_memory
+from fluxutils_py.nn.native_learning import NativeLearning, Target, lay_out_memory
 from fluxutils_py.nn.parameters import Freeze, freeze_parameters
 from fluxutils_py.nn.ready_made import is_closed_form
 from fluxutils_py.nn.recurrent import State
@@ -130,18 +130,28 @@ class StepLearner:
             self._native = self._native_learning(est, spec.clip)
 
     def _native_learning(self, est: SeriesEstimator, clip: float | None) -> NativeLearning | None:
-        """Return what learns natively from mean squared errors, None for other losses."""
-        is_squared = isinstance(self._loss, SeqLoss) and self._loss.is_mean_squared_error
-        if not is_squared or self._dtype not in TYPES or self._device.type != "cpu":
+        """Return what learns natively, None if torch does."""
+        n_features, target = est.n_features_in_, self._native_target(est)
+        is_known = self._dtype in TYPES and self._device.type == "cpu"
+        if not is_known or target is None or isinstance(n_features, tuple):
             return None
-        n_features, n_outputs = est.n_features_in_, est.n_outputs_
-        if isinstance(n_features, tuple) or isinstance(n_outputs, tuple):
-            return None
-        mean, scale = np.zeros(n_outputs), np.ones(n_outputs)
-        if self._scale is not None:
-            mean, scale = self._scale.mean, self._scale.scale
         shape = (n_features, self._n_series)
-        return NativeLearning(self.model, shape, self._optimizer, clip, mean, scale)
+        return NativeLearning(self.model, shape, self._optimizer, clip, target)
+
+    def _native_target(self, est: SeriesEstimator) -> Target | None:
+        """Return what outputs are compared with, None if by a loss that the kernels do not know."""
+        loss, n_outputs = self._loss, est.n_outputs_
+        if not isinstance(loss, SeqLoss) or isinstance(n_outputs, tuple):
+            return None
+        classes = est.fitted_parts_.codec.classes
+        if classes is not None:
+            nothing = np.zeros(len(classes))
+            return Target(nothing, nothing, True) if loss.is_plain_cross_entropy else None
+        if not loss.is_mean_squared_error:
+            return None
+        if self._scale is not None:
+            return Target(self._scale.mean, self._scale.scale)
+        return Target(np.zeros(n_outputs), np.ones(n_outputs))
 
     @property
     def program(self) -> Callable[[], StepProgram | None] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -55,8 +55,19 @@ PLAIN_SETTINGS = {
 # fluxutils_learn_operation, fluxutils_learn_parameter and fluxutils_learn_call of csrc/kernels.h
 _OPERATION = Struct("14q")
 _PARAMETER = Struct("3q5d5q")
-_CALL = Struct("8qdq2d")
+_CALL = Struct("9qdq2d")
+_TRUTH = 6  # where the address of the truth is
 _RESULTS = _CALL.size // 8 - 2  # where loss and norm are
+
+
+class Target(NamedTuple):
+    """What outputs are compared with: ``(truth - mean) / scale``, by squared errors; or the place
+    of a class, by cross-entropy. Both arrays are (G,).
+    """
+
+    mean: np.ndarray
+    scale: np.ndarray
+    is_class: bool = False
 
 
 class NativeLearning:
@@ -77,8 +88,7 @@ class NativeLearning:
     optimizer : Optimizer
     clip : float or None
         The largest norm of a gradient.
-    mean, scale : ndarray of shape (G,)
-        Of the targets: the model's outputs are compared with ``(truth - mean) / scale``.
+    target : Target
 
     Attributes
     ----------
@@ -92,15 +102,14 @@ class NativeLearning:
         shape: tuple[int, int],
         optimizer: Optimizer,
         clip: float | None,
-        mean: np.ndarray,
-        scale: np.ndarray,
+        target: Target,
     ) -> None:
         self.problem: tuple[str, float] | None = None
         self._model = model
         self._step = NativeStep(model, recurrent_layers(model), shape)
         self._optimizer = optimizer
         self._clip = clip or 0.0
-        self._target = (np.array(mean, float), np.array(scale, float))
+        self._target = target
         self._program: StepProgram | None = None
         self._is_possible = True
         self._packed: _PackedLearning | None = None
@@ -129,7 +138,7 @@ class NativeLearning:
 
     def _new_program(self, library: Library) -> StepProgram | None:
         program = step_program(self._model, self._step.shape[0])
-        if program is None or library.learn is None or program.n_out != len(self._target[0]):
+        if program is None or library.learn is None or program.n_out != len(self._target.mean):
             return None
         if not _can_learn(program, self._model, self._optimizer) or not _has_slopes(program):
             return None
@@ -139,7 +148,7 @@ class NativeLearning:
 
     def _pack(self, library: Library, program: StepProgram) -> _PackedLearning:
         step = PackedStep(library, program, self._step.layers, self._step, True)
-        return _PackedLearning(step, self._step.layers, self._optimizer, self._clip, *self._target)
+        return _PackedLearning(step, self._step.layers, self._optimizer, self._clip, self._target)
 
     def run(self, x: np.ndarray, truth: np.ndarray) -> bool:
         """Move the model on by a step, and update its parameters from the truth.
@@ -150,7 +159,7 @@ class NativeLearning:
         ----------
         x : ndarray of shape (F, N)
             A series that is all NaN gets zeros.
-        truth : ndarray of shape (G, N)
+        truth : ndarray of shape (G, N), of classes (1, N)
             NaN where it is unknown.
         """
         if is_watched():
@@ -274,8 +283,7 @@ class _PackedLearning:
         layers: Sequence[Recur],
         optimizer: Optimizer,
         clip: float,
-        mean: np.ndarray,
-        scale: np.ndarray,
+        target: Target,
     ) -> None:
         self.step = step
         n_series = step.x.shape[1]
@@ -293,16 +301,17 @@ class _PackedLearning:
             if p is not None and p.requires_grad
         ]
         parameters = b"".join(self._pack_parameter(p, optimizer, w) for p, w in trained)
-        self.truth = np.empty((program.n_out, n_series))
+        self.truth = np.empty((1 if target.is_class else program.n_out, n_series))
         call = _CALL.pack(
             VERSION,
+            int(target.is_class),
             len(trained),
             step.address,
             step.address_of(np.frombuffer(operations, np.int64)),
             step.address_of(np.frombuffer(parameters, np.int64)),
             0,
-            step.address_of(mean),
-            step.address_of(scale),
+            step.address_of(np.array(target.mean, float)),
+            step.address_of(np.array(target.scale, float)),
             clip,
             step.aligned_address(np.empty(step.room, program.dtype)),
             0.0,
@@ -315,7 +324,7 @@ class _PackedLearning:
         is_short = step.call is library.short_step
         self.call = library.short_learn if is_short else library.learn
         self.call(self.address)  # what follows from parameters
-        table[5] = step.address_of(self.truth)
+        table[_TRUTH] = step.address_of(self.truth)
 
     def hold_states(self) -> bool:
         """Copy states and sensitivities that others have set to where they are computed; False if

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py import Estimator, SequenceRegressor, Spec
+from fluxutils_py import Estimator, EstimatorClassifier, SequenceRegressor, Spec
 from fluxutils_py.nn import LRU, MinGRU, MinLSTM, SequenceStack, kernels, native_kernels
-from fluxutils_py.nn.native_learning import NativeLearning
+from fluxutils_py.nn.native_learning import NativeLearning, Target
 
 F, N, T = 2, 3, 30
 ADAM = partial(torch.optim.Adam, lr=0.01, eps=1e-3)
@@ -122,6 +122,25 @@ def test_kernels_learn_what_torch_learns(net, dtype, torch_is_off):
     assert np.nanmax(np.abs(found - est.predict(x))) > 0.01
 
 
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_kernels_learn_labels_as_torch_does(n_classes, torch_is_off):
+    x, *_ = series_of_two_targets(np.float64)
+    labels = np.digitize(x[:1], [-0.5, 0.7][: n_classes - 1]).astype(float)
+    model = nn.Sequential(MinGRU(F, 5), nn.Linear(5, n_classes))
+    spec = Spec(epochs=1, batchsize=N, seqsize=7)
+    est = EstimatorClassifier(model, None, ADAM, spec, random_state=0, verbose=False)
+    est.fit(x, labels)
+    labels[0, 1, 5:9] = np.nan
+    labels[:, :, 12] = np.nan
+    options = {"learn": 0.05, "method": "decision_function"}
+    with native_kernels(False):
+        expected = run(est.stream(N, **options), x, labels)
+    torch_is_off()
+    found = run(est.stream(N, **options), x, labels)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    assert np.abs(found[:, :, -1] - found[:, :, 0]).max() > 0.1
+
+
 @pytest.mark.parametrize("fused", [True, False])
 def test_torch_and_kernels_take_turns(fused):
     """Each goes on with what the other has learnt, also in a stream made from the state."""
@@ -158,7 +177,7 @@ def learning(model, opt=ADAM, freeze=()):
     for name, p in model.named_parameters():
         p.requires_grad_(name not in freeze)
     optimizer = opt(model.parameters())
-    return NativeLearning(model, (F, N), optimizer, None, np.zeros(1), np.ones(1))
+    return NativeLearning(model, (F, N), optimizer, None, Target(np.zeros(1), np.ones(1)))
 
 
 def twice():

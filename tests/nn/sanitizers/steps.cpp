@@ -244,6 +244,11 @@ template <class T> static bool learn_model(int64_t call_number) {
     l.clip = 1;
     double *scale = heap.random<double>(n), *truth = heap.random<double>(n * B);
     for (int64_t g = 0; g < n; g++) scale[g] = 1;
+    l.of_loss = below(2);
+    if (l.of_loss == FK_CROSS_ENTROPY) {
+        truth = heap.random<double>(B);
+        for (int64_t b = 0; b < B; b++) truth[b] = below(n);
+    }
     if (below(3) == 0) truth[0] = NAN;
     l.mean = heap.random<double>(n), l.scale = scale;
     if (fluxutils_learn(&l)) return false;
