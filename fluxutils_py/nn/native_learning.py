@@ -19,7 +19,13 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from fluxutils_py.nn import kernels
 from fluxutils_py.nn.kernels import VERSION, Library
 from fluxutils_py.nn.native import kernel_error
-from fluxutils_py.nn.native_step import NOT_FINITE, NativeStep, PackedStep, is_watched
+from fluxutils_py.nn.native_step import (
+    NOT_FINITE,
+    SHORT_CALL,
+    NativeStep,
+    PackedStep,
+    is_watched,
+)
 from fluxutils_py.nn.recurrent import Recur, Sensitivity
 from fluxutils_py.nn.states import recurrent_layers
 from fluxutils_py.nn.step_program import (
@@ -321,7 +327,8 @@ class _PackedLearning:
         self.address = step.address_of(table)
         self.results = table[_RESULTS:].view(np.float64)
         library: Any = step.library
-        is_short = step.call is library.short_step
+        n_numbers = n_series * sum(p.numel() for p, _ in trained)
+        is_short = n_numbers <= SHORT_CALL // 8  # each is read and written several times
         self.call = library.short_learn if is_short else library.learn
         self.call(self.address)  # what follows from parameters
         table[_TRUTH] = step.address_of(self.truth)
