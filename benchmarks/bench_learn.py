@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -75,30 +76,36 @@ def made(name: str, drift: float, cell: str) -> list[str]:
     return row(name, est, x, y, fitted, fitted, 0)
 
 
-def seconds_of(function: Callable[[], object], n: int = 100) -> float:
+def seconds_of(function: Callable[[], object], n: int) -> float:
     began = time.process_time()
     for _ in range(n):
         function()
     return (time.process_time() - began) / n
 
 
-def cost(layer: type[nn.Module], rounds: int) -> list[str]:
-    """Microseconds: the least of the rounds."""
+def cost(layer: type[nn.Module], n_in: int, n_units: int, rounds: int) -> list[str]:
+    """Microseconds, the least of the rounds, and the median of the ratios within a round."""
     torch.manual_seed(0)
-    x = np.random.default_rng(0).normal(size=(10, 1, 300)).astype("float32")
-    model = nn.Sequential(layer(10, 32), nn.Linear(32, 1))
+    x = np.random.default_rng(0).normal(size=(n_in, 1, 300)).astype("float32")
+    model = nn.Sequential(layer(n_in, n_units), nn.Linear(n_units, 1))
     spec = {"epochs": 1, "batchsize": 1, "seqsize": 64}
     est = Estimator(model, spec=spec, random_state=0, verbose=False).fit(x, x[:1])
-    plain, live = est.stream(1), est.stream(1, learn=True)
-    step, truth = np.ascontiguousarray(x[:, :, 0]), x[:1, :, 0]
-    taken: list[list[float]] = [[], [], []]
+    plain, again, live = est.stream(1), est.stream(1), est.stream(1, learn=True)
+    step, truth = np.ascontiguousarray(x[:, :, 0]), x[:1, :, 0].astype(float)
+    n = 100 if layer is LSTM else 1000
+    taken: list[list[float]] = []
     for _ in range(rounds):
-        taken[0].append(seconds_of(lambda: plain.step(step)))
-        taken[1].append(seconds_of(lambda: live.step(step)))
         live.reset()
-        both = seconds_of(lambda: live.learn(step, truth))
-        taken[2].append(both - taken[1][-1])
-    return [layer.__name__, *(f"{1e6 * min(each):.0f}" for each in taken)]
+        steps = [seconds_of(partial(s.step, step), n) for s in (plain, again, live)]
+        taken.append([*steps, seconds_of(partial(live.observe, truth), n)])
+    least = 1e6 * np.min(taken, axis=0)
+    first, control, own, observed = np.array(taken).T
+    ratios = [control / first, observed / first, (own + observed) / first]
+    return [
+        f"{layer.__name__}, {n_in} features, {n_units} units",
+        *(f"{each:.1f}" for each in np.delete(least, 1)),
+        *(f"{np.median(each):.2f}" for each in ratios),
+    ]
 
 
 def main() -> None:
@@ -119,10 +126,12 @@ def main() -> None:
             etth1(hours, cell, args.data) for hours in (6, 24) for cell in ("mingru", "lru")
         ]
     report.add(errors)
-    columns = ["layer of 32 units", "plain step, us", "step that learns, us", "truth, us"]
-    costs = Table("One series of 10 features", columns)
+    columns = ["layer", "plain step, us", "step that learns, us", "truth, us"]
+    columns += ["control: another plain stream", "truth / plain step", "both / plain step"]
+    costs = Table("One series: processor time", columns)
     for layer in (MinGRU, MinLSTM, LRU, LSTM):
-        costs.rows.append(cost(layer, args.rounds))
+        for sizes in ((10, 32), (3, 96)):
+            costs.rows.append(cost(layer, *sizes, args.rounds))
     report.add(costs)
 
 

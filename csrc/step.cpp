@@ -9,7 +9,8 @@
 // Declared here, not by a header of the C++ library: see simd.h.
 extern "C" {
 double exp(double), expm1(double), log(double), log1p(double), erf(double), sqrt(double);
-float expf(float), expm1f(float), logf(float), log1pf(float), erff(float), sqrtf(float);
+double cos(double), sin(double), pow(double, double);
+float expf(float), expm1f(float), logf(float), log1pf(float), erff(float), sqrtf(float), cosf(float), sinf(float);
 }
 #define STEP_DECLARED
 
@@ -18,6 +19,7 @@ namespace {
 namespace in_float {
 #include "../fluxutils_py/exporting/step.h"
 #include "step_run.h"
+#include "learn_run.h"
 }  // namespace in_float
 
 #undef real
@@ -31,6 +33,7 @@ namespace in_float {
 namespace in_double {
 #include "../fluxutils_py/exporting/step.h"
 #include "step_run.h"
+#include "learn_run.h"
 }  // namespace in_double
 
 // One series through the scalers, in place.
@@ -86,4 +89,16 @@ extern "C" __attribute__((visibility("default"))) int32_t fluxutils_step(const f
         }
     }
     return FK_OK;
+}
+
+extern "C" __attribute__((visibility("default"))) int32_t fluxutils_learn(fluxutils_learn_call *call) {
+    if (!call || call->version != FLUXUTILS_KERNELS_VERSION) return FK_BAD_ARGUMENT;
+    const fluxutils_step_call &c = *call->step;
+    const bool is_float = c.type == FK_FLOAT32;
+    if (!call->truth) {
+        is_float ? in_float::follow_all(*call) : in_double::follow_all(*call);
+        return FK_OK;
+    }
+    if (!read_inputs(c)) return FK_NOT_FINITE;
+    return (is_float ? in_float::learn(*call) : in_double::learn(*call)) ? FK_OK : FK_NOT_LEARNT;
 }

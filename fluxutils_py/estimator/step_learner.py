@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +21,17 @@ from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
+from fluxutils_py.nn.native import TYPES
+from fluxutils_py.nn.native_learning import NativeLearning, Target, lay_out_memory
 from fluxutils_py.nn.parameters import Freeze, freeze_parameters
 from fluxutils_py.nn.ready_made import is_closed_form
 from fluxutils_py.nn.recurrent import State
 from fluxutils_py.nn.sensitivities import truncated_layers
 from fluxutils_py.nn.states import recurrent_layers, reset, restore
+from fluxutils_py.nn.step_program import StepProgram
+from fluxutils_py.training.gradient_step import not_finite
 from fluxutils_py.training.minibatch import Minibatch
+from fluxutils_py.training.tensors import to_tensor
 from fluxutils_py.training.window_step import WindowStep
 
 SEQSIZE = 64  # steps that truncated gradients reach back, where a fit took whole series
@@ -45,13 +51,13 @@ class Learning(NamedTuple):
 class _Lesson(NamedTuple):
     """A step that waits for its truth.
 
-    ``xs`` (1, N, F) are its inputs, ``live`` (N,) says which series are learnt from, and ``fresh``
-    (N,) which begin anew at this step.
+    ``x`` (F, N) are its inputs, ``live`` (N,) says which series are learnt from, None if all are,
+    and ``fresh`` (N,) which begin anew at this step, None if none does.
     """
 
-    xs: Tensor
-    live: np.ndarray
-    fresh: np.ndarray
+    x: np.ndarray
+    live: np.ndarray | None
+    fresh: np.ndarray | None
 
 
 class StepLearner:
@@ -118,17 +124,48 @@ class StepLearner:
             self._of_classes = self._loss.classes
         self._past: deque[Tensor] = deque()  # inputs before the oldest step that waits
         self._waiting: deque[_Lesson] = deque()
-        self._fresh = np.zeros(n_series, bool)  # series that begin anew at the next step
+        self._fresh: np.ndarray | None = None  # series that begin anew at the next step
+        self._native: NativeLearning | None = None
+        if is_exact and spec.precision == "float32":
+            self._native = self._native_learning(est, spec.clip)
+
+    def _native_learning(self, est: SeriesEstimator, clip: float | None) -> NativeLearning | None:
+        """Return what learns natively, None if torch does."""
+        n_features, target = est.n_features_in_, self._native_target(est)
+        is_known = self._dtype in TYPES and self._device.type == "cpu"
+        if not is_known or target is None or isinstance(n_features, tuple):
+            return None
+        shape = (n_features, self._n_series)
+        return NativeLearning(self.model, shape, self._optimizer, clip, target)
+
+    def _native_target(self, est: SeriesEstimator) -> Target | None:
+        """Return what outputs are compared with, None if by a loss that the kernels do not know."""
+        loss, n_outputs = self._loss, est.n_outputs_
+        if not isinstance(loss, SeqLoss) or isinstance(n_outputs, tuple):
+            return None
+        classes = est.fitted_parts_.codec.classes
+        if classes is not None:
+            nothing = np.zeros(len(classes))
+            return Target(nothing, nothing, True) if loss.is_plain_cross_entropy else None
+        if not loss.is_mean_squared_error:
+            return None
+        if self._scale is not None:
+            return Target(self._scale.mean, self._scale.scale)
+        return Target(np.zeros(n_outputs), np.ones(n_outputs))
+
+    @property
+    def program(self) -> Callable[[], StepProgram | None] | None:
+        """The program of the model, whose arrays follow what is learnt; None if torch learns."""
+        return None if self._native is None else self._native.program
 
     # -- steps -------------------------------------------------------------------------------------
 
-    def note(self, xs: Tensor, gap: np.ndarray | None) -> None:
-        """Keep the inputs (1, N, F) of a step until its truth comes; ``gap`` marks series without
-        any.
+    def note(self, x: np.ndarray, gap: np.ndarray | None) -> None:
+        """Keep a copy of the inputs (F, N) of a step until its truth comes; ``gap`` marks series
+        without any.
         """
-        live = np.ones(self._n_series, bool) if gap is None else ~gap
-        self._waiting.append(_Lesson(xs, live, self._fresh))
-        self._fresh = np.zeros(self._n_series, bool)
+        self._waiting.append(_Lesson(x.copy(), None if gap is None else ~gap, self._fresh))
+        self._fresh = None
 
     def observe(self, truth: np.ndarray) -> None:
         """Learn from the truth (G, N) of the oldest step that waits; NaN where it is unknown.
@@ -139,18 +176,30 @@ class StepLearner:
             If the loss or its gradient is not finite. The parameters then stay.
         """
         lesson = self._waiting.popleft()
-        if lesson.fresh.any():
+        if lesson.fresh is not None:
             self._begin_anew(lesson.fresh)
-        known = ~np.isnan(truth.T[None]) & lesson.live[:, None]  # (1, N, G)
+        if lesson.live is not None:
+            truth = np.where(lesson.live, truth, np.nan)
+        if self._native is not None and self._native.run(lesson.x, truth):
+            if self._native.problem is not None:
+                raise not_finite(*self._native.problem)
+            return
+        self._observe_in_torch(lesson.x, truth)
+
+    def _observe_in_torch(self, x: np.ndarray, truth: np.ndarray) -> None:
+        xs = to_tensor(x.T[None], self._dtype, self._device)  # (1, N, F)
+        known = ~np.isnan(truth.T[None])  # (1, N, G)
         if not self._masks_outputs:
             known[:] = known.all(-1, keepdims=True)
-        batch = self._window(lesson.xs, self._as_target(truth, known), known)
+        batch = self._window(xs, self._as_target(truth, known), known)
         # cuDNN computes no gradients in evaluation mode
         on_gpu = self._device.type == "cuda"
         without = torch.backends.cudnn.flags(enabled=False) if on_gpu else nullcontext()
         with without, torch.enable_grad():  # who only predicts may have switched gradients off
             self._step(batch)
-        self._past.append(lesson.xs)
+        if self._native is not None:
+            self._native.forget()
+        self._past.append(xs)
         if len(self._past) == self._n_steps:
             self._past.popleft()
 
@@ -199,14 +248,17 @@ class StepLearner:
         series are not learnt from.
         """
         if series is not None:
-            for lesson in self._waiting:
-                lesson.live[series] = False
-            self._fresh[series] = True
+            chosen = np.zeros(self._n_series, bool)
+            chosen[series] = True
+            for k, (x, live, fresh) in enumerate(self._waiting):
+                others = ~chosen if live is None else live & ~chosen
+                self._waiting[k] = _Lesson(x, others, fresh)
+            self._fresh = chosen if self._fresh is None else self._fresh | chosen
             return
         reset(self.model)
         self._past.clear()
         self._waiting.clear()
-        self._fresh = np.zeros(self._n_series, bool)
+        self._fresh = None
 
     @property
     def state(self) -> Tensor:
@@ -217,11 +269,8 @@ class StepLearner:
             "optimizer": self._optimizer.state_dict(),
             "step": self._step.state_dict(),
             "past": list(self._past),
-            "waiting": [
-                (lesson.xs, torch.from_numpy(lesson.live), torch.from_numpy(lesson.fresh))
-                for lesson in self._waiting
-            ],
-            "fresh": torch.from_numpy(self._fresh),
+            "waiting": [tuple(map(_as_tensor, lesson)) for lesson in self._waiting],
+            "fresh": _as_tensor(self._fresh),
         }
         file = io.BytesIO()
         torch.save(content, file)
@@ -240,6 +289,7 @@ class StepLearner:
             content = torch.load(file, map_location=self._device, weights_only=True)
             self.model.load_state_dict(content["model"])
             self._optimizer.load_state_dict(content["optimizer"])
+            lay_out_memory(self._optimizer)
         except Exception as error:  # torch may raise any error for damaged bytes
             reason = (str(error).splitlines() or [""])[0]
             raise LoadError(
@@ -252,11 +302,21 @@ class StepLearner:
                 f"{self._n_series}"
             )
         self.reset(None)
+        if self._native is not None:
+            self._native.forget()
         self._step.load_state_dict(content["step"])
         self._past.extend(content["past"])
-        for xs, live, fresh in content["waiting"]:
-            self._waiting.append(_Lesson(xs, live.cpu().numpy(), fresh.cpu().numpy()))
-        self._fresh = content["fresh"].cpu().numpy()
+        for lesson in content["waiting"]:
+            self._waiting.append(_Lesson(*map(_as_array, lesson)))
+        self._fresh = _as_array(content["fresh"])
+
+
+def _as_tensor(array: np.ndarray | None) -> Tensor | None:
+    return None if array is None else torch.from_numpy(array)
+
+
+def _as_array(tensor: Tensor | None) -> Any:
+    return None if tensor is None else tensor.cpu().numpy()
 
 
 def _new_optimizer(est: SeriesEstimator, model: nn.Module, rate: float | None) -> Optimizer:

@@ -191,7 +191,7 @@ class EstimatorStream:
     est, n_series, state, method
         See ``Estimator.stream``.
     learning : Learning, optional
-        Makes the stream learn from truths that :meth:`take_truth` gets; steps then are not native.
+        Makes the stream learn from truths that :meth:`take_truth` gets.
 
     Attributes
     ----------
@@ -248,9 +248,9 @@ class EstimatorStream:
         codec = est.fitted_parts_.codec
         self._classes = codec.classes if method == "predict" else None
         self._output = None
-        # parameters that change with each truth would be packed anew at each step
-        is_native = learning is None and len(self._shapes) == 1
-        if is_native and parameter.dtype in TYPES:
+        # parameters that torch changes with each truth would be packed anew at each step
+        is_native = self._learner is None or self._learner.program is not None
+        if is_native and len(self._shapes) == 1 and parameter.dtype in TYPES:
             name = str(parameter.dtype).removeprefix("torch.")
             self._output = output_form(codec, method, np.dtype(name))
         self._native = self.native_step()
@@ -280,7 +280,12 @@ class EstimatorStream:
         """Return what runs steps natively for :meth:`native_outputs`; None if there is nothing."""
         if self._output is None:
             return None
-        return self._session.native_step(self._shapes[0], scalers, self._output)
+        program = None
+        if self._learner is not None:
+            if scalers:  # what the model gets is to be noted
+                return None
+            program = self._learner.program
+        return self._session.native_step(self._shapes[0], scalers, self._output, program)
 
     def native_outputs(self, native: NativeStep | None, x: object) -> Any:
         """Return the outputs of the next step from a native step of this stream, or None, with
@@ -292,6 +297,10 @@ class EstimatorStream:
         y = native.run(x) if x.dtype.kind in "fiub" else None
         if y is None:
             return None
+        if self._learner is not None:
+            gap = native.gap
+            known = x if gap is None else np.where(gap, self._gap_value, x)
+            self._learner.note(known, gap)
         if self._classes is not None:
             y = self._classes[y]
         if len(self.transforms) == 1:
@@ -335,7 +344,7 @@ class EstimatorStream:
             arrays, gap = _without_gaps(arrays, self._gap_value)
         xs = tuple(to_tensor(a.T[None], self._dtype, self._device) for a in arrays)  # (1, N, F)
         if self._learner is not None:
-            self._learner.note(xs[0], gap)
+            self._learner.note(arrays[0], gap)
         # faster than no_grad, and outputs are never part of a graph
         with torch.inference_mode():
             outs = self._session.run(xs)

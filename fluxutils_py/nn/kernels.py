@@ -81,7 +81,12 @@ class Library:
         self.step = lib.fluxutils_step
         # keeps Python's lock, which takes longer to let go of than a short call
         self.short_step = ctypes.PyDLL(str(path)).fluxutils_step
-        for function in (self.step, self.short_step):
+        # a library that was built before has none
+        self.learn = getattr(lib, "fluxutils_learn", None)
+        self.short_learn = getattr(ctypes.PyDLL(str(path)), "fluxutils_learn", None)
+        for function in (self.step, self.short_step, self.learn, self.short_learn):
+            if function is None:
+                continue
             function.argtypes = [ctypes.c_void_p]
             function.restype = ctypes.c_int32
         lib.fluxutils_kept_per_output.argtypes = [ctypes.c_int32]

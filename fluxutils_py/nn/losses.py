@@ -15,6 +15,7 @@ from torch.nn.modules.loss import _Loss
 
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn.model_windows import run_window
+from fluxutils_py.nn.native_layers import is_intercepted
 from fluxutils_py.nn.precision import as_float32
 
 __all__ = ["seqloss"]
@@ -102,6 +103,24 @@ class SeqLoss:
         weights = None if ws is None else ws.reshape(-1)
         share = self._class_share(_as_rows(y), weights)
         return float(share.sum(dtype=torch.float64))
+
+    @property
+    def is_mean_squared_error(self) -> bool:
+        """Whether the loss is the mean of the squared errors of all outputs that count."""
+        criterion = self.criterion
+        if type(criterion) is nn.MSELoss:
+            return criterion.reduction == "mean" and not is_intercepted(criterion)
+        return criterion is F.mse_loss
+
+    @property
+    def is_plain_cross_entropy(self) -> bool:
+        """Whether the loss is the mean of the cross-entropies of all targets that count."""
+        criterion = self.criterion
+        if type(criterion) is nn.CrossEntropyLoss:
+            has_weights = criterion.weight is not None or criterion.label_smoothing != 0
+            is_mean = criterion.reduction == "mean" and self.ignore_index < 0
+            return is_mean and not has_weights and not is_intercepted(criterion)
+        return criterion is F.cross_entropy
 
     @property
     def elementwise(self) -> bool:

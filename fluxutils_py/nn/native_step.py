@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -120,6 +120,9 @@ class NativeStep:
         Features and series of a step.
     scalers : sequence of Scaler
     output : OutputForm
+    program : callable, optional
+        Returns the program of the model whose arrays are read where they are, because what learns
+        changes them; see :class:`fluxutils_py.nn.native_learning.NativeLearning`.
     """
 
     def __init__(
@@ -129,15 +132,17 @@ class NativeStep:
         shape: tuple[int, int],
         scalers: Sequence[Scaler] = (),
         output: OutputForm | None = None,
+        program: Callable[[], StepProgram | None] | None = None,
     ) -> None:
         self.model = model
         self.layers = list(layers)
         self.shape = shape
         self.scalers = list(scalers)
         self.output = output or OutputForm()
+        self._program = program
         first = next(model.parameters(), None)
         self._dtype = None if first is None else first.dtype
-        self._packed: _Packed | None = None
+        self._packed: PackedStep | None = None
         self._is_possible = first is not None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -156,11 +161,11 @@ class NativeStep:
             Real numbers. A series that is all NaN gets zeros; its outputs are those of NaN.
         """
         # a transform or a hook of torch would not see what is computed here
-        if _is_watched():
+        if is_watched():
             return None
         packed = self._packed
         library = kernels.library()
-        if packed is None or packed.library is not library or not packed.is_current():
+        if packed is None or packed.library is not library or not self._is_current(packed):
             packed = self._pack(library)
             if packed is None:
                 return None
@@ -176,16 +181,30 @@ class NativeStep:
             return None
         raise kernel_error(code)
 
-    def _pack(self, library: Library | None) -> _Packed | None:
+    @property
+    def gap(self) -> np.ndarray | None:
+        """Which series (N,) had no input at the last step; None if all had."""
+        if self._packed is None:
+            return None
+        marks = self._packed.gaps
+        return marks.astype(bool) if 1 in marks.tolist() else None
+
+    def _is_current(self, packed: PackedStep) -> bool:
+        if self._program is None:
+            return packed.is_current()
+        return packed.program is self._program()
+
+    def _pack(self, library: Library | None) -> PackedStep | None:
         self._packed = None
         if library is None or not self._is_possible:
             return None
-        program = step_program(self.model, self.shape[0])
+        own = self._program
+        program = step_program(self.model, self.shape[0]) if own is None else own()
         # what cannot run now never will, but for a switch of the kernels
         if program is None or not self._fits(program):
             self._is_possible = False
             return None
-        self._packed = _Packed(library, program, self.layers, self)
+        self._packed = PackedStep(library, program, self.layers, self, own is not None)
         return self._packed
 
     def _fits(self, program: StepProgram) -> bool:
@@ -207,13 +226,20 @@ class _Held(NamedTuple):
     initial: list[Tensor]  # for a batch of 1
 
 
-class _Packed:
+class PackedStep:
     """Weights, states and the table of a call, in memory of this process."""
 
     def __init__(
-        self, library: Library, program: StepProgram, layers: list[Recur], step: NativeStep
+        self,
+        library: Library,
+        program: StepProgram,
+        layers: list[Recur],
+        step: NativeStep,
+        shares: bool = False,
     ) -> None:
         self.library = library
+        self.program = program
+        self._shares = shares  # whether weights are read in the program's arrays
         self._tensors = program.tensors
         self._versions = list(map(version_of, program.tensors))
         self._addresses = [t.data_ptr() for t in program.tensors]
@@ -224,11 +250,13 @@ class _Packed:
         self._before: tuple[tuple[Recur, State | None], ...] = ()
         self._kept: list[np.ndarray] = []  # what addresses in the table point to
         self.x = np.empty(step.shape)
+        self.gaps = np.zeros(n_series, np.int64)
         self.y = _new_outputs(step.output, program, n_series)
         n_products = sum(_n_weights(op) for op in program.operations)
         is_short = n_products * n_series <= SHORT_CALL
         self.call = library.short_step if is_short else library.step
-        self.address = self._address(_table(self, program, step))
+        self.places, self.room = _value_places(program)
+        self.address = self.address_of(_table(self, program, step))
 
     def is_current(self) -> bool:
         """Whether all parameters are as they were when they were packed."""
@@ -268,19 +296,26 @@ class _Packed:
         """Return how many numbers a value has."""
         return self._sizes[value]
 
-    def _address(self, array: np.ndarray) -> int:
+    def address_of(self, array: np.ndarray) -> int:
+        """Return the address of an array, which is kept."""
         self._kept.append(array)
         return array.ctypes.data
+
+    def weight_address(self, array: np.ndarray) -> int:
+        """Return the address of weights in the order of C: shared, or of a copy."""
+        if not self._shares:
+            return self.aligned_address(array)
+        return self.address_of(np.ascontiguousarray(array))
 
     def aligned_address(self, array: np.ndarray) -> int:
         """Return the address of a copy that begins with a line of the cache."""
         room = np.empty(array.nbytes + ALIGNMENT, np.uint8)
         start = -room.ctypes.data % ALIGNMENT
         room[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return self._address(room[start:])
+        return self.address_of(room[start:])
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether hooks of all modules or modes of torch intercept what is computed here."""
     return bool(
         hooks._global_forward_hooks
@@ -349,7 +384,7 @@ def _new_outputs(output: OutputForm, program: StepProgram, n_series: int) -> np.
     return np.empty((n_outputs, n_series), dtype)
 
 
-def _table(packed: _Packed, program: StepProgram, step: NativeStep) -> np.ndarray:
+def _table(packed: PackedStep, program: StepProgram, step: NativeStep) -> np.ndarray:
     """Return the structure of the call, with the scalers and operations behind it."""
     n_features, n_series = step.shape
     itemsize = program.dtype.itemsize
@@ -357,14 +392,14 @@ def _table(packed: _Packed, program: StepProgram, step: NativeStep) -> np.ndarra
     if program.moments is not None:  # of numbers as the model gets them
         moments = Scaler("standardize", program.moments.mean, program.moments.scale)
         scalers += [Scaler("round"), moments]
-    places, room = _value_places(program)
+    places = packed.places
     operations = b"".join(
         _pack_operation(packed, op, i + 1, places) for i, op in enumerate(program.operations)
     )
     described = b"".join(_pack_scaler(packed, s) for s in scalers)
     table = np.empty(_CALL.size + len(described) + len(operations), np.uint8)
     start = table.ctypes.data + _CALL.size
-    values = np.zeros(room * itemsize, np.uint8)
+    values = np.zeros(packed.room * itemsize, np.uint8)
     method = METHODS[step.output.method]
     if step.output.method == "scaled" and np.dtype(step.output.dtype) == np.float64:
         method += 1
@@ -381,7 +416,7 @@ def _table(packed: _Packed, program: StepProgram, step: NativeStep) -> np.ndarra
         start + len(described),
         packed.x.ctypes.data,
         packed.aligned_address(np.empty((n_series, n_features))),
-        packed.aligned_address(np.empty(n_series, np.int64)),
+        packed.gaps.ctypes.data,
         packed.aligned_address(values),
         places[-1],
         packed.aligned_address(np.asarray(step.output.mean, float)),
@@ -413,13 +448,13 @@ def _whole_lines(n: int) -> int:
     return math.ceil(n / 16) * 16
 
 
-def _pack_scaler(packed: _Packed, scaler: Scaler) -> bytes:
+def _pack_scaler(packed: PackedStep, scaler: Scaler) -> bytes:
     arrays = (scaler.mean, scaler.scale, scaler.lower, scaler.upper)
     addresses = [packed.aligned_address(np.asarray(a, float)) for a in arrays]
     return _SCALER.pack(SCALERS.index(scaler.kind), *addresses)
 
 
-def _pack_operation(packed: _Packed, op: Operation, value: int, places: list[int]) -> bytes:
+def _pack_operation(packed: PackedStep, op: Operation, value: int, places: list[int]) -> bytes:
     """Return an operation as ``fluxutils_step_operation``."""
     if isinstance(op, PastOperation):
         return _pack_past(packed, op, value, places)
@@ -454,7 +489,7 @@ def _pack_operation(packed: _Packed, op: Operation, value: int, places: list[int
             kind, alpha, weights = 6, op.eps, (op.weight, np.empty(0), op.bias)
         case ScaleShift():
             kind, weights = 7, (op.scale, np.empty(0), op.shift)
-    found = [packed.aligned_address(w) for w in weights] + [0] * (3 - len(weights))
+    found = [packed.weight_address(w) for w in weights] + [0] * (3 - len(weights))
     numbers = (kind, number, places[op.source], other, places[value], n_in, n_out)
     return _OPERATION.pack(*numbers, rows, x_rows, h_rows, alpha, *found, h, c, 0, 0)
 
@@ -466,7 +501,7 @@ def _dense_weights(op: Dense) -> tuple[int, tuple[np.ndarray, ...]]:
     return 0, (op.weight, np.empty(0), op.bias)
 
 
-def _pack_past(packed: _Packed, op: PastOperation, value: int, places: list[int]) -> bytes:
+def _pack_past(packed: PackedStep, op: PastOperation, value: int, places: list[int]) -> bytes:
     """Return an operation that remembers inputs as ``fluxutils_step_operation``."""
     numbers: tuple[int, ...] | np.ndarray = ()
     weights: tuple[np.ndarray, ...] = ()
@@ -484,7 +519,7 @@ def _pack_past(packed: _Packed, op: PastOperation, value: int, places: list[int]
             kind, numbers, weights = 12, op.plan, (op.biases, op.channels)
     rows = len(numbers)
     n_past = packed.state_rows(op.states[0])
-    found = [packed.aligned_address(w) for w in weights] + [0] * (3 - len(weights))
+    found = [packed.weight_address(w) for w in weights] + [0] * (3 - len(weights))
     states = [packed.state_address(s, 0, 0) for s in op.states]
     ends = (
         packed.aligned_address(np.array(states, np.int64)),
@@ -496,7 +531,7 @@ def _pack_past(packed: _Packed, op: PastOperation, value: int, places: list[int]
     return _OPERATION.pack(*head, rows, n_past, 0, 0.0, *found, 0, 0, *ends)
 
 
-def _pack_of_two(packed: _Packed, op: OfTwo, value: int, places: list[int]) -> bytes:
+def _pack_of_two(packed: PackedStep, op: OfTwo, value: int, places: list[int]) -> bytes:
     """Return an operation on two values as ``fluxutils_step_operation``."""
     n_in, other, alpha = packed.size_of(op.source), places[op.other], 0.0
     match op:

@@ -26,6 +26,7 @@ from fluxutils_py.nn.states import (
     reset,
     states,
 )
+from fluxutils_py.nn.step_program import StepProgram
 from fluxutils_py.tree import tree_map
 
 
@@ -140,6 +141,7 @@ class InferenceSession:
         shape: tuple[int, int],
         scalers: Sequence[Scaler] = (),
         output: OutputForm | None = None,
+        program: Callable[[], StepProgram | None] | None = None,
     ) -> NativeStep | None:
         """Return what runs single steps of shape (F, N) natively, on the state of this session;
         None if only :meth:`run` can.
@@ -148,7 +150,7 @@ class InferenceSession:
         """
         if self._is_low or self.needs_context:
             return None
-        return NativeStep(self.model, self._layers, shape, scalers, output)
+        return NativeStep(self.model, self._layers, shape, scalers, output, program)
 
     # -- the state ---------------------------------------------------------------------------------
 

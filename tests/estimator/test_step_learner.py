@@ -20,7 +20,7 @@ from fluxutils_py import (
     stream,
 )
 from fluxutils_py.errors import DataError, LoadError, ShapeError, SpecError
-from fluxutils_py.nn import GRU, LRU, LSTM, MinGRU, MinLSTM
+from fluxutils_py.nn import GRU, LRU, LSTM, MinGRU, MinLSTM, native_kernels
 
 F, N, T, H = 2, 3, 40, 4
 ADAM = partial(torch.optim.Adam, lr=0.01, eps=1e-3)
@@ -175,10 +175,26 @@ def test_series_learn_together_as_alone_where_they_are_alike():
     np.testing.assert_allclose(both, np.repeat(one, 2, 1), rtol=1e-9, atol=1e-12)
 
 
+def test_inputs_that_change_after_a_step_change_nothing():
+    est = fitted(MinGRU)
+    x, y = data(1, n_series=1)
+    expected = run(est.stream(1, learn=0.02, delay=3), x, y, 3)
+    for native in (True, False):
+        with native_kernels(native):
+            live, room, found = est.stream(1, learn=0.02, delay=3), np.empty((F, 1)), []
+            for t in range(T):
+                room[:] = x[:, :, t]
+                found.append(live.step(room))
+                if t >= 3:
+                    live.observe(y[:, :, t - 3])
+        np.testing.assert_allclose(np.stack(found, -1), expected, rtol=1e-9, atol=1e-12)
+
+
 # -- restarts --------------------------------------------------------------------------------------
 
 NETS = {
     "exact": (MinGRU,),
+    "exact, complex": (LRU, partial(LRU, n_states=3)),
     "exact, stacked": (LRU, partial(MinLSTM, trainable_init=True)),
     "truncated": (LSTM,),
     "mixed": (LRU, GRU),
