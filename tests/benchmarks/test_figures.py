@@ -404,6 +404,12 @@ def test_the_page_has_the_sentence_and_the_picture_of_the_grid(load_script):
     page = words("docs/benchmarks.md")
     assert grid.sentence(cells) in page
     assert grid.alt_text(cells) in page
+    n_ahead = sum(cell["ratio"] < 1 for cell in cells)
+    said = words("README.md")
+    assert f"Of {len(cells)} measurements on [two hundred" in said
+    assert f"{n_ahead} are ahead of torch; most of the others" in said
+    behind = [cell for cell in cells if cell["ratio"] >= 1]
+    assert sum(cell["H"] >= 200 for cell in behind) > len(behind) / 2
 
 
 def test_a_figure_is_written_as_asked():
