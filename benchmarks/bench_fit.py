@@ -49,6 +49,7 @@ from peers import KERAS, PEERS, stock_keras
 from torch import Tensor
 from work import (
     COLUMNS,
+    ONE_SERIES,
     SHAPES,
     Contender,
     Data,
@@ -72,8 +73,21 @@ MORE = {  # of these only the loop and ours
     "64 units": dataclasses.replace(SHAPES["large"], n_hidden=64),
     "GRU": dataclasses.replace(SHAPES["small"], cell="GRU", n_series=400),
 }
-ALL_SHAPES = {**SHAPES, **MORE, STEPS: dataclasses.replace(SHAPES["small"], n_series=300, epochs=1)}
-AIMS = {"small": 0.45, "large": 0.88, "32 units": 0.68, "64 units": 0.75, "GRU": 0.25, STEPS: 1.05}
+ALL_SHAPES = {
+    **SHAPES,
+    "one series": ONE_SERIES,
+    **MORE,
+    STEPS: dataclasses.replace(SHAPES["small"], n_series=300, epochs=1),
+}
+AIMS = {
+    "small": 0.45,
+    "large": 0.88,
+    "one series": 0.90,
+    "32 units": 0.68,
+    "64 units": 0.75,
+    "GRU": 0.25,
+    STEPS: 1.05,
+}
 AT_MOST = {KERAS: 3}  # rounds
 OTHER_WORK = 1e-4  # relative difference of the MSE that rounding does not make
 

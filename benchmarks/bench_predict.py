@@ -6,7 +6,7 @@ group at once, which needs the memory. ``predict`` chooses its windows itself, i
 All take turns and must give the same numbers to rounding; ratios are to the loop, with its A/A
 control.
 
-    python benchmarks/bench_predict.py [--rounds 9] [--shapes small large long]
+    python benchmarks/bench_predict.py [--rounds 9] [--shapes small "one series"]
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from common import Report, Table, interleaved, median, parse, parser, ratios, spread, stopwatch
 from torch import nn
-from work import SHAPES, Shape, by_window, make, time_major
+from work import ONE_SERIES, SHAPES, Shape, by_window, make, time_major
 
 from fluxutils_py import Estimator, Spec
 
 BASE = "loop over windows"
-ALL_SHAPES = {**SHAPES, "long": Shape(10, 1, 200_000, 10, 1, 1000, 1)}
+ALL_SHAPES = {**SHAPES, "one series": ONE_SERIES, "long": Shape(10, 1, 200_000, 10, 1, 1000, 1)}
 
 
 def by_hand(x: np.ndarray, model: nn.Module, shape: Shape) -> np.ndarray:

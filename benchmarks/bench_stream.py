@@ -11,6 +11,9 @@ rounding. So must the files that ``est.export`` writes, run with their state by 
 torch. The ratio is that of a round's medians to that of the bare model; the columns p50 and p99 are
 over all steps, in microseconds.
 
+The last table is of a stream by itself, one series, in a loop of its steps and nothing else, so that it
+finds its caches warm, and of the bare model in such a loop: microseconds per step.
+
     python benchmarks/bench_stream.py [--rounds 9] [--hidden 16 64 128] [--series 1 100 1000]
 """
 
@@ -21,10 +24,11 @@ import gc
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
-from common import Report, Table, parse, parser, ratios, spread
+from common import Report, Table, interleaved, parse, parser, ratios, spread
 from sklearn.pipeline import make_pipeline
 from torch import Tensor, nn
 
@@ -154,6 +158,32 @@ def compare(n_hidden: int, n_series: int, report: Report, rounds: int, n_steps: 
     report.add(table)
 
 
+def alone(n_hidden: int, rounds: int, n_steps: int) -> list[str]:
+    """A row: microseconds of a step in a loop of its own, of a stream and of the bare model."""
+    xs = list(np.random.default_rng(0).normal(size=(n_steps, N_FEATURES, 1)).astype("f4"))
+    model = nn.Sequential(LSTM(N_FEATURES, n_hidden), nn.Linear(n_hidden, 1))
+    few = np.stack(xs[:5], axis=2)  # (F, N, T)
+    est = Estimator(model, spec={"epochs": 1, "batchsize": 1, "seqsize": 5}, verbose=False).fit(
+        few, few[:1]
+    )
+    loops = {
+        "stream": (est.stream(1).step, xs),
+        BASE: (Bare(est.model_).step, [torch.tensor(x.T[None].copy()) for x in xs]),
+    }
+    taken = interleaved({name: partial(loop_of, *loop) for name, loop in loops.items()}, rounds)
+    return [str(n_hidden), *(spread([1e6 * t / n_steps for t in taken[name]], 1) for name in loops)]
+
+
+def loop_of(step: Callable[[object], object], xs: list[object]) -> float:
+    """Seconds of the second time through: the first one warms up."""
+    for x in xs:
+        step(x)
+    began = time.perf_counter()
+    for x in xs:
+        step(x)
+    return time.perf_counter() - began
+
+
 def main() -> None:
     made = parser(__doc__, rounds=9)
     made.add_argument("--hidden", type=int, nargs="+", default=[16, 64, 128])
@@ -163,6 +193,13 @@ def main() -> None:
     for n_hidden in args.hidden:
         for n_series in args.series:
             compare(n_hidden, n_series, report, args.rounds, 5 if args.quick else 200)
+    report.add(
+        Table(
+            "one series, in a loop of steps alone",
+            ["units", "stream, us (range)", f"{BASE}, us (range)"],
+            [alone(n_hidden, args.rounds, 10 if args.quick else 2000) for n_hidden in args.hidden],
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ SHAPES = {
     "small": Shape(10, 1000, 1000, 10, 100, 100, 2),
     "large": Shape(32, 256, 1024, 128, 64, 64, 2),
 }
+ONE_SERIES = Shape(10, 1, 20_000, 64, 1, 100, 1)
 
 Data = tuple[np.ndarray, np.ndarray, nn.Module]
 # called with x, y, model and shape; returns the weights that it ends with

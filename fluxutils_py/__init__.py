@@ -87,4 +87,4 @@ __all__ = [
     "weights",
     "zarrcreate",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -336,10 +336,12 @@ def grid_steps(
     # the step of a time between two is rounded down, and could be another row's
     between = known & ~whole
     if between.any():
+        label = panel.ids[series[between.argmax()]]
+        which = "the series" if label is None else f"series {label!r}"
         remedy = (
             f", no whole number of steps of freq={panel.frequency.text!r} from the first time of "
-            f"series {panel.ids[series[between.argmax()]]!r}; give the freq of the data, or round "
-            "the times"
+            f"{which}; give the freq of the data, or round the times, as "
+            f"df[{time_col!r}].dt.round does in pandas and polars"
         )
         frame.refuse(time_col, between, remedy)
     # sorted, rows of one step are neighbours

@@ -253,3 +253,12 @@ def test_memory_stays_bounded_where_the_file_is_large(tmp_path, monkeypatch):
     assert series.x.shape == (8, 1, n)
     assert peak < series.x.nbytes / 4
     np.testing.assert_array_equal(series.x[3, 0], table["c3"].to_numpy())
+
+
+def test_a_time_between_two_steps_of_the_only_series_is_named_with_the_remedy():
+    at = pd.to_datetime(["2024-01-01 00:00:00", "2024-01-01 00:00:59", "2024-01-01 00:02:00"])
+    df = pd.DataFrame({"at": at, "v": [1.0, 2.0, 3.0]})
+    with pytest.raises(DataError, match=r"00:00:59.*of the series;.*df\['at'\]\.dt\.round"):
+        from_frame(df, time_col="at", x="v", freq="1min")
+    df["at"] = df["at"].dt.round("min")
+    assert from_frame(df, time_col="at", x="v").x.shape == (1, 1, 3)

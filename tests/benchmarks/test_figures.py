@@ -1,0 +1,419 @@
+"""The figures of README and of the pages are those of the results.
+
+A line below is a piece of text as it stands on a page, with ``{0}``, ``{1}``, ... for the figures,
+and then where each of them comes from: section, table, row and column of a file of results. A
+failure shows the piece as it has to be.
+"""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ("RESULTS.md", "RESULTS_kernels.md", "RESULTS_defaults.md")
+
+# Tables that a benchmark writes since a measurement of everything, which comes next.
+NOT_YET = {
+    "fit > one series",
+    "predict > one series",
+    "stream > one series, in a loop of steps alone",
+}
+
+FIT = "fit > {} > {} > ratio"
+PREDICT = "predict > {} > {} > ratio"
+FEW = "few_series > time > LSTM, 10, {}, {}, {} > {}"
+BFLOAT16 = "precision > a layer > {}, {} > ratio"
+WEAK = "ranks > {}: F > {} > speed"
+M4 = "m4 > M4 > {} > {}"
+ETTH1 = "etth1 > ETTh1, test, 7 series, {} > {} > {}"
+
+
+def fits(row):
+    """A contender on the two shapes."""
+    return [FIT.format("small", row), FIT.format("large", row)]
+
+
+def few(units, steps):
+    """The ratios of 1, 4 and 8 series, training, then prediction."""
+    return [
+        FEW.format(units, series, steps, task)
+        for task in ("training", "prediction")
+        for series in (1, 4, 8)
+    ]
+
+
+def forecasts(address, rows, *columns):
+    return [address.format(row, column) for row in rows for column in columns]
+
+
+ONE, FOUR = "**fluxutils_py, mean of 3**", "**fluxutils_py, n_models=4**"
+SEEDS = [f"fluxutils_py, seed {i}" for i in range(3)]
+PEERS = [f"NeuralForecast 3.3.0 {name}" for name in ("NHITS", "DLinear", "LSTM")]
+NAIVE = "seasonal naive"
+
+FIGURES = [
+    ("README.md", "64 and 100 series in {0:.2f} to {1:.2f} of the time", *fits("Estimator.fit")),
+    ("README.md", "`fit` takes {0:.2f} and {1:.2f} of the time of", *fits("Estimator.fit")),
+    ("README.md", "PyTorch loop = 1: fluxutils_py {0:.2f} and {1:.2f},", *fits("Estimator.fit")),
+    ("README.md", "Keras {0:.0f} and {1:.0f}]", *fits("Keras")),
+    ("README.md", "one long series in {0:.2f}:", FIT.format("one series", "Estimator.fit")),
+    (
+        "README.md",
+        "`fit` of an LSTM of 64 units takes {0:.2f} and `predict` {1:.2f}",
+        FIT.format("one series", "Estimator.fit"),
+        PREDICT.format("one series", "Estimator.predict"),
+    ),
+    (
+        "README.md",
+        "takes {0:.0f} to {1:.0f} microseconds",
+        "stream > one series, in a loop of steps alone > 16 > stream",
+        "stream > one series, in a loop of steps alone > 128 > stream",
+    ),
+    (
+        "README.md",
+        "percentage error of {0:.2f} after {1} seconds of training, and four together {2:.2f}.",
+        M4.format(ONE, "sMAPE"),
+        M4.format(ONE, "seconds"),
+        M4.format(FOUR, "sMAPE"),
+    ),
+    ("README.md", "had {0:.2f}. [Forecasting]", M4.format("ES-RNN", "sMAPE")),
+    # -- the page of benchmarks: training
+    ("docs/benchmarks.md", "| A/A | {0} | {1} |", *fits("fused again")),
+    ("docs/benchmarks.md", "that is not fused | {0} | {1} |", *fits("loop, AdamW")),
+    ("docs/benchmarks.md", "| **`Estimator.fit`** | **{0}** | **{1}** |", *fits("Estimator.fit")),
+    (
+        "docs/benchmarks.md",
+        "| `Estimator.fit`, `n_jobs=2` | {0} | {1} |",
+        *fits("Estimator.fit, n_"),
+    ),
+    ("docs/benchmarks.md", "two ranks, the same work | {0} | {1} |", *fits("Estimator.fit, 2 r")),
+    ("docs/benchmarks.md", "by a subclass | {0} | {1} |", *fits("skorch")),
+    ("docs/benchmarks.md", "manual optimisation | {0} | {1} |", *fits("Lightning")),
+    ("docs/benchmarks.md", "with a work-around | {0:all.1f} | {1:all.1f} |", *fits("Keras")),
+    (
+        "docs/benchmarks.md",
+        "loop, fit | {0} MiB, {1} MiB | {2} MiB, {3} MiB |",
+        *(
+            f"fit > {shape} > {row} > memory"
+            for shape in ("small", "large")
+            for row in ("loop, fused AdamW", "Estimator.fit")
+        ),
+    ),
+    (
+        "docs/benchmarks.md",
+        "take {0} and {1}, a GRU of 10 units {2:.2f} of the time of torch's",
+        *(FIT.format(shape, "Estimator.fit") for shape in ("32 units", "64 units", "GRU")),
+    ),
+    (
+        "docs/benchmarks.md",
+        "takes {0} of the same loop written by hand",
+        FIT.format("steps", "Estimator.fit"),
+    ),
+    (
+        "docs/benchmarks.md",
+        "whole windows, {0:.2f}.",
+        FIT.format("steps", "Estimator.fit, seqloss"),
+    ),
+    (
+        "docs/benchmarks.md",
+        "takes {0:.2f} s beyond torch",
+        "import > import, one after > fluxutils_py > seconds",
+    ),
+    # -- few series
+    *(
+        (
+            "docs/benchmarks.md",
+            f"| {units} | {{0:.2f}}, {{1:.2f}}, {{2:.2f}} | {{3:.2f}}, {{4:.2f}}, {{5:.2f}} |",
+            *few(units, 200 if units == 256 else 1000),
+        )
+        for units in (16, 32, 64, 128, 256)
+    ),
+    (
+        "docs/benchmarks.md",
+        "windows of 100 steps, takes {0} and `predict` {1} of a loop",
+        FIT.format("one series", "Estimator.fit"),
+        PREDICT.format("one series", "Estimator.predict"),
+    ),
+    # -- prediction and streams
+    (
+        "docs/benchmarks.md",
+        "`predict` takes {0} and {1} of the time of a loop over windows",
+        PREDICT.format("small", "Estimator.predict"),
+        PREDICT.format("large", "Estimator.predict"),
+    ),
+    (
+        "docs/benchmarks.md",
+        "It took {0} of it on one series",
+        PREDICT.format("long", "Estimator.predict"),
+    ),
+    *(
+        (
+            "docs/benchmarks.md",
+            f"| {units} | {{0:.2f}}, {{1:.2f}}, {{2:.2f}} | {{3:.2f}}, {{4:.2f}}, {{5:.2f}} |",
+            *(
+                f"stream > LSTM({units}) and a linear head, {series} series > {row} > ratio"
+                for row in ("stream", "stream of a pipeline")
+                for series in (1, 100, 1000)
+            ),
+        )
+        for units in (16, 64, 128)
+    ),
+    # -- bfloat16
+    *(
+        (
+            "docs/benchmarks.md",
+            f"| {shape} | {{0:.2f}} | {{1:.2f}} |",
+            BFLOAT16.format(shape, "bfloat16"),
+            BFLOAT16.format(shape, "torch's bfloat16"),
+        )
+        for shape in (
+            "LSTM 32, 128, 64, 64",
+            "LSTM 32, 64, 64, 64",
+            "LSTM 32, 256, 32, 64",
+            "LSTM 10, 128, 1, 100",
+            "GRU 32, 128, 64, 64",
+        )
+    ),
+    (
+        "docs/benchmarks.md",
+        "takes {0:.2f} (128 units) and {1:.2f} (256).",
+        *(f"precision > {shape}: F > bfloat16 > ratio" for shape in ("large", "wide")),
+    ),
+    # -- ranks
+    *(
+        (
+            "docs/benchmarks.md",
+            f"| {name} | {{0}} | {{1}} |",
+            WEAK.format("small", row),
+            WEAK.format("large", row),
+        )
+        for name, row in {
+            "two ranks under `mpirun`": "2 ranks x 1, mpirun",
+            "two ranks under `torchrun`": "2 ranks x 1, torchrun",
+            "torch's `DistributedDataParallel` with gloo": "2 ranks x 1, DDP",
+            "two threads of torch": "1 rank x 2 threads",
+            "A/A": "1 x 1 again",
+        }.items()
+    ),
+    # -- files
+    (
+        "docs/benchmarks.md",
+        "takes {0:.1f} times a memcpy of its bytes. It takes {1:.1f} times from a file in C order "
+        "`(F, N, T)`, {2:.0f} times through h5py, and {3:.0f} times through",
+        *(
+            f"windows > window of > {row} > time"
+            for row in ("mapped HDF5, (T, N, F)", "mapped HDF5, (F, N, T)", "h5py", "torch Data")
+        ),
+    ),
+    (
+        "docs/benchmarks.md",
+        "from a map takes {0:.2f} times that from memory (A/A {1:.2f}), and {2:.2f} times when",
+        *(f"windows > an epoch > {row} > time" for row in ("warm map", "memory again", "cold map")),
+    ),
+    # -- forecasts
+    (
+        "docs/benchmarks.md",
+        "({0:.2f}, {1:.2f}, {2:.2f}) | **{3:.2f}** | **.75** | {4} |",
+        *forecasts(M4, SEEDS, "sMAPE"),
+        *forecasts(M4, [ONE], "sMAPE", "seconds"),
+    ),
+    (
+        "docs/benchmarks.md",
+        "| **four networks** | **{0:.2f}** | **{1:bare.2f}** | {2} |",
+        *forecasts(M4, [FOUR], "sMAPE", "MASE", "seconds"),
+    ),
+    (
+        "docs/benchmarks.md",
+        "| seasonal naive, 24 h | {0:.2f} | {1} | |",
+        *forecasts(M4, [NAIVE], "sMAPE", "MASE"),
+    ),
+    *(
+        (
+            "docs/benchmarks.md",
+            "| {0:.2f} | {1:bare.2f} | {2} |",
+            *forecasts(M4, [peer], "sMAPE", "MASE", "seconds"),
+        )
+        for peer in PEERS
+    ),
+    *(
+        (
+            "docs/benchmarks.md",
+            "mean of three seeds ({0:bare.3f}, {1:bare.3f}, {2:bare.3f}) | **{3:bare.3f}** | "
+            "**{4:bare.3f}** | {5} |",
+            *(ETTH1.format(hours, seed, "MSE") for seed in SEEDS),
+            *(ETTH1.format(hours, ONE, column) for column in ("MSE", "MAE", "seconds")),
+        )
+        for hours in ("24 hours", "96 hours")
+    ),
+    *(
+        (
+            "docs/benchmarks.md",
+            f"{before} | {{0:bare.3f}}{bold} | {bold}{{1:bare.3f}}{bold} | {{2}} |".replace(
+                "| {0", f"| {bold}{{0"
+            ),
+            *(ETTH1.format(hours, row, column) for column in ("MSE", "MAE", "seconds")),
+        )
+        for hours in ("24 hours", "96 hours")
+        for before, bold, row in [
+            ("| **four networks**", "**", FOUR),
+            ("NHITS, one seed, the first 60 s", "", PEERS[0]),
+            ("LSTM, one seed, the first 60 s", "", PEERS[2]),
+        ]
+    ),
+    (
+        "docs/forecasting.md",
+        "percentage error of {0:.2f} (mean of three seeds) in {1} seconds of training on two cores, "
+        "and four networks {2:.2f}.",
+        M4.format(ONE, "sMAPE"),
+        M4.format(ONE, "seconds"),
+        M4.format(FOUR, "sMAPE"),
+    ),
+    ("docs/forecasting.md", "forecasts have {0:.2f}.", M4.format(NAIVE, "sMAPE")),
+    (
+        "docs/layers.md",
+        "LSTM` of 64 units takes {0:.2f} (training) and {1:.2f} (prediction)",
+        FEW.format(64, 1, 1000, "training"),
+        FEW.format(64, 1, 1000, "prediction"),
+    ),
+    *(
+        (
+            "docs/layers.md",
+            "| {0} | {1} | {2} | {3} |",
+            *(
+                f"characters > Bits > {row} > {column}"
+                for column in ("par", "upd", "lr=0.005", "lr=0.01")
+            ),
+        )
+        for row in ("LSTM, 64", "LSTM, 128", "SequenceStack")
+    ),
+    (
+        "docs/layers.md",
+        "right for {0:percent} per cent",
+        "RESULTS_defaults > Test scores > GunPoint > fluxutils_py, nothing set",
+    ),
+]
+
+
+class Figure(str):
+    """The text of a cell. ``{:.2f}`` formats its first number, ``{:all.1f}`` all of them,
+    ``{:bare.2f}`` the first one without a leading zero, ``{:percent}`` as a share of a hundred.
+    """
+
+    def __format__(self, spec):
+        if spec.startswith("all"):
+            return re.sub(r"[\d.]+", lambda found: f"{float(found[0]):{spec[3:]}}", self)
+        text = self.strip("*")
+        if not spec:
+            return text
+        number = float(re.match(r"[\d.]+", text)[0])
+        if spec == "percent":
+            return f"{100 * number:.1f}"
+        return f"{number:{spec.removeprefix('bare')}}".removeprefix(
+            "0" if spec.startswith("bare") else " "
+        )
+
+
+def dated(text):
+    """When a section was measured: the date in its last line."""
+    return max(re.findall(r"\d{4}-\d\d-\d\d", text), default="")
+
+
+@cache
+def sections():
+    """Sections by name; of two of one name, the one measured last."""
+    found = {}
+    for name in FILES:
+        path = ROOT / "benchmarks" / name
+        if not path.exists():
+            continue
+        head, *parts = path.read_text("utf-8").split("\n## ")
+        found[path.stem] = head
+        for part in parts:
+            title = part.partition("\n")[0]
+            if title not in found or dated(part) >= dated(found[title]):
+                found[title] = part
+    return found
+
+
+def cells_of(line):
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def table(address):
+    """The header and the rows of the table that an address names."""
+    section, title = address.split(" > ")[:2]
+    begins = f"\n**{title}"
+    text = sections()[section]
+    if begins not in text:
+        return None
+    lines = text.split(begins, 1)[1].split("\n\n")[1].splitlines()
+    return cells_of(lines[0]), [cells_of(line) for line in lines[2:]]
+
+
+def first(names, begins):
+    """The place of the name that is, or else begins like this."""
+    return next(
+        (i for i, name in enumerate(names) if name == begins),
+        next(i for i, name in enumerate(names) if name.startswith(begins)),
+    )
+
+
+def figure(address):
+    """The cell of an address: ``section > table > row > column``, each by how it begins."""
+    *_, row, column = address.split(" > ")
+    header, rows = table(address)
+    if header[1:4] == ["F", "H", "B"]:  # several columns tell rows apart
+        names = [", ".join(cells[:5]) for cells in rows]
+    elif header[:2] == ["F, H, B, S", "contender"]:
+        names = [", ".join(cells[:2]) for cells in rows]
+    else:
+        names = [cells[0] for cells in rows]
+    cells = rows[first(names, row)]
+    return Figure(cells[first(header[1:], column) + 1])
+
+
+def words(path):
+    return " ".join((ROOT / path).read_text("utf-8").split())
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "addresses"),
+    [(page, text, addresses) for page, text, *addresses in FIGURES],
+    ids=[f"{page}-{text[:24]}" for page, text, *_ in FIGURES],
+)
+def test_a_page_has_the_figures_of_the_results(page, text, addresses):
+    missing = {a for a in addresses if table(a) is None}
+    if {" > ".join(a.split(" > ")[:2]) for a in missing} - NOT_YET:
+        raise AssertionError(f"no table in the results for {missing}")
+    if missing:
+        pytest.skip(f"not measured yet: {sorted(missing)}")
+    assert text.format(*map(figure, addresses)) in words(page)
+
+
+def test_what_is_measured_is_no_longer_waited_for():
+    assert {name for name in NOT_YET if table(name) is not None} == set()
+
+
+def test_the_page_has_the_sentence_and_the_picture_of_the_grid(load_script):
+    pytest.importorskip("matplotlib")
+    grid = load_script("docs/grid.py")
+    cells = json.loads((ROOT / "docs/grid.json").read_text("utf-8"))["cells"]
+    page = words("docs/benchmarks.md")
+    assert grid.sentence(cells) in page
+    assert grid.alt_text(cells) in page
+    n_ahead = sum(cell["ratio"] < 1 for cell in cells)
+    said = words("README.md")
+    assert f"Of {len(cells)} measurements on [two hundred" in said
+    assert f"{n_ahead} are ahead of torch; most of the others" in said
+    behind = [cell for cell in cells if cell["ratio"] >= 1]
+    assert sum(cell["H"] >= 200 for cell in behind) > len(behind) / 2
+
+
+def test_a_figure_is_written_as_asked():
+    found = Figure("0.986 (0.81-1.15)")
+    assert f"{found} {found:.1f} {found:bare.2f} {found:all.1f} {found:percent}" == (
+        "0.986 (0.81-1.15) 1.0 .99 1.0 (0.8-1.1) 98.6"
+    )
