@@ -190,7 +190,8 @@ class Forecaster(ForecasterSettings):
     correction_ : Correction or None
         ``weights`` (sources, h) of ``SOURCES`` in the point forecast, ``offsets`` and ``spread`` of
         the quantiles, in units of each series' scale. None if ``calibrate`` is false or the history
-        is too short.
+        is too short. ``fit`` warns where the network's weight is below 0.1, in the mean of the
+        horizon.
     history_ : History
         Ends of the series, from which ``predict`` forecasts; computed on first use after ``fit``.
     ids_ : ndarray

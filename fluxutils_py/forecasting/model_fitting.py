@@ -48,6 +48,7 @@ from fluxutils_py.forecasting.fit_options import (
 from fluxutils_py.forecasting.fitted_forecaster import (
     FittedForecaster,
     array_shape,
+    warn_little_learnt,
     warn_long_horizon,
     warn_short_series,
 )
@@ -161,6 +162,7 @@ def fit_panel(
     panel = panel_of(series)
     warn_long_horizon(fitted.h, lengths)
     warn_short_series(fitted.features.season, lengths, panel_of(training))
+    warn_little_learnt(correction, int(sized.max_steps))
     return Fit(
         fitted,
         None if panel is None else panel.frequency,
