@@ -22,12 +22,16 @@ Settings are chosen on ``--part validation``: all that comes before the first wi
 these series, with the windows at its end. Seconds are those of processor time, with ``--threads``.
 ``--quick`` trains for a few steps.
 
+``--peers PYTHON`` adds NeuralForecast's NHITS and PatchTST with the same levels (1,000 steps, their
+default, but at most ``--peer-seconds``; the past is four horizons, at most 512 steps) and
+statsforecast's AutoETS, fitted on the last ``PEER_PAST`` steps before each window.
+
     python benchmarks/bench_gift.py --data DIRECTORY [--rounds 1] [--part test] [--threads 2]
-    [--tasks short medium]
+    [--tasks short medium] [--peers PYTHON]
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +40,15 @@ import pandas as pd
 import torch
 from bench_m4 import read
 from common import Report, Table, parse, parser
+from neuralforecast_peers import add_arguments, peers
 
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.forecasting.baselines import baseline_forecasts
 
 LEVELS = tuple(k / 10 for k in range(1, 10))
+PEERS = "NHITS", "PatchTST", "AutoETS"
+PEER_STEPS = 1000
+PEER_PAST = 500  # values; more take statsforecast minutes per series
 SHARE, MOST_WINDOWS = 0.1, 20  # of each series that is forecast, and in how many windows
 
 
@@ -162,6 +170,30 @@ def ours(task: Task, **settings: object) -> tuple[np.ndarray, float, str]:
     return levels, seconds, str(getattr(fc, "network_", ""))
 
 
+def theirs(
+    task: Task, python: str, seconds: float, threads: int, steps: int
+) -> Iterator[tuple[str, np.ndarray, float]]:
+    """Name, levels (9, N, W, h) and seconds of processor time of each peer."""
+    found = peers(
+        python,
+        task.series,
+        task.h,
+        task.n_windows * task.h,
+        input_size=min(4 * task.h, 512),
+        seconds=seconds,
+        threads=threads,
+        models=PEERS,
+        steps=steps,
+        step_size=task.h,
+        levels=LEVELS,
+        season=task.season,
+        most_past=PEER_PAST,
+    )
+    for name, values, took in found:
+        # levels of NeuralForecast may cross
+        yield name, np.sort(np.moveaxis(values, -1, 0), 0), took
+
+
 def row(name: str, found: Mapping[str, float], naive: float, seconds: str) -> list[str]:
     """A row of a table; the ratio to the seasonal naive forecast in brackets."""
     mase = f"{found['MASE']:.3f} ({found['MASE'] / naive:.3f})"
@@ -183,6 +215,7 @@ def main() -> None:
     made.add_argument("--part", choices=["test", "validation"], default="test")
     made.add_argument("--threads", type=int, default=2)
     made.add_argument("--tasks", nargs="+", metavar="TASK", help="the last word of each")
+    add_arguments(made, 240)
     args = parse(made)
     torch.set_num_threads(args.threads)
     report = Report(__doc__, args)
@@ -206,7 +239,16 @@ def main() -> None:
                 said += f", {chosen}"
             table.rows.append(row(said, scores(task, levels), naive, f"{seconds:.0f}"))
             print(table.rows[-1], flush=True)
+        if args.peers is not None:
+            steps = 20 if args.quick else PEER_STEPS
+            for peer, levels, seconds in theirs(
+                task, args.peers, args.peer_seconds, args.threads, steps
+            ):
+                table.rows.append(row(peer, scores(task, levels), naive, f"{seconds:.0f}"))
+                print(table.rows[-1], flush=True)
         report.add(table)
+    if args.peers is None:
+        report.leave_out("NeuralForecast and statsforecast", "--peers is not given")
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ PARTS = {
     "forecast": Part("bench_forecast.py"),
     "etth1": Part("bench_etth1.py", data="etth1", peers=True),
     "m4": Part("bench_m4.py", data="m4", peers=True),
-    "gift": Part("bench_gift.py", data="gift"),
+    "gift": Part("bench_gift.py", data="gift", peers=True),
     "intervals": Part("bench_intervals.py", data="real"),
     "alarms": Part("bench_alarms.py", data="real"),
     "learn": Part("bench_learn.py", environment={"OMP_NUM_THREADS": "1"}, data="real"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,11 +82,9 @@ def cross_validate(
             fitted.require_modelled(panel.cut(first_step, cutoffs[:, -1]))
             windows = fitted.windows(panel)
             forecasts = forecasts_along(fitted.models, windows, cutoffs - 1, fitted.n_quantiles)
-        parts.append(_frame_columns(fitted, panel, past, cutoff, next(forecasts)))
-    # the cutoff tells the windows apart, as in frames of NeuralForecast
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    types = panel.types | {"cutoff": panel.types[settings.time_col]}
-    return make_frame(columns, types, panel.backend)
+        columns = window_columns(fitted, panel, cutoff, next(forecasts))
+        parts.append(columns | _baseline_columns(fitted, past))
+    return frame_of_windows(panel, settings.time_col, parts)
 
 
 def _require_long_series(
@@ -133,31 +131,47 @@ def _forecast_at_cutoff(
     yield values
 
 
-def _frame_columns(
+def window_columns(
     fitted: FittedForecaster,
     panel: Panel,
-    past: Panel,
     cutoff: np.ndarray,
     forecasts: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """Return keys, truth, forecasts and baselines of one window, for the series that have begun."""
+    """Return keys, truth and forecasts (N, 1 + quantiles, h) after the ``cutoff[n]`` first steps of
+    each series, for those that have begun.
+    """
     h = fitted.h
-    names = fitted.columns
+    target = fitted.columns.target
     series = np.flatnonzero(cutoff)
-    cutoff = cutoff[series]
-    future = cut_horizon(panel, series, cutoff, h)
-    columns = key_columns(fitted, past, h)
-    last_known = past.times(np.arange(len(series)), cutoff - 1)
+    future = cut_horizon(panel, series, cutoff[series], h)
+    # the keys are those of the h steps after the end of a panel
+    empty = replace(future, lengths=np.zeros_like(future.lengths))
+    columns = key_columns(fitted, empty, h)
+    last_known = panel.times(series, cutoff[series] - 1)
     columns["cutoff"] = np.repeat(last_known, h)
-    columns[names.target] = future.values[names.target]
+    columns[target] = future.values[target]
     columns |= {name: forecasts[series, i].ravel() for i, name in enumerate(fitted.names)}
+    return columns
+
+
+def frame_of_windows(panel: Panel, time_col: str, parts: Sequence[dict[str, np.ndarray]]) -> Any:
+    """Return a frame of the columns of several windows, of the library of the panel."""
+    # the cutoff tells the windows apart, as in frames of NeuralForecast
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    types = panel.types | {"cutoff": panel.types[time_col]}
+    return make_frame(columns, types, panel.backend)
+
+
+def _baseline_columns(fitted: FittedForecaster, past: Panel) -> dict[str, np.ndarray]:
+    """Return the baselines after the end of each series of a panel."""
+    target = fitted.columns.target
     baselines = baseline_forecasts(
-        tail_values(past, names.target),
-        h,
+        tail_values(past, target),
+        fitted.h,
         fitted.features.season,
-        first_values(past, names.target),
+        first_values(past, target),
     )
-    return columns | {name: y.ravel() for name, y in baselines.items()}
+    return {name: y.ravel() for name, y in baselines.items()}
 
 
 def cut_horizon(

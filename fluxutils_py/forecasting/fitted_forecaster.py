@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from fluxutils_py.errors import DataError, warn
-from fluxutils_py.forecasting.correction import Correction
+from fluxutils_py.forecasting.correction import SOURCES, Correction
 from fluxutils_py.forecasting.covariates import Covariates, filled_forward
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.forecaster_settings import (
@@ -18,6 +18,7 @@ from fluxutils_py.forecasting.forecaster_settings import (
     column_names,
     columns_of,
 )
+from fluxutils_py.forecasting.network_size import LEAST_STEPS
 from fluxutils_py.forecasting.panel_windows import (
     ArrayFNT,
     ArraySource,
@@ -26,6 +27,8 @@ from fluxutils_py.forecasting.panel_windows import (
     PanelWindows,
 )
 from fluxutils_py.inputs.panel import Columns, Panel, series_name
+
+LITTLE = 0.1  # weight of the networks in a forecast that others make
 
 
 @dataclass(frozen=True)
@@ -177,4 +180,21 @@ def warn_short_series(season: int, lengths: np.ndarray, panel: Panel | None) -> 
             f"{len(short)} of {len(lengths)} series have no more steps than a season of {season} "
             f"(series {series_name(panel, first)} has {lengths[first]}): where the season before "
             "is not known, they are forecast from their last value"
+        )
+
+
+def warn_little_learnt(correction: Correction | None, max_steps: int) -> None:
+    """Warn where the networks have hardly a part in the forecasts, in the mean of the horizon."""
+    # networks that were not trained do not show that there is nothing to learn
+    if correction is None or max_steps < LEAST_STEPS:
+        return
+    network, *simple = correction.weights.mean(1)
+    if network < LITTLE:
+        best = int(np.argmax(simple))
+        warn(
+            f"the networks have a weight of {network:.2f} in the forecasts, in the mean of the "
+            "horizon: on the held-out ends of the series, nothing was learnt beyond simple "
+            f"forecasts, of which the {SOURCES[1 + best]} has the largest weight, "
+            f"{simple[best]:.2f} (correction_.weights has all). Forecasts and bands are as good as "
+            "those. Covariates or more series may help; in a random walk nothing more is to learn"
         )

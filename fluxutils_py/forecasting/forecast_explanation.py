@@ -1,4 +1,6 @@
-"""Explain a forecast by what its networks read at each step: lags, trends and covariates."""
+"""Explain a forecast by what its networks read at each step: lags, trends and covariates, and by
+the simple forecasts beside them.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ from fluxutils_py.explaining.integrated_gradients import (
     window_size,
 )
 from fluxutils_py.explaining.path_gradients import Ends, PathGradients
+from fluxutils_py.forecasting.correction import SOURCES
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.direct_model import Ensemble
+from fluxutils_py.forecasting.features import Past
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster, array_shape
 from fluxutils_py.forecasting.forecaster_settings import SEGMENTS, sorted_quantiles
 from fluxutils_py.forecasting.history import History
@@ -50,11 +54,6 @@ def explain_forecast(
     check_integer("step", step, 1, optional=True, error=SpecError)
     if step is not None and step > fitted.h:
         raise SpecError(f"step is {step}, but the forecaster forecasts {fitted.h} steps")
-    if fitted.network == SEGMENTS:
-        raise SpecError(
-            "explain_forecast follows the state of a recurrent network from step to step, and this "
-            "forecaster has network_='segments'; fit with network='recurrent'"
-        )
     number = _series_number(series, label)
     name = series_name(panel_of(series), number)
     # of an array all series, which are read when they are needed
@@ -65,12 +64,6 @@ def explain_forecast(
     else:
         windows = fitted.windows(series)
     n_steps = int(windows.source.lengths[at])
-    read = _PathEnds(windows, at, fitted.models)
-    networks = iter(fitted.models)
-    ensemble = Ensemble(lambda: next(networks), len(fitted.models)).eval()
-    session = InferenceSession(ensemble, lambda: read(slice(0, min(3, n_steps))).inputs)
-    size = window_size(ensemble, fitted.channels.total)
-    parts = [slice(a, min(a + size, n_steps)) for a in range(0, n_steps, size)]
     rows = Segments(np.array([at]), np.array([n_steps - 1]), np.ones(1, int))
     past = windows.past(rows, 0, 1)
     if not past.known[0, 0]:
@@ -78,26 +71,53 @@ def explain_forecast(
             f"series {name} has no value in its last "
             f"{fitted.features.memory} steps, and so no forecast to explain"
         )
-    score = _Score(fitted, step, output, past.naive[0, 0], float(past.scale[0, 0]))
+    read = _PathEnds(windows, at, fitted.models)
+    networks = iter(fitted.models)
+    ensemble = Ensemble(lambda: next(networks), len(fitted.models)).eval()
+    session = InferenceSession(ensemble, lambda: read(slice(0, min(3, n_steps))).inputs)
+    of_segments = fitted.network == SEGMENTS
+    # a network of segments has no state, and reads no steps but the last
+    size = 1 if of_segments else window_size(ensemble, fitted.channels.total)
+    first = n_steps - 1 if of_segments else 0
+    parts = [slice(a, min(a + size, n_steps)) for a in range(first, n_steps, size)]
+    score = _Score(fitted, step, output, past)
     integral = integrate_path(PathGradients(session, parts, read, score), n_points)
-    (attributions,) = integral.attributions
+    (of_channels,) = integral.attributions
+    values = _by_value(fitted, of_channels, n_steps) if of_segments else of_channels
+    simple = score.simple_forecasts()
+    # the simple forecasts are those at the last step
+    beside = np.zeros((len(simple), n_steps))
+    beside[:, -1] = list(simple.values())
     # base and scale are for the loss alone
     n_read = fitted.channels.total - 1 - fitted.h * fitted.channels.base
+    names = [fitted.columns.target] if of_segments else channel_names(fitted)
     explanation = Explanation(
-        attributions=attributions[:n_read],
+        attributions=np.concatenate([values[:n_read], beside]),
         steps=np.arange(n_steps),
-        feature_names=tuple(channel_names(fitted)),
-        value=integral.value,
-        baseline_value=integral.baseline_value,
-        completeness=completeness_error(integral),
+        feature_names=(*names, *simple),
+        value=integral.value + score.level + sum(simple.values()),
+        baseline_value=integral.baseline_value + score.level,
+        completeness=completeness_error(integral),  # the other parts are exact
         n_points=integral.n_points,
         series=number,
         step=n_steps - 1,
         output=f"{score.name} of {name}",
-        explained="what the network reads: values in units of the series' scale, and covariates",
+        explained="what the network reads: values in units of the series' scale, and covariates; "
+        "and simple forecasts",
     )
     check_explanation(explanation)
     return explanation
+
+
+def _by_value(fitted: FittedForecaster, of_channels: np.ndarray, n_steps: int) -> np.ndarray:
+    """Return the attributions (C, 1) to the last values, the first channels, at the steps of these:
+    (1, T).
+    """
+    n = min(fitted.features.input_size, n_steps)
+    out = np.zeros((1, n_steps))
+    # those before the first step are 0, as in the baseline
+    out[0, -n:] = of_channels[fitted.features.input_size - n : fitted.features.input_size, 0]
+    return out
 
 
 def _windows_of_one(
@@ -174,10 +194,17 @@ def _code_channels(channels: Channels) -> np.ndarray:
 
 
 class _Score:
-    """The forecast that is explained, as a function of the networks' outputs.
+    """The networks' part of the forecast that is explained, as a function of their outputs, and the
+    other parts.
 
-    It is in units of the transform: the seasonal naive forecast, plus the scale times the mean of
-    the networks.
+    In units of the transform, the forecast of a series that stays at its level is the level. Each
+    source of the forecast adds its weight times how it differs from the level. The network is added
+    to the seasonal naive forecast, whose weight is therefore that of both.
+
+    Attributes
+    ----------
+    level : float
+    name : str
     """
 
     def __init__(
@@ -185,30 +212,65 @@ class _Score:
         fitted: FittedForecaster,
         step: int | None,
         output: float | None,
-        naive: np.ndarray,
-        scale: float,
+        past: Past[np.ndarray],
     ) -> None:
         levels = sorted_quantiles(fitted.settings)
         if output is not None and output not in levels:
             raise SpecError(f"output must be None or one of the quantiles {levels}, got {output!r}")
+        self.fitted = fitted
+        self.past = past
         self.number = 0 if output is None else 1 + levels.index(output)
         self.sizes = (len(fitted.models), len(fitted.names), fitted.h)
         self.steps = slice(None) if step is None else slice(step - 1, step)
-        self.naive = float(naive[self.steps].mean())
-        self.scale = scale
+        self.level = float(past.level[0, 0])
+        self.scale = float(past.scale[0, 0])
         when = f"mean of {fitted.h} steps" if step is None else f"step {step}"
         name = fitted.names[self.number]
         self.name = f"{f'log of {name}' if fitted.features.log else name}, {when},"
+        # the output whose value each step has: known after the first call
+        self.chosen = np.zeros(fitted.h, int)
 
     def __call__(self, outputs: tuple[Tensor, ...]) -> Tensor:
-        """Return the forecasts (B,) for outputs (S, B, G)."""
-        last = outputs[0][-1].double().unflatten(-1, self.sizes)
-        chosen = last[..., self.number, self.steps]  # (B, models, steps)
-        if self.number:
-            # the networks detach the point forecast, on which quantiles stand, for training
-            point = last[..., 0, self.steps]
-            chosen = chosen + (point - point.detach())
-        return self.naive + self.scale * chosen.mean((-2, -1))
+        """Return the networks' part (B,) for outputs (S, B, G)."""
+        out = outputs[0][-1].double().unflatten(-1, self.sizes).mean(1)  # (B, 1 + Q, h)
+        point = out[:, :1]
+        # the networks detach the point forecast, on which quantiles stand, for training
+        distance = out[:, 1:] - point.detach()
+        correction = self.fitted.correction
+        if correction is not None:
+            distance = correction.spread * distance
+            point = torch.as_tensor(correction.weights[0]).to(out) * point
+        parts = torch.cat([point, point + distance], 1)
+        # the first row has the inputs
+        self.chosen = self._choose(distance[0].detach().cpu().numpy())
+        at = torch.from_numpy(self.chosen).to(out.device).expand(len(out), 1, -1)
+        return self.scale * parts.gather(1, at)[:, 0, self.steps].mean(-1)
+
+    def _choose(self, distance: np.ndarray) -> np.ndarray:
+        """Return which output is the forecast at each step: a quantile is never below those before
+        it.
+        """
+        if self.number == 0 or self.fitted.correction is None:
+            return np.full(self.fitted.h, self.number)
+        levels = distance + self.fitted.correction.offsets
+        return 1 + levels[: self.number].argmax(0)
+
+    def simple_forecasts(self) -> dict[str, float]:
+        """Return the parts of the seasonal naive forecast and, of corrected forecasts, of the
+        others, and what calibration adds to a quantile; after the first call.
+        """
+        above = self.past.naive[0, 0] - self.level  # (h,)
+        correction = self.fitted.correction
+        parts = {SOURCES[1]: above}
+        if correction is not None:
+            parts[SOURCES[1]] = correction.weights[:2].sum(0) * above
+            others = above + self.scale * self.fitted.features.baselines(self.past)[0, 0]
+            parts |= zip(SOURCES[2:], correction.weights[2:] * others, strict=True)
+        means = {f"simple forecast: {k}": float(v[self.steps].mean()) for k, v in parts.items()}
+        if correction is not None and self.number:
+            offsets = correction.offsets[self.chosen - 1, np.arange(self.fitted.h)]
+            means["calibration"] = self.scale * float(offsets[self.steps].mean())
+        return means
 
 
 def channel_names(fitted: FittedForecaster) -> list[str]:

@@ -190,7 +190,8 @@ class Forecaster(ForecasterSettings):
     correction_ : Correction or None
         ``weights`` (sources, h) of ``SOURCES`` in the point forecast, ``offsets`` and ``spread`` of
         the quantiles, in units of each series' scale. None if ``calibrate`` is false or the history
-        is too short.
+        is too short. ``fit`` warns where the network's weight is below 0.1, in the mean of the
+        horizon.
     history_ : History
         Ends of the series, from which ``predict`` forecasts; computed on first use after ``fit``.
     ids_ : ndarray
@@ -585,8 +586,9 @@ class Forecaster(ForecasterSettings):
         static_df: object = None,
         n_points: int | None = None,
     ) -> Explanation:
-        """Tell how much lags, trends and covariates at each step of the past contributed to a
-        forecast, by integrated gradients through the whole past; also :func:`fluxutils_py.explain`.
+        """Tell how much lags, trends and covariates at each step of the past, and simple forecasts,
+        contributed to a forecast, by integrated gradients through the whole past; also
+        :func:`fluxutils_py.explain`.
 
         Parameters
         ----------
@@ -603,20 +605,22 @@ class Forecaster(ForecasterSettings):
         Returns
         -------
         Explanation
-            Attributions of what the networks read at each step, (channels, T): the last values in
-            units of the series' scale, how they differ from a season before, covariates now, and
-            those known ahead at each step of the horizon. ``value`` is the forecast of the networks
-            (their mean, before ``correction_`` weighs it with simple forecasts and calibrates it),
-            in logarithms where these are modelled. The baseline is the
-            forecast for a series that stays at its level, with covariates at their means; the
-            seasonal naive forecast, to which the networks add, is part of both. Categories do not
-            change on the path, and have no share.
+            ``baseline_value`` and attributions add up to ``value``, the forecast, in logarithms
+            where these are modelled. The baseline is a series that stays at its level, with
+            covariates at their means: its level, and what the networks add to that. Attributions
+            (channels, T) are of what recurrent networks read at each step: the last values in units
+            of the series' scale, how they differ from a season before, covariates now, and those
+            known ahead at each step of the horizon. Categories do not change on the path, and have
+            no share. Networks of segments read the last values alone, which are one row. Then
+            follow, at the last step, the parts of simple forecasts: how each differs from the
+            level, times its weight in ``correction_``. The networks add to the seasonal naive
+            forecast, whose weight is theirs and its own. ``"calibration"`` is what it adds to a
+            quantile.
 
         Raises
         ------
         DataError, SpecError
-            If there is no such series, step or quantile, no forecast, or ``network_`` is
-            "segments".
+            If there is no such series, step or quantile, or no forecast.
         """
         fitted = self._fitted
         whole = self._read_fitted(df, static_df)

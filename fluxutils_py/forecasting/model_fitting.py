@@ -48,6 +48,7 @@ from fluxutils_py.forecasting.fit_options import (
 from fluxutils_py.forecasting.fitted_forecaster import (
     FittedForecaster,
     array_shape,
+    warn_little_learnt,
     warn_long_horizon,
     warn_short_series,
 )
@@ -162,6 +163,7 @@ def fit_panel(
     panel = panel_of(series)
     warn_long_horizon(fitted.h, lengths)
     warn_short_series(fitted.features.season, lengths, panel_of(training))
+    warn_little_learnt(correction, int(sized.max_steps))
     return Fit(
         fitted,
         None if panel is None else panel.frequency,
@@ -253,6 +255,13 @@ class LearningData:
         lengths = whole.source.lengths
         # the first forecast that is validated is that at the end of the training part
         first = np.maximum(lengths - options.val_size - 1, 0)
+        if fitted.network == SEGMENTS:
+            origins = Origins(first, lengths - 1)
+            at_origins = ValidationData(
+                OriginArray(whole, origins, "inputs"),
+                OriginArray(whole, origins, "targets", of_all),
+            )
+            return cls(fitted, windows, whole, weights, at_origins)
         x = WindowArray(whole, "inputs")
         y = WindowArray(whole, "targets", first, weights=of_all)
         return cls(fitted, windows, whole, weights, ValidationData(x, y, None, lengths))
@@ -552,7 +561,8 @@ def _inputs_and_targets(
     first = np.minimum(windows.features.input_size // 2, lengths // 4)
     # the last step has no target
     origins = Origins(first, lengths - 1, passes.n_windows * passes.whole)
-    return OriginArray(windows, origins, "inputs"), OriginArray(windows, origins, "targets")
+    of_origins = OriginArray(windows, origins, "targets", data.weights)
+    return OriginArray(windows, origins, "inputs"), of_origins
 
 
 class Passes(NamedTuple):

@@ -61,12 +61,12 @@ def candidate_networks(
     Raises
     ------
     DataError
-        If it is "segments" and there are covariates, weights, or a validation part.
+        If it is "segments" and there are covariates.
     """
     covariates = fitted.covariates
     has_covariates = bool(covariates.hist or covariates.futr or covariates.stat)
     if asked == SEGMENTS:
-        _require_plain_series(has_covariates, is_weighted)
+        _require_plain_series(has_covariates)
     if asked != "auto":
         return [asked]
     features = fitted.features
@@ -84,17 +84,11 @@ def candidate_networks(
     return [RECURRENT, SEGMENTS]
 
 
-def _require_plain_series(has_covariates: bool, is_weighted: bool) -> None:
+def _require_plain_series(has_covariates: bool) -> None:
     if has_covariates:
         raise DataError(
             "network='segments' reads the last values alone, and there are covariates; leave out "
             "hist_exog_list, futr_exog_list, stat_exog_list and calendar, or set "
-            "network='recurrent'"
-        )
-    if is_weighted:
-        raise DataError(
-            "network='segments' learns from all origins alike, and there are weights of values or "
-            "a validation part; leave out sample_weight, half_life and val_size, or set "
             "network='recurrent'"
         )
 

@@ -7,7 +7,12 @@ import numpy as np
 from fluxutils_py.data.arrays import DuckArray
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.forecasting.panel_windows import PanelWindows
+from fluxutils_py.forecasting.panel_windows import (
+    ArraySource,
+    PackedSeries,
+    PanelWindows,
+    with_weights,
+)
 
 
 class Origins:
@@ -17,8 +22,8 @@ class Origins:
     ----------
     first, stop : ndarray of int, shape (N,)
         Each series has the steps ``first[n]`` to ``stop[n]``, possibly none.
-    most : int
-        How many steps are sampled at most, of all series together.
+    most : int, optional
+        How many steps are sampled at most, of all series together. None: all.
 
     Attributes
     ----------
@@ -28,12 +33,12 @@ class Origins:
         Number of sampled steps.
     """
 
-    def __init__(self, first: np.ndarray, stop: np.ndarray, most: int) -> None:
+    def __init__(self, first: np.ndarray, stop: np.ndarray, most: int | None = None) -> None:
         self.first = first
         count = np.maximum(stop - first, 0)
         self.end = np.cumsum(count)
         self.n_all = int(self.end[-1])
-        self.n = min(self.n_all, most)
+        self.n = self.n_all if most is None else min(self.n_all, most)
         self._before = self.end - count
         self._last: tuple[Segments, Segments] | None = None
 
@@ -60,13 +65,24 @@ class OriginArray(DuckArray):
     panel : PanelWindows
     origins : Origins
     content : "inputs" or "targets"
+    weights : PackedSeries or ArraySource, optional
+        As of :class:`WindowArray`.
     """
 
-    def __init__(self, panel: PanelWindows, origins: Origins, content: str) -> None:
+    def __init__(
+        self,
+        panel: PanelWindows,
+        origins: Origins,
+        content: str,
+        weights: PackedSeries | ArraySource | None = None,
+    ) -> None:
         self.panel = panel
+        self.weights = weights
         self.origins = origins
         self.content = content
-        size = panel.channels.total if content == "inputs" else panel.features.h
+        size = panel.channels.total
+        if content == "targets":
+            size = panel.features.h if weights is None else 2 * panel.features.h
         self.shape = (size, origins.n, 1)
         self.dtype = np.dtype(np.float32)
         self.nonblocking = panel.source.in_memory
@@ -74,7 +90,10 @@ class OriginArray(DuckArray):
     def read_segments(self, rows: Segments, start: int, stop: int) -> np.ndarray:
         """Return the only step of the given rows: (1, B, F)."""
         cut = self.panel.inputs if self.content == "inputs" else self.panel.targets
-        out = cut(self.origins.steps(rows), 0, 1)
+        steps = self.origins.steps(rows)
+        out = cut(steps, 0, 1)
+        if self.weights is not None:
+            out = with_weights(out, self.weights, steps.series, steps.start)
         return out.transpose(1, 0, 2)[start:stop]
 
     def read(self, *index: Index) -> np.ndarray:

@@ -424,6 +424,25 @@ class PanelWindows:
         return self._cached
 
 
+def with_weights(
+    targets: np.ndarray,
+    weights: PackedSeries | ArraySource,
+    series: np.ndarray,
+    first: np.ndarray,
+) -> np.ndarray:
+    """Return targets (B, S, h), from the steps ``first[b]`` of some series on, followed by their
+    weights: (B, S, 2 h). Both are NaN where a target is missing or its weight is 0.
+    """
+    n_steps, h = targets.shape[1:]
+    # of the values that are 1 to h steps later
+    later = weights.cut(series, first + 1, n_steps + h - 1)
+    of_targets = sliding_window_view(later[0], h, axis=1)
+    dead = np.isnan(targets) | (of_targets == 0)
+    both = np.concatenate([targets, of_targets.astype(targets.dtype)], axis=2)
+    both[np.concatenate([dead, dead], axis=2)] = np.nan
+    return both
+
+
 class WindowArray(DuckArray):
     """Inputs or targets of a panel as an (F, N, T) array, computed on access.
 
@@ -478,14 +497,7 @@ class WindowArray(DuckArray):
             warmup = self.warmup[rows.series]
             out[steps < warmup[:, None]] = np.nan
         if self.weights is not None:
-            h = out.shape[2]
-            # of the values that are 1 to h steps later
-            weights = self.weights.cut(rows.series, rows.start + start + 1, stop - start + h - 1)
-            weights = sliding_window_view(weights[0], h, axis=1)
-            dead = np.isnan(out) | (weights == 0)
-            both = np.concatenate([out, weights.astype(out.dtype)], axis=2)
-            both[np.concatenate([dead, dead], axis=2)] = np.nan
-            out = both
+            out = with_weights(out, self.weights, rows.series, rows.start + start)
         return out.transpose(1, 0, 2)
 
     def read(self, *index: Index) -> np.ndarray:

@@ -160,3 +160,18 @@ def test_means_are_forecast_where_they_are_asked_for(rng):
         fc = Forecaster(2, 4, loss=loss, verbose=False, comm=None, **settings).fit(y)
         assert fc.features_.log == (loss == "auto")
         assert fc.predict().mean() == pytest.approx(truth, rel=0.2)
+
+
+def test_a_forecaster_says_where_nothing_is_learnt_beyond_simple_forecasts(rng):
+    settings = {"hidden_size": 4, "n_models": 1, "random_state": 0, "verbose": False, "comm": None}
+    walk = rng.normal(size=(1, 6, 150)).cumsum(2)
+    with pytest.warns(UserWarning, match=r"weight of 0\.0\d .*the (last|drift) has the largest"):
+        fc = Forecaster(4, 7, **settings).fit(walk)
+    assert fc.correction_.weights[0].mean() < 0.1
+    # of networks that were hardly trained, nothing follows
+    few = Forecaster(4, 7, max_steps=2, **settings).fit(walk)
+    assert few.correction_.weights[0].mean() < 0.1
+    t = np.arange(150)
+    waves = np.sin(2 * np.pi * t / 7) + 0.3 * np.sin(2 * np.pi * t / 3)
+    seasonal = Forecaster(4, 7, **settings).fit(waves + 0.2 * rng.normal(size=(1, 6, 150)))
+    assert seasonal.correction_.weights[0].mean() > 0.3

@@ -6,7 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.base import clone
 
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.forecasting.features import Features
@@ -16,6 +18,7 @@ from fluxutils_py.forecasting.network_choice import (
     relative_error,
 )
 from fluxutils_py.forecasting.origin_windows import OriginArray, Origins
+from fluxutils_py.forecasting.panel_windows import ArraySource
 from fluxutils_py.forecasting.segment_model import SegmentModel, SegmentSizes
 
 SEASON, H = 7, 16  # the horizon ends in the middle of a segment of 14 steps
@@ -158,14 +161,6 @@ def test_which_kinds_can_be_used(fitted):
         Forecaster(H, SEASON, network="segments", cell="gru").fit(y)
     with pytest.raises(SpecError, match="'segment'"):
         Forecaster(H, SEASON, network="segment").fit(y)
-    with pytest.raises(DataError, match=r"half_life.*network='recurrent'"):
-        Forecaster(H, SEASON, network="segments").fit(y, half_life=9.0)
-    # nor are weights ignored where a fit of segments is continued
-    continued = Forecaster(H, SEASON, network="segments", max_steps=2, hidden_size=3, n_models=1)
-    continued.set_params(warm_start=True, verbose=False).fit(y)
-    continued.set_params(network="auto")
-    with pytest.raises(DataError, match=r"half_life.*network='recurrent'"):
-        continued.fit(y, half_life=9.0)
     df = pd.DataFrame({"unique_id": "a", "ds": np.arange(60), "y": y[0, 1, :60], "x": 1.0})
     with pytest.raises(DataError, match="hist_exog_list"):
         Forecaster(H, SEASON, network="segments", hist_exog_list=["x"]).fit(df)
@@ -190,3 +185,61 @@ def test_segments_are_taken_where_both_kinds_err_alike(recurrent, segments, best
 
 def test_a_kind_without_another_is_the_best():
     assert best_network({"recurrent": 0.9}) == "recurrent"
+
+
+def test_weights_of_origins_equal_a_plain_loop():
+    y = values()[:, :, :60]
+    w = np.random.default_rng(5).uniform(size=y.shape)
+    w[0, 0, 50:] = 0.0
+    settings = {"network": "segments", "max_steps": 2, "hidden_size": 3, "n_models": 1}
+    fc = Forecaster(H, SEASON, verbose=False, comm=None, random_state=0, **settings)
+    windows = fc.fit(y)._fitted.windows(y)
+    n = y.shape[1]
+    origins = Origins(np.full(n, 9), np.full(n, 59), 37)
+    plain = OriginArray(windows, origins, "targets")
+    weighted = OriginArray(windows, origins, "targets", ArraySource(w))
+    assert weighted.shape == (2 * H, 37, 1)
+    rows = Segments(np.arange(37), np.zeros(37, int), np.ones(37, int))
+    targets = plain.read_segments(rows, 0, 1)[0]
+    found = weighted.read_segments(rows, 0, 1)[0]
+    steps = origins.steps(rows)
+    for i in range(37):
+        for k in range(H):
+            at = steps.start[i] + 1 + k
+            weight = w[0, steps.series[i], at] if at < 60 else 0.0
+            expected = [targets[i, k], weight] if weight else [np.nan, np.nan]
+            if np.isnan(targets[i, k]):
+                expected = [np.nan, np.nan]
+            np.testing.assert_allclose(found[i, [k, H + k]], expected, rtol=1e-6)
+
+
+def test_segments_learn_from_weights_and_stop_by_a_validation_part():
+    y = values()
+    settings = {"network": "segments", "max_steps": 8, "hidden_size": 3, "n_models": 1}
+    settings |= {"random_state": 0, "verbose": False, "comm": None, "dropout": 0.0, "loss": "mae"}
+    fc = Forecaster(H, SEASON, calibrate=False, **settings)
+
+    def weights_of(**arguments):
+        fitted = clone(fc).fit(y, **arguments)
+        return torch.cat([p.detach().ravel() for p in fitted.models_[0].parameters()])
+
+    plain = weights_of()
+    assert torch.equal(weights_of(sample_weight=np.full(y.shape, 0.4)), plain)
+    assert not torch.equal(weights_of(half_life=9.0), plain)
+    fit = clone(fc).set_params(transform="none").fit(y, val_size=20)
+    before = clone(fc).set_params(transform="none").fit(y[:, :, :-20])
+    np.testing.assert_allclose(before.loss_curve_, fit.loss_curve_, rtol=1e-6)
+    assert len(fit.validation_loss_curve_) == len(fit.loss_curve_)
+    # the loss of the best weights, which are kept, over the steps that were held out
+    errors = []
+    n = y.shape[2]
+    whole = fit._fitted.windows(y)
+    for end in range(n - 21, n - 1):
+        rows = Segments(np.arange(y.shape[1]), np.full(y.shape[1], end), np.ones(y.shape[1], int))
+        past = whole.past(rows, 0, 1)
+        forecast = fit.predict(y[:, :, : end + 1])[0]
+        truth = np.full(forecast.shape, np.nan)
+        known = y[0, :, end + 1 : end + 1 + H]
+        truth[:, : known.shape[1]] = known
+        errors.append(np.abs(forecast - truth) / past.scale)
+    np.testing.assert_allclose(min(fit.validation_loss_curve_), np.nanmean(errors), rtol=1e-4)
