@@ -41,7 +41,7 @@ collect_ignore_glob = ["programs/*", "*/programs/*"]
 
 
 def pytest_collection_modifyitems(config, items):
-    """Long tests first, programs under mpirun and notebooks, so that the workers of pytest-xdist
+    """Long tests first, exports, programs under mpirun and notebooks, so that the workers of pytest-xdist
     end together.
 
     One of the workers begins with them all: what they have in common is made once. Of matrices that
@@ -51,7 +51,12 @@ def pytest_collection_modifyitems(config, items):
     kept = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = chosen
-    long = {TESTS / "mpi", TESTS / "laws" / "test_law8_resume.py", TESTS / "test_notebooks.py"}
+    long = {
+        TESTS / "exporting" / "test_running.py",  # one test of it takes minutes
+        TESTS / "mpi",
+        TESTS / "laws" / "test_law8_resume.py",
+        TESTS / "test_notebooks.py",
+    }
     items.sort(key=lambda item: long.isdisjoint((item.path, item.path.parent)))
 
 
