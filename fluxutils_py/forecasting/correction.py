@@ -29,11 +29,15 @@ class Correction:
         Factor of the distances between quantiles and point forecast.
     offsets : ndarray of shape (Q, h)
         Added to the quantiles then.
+    trust : ndarray of shape (h,)
+        Share of what the held-out end taught in all of them, from 0 to 1; the rest is the network
+        as it is.
     """
 
     weights: np.ndarray
     spread: np.ndarray
     offsets: np.ndarray
+    trust: np.ndarray
 
     def apply(self, out: Array, baselines: Array, xp: Any) -> Array:
         """Return corrected outputs (..., 1 + Q, h), for baselines (..., B, h)."""

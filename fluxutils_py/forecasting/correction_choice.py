@@ -45,7 +45,7 @@ def learn_correction(
     weights = trust * _all_weights(forecasts, end.targets, groups, squared)
     weights[0] += 1 - trust
     if not quantiles:
-        return Correction(weights, np.ones(h), np.empty((0, h)))
+        return Correction(weights, np.ones(h), np.empty((0, h)), trust)
     error = _errors_of_others(forecasts, end.targets, groups, squared)
     distance = end.outputs[:, :, 1:] - end.outputs[:, :, :1]
     levels = [_safe_levels(np.array(quantiles), n) for n in n_errors]
@@ -61,7 +61,7 @@ def learn_correction(
         if loss < GAIN * best[0]:
             best = (loss, spread, offsets)
     _, spread, offsets = best
-    return Correction(weights, 1 + trust * (spread - 1), trust * offsets)
+    return Correction(weights, 1 + trust * (spread - 1), trust * offsets, trust)
 
 
 def independent_errors(end: HeldOutEnd, step: int) -> float:

@@ -188,13 +188,16 @@ def warn_little_learnt(correction: Correction | None, max_steps: int) -> None:
     # networks that were not trained do not show that there is nothing to learn
     if correction is None or max_steps < LEAST_STEPS:
         return
-    network, *simple = correction.weights.mean(1)
+    # of what was learnt, before it was mixed with the network as it is
+    learnt = 1 - (1 - correction.weights[0]) / correction.trust
+    network = learnt.mean()
+    simple = correction.weights[1:].mean(1)
     if network < LITTLE:
         best = int(np.argmax(simple))
         warn(
-            f"the networks have a weight of {network:.2f} in the forecasts, in the mean of the "
-            "horizon: on the held-out ends of the series, nothing was learnt beyond simple "
-            f"forecasts, of which the {SOURCES[1 + best]} has the largest weight, "
-            f"{simple[best]:.2f} (correction_.weights has all). Forecasts and bands are as good as "
-            "those. Covariates or more series may help; in a random walk nothing more is to learn"
+            f"the networks earned a weight of {network:.2f} on the held-out ends of the series, in "
+            "the mean of the horizon: nothing was learnt beyond simple forecasts, of which the "
+            f"{SOURCES[1 + best]} has the largest weight, {simple[best]:.2f} (correction_.weights "
+            "has all). Covariates or more series may help; in a random walk nothing more is to "
+            "learn"
         )

@@ -238,7 +238,7 @@ class _Score:
         distance = out[:, 1:] - point.detach()
         correction = self.fitted.correction
         if correction is not None:
-            distance = correction.spread * distance
+            distance = torch.as_tensor(correction.spread).to(out) * distance
             point = torch.as_tensor(correction.weights[0]).to(out) * point
         parts = torch.cat([point, point + distance], 1)
         # the first row has the inputs

@@ -189,8 +189,9 @@ class Forecaster(ForecasterSettings):
         Validation loss per epoch, with ``fit(val_size=)``, else empty.
     correction_ : Correction or None
         ``weights`` (sources, h) of ``SOURCES`` in the point forecast, ``offsets`` and ``spread`` of
-        the quantiles, in units of each series' scale. None if ``calibrate`` is false or the history
-        is too short. ``fit`` warns where the network's weight is below 0.1, in the mean of the
+        the quantiles, in units of each series' scale, and ``trust``, the share of what the held-out
+        end taught in them. None if ``calibrate`` is false or the history is too short. ``fit``
+        warns where the weight that the network earned there is below 0.1, in the mean of the
         horizon.
     history_ : History
         Ends of the series, from which ``predict`` forecasts; computed on first use after ``fit``.

@@ -234,8 +234,9 @@ def _load_correction(content: dict[str, Any] | None, h: int, n_quantiles: int) -
     if content is None:
         return None
     correction = Correction(**{name: tensor.numpy() for name, tensor in content.items()})
-    shapes = [correction.weights.shape, correction.spread.shape, correction.offsets.shape]
-    if shapes != [(len(SOURCES), h), (h,), (n_quantiles, h)]:
+    shapes = {name: tuple(tensor.shape) for name, tensor in content.items()}
+    of_steps = {"spread": (h,), "trust": (h,)}
+    if shapes != of_steps | {"weights": (len(SOURCES), h), "offsets": (n_quantiles, h)}:
         raise ValueError(f"the correction has shapes {shapes}")
     return correction
 

@@ -345,7 +345,7 @@ def _correction_of(
         return None
     learnt = learn_correction(end, quantiles, squared=loss == "mse")
     # hosts differ in their last digits
-    arrays = (learnt.weights, learnt.spread, learnt.offsets)
+    arrays = (learnt.weights, learnt.spread, learnt.offsets, learnt.trust)
     ranks.broadcast([torch.from_numpy(a) for a in arrays])
     return learnt
 

@@ -34,7 +34,7 @@ def odd_correction():
     rng = np.random.default_rng(1)
     weights = rng.dirichlet(np.ones(len(SOURCES)), size=H).T
     offsets = rng.normal(size=(len(QUANTILES), H))
-    return Correction(weights, rng.uniform(0.3, 1.2, H), offsets)
+    return Correction(weights, rng.uniform(0.3, 1.2, H), offsets, np.ones(H))
 
 
 @pytest.fixture(scope="module", params=["auto", "none"])
@@ -167,10 +167,11 @@ def test_a_forecaster_says_where_nothing_is_learnt_beyond_simple_forecasts(rng):
     walk = rng.normal(size=(1, 6, 150)).cumsum(2)
     with pytest.warns(UserWarning, match=r"weight of 0\.0\d .*the (last|drift) has the largest"):
         fc = Forecaster(4, 7, **settings).fit(walk)
-    assert fc.correction_.weights[0].mean() < 0.1
+    trust = fc.correction_.trust
+    assert (fc.correction_.weights[0] - (1 - trust)).mean() < 0.1
     # of networks that were hardly trained, nothing follows
     few = Forecaster(4, 7, max_steps=2, **settings).fit(walk)
-    assert few.correction_.weights[0].mean() < 0.1
+    assert (few.correction_.weights[0] - (1 - trust)).mean() < 0.1
     t = np.arange(150)
     waves = np.sin(2 * np.pi * t / 7) + 0.3 * np.sin(2 * np.pi * t / 3)
     seasonal = Forecaster(4, 7, **settings).fit(waves + 0.2 * rng.normal(size=(1, 6, 150)))

@@ -153,7 +153,8 @@ def corrected(request, small):
     settings = {**small, "quantiles": QUANTILES, "network": request.param}
     fc = Forecaster(H, 5, **settings).fit(x)
     weights = rng.dirichlet(np.ones(len(SOURCES)), size=H).T
-    fc.correction_ = Correction(weights, 0.4, rng.normal(size=(len(QUANTILES), H)) / 3)
+    offsets = rng.normal(size=(len(QUANTILES), H)) / 3
+    fc.correction_ = Correction(weights, rng.uniform(0.3, 0.8, H), offsets, np.ones(H))
     fc.models_ = [model.double() for model in fc.models_]
     return fc, x
 
