@@ -125,7 +125,8 @@ class Forecaster(ForecasterSettings):
         "segments": a recurrent layer reads segments of the last values, a season each, and
         forecasts segments of the horizon, for long horizons; it knows no covariates. "auto": the
         one with the smaller error on the end of the training part, for which both are trained
-        without it; where only one can be used, that one. See ``network_``.
+        without it (segments where they differ by less than 2 %); where only one can be used, that
+        one. See ``network_``.
     cell : str or class
         Recurrent layer, as in :class:`fluxutils_py.SequenceRegressor`.
     model : nn.Module, class or callable, optional
