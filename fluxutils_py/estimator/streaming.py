@@ -248,12 +248,15 @@ class EstimatorStream:
         codec = est.fitted_parts_.codec
         self._classes = codec.classes if method == "predict" else None
         self._output = None
-        # parameters that torch changes with each truth would be packed anew at each step
-        is_native = self._learner is None or self._learner.program is not None
-        if is_native and len(self._shapes) == 1 and parameter.dtype in TYPES:
-            name = str(parameter.dtype).removeprefix("torch.")
+        if self._may_be_native():
+            name = str(self._dtype).removeprefix("torch.")
             self._output = output_form(codec, method, np.dtype(name))
         self._native = self.native_step()
+
+    def _may_be_native(self) -> bool:
+        # parameters that torch changes with each truth would be packed anew at each step
+        learns_in_torch = self._learner is not None and self._learner.program is None
+        return not learns_in_torch and len(self._shapes) == 1 and self._dtype in TYPES
 
     def _load(self, state: Sequence[Tensor] | None) -> None:
         """Continue from a state of the model, with what was learnt behind it or without."""
