@@ -9,7 +9,7 @@ the time. ``clip, accumulate, validation`` does more work than the loop: it show
 is worth. Memory is the peak of torch's allocator on the device. Low precision is not held to the
 MSE.
 
-    python benchmarks/bench_cuda.py [--rounds 7] [--shapes large wide many] [--device cuda]
+    python benchmarks/bench_cuda.py [--rounds 5] [--shapes small large wide many] [--device cuda]
 """
 
 from __future__ import annotations
@@ -86,8 +86,10 @@ def compare(name: str, report: Report, rounds: int, quick: bool, device: str) ->
 
 
 def main() -> None:
-    made = parser(__doc__, rounds=7)
-    made.add_argument("--shapes", nargs="+", choices=ALL_SHAPES, default=["large", "wide", "many"])
+    made = parser(__doc__, rounds=5)
+    made.add_argument(
+        "--shapes", nargs="+", choices=ALL_SHAPES, default=["small", "large", "wide", "many"]
+    )
     made.add_argument("--device", default="cuda")
     args = parse(made)
     report = Report(__doc__, args)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -39,6 +40,13 @@ def sparse_parts(tensor: Tensor) -> list[Tensor]:
     The public methods refuse a tensor that is not coalesced, as a file may hold.
     """
     return [tensor._indices(), tensor._values()]
+
+
+def note_nonfinite(number: Tensor, found: Tensor, one: Tensor) -> None:
+    """Set ``found`` to ``one``, float32 scalars, if a number is NaN or infinite, without waiting
+    for it: one kernel for what takes public operations six.
+    """
+    torch._amp_foreach_non_finite_check_and_unscale_([number], found, one)
 
 
 def note_optimizer_call(optimizer: Optimizer) -> None:

@@ -4,6 +4,7 @@ to work. That no other file reads private names is tested in test_architecture.p
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -76,3 +77,14 @@ def test_a_scheduler_does_not_warn_of_an_optimizer_that_counts_as_called():
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     torch_private.note_optimizer_call(optimizer)
     scheduler.step()  # warnings are errors
+
+
+@pytest.mark.parametrize("number", [1.5, float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_flag_is_set_by_the_first_number_that_is_not_finite(number, dtype):
+    found, one = torch.zeros(()), torch.ones(())
+    for value in (2.0, number, 3.0):
+        t = torch.tensor(value, dtype=dtype)
+        torch_private.note_nonfinite(t, found, one)
+        assert str(float(t)) == str(float(torch.tensor(value, dtype=dtype)))
+    assert float(found) == (not np.isfinite(number))

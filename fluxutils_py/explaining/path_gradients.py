@@ -103,7 +103,8 @@ class PathGradients:
             leaves = self._load_states(start)
             ends = self.read(window)
             rows, floats = _points_with_gradient(ends, places)
-            with torch.enable_grad():
+            # cuDNN differentiates recurrent layers in training mode only
+            with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
                 outputs = self.session.run(rows)
                 targets = [self.score(outputs)] if is_last else self._state_tensors()
             if is_last:

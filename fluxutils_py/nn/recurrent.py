@@ -353,6 +353,8 @@ class Recur(nn.Module):
     def _call_module(self, x: Tensor) -> Tensor:
         """Call the inner module once and keep its state; return its output."""
         module = self.module
+        if x.is_cuda and self.state is not None:
+            self.state = map_state(Tensor.contiguous, self.state)  # as cuDNN wants it
         if isinstance(module, nn.RNNCellBase):
             state = module(x, self.state)
             y = state[0] if isinstance(module, nn.LSTMCell) else state
@@ -392,6 +394,12 @@ class Recur(nn.Module):
             if content[name] is not None:
                 content[name] = map_state(lambda t: t.detach().clone(), content[name])
         return content
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if isinstance(self.module, nn.RNNBase):
+            # cuDNN wants the weights in one piece; copies and pickles make each by itself
+            self.module.flatten_parameters()
 
 
 class _InitialState(nn.ParameterList):

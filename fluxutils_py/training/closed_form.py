@@ -127,10 +127,10 @@ def fit_closed_form(
     Notes
     -----
     Minimises the weighted squared error plus ``alpha`` times the squared weights, without a penalty
-    on the bias, for ``alpha`` in 13 steps from .0001 to 100 of the mean squared length of a row.
-    The error of a group that is left out is exact, not refitted: with the smoother ``H``, errors
-    ``e`` of the fit, and a group ``I``, it is ``(1 - H[I, I]) ** -1 e[I]``. Classes choose the
-    highest accuracy, and among equals the smallest squared error.
+    on the bias, for ``alpha`` in 13 steps from .0001 to 100 of the mean squared length of a row, on
+    the CPU. The error of a group that is left out is exact, not refitted: with the smoother ``H``,
+    errors ``e`` of the fit, and a group ``I``, it is ``(1 - H[I, I]) ** -1 e[I]``. Classes choose
+    the highest accuracy, and among equals the smallest squared error.
 
     Source: Hoerl & Kennard (1970), "Ridge regression"; Rifkin & Lippert (2007), "Notes on
     regularized least squares", for the closed form of the errors; Chan, Golub & LeVeque (1983) for
@@ -138,7 +138,8 @@ def fit_closed_form(
     """
     kept: _Kernel | _Sums | None = None
     n_read = 0
-    for block in blocks:
+    for read in blocks:
+        block = Rows(*(part.cpu() for part in read))
         if kept is None:
             kept = _to_keep(n_rows, block.features.shape[1])
         _check_finite(block, n_read)

@@ -157,7 +157,7 @@ def _weighted_inputs(batches: TensorBatches, per_series: bool) -> Iterator[Weigh
         if per_series:
             weights = _existing_steps(batch).double()
         if of_series is not None and batch.index is not None:
-            weights = weights * of_series[batch.index.segments.series]
+            weights = weights * of_series[batch.index.segments.series].to(weights.device)
         x = _new_inputs(batch).double().masked_fill(weights[..., None] == 0, math.nan)
         yield x.permute(2, 1, 0).cpu().numpy(), weights.T.cpu().numpy()
 
@@ -175,7 +175,7 @@ def _learn_biases(
         row = own[i : i + 1]
         x = torch.from_numpy(windows.cut(row, 0, row.max_length).x[0].copy())
         with torch.no_grad():
-            series.append(model.scale(x.to(layer.module.biases.dtype)))  # (T, 1, F)
+            series.append(model.scale(x.to(layer.module.biases)).cpu())  # (T, 1, F)
     if windows.shards is not None:
         series = [s for of_rank in ranks.allgather(series) for s in of_rank]
     lengths = [len(s) for s in series]

@@ -17,7 +17,7 @@ from fluxutils_py.nn.vectors import dense_gradients
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.gradient_vector import GradientVector, Totals
-from fluxutils_py.torch_private import note_optimizer_call
+from fluxutils_py.torch_private import note_nonfinite, note_optimizer_call
 from fluxutils_py.training.added_losses import collected_losses
 from fluxutils_py.training.gradients import (
     OWN_BATCHES,
@@ -193,8 +193,9 @@ class GradientStep:
         self._synchronized = self.ranks.is_single
         defer = values.is_cuda if self._defer is None else self._defer
         self.defer = defer and self.ranks.is_single and supports_found_inf(self.optimizer)
-        # Deferred: whether a step has failed whose loss nobody has read yet.
-        self._failed = torch.zeros((), dtype=torch.bool, device=values.device)
+        # Deferred: 1 once a step has failed whose loss nobody has read yet.
+        self._failed = torch.zeros((), device=values.device)
+        self._one = torch.ones((), device=values.device)
         self.autocast = autocast(self.precision, values.device)
         in_float32 = self.precision == "float32"
         self._compute = self.compute_loss if in_float32 else self.autocast(self.compute_loss)
@@ -458,10 +459,9 @@ class GradientStep:
 
     def _step_unless_failed(self, optimizer: Any) -> None:
         """Step a fused optimizer as GradScaler does: it does nothing if ``found_inf`` is set."""
-        skip = self._failed
+        optimizer.found_inf = self._failed
         if self._scale is not None:
-            skip = skip | self._scale.skip
-        optimizer.found_inf = skip.float()
+            optimizer.found_inf = torch.maximum(self._failed, self._scale.skip.float())
         try:
             optimizer.step()
         finally:
@@ -478,7 +478,8 @@ class GradientStep:
         note whether it is.
         """
         if self.defer:
-            self._failed.logical_or_(~value.isfinite())
+            value = value.detach().clone()
+            note_nonfinite(value, self._failed, self._one)
             return value
         number = float(value)
         if not math.isfinite(number):

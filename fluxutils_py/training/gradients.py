@@ -78,7 +78,7 @@ def as_scalar(loss: object) -> Tensor:
             "with .mean()"
         )
     # a loss may be of shape (1,)
-    return loss.reshape(())
+    return loss.reshape(()) if loss.dim() else loss
 
 
 def require_gradient(loss: Tensor) -> None:

@@ -85,7 +85,8 @@ class PendingLoss:
     """
 
     def __init__(self, numbers: Sequence[Tensor], check: Callable[..., None]) -> None:
-        values = torch.stack([n.detach().double() for n in numbers])  # one copy for all of them
+        # one copy for all of them
+        values = torch.stack([n.detach().to(numbers[0].dtype) for n in numbers])
         self._check: Callable[..., None] | None = check
         self._copied: torch.cuda.Event | None = None
         self._value = 0.0

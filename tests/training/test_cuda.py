@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -94,7 +95,7 @@ def single(n_steps=T, precision="float32", callbacks=None, **spec):
 
 
 def synchronizations(n_steps, **spec):
-    """How often a fit with validation waits for the GPU."""
+    """Where and how often a fit with validation waits for the GPU."""
     est, data = single(n_steps, **spec)
     est.fit(*data)  # everything is loaded
     with warnings.catch_warnings(record=True) as caught:
@@ -104,7 +105,8 @@ def synchronizations(n_steps, **spec):
             est.fit(*data, validation_data=data)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(w.message) for w in caught)
+    places = [f"{w.filename}:{w.lineno}" for w in caught if "called a synchroniz" in str(w.message)]
+    return Counter(places)
 
 
 SCHEDULER = partial(torch.optim.lr_scheduler.StepLR, step_size=4, gamma=0.5)
