@@ -259,9 +259,9 @@ class Forecaster(ForecasterSettings):
             One row per series with the columns of ``stat_exog_list``. None: ``df`` holds these
             columns.
         val_size : int
-            Hold out so many steps, at least ``h``, at the end of each series. Nothing is chosen
-            from them or trained on them; training stops when the loss of their forecasts has not
-            fallen for ``n_iter_no_change`` epochs, and the best weights are kept.
+            Hold out so many steps, at least ``h``, at the end of each series. Nothing is trained
+            on them; training stops when the loss of their forecasts has not fallen for
+            ``n_iter_no_change`` epochs, and the weights with the smallest loss are kept.
             ``validation_loss_curve_`` has the losses. Forecasts start after them, as without.
         sample_weight : str or array, optional
             How much each value counts as a target, of every forecast of it: the name of a column of
