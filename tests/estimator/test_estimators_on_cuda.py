@@ -197,17 +197,16 @@ def test_fits_go_on():
     near(*found, 1e-6)
 
 
-def test_missing_values_and_weights():
-    x, weight = X.copy(), np.random.default_rng(1).random((N, T))
-    y = Y.copy()
+def test_missing_targets_and_weights():
+    y, weight = Y.copy(), np.random.default_rng(1).random((N, T))
     y[:, ::3, 5:9] = np.nan
     there, here = both(
         lambda device: SequenceRegressor(cell="lstm", max_updates=60, **NO_NOISE, device=device),
-        x,
+        X,
         y,
         weight,
     )
-    near(there.predict(x), here.predict(x), 1e-6)
+    near(there.predict(X), here.predict(X), 1e-6)
 
 
 def test_explanations():
