@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -70,6 +71,7 @@ def by_library(rounds: int) -> Table:
 def main() -> None:
     args = parse(parser(__doc__, rounds=7))
     report = Report(__doc__, args, threads=False)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # modules are compiled once, as elsewhere
     start([sys.executable, "-c", "import fluxutils_py"])  # files are warm
     report.add(by_statement(args.rounds))
     report.add(by_library(args.rounds))

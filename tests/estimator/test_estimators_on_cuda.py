@@ -209,6 +209,17 @@ def test_missing_targets_and_weights():
     near(there.predict(X), here.predict(X), 1e-6)
 
 
+def test_weights_of_series():
+    weight = np.random.default_rng(2).random(N)
+    there, here = both(
+        lambda device: SequenceRegressor(max_updates=60, **NO_NOISE, device=device),
+        X,
+        X[0].mean(1),
+        weight,
+    )
+    near(there.predict(X), here.predict(X), 1e-6)
+
+
 def test_explanations():
     there, here = regressors(cell="lstm")
     found = [explain(est, X, series=1, step=20, output=1).attributions for est in (there, here)]
