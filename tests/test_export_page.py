@@ -52,7 +52,7 @@ def test_a_consumer_has_ten_lines():
 
 @pytest.fixture(scope="module")
 def c_folder(tmp_path_factory):
-    """A folder with the header of C and the steps that the block of the page writes."""
+    """A folder with the C header and the steps that the block of the page writes."""
     made = tmp_path_factory.mktemp("c")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(made)

@@ -38,7 +38,7 @@ class HeaderSettings(NamedTuple):
         """Raise ValueError if a setting is wrong, or the format has none."""
         if format != "c" and self != HeaderSettings():
             raise ValueError(
-                f"prefix, quantize and example are for format='c', a header of C; got {format!r}"
+                f"prefix, quantize and example are for format='c', a C header; got {format!r}"
             )
         check_prefix(self.prefix)
         if self.quantize not in (None, "int8"):
@@ -63,7 +63,7 @@ def header_of(
     metadata: dict[str, Any],
     settings: HeaderSettings,
 ) -> HeaderText:
-    """Write a fitted estimator as a header of C.
+    """Write a fitted estimator as a C header.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def n_features_of(est: SeriesEstimator) -> int:
     if len(features) > 1 or layout.kinds[0] == "int":
         what = f"{len(features)} inputs" if len(features) > 1 else "integers"
         raise ExportError(
-            f"the model takes {what}, a header of C one input of floating-point numbers: use "
+            f"the model takes {what}, a C header one input of floating-point numbers: use "
             "format='onnx'"
         )
     return int(features[0])

@@ -79,8 +79,8 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
     compile : bool or dict
         Whether to train, and validate, with ``torch.compile``; a dict has arguments for it. For
         models with custom code: it compiles the largest parts without recurrent layers, and your
-        modules inside ``Recur``; recurrent layers run as native kernels anyway. It takes tens of
-        seconds before the first update. Results are the same to rounding, but dropout draws other
+        modules inside ``Recur``; recurrent layers run as native kernels anyway. It takes seconds to
+        minutes before the first update. Results are the same to rounding, but dropout draws other
         numbers. Without a C++ compiler, there is a warning, and training continues uncompiled.
         ``predict`` and ``model_`` are never compiled. Needs ``n_jobs=None``.
     callbacks : callable, object, or list of such

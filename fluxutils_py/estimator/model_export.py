@@ -183,7 +183,7 @@ def export(
     """Write a fitted estimator, or a pipeline of scalers and one, to a file that runs without this
     package.
 
-    With ``format="c"`` it is a header of C99 with one step of one series; see the Notes. Otherwise
+    With ``format="c"`` it is a C99 header with one step of one series; see the Notes. Otherwise
     the file is a graph of one step or a window and the recurrent state, so that a consumer
     continues where it stopped:
 
@@ -205,7 +205,7 @@ def export(
     format : "onnx", "torch" or "c"
         An ONNX file, for onnxruntime and others, which needs ``pip install fluxutils_py[export]``;
         a program of ``torch.export``, for ``torch.export.load``, with torch's operators only; or a
-        header of C.
+        C header.
     input_names, output_names : sequence of str, optional
         Names of inputs and outputs. Several inputs are ``x.0``, ``x.1``, ... by default; several
         outputs need names. Not for a header.
@@ -274,7 +274,7 @@ def export(
     if format == "c":
         if input_names is not None or output_names is not None:
             raise ValueError(
-                "input_names and output_names are for graphs; a header of C has arrays x and y"
+                "input_names and output_names are for graphs; a C header has arrays x and y"
             )
         return _export_header(path, model, parts, settings)
     est = parts.estimator

@@ -202,6 +202,8 @@ OF_NETWORKS = {
     **dict.fromkeys(("hidden_size", "dropout", "lr", "max_updates", "input_noise"), "auto"),
     **{"num_layers": 1, "epochs": None, "early_stopping": False},
 }
+# What "auto" stands for then, where it would be a closed form.
+NETWORK_FOR = {"kernels": "lstm", "linear": "linear+lstm"}
 # Classes with a signature other than cell(n_in, n_out, num_layers, dropout).
 CLASSES = {
     MinGRU: "mingru",
@@ -373,7 +375,7 @@ class _SequenceEstimator(Estimator):
         set_by_user = [name for name, value in OF_NETWORKS.items() if getattr(self, name) != value]
         if not (_is_auto(self.cell) and set_by_user):
             return choice
-        cell = "lstm" if choice.cell == "kernels" else choice.cell
+        cell = NETWORK_FOR.get(choice.cell, choice.cell)
         return dataclasses.replace(FitChoice.of(cell, size), needs_trial=False)
 
     def _settings_of(self, choice: FitChoice) -> Settings:

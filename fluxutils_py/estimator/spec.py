@@ -113,11 +113,12 @@ class Spec:
     shuffle : bool
         Take the series in a new order each epoch. Time always runs forward.
     overlap : int
-        Earlier steps to compute again with each window, so that gradients reach ``seqsize +
-        overlap`` steps back. The loss covers the last ``seqsize`` steps. A model without recurrent
-        state that takes windows (``takes_windows = True``: a causal convolution, attention over the
-        window) sees these steps in the same call, also in prediction and validation. If ``overlap``
-        is its receptive field less one, nothing depends on ``seqsize``.
+        Earlier steps to compute again with each window, so that gradients reach ``overlap`` to
+        ``seqsize + overlap`` steps back. The loss covers the last ``seqsize`` steps. A model
+        without recurrent state that takes windows (``takes_windows = True``: a causal convolution,
+        attention over the window) sees these steps in the same call, also in prediction and
+        validation. If ``overlap`` is its receptive field less one, nothing depends on
+        ``seqsize``.
     burn_in : int
         Steps at the start of each series that move the state, but carry no loss and no gradient.
     clip : float or None

@@ -1,4 +1,4 @@
-"""A model as a header of C99: its weights, its state, and one step of one series.
+"""A model as a C99 header: its weights, its state, and one step of one series.
 
 The header holds those functions of ``step.h`` that the model needs, which the native kernels run
 too, and calls them in the order of the operations of a :class:`StepProgram`.
@@ -134,7 +134,7 @@ class Description(NamedTuple):
 
 
 class CHeader:
-    """A model as a header of C.
+    """A model as a C header.
 
     Parameters
     ----------

@@ -94,6 +94,8 @@ def test_a_setting_of_networks_asks_for_one(setting):
     est = SequenceRegressor(**small).fit(x, y)
     assert est.cell_ == "linear+lstm"
     assert est.fitted_parts_.choice.gain == 1
+    # few rows of single steps, for which nothing set is linear
+    assert SequenceRegressor(**small).fit(x[:, :, :1], y[:, :, :1]).cell_ == "linear+lstm"
 
 
 def test_cell_is_known_after_fit_alone():
