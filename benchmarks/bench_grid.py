@@ -189,7 +189,8 @@ def main() -> None:
     cells: list[dict[str, Any]] = []
     for shape in shapes:
         cells += compare(shape, args.rounds)
-        if args.measured is not None:  # after each, so that a run cut short leaves something
+        # after each, so that a run cut short leaves something
+        if args.measured is not None and not args.quick:
             content = {"machine": machine(), "cells": cells}
             args.measured.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     report.add(summary(cells))

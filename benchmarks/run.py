@@ -64,7 +64,7 @@ PARTS = {
     ),
     "characters": Part("bench_characters.py"),
     "few_series": Part("bench_few_series.py"),
-    "grid": Part("bench_grid.py"),
+    "grid": Part("bench_grid.py", ["--measured", str(HERE.parent / "docs" / "grid.json")]),
     "exact": Part("bench_exact.py", environment={"OMP_NUM_THREADS": "1"}),
     "kernels": Part("bench_kernels.py", environment={"OMP_NUM_THREADS": "1"}),
     "hooks": Part("bench_hooks.py"),
