@@ -1,6 +1,6 @@
 """Draw ``docs/speed.png`` from ``benchmarks/RESULTS.md``: ``python docs/speed.py``.
 
-Time to train beside a hand-written PyTorch loop, for the two shapes of the section ``fit``: medians
+Time to train beside a hand-written PyTorch loop, for three shapes of the section ``fit``: medians
 and ranges of the rounds. What takes more than the axis shows is written beside its bar.
 """
 
@@ -21,6 +21,7 @@ ROWS = {  # as the picture calls them: as RESULTS.md calls them
     "Keras": "Keras",
 }
 TITLES = {
+    "one series": "LSTM(64), one series of 20,000 steps",
     "small": "LSTM(10), 1000 series of 1000 steps",
     "large": "LSTM(128), 256 series of 1024 steps",
 }
@@ -51,7 +52,7 @@ def ratios(shape: str) -> dict[str, tuple[float, ...]]:
 
 
 def draw(path: Path) -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(9, 2.6), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(11, 2.6), sharey=True, layout="constrained")
     for ax, (shape, title) in zip(axes, TITLES.items(), strict=True):
         for place, (name, (median, least, greatest)) in enumerate(ratios(shape).items()):
             is_ours, fits = name == "fluxutils_py", median < LIMIT

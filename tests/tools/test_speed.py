@@ -8,7 +8,7 @@ def speed(load_script):
     return load_script("docs/speed.py")
 
 
-@pytest.mark.parametrize("shape", ["small", "large"])
+@pytest.mark.parametrize("shape", ["one series", "small", "large"])
 def test_each_contender_has_its_own_row(speed, shape):
     found = speed.ratios(shape)
     assert list(found) == list(speed.ROWS)
