@@ -178,8 +178,10 @@ FIGURES = [
     ),
     (
         "docs/benchmarks.md",
-        "takes {0:.2f} s beyond torch",
+        "takes {0:.2f} s beyond torch and scikit-learn: {1:.2f} s inside the package, and {2:.2f} s in",
         "import > import, one after > fluxutils_py > seconds",
+        "import > import fluxutils_py, by > fluxutils_py > seconds",
+        "import > import fluxutils_py, by > rich > seconds",
     ),
     # -- few series
     *(
