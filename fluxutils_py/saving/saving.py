@@ -446,7 +446,7 @@ def _decode(value: Any) -> Any:
         return array_from_plain(content).reshape(shape[0][1])
     decode = DECODERS.get(label)
     if decode is None:
-        raise LoadError(f"it names {content!r}, which is no function of NumPy for single numbers")
+        raise LoadError(f"it holds a value of the kind {label!r}, none of {', '.join(DECODERS)}")
     return decode(content)
 
 

@@ -267,3 +267,14 @@ def test_files_that_say_anything_else_are_refused(described, tmp_path):
     )
     with pytest.raises(LoadError, match=r"file\.pt"):
         fluxutils_py.load(tmp_path / "file.pt")
+
+
+def test_values_of_an_unknown_kind_are_named(tmp_path):
+    settings = {"with_mean": {"complex": [0, 1]}}
+    described = {"transformer": "StandardScaler", "settings": settings, "fitted": {}}
+    torch.save(
+        {"kind": "fluxutils_py fitted objects", "format": 1, "object": described},
+        tmp_path / "file.pt",
+    )
+    with pytest.raises(LoadError, match="'complex'"):
+        fluxutils_py.load(tmp_path / "file.pt")
