@@ -445,25 +445,14 @@ class Figure(str):
         )
 
 
-def dated(text):
-    """When a section was measured: the date in its last line."""
-    return max(re.findall(r"\d{4}-\d\d-\d\d", text), default="")
-
-
 @cache
 def sections():
-    """Sections by name; of two of one name, the one measured last."""
+    """Sections of all files by name; what comes before the first one by the name of the file."""
     found = {}
     for name in FILES:
         path = ROOT / "benchmarks" / name
-        if not path.exists():
-            continue
-        head, *parts = path.read_text("utf-8").split("\n## ")
-        found[path.stem] = head
-        for part in parts:
-            title = part.partition("\n")[0]
-            if title not in found or dated(part) >= dated(found[title]):
-                found[title] = part
+        found[path.stem], *parts = path.read_text("utf-8").split("\n## ")
+        found |= {part.partition("\n")[0]: part for part in parts}
     return found
 
 
