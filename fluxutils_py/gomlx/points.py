@@ -69,7 +69,6 @@ class PointsWriter:
     """
 
     name = "points"
-    priority = 0
 
     def __init__(
         self,
