@@ -11,7 +11,7 @@ from torch import nn
 
 from fluxutils_py import torch_private
 
-KNOWN_TO_WORK = ("2.10", "2.11", "2.12", "2.13")
+KNOWN_TO_WORK = ("2.10", "2.11", "2.12", "2.13", "2.15")
 
 
 def test_this_version_is_one_of_those_that_are_known_to_work():
