@@ -43,3 +43,9 @@ def test_the_scale_of_a_constant_is_one_and_scaling_is_undone():
     scaled = Standardize(mean, scale, inverse=False)(x)
     assert np.allclose(scaled[0], (x[0] - 5) / 2, rtol=0, atol=1e-12)
     assert np.allclose(Standardize(mean, scale, inverse=True)(scaled), x, rtol=0, atol=1e-6)
+
+
+def test_sums_do_not_depend_on_the_order_in_memory():
+    x = RNG.normal(1e3, 2, size=(F, 1, 500)) ** 3
+    c, f = (moments([(a, None)], F) for a in (x, np.asfortranarray(x)))
+    assert [a.tolist() for a in c] == [a.tolist() for a in f]
