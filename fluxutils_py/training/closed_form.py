@@ -19,6 +19,10 @@ FEW_ROWS = 1000
 FIXED_PENALTY = 1e-4  # times the mean squared length of a row, and the sum of weights
 CLEARLY = 0.9  # of an error, below which features that are richer are worth it
 MOST_LEFT_OUT = 2000  # rows of larger data whose errors choose the penalty
+# a sum of products is as large for a short block as for a long one: short ones are joined to this
+# many rows for each feature, or this many numbers
+ROWS_OF_FEATURE = 4
+MOST_JOINED = 2**21
 TEMPERATURES = torch.logspace(-1, 2.5, 141, dtype=torch.float64)
 
 
@@ -361,12 +365,24 @@ class _Sums:
     def __init__(self, every: int) -> None:
         self.every = every
         self.kept: list[Rows] = []
+        self.waiting: list[Rows] = []
+        self.n_waiting = 0
         self.total = 0.0
 
     def add(self, block: Rows) -> None:
         chosen = block.groups % self.every == 0
         self.kept.append(Rows(*(part[chosen] for part in block)))
-        self._add_products(block)
+        n_rows, n_features = block.features.shape
+        self.waiting.append(block)
+        self.n_waiting += n_rows
+        if self.n_waiting >= min(ROWS_OF_FEATURE * n_features, MOST_JOINED // max(n_features, 1)):
+            self._add_waiting()
+
+    def _add_waiting(self) -> None:
+        if self.waiting:
+            self._add_products(Rows(*map(torch.cat, zip(*self.waiting, strict=True))))
+        self.waiting.clear()
+        self.n_waiting = 0
 
     def _add_products(self, block: Rows) -> None:
         weights = block.weights.double()
@@ -391,6 +407,7 @@ class _Sums:
 
     def join(self, ranks: RankGroup) -> None:
         """Take in what the other ranks have kept."""
+        self._add_waiting()
         own = (self.total, self.mean, self.products) if self.total else None
         parts = [part for part in ranks.allgather(own) if part is not None]
         if not ranks.is_single:
