@@ -90,11 +90,13 @@ def add(found: Found, name: str, data: RealData, outcome: Found) -> None:
     }
     entry = found["sets"].setdefault(data.name, {"found": {}})
     entry.update(metric)
-    entry["found"][name] = outcome
-    found["contenders"][name] = {
-        "title": CONTENDERS[name].title,
-        "machine": machine() | {"threads": str(torch.get_num_threads())} | more_versions(name),
-    }
+    here = machine() | {"threads": str(torch.get_num_threads())} | more_versions(name)
+    contender = found["contenders"].setdefault(
+        name, {"title": CONTENDERS[name].title, "machine": here}
+    )
+    # one set may be measured again elsewhere
+    elsewhere = {} if contender["machine"] == here else {"machine": here}
+    entry["found"][name] = outcome | elsewhere
 
 
 def more_versions(name: str) -> dict[str, str]:
@@ -149,14 +151,19 @@ are there as well.
 def document(found: Found) -> str:
     """The page of results."""
     blocks = [HEAD.strip(), *map(str, tables(found))]
+    measured = [(entry["title"], entry["machine"]) for entry in found["contenders"].values()]
+    for name, entry in found["sets"].items():
+        for contender, outcome in entry["found"].items():
+            if "machine" in outcome:
+                title = found["contenders"][contender]["title"]
+                measured.append((f"{title}: {name}", outcome["machine"]))
     rows = []
-    for entry in found["contenders"].values():
-        about = entry["machine"]
+    for title, about in measured:
         versions = ", ".join(
             f"{p} {about[p]}" for p in ("torch", "scikit-learn", "aeon") if p in about
         )
         threads = f"{about['threads']} of {about['cores']} cores"
-        rows.append([entry["title"], f"{about['processor']}, {threads}", versions])
+        rows.append([title, f"{about['processor']}, {threads}", versions])
     blocks.append(str(Table("Measured on", ["contender", "machine", "versions"], rows)))
     return "\n\n".join(blocks) + "\n"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.targets import Targets
+from fluxutils_py.parallel import RankGroup
 
 # Steps in all, beyond which a large network learns from all it sees: it needs neither dropout nor a
 # trial.
@@ -19,6 +20,19 @@ MANY_SERIES = 4000  # above which fewer kernels are enough
 WHOLE = 500  # steps, up to which one target per series is learnt from whole series
 PASSES = 20
 LEAST_TRIAL = 200  # steps, of which a fifth is held out
+SYMBOLS_READ = 1000  # steps, by which symbols are recognised
+
+
+def _reads_symbols(inputs: Inputs) -> bool:
+    """Return whether the first steps of the longest series are symbols, or empty. A rank without
+    series agrees with the others.
+    """
+    if len(inputs.series) != 1 or inputs.series[0].F < 2:
+        return False
+    whole = inputs.whole()
+    longest = whole[[int(whole.length.argmax())]]
+    values = inputs.series[0].read(longest, 0, min(longest.max_length, SYMBOLS_READ))
+    return bool(((values == 0) | (values == 1)).all() and (values.sum(2) <= 1).all())
 
 
 @dataclass(frozen=True)
@@ -38,6 +52,8 @@ class DataSize:
         Whether there is one target per series.
     n_classes : int or None
         If targets are labels.
+    has_symbols : bool
+        Whether a step of the inputs is a symbol: one feature is 1, the others are 0.
     """
 
     n_features: int
@@ -46,9 +62,17 @@ class DataSize:
     longest: int
     per_series: bool
     n_classes: int | None
+    has_symbols: bool = False
+
+    @property
+    def has_labelled_symbols(self) -> bool:
+        """Whether each symbol has a label, as in text."""
+        return self.has_symbols and self.n_classes is not None and not self.per_series
 
     @classmethod
-    def of(cls, inputs: Inputs, targets: Targets, n_classes: int | None) -> DataSize:
+    def of(
+        cls, inputs: Inputs, targets: Targets, n_classes: int | None, ranks: RankGroup
+    ) -> DataSize:
         segments = inputs.segments()
         return cls(
             n_features=sum(s.F for s in inputs.series),
@@ -57,6 +81,7 @@ class DataSize:
             longest=segments.max_length,
             per_series=targets.per_series,
             n_classes=n_classes,
+            has_symbols=all(ranks.allgather(_reads_symbols(inputs))),
         )
 
 
@@ -114,7 +139,7 @@ class FitChoice:
         is_sum = name.startswith("linear+")
         is_plenty = size.n_steps > PLENTY
         network = ALONE
-        if is_plenty:
+        if is_plenty or size.has_labelled_symbols:
             network = OF_PLENTY
         elif is_sum:
             network = BESIDE_LINEAR
@@ -140,7 +165,7 @@ class FitChoice:
 
 
 # Settings of a network that learns alone, of one that adds to a linear model, and of one that sees
-# so much that nothing need hold it back.
+# so much, or so plainly, that nothing need hold it back.
 ALONE: dict[str, Any] = {"hidden_size": 48, "lr": 1e-2, "dropout": 0.0, "input_noise": 0.0}
 BESIDE_LINEAR: dict[str, Any] = {"hidden_size": 48, "lr": 5e-3, "dropout": 0.3, "input_noise": 0.1}
 OF_PLENTY: dict[str, Any] = {**ALONE, "hidden_size": 128}
@@ -151,6 +176,8 @@ def _cell_for(size: DataSize, is_fit: bool) -> str:
         return "lstm"  # which learns from part after part
     if size.per_series:
         return "kernels"
+    if size.has_labelled_symbols:
+        return "lstm"  # nothing lies outside what training has seen, where a linear model is safer
     if size.longest == 1 and size.n_steps < LEAST_TRIAL:
         return "linear"
     return "linear+lstm"
@@ -173,4 +200,5 @@ def _windows_of(size: DataSize, is_plenty: bool) -> dict[str, Any]:
         return {"batchsize": 32, "seqsize": seqsize, "max_updates": 1000}
     steps_of_update = 16 * min(seqsize or size.longest, size.longest)
     n_updates = PASSES * -(-size.n_steps // steps_of_update)
-    return {"batchsize": 16, "seqsize": seqsize, "max_updates": min(max(n_updates, 200), 600)}
+    most = 1000 if size.has_labelled_symbols else 600
+    return {"batchsize": 16, "seqsize": seqsize, "max_updates": min(max(n_updates, 200), most)}

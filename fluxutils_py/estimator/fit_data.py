@@ -141,7 +141,9 @@ def prepare(
 
     if settings.choose is not None:
         n_classes = None if classes is None else len(classes)
-        choice = settings.choose(DataSize.of(inputs, targets, n_classes), request.is_fit)
+        choice = settings.choose(
+            DataSize.of(inputs, targets, n_classes, pool.ranks), request.is_fit
+        )
         assert settings.with_choice is not None
         settings = settings.with_choice(choice)
     spec = _checked_spec(settings, request)

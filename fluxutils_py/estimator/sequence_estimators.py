@@ -239,7 +239,8 @@ class _SequenceEstimator(Estimator):
     Parameters
     ----------
     hidden_size : int or "auto"
-        Number of units in each recurrent layer. "auto": 48; 128 for more than 614,400 steps.
+        Number of units in each recurrent layer. "auto": 48; 128 for labels of symbols,
+        and for more than 614,400 steps.
     num_layers : int
         Number of recurrent layers.
     cell : {cells}, "linear+" and the name of a recurrent layer, or a class
@@ -251,8 +252,9 @@ class _SequenceEstimator(Estimator):
         head: "mingru", "minlstm", "lru" and "attention" are blocks of a
         :class:`fluxutils_py.nn.SequenceStack`; a "tcn" has ``num_layers + 5`` levels. A class is
         called as ``cell(n_in, n_out, num_layers, dropout)``. "auto": "kernels" for one target per
-        series; else "linear+lstm", or "linear" where, in a trial on a fifth of the data, the last
-        one of few series, the network adds nothing. Setting one of ``hidden_size``, ``num_layers``,
+        series; "lstm" for labels of symbols, where one feature of a step is 1 and the others are 0;
+        else "linear+lstm", or "linear" where, in a trial on a fifth of the data, the last one of
+        few series, the network adds nothing. Setting one of ``hidden_size``, ``num_layers``,
         ``dropout``, ``lr``, ``epochs``, ``max_updates``, ``input_noise`` or ``early_stopping`` asks
         for a network without a trial: "lstm" for one target per series, else "linear+lstm". A first
         ``partial_fit`` takes "lstm".
@@ -269,7 +271,8 @@ class _SequenceEstimator(Estimator):
         Passes over the data. None: as many as ``max_updates`` takes.
     max_updates : int, "auto" or None
         Steps of the optimizer. "auto": None if ``epochs`` is given; else 20 passes, but at least
-        200 and at most 600 steps; 1000 for more than 614,400 steps of data.
+        200 and at most 600 steps, or 1000 for labels of symbols; 1000 for more than 614,400 steps
+        of data.
     lr_schedule : "onecycle", "cosine" or None
         See :class:`Spec`.
     batchsize : int or "auto"

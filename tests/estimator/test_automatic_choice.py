@@ -70,11 +70,37 @@ def size(**changes):
          {"cell": "linear+lstm", "batchsize": 128, "seqsize": None, "has_means": False,
           "max_updates": 480}),
         ({"longest": 1, "n_steps": 90, "n_series": 90}, {"cell": "linear"}),
+        ({"has_symbols": True, "n_classes": 2, "n_steps": 40_000},
+         {"cell": "lstm", "hidden_size": 128, "lr": 0.01, "max_updates": 800, "batchsize": 16,
+          "needs_trial": False, "dropout": 0.0}),
+        ({"has_symbols": True, "n_classes": 30, "n_steps": 600_000}, {"max_updates": 1000}),
+        ({"has_symbols": True}, {"cell": "linear+lstm"}),
+        ({"has_symbols": True, "n_classes": 2, "per_series": True}, {"cell": "kernels"}),
     ],
 )  # fmt: skip
 def test_the_choice_follows_the_size_of_the_data(changes, expected):
     choice = FitChoice.of("auto", size(**changes))
     assert {name: getattr(choice, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "cell"),
+    [
+        (lambda x: x, "lstm"),
+        (lambda x: x.astype("float32"), "lstm"),
+        (lambda x: list(x.swapaxes(0, 1)), "lstm"),
+        (lambda x: x & (np.arange(x.shape[2]) > 3), "lstm"),  # steps without a symbol
+        (lambda x: x[:1], "linear+lstm"),  # one feature, which is on or off
+        (lambda x: x | np.roll(x, 1, 0), "linear+lstm"),  # two at once
+        (lambda x: x * 0.5, "linear+lstm"),
+    ],
+)
+def test_symbols_with_labels_are_learnt_by_a_network_alone(change, cell, rng):
+    letters = rng.integers(5, size=(1, 3, 90))
+    x = change(letters == np.arange(5)[:, None, None])
+    y = letters[0] > 2 if not isinstance(x, list) else list(letters.swapaxes(0, 1) > 2)
+    est = SequenceClassifier(epochs=1, verbose=False).fit(x, y)
+    assert est.cell_ == cell
 
 
 def test_a_first_part_of_many_is_learnt_by_a_network():
