@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.targets import Targets
 
@@ -48,8 +49,9 @@ class DataSize:
     n_classes: int | None
 
     @classmethod
-    def of(cls, inputs: Inputs, targets: Targets, n_classes: int | None) -> DataSize:
-        segments = inputs.segments()
+    def of(
+        cls, inputs: Inputs, segments: Segments, targets: Targets, n_classes: int | None
+    ) -> DataSize:
         return cls(
             n_features=sum(s.F for s in inputs.series),
             n_series=len(segments),
