@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.targets import Targets
 from fluxutils_py.parallel import RankGroup
@@ -71,9 +72,13 @@ class DataSize:
 
     @classmethod
     def of(
-        cls, inputs: Inputs, targets: Targets, n_classes: int | None, ranks: RankGroup
+        cls,
+        inputs: Inputs,
+        segments: Segments,
+        targets: Targets,
+        n_classes: int | None,
+        ranks: RankGroup,
     ) -> DataSize:
-        segments = inputs.segments()
         return cls(
             n_features=sum(s.F for s in inputs.series),
             n_series=len(segments),

@@ -16,6 +16,7 @@ from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.building import require_stored
 from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fit_choice import DataSize
+from fluxutils_py.estimator.last_targets import steps_to_learn_from
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.inputs.inputs import Inputs, InputSchema, feature_counts
 from fluxutils_py.inputs.labels import ClassWeightArray, LabelEncoder, find_classes, find_largest
@@ -134,16 +135,20 @@ def prepare(
     weight = pool.weight(request.sample_weight, inputs)
     classes = reader.classes(inputs, weight)
     targets = reader.targets(inputs, classes)
-    split = reader.split(inputs, targets, classes, split_seed, few)
-    training = None if split is None else split.training
+    mark_missing_labels(targets, classes, loss)
+    counted = None
+    if settings.choice is not None:
+        counted = steps_to_learn_from(inputs, targets, weight, pool)
+    split = reader.split(inputs, targets, classes, split_seed, few, counted)
+    training = counted if split is None else split.training
     # after the split, as the scale of targets is that of the training part
     codec = reader.codec(inputs, targets, classes, weight, training)
 
     if settings.choose is not None:
         n_classes = None if classes is None else len(classes)
-        choice = settings.choose(
-            DataSize.of(inputs, targets, n_classes, pool.ranks), request.is_fit
-        )
+        segments = _within(inputs.segments(), counted)
+        size = DataSize.of(inputs, segments, targets, n_classes, pool.ranks)
+        choice = settings.choose(size, request.is_fit)
         assert settings.with_choice is not None
         settings = settings.with_choice(choice)
     spec = _checked_spec(settings, request)
@@ -240,6 +245,7 @@ class _DataReader:
         classes: np.ndarray | None,
         seed: int | None,
         few: int,
+        counted: Segments | None,
     ) -> Split | None:
         """Hold out validation data if the settings ask for it and none are given."""
         is_given = self.request.validation_data is not None
@@ -247,7 +253,8 @@ class _DataReader:
             return None
         # only labels can be split in proportion
         labels = None if classes is None else _labels_of_series(inputs, targets, self.pool)
-        return hold_out(inputs, targets, self.settings.validation_fraction, seed, labels, few)
+        fraction = self.settings.validation_fraction
+        return hold_out(inputs, targets, fraction, seed, labels, few, counted)
 
     def codec(
         self,
@@ -352,7 +359,7 @@ class WindowMaker:
         # before class weights, for which all labels are read
         if not can_weigh:
             self._require_no_weights(inputs, targets, weight)
-        self._mark_missing_labels(targets)
+        mark_missing_labels(targets, self.codec.classes, self.loss)
 
         weight = self._with_class_weights(inputs, targets, weight)
         segments = self._segments(inputs, weight, bounds)
@@ -450,10 +457,7 @@ class WindowMaker:
         self, inputs: Inputs, weight: SampleWeight | None, bounds: Segments | None
     ) -> Segments:
         """Return the segments of all ranks that lie within the bounds and count."""
-        segments = inputs.segments()
-        if bounds is not None:
-            segments = intersect(segments, bounds)
-            segments = segments[segments.length > 0]
+        segments = _within(inputs.segments(), bounds)
         if weight is not None and inputs.form == "rows":
             # Rows of weight 0 take no place in minibatches. If all have weight 0, normalizing the
             # weights raises the error.
@@ -490,21 +494,6 @@ class WindowMaker:
             return all(s.F == 1 for s in targets.series)
         return self.loss.elementwise
 
-    def _mark_missing_labels(self, targets: Targets) -> None:
-        """Set the integer that marks missing labels, where targets are labels."""
-        uses_missing_label = self.codec.classes is not None or targets.per_series
-        ignored = None
-        if isinstance(self.loss, SeqLoss) and self.loss.classes:
-            ignored = self.loss.ignore_index
-        if uses_missing_label and ignored not in (None, MISSING_LABEL):
-            raise ValueError(
-                f"ignore_index={ignored} of the loss: steps without a label are marked by "
-                f"{MISSING_LABEL} here; leave it out"
-            )
-        for s in targets.series:
-            if s.kind == "int":
-                s.missing_label = MISSING_LABEL if uses_missing_label else ignored
-
     def _require_no_weights(
         self, inputs: Inputs, targets: Targets, weight: SampleWeight | None
     ) -> None:
@@ -524,6 +513,30 @@ class WindowMaker:
             f"the loss {name} takes no weights: give it a fourth argument, "
             "loss(model, xs, ys, ws), or use seqloss"
         )
+
+
+def mark_missing_labels(targets: Targets, classes: np.ndarray | None, loss: Loss) -> None:
+    """Set the integer that marks missing labels, where targets are labels."""
+    uses_missing_label = classes is not None or targets.per_series
+    ignored = None
+    if isinstance(loss, SeqLoss) and loss.classes:
+        ignored = loss.ignore_index
+    if uses_missing_label and ignored not in (None, MISSING_LABEL):
+        raise ValueError(
+            f"ignore_index={ignored} of the loss: steps without a label are marked by "
+            f"{MISSING_LABEL} here; leave it out"
+        )
+    for s in targets.series:
+        if s.kind == "int":
+            s.missing_label = MISSING_LABEL if uses_missing_label else ignored
+
+
+def _within(segments: Segments, bounds: Segments | None) -> Segments:
+    """Return what is left of segments within the bounds of each series."""
+    if bounds is None:
+        return segments
+    segments = intersect(segments, bounds)
+    return segments[segments.length > 0]
 
 
 def intersect(segments: Segments, bounds: Segments) -> Segments:
@@ -555,6 +568,7 @@ def hold_out(
     seed: int,
     labels: np.ndarray | None,
     few: int = 1,
+    counted: Segments | None = None,
 ) -> Split:
     """Hold out random series, or the last steps of a single series and of ``timesteps``.
 
@@ -569,6 +583,8 @@ def hold_out(
         The label of each series, to be split in proportion if possible.
     few : int
         Number of series up to which their last steps are held out.
+    counted : Segments, optional
+        What to divide of each series, if not the whole.
 
     Raises
     ------
@@ -578,7 +594,7 @@ def hold_out(
     is_number = isinstance(fraction, numbers.Real) and not isinstance(fraction, bool)
     if not is_number or not 0 < float(fraction) < 1:  # type: ignore[arg-type]
         raise ValueError(f"validation_fraction must be a number between 0 and 1, got {fraction!r}")
-    whole = inputs.all_series()
+    whole = counted or inputs.all_series()
     in_time = inputs.form == "timesteps" or len(whole) <= few
     n = whole.max_length if in_time else len(whole)
     n_held = math.ceil(n * float(fraction))  # type: ignore[arg-type]

@@ -40,8 +40,12 @@ class InputScale(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # in float64, so that a high level costs no digits
         y = (x.double() - self.mean.double()) / self.scale.double()
-        dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-        return y.nan_to_num(nan=0.0).to(dtype)
+        return y.nan_to_num(nan=0.0).to(_floating_type(x))
+
+
+def _floating_type(x: Tensor) -> torch.dtype:
+    """Return the type of standardised inputs."""
+    return x.dtype if x.is_floating_point() else torch.get_default_dtype()
 
 
 def split_scale(model: nn.Module) -> tuple[InputScale | None, nn.Module]:
@@ -170,7 +174,7 @@ def series_features(model: ClosedFormModel, xs: Tensor, ends: Tensor) -> Tensor:
 
     ``ends`` are n pairs of step and series, (n, 2); what lies between the steps is not computed.
     """
-    features = xs.new_empty(len(ends), model.n_features)
+    features = xs.new_empty(len(ends), model.n_features, dtype=_floating_type(xs))
     start = 0
     for step in ends[:, 0].unique().tolist():
         if step > start:

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -51,6 +52,62 @@ class FixedTask:
     groups: np.ndarray | None = None
 
 
+class CountingRows(NamedTuple):
+    """The rows of a regression in each series of all ranks: steps with a weight and a target.
+
+    What does not count, such as a tail of steps without a target, has no say in which rows are
+    taken and left out together.
+
+    Attributes
+    ----------
+    number, first, stop : ndarray of int, shape (N,)
+        How many rows count, the first of their steps, and the step after the last.
+    """
+
+    number: np.ndarray
+    first: np.ndarray
+    stop: np.ndarray
+
+    @classmethod
+    def none(cls, n_series: int) -> CountingRows:
+        zeros = np.zeros(n_series, np.int64)
+        return cls(zeros, np.full(n_series, MOST_LENGTH), zeros.copy())
+
+    def add(self, steps: Tensor) -> None:
+        """Count rows, which are numbered as by :func:`_numbers_of_steps`."""
+        series, step = np.divmod(steps.numpy(), MOST_LENGTH)
+        self.number[:] += np.bincount(series, minlength=len(self.number))
+        np.minimum.at(self.first, series, step)
+        np.maximum.at(self.stop, series, step + 1)
+
+    def merge(self, other: CountingRows) -> CountingRows:
+        """Return the rows that count here or, on another rank, there."""
+        return CountingRows(
+            self.number + other.number,
+            np.minimum(self.first, other.first),
+            np.maximum(self.stop, other.stop),
+        )
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.number.sum())
+
+    @property
+    def longest(self) -> int:
+        """Steps from the first to the last row of a series, the most."""
+        return int((self.stop - self.first).max())
+
+    def without_empty(self, of_series: np.ndarray, present: np.ndarray) -> np.ndarray:
+        """Return numbers of series, or of groups of them, anew, as if those of ``present`` in which
+        no row counts were not there.
+        """
+        is_empty = np.zeros(of_series.max() + 1, bool)
+        is_empty[of_series[present]] = True
+        is_empty[of_series[self.number > 0]] = False
+        renumbered: np.ndarray = (np.arange(len(is_empty)) - is_empty.cumsum())[of_series]
+        return renumbered
+
+
 def fit_fixed_parts(
     model: nn.Module, batches: TensorBatches, ranks: RankGroup, task: FixedTask
 ) -> ClosedFormHead | None:
@@ -73,25 +130,30 @@ def fit_fixed_parts(
         Of the last part; None if there is none.
     """
     scales = [module for module in model.modules() if isinstance(module, InputScale)]
-    if scales:
-        _learn_scales(scales, batches, ranks, task.per_series)
+    if not scales:
+        return None
+    counting = _learn_scales(scales, batches, ranks, task.per_series)
     head = None
     for part in closed_form_parts(model):
-        head = _fit_part(part, batches, ranks, task)
+        head = _fit_part(part, batches, ranks, task, counting)
     return head
 
 
 def _fit_part(
-    part: ClosedFormModel, batches: TensorBatches, ranks: RankGroup, task: FixedTask
+    part: ClosedFormModel,
+    batches: TensorBatches,
+    ranks: RankGroup,
+    task: FixedTask,
+    counting: CountingRows,
 ) -> ClosedFormHead:
     for layer in part.layers:
         if isinstance(layer, CausalKernels):
-            _learn_biases(part, layer, batches, ranks)
+            _learn_biases(part, layer, batches, ranks, counting)
     segments = batches.windows.segments
-    n_rows = len(segments) if task.per_series else int(segments.length.sum())
-    share = min(1.0, MOST_STEPS / n_rows)
+    n_rows = counting.n_rows
+    share = min(1.0, MOST_STEPS / max(1, n_rows))
     head = fit_closed_form(
-        _rows(part, batches, task, share),
+        _rows(part, batches, _Grouping.of(task, segments, counting), share),
         round(share * n_rows),
         is_classifier=task.n_classes is not None,
         relative=part.relative,
@@ -128,24 +190,33 @@ def _existing_steps(batch: Minibatch) -> Tensor:
 
 def _learn_scales(
     scales: Sequence[InputScale], batches: TensorBatches, ranks: RankGroup, per_series: bool
-) -> None:
-    """Set mean and scale of the inputs over the steps that count, each as often as it occurs.
+) -> CountingRows:
+    """Set mean and scale of the inputs over the steps that count, each as often as it occurs, and
+    return the rows that count.
 
     With one target per series, all steps of a series count as it does.
     """
     n_features = len(scales[0].mean)
-    own = moments(_weighted_inputs(batches, per_series), n_features)
-    total = functools.reduce(Moments.merge, ranks.allgather(own))
+    shards = batches.windows.shards
+    counting = CountingRows.none(batches.windows.x[0].N if shards is None else len(shards.whole))
+    own = moments(_weighted_inputs(batches, per_series, counting), n_features)
+    gathered = ranks.allgather((own, counting))
+    total = functools.reduce(Moments.merge, [of_rank for of_rank, _ in gathered])
     variance = total.squares / np.where(total.count > 0, total.count, 1)
     mean = torch.from_numpy(np.asarray(total.mean, float))
     divisor = torch.from_numpy(safe_scale(total.mean, variance))
     for scale in scales:
         scale.mean.copy_(mean)
         scale.scale.copy_(divisor)
+    return functools.reduce(CountingRows.merge, [of_rank for _, of_rank in gathered])
 
 
-def _weighted_inputs(batches: TensorBatches, per_series: bool) -> Iterator[WeightedBlock]:
-    """Yield the new inputs of each window (F, B, S), NaN where there is none, and their weights."""
+def _weighted_inputs(
+    batches: TensorBatches, per_series: bool, counting: CountingRows
+) -> Iterator[WeightedBlock]:
+    """Yield the new inputs of each window (F, B, S), NaN where there is none, and their weights;
+    count the rows.
+    """
     given = batches.windows.weight
     of_series = None
     if per_series and given is not None:
@@ -154,6 +225,7 @@ def _weighted_inputs(batches: TensorBatches, per_series: bool) -> Iterator[Weigh
         if not batch.inputs:
             continue
         weights = _weights(batch)
+        counting.add(_numbers_of_steps(batch, weights.nonzero(), batches.windows.shards))
         if per_series:
             weights = _existing_steps(batch).double()
         if of_series is not None and batch.index is not None:
@@ -163,11 +235,16 @@ def _weighted_inputs(batches: TensorBatches, per_series: bool) -> Iterator[Weigh
 
 
 def _learn_biases(
-    model: ClosedFormModel, layer: CausalKernels, batches: TensorBatches, ranks: RankGroup
+    model: ClosedFormModel,
+    layer: CausalKernels,
+    batches: TensorBatches,
+    ranks: RankGroup,
+    counting: CountingRows,
 ) -> None:
     """Set the biases from some series of all ranks, the same everywhere."""
     windows = batches.windows
     rows = windows.segments
+    rows = rows[counting.number[rows.series] > 0] or rows
     chosen = rows[np.linspace(0, len(rows) - 1, min(len(rows), MOST_SERIES)).astype(int)]
     own = windows.own(chosen)
     series = []
@@ -185,8 +262,51 @@ def _learn_biases(
     layer.fit_biases(x, lengths)
 
 
+class _Grouping(NamedTuple):
+    """Which rows are left out together.
+
+    Attributes
+    ----------
+    task : FixedTask
+    series, groups : ndarray of int, shape (N,)
+        A number for each series, and for its group.
+    block : int or None
+        Steps of a series that are a group; None: whole groups of series.
+    """
+
+    task: FixedTask
+    series: np.ndarray
+    groups: np.ndarray
+    block: int | None
+
+    @classmethod
+    def of(cls, task: FixedTask, segments: Segments, counting: CountingRows) -> _Grouping:
+        numbers = np.arange(len(counting.number))
+        series = counting.without_empty(numbers, segments.series)
+        if task.groups is not None:
+            groups = counting.without_empty(task.groups, segments.series)
+            return cls(task, series, groups, None)
+        if task.per_series:
+            return cls(task, series, series, None)
+        # short series have some blocks too
+        longest = min(segments.max_length, counting.longest)
+        return cls(task, series, series, min(BLOCK_STEPS, max(1, longest // 10)))
+
+    def of_rows(self, numbers: Tensor) -> Tensor:
+        """Return a group for each row; ``numbers`` are those of :func:`_numbers_of_steps`."""
+        groups = torch.from_numpy(self.groups)[numbers // MOST_LENGTH]
+        if self.block is None:
+            return groups
+        return groups * MOST_LENGTH + numbers % MOST_LENGTH // self.block
+
+    def scattered(self, numbers: Tensor) -> Tensor:
+        """Return a number from 0 to 1 for each row, as if drawn at random."""
+        series = torch.from_numpy(self.series)[numbers // MOST_LENGTH]
+        return _scattered(series * MOST_LENGTH + numbers % MOST_LENGTH)
+
+
 def _rows(
-    part: ClosedFormModel, batches: TensorBatches, task: FixedTask, share: float
+    part: ClosedFormModel, batches: TensorBatches, grouping: _Grouping, share: float
 ) -> Iterator[Rows]:
     """Yield the features and targets of a share of the rows that count, window by window."""
     for batch in batches:
@@ -201,18 +321,19 @@ def _rows(
             places = weights.nonzero()  # (n, 2): step, series
             numbers = _numbers_of_steps(batch, places, batches.windows.shards)
             if share < 1:
-                is_taken = _scattered(numbers) < share
+                is_taken = grouping.scattered(numbers) < share
                 places = places[is_taken]
                 numbers = numbers[is_taken]
-            if task.per_series:
+            if grouping.task.per_series:
                 features = series_features(part, x, places)
             else:
                 features = part.features(x)[places[:, 0], places[:, 1]]
         targets = y[places[:, 0], places[:, 1]]
-        if task.n_classes is not None:
-            targets = 2.0 * one_hot(targets[:, 0].long(), task.n_classes) - 1
-        groups = _groups_of(numbers, task, batches.windows.segments)
-        yield Rows(features, targets, weights[places[:, 0], places[:, 1]], groups)
+        n_classes = grouping.task.n_classes
+        if n_classes is not None:
+            targets = 2.0 * one_hot(targets[:, 0].long(), n_classes) - 1
+        weights = weights[places[:, 0], places[:, 1]]
+        yield Rows(features, targets, weights, grouping.of_rows(numbers))
 
 
 def _weights(batch: Minibatch) -> Tensor:
@@ -246,15 +367,3 @@ def _scattered(numbers: Tensor) -> Tensor:
     mixed = (numbers ^ (numbers >> 32)) * 2654435761 % MOST_LENGTH
     mixed = (mixed ^ (mixed >> 15)) * 2246822519 % MOST_LENGTH
     return mixed / MOST_LENGTH
-
-
-def _groups_of(numbers: Tensor, task: FixedTask, segments: Segments) -> Tensor:
-    """Return a group for each row; rows of a group are left out together."""
-    series = numbers // MOST_LENGTH
-    if task.groups is not None:
-        return torch.from_numpy(task.groups)[series]
-    if task.per_series:
-        return series
-    # short series have some blocks too
-    size = min(BLOCK_STEPS, max(1, segments.max_length // 10))
-    return series * MOST_LENGTH + numbers % MOST_LENGTH // size

@@ -18,6 +18,7 @@ from fluxutils_py import (
     Spec,
     check_export,
     net2vec,
+    reset,
     samples,
 )
 from fluxutils_py.errors import DataError, ShapeError, SpecError
@@ -419,3 +420,33 @@ def test_verbose_says_what_was_chosen(capsys):
     assert "cell='kernels', fitted in closed form" in capsys.readouterr().err
     SequenceClassifier(verbose=False).fit(x, y[0, :, -1] > 0)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "uint64", "bool"])
+@pytest.mark.parametrize("make", [SequenceClassifier, SequenceRegressor])
+def test_integers_are_as_floats_for_one_target_per_series(make, dtype):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 2 if dtype == "bool" else 100, (2, 12, 20)).astype(dtype)
+    y = np.repeat(["a", "b", "c"], 4) if make is SequenceClassifier else np.arange(12.0)
+    est = make(random_state=0, verbose=False)
+    if dtype == "int8":  # series of different lengths
+        x = [x[:, i, : 20 - i % 3] for i in range(12)]
+        floats = [a.astype("float32") for a in x]
+        first, first_float = x[0][:, None, 0], floats[0][:, None, 0]
+    else:
+        floats = x.astype("float32")
+        first, first_float = x[:, :1, 0], floats[:, :1, 0]
+    expected = clone(est).fit(floats, y)
+    est.fit(x, y)
+    assert est.cell_ == "kernels"
+    # standardised in float64, so that a high level costs no digits: closer than float32
+    method = "predict_proba" if make is SequenceClassifier else "predict"
+    near = {"rtol": 1e-3, "atol": 1e-3}
+    got = getattr(est, method)(x)
+    np.testing.assert_allclose(got, getattr(expected, method)(floats), **near)
+    stream, of_floats = est.stream(1, method=method), expected.stream(1, method=method)
+    np.testing.assert_allclose(stream.step(first), of_floats.step(first_float), **near)
+    window = torch.from_numpy(first.astype("int64").T[None])
+    model = est.model_
+    outputs = [reset(model)(w) for w in (window, window.float())]
+    torch.testing.assert_close(*outputs, rtol=0, atol=0)

@@ -90,3 +90,13 @@ def test_inputs_are_standardised_and_missing_ones_are_the_mean():
     x = torch.tensor([[1e9 + 128, -3], [torch.nan, -2.5]], dtype=torch.float32)
     assert scale(x).tolist() == [[64, 0], [0, 1]]
     assert scale(x).dtype == torch.float32
+
+
+def test_features_of_integers_are_those_of_floats_bit_for_bit():
+    model = kernel_model(2, 1, 340)
+    model.layers[0].fit_biases(torch.randn(2, 5, 30))
+    model.scale.mean[:] = torch.tensor([3.0, -1.0])
+    xs = torch.randint(-9, 9, (30, 5, 2))
+    ends = torch.tensor([[3, 1], [29, 0], [12, 4]])
+    got = [series_features(reset(model), x, ends) for x in (xs, xs.float())]
+    torch.testing.assert_close(*got, rtol=0, atol=0)

@@ -156,3 +156,13 @@ def test_biases_are_those_of_the_standardised_series(x):
     before = model.layers[0].module.biases.clone()
     model.layers[0].fit_biases(z, LENGTHS)
     torch.testing.assert_close(model.layers[0].module.biases, before, rtol=0, atol=1e-9)
+
+
+def test_rows_are_counted_where_only_some_steps_have_a_target():
+    """Of 9000 steps, 1800 have a target: all of these are left out in turn."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1, 30, 300))
+    y = np.where(np.arange(300) % 5 == 3, x + rng.normal(size=x.shape), np.nan)
+    model = lag_model(1, 1, 2).double()
+    _, head = fitted(model, x, y, batchsize=30, seqsize=100)
+    assert len(head.left_out) == 1800
