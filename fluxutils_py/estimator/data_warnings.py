@@ -104,7 +104,7 @@ def _frames_of_model_selection() -> Iterator[FrameType]:
             yield frame
 
 
-def refuse_renumbered_labels(x: object, y: object) -> None:
+def refuse_renumbered_labels(x: object, y: Any) -> None:
     """Raise DataError if scikit-learn's ``cross_val_predict`` has numbered the labels of each step
     by themselves, as it does for methods such as ``predict_proba``.
 
@@ -308,8 +308,8 @@ def warn_one_class(classes: np.ndarray | None) -> None:
     if classes is not None and len(classes) == 1:
         warn(
             f"all labels of y are {classes.tolist()[0]!r}: the classifier knows no other class, "
-            "and always predicts this one. Give data with all classes, or declare them in the first "
-            "call of partial_fit, with classes=[...]"
+            "and always predicts this one. Give data with all classes, or declare them in the "
+            "first call of partial_fit, with classes=[...]"
         )
 
 

@@ -187,7 +187,7 @@ class _PooledMetric:
 
     def __call__(
         self,
-        y_true: object,
+        y_true: Any,
         y_pred: object,
         sample_weight: object = None,
         **kwargs: Any,
