@@ -304,7 +304,7 @@ def _usual_square(changes: np.ndarray) -> float:
 
 
 def warn_one_class(classes: np.ndarray | None) -> None:
-    """Warn if all labels are equal: what is learnt then always says that label."""
+    """Warn if there is one class only, as found in the labels: all predictions are then equal."""
     if classes is not None and len(classes) == 1:
         warn(
             f"all labels of y are {classes.tolist()[0]!r}: the classifier knows no other class, "

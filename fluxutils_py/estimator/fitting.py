@@ -388,8 +388,7 @@ def _warn_about(training: Training, est: SeriesEstimator, request: FitRequest) -
     # what follows reads data, and one rank is enough to say it
     if training.loop.ranks.rank > 0:
         return
-    if not training.resume and request.classes is None:
-        warn_one_class(data.codec.classes)
+    warn_one_class(data.codec.classes)
     # the first fit has said it, and some models standardise their inputs themselves
     if not training.resume and not takes_gaps(model):
         warn_unscaled(data.windows, model, request.y, getattr(est, "scale_target", None))

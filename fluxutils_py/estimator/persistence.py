@@ -196,7 +196,7 @@ def _read_fitted(content: dict[str, Any], path: object) -> Fitted:
     # without the scheduler, which is restored with the optimizer
     chosen = content.get("choice")
     choice = None if chosen is None else dataclass_from_plain(FitChoice, chosen)
-    # which files of earlier versions lack
+    # both of which files of earlier versions lack
     data = {str(name): str(text) for name, text in content.get("data", {}).items()}
     longest = int(content.get("longest", 1))
     errors = content.get("calibration")
