@@ -87,11 +87,12 @@ class RemoteError(FluxUtilsError, RuntimeError):
 
 
 class SingleStepWarning(UserWarning):
-    """The rows of a data frame are taken for series of one step each, though they look like steps
-    that follow in time.
+    """Rows of a matrix or data frame are taken for series of one step each, though they look like
+    steps that follow in time, or the model was fitted on longer series.
 
     A recurrent model then carries nothing from row to row. The message says how to give the rows as
-    steps.
+    steps. An array whose series look like steps in time, as in the layout (N, T, F) of other tools,
+    is warned of as well.
     """
 
 

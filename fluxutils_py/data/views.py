@@ -26,6 +26,7 @@ from fluxutils_py.data.lazy import (
     preserve_features,
     select,
 )
+from fluxutils_py.data.ragged import is_list_of_series
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.validation import check_integer
 
@@ -404,6 +405,13 @@ def _three_axes(x: Any, name: str) -> Any:
         raise ShapeError(
             f"{name} takes one array of shape (F, N, T), got a tuple of {len(x)}; stack their "
             "features"
+        )
+    if is_list_of_series(x):
+        raise ShapeError(
+            f"{name} takes one array of shape (F, N, T), got a list of {len(x)} series. fit and "
+            "predict take the list as it is; to search or cross-validate, pad the series with NaN "
+            "to arrays (F, N, T), and give their lengths: search.fit(samples(x), samples(y), "
+            "lengths=[...])"
         )
     array = as_three_axes(x, "x")
     dtype = np.dtype(getattr(array, "dtype", float))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.sequence_windows import SequenceWindows, Window
 from fluxutils_py.data.views import SequenceView, flattened_steps
 from fluxutils_py.errors import DataError, SingleStepWarning, warn
+from fluxutils_py.estimator.fitted_parts import uses_past
 from fluxutils_py.inputs.inputs import Inputs, is_native
 from fluxutils_py.nn import Recur
 from fluxutils_py.nn.model_windows import cut_dependence
@@ -40,6 +43,13 @@ MANY = 1000  # rows of a data frame; a larger one probably holds steps in time
 FEW_ROWS = 60  # below which rows are alike by chance
 MANY_COLUMNS = 64  # of which those before tell enough
 DISTINCT = 10  # values of a column that can tell whether rows follow each other
+SYMBOLS = 3  # columns of ones and zeros, from which they may be letters rather than flags
+# the dependence of a letter on the one before over that on those further back: 2 in 1000 letters
+# of a text, up to 1.6 in few that are sorted
+STRONGER = 1.5
+SURE = 8  # standard deviations between the two: 16 in 1000 letters of a text, 5 in sorted ones
+MANY_SERIES = 20  # per step, from which the steps of a layout of another tool may look like series
+ROUGHER = 2  # squared change along rows over that between rows, from which rows hold no series
 FURTHER = (4, 5, 6, 7)  # rows further, with which neighbours are compared
 # squared distance of neighbours over that of rows further apart; 1 for independent rows, 0.2 for a
 # walk
@@ -84,9 +94,37 @@ def warn_repeated_search(ranks: RankGroup) -> None:
 
 
 def _in_model_selection() -> bool:
-    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe()))
-    names = (str(frame.f_globals.get("__name__", "")) for frame in frames)
-    return any(name.startswith("sklearn.model_selection.") for name in names)
+    return any(True for _ in _frames_of_model_selection())
+
+
+def _frames_of_model_selection() -> Iterator[FrameType]:
+    """Yield the frames of scikit-learn's model selection among those of this call."""
+    for frame, _ in traceback.walk_stack(sys._getframe()):
+        if str(frame.f_globals.get("__name__", "")).startswith("sklearn.model_selection."):
+            yield frame
+
+
+def refuse_renumbered_labels(x: object, y: Any) -> None:
+    """Raise DataError if scikit-learn's ``cross_val_predict`` has numbered the labels of each step
+    by themselves, as it does for methods such as ``predict_proba``.
+
+    It takes steps for separate outputs: a label has another number where a step lacks one.
+    """
+    if isinstance(y, SequenceView) or not isinstance(x, SequenceView) or np.ndim(y) != 2:
+        return
+    methods = [
+        frame.f_locals.get("method")
+        for frame in _frames_of_model_selection()
+        if frame.f_code.co_name == "_fit_and_predict"
+    ]
+    if methods and methods[0] != "predict":
+        raise DataError(
+            "cross_val_predict of scikit-learn cannot return probabilities or scores of labels at "
+            "each step: it takes each step for a separate output, and numbers its labels anew. Fit "
+            "and predict each fold: for train, test in cv.split(x): "
+            "est.fit(x[train], y[train]).predict_proba(x[test]), with views x and y, and lengths= "
+            "for series that are padded with NaN"
+        )
 
 
 # -- matrices whose rows are steps or whole series ---------------------------------------------
@@ -98,15 +136,52 @@ def warn_single_steps(x: object, inputs: Inputs, model: nn.Module) -> None:
     They may be series that another tool flattened, or follow each other in time: in a data frame
     (pandas or polars) with an index of dates, or one named like time (``TIMES``), or of at least
     ``MANY`` rows; in any matrix whose values are alike from row to row (:func:`follow_each_other`).
+
+    Warn as well if an array may be one series in the layout (N, T, F) of other tools.
     """
-    if inputs.form != "rows" or inputs.T > 1:
+    if not uses_past(model):
         return
-    if not any(isinstance(m, Recur) or hasattr(m, "takes_windows") for m in model.modules()):
-        return
-    matrix = np.asarray(inputs.series[0].array)[:, :, 0].T
-    message = _say_flattened(matrix) or _say_time(x, matrix, model)
+    message = None
+    if inputs.form == "rows" and inputs.T == 1:
+        matrix = np.asarray(inputs.series[0].array)[:, :, 0].T
+        message = _say_flattened(matrix) or _say_time(x, matrix, model)
+    elif inputs.form in ("native", "samples"):
+        message = _say_transposed(inputs)
     if message is not None:
         warn(message, SingleStepWarning)
+
+
+def _say_transposed(inputs: Inputs) -> str | None:
+    """Return what to say of an array (1, T, F), which is read as T series of F steps."""
+    series = inputs.series[0]
+    n_series, n_steps = inputs.N, inputs.T
+    is_one = len(inputs.series) == 1 and series.F == 1 and not inputs.is_list
+    if not is_one or n_series < MANY_SERIES * n_steps:
+        return None
+    values = np.asarray(series.array[:, :N_STEPS, :MANY_COLUMNS])
+    matrix = values[0].astype(np.float64)
+    if not _may_be_features(matrix) or not follow_each_other(matrix):
+        return None
+    shape = (1, n_series, n_steps)
+    return (
+        f"{series.name} of shape {shape} is read as (F, N, T): {n_series} series of one feature at "
+        f"{n_steps} step{'s' * (n_steps > 1)}; but each is like the next, as steps in time are. If "
+        "it is one series in the layout (N, T, F) of torch and Keras, give x.transpose(2, 0, 1), "
+        "and y as (1, 1, T): y[None, None] of a vector; if the series are independent, shuffle "
+        "them, or ignore this warning"
+    )
+
+
+def _may_be_features(matrix: np.ndarray) -> bool:
+    """Return whether the columns of a matrix may be features, not steps of a series per row.
+
+    In a series, a value is like the next, at least as much as in other series. It is like it as
+    much in windows that overlap, and more in the days of a series that is cut into days.
+    """
+    if matrix.shape[1] == 1 or _is_one_hot(matrix):
+        return True
+    along, between = (np.square(np.diff(matrix, axis=axis)).mean() for axis in (1, 0))
+    return bool(along >= ROUGHER * between)
 
 
 def _say_flattened(matrix: np.ndarray) -> str | None:
@@ -166,11 +241,14 @@ def follow_each_other(matrix: np.ndarray) -> bool:
     Neighbours are compared with values a few rows further, not with all: rows sorted by class are
     alike over long distances, but no more to their neighbours than to the others of their class.
     Columns that only rise or only fall do not count: tables are often sorted by one. Ranks stand
-    for values, so that outliers have no say.
+    for values, so that outliers have no say. Of rows that are one-hot, neighbours must depend on
+    each other (:func:`_letters_follow`).
     """
     matrix = matrix[:N_STEPS]
     if len(matrix) < FEW_ROWS:
         return False
+    if _is_one_hot(matrix):
+        return _letters_follow(matrix.argmax(1))
     n_columns = 0
     n_alike = 0
     for column in matrix.T[:MANY_COLUMNS]:
@@ -185,12 +263,54 @@ def follow_each_other(matrix: np.ndarray) -> bool:
     return n_alike > 0 and 2 * n_alike >= n_columns
 
 
+def _is_one_hot(matrix: np.ndarray) -> bool:
+    is_one = matrix == 1
+    return (
+        matrix.shape[1] >= SYMBOLS
+        and bool((is_one.sum(1) == 1).all())
+        and np.count_nonzero(matrix) == len(matrix)
+    )
+
+
+def _letters_follow(letters: np.ndarray) -> bool:
+    """Return whether letters depend on the one before clearly more than on those further back.
+
+    Rows sorted by class depend on both alike.
+    """
+    near = _dependence(letters, 1)
+    far = float(np.mean([_dependence(letters, k) for k in FURTHER]))
+    # of independent letters, the statistic is about chi-squared, of variance twice its mean
+    return near > STRONGER * far and near > far + SURE * math.sqrt(2 * far)
+
+
+def _dependence(letters: np.ndarray, distance: int) -> float:
+    """Return the statistic G of the likelihood-ratio test of independence, for pairs of letters at
+    a distance.
+    """
+    n_letters = int(letters.max()) + 1
+    counts = np.zeros((n_letters, n_letters))
+    np.add.at(counts, (letters[:-distance], letters[distance:]), 1)
+    expected = np.outer(counts.sum(1), counts.sum(0)) / counts.sum()
+    pairs = counts > 0
+    return 2 * float((counts[pairs] * np.log(counts[pairs] / expected[pairs])).sum())
+
+
 def _usual_square(changes: np.ndarray) -> float:
     """Return the mean square of the smaller changes: those from one class to the next are the
     largest.
     """
     squares = np.sort(np.square(changes, dtype=np.float64))
     return float(squares[: len(squares) * 3 // 4].mean())
+
+
+def warn_one_class(classes: np.ndarray | None) -> None:
+    """Warn if there is one class only, as found in the labels: all predictions are then equal."""
+    if classes is not None and len(classes) == 1:
+        warn(
+            f"all labels of y are {classes.tolist()[0]!r}: the classifier knows no other class, "
+            "and always predicts this one. Give data with all classes, or declare them in the "
+            "first call of partial_fit, with classes=[...]"
+        )
 
 
 # -- windows that cut what a model sees --------------------------------------------------------

@@ -412,7 +412,7 @@ class WindowMaker:
         inputs = self.pool.inputs(
             given.x,
             # compared with the training data below, whose error tells more
-            replace(schema, fitted=None),
+            replace(schema, fitted=None, longest=int(trained.all_series().length.max())),
             name="validation x",
             starts=given.starts,
             lengths=given.lengths,

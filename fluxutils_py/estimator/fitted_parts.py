@@ -14,6 +14,7 @@ from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fit_choice import FitChoice
 from fluxutils_py.inputs.inputs import InputLayout, InputSchema
 from fluxutils_py.inputs.target_codec import TargetCodec
+from fluxutils_py.nn import Recur
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +39,8 @@ class FittedParts:
         Shapes, types and digests of the arrays of the last fit, for its model card.
     calibration : Calibration or None
         Errors on data that were held out, where ``interval`` asked for them.
+    longest : int
+        Steps of the longest series of the first fit; 1 in files that do not have it.
     """
 
     layout: InputLayout
@@ -48,6 +51,7 @@ class FittedParts:
     choice: FitChoice | None = None
     data: dict[str, str] = field(default_factory=dict)
     calibration: Calibration | None = None
+    longest: int = 1
 
 
 # ``Estimator`` imports the functions behind its methods, so these cannot import it.
@@ -77,5 +81,13 @@ def input_schema(
     est: SeriesEstimator, settings: Settings, parts: FittedParts | None
 ) -> InputSchema:
     """Return the requirements on inputs; ``parts`` are those of the fit that they follow."""
-    layout = None if parts is None else parts.layout
-    return InputSchema(type(est).__name__, settings.n_timesteps, fitted=layout)
+    name = type(est).__name__
+    if parts is None:
+        return InputSchema(name, settings.n_timesteps)
+    longest = parts.longest if uses_past(est.model_) else 1
+    return InputSchema(name, settings.n_timesteps, fitted=parts.layout, longest=longest)
+
+
+def uses_past(model: nn.Module) -> bool:
+    """Return whether a model has layers that may look at earlier steps."""
+    return any(isinstance(m, Recur) or hasattr(m, "takes_windows") for m in model.modules())

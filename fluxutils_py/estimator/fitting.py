@@ -29,8 +29,10 @@ from fluxutils_py.estimator.building import (
 from fluxutils_py.estimator.calibrating import HeldOut
 from fluxutils_py.estimator.conformal import Calibration
 from fluxutils_py.estimator.data_warnings import (
+    refuse_renumbered_labels,
     warn,
     warn_cut,
+    warn_one_class,
     warn_repeated_search,
     warn_single_steps,
     warn_truncated_layers,
@@ -104,6 +106,8 @@ def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
         ranks.require_equal(course_of_fit(with_hooks, earlier is not None, request.epochs))
         require_gradients("fit")
         warn_repeated_search(ranks)
+        if settings.is_classifier:
+            refuse_renumbered_labels(request.x, request.y)
         # before data are read, as both decide how they are cut
         randomness = _shared_randomness(settings, earlier, ranks)
         saved = None
@@ -384,6 +388,7 @@ def _warn_about(training: Training, est: SeriesEstimator, request: FitRequest) -
     # what follows reads data, and one rank is enough to say it
     if training.loop.ranks.rank > 0:
         return
+    warn_one_class(data.codec.classes)
     # the first fit has said it, and some models standardise their inputs themselves
     if not training.resume and not takes_gaps(model):
         warn_unscaled(data.windows, model, request.y, getattr(est, "scale_target", None))
@@ -863,6 +868,8 @@ class FittedAttributes:
         est.optimizer_ = training.optimizer
         layout = est.fitted_parts_.layout if training.resume else inputs.layout
         n_steps = est.fitted_parts_.n_steps if training.resume else 0
+        lengths = inputs.all_series().length
+        longest = est.fitted_parts_.longest if training.resume else int(lengths.max())
         est.fitted_parts_ = FittedParts(
             layout,
             codec,
@@ -872,6 +879,7 @@ class FittedAttributes:
             n_steps=n_steps,
             choice=training.data.settings.choice,
             data=shapes_and_digests(training.data),
+            longest=longest,
         )
         if training.resume:
             return

@@ -92,6 +92,7 @@ def estimator_content(est: BaseEstimator) -> dict[str, Any]:
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "fitted": {**{k: getattr(est, k) for k in FITTED}, "_n_steps": parts.n_steps},
         "layout": dataclass_to_plain(parts.layout),
+        "longest": parts.longest,
         "codec": dataclass_to_plain(parts.codec),
         "choice": None if parts.choice is None else asdict(parts.choice),
         "data": parts.data,
@@ -195,14 +196,15 @@ def _read_fitted(content: dict[str, Any], path: object) -> Fitted:
     # without the scheduler, which is restored with the optimizer
     chosen = content.get("choice")
     choice = None if chosen is None else dataclass_from_plain(FitChoice, chosen)
-    # which files of earlier versions lack
+    # both of which files of earlier versions lack
     data = {str(name): str(text) for name, text in content.get("data", {}).items()}
+    longest = int(content.get("longest", 1))
     errors = content.get("calibration")
     calibration = None if errors is None else dataclass_from_plain(Calibration, errors)
     if calibration is not None and np.ndim(calibration.errors) != 3:
         raise LoadError(f"{path} is damaged (errors of a calibration are not (G, M, S))")
     attributes["fitted_parts_"] = FittedParts(
-        layout, codec, generator, None, n_steps, choice, data, calibration
+        layout, codec, generator, None, n_steps, choice, data, calibration, longest
     )
     if layout.names is not None:
         attributes["feature_names_in_"] = layout.names

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fluxutils_py.data import SampleWeight, SeriesArray, TimestepsView
+from fluxutils_py.data.ragged import as_ragged, is_list_of_series
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError, SpecError
@@ -54,11 +55,11 @@ def pooled_scorer(
     -------
     scorer
         ``scorer(estimator, x, y, sample_weight=None)``; higher is better. It can be pickled, and
-        takes part in metadata routing. ``y`` has the form of ``x``: a view, an array (G, N, T), or
-        a vector or matrix with one row per series, whose columns are features; labels for metrics
-        of labels. It is read as a whole, since test folds are small. Targets that are missing (NaN)
-        or have no prediction do not count; if none counts, the score is NaN. Weights are of rows or
-        of steps, as in ``fit``.
+        takes part in metadata routing. ``y`` has the form of ``x``: a view, an array (G, N, T), a
+        list of series (G, T_i), or a vector or matrix with one row per series, whose columns are
+        features; labels for metrics of labels. It is read as a whole, since test folds are small.
+        Targets that are missing (NaN) or have no prediction do not count; if none counts, the score
+        is NaN. Weights are of rows or of steps, as in ``fit``.
 
     Raises
     ------
@@ -71,8 +72,10 @@ def pooled_scorer(
     -----
     ``"r2"`` uses one mean per feature, as ``score`` of the estimators does; for views and arrays
     (G, N, T) the two agree. All other metrics get the values of all features in one vector.
-    Probabilities of two classes per step cannot be scored, because scikit-learn takes one column of
-    them; labels per series have no such limit.
+    Metrics that need probabilities, such as ``"neg_log_loss"`` and ``"neg_brier_score"``, cannot be
+    scored for two classes per step, of which scikit-learn takes one column, nor for lists of series
+    with labels per step. Those of labels or of ``decision_function`` can: ``"f1"``, ``"recall"``,
+    ``"roc_auc"``, ``"average_precision"``. Labels per series have no such limit.
 
     Examples
     --------
@@ -184,11 +187,13 @@ class _PooledMetric:
 
     def __call__(
         self,
-        y_true: object,
+        y_true: Any,
         y_pred: object,
         sample_weight: object = None,
         **kwargs: Any,
     ) -> float:
+        if is_list_of_series(y_true) and isinstance(y_pred, list):
+            y_true, y_pred, sample_weight = _joined(y_true, y_pred, sample_weight)
         true, pred, form = _align_predictions(y_true, y_pred, self.of_scores)
         _, n_series, n_steps = true.shape
         live = _live_mask(true, pred)
@@ -207,6 +212,30 @@ class _PooledMetric:
             w = weight.block(slice(0, n_series), slice(0, n_steps))  # as they were given
             kwargs["sample_weight"] = np.broadcast_to(w, true.shape)[live]
         return self.function(true[live], _live_values(pred, live), **kwargs)
+
+
+def _joined(
+    y_true: list[Any],
+    y_pred: list[Any],
+    sample_weight: Any,
+) -> tuple[np.ndarray, np.ndarray, Any]:
+    """Return the targets (G, 1, n) and predictions (K, 1, n) of a list of series, one series after
+    the other, and the weights of their steps, (1, n).
+    """
+    true = as_ragged(y_true, "y")
+    pred = as_ragged(y_pred, "the predictions")
+    if not np.array_equal(true.lengths, pred.lengths):
+        raise ShapeError(
+            f"y has {len(y_true)} series of {true.lengths.sum()} steps in all, and the predictions "
+            f"{len(y_pred)} of {pred.lengths.sum()}; {VALUES_REMEDY}"
+        )
+    weight = None
+    if sample_weight is not None:
+        given = zip(sample_weight, true.lengths, strict=True)
+        steps = [np.broadcast_to(np.asarray(w).ravel(), (t,)) for w, t in given]
+        weight = np.concatenate(steps)[None]
+    arrays = [np.concatenate([np.asarray(a) for a in r.arrays], 1)[:, None] for r in (true, pred)]
+    return arrays[0], arrays[1], weight
 
 
 def _reshape_predictions(

@@ -405,6 +405,8 @@ class PredictionWriter:
             dtype = getattr(_as_writable(target), "dtype", None)
             if isinstance(dtype, np.dtype) and not _can_hold(dtype, y.dtype):
                 remedy = "floating-point" if y.dtype.kind == "f" else str(y.dtype)
+                if y.dtype.kind in "UO" and dtype.kind not in "UO":
+                    remedy += ", or write predict_proba, or fit on integer labels, which files hold"
                 raise DataError(
                     f"{name} has dtype {dtype}, which cannot hold {y.dtype}; make it {remedy}"
                 )

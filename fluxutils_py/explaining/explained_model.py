@@ -197,7 +197,6 @@ def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:
         seqsize=model.spec.seqsize or inputs.T,
         segments=whole,
     )
-    windows.check()
     parameter = next(model.model.parameters(), torch.empty(0))
     past = Past(
         windows,

@@ -52,7 +52,8 @@ def explain(
         of what reaches the model, and ``Explanation.explained`` says so.
     x : array of shape (F, N, T), tuple, list, view, or matrix
         As for ``est.predict``. Only the series that is explained is read, and all of them once for
-        their mean.
+        their mean. Names of features are those of the fit, or of ``samples(x, feature_names=...)``,
+        as with ``names`` of what :func:`fluxutils_py.from_frame` returns.
     series : int
         Which series.
     step : int, optional

@@ -83,7 +83,9 @@ def permutation_importance(
     est : fitted estimator
         With ``predict`` for arrays (F, N, T), tuples of these, or ``samples`` of one.
     x : array of shape (F, N, T), tuple of arrays, or ``samples(x)``
-        In memory, better data that the estimator was not fitted on.
+        In memory, better data that the estimator was not fitted on. Names of features are those of
+        the fit, or of ``samples(x, feature_names=...)``, as with ``names`` of what
+        :func:`fluxutils_py.from_frame` returns.
     y : array of shape (G, N, T) or of N targets, one per series
         Numbers, or labels. NaN targets do not count.
     lags : sequence of int, or of pairs (first, last), optional
@@ -160,7 +162,8 @@ class _Data:
         is_label = hasattr(est, "classes_") or targets.dtype.kind not in "fiu"
         if loss is None:
             loss = _differ if is_label else _squared
-        return cls(est, arrays, targets, per_series, as_rows, _names(est, arrays), loss)
+        names = _names(est, x, arrays)
+        return cls(est, arrays, targets, per_series, as_rows, names, loss)
 
     @property
     def n_features(self) -> int:
@@ -263,12 +266,12 @@ def _aligned(y: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return targets
 
 
-def _names(est: object, arrays: tuple[np.ndarray, ...]) -> list[str]:
+def _names(est: object, x: object, arrays: tuple[np.ndarray, ...]) -> list[str]:
     prefix = ["" if len(arrays) == 1 else f"x[{i}] " for i in range(len(arrays))]
     names = [f"{p}feature {f}" for p, a in zip(prefix, arrays, strict=True) for f in range(len(a))]
-    own = getattr(est, "feature_names_in_", None)
-    if own is not None and len(own) == len(names):
-        return [str(name) for name in own]
+    for own in (getattr(x, "feature_names", None), getattr(est, "feature_names_in_", None)):
+        if own is not None and len(own) == len(names):
+            return [str(name) for name in own]
     return names
 
 

@@ -130,7 +130,8 @@ class FrameSeries:
     ids : ndarray of object, shape (N,)
         [None] if there is no ``id_col``.
     names, target_names : tuple of str
-        Columns of ``x`` and ``y``.
+        Columns of ``x`` and ``y``. Estimators and explanations know them of
+        ``samples(x, feature_names=names)``.
     panel : Panel
         The steps that each series has, and their times.
     """
@@ -503,10 +504,11 @@ class _FileWriter:
         again = has_row[0, series, steps] > 0
         if again.any():
             row = int(again.argmax())
+            label = self.panel.ids[series[row]]
+            which = "" if label is None else f" of series {label!r}"
             raise DataError(
-                f"row {row} of {frame.name} is the second one of series "
-                f"{self.panel.ids[series[row]]!r} at "
-                f"{self.panel.time_text(series[row], steps[row])}; keep one, or add them up"
+                f"row {row} of {frame.name} is the second one{which} at "
+                f"{self.panel.time_text(series[row], steps[row])}; keep one, or aggregate them"
             )
         has_row[0, series, steps] = 1
         for name, columns in self.columns.items():

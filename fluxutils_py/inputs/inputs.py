@@ -30,7 +30,7 @@ from fluxutils_py.data.hdf5.feature_names import get_feature_names
 from fluxutils_py.data.ragged import TIME_FIRST, RaggedArray, as_ragged, is_list_of_series
 from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.data.views import SequenceView
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import DataError, ShapeError, SingleStepWarning, warn
 
 # Types of matrices that stay; scikit-learn converts all others to the first.
 FLOATS = [np.float64, np.float32]
@@ -187,12 +187,16 @@ class InputSchema:
         Whether a matrix may contain NaN.
     fitted : InputLayout, optional
         Layout that the inputs must have; None before the first fit.
+    longest : int
+        Steps of the longest series of the fit, if results depend on earlier steps. Above 1, rows
+        of a matrix that become series of one step are warned of.
     """
 
     estimator: str
     n_timesteps: int | None = None
     allow_nan: bool = False
     fitted: InputLayout | None = None
+    longest: int = 1
 
 
 def read_inputs(
@@ -219,6 +223,7 @@ def read_inputs(
         inputs = _read_native(x, name)
     else:
         inputs = _read_rows(x, schema, name)
+        warn_short_rows(x, inputs, schema.longest, schema.estimator)
     if schema.fitted is not None:
         _require_fitted_features(inputs, schema.fitted, schema.estimator, name)
     return restrict_steps(inputs, starts, lengths)
@@ -453,6 +458,23 @@ def _read_rows(x: object, schema: InputSchema, name: str) -> Inputs:
         )
     array = SamplesView.from_rows(matrix, n_columns // n_steps)
     return Inputs((SeriesArray(array, name),), "rows", n_columns, names)
+
+
+def warn_short_rows(x: object, inputs: Inputs, longest: int, estimator: str) -> None:
+    """Warn of a matrix ``x`` whose rows are read as series of one step, for a model that was fitted
+    on longer ones.
+    """
+    if inputs.form not in ("rows", "samples") or inputs.T > 1 or longest == 1:
+        return
+    name = inputs.series[0].name
+    values = "x.to_numpy()" if hasattr(x, "columns") else "x"
+    warn(
+        f"{name} is a matrix, each of whose rows is taken for a series of one step, but "
+        f"{estimator} was fitted on series of up to {longest} steps: nothing is carried from row "
+        f"to row. If the rows are the steps of one series, give {values}.T[:, None], or "
+        f"timesteps({values}.T[:, None])",
+        SingleStepWarning,
+    )
 
 
 def _require_columns_of_native(x: object, fitted: InputLayout, estimator: str, name: str) -> None:

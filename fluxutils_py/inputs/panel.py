@@ -350,10 +350,11 @@ def grid_steps(
     if again.any():
         place = int(again.argmax())
         row, other = sorted(order[place : place + 2])
+        label = panel.ids[series[row]]
+        which = "both" if label is None else f"both of series {label!r}"
         raise DataError(
-            f"rows {row} and {other} of {frame.name} are both of series "
-            f"{panel.ids[series[row]]!r} at {frame.frame[time_col][int(other)]}; keep one, or "
-            "add them up"
+            f"rows {row} and {other} of {frame.name} are {which} at "
+            f"{frame.frame[time_col][int(other)]}; keep one, or aggregate them"
         )
     return steps
 

@@ -13,6 +13,11 @@ def check_step_shape(x: np.ndarray, shape: tuple[int, int]) -> None:
     """Require one step of all series; the error says how a step of another shape fits."""
     if x.shape == shape:
         return
+    if x.ndim == 0:
+        raise ShapeError(
+            f"a step must be an array of the shape (F, N) = {shape}, a row per feature and a "
+            f"column per series; got {type(x.item()).__name__}"
+        )
     n_features, n_series = shape
     remedies = []
     if x.shape == (n_features,) and n_series == 1:

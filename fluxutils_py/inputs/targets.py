@@ -142,7 +142,8 @@ def _require_steps_of_rows(targets: Targets, inputs: Inputs, name: str) -> None:
             f"step{'s' * (inputs.T > 1)}, but {name} has {n_steps} steps; if it is of one series "
             "or of one feature, add the missing axis: x[:, None] or x[None]; if StandardScaler or "
             "SimpleImputer made it of samples(x) or timesteps(x), use SequenceScaler or "
-            "SequenceImputer, which keep the steps"
+            "SequenceImputer, which keep the steps; if permutation_importance of "
+            "sklearn.inspection did, use that of fluxutils_py.explaining"
         )
 
 
@@ -195,12 +196,27 @@ def _check_rows(array: np.ndarray, n_rows: int, inputs: Inputs, name: str) -> No
     a view.
     """
     remedy = _transpose_remedy(len(array), n_rows, inputs)
+    remedy = remedy or _one_series_remedy(array, n_rows, inputs, name.split()[-1])
     if remedy:
-        raise ShapeError(
-            f"{name} has {len(array)} rows, but x of shape (F, N, T) = {inputs.series[0].shape} "
-            f"has {n_rows} series{remedy}"
-        )
+        x = f"x of shape (F, N, T) = {inputs.series[0].shape} has {n_rows} series"
+        if inputs.form == "rows":
+            x = f"the matrix x has {n_rows}, and {inputs.columns} columns"
+        raise ShapeError(f"{name} has {len(array)} rows, but {x}{remedy}")
     check_consistent_length(np.empty(n_rows), array)
+
+
+def _one_series_remedy(array: np.ndarray, n_rows: int, inputs: Inputs, y: str) -> str:
+    """Say how to give the targets of all steps of one series; "" if they do not look like that."""
+    n = len(array)
+    of_steps = f"{y}[None, None]" if array.ndim == 1 else f"{y}.T[:, None]"
+    if inputs.form == "native" and n == inputs.T != n_rows == 1:
+        return f"; for a target at each of its {n} steps, give {of_steps}"
+    if inputs.form == "rows" and n == inputs.columns != n_rows:
+        return (
+            f"; if x is one series (F, T), give x[:, None] and {of_steps}; if a matrix of features "
+            "by samples, give x.T"
+        )
+    return ""
 
 
 def _transpose_remedy(n: int, n_rows: int, inputs: Inputs) -> str:

@@ -523,3 +523,11 @@ def test_a_bad_index_says_why(make, key, message):
 def test_rows_do_not_turn_into_a_frame_for_scikit_learn():
     assert not hasattr(samples(X), "iloc")
     assert not hasattr(samples(X), "columns")
+
+
+@pytest.mark.parametrize("view", [samples, timesteps])
+@pytest.mark.parametrize("lengths", [(4, 7, 5), (4, 4, 4)])
+def test_a_list_of_series_is_refused_with_the_way_to_a_search(view, lengths):
+    series = [np.zeros((2, t)) for t in lengths]
+    with pytest.raises(ShapeError, match=r"list of 3 series.*NaN.*lengths="):
+        view(series)

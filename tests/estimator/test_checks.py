@@ -98,6 +98,8 @@ def few_epochs(monkeypatch):
     return partial(monkeypatch.setattr, Loop, "run_epochs", run_epochs)
 
 
+# scikit-learn fits labels of one class, which we warn of
+@pytest.mark.filterwarnings("ignore:all labels of y are")
 @parametrize_with_checks([est for est, _ in LEAST], expected_failed_checks=lambda est: {})
 def test_check_of_scikit_learn(estimator, check, few_epochs):
     if check.func not in OF_WHAT_WAS_LEARNT:

@@ -15,6 +15,7 @@ from sklearn.compose import TransformedTargetRegressor
 from sklearn.ensemble import AdaBoostRegressor, BaggingRegressor, StackingRegressor, VotingRegressor
 from sklearn.feature_selection import RFE
 from sklearn.impute import SimpleImputer
+from sklearn.inspection import permutation_importance
 from sklearn.metrics import r2_score
 from sklearn.multioutput import MultiOutputRegressor, RegressorChain
 from sklearn.pipeline import make_pipeline
@@ -37,6 +38,7 @@ from fluxutils_py import (
 )
 from fluxutils_py.errors import ShapeError, SingleStepWarning
 from fluxutils_py.estimator import data_warnings, few_updates_warning
+from fluxutils_py.explaining import explain
 from tests.plain_networks import plain_classifier, plain_regressor
 
 N = 40
@@ -424,3 +426,142 @@ def test_no_view_is_taken_for_flattened_where_steps_are_known_or_values_are_othe
     plain_regressor(**SMALL).fit(np.asarray(samples(x)) ** 3, y)
     plain_regressor(**SMALL).fit(np.asarray(samples(x))[::-1] + 1, y)
     plain_regressor(**SMALL).fit(np.asarray(samples(x))[:4] + 1, y[:4])
+
+
+# -- after the fit, and arrays of other layouts -------------------------------------------------
+
+
+def walks(n_features, n_steps, seed=0):
+    """A series whose features are walks, of different scales, as (T, F)."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n_steps, n_features)).cumsum(0) * (1 + np.arange(n_features))
+
+
+@pytest.fixture(scope="module")
+def fitted_on_series():
+    x = walks(3, 47).T[:, None]
+    with warnings.catch_warnings(action="ignore"):
+        return plain_regressor(**SMALL).fit(x, x[:1])
+
+
+SHORT = [
+    (lambda est, rows: est.predict(rows), r"give x\.T"),
+    (lambda est, rows: est.predict(pd.DataFrame(rows)), r"give x\.to_numpy\(\)\.T"),
+    (lambda est, rows: est.score(rows, rows[:, 0]), "timesteps"),
+    (lambda est, rows: est.evaluate(rows, rows[:, 0]), "timesteps"),
+    (lambda est, rows: explain(est, rows), "timesteps"),
+    (lambda est, rows: permutation_importance(est, rows, rows[:, 0], n_repeats=1), "timesteps"),
+]
+
+
+@pytest.mark.parametrize(("call", "remedy"), SHORT)
+def test_rows_that_become_single_steps_after_a_fit_on_series_are_warned_of(
+    fitted_on_series, call, remedy
+):
+    with pytest.warns(SingleStepWarning, match=rf"SequenceRegressor .*47 steps.*{remedy}"):
+        call(fitted_on_series, walks(3, 47))
+
+
+@pytest.mark.parametrize("form", [samples, lambda x: x])
+def test_a_loaded_model_a_pipeline_and_a_classifier_warn_of_rows_too(form, tmp_path):
+    x = walks(3, 47).T[:, None]
+    y = (x[:1] > x[:1].mean()).astype(int)
+    rows = walks(3, 47)
+    with warnings.catch_warnings(action="ignore"):
+        pipe = make_pipeline(SequenceScaler(), plain_classifier(**SMALL)).fit(form(x), form(y))
+        pipe[-1].save(tmp_path / "file")
+        loaded = type(pipe[-1]).load(tmp_path / "file")
+    for call in (pipe.predict, pipe.predict_proba, loaded.predict):
+        with pytest.warns(SingleStepWarning, match="47 steps") as found:
+            call(rows)
+        assert len(found) == 1
+
+
+def test_validation_data_of_single_steps_are_warned_of():
+    x = walks(3, 47).T[:, None]
+    validation = (walks(3, 47), walks(3, 47)[:, 0])
+    est = plain_regressor(**SMALL)
+    with pytest.warns(SingleStepWarning, match="^validation x .*47 steps"):
+        est.fit(x, x[:1], validation_data=validation)
+
+
+def test_steps_that_are_meant_are_not_warned_of(fitted_on_series):
+    x = walks(3, 47).T[:, None]
+    with warnings.catch_warnings(action="error"):
+        for one_step in (x[:, :, :1], samples(x[:, :, :1]), timesteps(x[:, :, :1])):
+            fitted_on_series.predict(one_step)
+        fitted_on_series.stream().step(x[:, :, 0])
+        of_rows = plain_regressor(**SMALL).fit(x[:, 0, :9].T, x[0, 0, :9])
+        of_rows.predict(walks(3, 47))
+        # a model that sees each step alone loses nothing
+        spec = {"epochs": 1, "batchsize": 50, "seqsize": None}
+        Estimator(lambda n_in, n_out: nn.Linear(n_in, n_out), spec=spec).fit(
+            samples(x), samples(x[:1])
+        ).predict(walks(3, 47))
+
+
+def said_of(x, y):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        plain_regressor(**SMALL).fit(x, y)
+    return [str(w.message) for w in found if w.category is SingleStepWarning]
+
+
+def test_a_series_in_the_layout_of_torch_is_warned_of_with_its_transpose():
+    for n_features, form in ((1, np.asarray), (3, np.asarray), (3, samples)):
+        series = walks(n_features, 100)
+        (said,) = said_of(form(series[None]), series[:, 0])
+        assert f"(1, 100, {n_features})" in said
+        assert "x.transpose(2, 0, 1)" in said
+        assert "y[None, None]" in said
+        assert said_of(series[None].transpose(2, 0, 1), series[:, 0][None, None]) == []
+
+
+def test_series_that_are_series_are_not_taken_for_steps():
+    rng = np.random.default_rng(0)
+    long = rng.normal(size=2000).cumsum()
+    days = np.sin(np.arange(2000) / 4) + long / 9  # each like the day before
+    independent = rng.normal(size=(1, 150, 5)).cumsum(2)
+    windows = np.lib.stride_tricks.sliding_window_view(long, 5)[None, :300]
+    for x in (independent, windows, windows[:, ::3], days.reshape(1, -1, 5)):
+        assert said_of(x, x[0, :, 0]) == []
+
+
+def one_hot(letters, n):
+    return np.eye(n)[letters]
+
+
+def test_letters_of_a_text_are_taken_for_steps():
+    # "the next letter" of a language in which each has three that may follow
+    rng = np.random.default_rng(0)
+    follow = rng.integers(0, 12, (12, 3))
+    letters = [0]
+    for choice in rng.integers(0, 3, 400):
+        letters.append(int(follow[letters[-1], choice]))
+    x = one_hot(letters, 12)
+    assert data_warnings.follow_each_other(x)
+    assert len(said_of(x, x[:, 0])) == 1
+    assert len(said_of(x[None], x[:, 0])) == 1
+
+
+def test_independent_and_sorted_categories_are_not_taken_for_steps():
+    found = 0
+    for seed in range(25):
+        rng = np.random.default_rng(seed)
+        for n_categories, n in ((3, 61), (4, 200), (26, 300), (90, 500)):
+            drawn = rng.integers(0, n_categories, n)
+            rare = np.minimum(rng.zipf(1.5, n), n_categories) - 1
+            for letters in (drawn, np.sort(drawn), np.arange(n) % n_categories, rare):
+                found += data_warnings.follow_each_other(one_hot(letters, n_categories))
+    assert found == 0  # of 400
+
+
+def test_labels_of_one_class_are_warned_of_unless_others_are_declared():
+    x = np.random.default_rng(0).normal(size=(2, 7, 5))
+    for y in (np.full((1, 7, 5), 3), np.full(7, "calm")):
+        with pytest.warns(UserWarning, match=f"all labels of y are {y.ravel().tolist()[0]!r}"):
+            plain_classifier(**SMALL).fit(x, y)
+    with warnings.catch_warnings(action="error"):
+        est = plain_classifier(**SMALL).partial_fit(x, np.full(7, 1), classes=[0, 1])
+        est.partial_fit(x, np.full(7, 1))
+        plain_regressor(**SMALL).fit(x, np.full((1, 7, 5), 3.0))

@@ -367,3 +367,42 @@ def test_targets_and_predictions_of_different_forms_are_an_error(data, y, pred):
     with pytest.raises(ShapeError) as e:
         pooled_scorer("r2")(Given(pred), np.zeros((2, 2)), y)
     assert all(part in str(e.value) for part in (f"{y.shape}", f"{pred.shape}", "timesteps(...)"))
+
+
+def as_list(a, lengths):
+    return [a[:, n, :t] for n, t in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("weighted", [None, "series", "steps"])
+def test_lists_of_series_are_scored_as_their_steps_in_a_row(rng, weighted):
+    lengths = [T, 3, 8, 5, T, 9, 4]
+    x = rng.normal(size=(F, N, T))
+    y = np.stack([x[0] + 1, x[1] * 3])
+    xs, ys = as_list(x, lengths), as_list(y, lengths)
+    est = plain_regressor(epochs=1, hidden_size=3, random_state=0).fit(xs, ys)
+    w = rng.uniform(0.5, 2, size=N) if weighted == "series" else rng.uniform(0.5, 2, size=(N, T))
+    of_steps = np.concatenate([np.broadcast_to(a, T)[:t] for a, t in zip(w, lengths, strict=True)])
+    given = [a[:t] for a, t in zip(w, lengths, strict=True)] if weighted == "steps" else w
+    arguments = {} if weighted is None else {"sample_weight": given}
+    true, pred = np.concatenate(ys, 1), np.concatenate(est.predict(xs), 1)
+    per_step = of_steps if weighted else np.ones(len(of_steps))
+    expected = -(per_step * abs(true - pred)).sum() / (per_step.sum() * 2)
+    found = pooled_scorer("neg_mean_absolute_error")(est, xs, ys, **arguments)
+    assert found == pytest.approx(expected)
+    found = pooled_scorer("r2")(est, xs, ys, **arguments)
+    assert found == pytest.approx(est.score(xs, ys, **arguments))
+
+
+def test_labels_of_lists_are_scored_too(rng):
+    lengths = [T, 3, 8, 5, T, 9, 4]
+    x = rng.normal(size=(F, N, T))
+    xs, ys = as_list(x, lengths), as_list(np.where(x[:1] > 0, "up", "down"), lengths)
+    est = plain_classifier(epochs=1, hidden_size=3, random_state=0).fit(xs, ys)
+    true, scores = np.concatenate(ys, 1)[0], np.concatenate(est.decision_function(xs), 1)
+    assert pooled_scorer("accuracy")(est, xs, ys) == pytest.approx(est.score(xs, ys))
+    assert pooled_scorer("roc_auc")(est, xs, ys) == pytest.approx(
+        roc_auc_score(true == "up", scores.ravel())
+    )
+    lost = Given([a[0, :1] for a in np.split(x, N, 1)])
+    with pytest.raises(ShapeError, match=r"7 series of 51 steps.* 7 of 77"):
+        pooled_scorer("neg_max_error")(lost, x, as_list(x[:1], lengths))

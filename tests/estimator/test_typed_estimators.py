@@ -177,7 +177,8 @@ def test_a_label_that_is_nan_is_missing(view):
 
 @pytest.mark.parametrize("y", [np.full((1, N, T), "a"), ["a"] * N], ids=["per step", "per series"])
 def test_one_class_is_always_right(y):
-    est = classifier().fit(X, y)
+    with pytest.warns(UserWarning, match="all labels of y are 'a'"):
+        est = classifier().fit(X, y)
     assert est.classes_.tolist() == ["a"]
     assert (est.predict(X) == "a").all()
     assert est.predict(X).shape == np.shape(y)
@@ -390,6 +391,8 @@ def test_out_takes_labels_and_probabilities():
         with pytest.raises(DataError, match=wanted + f"{labels.classes_.dtype}$"):
             labels.predict(X, out)
         assert not out.astype(bool).any()
+    with pytest.raises(DataError, match=r"predict_proba.*integer labels"):
+        words.predict(X, np.zeros((1, N, T), int))
 
 
 # -- what scikit-learn sees --------------------------------------------------------------------------------

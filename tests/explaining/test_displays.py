@@ -71,6 +71,8 @@ def test_truth_prediction_band_and_residuals(est, yhat):
     legend = [t.get_text() for t in display.axes_[0].get_legend().get_texts()]
     assert legend == ["truth", "prediction", "band"]
     assert display.axes_[-1].get_xlabel() == "step"
+    plain = SequencePredictionDisplay.from_estimator(est, X, Y)
+    assert len(plain.bands) == 0
 
 
 @pytest.mark.parametrize("piped", [False, True])

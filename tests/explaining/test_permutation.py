@@ -121,3 +121,15 @@ def test_a_loss_of_ones_own():
 def test_arguments_that_do_not_fit(x, y, settings, message):
     with pytest.raises(ValueError, match=message):
         permutation_importance(Lagged(), x, y, **settings)
+
+
+def test_names_are_those_of_the_view_or_of_the_fit():
+    y = Lagged().predict(X)
+    est = SequenceRegressor(cell="linear", n_lags=3).fit(X, y)
+    named = samples(X, feature_names=["a", "b", "c"])
+    p = permutation_importance(est, named, y, n_repeats=1, n_steps=1, random_state=0)
+    assert p.by_feature()[0].name == "b"
+    assert p.feature_names == ["a", "b", "c"]
+    est.fit(named, samples(y))
+    p = permutation_importance(est, X, y, n_repeats=1, n_steps=1, random_state=0)
+    assert p.feature_names == ["a", "b", "c"]

@@ -14,6 +14,11 @@ def test_a_step_of_another_shape_is_refused():
             check_step_shape(np.zeros(shape), (3, 5))
 
 
+def test_a_step_that_is_no_array_is_refused_with_what_is_wanted():
+    with pytest.raises(ShapeError, match=r"\(F, N\) = \(3, 5\).*got dict"):
+        check_step_shape(np.asarray({"a": 1}), (3, 5))
+
+
 @pytest.mark.parametrize(
     ("series", "indices"),
     [

@@ -47,6 +47,19 @@ def test_steps_and_epochs_are_written_under_their_tags():
     assert pickle.loads(pickle.dumps(CurveHook(3))).every == 3
 
 
+def test_nothing_is_written_after_the_run():
+    writer = Kept()
+    hook = Hook(writer, 1)
+    loop = Loop(lambda batch: StepInfo(float(batch)))
+    loop.hooks.attach(hook)
+    loop.run_epochs([4, 3], epochs=1)
+    n_written = len(writer.found)
+    assert n_written
+    hook.on_step(loop)
+    hook.on_epoch(loop)
+    assert len(writer.found) == n_written
+
+
 @pytest.mark.parametrize("trigger", [0, -1, True])
 def test_wrong_triggers_are_refused(trigger):
     with pytest.raises(ValueError, match=f"trigger.*{trigger}"):
