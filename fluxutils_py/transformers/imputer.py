@@ -90,9 +90,9 @@ class SequenceImputer(SequenceTransformer):
     ) -> dict[str, Any]:
         if self.strategy not in ("mean", "constant", "ffill"):
             raise ValueError(
-                f"strategy must be 'mean', 'constant' or 'ffill', got {self.strategy!r}; later steps "
-                "are never used, so that streams can do the same: fill in stored data beforehand, "
-                "such as by pandas.Series.interpolate"
+                f"strategy must be 'mean', 'constant' or 'ffill', got {self.strategy!r}; later "
+                "steps are never used, so that streams can do the same: fill in stored data "
+                "beforehand, such as by pandas.Series.interpolate"
             )
         if self.strategy == "ffill" and inputs.form == "rows":
             raise ShapeError(
