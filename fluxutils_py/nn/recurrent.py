@@ -105,7 +105,8 @@ class Recur(nn.Module):
             if module.bidirectional:
                 raise TypeError(
                     f"a bidirectional {type(module).__name__} reads the future and cannot carry a "
-                    "state forward; build it with bidirectional=False"
+                    "state forward; build it with bidirectional=False, and to see k steps ahead, "
+                    "fit on x[:, :, k:] and y[:, :, :-k]: the output is then k steps late"
                 )
             if module.batch_first:
                 raise TypeError(

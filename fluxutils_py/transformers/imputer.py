@@ -53,7 +53,9 @@ class SequenceImputer(SequenceTransformer):
     Notes
     -----
     Steps with all features missing are filled in too; without an imputer, an estimator predicts NaN
-    for them.
+    for them. No strategy looks ahead, so that a stream fills in what ``transform`` does. Gaps in
+    stored data, of which both sides are known, are better filled in beforehand, such as by
+    ``pandas.Series.interpolate``.
 
     With "ffill", a subset of the rows of ``timesteps(x)`` is filled in from earlier steps of ``x``,
     as if ``x`` had been transformed first, so results do not depend on the split. A plain matrix
@@ -88,7 +90,9 @@ class SequenceImputer(SequenceTransformer):
     ) -> dict[str, Any]:
         if self.strategy not in ("mean", "constant", "ffill"):
             raise ValueError(
-                f"strategy must be 'mean', 'constant' or 'ffill', got {self.strategy!r}"
+                f"strategy must be 'mean', 'constant' or 'ffill', got {self.strategy!r}; later "
+                "steps are never used, so that streams can do the same: fill in stored data "
+                "beforehand, such as by pandas.Series.interpolate"
             )
         if self.strategy == "ffill" and inputs.form == "rows":
             raise ShapeError(
