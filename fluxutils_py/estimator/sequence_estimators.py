@@ -617,10 +617,10 @@ class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):
     The loss is the cross-entropy. See :class:`EstimatorClassifier` for inputs, targets, attributes
     and methods.
 
-    With one label per series, probabilities hold for series as long as those of training. After a
-    few steps of a series, in a stream or of a prefix, "kernels" are often nearly certain and wrong:
-    to decide early, fit on prefixes of the lengths at which you decide, with ``groups`` that hold
-    the prefixes of a series together.
+    With one label per series, probabilities hold for series as long as those of training. After the
+    first steps of a series, in a stream or of a prefix, "kernels" are often nearly certain and
+    wrong. To decide early, fit on prefixes of the lengths at which you decide, with ``groups`` that
+    keep the prefixes of a series together, and choose a threshold on held-out series.
 
     Examples
     --------
