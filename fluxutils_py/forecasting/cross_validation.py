@@ -81,7 +81,7 @@ def cross_validate(
         elif not parts:  # one pass over the series serves all cutoffs
             fitted.require_modelled(panel.cut(first_step, cutoffs[:, -1]))
             windows = fitted.windows(panel)
-            forecasts = forecasts_along(fitted.models, windows, cutoffs - 1, fitted.n_quantiles)
+            forecasts = forecasts_along(fitted.models, windows, cutoffs - 1, fitted.quantiles)
         columns = window_columns(fitted, panel, cutoff, next(forecasts))
         parts.append(columns | _baseline_columns(fitted, past))
     return frame_of_windows(panel, settings.time_col, parts)

@@ -12,6 +12,7 @@ from fluxutils_py.inputs.frequency import DAY, Frequency
 # of a sample, and of a block of an array that is read for its smallest value
 N_SERIES = 256
 N_STEPS = 2048
+N_WANDER = 32  # series of the sample that show how far a series goes in a horizon
 MOST_SEASONS = 8  # largest long season, in seasons
 SMALLEST_SCALE = 1e-6  # of a series, relative to the typical change of all
 # of a series that has a say in the choice of a long season, relative to the largest
@@ -130,7 +131,15 @@ def choose_features(
         input_size = min(max(season, 12), 48)
     smallest_scale = SMALLEST_SCALE * unit
     return Features(
-        h, season, n_lag, int(input_size), log, unit, smallest_scale, nonnegative=smallest >= 0
+        h,
+        season,
+        n_lag,
+        int(input_size),
+        log,
+        unit,
+        smallest_scale,
+        nonnegative=smallest >= 0,
+        wander=usual_wander(z, h),
     )
 
 
@@ -148,6 +157,26 @@ def typical_change(z: np.ndarray, season: int) -> float:
         if len(change) and change.mean() > rounding:
             return float(change.mean())
     return 1.0
+
+
+def usual_wander(z: np.ndarray, h: int) -> tuple[float, ...]:
+    """Return the usual absolute change of values (B, K) over 1 to ``h`` steps: the median of the
+    mean change of each series, of those that change.
+
+    What no series is long enough to show is taken to be as large as over fewer steps.
+    """
+    few = z[:: -(-len(z) // N_WANDER)]
+    usual = 0.0
+    wander = []
+    for back in range(1, h + 1):
+        change = np.abs(few[:, back:] - few[:, :-back])
+        known = np.isfinite(change)
+        total = np.where(known, change, 0.0).sum(1)
+        changes = total > 0
+        if changes.any():
+            usual = float(np.median(total[changes] / known.sum(1)[changes]))
+        wander.append(usual)
+    return tuple(wander)
 
 
 def choose_lag(z: np.ndarray, season: int) -> int:

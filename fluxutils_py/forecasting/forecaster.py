@@ -476,7 +476,9 @@ class Forecaster(ForecasterSettings):
         else:
             fitted.require_finite(np.asarray(series[:, :, :]))
             steps = array_steps(history, series, self._shape)
-        self._origin = history.extended(fitted.models, steps, fitted.tail_windows)
+        longer = history.extended(fitted.models, steps, fitted.tail_windows)
+        self._origin = longer
+        warn_short_series(fitted.features.season, longer.lengths, longer.panel, steps.series)
         return self
 
     def make_future_dataframe(self, h: int | None = None) -> Any:
