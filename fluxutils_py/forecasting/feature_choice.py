@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import warnings
+
 import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError, warn
@@ -13,6 +16,9 @@ from fluxutils_py.inputs.frequency import DAY, Frequency
 N_SERIES = 256
 N_STEPS = 2048
 N_WANDER = 32  # series of the sample that show how far a series goes in a horizon
+# Steps of a day, a week or a year at usual frequencies, in which values without dates may repeat.
+LIKELY_SEASONS = (4, 7, 12, 24, 48, 52, 96, 168, 336)
+CLEAR = 0.2  # correlation of changes a season apart that makes a season clear; of few steps, more
 MOST_SEASONS = 8  # largest long season, in seasons
 SMALLEST_SCALE = 1e-6  # of a series, relative to the typical change of all
 # of a series that has a say in the choice of a long season, relative to the largest
@@ -65,6 +71,50 @@ def season_within(season: int, longest: int) -> int:
             )
             return shorter
     return season
+
+
+def find_season(source: PackedSeries | ArraySource) -> int | None:
+    """Return a usual season in which the values clearly repeat, or None.
+
+    The changes from step to step are correlated with those a season before: more than chance
+    explains, more than with their neighbours, and more than with those half a season before; none
+    further away are clearly more alike. Of noise and random walks, this is true at no distance.
+    """
+    values = sample(source)
+    change = np.diff(values, axis=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # series without a change
+        change -= np.nanmean(change, axis=1, keepdims=True)
+        change /= np.nanmean(np.abs(change), axis=1, keepdims=True)
+    # clipped, or a few outliers would decide
+    change = np.clip(np.where(np.isfinite(change), change, 0.0), -3.0, 3.0)
+    size = max(float((change**2).sum()), 1e-30)
+
+    def correlation(back: int) -> float:
+        return float((change[:, back:] * change[:, :-back]).sum()) / size
+
+    clear = {}
+    for season in LIKELY_SEASONS:
+        n_pairs = change.shape[1] - season
+        if n_pairs < 2 * season:
+            break
+        found = correlation(season)
+        chance = 2 / math.sqrt(n_pairs)  # series may move together: their number adds nothing
+        if found < max(CLEAR, 3 * chance, 1.5 * correlation(season // 2)):
+            continue
+        far = max(season // 6, 1)
+        furthest = min(max(3 * season, 64), n_pairs)
+        around = [correlation(season + d) for d in range(-far, far + 1)]
+        others = [correlation(d) for d in range(season + far + 1, furthest)]
+        if (
+            found >= max(around)
+            and found > max(around[0], around[-1]) + chance
+            and found >= 0.8 * max(others, default=0.0)
+        ):
+            clear[season] = found
+    # longer seasons repeat the shortest
+    enough = 0.9 * max(clear.values(), default=0.0)
+    return next((season for season, found in clear.items() if found >= enough), None)
 
 
 def sample(source: PackedSeries | ArraySource) -> np.ndarray:

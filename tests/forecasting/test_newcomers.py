@@ -1,4 +1,4 @@
-"""What is forecast of a series that has not shown yet how much it varies."""
+"""A newcomer's first tries: short series, arrays and columns that are not as expected."""
 
 import math
 from copy import deepcopy
@@ -6,9 +6,11 @@ from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 
-from fluxutils_py.forecasting import Forecaster
+from fluxutils_py.errors import DataError
+from fluxutils_py.forecasting import Forecaster, evaluate
 from fluxutils_py.forecasting.feature_choice import usual_wander
 
 H = 5
@@ -102,3 +104,38 @@ def test_usual_changes_are_those_of_a_plain_loop(rng):
         assert wander[k - 1] == pytest.approx(np.median(means))
     assert wander[8:] == (wander[7],) * 3
     assert usual_wander(z[:1], 2) == (0.0, 0.0)
+
+
+def test_what_is_no_panel_is_refused_with_the_way_to_one():
+    fc = Forecaster(H, target_col="load", max_steps=2)
+    y = np.arange(9.0)
+    with pytest.raises(DataError, match=r"\(9, 1, 1\).*transpose\(2, 1, 0\)"):
+        fc.fit(y[:, None, None])
+    series = pd.Series(y, pd.date_range("2024-01-01", periods=9))
+    with pytest.raises(DataError, match=r"Series.*unique_id, ds, load.*reset_index") as error:
+        fc.fit(series)
+    code = str(error.value).split(", as ")[1].split(";")[0]
+    df = eval(code, {"df": series})  # what the message says
+    assert list(df) == ["ds", "load", "unique_id"]
+    with pytest.raises(DataError, match=r"Series.*unique_id, ds, load;"):
+        fc.fit(pl.Series(y))
+
+
+def test_a_season_of_values_without_dates_is_asked_for(small, rng):
+    t = np.arange(90)
+    y = np.array([5.0, 1, 4, 8, 2, 2, 9])[t % 7] + 0.1 * rng.normal(size=90)
+    with pytest.warns(UserWarning, match="every 7 steps.*season_length=7"):
+        Forecaster(2, calibrate=False, **small).fit(y[None, None])
+    fc = Forecaster(2, calibrate=False, season_length=1, **small).fit(y[None, None])
+    assert fc.features_.season == 1
+
+
+def test_scores_name_the_column_that_is_not_there():
+    df = frame("a", np.arange(4.0)).assign(model=1.0)
+    renamed = df.rename(columns={"y": "load", "ds": "when"})
+    with pytest.raises(DataError, match=r"'y'.*load.*target_col"):
+        evaluate(renamed)
+    with pytest.raises(DataError, match=r"'when'.*[Dd]ate.*time_col='when'"):
+        evaluate(renamed, target_col="load")
+    scored = evaluate(renamed, target_col="load", time_col="when")
+    assert list(scored.columns) == ["unique_id", "metric", "model"]
