@@ -82,6 +82,7 @@ from fluxutils_py.inputs.frequency import Frequency
 from fluxutils_py.inputs.panel import Panel, panel_of
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.parallel import RankGroup
+from fluxutils_py.reporting.progress import say_stage
 from fluxutils_py.sklearn_callbacks import hooks_of
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import adamw
@@ -330,6 +331,11 @@ def _held_out_end(
     They are fewer, and trained with fewer updates where many were made, for the sake of time.
     """
     most = max(min(made, FEW_STEPS), made // 2)
+    say_stage(
+        settings.verbose,
+        ranks,
+        f"trying network={data.fitted.network!r} on the end of the series, which is held out",
+    )
     # callbacks are of the networks that are kept
     quiet = copy(settings)
     quiet.callbacks = None
