@@ -63,7 +63,7 @@ from fluxutils_py.nn.states import recurrent_layers, reset
 from fluxutils_py.parallel import RankGroup, Threads
 from fluxutils_py.parallel.launcher import local_rank
 from fluxutils_py.parallel.threads import n_threads
-from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook
+from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook, say_stage
 from fluxutils_py.sklearn_callbacks import (
     begin_fit,
     has_callbacks,
@@ -117,9 +117,15 @@ def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
         data = source.prepare(settings)
         choice = data.settings.choice
         if choice is not None and choice.needs_trial and earlier is None:
+            say_stage(
+                settings.verbose, ranks, "trying the network on a part of the data that is held out"
+            )
             choice = choice_after_trial(source, data, choice)
             assert settings.with_choice is not None
             data = source.prepare(settings.with_choice(choice))
+        if settings.interval is not None and data.validation is None:
+            line = "fitting on a part, to calibrate the interval on the rest"
+            say_stage(settings.verbose, ranks, line)
         calibration = calibration_by_trial(source, data)
         training = assemble(
             data, ranks, randomness.rng, source.minibatch_size(data.settings), earlier, request
@@ -802,9 +808,14 @@ def _train(training: Training, callbacks: list[Any], attributes: FittedAttribute
                     "shorter time"
                 )
         if is_closed_form(model):
+            say_stage(settings.verbose, loop.ranks, "fitting in closed form")
             loop.run_epochs([training.batches], 1)
             return
         if not (training.resume or is_restored):
+            if any(closed_form_parts(model)):
+                say_stage(
+                    settings.verbose, loop.ranks, "fitting the linear model, then the network"
+                )
             fit_fixed_parts(model, training.batches, loop.ranks, training.task)
         with compiled(model, compile_arguments(settings.compile)):
             loop.run_epochs(training.batches, epochs)

@@ -81,7 +81,7 @@ def cross_validate(
         elif not parts:  # one pass over the series serves all cutoffs
             fitted.require_modelled(panel.cut(first_step, cutoffs[:, -1]))
             windows = fitted.windows(panel)
-            forecasts = forecasts_along(fitted.models, windows, cutoffs - 1, fitted.n_quantiles)
+            forecasts = forecasts_along(fitted.models, windows, cutoffs - 1, fitted.quantiles)
         columns = window_columns(fitted, panel, cutoff, next(forecasts))
         parts.append(columns | _baseline_columns(fitted, past))
     return frame_of_windows(panel, settings.time_col, parts)
@@ -248,12 +248,16 @@ def evaluate(
 
     Raises
     ------
+    DataError
+        If a column is not there, or is taken for a forecast and holds no numbers. The message names
+        it, and the argument that tells evaluate of it.
     ImportError
         Without utilsforecast, which the extra ``forecast`` installs.
     """
     losses = require("utilsforecast.losses")
     evaluation = require("utilsforecast.evaluation")
     frame = Frame(df, "df")
+    frame.require({id_col: "id_col", target_col: "target_col"})
     if models is None:
         models = _forecast_columns(frame, {id_col, time_col, target_col, "cutoff"})
     # those that need neither a season nor past values
@@ -282,7 +286,16 @@ def evaluate(
 def _forecast_columns(frame: Frame, keys: set[str]) -> list[str]:
     # a quantile is no forecast of the mean, by which the losses would rank it
     names = frame.frame.columns
-    return [name for name in names if name not in keys and not _is_quantile(name, names)]
+    found = [name for name in names if name not in keys and not _is_quantile(name, names)]
+    for name in found:
+        kind = frame.frame.schema[name]
+        if not kind.is_numeric():
+            raise DataError(
+                f"column {name!r} of {frame.name} holds {kind}, and would be scored as a forecast; "
+                f"say time_col={name!r} if it is the time, or drop it, or list the forecasts in "
+                "models="
+            )
+    return found
 
 
 def _as_pandas(table: Any) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import warnings
+
 import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError, warn
@@ -12,6 +15,10 @@ from fluxutils_py.inputs.frequency import DAY, Frequency
 # of a sample, and of a block of an array that is read for its smallest value
 N_SERIES = 256
 N_STEPS = 2048
+N_WANDER = 32  # series of the sample that show how far a series goes in a horizon
+# Steps of a day, a week or a year at usual frequencies, in which values without dates may repeat.
+LIKELY_SEASONS = (4, 7, 12, 24, 48, 52, 96, 168, 336)
+CLEAR = 0.2  # correlation of changes a season apart that makes a season clear; of few steps, more
 MOST_SEASONS = 8  # largest long season, in seasons
 SMALLEST_SCALE = 1e-6  # of a series, relative to the typical change of all
 # of a series that has a say in the choice of a long season, relative to the largest
@@ -64,6 +71,50 @@ def season_within(season: int, longest: int) -> int:
             )
             return shorter
     return season
+
+
+def find_season(source: PackedSeries | ArraySource) -> int | None:
+    """Return a usual season in which the values clearly repeat, or None.
+
+    The changes from step to step are correlated with those a season before: more than chance
+    explains, more than with their neighbours, and more than with those half a season before; none
+    further away are clearly more alike. Of noise and random walks, this is true at no distance.
+    """
+    values = sample(source)
+    change = np.diff(values, axis=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # series without a change
+        change -= np.nanmean(change, axis=1, keepdims=True)
+        change /= np.nanmean(np.abs(change), axis=1, keepdims=True)
+    # clipped, or a few outliers would decide
+    change = np.clip(np.where(np.isfinite(change), change, 0.0), -3.0, 3.0)
+    size = max(float((change**2).sum()), 1e-30)
+
+    def correlation(back: int) -> float:
+        return float((change[:, back:] * change[:, :-back]).sum()) / size
+
+    clear = {}
+    for season in LIKELY_SEASONS:
+        n_pairs = change.shape[1] - season
+        if n_pairs < 2 * season:
+            break
+        found = correlation(season)
+        chance = 2 / math.sqrt(n_pairs)  # series may move together: their number adds nothing
+        if found < max(CLEAR, 3 * chance, 1.5 * correlation(season // 2)):
+            continue
+        far = max(season // 6, 1)
+        furthest = min(max(3 * season, 64), n_pairs)
+        around = [correlation(season + d) for d in range(-far, far + 1)]
+        others = [correlation(d) for d in range(season + far + 1, furthest)]
+        if (
+            found >= max(around)
+            and found > max(around[0], around[-1]) + chance
+            and found >= 0.8 * max(others, default=0.0)
+        ):
+            clear[season] = found
+    # longer seasons repeat the shortest
+    enough = 0.9 * max(clear.values(), default=0.0)
+    return next((season for season, found in clear.items() if found >= enough), None)
 
 
 def sample(source: PackedSeries | ArraySource) -> np.ndarray:
@@ -130,7 +181,15 @@ def choose_features(
         input_size = min(max(season, 12), 48)
     smallest_scale = SMALLEST_SCALE * unit
     return Features(
-        h, season, n_lag, int(input_size), log, unit, smallest_scale, nonnegative=smallest >= 0
+        h,
+        season,
+        n_lag,
+        int(input_size),
+        log,
+        unit,
+        smallest_scale,
+        nonnegative=smallest >= 0,
+        wander=usual_wander(z, h),
     )
 
 
@@ -148,6 +207,26 @@ def typical_change(z: np.ndarray, season: int) -> float:
         if len(change) and change.mean() > rounding:
             return float(change.mean())
     return 1.0
+
+
+def usual_wander(z: np.ndarray, h: int) -> tuple[float, ...]:
+    """Return the usual absolute change of values (B, K) over 1 to ``h`` steps: the median of the
+    mean change of each series, of those that change.
+
+    What no series is long enough to show is taken to be as large as over fewer steps.
+    """
+    few = z[:: -(-len(z) // N_WANDER)]
+    usual = 0.0
+    wander = []
+    for back in range(1, h + 1):
+        change = np.abs(few[:, back:] - few[:, :-back])
+        known = np.isfinite(change)
+        total = np.where(known, change, 0.0).sum(1)
+        changes = total > 0
+        if changes.any():
+            usual = float(np.median(total[changes] / known.sum(1)[changes]))
+        wander.append(usual)
+    return tuple(wander)
 
 
 def choose_lag(z: np.ndarray, season: int) -> int:

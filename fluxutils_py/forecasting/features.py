@@ -6,8 +6,10 @@ of a window through :class:`WindowPast`, and the exported step reads that of one
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -25,6 +27,7 @@ TRANSFORMS = ("log", "none")
 # forecast of the long season, and the mean of the last N_SEASONS seasons at the same place.
 BASELINE_NAMES = ("last", "drift", "level", "mean", "long season", "seasonal mean")
 N_SEASONS = 4  # the memory holds as many
+DEVIATION = math.sqrt(math.pi / 2)  # of a normal error, in units of its mean absolute value
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
@@ -116,6 +119,9 @@ class Features:
         and then changes.
     nonnegative : bool
         Whether no value was below 0, so that forecasts are not either.
+    wander : tuple of float
+        Usual absolute change of a series of ``fit`` over 1 to ``h`` steps, in units of the
+        transform. Empty in files of 0.1.0.
 
     Notes
     -----
@@ -134,6 +140,7 @@ class Features:
     unit: float
     smallest_scale: float
     nonnegative: bool = False
+    wander: tuple[float, ...] = field(default=(), repr=False)
 
     @property
     def memory(self) -> int:
@@ -305,6 +312,40 @@ class Features:
         seasons = xp.where(xp.isnan(seasons), 0.0, seasons).sum(2) / N_SEASONS
         scale = past.scale[:, :, None, None]
         return xp.concatenate([others, seasons[:, :, None]], 2) / scale
+
+    def widened(
+        self,
+        z: Array,
+        past: Past[Array],
+        quantiles: Sequence[float],
+    ) -> Array:
+        """Return forecasts (B, 1 + Q, h) from one step, in units of the transform, with wider
+        quantiles where the series has not shown yet how much it varies.
+
+        That is where no two values a season apart are known. A network's quantiles, which are in
+        units of the scale, are narrow there, or nothing at all. They become at least as wide as
+        those of normal errors that are as large as the usual changes of the series of ``fit``.
+        """
+        if not self.wander or not quantiles:
+            return z
+        xp = past.values.xp
+        unknown = xp.isnan(past.values.mean_change(self.season, self.memory))
+        from_last = xp.isnan(past.values.at(self.counterparts()))
+        error = xp.where(from_last, xp.asarray(np.array(self.wander)), self.unit)
+        deviation = DEVIATION * error[:, 0]
+        point = z[:, 0]
+        rows = [point]
+        for i, q in enumerate(quantiles, 1):
+            level = z[:, i]
+            far = point + NormalDist().inv_cdf(q) * deviation
+            # each to its side, which keeps them in order; a median stays
+            if q < 0.5:
+                rows.append(xp.where(unknown, xp.minimum(level, far), level))
+            elif q > 0.5:
+                rows.append(xp.where(unknown, xp.maximum(level, far), level))
+            else:
+                rows.append(level)
+        return xp.stack(rows, 1)
 
     def counterparts(self, season: int | None = None) -> np.ndarray:
         """Return the offset (0 or less) from the current step to the last counterpart of each

@@ -17,6 +17,7 @@ from fluxutils_py.forecasting.forecaster_settings import (
     ForecasterSettings,
     column_names,
     columns_of,
+    sorted_quantiles,
 )
 from fluxutils_py.forecasting.network_size import LEAST_STEPS
 from fluxutils_py.forecasting.panel_windows import (
@@ -77,6 +78,11 @@ class FittedForecaster:
     @property
     def n_quantiles(self) -> int:
         return len(self.names) - 1
+
+    @property
+    def quantiles(self) -> tuple[float, ...]:
+        """Levels of the quantiles, in the order of the networks' outputs."""
+        return sorted_quantiles(self.settings)
 
     def windows(self, series: Panel | ArrayFNT) -> PanelWindows:
         """Return the windows of a panel or an array, from its first step."""
@@ -170,14 +176,19 @@ def warn_long_horizon(h: int, lengths: np.ndarray) -> None:
         )
 
 
-def warn_short_series(season: int, lengths: np.ndarray, panel: Panel | None) -> None:
-    """Warn of series that are not longer than a season."""
+def warn_short_series(
+    season: int, lengths: np.ndarray, panel: Panel | None, only: np.ndarray | None = None
+) -> None:
+    """Warn of series that are not longer than a season, among all or those with the numbers
+    ``only``.
+    """
     # not an error: such series profit from the others
-    short = np.flatnonzero(lengths <= season)
+    series = np.arange(len(lengths)) if only is None else only
+    short = series[lengths[series] <= season]
     if len(short):
         first = short[0]
         warn(
-            f"{len(short)} of {len(lengths)} series have no more steps than a season of {season} "
+            f"{len(short)} of {len(series)} series have no more steps than a season of {season} "
             f"(series {series_name(panel, first)} has {lengths[first]}): where the season before "
             "is not known, they are forecast from their last value"
         )

@@ -76,6 +76,7 @@ class ForecastStep(nn.Module):
         self.correction = fitted.correction
         self.n_models = len(fitted.models)
         self.n_outputs = len(fitted.names)
+        self.quantiles = fitted.quantiles
         sizes = {
             "past": channels.n_past,
             "static": channels.n_static,
@@ -291,6 +292,7 @@ class ForecastStep(nn.Module):
             baselines = self.features.baselines(past).squeeze(1)
             mean = self.correction.apply(mean, baselines, torch)
         y = past.naive + scale * mean
+        y = self.features.widened(y, past, self.quantiles)
         if self.features.log:
             y = y.exp()
         elif self.features.nonnegative:

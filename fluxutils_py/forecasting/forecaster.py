@@ -476,7 +476,9 @@ class Forecaster(ForecasterSettings):
         else:
             fitted.require_finite(np.asarray(series[:, :, :]))
             steps = array_steps(history, series, self._shape)
-        self._origin = history.extended(fitted.models, steps, fitted.tail_windows)
+        longer = history.extended(fitted.models, steps, fitted.tail_windows)
+        self._origin = longer
+        warn_short_series(fitted.features.season, longer.lengths, longer.panel, steps.series)
         return self
 
     def make_future_dataframe(self, h: int | None = None) -> Any:
@@ -782,6 +784,14 @@ class Forecaster(ForecasterSettings):
                 f"df={df} is no data: the number of steps to forecast is h of the constructor, "
                 f"{self.h}"
             )
+        if hasattr(type(df), "to_frame"):  # of pandas or polars
+            frame = "a frame with the columns " + ", ".join(columns_of(self).arguments())
+            if hasattr(df, "rename_axis"):
+                frame += (
+                    f", as df.rename({self.target_col!r}).rename_axis({self.time_col!r})"
+                    f".reset_index().assign({self.id_col}='a')"
+                )
+            raise DataError(f"df is a {type(df).__name__}, expected {frame}; or an array (F, N, T)")
         if frequency is not None:
             raise DataError("df is an array, but the forecaster was fitted on a data frame")
         columns = columns_of(self)

@@ -80,7 +80,7 @@ def check_forecaster_export(
     # short series have fewer steps than are compared
     origins = np.unique(origins.astype(int), axis=1)
     outputs = _run_file(path, windows, fitted.covariates)
-    expected = forecasts_along(fitted.models, windows, origins, fitted.n_quantiles)
+    expected = forecasts_along(fitted.models, windows, origins, fitted.quantiles)
     largest = 0.0
     for at, want in zip(origins.T, expected, strict=True):
         got = outputs[at, np.arange(len(at))]

@@ -216,7 +216,8 @@ def _load_features(content: dict[str, Any]) -> Features:
     unit of 1.
     """
     if "smallest_scale" in content:
-        return Features(**content)
+        # files of 0.1.0 lack "wander"; the lists of a file are tuples here
+        return Features(**content | {"wander": tuple(content.get("wander", ()))})
     if content["log"]:
         return Features(**content | {"unit": math.exp(-2.5), "smallest_scale": 0.002})
     return Features(**content, smallest_scale=1e-6 * content["unit"])

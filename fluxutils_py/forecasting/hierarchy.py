@@ -264,7 +264,7 @@ def past_steps(fitted: FittedForecaster, history: History) -> tuple[np.ndarray, 
     last = lengths - 2
     origins = last[:, None] - np.arange(int(last.max()) // 2, -1, -1)
     origins[origins < np.maximum(last // 2, 0)[:, None]] = -1
-    forecasts = forecasts_along(fitted.models, windows, origins, fitted.n_quantiles)
+    forecasts = forecasts_along(fitted.models, windows, origins, fitted.quantiles)
     ahead = [values[:, 0, 0] for values in forecasts]
     truth = history.tail[0, :, n_kept - len(ahead) :]
     return truth, np.stack(ahead, 1)

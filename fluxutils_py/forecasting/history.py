@@ -357,7 +357,7 @@ def forecasts_along(
     models: Sequence[nn.Module],
     windows: PanelWindows,
     origins: np.ndarray,
-    n_quantiles: int,
+    quantiles: Sequence[float],
 ) -> Iterator[np.ndarray]:
     """Yield forecasts (N, 1 + quantiles, h) from the steps in each column of ``origins`` (N, W);
     NaN for -1.
@@ -367,23 +367,24 @@ def forecasts_along(
     for out, at in zip(outputs.swapaxes(0, 1), origins.T, strict=True):
         steps = _single_steps(np.maximum(at, 0))
         past = windows.past(steps, 0, 1)
-        yield denormalise(windows, past, out, n_quantiles)
+        yield denormalise(windows, past, out, quantiles)
 
 
 def denormalise(
     windows: PanelWindows,
     past: Past,
     out: np.ndarray,
-    n_quantiles: int,
+    quantiles: Sequence[float],
 ) -> np.ndarray:
     """Convert outputs (N, outputs) to the units of the series, (N, 1 + quantiles, h); NaN where no
     value is known.
     """
-    out = out.reshape(len(out), 1 + n_quantiles, -1)
+    out = out.reshape(len(out), 1 + len(quantiles), -1)
     if windows.correction is not None:
         baselines = windows.features.baselines(past)[:, 0]
         out = windows.correction.apply(out, baselines, np)
     z = past.naive + past.scale[:, :, None] * out
+    z = windows.features.widened(z, past, quantiles)
     values = windows.features.inverse(z)
     values[~past.known[:, 0]] = np.nan
     return values
@@ -394,7 +395,7 @@ def forecasts(
     windows: PanelWindows,
     at: np.ndarray,
     states: list[list[Tensor]],
-    n_quantiles: int,
+    quantiles: Sequence[float],
 ) -> np.ndarray:
     """Forecast from the step ``at[n]`` of each series, in its units: (N, 1 + quantiles, h).
 
@@ -405,4 +406,4 @@ def forecasts(
     pairs = zip(models, states, strict=True)
     by_model = [last_outputs(model, windows, at, state) for model, state in pairs]
     out = np.mean(by_model, 0)
-    return denormalise(windows, past, out, n_quantiles)
+    return denormalise(windows, past, out, quantiles)

@@ -39,7 +39,7 @@ def in_sample_frame(fitted: FittedForecaster, panel: Panel, step_size: int) -> A
     behind = walk.steps_behind(h)
     cutoffs = np.maximum(panel.lengths[:, None] - behind, 0)  # 0: the series has not begun
     windows = fitted.windows(panel)
-    of_cutoffs = forecasts_along(fitted.models, windows, cutoffs - 1, fitted.n_quantiles)
+    of_cutoffs = forecasts_along(fitted.models, windows, cutoffs - 1, fitted.quantiles)
     parts = [
         window_columns(fitted, panel, cutoff, forecasts)
         for cutoff, forecasts in zip(cutoffs.T, of_cutoffs, strict=True)

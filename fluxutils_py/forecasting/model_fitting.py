@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.errors import DataError, RankError, SpecError
+from fluxutils_py.errors import DataError, RankError, SpecError, warn
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
 from fluxutils_py.estimator.estimator_settings import as_callbacks
@@ -35,6 +35,7 @@ from fluxutils_py.forecasting.direct_model import (
 )
 from fluxutils_py.forecasting.feature_choice import (
     choose_features,
+    find_season,
     season_within,
     usual_season,
 )
@@ -81,6 +82,7 @@ from fluxutils_py.inputs.frequency import Frequency
 from fluxutils_py.inputs.panel import Panel, panel_of
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.parallel import RankGroup
+from fluxutils_py.reporting.progress import say_stage
 from fluxutils_py.sklearn_callbacks import hooks_of
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import adamw
@@ -194,6 +196,12 @@ def choose_inputs(settings: ForecasterSettings, series: Panel | ArrayFNT) -> Fit
         source = ArraySource(series)
     if settings.season_length is None:
         season = season_within(usual_season(frequency), int(source.lengths.max()))
+        if season == 1 and (found := find_season(source)) is not None:
+            warn(
+                f"season_length is 1, since the times do not say how long a season is, but the "
+                f"values repeat every {found} steps; set season_length={found}, or 1 if that is "
+                "meant"
+            )
     else:
         season = int(settings.season_length)
     transform = settings.transform
@@ -323,6 +331,11 @@ def _held_out_end(
     They are fewer, and trained with fewer updates where many were made, for the sake of time.
     """
     most = max(min(made, FEW_STEPS), made // 2)
+    say_stage(
+        settings.verbose,
+        ranks,
+        f"trying network={data.fitted.network!r} on the end of the series, which is held out",
+    )
     # callbacks are of the networks that are kept
     quiet = copy(settings)
     quiet.callbacks = None
@@ -509,7 +522,14 @@ def fit_models(
     windows = data.windows
     lengths = windows.source.lengths
     if lengths.max() < 2:
-        raise DataError("there is nothing to learn from: no series has two steps")
+        came = ""
+        source = windows.source
+        if isinstance(source, ArraySource):
+            came = f"; the array has shape (F, N, T) = {tuple(map(int, source.array.shape))}"
+            if source.n_series > 1:
+                came += ", T steps of N series: transpose it if the steps come first, as with "
+                came += "df.transpose(2, 1, 0)"
+        raise DataError(f"there is nothing to learn from: no series has two steps{came}")
     features = windows.features
     n_models = int(settings.n_models)
     criterion = ForecastLoss(loss, features.h, sorted_quantiles(settings), features.log)

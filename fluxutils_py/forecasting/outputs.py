@@ -44,7 +44,7 @@ def forecast_values(
     # the last kept step is the one that is run again, with what is known ahead
     windows = fitted.tail_windows(np.concatenate([history.tail, later], axis=2), history.static)
     last = np.full(history.n_series, history.n_kept - 1)
-    values = forecasts(fitted.models, windows, last, history.states, fitted.n_quantiles)
+    values = forecasts(fitted.models, windows, last, history.states, fitted.quantiles)
     unknown = np.flatnonzero(np.isnan(values).any((1, 2)))
     if len(unknown):
         warn(

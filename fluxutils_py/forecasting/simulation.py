@@ -110,7 +110,7 @@ def past_scores(fitted: FittedForecaster, history: History) -> np.ndarray:
     scores = _normal_scores(sorted_quantiles(fitted.settings))
     series = np.arange(len(lengths))
     found = []
-    forecasts = forecasts_along(fitted.models, windows, origins, fitted.n_quantiles)
+    forecasts = forecasts_along(fitted.models, windows, origins, fitted.quantiles)
     for at, values in zip(origins.T, forecasts, strict=True):
         truth = windows.source.cut(series, at + 1, h)[0]
         use = (at >= 0) & ~np.isnan(truth).any(1) & ~np.isnan(values).any((1, 2))

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from fluxutils_py.parallel import is_main_process
+from fluxutils_py.parallel import RankGroup, is_main_process
 from fluxutils_py.reporting.running_loop import RunningLoop
 from fluxutils_py.reporting.tables import as_number, format_metric
 from fluxutils_py.terminal import shows_progress
@@ -28,6 +28,14 @@ def progress_hook(verbose: object) -> ProgressBar | EpochLog | None:
     if not shows_progress(verbose) and verbose != "auto":
         return None
     return ProgressBar() if shows_progress("auto") else EpochLog(insist=verbose != "auto")
+
+
+def say_stage(verbose: object, ranks: RankGroup, line: str) -> None:
+    """Say what is done before a stage that may take long, if ``verbose`` is true, on rank 0."""
+    progress = progress_hook(verbose)
+    # "auto" stays with what shows how far a fit is: a search would say a line for each
+    if progress is not None and verbose != "auto" and ranks.rank == 0:
+        progress.say(line)
 
 
 class EpochLog:

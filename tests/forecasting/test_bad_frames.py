@@ -451,7 +451,8 @@ def test_a_new_id_of_another_type_is_refused_and_the_forecaster_still_works(
     with pytest.raises(DataError, match=f"'unique_id'.*{type(label).__name__}.*held int such as 1"):
         fc.update(make(rows.assign(unique_id=pd.Series([label], dtype=object))))
     np.testing.assert_array_equal(np.asarray(fc.predict()["Forecaster"]), before)
-    fc.update(make(rows.assign(unique_id=[7])))
+    with pytest.warns(UserWarning, match="series 7 has 1"):
+        fc.update(make(rows.assign(unique_id=[7])))
     assert len(fc.predict()) == 9
 
 

@@ -9,6 +9,7 @@ from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.forecasting.feature_choice import (
     choose_features,
     choose_lag,
+    find_season,
     season_within,
     smallest_value,
     usual_season,
@@ -126,3 +127,25 @@ def test_data_by_the_second_take_the_season_of_a_minute(small):
     assert fc.features_.season == 60
     assert fc.features_.lookback < 3000
     assert np.isfinite(fc.predict().Forecaster).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_season_is_found_where_values_repeat_and_nowhere_else(seed):
+    rng = np.random.default_rng(seed)
+    noise = rng.normal(size=(1, 2, 400))
+    for y in (noise, noise.cumsum(2), noise.cumsum(2).cumsum(2), noise[..., :30].cumsum(2)):
+        assert find_season(ArraySource(y)) is None
+    t = np.arange(400)
+    for season in (7, 24, 48):
+        day = rng.normal(size=season)[t % season] + 0.02 * t + 0.3 * noise
+        day[0, 0, 50:90] = np.nan
+        assert find_season(ArraySource(day)) == season
+    # of another length than the usual ones
+    assert find_season(ArraySource(rng.normal(size=31)[t % 31][None, None])) is None
+
+
+@pytest.mark.filterwarnings("error:invalid value", "error:Mean of empty slice")
+def test_without_changes_there_is_no_season():
+    assert find_season(ArraySource(np.full((1, 2, 60), 3.0))) is None
+    assert find_season(ArraySource(np.full((1, 1, 60), np.nan))) is None
+    assert find_season(ArraySource(np.ones((1, 1, 1)))) is None

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fluxutils_py import Estimator
+from fluxutils_py import Estimator, SequenceRegressor
 from fluxutils_py.reporting import ProgressBar
 from fluxutils_py.reporting.progress import EpochLog
 from fluxutils_py.terminal import shows_progress
@@ -222,3 +222,13 @@ def test_watching_changes_nothing(capsys, data):
     )
     assert shown.loss_curve_ == silent.loss_curve_
     assert np.array_equal(shown.predict(data[0]), silent.predict(data[0]))
+
+
+def test_stages_without_epochs_are_said_before_they_begin(capsys, rng):
+    x = rng.normal(size=(1, 3, 40))
+    settings = {"max_updates": 50, "random_state": 0}
+    for cell, words in (("linear+lstm", "linear model"), ("linear", "closed form")):
+        SequenceRegressor(cell=cell, verbose=True, **settings).fit(x, x)
+        assert words in capsys.readouterr().err.splitlines()[0]
+        SequenceRegressor(cell=cell, **settings).fit(x, x)
+        assert capsys.readouterr().err == ""
