@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.targets import Targets
@@ -31,7 +33,7 @@ def _reads_symbols(inputs: Inputs) -> bool:
     if len(inputs.series) != 1 or inputs.series[0].F < 2:
         return False
     whole = inputs.whole()
-    longest = whole[[int(whole.length.argmax())]]
+    longest = whole[np.array([whole.length.argmax()])]
     values = inputs.series[0].read(longest, 0, min(longest.max_length, SYMBOLS_READ))
     return bool(((values == 0) | (values == 1)).all() and (values.sum(2) <= 1).all())
 

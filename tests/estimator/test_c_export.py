@@ -318,7 +318,7 @@ def test_the_text_is_the_same_each_time_and_says_what_it_needs(x, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["c", "arm"])
-@pytest.mark.parametrize("cell, n_missing", [("lstm", 0), ("gru", 297), ("lru", 0)])
+@pytest.mark.parametrize(("cell", "n_missing"), [("lstm", 0), ("gru", 297), ("lru", 0)])
 def test_weights_of_8_bits_say_their_error(cell, n_missing, target, x, rng, tmp_path):
     est = plain_regressor(16, cell=cell, epochs=2, random_state=0).fit(x, x[:1].cumsum(2))
     steps = rng.normal(size=(300, 3)).astype("float32")
