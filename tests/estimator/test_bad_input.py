@@ -459,6 +459,7 @@ class NoTensor(nn.Module):
         return {"y": self.head(x)}
 
 
+@pytest.mark.filterwarnings("ignore:validation x is a matrix")  # and then its shape is an error
 @pytest.mark.parametrize("stage", ["fresh", "refit"])
 @table(
     Case("number", TypeError, ("model must be a torch module, a class or function that makes one", "got 3"),
