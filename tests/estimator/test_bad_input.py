@@ -459,7 +459,6 @@ class NoTensor(nn.Module):
         return {"y": self.head(x)}
 
 
-@pytest.mark.filterwarnings("ignore:validation x is a matrix")  # and then its shape is an error
 @pytest.mark.parametrize("stage", ["fresh", "refit"])
 @table(
     Case("number", TypeError, ("model must be a torch module, a class or function that makes one", "got 3"),
@@ -686,6 +685,7 @@ class OnEpoch:
     Case("n_jobs 2.0", ValueError, "got 2.0", settings=given(n_jobs=2.0)),
     Case("n_jobs True", ValueError, "got True", settings=given(n_jobs=True)),
 )  # fmt: skip
+@pytest.mark.filterwarnings("ignore:validation x is a matrix")  # and then its shape is an error
 def test_other_arguments(case, stage):
     bad_fit(case, stage)
 
