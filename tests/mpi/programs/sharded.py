@@ -200,7 +200,7 @@ class Task:
         est = self.ready_made(SequenceClassifier, early_stopping=True, validation_fraction=0.4)
         x, y = (
             self.each(samples, self.x),
-            self.each(lambda c: np.where(c[0, :, 0] < "b", "low", "high"), self.classes),
+            self.each(lambda c: np.where(c[0, :, 0] < "d", "low", "high"), self.classes),
         )
         return est.fit(x, y, **self.how)
 
