@@ -27,15 +27,22 @@ SYMBOLS_READ = 1000  # steps, by which symbols are recognised
 
 
 def _reads_symbols(inputs: Inputs) -> bool:
-    """Return whether the first steps of the longest series are symbols, or empty. A rank without
-    series agrees with the others.
+    """Return whether the first steps, of as many series as that takes, are symbols, or empty. A
+    rank without series agrees with the others.
     """
     if len(inputs.series) != 1 or inputs.series[0].F < 2:
         return False
     whole = inputs.whole()
-    longest = whole[np.array([whole.length.argmax()])]
-    values = inputs.series[0].read(longest, 0, min(longest.max_length, SYMBOLS_READ))
-    return bool(((values == 0) | (values == 1)).all() and (values.sum(2) <= 1).all())
+    n_left = SYMBOLS_READ
+    for place in np.flatnonzero(whole.length):
+        row = whole[place : place + 1]
+        values = inputs.series[0].read(row, 0, min(row.max_length, n_left))
+        if not (((values == 0) | (values == 1)).all() and (values.sum(2) <= 1).all()):
+            return False
+        n_left -= len(values)
+        if n_left <= 0:
+            break
+    return True
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,9 @@ class DataSize:
 
     @property
     def has_labelled_symbols(self) -> bool:
-        """Whether each symbol has a label, as in text."""
-        return self.has_symbols and self.n_classes is not None and not self.per_series
+        """Whether each symbol of a sequence has a label, as in text."""
+        is_sequence = self.longest > 1 and not self.per_series
+        return is_sequence and self.has_symbols and self.n_classes is not None
 
     @classmethod
     def of(

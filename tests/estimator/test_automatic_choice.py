@@ -76,6 +76,7 @@ def size(**changes):
           "needs_trial": False, "dropout": 0.0}),
         ({"has_symbols": True, "n_classes": 30, "n_steps": 600_000}, {"max_updates": 1000}),
         ({"has_symbols": True}, {"cell": "linear+lstm"}),
+        ({"has_symbols": True, "n_classes": 2, "longest": 1}, {"cell": "linear+lstm"}),
         ({"has_symbols": True, "n_classes": 2, "per_series": True}, {"cell": "kernels"}),
     ],
 )  # fmt: skip
@@ -94,6 +95,8 @@ def test_the_choice_follows_the_size_of_the_data(changes, expected):
         (lambda x: x[:1], "linear+lstm"),  # one feature, which is on or off
         (lambda x: x | np.roll(x, 1, 0), "linear+lstm"),  # two at once
         (lambda x: x * 0.5, "linear+lstm"),
+        # the first series alone looks like symbols
+        (lambda x: x * np.array([1, 0.5, 0.5])[:, None], "linear+lstm"),
     ],
 )
 def test_symbols_with_labels_are_learnt_by_a_network_alone(change, cell, rng):
