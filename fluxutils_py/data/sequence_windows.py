@@ -375,15 +375,14 @@ class SequenceWindows:
 
         outputs = self._present_outputs(y, missing)
         live = _both_masks(weighted, _steps_with_target(missing, outputs))
-        required = live  # steps whose inputs must be numbers
         missing_steps = None
         if not self.y:
-            live = required = self._with_input(weighted, x)
+            live = self._with_input(weighted, x)
             missing_steps = _inverse(live)
-            if self.one_target:  # there is no answer without the input of the last step
-                required = _either_mask(live, rows.last_step_mask(start, stop))
-        elif self.one_target:  # the steps before the one with the target feed it
-            required = _either_mask(live, self._with_input(weighted, x))
+        required = live  # steps whose inputs must be numbers
+        if self.one_target:
+            others = self._others_required(x, weighted, rows, start, stop)
+            required = _either_mask(live, others)
 
         mask = _loss_mask(outputs, live)
         input_mask = _with_axis(required)
@@ -435,6 +434,20 @@ class SequenceWindows:
             if self._may_hold_nan(s):
                 steps = _both_masks(steps, ~np.isnan(v).all(-1))
         return steps
+
+    def _others_required(
+        self,
+        x: list[np.ndarray],
+        weighted: np.ndarray | None,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray | None:
+        """Return the steps that the answer of a series needs beside those that are live."""
+        if self.y:  # the steps before the one with the target feed it
+            return self._with_input(weighted, x)
+        # there is no answer without an input of the last step
+        return rows.last_step_mask(start, stop)
 
     def _masks_of_targets(self, mask: np.ndarray | None) -> list[np.ndarray | None]:
         """Return the part of a mask of the loss that belongs to each target."""

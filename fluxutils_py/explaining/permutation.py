@@ -191,9 +191,10 @@ class _Data:
         targets = np.asarray(y)
         per_series = targets.ndim < 3
         targets = _aligned(targets, arrays[0].shape)
-        exists = np.ones(arrays[0].shape[1:], bool)
+        _, n_series, n_steps = arrays[0].shape
+        exists = np.ones((n_series, n_steps), bool)
         if lengths is not None:
-            exists = np.arange(exists.shape[1]) < lengths[:, None]
+            exists = np.arange(n_steps) < lengths[:, None]
             if per_series:
                 for a in arrays:
                     a[:, exists[:, ::-1]] = a[:, exists]
