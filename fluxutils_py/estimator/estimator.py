@@ -376,8 +376,8 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         x : array of shape (F, N, T), tuple of such, view, or matrix
             As in :meth:`fit`, with any N and T. A step without input (all features NaN) moves the
             state as zeros do, and its prediction is NaN; with one target per series, the last step
-            of a series must have an input. Each run of ``timesteps(x, context=k)`` is warmed up on
-            the ``k`` steps before it.
+            of each series, or chunk of one, must have an input. Each run of ``timesteps(x,
+            context=k)`` is warmed up on the ``k`` steps before it.
         out : array of shape (G, N, T), a tuple of such, or "xarray", optional
             Array to write to: a NumPy array, a memory map, an h5py dataset, a zarr array, or
             anything that takes slices. "xarray": ``x`` is an ``xarray.DataArray``, and so is the
