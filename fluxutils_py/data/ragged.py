@@ -184,6 +184,27 @@ def is_list_of_series(value: object) -> bool:
     return any(len(shape) > 1 for shape in shapes) or len(set(shapes)) > 1
 
 
+def require_list_of_series(value: Any, name: str) -> None:
+    """Raise ShapeError if series (F, T_i) are in a tuple, which means several inputs, or in an
+    array of objects, and not in a list.
+    """
+    shape = getattr(value, "shape", ())
+    is_of_objects = len(shape) == 1 and getattr(value, "dtype", None) == np.dtype(object)
+    if not (is_of_objects or isinstance(value, tuple)):
+        return
+    if not hasattr(next(iter(value), None), "shape"):  # labels, of which there may be millions
+        return
+    arrays = list(value)
+    several_inputs = any(len(getattr(a, "shape", ())) > 2 for a in arrays)
+    if is_list_of_series(arrays) and (is_of_objects or not several_inputs):
+        kind = "an array of objects" if is_of_objects else "a tuple"
+        raise ShapeError(
+            f"{name} is {kind} that holds {len(arrays)} arrays, the first of shape "
+            f"{tuple(arrays[0].shape)}; series of different lengths are a list of arrays (F, T_i): "
+            f"list({name})"
+        )
+
+
 def as_ragged(value: Any, name: str) -> Any:
     """Turn a list of series into a :class:`RaggedArray`, also inside a tuple; return anything else
     unchanged.

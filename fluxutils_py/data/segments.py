@@ -150,6 +150,10 @@ class Segments:
         steps = np.arange(start, stop)
         return steps[:, None] < self.length
 
+    def last_step_mask(self, start: int, stop: int) -> np.ndarray:
+        """Return which steps are the last of their row: bool of shape (S, B)."""
+        return np.asarray(np.arange(start, stop)[:, None] == self.length - 1)
+
     def coverage_mask(
         self,
         series: slice,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fluxutils_py.data.blocks import block_slices
+from fluxutils_py.data.ragged import RaggedArray
 from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.data.weights import SampleWeight, live_steps
@@ -106,7 +107,8 @@ class SequenceWindows:
     mask_per_output : bool
         Whether to mask single missing outputs of a step. Otherwise such a step does not count.
     one_target : bool
-        Whether each series has one target, at its last step, so that its earlier inputs count too.
+        Whether each series has one target, or is asked for one, at its last step, so that its
+        earlier inputs count too.
     shards : SeriesShards, optional
         Of series that are divided over ranks: ``segments`` are then rows of all ranks, the arrays
         hold this rank's series only, and :meth:`own` picks the rows that can be read.
@@ -121,7 +123,7 @@ class SequenceWindows:
         On reading: an infinite value, or a NaN input at a step whose target counts. NaN targets,
         and steps past the end of a row, do not count; what their inputs hold in NaN is replaced by
         zeros. Without targets, and with ``one_target``, inputs of all steps count, except where all
-        features are NaN.
+        features are NaN; but with ``one_target`` never at the last step.
 
     Notes
     -----
@@ -373,13 +375,14 @@ class SequenceWindows:
 
         outputs = self._present_outputs(y, missing)
         live = _both_masks(weighted, _steps_with_target(missing, outputs))
-        required = live  # steps whose inputs must be numbers
         missing_steps = None
         if not self.y:
-            live = required = self._with_input(weighted, x)
+            live = self._with_input(weighted, x)
             missing_steps = _inverse(live)
-        elif self.one_target:  # the steps before the one with the target feed it
-            required = _either_mask(live, self._with_input(weighted, x))
+        required = live  # steps whose inputs must be numbers
+        if self.one_target:
+            others = self._others_required(x, weighted, rows, start, stop)
+            required = _either_mask(live, others)
 
         mask = _loss_mask(outputs, live)
         input_mask = _with_axis(required)
@@ -432,6 +435,20 @@ class SequenceWindows:
                 steps = _both_masks(steps, ~np.isnan(v).all(-1))
         return steps
 
+    def _others_required(
+        self,
+        x: list[np.ndarray],
+        weighted: np.ndarray | None,
+        rows: Segments,
+        start: int,
+        stop: int,
+    ) -> np.ndarray | None:
+        """Return the steps that the answer of a series needs beside those that are live."""
+        if self.y:  # the steps before the one with the target feed it
+            return self._with_input(weighted, x)
+        # there is no answer without an input of the last step
+        return rows.last_step_mask(start, stop)
+
     def _masks_of_targets(self, mask: np.ndarray | None) -> list[np.ndarray | None]:
         """Return the part of a mask of the loss that belongs to each target."""
         if mask is None or mask.shape[2] == 1:
@@ -467,13 +484,36 @@ class SequenceWindows:
         bad = nonfinite if live is None else nonfinite & live
         if bad.any():
             t, b, f = (int(i) for i in np.argwhere(bad)[0])
-            where = f"feature {f}, series {rows.series[b]}, step {rows.start[b] + start + t}"
+            series, step = int(rows.series[b]), int(rows.start[b]) + start + t
+            ending = self._say_padded(s, series, step) if np.isnan(v[t, b, f]) else None
+            where = ending or f"feature {f}, series {series}, step {step}; "
             raise DataError(
-                f"{s.name} is {v[t, b, f]} at {where}; {self._remedy()}, as SequenceImputer does"
+                f"{s.name} is {v[t, b, f]} at {where}{self._remedy()}, as SequenceImputer does"
             )
         if live is None or live.shape[2] == 1:
             nonfinite = nonfinite.any(-1, keepdims=True)  # the whole step, not single features
         return np.where(nonfinite, v.dtype.type(filling), v)
+
+    def _say_padded(self, s: SeriesArray, series: int, step: int) -> str | None:
+        """Return where a series looks padded, and what to do then; None if a step is not in such an
+        end.
+        """
+        whole = self._spanning_rows()[series : series + 1]
+        values = s.read(whole, 0, whole.max_length)[:, 0]
+        with_input = np.flatnonzero(~np.isnan(values).all(-1))
+        n_steps = int(with_input[-1]) + 1 if len(with_input) else 0
+        end = int(whole.start[0]) + n_steps
+        if end > step:
+            return None
+        remedy = "series of unequal lengths are a list of arrays (F, T_i), or have lengths="
+        if not n_steps:
+            remedy = "leave the series out"
+        elif isinstance(s.array, RaggedArray):
+            remedy = f"if it ends there, give its first {end} steps alone"
+        return (
+            f"feature 0, series {series}, step {end}, and from there in all features to the end of "
+            f"the series: {remedy}; if it goes on, "
+        )
 
     def _remedy(self) -> str:
         """Return what to do about a value that is not finite where a number is needed."""

@@ -26,7 +26,7 @@ from fluxutils_py.data.lazy import (
     preserve_features,
     select,
 )
-from fluxutils_py.data.ragged import is_list_of_series
+from fluxutils_py.data.ragged import is_list_of_series, require_list_of_series
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.validation import check_integer
 
@@ -409,10 +409,12 @@ def _three_axes(x: Any, name: str) -> Any:
     if is_list_of_series(x):
         raise ShapeError(
             f"{name} takes one array of shape (F, N, T), got a list of {len(x)} series. fit and "
-            "predict take the list as it is; to search or cross-validate, pad the series with NaN "
-            "to arrays (F, N, T), and give their lengths: search.fit(samples(x), samples(y), "
-            "lengths=[...])"
+            "predict take the list as it is, and so do searches and cross-validation of "
+            "scikit-learn: search.fit(list, y). Where a view is needed and there is a target at "
+            "each step, pad x and y with NaN to arrays (F, N, T), and give the lengths: "
+            "search.fit(samples(x), samples(y), lengths=[...])"
         )
+    require_list_of_series(x, "x")
     array = as_three_axes(x, "x")
     dtype = np.dtype(getattr(array, "dtype", float))
     if dtype.kind in "cMmV":

@@ -266,7 +266,7 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
             ``x``; with ``samples(x)``, a matrix of G * T columns holds all steps. For series of
             several steps, a vector (N,) or matrix (N, G) is one target per series, to be predicted
             at its last step; see ``target``. Inputs of all its steps must then be numbers, or NaN
-            in all features.
+            in all features before the last.
         sample_weight : array of shape (N,), (N, T) or (1, N, T), optional
             Weights of series or steps, scaled to mean 1 over the steps that count. Steps of weight
             0 do not count. For ``timesteps``, (T,) or (T, N); for a list of series, a list of
@@ -375,8 +375,9 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         ----------
         x : array of shape (F, N, T), tuple of such, view, or matrix
             As in :meth:`fit`, with any N and T. A step without input (all features NaN) moves the
-            state as zeros do, and its prediction is NaN. Each run of ``timesteps(x, context=k)`` is
-            warmed up on the ``k`` steps before it.
+            state as zeros do, and its prediction is NaN; with one target per series, the last step
+            of each series, or chunk of one, must have an input. Each run of ``timesteps(x,
+            context=k)`` is warmed up on the ``k`` steps before it.
         out : array of shape (G, N, T), a tuple of such, or "xarray", optional
             Array to write to: a NumPy array, a memory map, an h5py dataset, a zarr array, or
             anything that takes slices. "xarray": ``x`` is an ``xarray.DataArray``, and so is the
@@ -413,7 +414,7 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
             Before ``fit``.
         ValueError
             If ``x``, ``out`` or ``state`` do not fit the model, or ``x`` has single NaNs or
-            infinities.
+            infinities, or, with one target per series, no input at the last step of one.
         """
         return run_predict(self, "predict", x, out, state, return_state, lengths, starts, sharded)
 

@@ -123,7 +123,8 @@ class BlockPredictor:
     keep_state : bool
         Whether :meth:`state` will be called.
     ends_only : bool
-        Whether only :meth:`last_steps` will be called.
+        Whether only the outputs at the last step of each series are asked for, which then needs an
+        input.
 
     Raises
     ------
@@ -203,6 +204,7 @@ class BlockPredictor:
             segments=Segments.from_lengths(
                 n_series, n_steps, self.inputs.lengths, self.inputs.starts
             ),
+            one_target=self.ends_only,
         )
         windows.check()
         part = array_split_slice(n_series, self.ranks.size, self.ranks.rank)

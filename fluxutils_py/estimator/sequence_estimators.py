@@ -112,8 +112,9 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
     - ``score`` is the accuracy, pooled over series and time. For metrics and displays of
       scikit-learn, :func:`fluxutils_py.flatten_steps` makes vectors of labels per step.
 
-    Steps without any input, or outside a series, have NaN as probabilities; their labels mean
-    nothing.
+    With labels at each step, and in streams, steps without any input, or outside a series, have NaN
+    as probabilities; their labels mean nothing. With one label per series, ``predict`` and
+    ``score`` raise an error if its last step has no input.
 
     Attributes
     ----------

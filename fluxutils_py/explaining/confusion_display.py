@@ -80,7 +80,7 @@ class ConfusionOverTimeDisplay:
         """Predict and draw.
 
         With one label per series, each step shows what the classifier says after so many steps,
-        from a stream: how early it is right.
+        from a stream: how early it is right. Steps without any input do not count.
 
         Parameters
         ----------
@@ -105,9 +105,15 @@ class ConfusionOverTimeDisplay:
             if len(labels) != n_series:
                 raise ShapeError(f"y has {len(labels)} labels for {n_series} series")
             live = stream(est, n_series)
-            steps = [np.asarray(live.step(x[:, :, t]))[0] for t in range(n_steps)]
+            steps, gaps = [], []
+            for t in range(n_steps):
+                x_t = np.asarray(x[:, :, t])
+                steps.append(np.asarray(live.step(x_t))[0])
+                gaps.append(np.isnan(x_t).all(0))
             predicted = np.stack(steps, 1)
             truth = np.broadcast_to(labels[:, None], predicted.shape)
+            if np.any(gaps):  # such as after the end of a series: there is no label
+                truth = np.where(np.stack(gaps, 1), np.nan, truth.astype(object))
         return cls.from_predictions(truth, predicted, classes=est.classes_, times=times, axes=axes)
 
     def plot(self, axes: Any = None) -> Self:

@@ -212,7 +212,7 @@ def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:
     if missing is not None and bool(missing.any()):
         raise DataError(
             f"step {step} of series {series} has no inputs (NaN), so that there is no output to "
-            "explain; choose another step"
+            "explain; choose another step, or give lengths= if the series ends before"
         )
     return past
 

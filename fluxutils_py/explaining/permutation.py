@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluxutils_py.data import samples
+from fluxutils_py.data import SeriesArray, samples
+from fluxutils_py.data.ragged import RaggedArray, as_ragged, require_list_of_series
 from fluxutils_py.data.views import SamplesView
 from fluxutils_py.errors import DataError, ShapeError, SpecError
+from fluxutils_py.inputs.inputs import Inputs, as_series, check_aligned, restrict_steps
 from fluxutils_py.validation import check_integer
 
 STEP_LAGS = (0, 1, 2, 4, 8, 16)
@@ -73,6 +75,8 @@ def permutation_importance(
     n_steps: int = 8,
     loss: Loss | None = None,
     random_state: int | None = None,
+    lengths: object = None,
+    starts: object = None,
 ) -> PermutationImportance:
     """Tell which features of the past, and which lags, predictions depend on, for any model.
 
@@ -81,12 +85,12 @@ def permutation_importance(
     Parameters
     ----------
     est : fitted estimator
-        With ``predict`` for arrays (F, N, T), tuples of these, or ``samples`` of one.
-    x : array of shape (F, N, T), tuple of arrays, or ``samples(x)``
+        With ``predict`` for inputs in the form of ``x``.
+    x : array of shape (F, N, T), list of arrays (F, T_i), tuple of these, or ``samples(x)``
         In memory, better data that the estimator was not fitted on. Names of features are those of
         the fit, or of ``samples(x, feature_names=...)``, as with ``names`` of what
         :func:`fluxutils_py.from_frame` returns.
-    y : array of shape (G, N, T) or of N targets, one per series
+    y : array of shape (G, N, T), list of arrays (G, T_i), or N targets, one per series
         Numbers, or labels. NaN targets do not count.
     lags : sequence of int, or of pairs (first, last), optional
         Steps back from the predicted one, or ranges of them. None: 0, 1, 2, 4, 8 and 16; for one
@@ -100,6 +104,8 @@ def permutation_importance(
         ``loss(y, predicted)`` for arrays of one shape, elementwise. None: the squared error; for
         labels, whether they differ.
     random_state : int, optional
+    lengths, starts : array of int, shape (N,), optional
+        As for ``est.predict``, which then gets a list of series.
 
     Returns
     -------
@@ -110,9 +116,11 @@ def permutation_importance(
     -----
     Whole features are permuted over series; of a single series, rolled in time by a random number
     of steps. At lags, values come from other series of the same step; of fewer than eight series,
-    from any series and step. Correlated features share their importance: each can stand in for the
-    other. Source: Breiman (2001), Random Forests, Machine Learning 45; over lags of recurrent
-    models, a step is permuted and all later predictions are compared.
+    from any series and step. In a list, a series that stands in for a longer one is repeated, from
+    its end with one target per series; lags count the series that have all of their steps.
+    Correlated features share their importance: each can stand in for the other. Source: Breiman
+    (2001), Random Forests, Machine Learning 45; over lags of recurrent models, a step is permuted
+    and all later predictions are compared.
 
     Examples
     --------
@@ -125,6 +133,8 @@ def permutation_importance(
     """
     check_integer("n_repeats", n_repeats, 1, error=SpecError)
     check_integer("n_steps", n_steps, 1, error=SpecError)
+    if lengths is not None or starts is not None:
+        x, y = _as_lists(x, y, lengths, starts)
     data = _Data.read(est, x, y, loss)
     ranges = _read_lags(lags, data)
     rng = np.random.default_rng(random_state)
@@ -139,31 +149,62 @@ def permutation_importance(
     return PermutationImportance(data.names, ranges, features, at_lags, base)
 
 
+def _as_lists(x: Any, y: Any, lengths: object, starts: object) -> tuple[Any, Any]:
+    """Return inputs, and targets of every step, as lists of series of these lengths."""
+    given = as_series(as_ragged(x.native if isinstance(x, SamplesView) else x, "x"), "x")
+    rows = restrict_steps(Inputs(given, "native", None), starts, lengths).whole()
+    steps = [slice(t, t + k) for t, k in zip(rows.start, rows.length, strict=True)]
+    inputs = tuple([s.array[:, n, t] for n, t in enumerate(steps)] for s in given)
+    targets = y.native if isinstance(y, SamplesView) else y
+    if np.ndim(targets) == 3:
+        check_aligned(given[0], SeriesArray(targets, "y"))
+        targets = [targets[:, n, t] for n, t in enumerate(steps)]
+    return (inputs if isinstance(x, tuple) else inputs[0]), targets
+
+
 @dataclass(frozen=True)
 class _Data:
-    """Inputs and targets, and how well an estimator predicts them."""
+    """Inputs and targets, and how well an estimator predicts them.
+
+    Series of a list are padded: with one target per series in front, so that their last steps stand
+    side by side, else behind.
+    """
 
     est: Any
     arrays: tuple[np.ndarray, ...]
     y: np.ndarray  # (G, N, T), or (G, N, 1) of one target per series
+    exists: np.ndarray  # (N, T): which steps are not padding
     per_series: bool
     as_rows: bool
+    is_list: bool
     names: list[str]
     loss: Loss
 
     @classmethod
     def read(cls, est: Any, x: Any, y: Any, loss: Loss | None) -> _Data:
         as_rows = isinstance(x, SamplesView)
-        given = (x.native,) if as_rows else x
+        require_list_of_series(x, "x")
+        given = as_ragged(x.native if as_rows else x, "x")
+        y = as_ragged(y.native if isinstance(y, SamplesView) else y, "y")
+        lengths = _lengths_of_lists(given, y)
         arrays = _three_axes(given if isinstance(given, tuple) else (given,))
-        targets = np.asarray(y.native if isinstance(y, SamplesView) else y)
+        targets = np.asarray(y)
         per_series = targets.ndim < 3
         targets = _aligned(targets, arrays[0].shape)
+        _, n_series, n_steps = arrays[0].shape
+        exists = np.ones((n_series, n_steps), bool)
+        if lengths is not None:
+            exists = np.arange(n_steps) < lengths[:, None]
+            if per_series:
+                for a in arrays:
+                    a[:, exists[:, ::-1]] = a[:, exists]
+                exists = exists[:, ::-1]
         is_label = hasattr(est, "classes_") or targets.dtype.kind not in "fiu"
         if loss is None:
             loss = _differ if is_label else _squared
         names = _names(est, x, arrays)
-        return cls(est, arrays, targets, per_series, as_rows, names, loss)
+        is_list = lengths is not None
+        return cls(est, arrays, targets, exists, per_series, as_rows, is_list, names, loss)
 
     @property
     def n_features(self) -> int:
@@ -179,8 +220,7 @@ class _Data:
 
     def losses(self, arrays: tuple[np.ndarray, ...]) -> np.ndarray:
         """Return the loss of each target, (G, N, T) or (G, N, 1), NaN where there is no target."""
-        x: Any = arrays if len(arrays) > 1 else arrays[0]
-        predicted = np.asarray(self.est.predict(samples(x) if self.as_rows else x))
+        predicted = self._predict(arrays)
         if predicted.size != self.y.size:
             raise ShapeError(
                 f"predictions have shape {predicted.shape}, and y {self.y.shape}; they must be of "
@@ -193,7 +233,16 @@ class _Data:
         losses = np.asarray(self.loss(self.y, predicted.reshape(self.y.shape)), dtype=np.float64)
         if self.y.dtype.kind == "f":
             losses = np.where(np.isnan(self.y), np.nan, losses)
-        return losses
+        return losses if self.per_series else np.where(self.exists, losses, np.nan)
+
+    def _predict(self, arrays: tuple[np.ndarray, ...]) -> np.ndarray:
+        """Return the predictions for changed inputs; of every step of a list, padded."""
+        each: tuple[Any, ...] = arrays
+        if self.is_list:
+            each = tuple([a[:, n, steps] for n, steps in enumerate(self.exists)] for a in arrays)
+        x = each if len(each) > 1 else each[0]
+        predicted = self.est.predict(samples(x) if self.as_rows else x)
+        return np.asarray(as_ragged(predicted, "the predictions"))
 
     def locate(self, feature: int) -> tuple[int, int]:
         """Return the input of a feature, and its place there."""
@@ -212,22 +261,35 @@ class _Data:
             shift = 1 + int(rng.integers(self.n_series - 1))
             order = rng.permutation(self.n_series)
             taken = np.empty_like(values)
-            taken[order] = values[np.roll(order, shift)]
+            taken[order] = [self._repeated(values, n) for n in np.roll(order, shift)]
         else:
             shift = 1 + int(rng.integers(max(1, self.n_steps - 1)))
             taken = np.roll(values, shift, axis=1)
         return self._with(i, f, slice(None), taken)
 
+    def _repeated(self, values: np.ndarray, n: int) -> np.ndarray:
+        """Return the values of a series, again and again if it is shorter than others, (T,)."""
+        own = values[n, self.exists[n]]
+        if self.per_series:  # its last step stays the last
+            return np.resize(own[::-1], self.n_steps)[::-1]
+        return np.resize(own, self.n_steps)
+
+    def having(self, steps: slice) -> np.ndarray:
+        """Return which series have all of these steps, (N,)."""
+        return np.asarray(self.exists[:, steps].all(1))
+
     def permuted_steps(
         self, feature: int, steps: slice, rng: np.random.Generator
     ) -> tuple[np.ndarray, ...]:
-        """Return the inputs with a feature of some steps permuted."""
+        """Return the inputs with a feature of some steps permuted, in series that have them all."""
         i, f = self.locate(feature)
         values = self.arrays[i][f]
-        if self.n_series >= 8:
-            taken = rng.permutation(values[:, steps], axis=0)
+        taken = values[:, steps].copy()
+        whole = self.having(steps)
+        if whole.sum() >= 8:
+            taken[whole] = rng.permutation(taken[whole], axis=0)
         else:
-            taken = rng.choice(values.ravel(), size=values[:, steps].shape)
+            taken[whole] = rng.choice(values[self.exists], size=taken[whole].shape)
         return self._with(i, f, steps, taken)
 
     def _with(self, i: int, f: int, steps: slice, values: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -236,12 +298,24 @@ class _Data:
         return (*self.arrays[:i], changed, *self.arrays[i + 1 :])
 
 
+def _lengths_of_lists(x: Any, y: Any) -> np.ndarray | None:
+    """Return the lengths of series in lists, after a check of the targets; None of arrays."""
+    if not any(isinstance(a, RaggedArray) for a in (x if isinstance(x, tuple) else (x,))):
+        return None
+    series = as_series(x, "x")
+    if np.ndim(y) == 3:
+        if not isinstance(y, RaggedArray):
+            raise ShapeError("x is a list of series and y an array; give y as a list of (G, T_i)")
+        check_aligned(series[0], SeriesArray(y, "y"))
+    return np.asarray(series[0].array.lengths)
+
+
 def _three_axes(given: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
     arrays = tuple(np.asarray(a) for a in given)
     if any(a.ndim != 3 for a in arrays):
         raise ShapeError(
-            "permutation_importance takes an array (F, N, T), a tuple of them, or samples(x); got "
-            f"shapes {[a.shape for a in arrays]}"
+            "permutation_importance takes an array (F, N, T), a list of series (F, T_i), a tuple "
+            f"of these, or samples(x); got shapes {[a.shape for a in arrays]}"
         )
     return arrays
 
@@ -287,6 +361,7 @@ def _at_lags(
     increases: list[list[float]] = [[] for _ in lags]
     for ranges, steps, target in _runs(data, lags, n_steps):
         losses = data.losses(data.permuted_steps(feature, steps, rng)) - whole
+        losses = losses[:, data.having(steps)]
         for k in ranges:
             at = target(lags[k])
             increases[k].append(_mean(losses[:, :, at : at + 1]))
@@ -304,12 +379,13 @@ def _runs(
         for k, (first, end) in enumerate(lags):
             yield [k], slice(last - end, last - first + 1), lambda lag: 0
         return
+    common = int(np.median(data.exists.sum(1))) - 1  # a step that half of the series have
     widths = sorted({end - first for first, end in lags})
     for width in widths:
         ranges = [k for k, (first, end) in enumerate(lags) if end - first == width]
         furthest = max(lags[k][1] for k in ranges)
         # one changed run of steps tells all lags of its width, by the targets after it
-        starts = np.unique(np.linspace(0, last - furthest, n_steps).astype(int))
+        starts = np.unique(np.linspace(0, max(common - furthest, 0), n_steps).astype(int))
         for start in starts.tolist():
             stop = start + width + 1
 

@@ -27,7 +27,13 @@ from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsV
 from fluxutils_py.data.arrays import reject_masked, to_numpy
 from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.feature_names import get_feature_names
-from fluxutils_py.data.ragged import TIME_FIRST, RaggedArray, as_ragged, is_list_of_series
+from fluxutils_py.data.ragged import (
+    TIME_FIRST,
+    RaggedArray,
+    as_ragged,
+    is_list_of_series,
+    require_list_of_series,
+)
 from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError, SingleStepWarning, warn
@@ -250,8 +256,8 @@ def _require_fitted_features(
 
 
 def require_array(value: object, name: str, forms: str) -> None:
-    """Raise DataError for values that are clearly not arrays; scikit-learn and NumPy check the
-    rest.
+    """Raise DataError for values that are clearly not arrays, and ShapeError for series that are
+    not in a list; scikit-learn and NumPy check the rest.
     """
     # a dict or a group of HDF5: which of its arrays is meant is not known
     is_mapping = isinstance(check_dataset(value, name), Mapping) and not hasattr(value, "shape")
@@ -259,6 +265,7 @@ def require_array(value: object, name: str, forms: str) -> None:
         got = type(value).__name__ if isinstance(value, Mapping) else repr(value)
         raise DataError(f"{name} must be an array {forms}; got {got}")
     reject_masked(value, name)
+    require_list_of_series(value, name)
 
 
 def is_native(x: object) -> bool:

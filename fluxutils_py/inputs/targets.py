@@ -12,7 +12,7 @@ from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsV
 from fluxutils_py.data.arrays import DuckArray, as_three_axes, reject_masked, to_numpy
 from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.indexing import Index
-from fluxutils_py.data.ragged import RaggedArray, as_ragged
+from fluxutils_py.data.ragged import RaggedArray, as_ragged, require_list_of_series
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.inputs.inputs import (
@@ -336,6 +336,7 @@ def _labels_of_rows(y: object, inputs: Inputs, name: str) -> np.ndarray:
         missing or infinite.
     """
     reject_masked(y, name)
+    require_list_of_series(y, name)
     rows_are_steps = inputs.form == "timesteps"
     shape = (inputs.T, inputs.N) if rows_are_steps else (inputs.N, inputs.T)
     labels = _as_label_array(y)

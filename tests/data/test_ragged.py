@@ -2,12 +2,21 @@
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+from fluxutils_py import SequenceRegressor, SequenceScaler
 from fluxutils_py.data import SeriesArray
-from fluxutils_py.data.ragged import RaggedArray, as_ragged, is_list_of_series
+from fluxutils_py.data.ragged import (
+    RaggedArray,
+    as_ragged,
+    is_list_of_series,
+    require_list_of_series,
+)
 from fluxutils_py.data.segments import Segments
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.explaining import permutation_importance
 
 LENGTHS = [5, 1, 9, 4]
 
@@ -134,3 +143,24 @@ def test_what_is_a_list_of_series(arrays):
 def test_arrays_that_do_not_fit(bad, message):
     with pytest.raises(ValueError, match=message):
         RaggedArray(bad, "x")
+
+
+@pytest.mark.parametrize("kind", ["tuple", "objects", "frame"])
+def test_series_that_are_not_in_a_list_are_refused_with_the_remedy(kind):
+    series = [np.arange(2.0 * n).reshape(2, n) for n in (4, 6, 5)]
+    given = tuple(series)
+    if kind != "tuple":
+        given = np.empty(3, object)
+        given[:] = series
+    if kind == "frame":
+        given = pd.Series(given)
+    est = SequenceRegressor(cell="linear", n_lags=1).fit(series, series)
+    for call in (est.predict, lambda x: est.fit(x, series), SequenceScaler().fit):
+        with pytest.raises(ShapeError, match=r"^x is .*3 arrays.*\(2, 4\).*list\(x\)"):
+            call(given)
+    with pytest.raises(ShapeError, match=r"^y is .*list\(y\)"):
+        est.fit(series, given)
+    with pytest.raises(ShapeError, match=r"^x is .*list\(x\)"):
+        permutation_importance(est, given, series)
+    require_list_of_series((np.zeros((2, 3, 4)), np.zeros((2, 3, 4))), "x")  # two inputs
+    require_list_of_series(np.array(["a", None, np.nan], dtype=object), "y")

@@ -489,7 +489,7 @@ def test_with_one_target_the_inputs_of_all_steps_count():
     (w,) = windows
     assert np.array_equal(w.x[0], np.nan_to_num(x).transpose(2, 1, 0))
     assert np.array_equal(w.w[:, :, 0], np.broadcast_to(np.arange(T)[:, None] == T - 1, (T, N)))
-    message = "^x is {} .* 0, series 3, step {}; .* NaN in all .*not the one"
+    message = "^x is {} .* 0, series 3, step {}[;,] .* NaN in all .*not the one"
     for place, value, step in (
         ((0, 3, 1), np.nan, 1),
         ((0, 3, 1), np.inf, 1),
@@ -591,3 +591,27 @@ def test_windows_of_arrays_known_to_be_complete_are_those_of_others(case, rows, 
         assert n_masked == 0 or rows == "folded"
     if case == "weighted" or (case == "missing labels" and rows == "whole"):
         assert n_masked > 0
+
+
+@pytest.mark.parametrize("seqsize", [99, 4, 1])
+def test_an_answer_at_the_last_step_needs_its_input(seqsize):
+    x, _ = arrays()
+    x[:, 2, 4] = np.nan  # a step without input before the last
+    starts, lengths = np.arange(N) % 3, 5 + np.arange(N) % 2
+    rows = Segments.from_lengths(N, T, lengths, starts)
+    settings = {"batchsize": 3, "seqsize": seqsize, "segments": rows}
+
+    def read(x):
+        windows = SequenceWindows(as_series(x, "x"), one_target=True, **settings)
+        windows.check()
+        return [w.missing_steps for w in windows if w.missing_steps is not None]
+
+    assert sum(int(m.sum()) for m in read(x)) >= 1
+    for n in range(N):
+        end = int(starts[n] + lengths[n])
+        bad = x.copy()
+        bad[:, n, end - 1 :] = np.nan
+        with pytest.raises(DataError, match=f"series {n}, step {end - 1}, .*lengths="):
+            read(bad)
+        bad[:, n, end - 1] = 0  # outside the series anything may stand
+        read(bad)

@@ -240,6 +240,10 @@ def test_one_label_per_series_is_that_after_so_many_steps():
     for t in (1, 12, T):
         assert_array_equal(display.predicted[:, t - 1], est.predict(X[:, :, :t]))
     assert display.shares_.shape == (3, 3, T)
+    ended = X.copy()
+    ended[:, 2, T // 2 :] = np.nan  # the series has ended: the label of a stream means nothing
+    live = ConfusionOverTimeDisplay.from_estimator(est, ended, labels).live
+    assert np.argwhere(~live).tolist() == [[2, t] for t in range(T // 2, T)]
 
 
 def test_labels_that_do_not_count_or_are_unknown(est):

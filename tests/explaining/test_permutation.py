@@ -133,3 +133,91 @@ def test_names_are_those_of_the_view_or_of_the_fit():
     est.fit(named, samples(y))
     p = permutation_importance(est, X, y, n_repeats=1, n_steps=1, random_state=0)
     assert p.feature_names == ["a", "b", "c"]
+
+
+# -- series of different lengths -------------------------------------------------------------------
+
+LENGTHS = np.array([30, 12, 21, 30, 17, 9, 25, 14, 28, 11])
+LISTS = [X[:, n, :t] for n, t in enumerate(LENGTHS)]
+
+
+class Recorder:
+    """Predicts the third feature, two steps before the end of a series, and keeps its inputs."""
+
+    def __init__(self):
+        self.seen = []
+
+    def predict(self, x):
+        self.seen.append(x)
+        return np.array([a[2, -3] for a in x])
+
+
+def test_a_list_of_equal_lengths_is_an_array():
+    x = X[:, :9]
+    for y, of_list in ((AtTheEnd().predict(x), None), (Lagged().predict(x), True)):
+        est = SequenceRegressor(cell="linear", n_lags=6).fit(x, y)
+        lists = [y[:, n] for n in range(9)] if of_list else y
+        settings = {"lags": [2, (1, 3)], "n_repeats": 1, "n_steps": 2, "random_state": 3}
+        p = permutation_importance(est, x, y, **settings)
+        q = permutation_importance(est, [x[:, n] for n in range(9)], lists, **settings)
+        assert_allclose(q.features, p.features)
+        assert_allclose(q.at_lags, p.at_lags)
+
+
+def test_what_stands_in_for_series_of_a_list():
+    est = Recorder()
+    p = permutation_importance(est, LISTS, est.predict(LISTS), lags=[2, (0, 11), 20], n_repeats=1)
+    plain, *changed = est.seen[1:]
+    assert all(np.array_equal(a, b) for a, b in zip(plain, LISTS, strict=True))
+    for f in range(3):
+        whole, lag_2, first_12, lag_20 = changed[4 * f : 4 * f + 4]
+        for n, t in enumerate(LENGTHS):
+            others = [i for i in range(3) if i != f]
+            for x in (whole, lag_2, first_12, lag_20):
+                assert np.array_equal(x[n][others], LISTS[n][others])
+            # another series, backwards from its end and again
+            donors = [np.resize(a[f, ::-1], t)[::-1] for a in LISTS]
+            assert [np.array_equal(whole[n][f], d) for d in donors].count(True) == 1
+            assert not np.array_equal(whole[n][f], donors[n])
+            assert np.array_equal(np.delete(lag_2[n][f], -3), np.delete(LISTS[n][f], -3))
+            assert np.array_equal(first_12[n][f, : t - 12], LISTS[n][f, : t - 12])
+            has_lag_20 = lag_20[n][f] != LISTS[n][f]
+            assert not has_lag_20.any() or np.flatnonzero(has_lag_20).tolist() == [t - 21]
+        # only series that have all steps of a lag; lag 2 of those that have it: all
+        assert sorted(a[f, -3] for a in lag_2) == sorted(a[f, -3] for a in LISTS)
+        for n in (5, 9):  # of 9 and 11 steps
+            assert np.array_equal(first_12[n], LISTS[n])
+    found = {i.name for i in p.by_lag() if i.mean > 0}
+    assert found == {("feature 2", (2, 2)), ("feature 2", (0, 11))}
+
+
+def test_targets_of_every_step_and_lengths():
+    pad, y_pad = np.full((3, 10, 34), np.nan), np.full((1, 10, 34), np.nan)
+    y = [Lagged().predict(a[:, None])[:, 0] for a in LISTS]
+    for n, t in enumerate(LENGTHS):
+        pad[:, n, n % 4 : n % 4 + t], y_pad[:, n, n % 4 : n % 4 + t] = LISTS[n], y[n]
+    est = SequenceRegressor(cell="linear", n_lags=4).fit(LISTS, y)
+    settings = {"lags": [0, 1, 2], "n_repeats": 2, "n_steps": 4, "random_state": 0}
+    p = permutation_importance(est, LISTS, y, **settings)
+    assert [i.name for i in p.by_lag()[:2]] == [("feature 1", (2, 2)), ("feature 0", (0, 0))]
+    assert_allclose(np.array([i.mean for i in p.by_lag()[2:]]), 0, atol=0.05)
+    errors = [np.square(est.predict(a[:, None])[:, 0] - b) for a, b in zip(LISTS, y, strict=True)]
+    assert_allclose(p.loss, np.concatenate(errors, 1).mean(), rtol=1e-6)
+    more = {"lengths": LENGTHS, "starts": np.arange(10) % 4}
+    for x, targets in ((pad, y_pad), (samples(pad), samples(y_pad))):
+        assert_allclose(
+            permutation_importance(est, x, targets, **more, **settings).at_lags, p.at_lags
+        )
+
+
+def test_kernels_on_series_of_different_lengths():
+    y = np.where([a[1, -4:].mean() > 0 for a in LISTS], "up", "down")
+    est = SequenceClassifier(cell="kernels", random_state=0, verbose=False).fit(LISTS, y)
+    p = permutation_importance(est, LISTS, y, lags=[0], n_repeats=1, random_state=0)
+    assert p.loss == 1 - est.score(LISTS, y)
+    q = permutation_importance(est, LISTS, y, lags=[0], n_repeats=1, random_state=0)
+    assert_allclose(p.features, q.features)
+    with pytest.raises(ValueError, match="y an array"):
+        permutation_importance(est, LISTS, np.zeros((1, 10, 30)))
+    with pytest.raises(ValueError, match=r"y\[1\] has 11"):
+        permutation_importance(est, LISTS, [np.zeros((1, t - (t == 12))) for t in LENGTHS])
