@@ -403,8 +403,8 @@ class Forecaster(ForecasterSettings):
         At each step, the paths are distributed by the quantiles of :meth:`predict`, of which there
         must be two or more; between the levels and beyond them the distribution is interpolated in
         normal scores, of logarithms where these are modelled. From step to step they depend on each
-        other as the errors of past forecasts did. Series are drawn independently of each other, so that
-        sums of their paths are too narrow where series move together.
+        other as the errors of past forecasts did. Series are drawn independently of each other, so
+        that sums of their paths are too narrow where series move together.
 
         Parameters
         ----------
