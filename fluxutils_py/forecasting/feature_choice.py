@@ -234,11 +234,7 @@ def choose_features(
     low = LowValues.of(source)
     if np.isnan(low.smallest):
         raise DataError("there is no value to learn from: the target is missing everywhere")
-    if transform == "log" and low.smallest <= 0:
-        raise DataError(f"transform='log' needs positive values, and {low.describe(panel)}")
-    if transform == "auto" and low.smallest <= 0 and low.are_apart(source):
-        warn(f"logarithms are not modelled, since {low.describe(panel)}")
-    log = low.smallest > 0 and transform != "none"
+    log = _takes_logarithms(transform, low, source, panel)
     z = np.log(values) if log else values
     unit = typical_change(z, season)
     if lag is None:
@@ -260,6 +256,18 @@ def choose_features(
         nonnegative=low.smallest >= 0,
         wander=usual_wander(z, h),
     )
+
+
+def _takes_logarithms(
+    transform: str, low: LowValues, source: PackedSeries | ArraySource, panel: Panel | None
+) -> bool:
+    if low.smallest > 0 or transform == "none":
+        return transform != "none"
+    if transform == "log":
+        raise DataError(f"transform='log' needs positive values, and {low.describe(panel)}")
+    if low.are_apart(source):
+        warn(f"logarithms are not modelled, since {low.describe(panel)}")
+    return False
 
 
 def typical_change(z: np.ndarray, season: int) -> float:
