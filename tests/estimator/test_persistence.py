@@ -672,10 +672,10 @@ def test_any_part_of_the_wrong_kind_is_a_load_error(how, saved, tmp_path):
         write(tmp_path / "est", **wrong)
         if how == "None" and part in MAY_BE_NONE:
             continue  # which there may be
-        if how == "gone" and part in ("choice", "data", "calibration", "longest"):
+        if how == "gone" and part in ("choice", "data", "calibration", "longest", "keywords"):
             continue  # earlier files have none
         if (how != "gone" and part == "model_name") or (
-            how == "dict" and part in ("settings", "code", "scheduler", "data")
+            how == "dict" and part in ("settings", "code", "keywords", "scheduler", "data")
         ):
             continue  # a name to show, and data under names that are not used
         if how == "number" and part == "longest":
