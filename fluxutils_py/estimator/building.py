@@ -49,7 +49,7 @@ def require_stored(**arguments: Any) -> None:
             raise ValueError(
                 f"this estimator was loaded from a file that does not hold its {name} "
                 f"({value.code_name}), which is code of its author's; give it: "
-                f"Estimator.load(path, {argument}=...) or est.set_params({argument}=...)"
+                f"fluxutils_py.load(path, {argument}=...) or est.set_params({argument}=...)"
             )
 
 

@@ -612,12 +612,15 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         **arguments
             Constructor arguments to use instead of those in the file: ``device`` to load it
             elsewhere; ``model`` and ``loss`` if they are your own code (an unfitted instance, a
-            class or a function, as for the constructor).
+            class or a function, as for the constructor). A class or function of the name that it
+            had in the fit gets the settings that the file holds, such as those of
+            ``set_params(model__hidden=64)``; those of a ``functools.partial`` that you give win.
 
         Raises
         ------
         LoadError
-            If the file holds no estimator, or its parameters do not fit the model; names each
+            If the file holds no estimator of this class (a pipeline or the best of a search is
+            for :func:`fluxutils_py.load`), or its parameters do not fit the model; names each
             mismatch.
         """
         estimator: Self = load_estimator(cls, path, arguments)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from torch import nn
+from torch.optim import Optimizer
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.bounded_building import build_bounded, compare_parameters
@@ -52,6 +54,7 @@ FORMAT = 2
 # Arguments that are code, or specific to a machine.
 NO_SETTINGS = ("model", "loss", "opt", "spec", "device", "callbacks")
 CODE = ("cell",)  # settings that may be classes, stored by name
+WITH_KEYWORDS = ("model", "loss", "opt", *CODE)  # of which a partial has settings
 # What 0.1.0 did, which had no such settings: files that it wrote do not name them.
 VALUES_OF_0_1 = {
     **{"max_updates": None, "lr_schedule": None, "input_noise": 0.0, "scale_input": False},
@@ -86,6 +89,7 @@ def estimator_content(est: BaseEstimator) -> dict[str, Any]:
         "spec": serialize_spec(arguments.get("spec")),
         "settings": {k: v for k, v in arguments.items() if k not in NO_SETTINGS and _is_plain(v)},
         "code": {k: full_name(arguments[k]) for k in CODE if callable(arguments.get(k))},
+        "keywords": _all_keywords(arguments),
         "parameters": {k: v.detach() for k, v in est.model_.state_dict().items()},
         "dtype": str(next(est.model_.parameters()).dtype).removeprefix("torch."),
         "optimizer": None if optimizer is None else serialize_optimizer(optimizer, est.model_),
@@ -104,6 +108,31 @@ def estimator_content(est: BaseEstimator) -> dict[str, Any]:
     # hooks may have put anything into the history
     plain: dict[str, Any] = plain_or_none(content)
     return plain
+
+
+def code_to_give(est: BaseEstimator) -> dict[str, str]:
+    """Return the arguments without which the file of a fitted estimator cannot be loaded: code of
+    its author, each with its name.
+    """
+    arguments = est.get_params(deep=False)
+    model = arguments.get("model")
+    code = {k: arguments[k] for k in CODE if callable(arguments.get(k))}
+    if model is not None and serialize_module(est.model_) is None:
+        code["model"] = model
+    return {argument: _source_of(value) for argument, value in code.items()}
+
+
+def _source_of(code: Any) -> str:
+    """Return how to write a class, a function or an instance, without the settings of a file."""
+    name = full_name(code).rpartition(".")[2]
+    if not name.isidentifier():  # a lambda
+        return "..."
+    if isinstance(code, nn.Module):
+        return f"{name}(...)"
+    keywords = _keywords_of(code)
+    if keywords is None or not keywords["others"]:
+        return name
+    return f"partial({name}, {', '.join(f'{k}=...' for k in keywords['others'])})"
 
 
 def load_estimator(cls: type[BaseEstimator], path: object, arguments: dict[str, Any]) -> Any:
@@ -137,10 +166,16 @@ def estimator_of(
             f"{path} has format {content.get('format')}, this version reads {FORMAT}: write the "
             "file again"
         )
+    loader = "fluxutils_py" if cls.__module__.startswith("fluxutils_py.") else cls.__name__
     # building a module draws its first weights
     with load_errors(path), seeded(0):
         stored = _stored_arguments(content, path)
         fitted = _read_fitted(content, path)
+        code = _stored_code(content)
+    given = arguments.get("model")
+    arguments = {k: code[k].fill(v, path) if k in code else v for k, v in arguments.items()}
+    # a model of any size, unless the file has a say in it
+    of_any_size = "model" in arguments and arguments["model"] is given
     est = cls(**{**{k: v for k, v in stored.items() if k in known}, **arguments})
     # settings depend on what the fit has chosen
     est.fitted_parts_ = fitted.attributes["fitted_parts_"]
@@ -149,14 +184,13 @@ def estimator_of(
     if isinstance(settings.model, NotStored):
         raise LoadError(
             f"{path} holds the parameters of a model of its author's own, "
-            f"{settings.model.code_name}, not its code: give the model too, "
-            f"{cls.__name__}.load(path, model=...)"
+            f"{code['model']}, not its code: give the model too, {loader}.load(path, model=...)"
         )
     require_stored(**{name: getattr(est, name, None) for name in CODE})
     # before a model is built
     device = check_device(settings.device)
     with _errors_unless_given(arguments, path):
-        model = _build(settings.model, fitted, "model" in arguments, path).to(device)
+        model = _build(settings.model, fitted, of_any_size, code["model"], path).to(device)
     with load_errors(path):
         model.load_state_dict(fitted.parameters)
         est.model_ = model.eval()
@@ -215,17 +249,22 @@ def _read_fitted(content: dict[str, Any], path: object) -> Fitted:
     return Fitted(attributes, layout.features, n_out, dtype, content["parameters"])
 
 
-def _build(model: object, fitted: Fitted, is_given: bool, path: object) -> nn.Module:
+def _build(
+    model: object, fitted: Fitted, of_any_size: bool, code: StoredCode, path: object
+) -> nn.Module:
     """Build the model: one that the caller gives may be of any size, one from a file may not."""
 
     def build() -> nn.Module:
         return build_model(model, fitted.n_in, fitted.n_out, fitted.dtype, None)
 
-    if not is_given:
-        return build_bounded(build, fitted.parameters, path)
-    with seeded(0):
-        built = build()
-    compare_parameters(fitted.parameters, built.state_dict(), path)
+    try:
+        if not of_any_size:
+            return build_bounded(build, fitted.parameters, path)
+        with seeded(0):
+            built = build()
+        compare_parameters(fitted.parameters, built.state_dict(), path)
+    except LoadError as error:
+        raise LoadError(f"{error}\nThe model of the file is {code}.") from None
     return built
 
 
@@ -261,6 +300,93 @@ def _stored_arguments(content: dict[str, Any], path: object) -> dict[str, Any]:
         **{k: v for k, v in content["settings"].items() if k not in NO_SETTINGS},
         **{k: NotStored(k, name) for k, name in content["code"].items() if k in CODE},
     }
+
+
+@dataclass(frozen=True)
+class StoredCode:
+    """What a file holds of an argument that is code: its name and settings.
+
+    Attributes
+    ----------
+    name : str
+        With the module.
+    keywords : dict
+        Settings of a ``functools.partial`` of it, such as those that ``set_params`` has made, that
+        are plain data.
+    others : list of str
+        Names of its other settings.
+    """
+
+    name: str
+    keywords: dict[str, Any]
+    others: list[str]
+
+    def __str__(self) -> str:
+        settings = [f"{k}={v!r}" for k, v in self.keywords.items()]
+        settings += [f"{k}=..." for k in self.others]
+        return self.name + f" with {', '.join(settings)}" * bool(settings)
+
+    def fill(self, given: Any, path: object) -> Any:
+        """Return a class or function that the caller gives, with the stored settings that the
+        caller leaves open.
+
+        An instance, and code of another name, are returned as they are.
+
+        Raises
+        ------
+        LoadError
+            If a setting that the file could not hold is left open: the default would be another.
+        """
+        # without the module, which is __main__ in a script
+        short = self.name.rpartition(".")[2]
+        is_instance = isinstance(given, nn.Module | Optimizer) or not callable(given)
+        if is_instance or full_name(given).rpartition(".")[2] != short:
+            return given
+        keywords = given.keywords if isinstance(given, partial) else {}
+        if lacking := [k for k in self.others if k not in keywords]:
+            raise LoadError(
+                f"{path} holds {self}, and not the values of {', '.join(lacking)}, which are no "
+                f"plain data: give functools.partial({short}, {lacking[0]}=...)"
+            )
+        missing = {k: v for k, v in self.keywords.items() if k not in keywords}
+        return partial(given, **missing) if missing else given
+
+
+def _all_keywords(arguments: Mapping[str, object]) -> dict[str, Any]:
+    return {name: _keywords_of(arguments.get(name)) for name in WITH_KEYWORDS}
+
+
+def _keywords_of(value: object) -> dict[str, Any] | None:
+    """Return the settings of a partial: plain ones, and the names of others; None without any."""
+    if not isinstance(value, partial) or not value.keywords:
+        return None
+    keywords = {k: v for k, v in value.keywords.items() if _is_setting(v)}
+    return {"plain": keywords, "others": [k for k in value.keywords if k not in keywords]}
+
+
+def _is_setting(value: object) -> bool:
+    if isinstance(value, tuple | list):  # such as the widths of layers
+        return all(_is_setting(v) for v in value)
+    return _is_plain(value)
+
+
+def _stored_code(content: dict[str, Any]) -> dict[str, StoredCode]:
+    """Return the names and settings of arguments whose code the file lacks; of the model in any
+    case, as its parameters fit no other.
+    """
+    model = content["model"]
+    names = {"model": "the default" if model is None else model[1], **content["code"]}
+    for argument in ("loss", "opt"):
+        stored = content[argument]
+        if stored is not None and stored[0] is None:
+            names[argument] = stored[1]
+    found = {}
+    for argument, name in names.items():
+        # files of earlier versions lack it
+        keywords = content.get("keywords", {}).get(argument) or {"plain": {}, "others": []}
+        plain = {str(k): v for k, v in keywords["plain"].items()}
+        found[argument] = StoredCode(str(name), plain, list(map(str, keywords["others"])))
+    return found
 
 
 def read_estimator(path: object) -> dict[str, Any]:

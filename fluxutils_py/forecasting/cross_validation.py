@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.baselines import baseline_forecasts
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
+from fluxutils_py.forecasting.hierarchy import Groups, check_method, reconciled_at_cutoff
 from fluxutils_py.forecasting.history import forecasts_along, start_history
 from fluxutils_py.forecasting.model_fitting import fit_panel
 from fluxutils_py.forecasting.outputs import forecast_values, key_columns
@@ -34,21 +36,30 @@ class Walk:
     ----------
     n_windows, step_size : int
     refit : bool or None
+    hierarchy : dict or None
+    reconcile : str
         As in ``Forecaster.cross_validation``.
 
     Raises
     ------
     ValueError
-        If a number is below 1.
+        If a number is below 1, or there is no such method to reconcile.
     """
 
     n_windows: int
     step_size: int
     refit: bool | None
+    hierarchy: Groups | None = None
+    reconcile: str = "mint"
 
     def __post_init__(self) -> None:
         check_integer("n_windows", self.n_windows, 1)
         check_integer("step_size", self.step_size, 1)
+        check_method(self.reconcile)
+
+    def traits(self) -> dict[str, object]:
+        """Return what is to be the same on all ranks."""
+        return {**vars(self), "hierarchy": repr(self.hierarchy)}
 
     def steps_behind(self, h: int) -> np.ndarray:
         """Return the number of steps after each cutoff: (W,), in order of time."""
@@ -68,6 +79,12 @@ def cross_validate(
     cutoffs = np.maximum(panel.lengths[:, None] - behind, 0)  # (N, W); 0: the series has not begun
     least = 1 if walk.refit is None else 2  # training needs a step and the one after it
     _require_long_series(panel, cutoffs[:, 0], int(behind[0]), least)
+    if walk.hierarchy is not None and not cutoffs.all():
+        late = panel.ids[np.argmin(cutoffs[:, 0])]
+        raise DataError(
+            f"series {late!r} has not begun at the first cutoff, so that forecasts cannot add up "
+            "there: use fewer windows, or leave it out"
+        )
     first_step = np.zeros(panel.n_series, int)
     parts: list[dict[str, np.ndarray]] = []
     forecasts: Iterator[np.ndarray] = iter(())
@@ -82,7 +99,10 @@ def cross_validate(
             fitted.require_modelled(panel.cut(first_step, cutoffs[:, -1]))
             windows = fitted.windows(panel)
             forecasts = forecasts_along(fitted.models, windows, cutoffs - 1, fitted.quantiles)
-        columns = window_columns(fitted, panel, cutoff, next(forecasts))
+        values = next(forecasts)
+        if walk.hierarchy is not None:
+            values = reconciled_at_cutoff(fitted, past, values, walk.hierarchy, walk.reconcile)
+        columns = window_columns(fitted, panel, cutoff, values)
         parts.append(columns | _baseline_columns(fitted, past))
     return frame_of_windows(panel, settings.time_col, parts)
 
@@ -229,8 +249,10 @@ def evaluate(
     df : data frame
         The result of :meth:`Forecaster.cross_validation`, or forecasts joined with the truth.
     metrics : list of callables, optional
-        Functions of ``utilsforecast.losses``. None: smape, mae and rmse. ``mase`` needs
-        ``train_df`` and a season: ``functools.partial(mase, seasonality=24)``.
+        Functions of ``utilsforecast.losses``. None: smape, mae and rmse, and for each pair of
+        quantiles that form a band, such as those of .1 and .9, the share of truths inside of it,
+        as ``coverage_level80``. ``mase`` needs ``train_df`` and a season:
+        ``functools.partial(mase, seasonality=24)``.
     train_df : data frame, optional
         Past values of the series, for scaled metrics.
     models : list of str, optional
@@ -243,8 +265,10 @@ def evaluate(
     Returns
     -------
     data frame
-        One row per series (and cutoff) and metric, one column per model. With ``agg_fn``, one row
-        for all series.
+        One row per series (and cutoff) and metric, one column per model; models without quantiles
+        have no coverage. With ``agg_fn``, one row per metric (and cutoff): leave the column
+        ``cutoff`` out, ``evaluate(df.drop(columns="cutoff"), agg_fn="mean")``, for one over all
+        cutoffs.
 
     Raises
     ------
@@ -262,7 +286,7 @@ def evaluate(
         models = _forecast_columns(frame, {id_col, time_col, target_col, "cutoff"})
     # those that need neither a season nor past values
     if metrics is None:
-        metrics = [losses.smape, losses.mae, losses.rmse]
+        metrics = [losses.smape, losses.mae, losses.rmse, *_coverages(frame, models)]
     of_arrow = frame.backend == "pyarrow"  # which utilsforecast does not read
     scores = evaluation.evaluate(
         _as_pandas(df) if of_arrow else df,
@@ -296,6 +320,53 @@ def _forecast_columns(frame: Frame, keys: set[str]) -> list[str]:
                 "models="
             )
     return found
+
+
+def _coverages(frame: Frame, models: Sequence[str]) -> list[Any]:
+    """Return a metric for each band of quantiles that a frame has, of any of the models: the share
+    of truths inside of it.
+    """
+    names = frame.frame.columns
+    bands: dict[str, dict[str, tuple[str, str]]] = {}
+    for model in models:
+        levels = {
+            name: float(name.rpartition("-q")[2])
+            for name in names
+            if name.startswith(f"{model}-q") and _is_quantile(name, names)
+        }
+        for low, q in levels.items():
+            for high, p in levels.items():
+                if q < p and math.isclose(q + p, 1.0, abs_tol=1e-9):
+                    bands.setdefault(f"{100 * (p - q):g}", {})[model] = (low, high)
+    return [_coverage(level, edges) for level, edges in bands.items()]
+
+
+def _coverage(level: str, edges: dict[str, tuple[str, str]]) -> Any:
+    """Return a metric as utilsforecast calls it, of the columns that are the edges of bands."""
+    nw = require("narwhals")
+
+    def coverage(
+        df: Any,
+        models: Sequence[str],
+        id_col: str = "unique_id",
+        target_col: str = "y",
+        cutoff_col: str = "cutoff",
+    ) -> Any:
+        data = nw.from_native(df)
+        keys = [name for name in (id_col, cutoff_col) if name in data.columns]
+        missing = nw.lit(None, nw.Float64)
+        shares = [missing.alias(model) for model in models if model not in edges]
+        for model, (low, high) in edges.items():
+            inside = nw.col(target_col).is_between(nw.col(low), nw.col(high)).cast(nw.Float64)
+            # a missing truth is neither inside nor outside
+            known = nw.col(target_col) == nw.col(target_col)
+            shares.append(nw.when(known).then(inside).otherwise(missing).alias(model))
+        of_rows = data.select(*keys, *shares)
+        of_series = of_rows.group_by(keys).agg(nw.col(*models).mean()).sort(keys)
+        return of_series.select(*keys, *models).to_native()
+
+    coverage.__name__ = f"coverage_level{level}"
+    return coverage
 
 
 def _as_pandas(table: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from fluxutils_py.errors import DataError, SpecError, warn
 from fluxutils_py.forecasting.features import LARGEST, Features, rolling_mean
 from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
 from fluxutils_py.inputs.frequency import DAY, Frequency
+from fluxutils_py.inputs.panel import Panel, series_name
 
 # of a sample, and of a block of an array that is read for its smallest value
 N_SERIES = 256
@@ -23,6 +25,8 @@ MOST_SEASONS = 8  # largest long season, in seasons
 SMALLEST_SCALE = 1e-6  # of a series, relative to the typical change of all
 # of a series that has a say in the choice of a long season, relative to the largest
 LEAST_CHANGE = 0.002
+FEW = 0.05  # largest share of values that may stand for missing ones, of all and of a series
+SMALL = 1 / 3  # of the median of a series: values that lead down to 0
 LEAST_SHARE = 0.02  # share of the variance of errors that a long season must explain
 
 
@@ -127,20 +131,82 @@ def sample(source: PackedSeries | ArraySource) -> np.ndarray:
     return source.cut(series, lengths - k, k)[0]
 
 
-def smallest_value(source: PackedSeries | ArraySource) -> float:
-    """Return the smallest of all values, read block by block; NaN if all are missing."""
-    smallest = np.nan
-    if isinstance(source, PackedSeries):
-        return float(np.fmin.reduce(source.values[0], initial=smallest))
-    for first in range(0, source.n_series, N_SERIES):
-        stop = min(first + N_SERIES, source.n_series)
-        series = np.arange(first, stop)
-        for start in range(0, source.n_steps, N_STEPS):
-            n_steps = min(N_STEPS, source.n_steps - start)
-            starts = np.full(len(series), start)
-            block = source.cut(series, starts, n_steps)
-            smallest = np.fmin.reduce(block, axis=None, initial=smallest)
-    return float(smallest)
+@dataclass(frozen=True)
+class LowValues:
+    """Where the values of series are 0 or below, which have no logarithms.
+
+    Attributes
+    ----------
+    smallest : float
+        Of all values; NaN if all are missing.
+    n_known : int
+        Number of values that are not missing.
+    counts : ndarray of int, shape (N,)
+        Number of values that are 0 or below, of each series.
+    """
+
+    smallest: float
+    n_known: int
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, source: PackedSeries | ArraySource) -> LowValues:
+        """Read all values, block by block."""
+        if isinstance(source, PackedSeries):
+            values = source.values[0]
+            low = np.flatnonzero(values <= 0)
+            series = np.searchsorted(source.offsets, low, "right") - 1
+            counts = np.bincount(series, minlength=source.n_series)
+            smallest = float(np.fmin.reduce(values, initial=np.nan))
+            return cls(smallest, int((~np.isnan(values)).sum()), counts)
+        smallest = np.nan
+        n_known = 0
+        counts = np.zeros(source.n_series, int)
+        for first in range(0, source.n_series, N_SERIES):
+            stop = min(first + N_SERIES, source.n_series)
+            series = np.arange(first, stop)
+            for start in range(0, source.n_steps, N_STEPS):
+                n_steps = min(N_STEPS, source.n_steps - start)
+                starts = np.full(len(series), start)
+                block = source.cut(series, starts, n_steps)[0]
+                smallest = np.fmin.reduce(block, axis=None, initial=smallest)
+                n_known += int((~np.isnan(block)).sum())
+                counts[series] += (block <= 0).sum(1)
+        return cls(float(smallest), n_known, counts)
+
+    def describe(self, panel: Panel | None) -> str:
+        """Name how many values are low, in which series, and what to do about them."""
+        series = np.flatnonzero(self.counts)
+        where = f"series {series_name(panel, series[0])}"
+        if len(series) > 1:
+            where = f"{len(series)} series, such as {series_name(panel, series[0])}"
+        return (
+            f"{self.counts.sum()} of {self.n_known} values are 0 or below ({where}; the smallest "
+            f"is {self.smallest:g}): write NaN where they stand for missing values, which "
+            "forecasts do not need; if they are true, use transform='none'"
+        )
+
+    def are_apart(self, source: PackedSeries | ArraySource) -> bool:
+        """Whether the low values are few, and apart from all others, as if they stood for missing
+        ones.
+
+        In each series that has them, positive values below a third of their median are then fewer.
+        Of counts with a small mean, or values that vary around 0, they are more.
+        """
+        if self.counts.sum() > FEW * self.n_known:
+            return False
+        series = np.flatnonzero(self.counts)
+        for i in series[:N_SERIES]:
+            length = int(source.lengths[i])
+            values = source.cut(np.array([i]), np.array([0]), length)[0]
+            positive = values[values > 0]
+            # a series without any teaches nothing of its own
+            if not len(positive):
+                continue
+            n_small = int((positive <= SMALL * np.median(positive)).sum())
+            if self.counts[i] > FEW * (len(positive) + self.counts[i]) or n_small >= self.counts[i]:
+                return False
+        return True
 
 
 def choose_features(
@@ -150,8 +216,12 @@ def choose_features(
     lag: int | str | None,
     input_size: int | None,
     transform: str,
+    panel: Panel | None = None,
 ) -> Features:
     """Choose from the data what the user leaves open: transform, long season, input size and unit.
+
+    Warns if a few values, which look like missing ones, are why logarithms are not used; ``panel``
+    has the names of the series.
 
     Raises
     ------
@@ -161,15 +231,10 @@ def choose_features(
         If ``lag`` is no multiple of the season.
     """
     values = sample(source)
-    smallest = smallest_value(source)
-    if np.isnan(smallest):
+    low = LowValues.of(source)
+    if np.isnan(low.smallest):
         raise DataError("there is no value to learn from: the target is missing everywhere")
-    if transform == "log" and smallest <= 0:
-        raise DataError(
-            f"transform='log' needs positive values, the smallest is {smallest:g}; use "
-            "transform='none'"
-        )
-    log = smallest > 0 and transform != "none"
+    log = _takes_logarithms(transform, low, source, panel)
     z = np.log(values) if log else values
     unit = typical_change(z, season)
     if lag is None:
@@ -188,9 +253,21 @@ def choose_features(
         log,
         unit,
         smallest_scale,
-        nonnegative=smallest >= 0,
+        nonnegative=low.smallest >= 0,
         wander=usual_wander(z, h),
     )
+
+
+def _takes_logarithms(
+    transform: str, low: LowValues, source: PackedSeries | ArraySource, panel: Panel | None
+) -> bool:
+    if low.smallest > 0 or transform == "none":
+        return transform != "none"
+    if transform == "log":
+        raise DataError(f"transform='log' needs positive values, and {low.describe(panel)}")
+    if low.are_apart(source):
+        warn(f"logarithms are not modelled, since {low.describe(panel)}")
+    return False
 
 
 def typical_change(z: np.ndarray, season: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from os import PathLike
 from typing import Any, Self
 
@@ -364,10 +364,11 @@ class Forecaster(ForecasterSettings):
         reconcile : "mint" or "bottom_up"
             How forecasts are made to add up. "mint": those of all series change as their past
             errors weigh them (minimum trace with a shrunk covariance), by the library
-            hierarchicalforecast, which the extra ``hierarchy`` installs. Groups must be series of
-            ``fit``, which ``sum_groups`` appends. "bottom_up": groups are the sums of their series,
-            which stay as they are. Quantiles move as far as their point forecast; a group that is
-            no series of ``fit`` has none.
+            hierarchicalforecast, which the extra ``hierarchy`` installs. Errors of spikes, more
+            than six times as large as is usual for their series, are clipped first. Groups must be
+            series of ``fit``, which ``sum_groups`` appends. "bottom_up": groups are the sums of
+            their series, which stay as they are. Quantiles move as far as their point forecast, and
+            keep their width; a group that is no series of ``fit`` has none.
 
         Returns
         -------
@@ -402,7 +403,8 @@ class Forecaster(ForecasterSettings):
         At each step, the paths are distributed by the quantiles of :meth:`predict`, of which there
         must be two or more; between the levels and beyond them the distribution is interpolated in
         normal scores, of logarithms where these are modelled. From step to step they depend on each
-        other as the errors of past forecasts did. Series are drawn independently of each other.
+        other as the errors of past forecasts did. Series are drawn independently of each other, so
+        that sums of their paths are too narrow where series move together.
 
         Parameters
         ----------
@@ -495,6 +497,8 @@ class Forecaster(ForecasterSettings):
         *,
         refit: bool | None = False,
         static_df: object = None,
+        hierarchy: Groups | None = None,
+        reconcile: str = "mint",
     ) -> Any:
         """Evaluate forecasts of the last part of each series, walking forward in time.
 
@@ -511,6 +515,11 @@ class Forecaster(ForecasterSettings):
             True: train for each window. False: train once, on the data before the first window.
             None: do not train, use this forecaster, which was fitted on earlier data or other
             series; each rank may do so by itself.
+        hierarchy : dict, optional
+            Groups of series, whose forecasts add up in each window, as in :meth:`predict`.
+            ``df`` has their sums, ``sum_groups(df, hierarchy)``.
+        reconcile : "mint" or "bottom_up"
+            As in :meth:`predict`.
 
         Returns
         -------
@@ -522,8 +531,9 @@ class Forecaster(ForecasterSettings):
         comm = None if refit is None else self.comm  # forecasts need no other ranks
         with RankGroup.from_comm(comm, "Forecaster.cross_validation") as ranks:
             check_settings(self)
-            walk = Walk(n_windows, int(self.h) if step_size is None else step_size, refit)
-            ranks.require_equal(asdict(walk) | course_of_fit(self))
+            step = int(self.h) if step_size is None else step_size
+            walk = Walk(n_windows, step, refit, hierarchy, reconcile)
+            ranks.require_equal(walk.traits() | course_of_fit(self))
             if not is_frame(df):
                 raise DataError(
                     "cross_validation takes a data frame; for an array (F, N, T), cut off steps "

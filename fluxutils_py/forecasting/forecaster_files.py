@@ -56,7 +56,7 @@ def save_forecaster(
         "kind": KIND,
         "format": FORMAT,
         "settings": {k: _to_plain(v) for k, v in arguments.items() if _is_plain(v)},
-        "code": [name for name in CODE if not _is_plain(arguments[name])],
+        "code": code_arguments(fitted.settings),
         "features": asdict(fitted.features),
         "channels": asdict(fitted.channels),
         "covariates": _to_plain(asdict(fitted.covariates)),
@@ -74,6 +74,12 @@ def save_forecaster(
         "history": _plain_history(history),
     }
     write_file(path, content)
+
+
+def code_arguments(settings: ForecasterSettings) -> list[str]:
+    """Return the names of the arguments that a file does not hold, as they are code."""
+    arguments = _stored_arguments(settings)
+    return [name for name in CODE if not _is_plain(arguments[name])]
 
 
 def _stored_arguments(settings: ForecasterSettings) -> dict[str, Any]:

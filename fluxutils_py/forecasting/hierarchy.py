@@ -11,13 +11,14 @@ import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError, warn
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
-from fluxutils_py.forecasting.history import History, forecasts_along
+from fluxutils_py.forecasting.history import History, forecasts_along, start_history
 from fluxutils_py.forecasting.outputs import key_columns, require_panel
 from fluxutils_py.inputs.frames import Frame, make_frame, require
 from fluxutils_py.inputs.panel import Panel
 from fluxutils_py.validation import require_package
 
 METHODS = ("mint", "bottom_up")
+FAR = 6.0  # errors that no normal distribution has
 
 Groups = Mapping[Any, Sequence[Any]]
 
@@ -158,28 +159,69 @@ def reconciled_frame(
     """Return the frame of forecasts (N, 1 + quantiles, h) that add up, with a series for each
     group; see ``Forecaster.predict``.
     """
-    if method not in METHODS:
-        raise SpecError(f"reconcile must be one of {METHODS}, got {method!r}")
+    check_method(method)
     panel = require_panel(history)
     sums = Sums.of(hierarchy, panel.ids)
     _require_one_end(panel)
-    if method == "mint":
-        values = _by_mint(fitted, history, values, sums)
+    values = _add_up(fitted, history, values, sums, method)
     new = np.flatnonzero(sums.of_group < 0)
-    totals = np.full((len(sums.names), *values.shape[1:]), np.nan)
-    totals[:, 0] = sums.matrix @ values[sums.bottom, 0]
+    totals = np.full((len(new), *values.shape[1:]), np.nan)
+    totals[:, 0] = sums.matrix[new] @ values[sums.bottom, 0]
     if len(new) and fitted.n_quantiles:
         warn(
             f"group {sums.names[new[0]]!r} has no quantiles: those of a sum do not follow from "
             "those of its series; append it with sum_groups(df, hierarchy) before fit"
         )
-    known = np.flatnonzero(sums.of_group >= 0)
-    values = _moved(values, sums.of_group[known], totals[known, 0])
-    values = np.concatenate([values, totals[new]])
+    values = np.concatenate([values, totals])
     longer = _with_groups(panel, [sums.names[g] for g in new])
     columns = key_columns(fitted, longer, values.shape[2])
     columns |= {name: values[:, i].ravel() for i, name in enumerate(fitted.names)}
     return make_frame(columns, panel.types, panel.backend)
+
+
+def check_method(method: str) -> None:
+    """Raise SpecError unless there is such a method."""
+    if method not in METHODS:
+        raise SpecError(f"reconcile must be one of {METHODS}, got {method!r}")
+
+
+def reconciled_at_cutoff(
+    fitted: FittedForecaster,
+    past: Panel,
+    values: np.ndarray,
+    hierarchy: Groups,
+    method: str,
+) -> np.ndarray:
+    """Return forecasts (N, 1 + quantiles, h) after the end of a panel that add up, as of the frame
+    of :func:`reconciled_frame`.
+
+    Raises
+    ------
+    DataError
+        If a group is none of the series, or series end at different times.
+    """
+    check_method(method)
+    sums = Sums.of(hierarchy, past.ids)
+    lacks = [name for name, i in zip(sums.names, sums.of_group, strict=True) if i < 0]
+    if lacks:
+        raise DataError(
+            f"group {lacks[0]!r} of the hierarchy is none of the series, so that there is no "
+            "truth to compare its forecasts with: give sum_groups(df, hierarchy)"
+        )
+    _require_one_end(past)
+    history = start_history(fitted.models, fitted.windows(past), past)
+    return _add_up(fitted, history, values, sums, method)
+
+
+def _add_up(
+    fitted: FittedForecaster, history: History, values: np.ndarray, sums: Sums, method: str
+) -> np.ndarray:
+    """Return forecasts (N, 1 + quantiles, h) in which the groups among the series are sums."""
+    if method == "mint":
+        values = _by_mint(fitted, history, values, sums)
+    known = np.flatnonzero(sums.of_group >= 0)
+    totals = sums.matrix[known] @ values[sums.bottom, 0]
+    return _moved(values, sums.of_group[known], totals)
 
 
 def _with_groups(panel: Panel, names: Sequence[Any]) -> Panel:
@@ -236,6 +278,7 @@ def _by_mint(
     # the library has groups first
     rows = np.concatenate([sums.of_group, sums.bottom])
     truth, forecast = past_steps(fitted, history)
+    truth = forecast + clipped_errors(truth - forecast)
     whole = ~np.isnan(truth - forecast).any(0)
     if whole.sum() < 3:
         raise DataError(
@@ -250,6 +293,18 @@ def _by_mint(
         y_hat_insample=forecast[rows][:, whole],
     )
     return _moved(values, rows, np.asarray(found["mean"]))
+
+
+def clipped_errors(errors: np.ndarray) -> np.ndarray:
+    """Return the errors (N, K) of series, clipped where they are far larger than is usual for their
+    series: more than ``FAR`` normal standard deviations, as 1.4826 times the median size has it.
+
+    One old spike would else decide how much the forecasts of its series count from then on.
+    """
+    usual = 1.4826 * np.nanmedian(np.abs(errors), axis=1, keepdims=True)
+    # most errors of a series may be 0
+    bound = np.where(usual > 0, FAR * usual, np.inf)
+    return np.clip(errors, -bound, bound)
 
 
 def past_steps(fitted: FittedForecaster, history: History) -> tuple[np.ndarray, np.ndarray]:

@@ -207,8 +207,9 @@ def choose_inputs(settings: ForecasterSettings, series: Panel | ArrayFNT) -> Fit
     transform = settings.transform
     if transform == "auto" and settings.loss == "mse":
         transform = "none"  # the mean of logarithms is not the logarithm of the mean
+    h, panel = int(settings.h), panel_of(series)
     features = choose_features(
-        source, int(settings.h), season, settings.lag, settings.input_size, transform
+        source, h, season, settings.lag, settings.input_size, transform, panel
     )
     loss = settings.loss
     # these losses compare values, for which they add the seasonal naive forecast

@@ -15,6 +15,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.data.digest import digest_arrays
+from fluxutils_py.estimator import persistence
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.files import atomic_write
 from fluxutils_py.parallel import get_communicator
@@ -66,7 +67,7 @@ def card(obj: Any, path: str | os.PathLike[str] | None = None) -> str:
     lines += _section("Settings", named_settings(best).items())
     lines += _section("Scores", [*_search_rows(obj), *_of_each(parts, _score_rows)])
     lines += _section("Versions", _version_rows())
-    lines += ["## Load", "", *_how_to_load(best, path), ""]
+    lines += ["## Load", "", *_how_to_load(best, parts, path), ""]
     text = "\n".join(lines)
     if path is not None and get_communicator("auto").rank == 0:
         with atomic_write(path) as file:
@@ -164,16 +165,36 @@ def _version_rows() -> Iterator[Row]:
     yield "Python", platform.python_version()
 
 
-def _how_to_load(obj: Any, path: object) -> list[str]:
+def _how_to_load(obj: Any, parts: dict[str, Any], path: object) -> list[str]:
     name = "model.pt" if path is None else Path(os.fspath(str(path))).with_suffix(".pt").name
-    code = [
-        "import fluxutils_py",
-        "",
-        f'model = fluxutils_py.load("{name}")  # written by fluxutils_py.save; runs no code',
-    ]
+    arguments = [f'"{name}"']
+    for part in parts.values():
+        arguments += [f"{argument}={code}" for argument, code in _code_of(part).items()]
+    lines = ["import fluxutils_py", ""]
+    if len(arguments) > 1:
+        lines.append("# the file only names code of its author: import it, and give it to load")
+    lines.append(f"model = {_loader_of(obj)}.load({', '.join(arguments)})")
+    lines[-1] += "  # written by fluxutils_py.save; runs no code"
     if hasattr(obj, "predict"):
-        code.append("predictions = model.predict(...)  # data as in fit: (features, series, time)")
-    return ["```python", *code, "```"]
+        lines.append("predictions = model.predict(...)  # data as in fit: (features, series, time)")
+    return ["```python", *lines, "```"]
+
+
+def _code_of(part: Any) -> dict[str, str]:
+    """Return the arguments that load needs for a part, with the names of what to give."""
+    if isinstance(part, Estimator):
+        return persistence.code_to_give(part)
+    if hasattr(part, "correction_"):  # a forecaster, whose room is slow to load
+        from fluxutils_py.forecasting.forecaster_files import code_arguments
+
+        return dict.fromkeys(code_arguments(part), "...")
+    return {}
+
+
+def _loader_of(obj: object) -> str:
+    """Return what has the load for an object: its class, if that is one of the user's."""
+    is_own = isinstance(obj, Estimator) and not type(obj).__module__.startswith("fluxutils_py.")
+    return type(obj).__name__ if is_own else "fluxutils_py"
 
 
 def _section(title: str, rows: Iterable[Row]) -> list[str]:

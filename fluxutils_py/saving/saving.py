@@ -119,8 +119,9 @@ def load(path: object, **arguments: Any) -> Any:
     ----------
     path : str or path-like
     **arguments
-        Constructor arguments of the estimator or forecaster to use instead of those in the file;
-        see :meth:`Estimator.load`.
+        Constructor arguments of the estimator or forecaster to use instead of those in the file,
+        such as ``model`` for a network of your own, also one in a pipeline or of a search; see
+        :meth:`Estimator.load`.
 
     Returns
     -------

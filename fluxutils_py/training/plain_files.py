@@ -30,6 +30,9 @@ PYTHON_SCALARS = (bool, int, float, str, type(None))
 SETTING_TYPES = (*PYTHON_SCALARS, np.bool_, np.integer, np.floating)
 PLAIN_TYPES = (*PYTHON_SCALARS, complex, bytes)
 
+# kinds of files that fluxutils_py.load reads
+FOR_LOAD = ("fluxutils_py estimator", "fluxutils_py fitted objects", "fluxutils_py forecaster")
+
 Made = TypeVar("Made")
 
 
@@ -78,7 +81,9 @@ def read_file(
         raise FileNotFoundError(f"{path}: no such file{hint}")
     content = _load_checked(path, expected, device)
     if not isinstance(content, dict) or content.get("kind") not in kinds:
-        raise LoadError(f"{path} is no {expected} file")
+        found = content.get("kind") if isinstance(content, dict) else None
+        hint = f": it is a file of {found}, which fluxutils_py.load reads"
+        raise LoadError(f"{path} is no {expected} file" + hint * (found in FOR_LOAD))
     if format is not None:
         _check_format(content.get("format"), format, path)
     return content

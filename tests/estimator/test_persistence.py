@@ -382,6 +382,55 @@ def test_own_model_is_named_and_can_be_given(model, tmp_path):
             round_trip(est, tmp_path, model=again)
 
 
+class Scaled(Own):
+    """Its settings change what it computes, and no shape."""
+
+    def __init__(self, n_in=2, n_out=1, hidden=4, factor=1.0, act=torch.relu):
+        super().__init__(n_in, n_out, hidden)
+        self.factor, self.act = factor, act
+
+    def forward(self, x):
+        return self.factor * self.act(super().forward(x))
+
+
+def scaled_loss(model, xs, ys, factor=1.0):
+    return factor * own_loss(model, xs, ys)
+
+
+def test_settings_inside_code_are_stored_and_given_to_it(tmp_path):
+    est = Estimator(Scaled, scaled_loss, None, SPEC, random_state=0)
+    est.set_params(model__hidden=3, model__factor=2.5, loss=partial(scaled_loss, factor=3.0))
+    est.fit(X, Y)
+    loaded = round_trip(est, tmp_path, model=Scaled, loss=scaled_loss)
+    names = ("model__hidden", "model__factor")
+    assert [loaded.get_params()[k] for k in names] == [3, 2.5]
+    # what the caller gives wins
+    other = Estimator.load(tmp_path / "est", model=partial(Scaled, factor=5.0))
+    np.testing.assert_allclose(other.predict(X), 2 * loaded.predict(X), rtol=1e-6)
+    # an instance and a function of another name are taken as they are
+    for given in (Scaled(2, 1), lambda: Scaled(2, 1)):
+        with pytest.raises(LoadError, match=r"Scaled with hidden=3, factor=2\.5"):
+            Estimator.load(tmp_path / "est", model=given)
+
+
+def test_settings_that_no_file_holds_are_asked_for(tmp_path):
+    est = Estimator(Scaled, None, None, SPEC, random_state=0)
+    est.set_params(model__hidden=3, model__act=torch.tanh).fit(X, Y).save(tmp_path / "est")
+    with pytest.raises(LoadError, match=r"hidden=3, act=\.\.\..*partial\(Scaled, act="):
+        Estimator.load(tmp_path / "est", model=Scaled)
+    loaded = Estimator.load(tmp_path / "est", model=partial(Scaled, act=torch.tanh))
+    assert np.array_equal(loaded.predict(X), est.predict(X))
+
+
+def test_settings_in_a_file_make_no_model_larger_than_its_parameters(tmp_path):
+    Estimator(partial(Own, hidden=3), None, None, SPEC).fit(X, Y).save(tmp_path / "est")
+    stored = content(tmp_path / "est")
+    stored["keywords"]["model"]["plain"]["hidden"] = 10**6  # 16 TB
+    write(tmp_path / "est", **stored)
+    with pytest.raises(LoadError, match="4000000"):
+        Estimator.load(tmp_path / "est", model=Own)
+
+
 @pytest.mark.parametrize("model", [
     lambda: nn.Sequential(Own(), nn.Linear(1, 1)),
     lambda: tied(),
@@ -623,10 +672,10 @@ def test_any_part_of_the_wrong_kind_is_a_load_error(how, saved, tmp_path):
         write(tmp_path / "est", **wrong)
         if how == "None" and part in MAY_BE_NONE:
             continue  # which there may be
-        if how == "gone" and part in ("choice", "data", "calibration", "longest"):
+        if how == "gone" and part in ("choice", "data", "calibration", "longest", "keywords"):
             continue  # earlier files have none
         if (how != "gone" and part == "model_name") or (
-            how == "dict" and part in ("settings", "code", "scheduler", "data")
+            how == "dict" and part in ("settings", "code", "keywords", "scheduler", "data")
         ):
             continue  # a name to show, and data under names that are not used
         if how == "number" and part == "longest":

@@ -3,6 +3,8 @@
 import numpy as np
 import optuna
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 from sklearn.model_selection import GridSearchCV
 from utilsforecast.losses import mae, smape
@@ -75,6 +77,34 @@ def test_scores_are_those_of_utilsforecast(panel, small):
     for name in scores.columns:
         each = (found[name] - found.y).abs().groupby(found.unique_id).mean()
         np.testing.assert_allclose(scores.loc["mae", name], each.mean())
+
+
+def test_coverage_is_the_share_of_truths_inside_of_each_band(panel, small):
+    fc = Forecaster(3, quantiles=(0.05, 0.1, 0.5, 0.9), **small)
+    found = fc.cross_validation(panel.dropna(), n_windows=2).dropna()
+    # every third truth lies far outside
+    found["y"] = np.where(np.arange(len(found)) % 3, found["Forecaster-q0.5"], 1e6)
+    found.loc[found.index[1], "y"] = np.nan  # neither in nor out
+    inside = (found.y >= found["Forecaster-q0.1"]) & (found.y <= found["Forecaster-q0.9"])
+    inside = inside[found.y.notna()].groupby([found.unique_id, found.cutoff]).mean()
+    for frame in (
+        found,
+        pl.DataFrame(found.to_dict("list")),
+        pa.Table.from_pandas(found, preserve_index=False),
+    ):
+        each = evaluate(frame)
+        each = each if isinstance(each, pd.DataFrame) else each.to_pandas()
+        bands = each[each.metric.str.startswith("coverage")]
+        assert set(bands.metric) == {"coverage_level80"}  # .05 has no counterpart
+        bands = bands.set_index(["unique_id", "cutoff"]).Forecaster.sort_index()
+        np.testing.assert_allclose(bands, inside.to_numpy())
+        assert set(each.columns) == {"unique_id", "cutoff", "metric", "Forecaster", *BASELINES}
+    # one row for each metric over all cutoffs, as the docstring says
+    whole = evaluate(found.drop(columns="cutoff"), agg_fn="mean").set_index("metric")
+    assert list(whole.index) == ["smape", "mae", "rmse", "coverage_level80"]
+    per_series = inside.groupby(level=0).mean()
+    assert abs(whole.loc["coverage_level80", "Forecaster"] - per_series.mean()) < 0.1
+    assert whole.loc["coverage_level80", BASELINES].isna().all()
 
 
 def test_splits_are_by_time(panel):
@@ -187,7 +217,8 @@ def test_a_first_zero_after_the_first_cutoff_is_named(small, refit):
     later = df.assign(y=np.where((df.unique_id == "b") & (df.ds == 45), 0.0, df.y))
     with pytest.raises(DataError, match=r"0 in series 'b' at 45;.*transform='none'"):
         fc.cross_validation(later, n_windows=3, refit=refit)
-    assert len(fc.cross_validation(later, n_windows=3, refit=True)) == 2 * 3 * 3
+    with pytest.warns(UserWarning, match="1 of 94 values .*'b'"):
+        assert len(fc.cross_validation(later, n_windows=3, refit=True)) == 2 * 3 * 3
     # to score against, nothing else
     last = df.assign(y=np.where((df.unique_id == "b") & (df.ds == 48), 0.0, df.y))
     found = fc.cross_validation(last, n_windows=3, refit=refit)

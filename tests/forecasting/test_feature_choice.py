@@ -1,5 +1,7 @@
 """What is chosen from the data."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,11 +9,11 @@ import pytest
 from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.forecasting.feature_choice import (
+    LowValues,
     choose_features,
     choose_lag,
     find_season,
     season_within,
-    smallest_value,
     usual_season,
 )
 from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
@@ -72,7 +74,7 @@ def test_targets_that_cannot_be_learnt_are_refused(rng):
         )
     with pytest.raises(
         DataError,
-        match=r"'log' .* -1; .*transform='none'",
+        match=r"'log' .* -1\): .*transform='none'",
     ):
         choose_features(ArraySource(np.full((1, 1, 9), -1.0)), 2, 1, None, None, "log")
 
@@ -84,16 +86,59 @@ def test_one_value_of_an_array_decides_the_transform_wherever_it_is(where, value
     source = ArraySource(x)
     assert choose_features(source, 3, 1, "auto", 5, "auto").log
     x[where] = value
-    assert smallest_value(source) == value
-    assert not choose_features(source, 3, 1, "auto", 5, "auto").log
-    with pytest.raises(DataError, match=f"smallest is {value:g}"):
+    low = LowValues.of(source)
+    assert (low.smallest, low.n_known, low.counts.sum()) == (value, x.size, 1)
+    with pytest.warns(UserWarning, match=f"1 of {x.size} values .*number {where[1]}; .*transform"):
+        assert not choose_features(source, 3, 1, "auto", 5, "auto").log
+    with pytest.raises(DataError, match=f"smallest is {value:g}.*NaN"):
         choose_features(source, 3, 1, "auto", 5, "log")
+
+
+def packed(values):
+    return PackedSeries(np.concatenate(values)[None], np.array([len(v) for v in values]))
+
+
+def may_be_missing(values):
+    """Whether a fit warns that values may stand for missing ones."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        log = choose_features(packed(values), 3, 1, None, 5, "auto").log
+    assert not (caught and log)
+    return bool(caught)
+
+
+def test_a_few_values_apart_from_the_others_may_be_missing_ones(rng):
+    panel = [100 * np.exp(rng.normal(size=n) / 4) for n in (90, 60, 75)]
+    assert not may_be_missing(panel)
+    for missing in (0.0, -1.0):
+        panel[1][20:23] = missing
+        assert may_be_missing(panel)
+    assert may_be_missing([*panel, np.zeros(5)])
+    panel[1][20:23] = np.nan
+    assert not may_be_missing(panel)
+    panel[1][:50] = 0  # more than a few
+    assert not may_be_missing(panel)
+
+
+@pytest.mark.parametrize("draw", [
+    lambda rng: rng.poisson(4, (8, 300)).astype(float),
+    lambda rng: rng.poisson(7, (8, 300)).astype(float),  # one or two zeros
+    lambda rng: rng.negative_binomial(2, 2 / 22, (8, 300)).astype(float),
+    lambda rng: np.where(rng.random((8, 300)) < 0.3, rng.poisson(9, (8, 300)), 0.0),  # intermittent
+    lambda rng: 12 + 7 * np.sin(np.arange(3000) * 2 * np.pi / 365) + 2.5 * rng.normal(size=(1, 3000)),
+    lambda rng: rng.normal(size=(3, 200)) / 100,  # returns
+    lambda rng: 1 + 0.35 * rng.normal(size=(8, 300)),
+], ids=["counts", "rare zeros", "dispersed", "intermittent", "temperature", "returns", "near 0"])  # fmt: skip
+def test_true_zeros_and_values_around_0_are_not_warned_of(draw, rng):
+    values = draw(rng)
+    assert (values <= 0).any()
+    assert not may_be_missing(list(values))
 
 
 def test_an_array_with_values_outside_the_sample_alone_can_be_learnt_from():
     x = np.full((1, 600, 50), np.nan)
     x[0, 1, 3] = 4.0
-    assert smallest_value(ArraySource(x)) == 4.0
+    assert LowValues.of(ArraySource(x)).smallest == 4.0
     choose_features(ArraySource(x), 3, 1, "auto", 5, "auto")
     with pytest.raises(DataError, match="missing everywhere"):
         choose_features(ArraySource(x * np.nan), 3, 1, "auto", 5, "auto")

@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from sklearn.base import clone
 
 from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.forecasting import Forecaster, sum_groups
-from fluxutils_py.forecasting.hierarchy import Sums, past_steps
+from fluxutils_py.forecasting.hierarchy import Sums, clipped_errors, past_steps
 
 GROUPS = {"all": ["north", "c"], "north": ["a", "b"]}
 
@@ -112,6 +113,67 @@ def test_mint_equals_its_formula(fc):
     inverse = np.linalg.inv(W)
     P = np.linalg.solve(S.T @ inverse @ S, S.T @ inverse)
     np.testing.assert_allclose(found[rows], S @ P @ plain[rows], rtol=1e-5)
+
+
+def test_an_old_spike_does_not_decide_how_forecasts_add_up(df, fc):
+    pytest.importorskip("hierarchicalforecast", reason="an extra")
+    spiked = df.copy()
+    spiked.loc[(df.unique_id == "c") & (df.ds == 25), "y"] *= 1000
+    own = fc.predict(sum_groups(spiked, GROUPS)).set_index(["unique_id", "ds"]).Forecaster
+    out = fc.predict(sum_groups(spiked, GROUPS), hierarchy=GROUPS)
+    out = out.set_index(["unique_id", "ds"]).Forecaster
+    # what the others' forecasts lack of the sum is not all laid upon c
+    lack = own["all"] - own["a"] - own["b"] - own["c"]
+    assert ((out["c"] - own["c"]).abs() < 0.3 * lack.abs()).all()
+
+
+def test_far_errors_are_clipped_and_usual_ones_are_not():
+    rng = np.random.default_rng(0)
+    errors = rng.normal(size=(3, 400)) * [[1.0], [100.0], [1.0]]
+    errors[2, 3:] = 0  # most are 0: nothing is usual
+    errors[1, 5] = np.nan
+    np.testing.assert_array_equal(clipped_errors(errors), errors)
+    spiked = errors.copy()
+    spiked[0, 7] = -5000.0
+    found = clipped_errors(spiked)
+    assert found[0, 7] == pytest.approx(-6 * 1.4826 * np.median(np.abs(spiked[0])))
+    np.testing.assert_array_equal(np.delete(found, 7, 1), np.delete(errors, 7, 1))
+
+
+@pytest.mark.parametrize("refit", [None, True])
+@pytest.mark.parametrize("method", ["mint", "bottom_up"])
+def test_cross_validation_reconciles_at_each_cutoff(df, fc, method, refit):
+    if method == "mint":
+        pytest.importorskip("hierarchicalforecast", reason="an extra")
+    whole = sum_groups(df, GROUPS)
+    found = fc.cross_validation(
+        whole, 2, 4, refit=refit, hierarchy=GROUPS, reconcile=method
+    ).set_index(["unique_id", "ds"])
+    for cutoff, part in found.groupby("cutoff"):
+        past = whole[whole.ds <= cutoff]
+        at = fc if refit is None else clone(fc).fit(past)
+        expected = at.predict(past, hierarchy=GROUPS, reconcile=method)
+        expected = expected.set_index(["unique_id", "ds"])
+        np.testing.assert_allclose(
+            part[expected.columns], expected.loc[part.index], rtol=1e-5, atol=1e-5
+        )
+        sums = part.Forecaster["a"] + part.Forecaster["b"] + part.Forecaster["c"]
+        np.testing.assert_allclose(part.Forecaster["all"], sums, rtol=1e-5)
+    assert found.cutoff.nunique() == 2
+
+
+def test_what_cannot_add_up_in_cross_validation_is_refused(df, fc):
+    whole = sum_groups(df, GROUPS)
+    with pytest.raises(DataError, match=r"'all' of the hierarchy .*sum_groups"):
+        fc.cross_validation(df, refit=None, hierarchy=GROUPS)
+    with pytest.raises(SpecError, match="got 'ols'"):
+        fc.cross_validation(whole, refit=None, hierarchy=GROUPS, reconcile="ols")
+    late = whole[(whole.unique_id != "c") | (whole.ds > 35)]
+    with (
+        pytest.raises(DataError, match="'c' has not begun"),
+        pytest.warns(UserWarning, match="too short"),
+    ):
+        fc.cross_validation(late, 2, refit=None, hierarchy=GROUPS)
 
 
 def test_what_cannot_add_up_is_refused(df, fc, monkeypatch, small):

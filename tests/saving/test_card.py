@@ -4,12 +4,14 @@ import hashlib
 
 import numpy as np
 import pytest
+import torch
+from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 
 import fluxutils_py
-from fluxutils_py import SequenceScaler, samples
+from fluxutils_py import Estimator, SequenceScaler, samples
 from fluxutils_py.forecasting import Forecaster
 from tests.plain_networks import plain_regressor
 
@@ -85,3 +87,40 @@ def test_what_is_not_fitted_has_no_card(tmp_path):
     with pytest.raises(NotFittedError):
         fluxutils_py.card(plain_regressor(), tmp_path / "model.md")
     assert list(tmp_path.iterdir()) == []
+
+
+class Own(torch.nn.Module):
+    def __init__(self, n_in, n_out, width=2, act=torch.nn.ReLU):
+        super().__init__()
+        self.hidden, self.act = torch.nn.Linear(n_in, width), act()
+        self.head = torch.nn.Linear(width, n_out)
+
+    def forward(self, x):
+        return self.head(self.act(self.hidden(x)))
+
+
+class OwnEstimator(Estimator):
+    pass
+
+
+def loading(obj):
+    """The line of a card that loads."""
+    return next(line for line in fluxutils_py.card(obj).splitlines() if ".load(" in line)
+
+
+def test_the_card_of_a_network_of_ones_own_asks_for_it(tmp_path):
+    spec = {"epochs": 1, "batchsize": 7, "seqsize": 11}
+    est = Estimator(Own, spec=spec).set_params(model__width=3).fit(X, X[:1])
+    path = tmp_path / "model.pt"
+    assert 'fluxutils_py.load("model.pt", model=Own)' in loading(est)
+    # what the card says works, as it stands
+    est.save(path)
+    made = eval(loading(est).partition(" = ")[2].replace("model.pt", str(path)))
+    np.testing.assert_array_equal(made.predict(X), est.predict(X))
+    pipe = make_pipeline(SequenceScaler(), clone(est).set_params(model__act=torch.nn.Tanh))
+    pipe.fit(samples(X), samples(X[:1]))
+    assert "model=partial(Own, act=...))" in loading(pipe)
+    assert "model=Own(...))" in loading(Estimator(Own(3, 1), spec=spec).fit(X, X[:1]))
+    assert 'OwnEstimator.load("model.pt")' in loading(OwnEstimator(spec=spec).fit(X, X[:1]))
+    fc = Forecaster(h=2, max_steps=2, season_length=3, freq=None, model=Own, n_models=1)
+    assert "model=...)" in loading(fc.fit(X[:1] + 20))

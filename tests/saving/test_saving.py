@@ -194,9 +194,32 @@ def test_models_of_ones_own_are_given_to_load(tmp_path):
         fluxutils_py.load(tmp_path / "file.pt")
     found = fluxutils_py.load(tmp_path / "file.pt", model=Own(F, 1))
     np.testing.assert_array_equal(found.predict(X), pipe.predict(X))
+    # the class of the estimator in it cannot load it, and says what can
+    with pytest.raises(LoadError, match=r"fitted objects, which fluxutils_py\.load reads"):
+        Estimator.load(tmp_path / "file.pt", model=Own(F, 1))
     fluxutils_py.save(SequenceScaler().fit(X), tmp_path / "file.pt")
     with pytest.raises(TypeError, match="model"):
         fluxutils_py.load(tmp_path / "file.pt", model=Own(F, 1))
+
+
+def own_net(n_in, n_out, width=2):
+    return torch.nn.Sequential(Own(n_in, width), torch.nn.Linear(width, n_out))
+
+
+def test_settings_that_a_search_has_found_are_those_of_the_loaded_model(tmp_path):
+    est = Estimator(own_net, spec={"epochs": 1, "batchsize": 7, "seqsize": 5}, random_state=0)
+    search = GridSearchCV(est, {"model__width": [3]}, cv=2, error_score="raise")
+    search.fit(samples(X), samples(X[:1]))
+    fluxutils_py.save(search, tmp_path / "file.pt")
+    with pytest.raises(
+        LoadError, match=r"own_net with width=3, .*fluxutils_py\.load\(path, model="
+    ):
+        fluxutils_py.load(tmp_path / "file.pt")
+    found = fluxutils_py.load(tmp_path / "file.pt", model=own_net)
+    np.testing.assert_array_equal(
+        found.predict(X), search.predict(samples(X)).reshape(1, *X.shape[1:])
+    )
+    assert found.get_params()["model__width"] == found.best_params_["model__width"] == 3
 
 
 @pytest.mark.parametrize(
