@@ -407,9 +407,12 @@ def _warn_about(training: Training, est: SeriesEstimator, request: FitRequest) -
 
 
 def run_evaluate(
-    est: SeriesEstimator, request: FitRequest, *, gradient: bool
+    est: SeriesEstimator, request: FitRequest, *, gradient: bool, whole: bool = False
 ) -> float | tuple[float, Tensor]:
-    """Run an epoch without updates; return its loss, and its mean gradient if asked for."""
+    """Run an epoch without updates; return its loss, and its mean gradient if asked for.
+
+    ``whole``: walk whole series as ``predict`` does, without folds or burn-in.
+    """
     settings = est.resolved_params()
     with ranks_of_call(settings.comm, "evaluate", request.sharded) as ranks:
         told: dict[str, object] = {"gradient": bool(gradient)}
@@ -420,6 +423,9 @@ def run_evaluate(
             require_gradients("evaluate(gradient=True)")
         check_is_fitted(est, "model_")
         parts = est.fitted_parts_
+        if whole:
+            spec = replace(read_spec(settings.spec), rebatch=False, burn_in=0)
+            settings = replace(settings, spec=spec)
         data = prepare(
             replace(settings, choose=None),
             input_schema(est, settings, parts),

@@ -25,6 +25,9 @@ Tensors = Tensor | Sequence[Tensor]  # one input or output, or several
 
 _CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _CLASS_FUNCTIONS = (F.cross_entropy, F.nll_loss)
+# the outputs of these are values of the targets, in their unit
+_VALUE_LOSSES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+_VALUE_FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
 # torch broadcasts the outputs and targets of these, which is never meant
 _SAME_SHAPE = (
     nn.MSELoss,
@@ -57,6 +60,9 @@ class SeqLoss:
         self.criterion = criterion
         core = _innermost_function(criterion)
         self.classes = isinstance(core, _CLASS_LOSSES) or core in _CLASS_FUNCTIONS
+        self.values = isinstance(core, _VALUE_LOSSES) or core in _VALUE_FUNCTIONS
+        # of torch's other losses, the outputs are scores or probabilities
+        self.scores = _is_of_torch(core) and not self.values
         self._same_shape = needs_equal_shapes(criterion)
         self._reduction = _criterion_setting(criterion, "reduction", "mean")
         self.ignore_index: int = _criterion_setting(criterion, "ignore_index", -100)
@@ -470,6 +476,10 @@ def _innermost_function(f: object) -> object:
     while isinstance(f, functools.partial):
         f = f.func
     return f
+
+
+def _is_of_torch(core: object) -> bool:
+    return str(getattr(core, "__module__", "")).startswith("torch.nn.")
 
 
 def _criterion_setting(f: Loss, name: str, default: object) -> Any:
