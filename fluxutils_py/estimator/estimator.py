@@ -521,8 +521,8 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         - the accuracy, for classifiers, and for cross-entropy with integer targets;
         - else minus the mean loss: the outputs may be in another unit than the targets, as the
           log-odds of ``nn.BCEWithLogitsLoss`` are. It is that of :meth:`evaluate` on whole series,
-          without folds and burn-in, and may lie below 0. A loss function of your own has R2 by
-          ``scoring=pooled_scorer("r2")``.
+          without folds and burn-in; the ``context`` of :func:`fluxutils_py.timesteps` is not read.
+          A loss function of your own has R2 by ``scoring=pooled_scorer("r2")``.
 
         Steps without a target do not count. For the parameters see :meth:`fit`.
         """
