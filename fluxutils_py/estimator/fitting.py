@@ -401,9 +401,9 @@ def _warn_about(training: Training, est: SeriesEstimator, request: FitRequest) -
         warn_unscaled(data.windows, model, request.y, getattr(est, "scale_target", None))
     if request.validation_data is not None:
         warn_unlike_training(data.windows, data.validation)
-    if data.spec.gradient == "exact" and not (training.resume or is_closed_form(model)):
-        warn_truncated_layers(model)
     if not training.resume and not is_closed_form(model):
+        if data.spec.gradient == "exact":
+            warn_truncated_layers(model)
         with seeded(0):
             warn_last_layer(model, data.loss, _first_steps(data.windows, next(model.parameters())))
     if request.is_fit and not request.resume and not is_closed_form(model):
