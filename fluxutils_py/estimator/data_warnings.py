@@ -20,7 +20,8 @@ from fluxutils_py.errors import DataError, SingleStepWarning, warn
 from fluxutils_py.estimator.fitted_parts import uses_past
 from fluxutils_py.inputs.inputs import Inputs, is_native
 from fluxutils_py.nn import Recur
-from fluxutils_py.nn.model_windows import cut_dependence
+from fluxutils_py.nn.losses import Loss, SeqLoss
+from fluxutils_py.nn.model_windows import cut_dependence, trial_outputs
 from fluxutils_py.nn.sensitivities import carries, truncated_layers
 from fluxutils_py.nn.states import recurrent_layers
 from fluxutils_py.parallel import RankGroup
@@ -337,6 +338,19 @@ def warn_cut(model: nn.Module, steps: Sequence[Tensor], overlap: int, seqsize: i
         f"the series: what it predicts depends on where they are cut. {remedy}; or let windows be "
         "whole series with spec.seqsize=None, and predict whole series"
     )
+
+
+# -- last layers that do not fit the loss ------------------------------------------------------
+
+
+def warn_last_layer(model: nn.Module, loss: Loss, steps: Sequence[Tensor]) -> None:
+    """Warn about a last layer that the loss has inside already, or lacks; ``steps`` are inputs."""
+    if not isinstance(loss, SeqLoss) or not loss.scores:
+        return
+    for out in trial_outputs(model, steps):
+        misfit = loss.misfit(out)
+        if misfit is not None:
+            warn(f"{loss!r} {misfit}; with {type(model).__name__} as it is, it learns poorly")
 
 
 # -- scales of features and targets ------------------------------------------------------------

@@ -515,9 +515,17 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         """Return a score of the predictions, pooled over all live steps of all series; higher is
         better.
 
-        The score is the coefficient of determination R2 (1 is perfect, 0 is as good as each
-        feature's mean); for classifiers, or with a cross-entropy loss and integer targets, the
-        accuracy. Steps without a target do not count. For the parameters see :meth:`fit`.
+        The score fits the loss:
+
+        - R2, the coefficient of determination (1 is perfect, 0 is as good as each feature's mean),
+          for ``nn.MSELoss``, ``L1Loss``, ``SmoothL1Loss`` and ``HuberLoss``, also as functions;
+        - the accuracy, for classifiers, and for cross-entropy with integer targets;
+        - else minus the mean loss: the outputs may be in another unit than the targets, as the
+          log-odds of ``nn.BCEWithLogitsLoss`` are. It is that of :meth:`evaluate` on whole series,
+          without folds and burn-in; the ``context`` of :func:`fluxutils_py.timesteps` is not read.
+          A loss function of your own has R2 by ``scoring=pooled_scorer("r2")``.
+
+        Steps without a target do not count. For the parameters see :meth:`fit`.
         """
         return run_score(self, FitRequest(x, y, sample_weight, lengths, starts, sharded))
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fluxutils_py.data import SeriesArray
+from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.assembled_fit import FitPlan, Training
@@ -32,6 +32,7 @@ from fluxutils_py.estimator.data_warnings import (
     refuse_renumbered_labels,
     warn,
     warn_cut,
+    warn_last_layer,
     warn_one_class,
     warn_repeated_search,
     warn_single_steps,
@@ -400,16 +401,22 @@ def _warn_about(training: Training, est: SeriesEstimator, request: FitRequest) -
         warn_unscaled(data.windows, model, request.y, getattr(est, "scale_target", None))
     if request.validation_data is not None:
         warn_unlike_training(data.windows, data.validation)
-    if data.spec.gradient == "exact" and not (training.resume or is_closed_form(model)):
-        warn_truncated_layers(model)
+    if not training.resume and not is_closed_form(model):
+        if data.spec.gradient == "exact":
+            warn_truncated_layers(model)
+        with seeded(0):
+            warn_last_layer(model, data.loss, _first_steps(data.windows, next(model.parameters())))
     if request.is_fit and not request.resume and not is_closed_form(model):
         warn_few_updates(training.plan, data.spec.accumulate)
 
 
 def run_evaluate(
-    est: SeriesEstimator, request: FitRequest, *, gradient: bool
+    est: SeriesEstimator, request: FitRequest, *, gradient: bool, whole: bool = False
 ) -> float | tuple[float, Tensor]:
-    """Run an epoch without updates; return its loss, and its mean gradient if asked for."""
+    """Run an epoch without updates; return its loss, and its mean gradient if asked for.
+
+    ``whole``: walk whole series as ``predict`` does, without folds or burn-in.
+    """
     settings = est.resolved_params()
     with ranks_of_call(settings.comm, "evaluate", request.sharded) as ranks:
         told: dict[str, object] = {"gradient": bool(gradient)}
@@ -420,6 +427,9 @@ def run_evaluate(
             require_gradients("evaluate(gradient=True)")
         check_is_fitted(est, "model_")
         parts = est.fitted_parts_
+        if whole:
+            spec = replace(read_spec(settings.spec), rebatch=False, burn_in=0)
+            settings = replace(settings, spec=spec)
         data = prepare(
             replace(settings, choose=None),
             input_schema(est, settings, parts),
@@ -701,10 +711,7 @@ def tensor_batches(
     """
     windows = data.windows
     parameter = next(model.parameters())
-    # a rank without series tries the model on its stand-in
-    rows = windows.own(windows.segments)[:4] or Segments.from_lengths(1, windows.x[0].T)
-    values = windows.cut(rows, 0, min(3, windows.segments.max_length)).x
-    steps = [to_tensor(v, parameter.dtype, parameter.device) for v in values]
+    steps = _first_steps(windows, parameter)
     try:
         with seeded(0):  # restores the generators; the lock keeps other fits out
             takes_windows(model, steps)
@@ -722,6 +729,14 @@ def tensor_batches(
     return TensorBatches(
         windows, parameter.dtype, parameter.device, rng, rank=ranks.rank, size=ranks.size
     )
+
+
+def _first_steps(windows: SequenceWindows, parameter: Tensor) -> list[Tensor]:
+    """Return a few steps (S, B, F) of each input, for a model with this parameter."""
+    # a rank without series tries the model on its stand-in
+    rows = windows.own(windows.segments)[:4] or Segments.from_lengths(1, windows.x[0].T)
+    values = windows.cut(rows, 0, min(3, windows.segments.max_length)).x
+    return [to_tensor(v, parameter.dtype, parameter.device) for v in values]
 
 
 def _adapt_windows(data: FitData, model: nn.Module) -> bool:

@@ -32,8 +32,16 @@ VALUES_REMEDY = (
 )
 
 
+# What to do where outputs are not labels.
+OUTPUTS_REMEDY = (
+    "give a function that makes labels of the outputs, such as "
+    "pooled_scorer(lambda y, z: f1_score(y, z > 0)) for log-odds"
+)
+
+
 def pooled_scorer(
-    name: str,
+    metric: str | Callable[..., float],
+    /,
     **kwargs: Any,
 ) -> Callable[..., float]:
     """Make a scorer for ``scoring=`` that pools over series, time steps and features.
@@ -44,10 +52,12 @@ def pooled_scorer(
 
     Parameters
     ----------
-    name : str
-        As in scikit-learn: ``"r2"``, ``"neg_mean_squared_error"``,
+    metric : str or callable
+        A name as in scikit-learn: ``"r2"``, ``"neg_mean_squared_error"``,
         ``"neg_root_mean_squared_error"``, ``"neg_mean_absolute_error"``, ``"accuracy"``,
-        ``"roc_auc"``, ... (``sklearn.metrics.get_scorer_names()``).
+        ``"roc_auc"``, ... (``sklearn.metrics.get_scorer_names()``). Or a function of your own,
+        ``metric(y_true, y_pred, **kwargs)`` of two vectors (n,), of targets and of what ``predict``
+        returns for them; higher is better, so negate errors.
     **kwargs
         Arguments of the metric, such as ``average="macro"`` for ``"f1"``. ``"r2"`` takes none.
 
@@ -64,7 +74,7 @@ def pooled_scorer(
     Raises
     ------
     SpecError
-        If there is no such metric.
+        If there is no such metric; when called, if it needs labels, and ``predict`` returns none.
     TypeError
         If the metric does not take one of ``kwargs``.
 
@@ -76,6 +86,10 @@ def pooled_scorer(
     scored for two classes per step, of which scikit-learn takes one column, nor for lists of series
     with labels per step. Those of labels or of ``decision_function`` can: ``"f1"``, ``"recall"``,
     ``"roc_auc"``, ``"average_precision"``. Labels per series have no such limit.
+
+    An :class:`Estimator` for several labels returns their log-odds, or their probabilities if its
+    model ends in a sigmoid. ``"roc_auc"`` and ``"average_precision"`` take both, since they only
+    compare them. For metrics of labels or probabilities, give a function.
 
     Examples
     --------
@@ -89,28 +103,43 @@ def pooled_scorer(
     ... )
     >>> sorted(found)
     ['fit_time', 'score_time', 'test_neg_mean_absolute_error', 'test_r2']
+
+    Of log-odds of labels, those above 0 are more likely than not:
+
+    >>> from sklearn.metrics import f1_score
+    >>> scoring = pooled_scorer(lambda y, log_odds: f1_score(y, log_odds > 0))
     """
     # deferred: importing it takes 30 ms
     from sklearn.metrics import get_scorer, get_scorer_names, make_scorer
 
-    if name not in get_scorer_names():
-        near = closest(str(name), get_scorer_names())
-        remedy = "sklearn.metrics.get_scorer_names() lists them"
+    if callable(metric):
+        name = getattr(metric, "__name__", type(metric).__name__)
+        scorer = Scorer(metric, True, "predict", {})
+    elif metric in get_scorer_names():
+        name = metric
+        scorer = Scorer.of(get_scorer(name))
+    else:
+        near = closest(str(metric), get_scorer_names())
+        remedy = "sklearn.metrics.get_scorer_names() lists them, or give a function"
         if near:
             remedy = f"did you mean {near!r}?"
-        raise SpecError(f"pooled_scorer knows no metric {name!r}; {remedy}")
-    score_func, greater_is_better, response_method, defaults = Scorer.of(get_scorer(name))
-    function = _pooled_r2 if name == "r2" else score_func
-    metric = _PooledMetric(name, function, of_scores=response_method != "predict")
+        raise SpecError(f"pooled_scorer knows no metric {metric!r}; {remedy}")
+    methods = scorer.response_method
+    of_scores = methods != "predict"
+    function = _pooled_r2 if metric == "r2" else scorer.score_func
+    pooled = _PooledMetric(name, function, of_scores)
     # make_scorer would take it, and fail at the first score
-    unknown = [k for k in kwargs if k not in metric.__signature__.parameters]
+    unknown = [k for k in kwargs if not pooled.takes(k)]
     if unknown:
         raise TypeError(f"the metric {name!r} takes no argument {unknown[0]!r}")
+    # of several methods, any will do: the outputs of an Estimator for several labels too
+    if not isinstance(methods, str):
+        methods = (*methods, "predict")
     return make_scorer(
-        metric,
-        greater_is_better=greater_is_better,
-        response_method=response_method,
-        **{**defaults, **kwargs},
+        pooled,
+        greater_is_better=scorer.greater_is_better,
+        response_method=methods,
+        **{**scorer.kwargs, **kwargs},
     )
 
 
@@ -185,6 +214,12 @@ class _PooledMetric:
         self.function = function
         self.of_scores = of_scores
 
+    def takes(self, argument: str) -> bool:
+        """Whether the metric has this argument."""
+        parameters = self.__signature__.parameters
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        return argument in parameters or takes_all
+
     def __call__(
         self,
         y_true: Any,
@@ -211,7 +246,13 @@ class _PooledMetric:
         if weight is not None:
             w = weight.block(slice(0, n_series), slice(0, n_steps))  # as they were given
             kwargs["sample_weight"] = np.broadcast_to(w, true.shape)[live]
-        return self.function(true[live], _live_values(pred, live), **kwargs)
+        values = _live_values(pred, live)
+        try:
+            return self.function(true[live], values, **kwargs)
+        except ValueError as error:
+            if _are_continuous(values) and not _are_continuous(true[live]):
+                raise SpecError(f"{self.__name__}: {error}; {OUTPUTS_REMEDY}") from error
+            raise
 
 
 def _joined(
@@ -303,6 +344,11 @@ def _predictions_of_view(view: SequenceView, pred: np.ndarray) -> np.ndarray:
         return pred
     rows = pred.reshape(len(pred), -1)
     return view.from_rows(rows, rows.shape[1] // n_columns)
+
+
+def _are_continuous(values: np.ndarray) -> bool:
+    """Whether some values are no labels."""
+    return values.dtype.kind == "f" and bool((values != np.round(values)).any())
 
 
 def _live_values(pred: np.ndarray, live: np.ndarray) -> np.ndarray:

@@ -12,13 +12,16 @@ from sklearn.utils.validation import check_is_fitted
 from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fit_data import FitRequest, target_schema
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator, input_schema
+from fluxutils_py.estimator.fitting import run_evaluate
 from fluxutils_py.estimator.predicting import BlockPredictor
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.inputs.moments import Moments, moments
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
-from fluxutils_py.nn.losses import SeqLoss, as_loss
+from fluxutils_py.inputs.targets import MISSING_LABEL
+from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.predictor import Prediction
 
@@ -57,10 +60,23 @@ def run_score(
         if weight is not None:
             weight.normalize(segments, targets, mask_per_output=True, add_up=pool.total)
         loss = as_loss(settings.loss)
-        if isinstance(loss, SeqLoss) and loss.classes and targets[0].kind == "int":
-            return pooled_accuracy(predictions, targets, segments, weight, loss.ignore_index, ranks)
-        predictions.transform = parts.codec.decoders()["predict"]
-        return pooled_r2(predictions, targets, segments, weight, ranks)
+        missing = _missing_label(settings, loss, targets)
+        if missing is not None:
+            return pooled_accuracy(predictions, targets, segments, weight, missing, ranks)
+        if isinstance(loss, SeqLoss) and loss.values:
+            predictions.transform = parts.codec.decoders()["predict"]
+            return pooled_r2(predictions, targets, segments, weight, ranks)
+    # outputs in another unit than the targets, such as log-odds: the loss alone compares the two
+    mean_loss = run_evaluate(est, request, gradient=False, whole=True)
+    assert isinstance(mean_loss, float)
+    return -mean_loss
+
+
+def _missing_label(settings: Settings, loss: Loss, y: tuple[SeriesArray, ...]) -> int | None:
+    """Return the integer that marks missing labels; None if the targets are not labels."""
+    if isinstance(loss, SeqLoss) and loss.classes and y[0].kind == "int":
+        return loss.ignore_index
+    return MISSING_LABEL if settings.is_classifier else None
 
 
 def pooled_r2(

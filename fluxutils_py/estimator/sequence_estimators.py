@@ -79,7 +79,7 @@ class EstimatorRegressor(RegressorMixin, Estimator):
     series.
 
     Parameters, attributes and methods are those of :class:`Estimator`. ``score`` is R2 pooled over
-    series and time.
+    series and time, or minus the loss, where the outputs are in another unit than the targets.
 
     Examples
     --------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from fluxutils_py.estimator import Estimator
 from fluxutils_py.estimator.building import make_generator
 from fluxutils_py.estimator.streaming import EstimatorStream
 from fluxutils_py.forecasting.panel_windows import ArrayFNT
+from fluxutils_py.nn.losses import SeqLoss, as_loss
 from fluxutils_py.validation import check_integer
 
 
@@ -21,28 +23,34 @@ def rollout(
     n_steps: int,
     *,
     known: ArrayLike | None = None,
+    next_input: Callable[[np.ndarray], ArrayLike] | None = None,
 ) -> np.ndarray:
     """Forecast many steps with a one-step model, by feeding its outputs back as inputs.
 
     Parameters
     ----------
     est : fitted Estimator
-        Model trained to predict the next values of the first G input features.
+        Model trained to predict the next values of the first G input features, or their scores.
     x : array of shape (F, N, T)
         The past; sets the state of the model.
     n_steps : int
     known : array of shape (F - G, N, n_steps - 1), optional
         The other features at the generated steps. Required if F > G.
+    next_input : callable, optional
+        Makes the next inputs (G, N) from the outputs at a step, ``next_input(outputs)``: it may
+        decode them, or draw a sample. None: the outputs are the next inputs.
 
     Returns
     -------
     ndarray of shape (G, N, n_steps)
-        Outputs for the steps after the last of ``x``.
+        What was fed back, for the steps after the last of ``x``.
 
     Raises
     ------
     ShapeError
-        If the outputs and ``known`` do not add up to the inputs.
+        If what is fed back and ``known`` do not add up to the inputs.
+    SpecError
+        If there is no ``next_input``, and the outputs are scores, as the loss tells.
 
     Examples
     --------
@@ -53,25 +61,79 @@ def rollout(
     ... )
     >>> rollout(est, x, 3).shape
     (1, 1, 3)
+
+    Notes that sound together are drawn from their log-odds:
+
+    >>> from torch import nn
+    >>> notes = (np.random.default_rng(0).random((4, 2, 41)) < 0.3).astype("float32")
+    >>> est = Estimator(loss=nn.BCEWithLogitsLoss(), spec={"epochs": 1, "seqsize": 20})
+    >>> est = est.fit(notes[:, :, :-1], notes[:, :, 1:])
+    >>> rng = np.random.default_rng(1)
+    >>> rollout(
+    ...     est, notes, 3, next_input=lambda z: rng.random(z.shape) < 1 / (1 + np.exp(-z))
+    ... ).shape
+    (4, 2, 3)
     """
     check_integer("n_steps", n_steps, 1, error=SpecError)
+    if next_input is None:
+        _require_values(est)
     stream, y = _read_past(est, x, "predict")
-    n_outputs, n_series = y.shape
-    n_inputs = int(x.shape[0])
+    return _feed_back(stream, y, n_steps, x, known, next_input or _unchanged)
+
+
+def _unchanged(outputs: np.ndarray) -> np.ndarray:
+    return outputs
+
+
+def _require_values(est: Estimator) -> None:
+    """Raise SpecError if outputs are scores of a loss of torch, in another unit than the inputs."""
+    settings = est.resolved_params()
+    loss = as_loss(settings.loss)
+    if settings.is_classifier or not (isinstance(loss, SeqLoss) and loss.scores):
+        return
+    raise SpecError(
+        f"the outputs of a model trained with {loss!r} are scores, not values of the next inputs: "
+        "give next_input=, which makes these of them, such as lambda z: z > 0 for the log-odds of "
+        "labels, or rng.random(z.shape) < 1 / (1 + np.exp(-z)) to draw them; for symbols, use "
+        "generate"
+    )
+
+
+def _feed_back(
+    stream: EstimatorStream,
+    outputs: np.ndarray,
+    n_steps: int,
+    x: ArrayFNT,
+    known: ArrayLike | None,
+    next_input: Callable[[np.ndarray], ArrayLike],
+) -> np.ndarray:
+    """Return the inputs (G, N, n_steps) after ``x``, made from the outputs (G, N) at each step."""
+    n_inputs, n_series = int(x.shape[0]), int(x.shape[1])
     # the last output is not fed back
     rest = np.empty((0, n_series, n_steps - 1)) if known is None else np.asarray(known)
-    expected = (n_inputs - n_outputs, n_series, n_steps - 1)
-    if rest.shape != expected:
-        raise ShapeError(
-            f"the model has {n_outputs} outputs and {n_inputs} inputs: known must be the other "
-            f"inputs at the steps that are generated, of shape {expected}, got {rest.shape}"
-        )
-    out = np.empty((n_outputs, n_series, n_steps), y.dtype)
+    made = []
     for t in range(n_steps):
-        out[:, :, t] = y
+        new = np.asarray(next_input(outputs))
+        if new.dtype.kind == "b":
+            new = new.astype(outputs.dtype)
+        made.append(new)
+        if t == 0:
+            n_made = len(new) if new.ndim else 0
+            expected = (n_inputs - n_made, n_series, n_steps - 1)
+            if new.shape != (n_made, n_series) or rest.shape != expected:
+                remedy = "next_input must make fewer of them"
+                if n_made <= n_inputs:
+                    remedy = (
+                        "known must be the other inputs at the steps that are generated, of shape "
+                        f"{expected}, got {rest.shape}"
+                    )
+                raise ShapeError(
+                    f"{n_made} outputs, of shape {new.shape}, are fed back to {n_inputs} inputs of "
+                    f"{n_series} series: {remedy}"
+                )
         if t + 1 < n_steps:
-            y = stream.step(np.concatenate([y, rest[:, :, t].astype(y.dtype)]))
-    return out
+            outputs = stream.step(np.concatenate([new, rest[:, :, t].astype(new.dtype)]))
+    return np.stack(made, 2)
 
 
 def generate(
@@ -83,6 +145,8 @@ def generate(
     random_state: Any = None,
 ) -> np.ndarray:
     """Generate sequences of integers by sampling each next one from a model's scores.
+
+    For several labels or values at each step, see :func:`rollout` with ``next_input``.
 
     Parameters
     ----------
@@ -111,21 +175,23 @@ def generate(
     # integers are few: the beginnings need not be read in parts
     x = np.asarray(x)
     if x.dtype.kind not in "iu" or x.ndim != 3 or x.shape[0] != 1:
-        raise DataError(f"x must be integers of shape (1, N, T), got {x.dtype} of shape {x.shape}")
+        raise DataError(
+            f"x must be integers of shape (1, N, T), got {x.dtype} of shape {x.shape}; for several "
+            "labels or values at each step, use rollout(est, x, n_steps, next_input=...)"
+        )
     random = make_generator(random_state)
     labels = getattr(est, "classes_", None)  # of a classifier
     method = "predict" if labels is None else "predict_log_proba"
     stream, scores = _read_past(est, x, method)
-    out = np.empty((1, x.shape[1], n_steps), x.dtype)
-    for t in range(n_steps):
+
+    def draw(scores: np.ndarray) -> np.ndarray:
         # Gumbel-max: the argmax of scores plus Gumbel noise is a sample from their softmax
         if temperature > 0:
             scores = scores / temperature + random.gumbel(size=scores.shape)
-        drawn = scores.argmax(0)
-        out[0, :, t] = drawn if labels is None else labels[drawn]
-        if t + 1 < n_steps:
-            scores = stream.step(out[:, :, t])
-    return out
+        drawn = scores.argmax(0)[None]
+        return (drawn if labels is None else labels[drawn]).astype(x.dtype)
+
+    return _feed_back(stream, scores, n_steps, x, None, draw)
 
 
 def _read_past(

@@ -101,7 +101,8 @@ def read_targets(y: object, inputs: Inputs, schema: TargetSchema) -> Targets:
     if schema.kind == "labels" and any(s.F != 1 for s in targets.series):
         raise ShapeError(
             f"{schema.name} has {feature_counts(targets.series)} labels per step; a classifier "
-            "learns one, of shape (1, N, T): use an Estimator with a custom loss for several"
+            "learns one, of shape (1, N, T): for several at once, give rows of zeros and ones to "
+            "Estimator(loss=nn.BCEWithLogitsLoss()), whose outputs are log-odds"
         )
     return targets
 

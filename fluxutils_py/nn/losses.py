@@ -25,6 +25,9 @@ Tensors = Tensor | Sequence[Tensor]  # one input or output, or several
 
 _CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _CLASS_FUNCTIONS = (F.cross_entropy, F.nll_loss)
+# the outputs of these are values of the targets, in their unit
+_VALUE_LOSSES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
+_VALUE_FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
 # torch broadcasts the outputs and targets of these, which is never meant
 _SAME_SHAPE = (
     nn.MSELoss,
@@ -37,6 +40,8 @@ _SAME_SHAPE = (
     nn.KLDivLoss,
     nn.SoftMarginLoss,
 )
+_PROBABILITY_LOSSES = (nn.BCELoss,)
+_PROBABILITY_FUNCTIONS = (F.binary_cross_entropy,)
 _SAME_SHAPE_FUNCTIONS = (
     F.mse_loss,
     F.l1_loss,
@@ -57,6 +62,9 @@ class SeqLoss:
         self.criterion = criterion
         core = _innermost_function(criterion)
         self.classes = isinstance(core, _CLASS_LOSSES) or core in _CLASS_FUNCTIONS
+        self.values = isinstance(core, _VALUE_LOSSES) or core in _VALUE_FUNCTIONS
+        # of torch's other losses, the outputs are scores or probabilities
+        self.scores = _is_of_torch(core) and not self.values
         self._same_shape = needs_equal_shapes(criterion)
         self._reduction = _criterion_setting(criterion, "reduction", "mean")
         self.ignore_index: int = _criterion_setting(criterion, "ignore_index", -100)
@@ -188,11 +196,49 @@ class SeqLoss:
     def __repr__(self) -> str:
         return f"seqloss({getattr(self.criterion, '__name__', None) or repr(self.criterion)})"
 
+    def misfit(self, out: Tensor) -> str | None:
+        """Return what is wrong with the last layer of a model, as its outputs (S, B, G) tell, which
+        have a gradient; None if it fits the loss.
+        """
+        core = _innermost_function(self.criterion)
+        if isinstance(core, nn.BCEWithLogitsLoss) or core is F.binary_cross_entropy_with_logits:
+            if out.grad_fn is None or not out.grad_fn.name().startswith("Sigmoid"):
+                return None
+            return "takes log-odds, and the model ends in a sigmoid: leave that out"
+        if not self.classes or out.dim() < 3 or out.shape[-1] < 2:
+            return None
+        values = out.detach().double()
+        if isinstance(core, nn.NLLLoss) or core is F.nll_loss:
+            if _sum_to_one(values.exp()):
+                return None
+            return (
+                "takes log-probabilities, and those of the model do not belong to probabilities "
+                "that sum to 1: end it with nn.LogSoftmax(-1), or use nn.CrossEntropyLoss()"
+            )
+        if not _sum_to_one(values):
+            return None
+        return "takes scores, and the model gives probabilities: leave out its softmax"
+
     # -- one output ------------------------------------------------------------------------------
 
     def _output_loss(self, out: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
-        if self.classes:
-            return self._class_loss(out, y, ws)
+        try:
+            return self._class_loss(out, y, ws) if self.classes else self._value_loss(out, y, ws)
+        except RuntimeError as error:  # torch's message names neither values nor the way out
+            core = _innermost_function(self.criterion)
+            takes_probabilities = (
+                isinstance(core, _PROBABILITY_LOSSES) or core in _PROBABILITY_FUNCTIONS
+            )
+            if not takes_probabilities or "between 0 and 1" not in str(error):
+                raise
+            if "target" in str(error):
+                raise DataError(f"{self!r} takes targets from 0 to 1, got {_range(y)}") from None
+            raise DataError(
+                f"{self!r} takes probabilities, and the model gives {_range(out)}: use "
+                "nn.BCEWithLogitsLoss(), which takes log-odds, or end the model with nn.Sigmoid()"
+            ) from None
+
+    def _value_loss(self, out: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
         n_steps = y.shape[0]
         if self._same_shape:
             self._require_shape(out, y)
@@ -214,12 +260,9 @@ class SeqLoss:
     def _require_shape(self, out: Tensor, y: Tensor) -> None:
         if out.shape == y.shape:
             return
-        remedy = ""
-        if out.dim() < y.dim():
-            remedy = "; end the model with an output axis, as nn.Linear(..., 1) has"
         raise ShapeError(
             f"the model gives {tuple(out.shape)} for targets of shape {tuple(y.shape)}: "
-            f"{self!r} needs equal shapes (S, B, G){remedy}"
+            f"{self!r} needs equal shapes (S, B, G){_missing_axis(out, y)}"
         )
 
     # -- one output of scores of classes ---------------------------------------------------------
@@ -234,15 +277,21 @@ class SeqLoss:
         except IndexError:  # torch's message names a single label
             if y.is_floating_point():
                 raise
-            raise DataError(
-                f"labels go from {int(y.min())} to {int(y.max())}, but the model gives "
-                f"{out.shape[-1]} scores: labels must be 0 to {out.shape[-1] - 1}, or "
-                f"{self.ignore_index} for steps that do not count"
-            ) from None
+            raise self._labels_out_of_range(y[y != self.ignore_index], out.shape[-1]) from None
         if self._is_sum:
             weighted = each if weights is None else _expand_weights(each, weights) * each
             return weighted.sum() / n_steps
         return self._class_mean(each, y, weights)
+
+    def _labels_out_of_range(self, labels: Tensor, n_scores: int) -> DataError:
+        lowest, highest = int(labels.min()), int(labels.max())
+        remedy = f"give it {highest + 1}, as nn.Linear(..., {highest + 1}) has"
+        if lowest < 0:
+            remedy = f"{self.ignore_index} marks steps that do not count"
+        return DataError(
+            f"labels go from {lowest} to {highest}, but the model gives {n_scores} scores, for "
+            f"labels from 0 to {n_scores - 1}; {remedy}"
+        )
 
     def _class_scores(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return scores (S, B, V) and integer targets (S, B, 1), or probabilities (S, B, V), as
@@ -256,7 +305,7 @@ class SeqLoss:
             raise ShapeError(
                 f"{self!r} takes scores (S, B, V) and integer targets (S, B, 1) or probabilities "
                 f"(S, B, V); the model gives {tuple(out.shape)} for targets of shape "
-                f"{tuple(y.shape)}, {y.dtype}"
+                f"{tuple(y.shape)}, {y.dtype}{_missing_axis(out, y)}"
             )
         return out.flatten(0, 1), _as_rows(y)
 
@@ -295,6 +344,29 @@ class SeqLoss:
                 "return one value per step, or pass a loss(model, xs, ys, ws)"
             )
         return each
+
+
+def _missing_axis(out: Tensor, y: Tensor) -> str:
+    """Return the remedy for outputs that lack an axis of the targets (S, B, G)."""
+    if out.dim() >= y.dim():
+        return ""
+    if out.shape == y.shape[:2]:
+        return "; end the model with an output axis, as nn.Linear(..., 1) has"
+    return (
+        "; return the outputs of all steps, not h[:, -1] alone, and build recurrent layers with "
+        "batch_first=False: windows have time first, then series"
+    )
+
+
+def _range(values: Tensor) -> str:
+    lowest, highest = values.detach().aminmax()
+    return f"{float(lowest):.3g} to {float(highest):.3g}"
+
+
+def _sum_to_one(values: Tensor) -> bool:
+    """Whether these are probabilities, over the last axis, to rounding."""
+    totals = values.sum(-1)
+    return bool((values >= 0).all()) and torch.allclose(totals, torch.ones_like(totals), atol=1e-3)
 
 
 def _as_rows(y: Tensor) -> Tensor:
@@ -470,6 +542,10 @@ def _innermost_function(f: object) -> object:
     while isinstance(f, functools.partial):
         f = f.func
     return f
+
+
+def _is_of_torch(core: object) -> bool:
+    return str(getattr(core, "__module__", "")).startswith("torch.nn.")
 
 
 def _criterion_setting(f: Loss, name: str, default: object) -> Any:

@@ -339,6 +339,15 @@ def _require_series_apart(trial: _Trial, attempt: _Attempt) -> None:
     )
 
 
+def trial_outputs(model: nn.Module, xs: Tensors) -> Tensors:
+    """Return outputs, with a gradient, of a disturbed copy of a model for a few disturbed steps;
+    none if it does not run. The model was tried out before, by :func:`takes_windows`.
+    """
+    run = _run_stepwise if cached_window_mode(model) == "steps" else _run_whole
+    with _trial(model, xs, TRIAL_STEPS) as trial, torch.enable_grad():
+        return trial.attempt(run).outputs
+
+
 def cut_dependence(model: nn.Module, xs: Tensors, overlap: int) -> str | None:
     """Return how the outputs of a model over windows depend on where series are cut, if it sees
     ``overlap`` steps before each.

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn import datasets
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import TransformedTargetRegressor
@@ -55,6 +56,65 @@ def frame(index=None, n=N):
     return pd.DataFrame(
         np.random.default_rng(0).normal(size=(n, 2)), columns=["a", "b"], index=index
     )
+
+
+class Squashed(nn.Module):
+    """Single steps, or windows, and a function without a module of its own."""
+
+    def __init__(self, squash, takes_windows=True):
+        super().__init__()
+        self.head = nn.Linear(2, 3)
+        self.squash, self.takes_windows = squash, takes_windows
+
+    def forward(self, x):
+        return self.squash(self.head(x))
+
+
+def softmax(z):
+    return z.softmax(-1)
+
+
+def log_softmax(z):
+    return z.log_softmax(-1)
+
+
+def unchanged(z):
+    return z
+
+
+@pytest.mark.parametrize(
+    ("loss", "squash", "message"),
+    [
+        (nn.CrossEntropyLoss(), softmax, "softmax"),
+        (F.cross_entropy, softmax, "softmax"),
+        (nn.CrossEntropyLoss(), log_softmax, None),
+        (nn.CrossEntropyLoss(), unchanged, None),
+        (nn.CrossEntropyLoss(), torch.sigmoid, None),  # does not sum to 1
+        (nn.NLLLoss(), log_softmax, None),
+        (nn.NLLLoss(), softmax, "LogSoftmax"),
+        (nn.NLLLoss(), unchanged, "LogSoftmax"),
+        (nn.BCEWithLogitsLoss(), torch.sigmoid, "sigmoid"),
+        (nn.BCEWithLogitsLoss(), nn.Sigmoid(), "sigmoid"),
+        (nn.BCEWithLogitsLoss(), unchanged, None),
+        (nn.BCEWithLogitsLoss(), torch.relu, None),
+        (nn.BCELoss(), torch.sigmoid, None),
+        (nn.MSELoss(), softmax, None),
+    ],
+)
+def test_a_last_layer_that_does_not_fit_the_loss(loss, squash, message):
+    x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
+    labels = isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) or loss is F.cross_entropy
+    y = (x[:1] > 0).astype(int) if labels else (x[[0, 1, 0]] > 0).astype("float32")
+    modes = [True] if message == "sigmoid" else [True, False]
+    for takes_windows in modes:
+        est = Estimator(Squashed(squash, takes_windows), loss, spec={"epochs": 2})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            est.fit(x, y)
+            assert len(caught) == bool(message)
+            est.partial_fit(x, y)  # the first fit has said it
+        assert len(caught) == bool(message)
+        assert all(message in str(w.message) for w in caught)
 
 
 DAYS = pd.date_range("2026-01-01", periods=N, name="date")

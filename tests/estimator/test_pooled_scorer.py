@@ -3,6 +3,7 @@
 """
 
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.dummy import DummyRegressor
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import (
+    average_precision_score,
     f1_score,
     get_scorer,
     get_scorer_names,
@@ -20,9 +22,12 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 from sklearn.model_selection import GridSearchCV, TimeSeriesSplit, cross_validate
+from torch import nn
 
 from fluxutils_py import (
+    Estimator,
     EstimatorRegressor,
+    Spec,
     pooled_scorer,
     samples,
     timesteps,
@@ -327,13 +332,62 @@ def test_scorers_can_be_pickled(fitted):
     )
 
 
+# -- several labels, and functions of one's own ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def several():
+    """An estimator whose outputs are the log-odds of two labels, and the data."""
+    x = np.random.default_rng(0).normal(size=(2, N, 20))
+    y = (x > 0.3).astype(float)
+    y[1, 2, 5:] = np.nan
+    loss = nn.BCEWithLogitsLoss()
+    est = Estimator(
+        partial(nn.Linear, 2, 2), loss, spec=Spec(epochs=10, batchsize=2), random_state=0
+    )
+    return est.fit(x, y), x, y
+
+
+@pytest.mark.parametrize("form", [*FORMS, "list"])
+def test_functions_get_the_values_of_all_steps(several, form):
+    est, x, y = several
+    face = FORMS.get(form, lambda a: list(a.transpose(1, 0, 2)))
+    z = est.predict(x)
+    live = ~np.isnan(y)
+
+    def f1_of_log_odds(true, log_odds, threshold=0.0, sample_weight=None):
+        return f1_score(true, log_odds > threshold, sample_weight=sample_weight)
+
+    for threshold in (0.0, 0.4):
+        scorer = pooled_scorer(f1_of_log_odds, threshold=threshold)
+        wanted = f1_score(y[live], z[live] > threshold)
+        assert scorer(est, face(x), face(y)) == near(wanted)
+    assert pooled_scorer(lambda t, p: 3.0)(est, face(x), face(y)) == 3
+    # which only compare outputs
+    for name, metric in (
+        ("roc_auc", roc_auc_score),
+        ("average_precision", average_precision_score),
+    ):
+        assert pooled_scorer(name)(est, face(x), face(y)) == near(metric(y[live], z[live]))
+        assert pooled_scorer(metric)(est, face(x), face(y)) == near(metric(y[live], z[live]))
+
+
+def test_metrics_of_labels_name_the_way_out(several):
+    est, x, y = several
+    for name in ("f1", "accuracy"):
+        with pytest.raises(SpecError, match=rf"{name}.*continuous.*pooled_scorer\(lambda"):
+            pooled_scorer(name)(est, samples(x), samples(y))
+    with pytest.raises(TypeError, match="'f1_score' takes no argument 'mean'"):
+        pooled_scorer(f1_score, mean="macro")
+
+
 # -- errors --------------------------------------------------------------------------------------------
 
 
 def test_unknown_names_are_errors():
     for name, hint in (
         ("neg_mean_square_error", "did you mean 'neg_mean_squared_error'?"),
-        ("xyz", "sklearn.metrics.get_scorer_names() lists them"),
+        ("xyz", "sklearn.metrics.get_scorer_names() lists them, or give a function"),
     ):
         with pytest.raises(SpecError) as e:
             pooled_scorer(name)

@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, r2_score
+from sklearn.model_selection import GridSearchCV
 from torch import nn
 
-from fluxutils_py import Estimator, Spec
+from fluxutils_py import Estimator, EstimatorClassifier, EstimatorRegressor, Spec, samples
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import GRU, LSTM
 from fluxutils_py.training import predictor
@@ -300,6 +301,92 @@ def test_accuracy_of_the_default_model(labels):
     )
     assert est.fit(x, y).score(x, y) > 0.9
     assert est.n_outputs_ == 3
+
+
+# -- losses whose outputs are in another unit than the targets -------------------------------------------
+
+
+OTHER_UNITS = [
+    (nn.BCEWithLogitsLoss(), lambda o, y: np.logaddexp(0, np.where(y > 0, -o, o))),
+    (F.binary_cross_entropy_with_logits, lambda o, y: np.logaddexp(0, np.where(y > 0, -o, o))),
+    (nn.PoissonNLLLoss(), lambda o, y: np.exp(o) - y * o),
+    (nn.SoftMarginLoss(), lambda o, y: np.log1p(np.exp(-y * o))),
+]
+
+
+@pytest.mark.parametrize(("loss", "by_hand"), OTHER_UNITS)
+@pytest.mark.parametrize("kind", [Estimator, EstimatorRegressor])
+def test_scores_are_minus_the_loss_where_the_outputs_are_in_another_unit(loss, by_hand, kind, rng):
+    x = rng.normal(size=(2, N, 43))
+    y = (x > 0).astype(float)
+    y[1, 2, 5:9] = np.nan
+    # folds, burn-in and windows are of the training
+    spec = Spec(epochs=2, batchsize=5, seqsize=4, burn_in=3, rebatch=True)
+    est = kind(nn.Sequential(LSTM(2, 3), nn.Linear(3, 2)), loss, None, spec, random_state=0)
+    each = np.where(np.isnan(y), np.nan, by_hand(est.fit(x, y).predict(x), y))
+    assert est.score(x, y) == near(-np.nanmean(each))
+    assert est.score(samples(x), samples(y)) == near(-np.nanmean(each))
+    w = rng.random((N, 43))
+    live = ~np.isnan(y)
+    mean = np.average(each[live], weights=np.broadcast_to(w, y.shape)[live])
+    assert est.score(x, y, w) == near(-mean)
+    lengths = np.r_[43, 1, np.full(N - 2, 20)]
+    counts = live & (np.arange(43) < lengths[:, None])
+    assert est.score(x, y, lengths=lengths) == near(-each[counts].mean())
+    assert np.isnan(est.score(x, y * np.nan))
+
+
+def own_loss(model, xs, ys):
+    return F.binary_cross_entropy_with_logits(model(xs), ys)
+
+
+def own_criterion(out, y):
+    return F.binary_cross_entropy_with_logits(out, y, reduction="none")
+
+
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), own_loss, own_criterion])
+def test_a_search_finds_the_setting_that_learns_several_labels(loss, rng):
+    x = rng.normal(size=(3, 12, 30))
+    y = (x[:2] > 0.5).astype(float)
+    opt = partial(torch.optim.AdamW, lr=0.01)
+    model = partial(nn.Linear, 3, 2)  # built anew, from the random state
+    est = Estimator(model, loss, opt, Spec(epochs=25, batchsize=4), random_state=0)
+    search = GridSearchCV(est, {"opt__lr": [1e-5, 0.1]}, cv=2).fit(samples(x), samples(y))
+    assert search.best_params_ == {"opt__lr": 0.1}
+    right = []
+    for lr in (1e-5, 0.1):  # by hand
+        fitted = est.set_params(opt__lr=lr).fit(x[:, :6], y[:, :6])
+        right.append(((fitted.predict(x[:, 6:]) > 0) == y[:, 6:]).mean())
+    assert right[0] < 0.75 < 0.9 < right[1]
+
+
+def test_probabilities_as_targets_of_cross_entropy(rng):
+    x = rng.normal(size=(3, N, 20))
+    y = rng.random((3, N, 20))
+    y /= y.sum(0)
+    loss = nn.CrossEntropyLoss()
+    est = Estimator(nn.Linear(3, 3), loss, None, SPEC, random_state=0).fit(x, y)
+    z = est.predict(x)
+    log_p = z - np.log(np.exp(z).sum(0))
+    assert est.score(x, y) == near((y * log_p).sum(0).mean())
+
+
+@pytest.mark.parametrize("names", [["up", "down"], [0, 2]])
+@pytest.mark.parametrize("kind", ["window", "criterion"])
+def test_classifiers_with_a_loss_of_their_own_have_the_accuracy(rng, names, kind):
+    def of_window(model, xs, ys):
+        return F.cross_entropy(model(xs).flatten(0, 1), ys.flatten())
+
+    def criterion(out, y):
+        return F.cross_entropy(out.flatten(0, 1), y.flatten().long(), reduction="none").view(
+            out.shape[:2]
+        )
+
+    x = rng.normal(size=(2, N, 20))
+    y = np.array(names)[(x[:1] > 0).astype(int)]
+    loss = of_window if kind == "window" else criterion
+    est = EstimatorClassifier(nn.Linear(2, 2), loss, None, SPEC, random_state=0).fit(x, y)
+    assert est.score(x, y) == near((est.predict(x) == y).mean())
 
 
 # -- from files -----------------------------------------------------------------------------------------------

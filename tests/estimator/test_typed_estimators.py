@@ -355,8 +355,9 @@ def test_a_model_with_another_number_of_scores():
                         "discrete classes on a regression target with continuous values."),
     (X[0, :, 0], ValueError, "Unknown label type: continuous. Maybe you are trying to fit a classifier, which expects "
                              "discrete classes on a regression target with continuous values."),
-    (np.repeat(CODES, 2, 0), ShapeError, "y has 2 labels per step; a classifier learns one, of shape (1, N, T): use "
-                                         "an Estimator with a custom loss for several"),
+    (np.repeat(CODES, 2, 0), ShapeError, "y has 2 labels per step; a classifier learns one, of shape (1, N, T): for "
+                                         "several at once, give rows of zeros and ones to "
+                                         "Estimator(loss=nn.BCEWithLogitsLoss()), whose outputs are log-odds"),
     (np.full((1, N, T), np.nan), DataError, "there is nothing to learn from: no step of y that counts has a label"),
     (np.array([1, "a", 2.5] * 4, dtype=object)[:N], DataError,
      "y has labels of types float, int, str, which have no order; make all of one type"),

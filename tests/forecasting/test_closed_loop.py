@@ -5,7 +5,7 @@ import pytest
 from torch import nn
 
 from fluxutils_py import Estimator, EstimatorClassifier
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.forecasting import generate, rollout
 from fluxutils_py.nn import LSTM
 
@@ -30,6 +30,60 @@ def test_rollout_feeds_outputs_back(rng):
         match=r"2 outputs.* 3 inputs.*known.*\(1, 3, 4\)",
     ):
         rollout(est, x, 5)
+
+
+@pytest.fixture(scope="module")
+def chords():
+    """An estimator that was trained on which of four notes sound next, and notes."""
+    notes = (np.random.default_rng(0).random((4, N, T)) < 0.3).astype("float32")
+    est = Estimator(None, nn.BCEWithLogitsLoss(), spec={"epochs": 1, "seqsize": 8}, random_state=0)
+    return est.fit(notes[:, :, :-1], notes[:, :, 1:]), notes
+
+
+def sampler(seed):
+    rng = np.random.default_rng(seed)
+    return lambda z: rng.random(z.shape) < 1 / (1 + np.exp(-z))
+
+
+def test_next_inputs_are_drawn_from_the_outputs(chords):
+    est, notes = chords
+    found = rollout(est, notes, 6, next_input=sampler(1))
+    draw, whole = sampler(1), notes
+    for _ in range(6):  # by hand: the whole, longer series anew at each step
+        new = draw(est.predict(whole)[:, :, -1]).astype("float32")
+        whole = np.concatenate([whole, new[:, :, None]], 2)
+    np.testing.assert_array_equal(found, whole[:, :, T:])
+    assert found.dtype == np.float32
+    assert 0 < found.mean() < 1
+
+
+def test_next_inputs_may_be_fewer_than_the_outputs(rng):
+    x = rng.normal(size=(2, N, T)).astype("float32")
+    scores = np.concatenate([x, -x, x])[:, :, :-1]  # six outputs for two inputs
+    est = Estimator(spec={"epochs": 1, "seqsize": 8}, random_state=0).fit(scores[:2], scores)
+    known = rng.normal(size=(1, N, 2)).astype("float32")
+    found = rollout(est, x, 3, known=known, next_input=lambda z: z[1:2] + z[4:5])
+    whole = x
+    for t in range(3):
+        z = est.predict(whole)[:, :, -1]
+        np.testing.assert_allclose(found[:, :, t], z[1:2] + z[4:5], atol=1e-5)
+        if t < 2:
+            new = np.concatenate([found[:, :, t], known[:, :, t]])
+            whole = np.concatenate([whole, new[:, :, None]], 2)
+    with pytest.raises(ShapeError, match=r"6 outputs.*2 inputs.*next_input"):
+        rollout(est, x, 3)
+    with pytest.raises(ShapeError, match=r"\(3,\).*2 inputs of 3 series"):
+        rollout(est, x, 3, next_input=lambda z: z[0])
+
+
+def test_scores_are_not_fed_back_as_values(chords, model, text):
+    est, notes = chords
+    with pytest.raises(SpecError, match=r"BCEWithLogitsLoss.*scores.*next_input"):
+        rollout(est, notes, 2)
+    with pytest.raises(SpecError, match=r"CrossEntropyLoss.*scores.*generate"):
+        rollout(model, text, 2)
+    with pytest.raises(DataError, match=r"integers .*rollout.*next_input"):
+        generate(est, notes, 2)
 
 
 class Characters(nn.Module):

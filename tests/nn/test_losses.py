@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fluxutils_py.errors import ShapeError
+from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn import GRU, LSTM, Recur
 from fluxutils_py.nn.losses import SeqLoss, as_loss, needs_weights, seqloss, takes_weights
 from fluxutils_py.nn.states import reset
@@ -392,6 +392,38 @@ def test_shapes_that_torch_would_broadcast_are_refused(out, ys, hint, criterion,
     assert message.startswith(f"the model gives {out} for targets of shape {ys}: seqloss(")
     assert hint in message
     assert ("output axis" in message) == bool(hint)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss(), F.mse_loss])
+def test_a_model_of_one_step_is_told_to_return_all(criterion, weighted):
+    """The usual classifier of torch: batch_first=True, and a head on the last step."""
+    ws = (torch.ones(5, 3, 1),) if weighted else ()
+    ys = torch.zeros(5, 3, 1).to(torch.int64 if isinstance(criterion, nn.Module) else torch.float32)
+    with pytest.raises(ShapeError, match=r"\(5, 9\).*all steps.*batch_first=False"):
+        seqloss(criterion)(Given(torch.zeros(5, 9)), torch.zeros(5, 3, 2), ys, *ws)
+
+
+def test_labels_out_of_range_do_not_count_those_to_be_ignored():
+    xs, out = torch.zeros(5, 3, 2), torch.zeros(5, 3, 8)
+    ys = torch.arange(15).reshape(5, 3, 1) % 9  # one more label than scores
+    ys[0] = -100
+    with pytest.raises(DataError, match=r"from 0 to 8, .*8 scores.* 9\b") as caught:
+        seqloss(nn.CrossEntropyLoss())(Given(out), xs, ys)
+    assert "-100" not in str(caught.value)
+    with pytest.raises(DataError, match=r"from -2 to 7, .*8 scores.*-100 marks"):
+        seqloss(nn.CrossEntropyLoss())(Given(out), xs, torch.where(ys == 8, -2, ys))
+
+
+@pytest.mark.parametrize("criterion", [nn.BCELoss(), F.binary_cross_entropy])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scores_for_probabilities_name_the_loss_that_takes_them(criterion, weighted):
+    xs, ys = torch.zeros(5, 3, 2), torch.ones(5, 3, 2)
+    ws = (torch.ones(5, 3, 1),) if weighted else ()
+    with pytest.raises(DataError, match=r"probabilities.* 1.5 to 1.5: use nn.BCEWithLogitsLoss"):
+        seqloss(criterion)(Given(1.5 * ys), xs, ys, *ws)
+    with pytest.raises(DataError, match=r"targets from 0 to 1, got 3 to 3"):
+        seqloss(criterion)(Given(0.5 * ys), xs, 3 * ys, *ws)
 
 
 def test_an_own_criterion_may_take_other_shapes():

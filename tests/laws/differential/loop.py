@@ -10,6 +10,7 @@ import copy
 import functools
 import math
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -413,6 +414,15 @@ class Oracle:
                         losses.append(self.criterion.window(items, stop - start).item())
                         live.append(sum(share for *_, share in items))
         return float(np.average(losses, weights=live))
+
+    def loss_of_whole_series(self, data):
+        """As in validation, without burn-in."""
+        spec = self.spec
+        self.spec = SimpleNamespace(**{**vars(spec), "burn_in": 0})
+        try:
+            return self.validation_loss(data)
+        finally:
+            self.spec = spec
 
     def predict(self, data):
         """A list of (G, N, T), NaN where there is no step or no input, and the state of all series
