@@ -56,7 +56,11 @@ from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.compiling import compile_arguments, compiled
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.losses import SeqLoss
-from fluxutils_py.nn.model_windows import cached_window_mode, takes_windows
+from fluxutils_py.nn.model_windows import (
+    cached_window_mode,
+    require_step_outputs,
+    takes_windows,
+)
 from fluxutils_py.nn.ready_made import LinearPlusNetwork, closed_form_parts, is_closed_form
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import recurrent_layers, reset
@@ -708,6 +712,8 @@ def tensor_batches(
     try:
         with seeded(0):  # restores the generators; the lock keeps other fits out
             takes_windows(model, steps)
+            if not isinstance(data.loss, SeqLoss):  # which compares shapes at each window
+                require_step_outputs(model, steps)
     except ShapeError as error:
         if isinstance(data.loss, SeqLoss):
             raise

@@ -992,6 +992,33 @@ def test_score(case, est):
     assert_tells(info, case)
 
 
+class NoOutputAxis(nn.Module):
+    """As many series as steps: torch broadcasts (S, B) with targets (S, B, 1)."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = LSTM(2, 3)
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.head(self.rnn(x)).squeeze(-1)
+
+
+def squared(yhat, y):
+    return (yhat - y) ** 2
+
+
+def test_outputs_without_an_axis_are_an_error_in_a_criterion_and_a_warning_in_a_loss():
+    square = (X[:, :, :N], Y[:, :, :N])
+    spec = {"epochs": 1, "batchsize": N, "seqsize": N}
+    with pytest.raises(ShapeError, match=r"\(5, 5\) for targets of shape \(5, 5, 1\)"):
+        Estimator(NoOutputAxis(), squared, spec=spec).fit(*square)
+    # a loss may call the model in its own way
+    loss = partial(lambda f, model, xs, ys: f(model(xs), ys).mean(), squared)
+    with pytest.warns(UserWarning, match=r"predict will fail: .*\(3, 4\) .*broadcast"):
+        Estimator(NoOutputAxis(), loss, spec=spec).fit(*square)
+
+
 def test_partial_fit_on_other_features(est):
     with (
         nothing_changes(est),

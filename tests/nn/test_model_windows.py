@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import re
 import threading
 import weakref
 from functools import partial
@@ -17,6 +18,7 @@ from fluxutils_py.nn.model_windows import (
     cut_dependence,
     prediction_copy,
     replica,
+    require_step_outputs,
     run_window,
     takes_windows,
 )
@@ -159,6 +161,47 @@ def test_the_ways_out_work():
     assert run_window(model, xs).equal(torch.stack([model(x) for x in xs]))
     fixed = Module(lambda m, x: m.out(m.rnn(x)), rnn=Recur(nn.LSTM(3, 4)), out=nn.Linear(4, 2))
     assert takes_windows(fixed, (xs,))
+
+
+# the habits of torch, whose layers return a tuple
+FIRST_STEP = (lambda m, x: m.out(m.rnn(x)[0]), lambda m, x: m.out(m.rnn(x)[-1]))
+
+
+@pytest.mark.parametrize("forward", FIRST_STEP)
+def test_one_step_taken_for_the_output_of_a_tuple_is_named_with_its_shape(forward):
+    model = Module(forward, rnn=LSTM(3, 4), out=nn.Linear(4, 2))
+    with pytest.raises(ShapeError) as caught:
+        takes_windows(model, (torch.randn(7, 6, 3),))
+    message = str(caught.value)
+    assert "outputs of shape (4, 2) for a window of (3, 4, 3); expected (S, B, G)" in message
+    assert "y = self.gru(x), where torch has y = self.gru(x)[0]" in message
+    assert "takes_windows" not in message
+
+
+def test_an_output_unpacked_as_a_tuple_is_told_that_it_is_none():
+    def forward(m, x):
+        y, _ = m.rnn(x)
+        return m.out(y)
+
+    model = Module(forward, rnn=LSTM(3, 4), out=nn.Linear(4, 2))
+    with pytest.raises(ShapeError, match=r"values to unpack.*output alone, not a tuple"):
+        takes_windows(model, (torch.randn(7, 6, 3),))
+
+
+@pytest.mark.parametrize(
+    ("cut", "shape"), [(lambda y: y[..., 0], (3, 4)), (lambda y: y[0], (4, 2))]
+)
+def test_outputs_that_lack_an_axis_are_found_without_a_trace(cut, shape):
+    model = Module(lambda m, x: cut(m.out(m.rnn(x))), rnn=LSTM(3, 4), out=nn.Linear(4, 2))
+    model.takes_windows = True
+    before = [t.clone() for t in model.state_dict().values()]
+    generator = torch.get_rng_state()
+    with pytest.raises(ShapeError, match=re.escape(f"shape {shape} for a window of (3, 4, 3)")):
+        require_step_outputs(model, (torch.randn(7, 6, 3, generator=torch.Generator()),))
+    assert torch.get_rng_state().equal(generator)
+    assert model.rnn.state is None
+    pairs = zip(before, model.state_dict().values(), strict=True)
+    assert all(a.equal(b) for a, b in pairs)
 
 
 def test_models_that_run_neither_way_say_why():
