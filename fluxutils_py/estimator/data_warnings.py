@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
+from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.sequence_windows import SequenceWindows, Window
 from fluxutils_py.data.views import SequenceView, flattened_steps
@@ -20,12 +21,14 @@ from fluxutils_py.errors import DataError, SingleStepWarning, warn
 from fluxutils_py.estimator.fitted_parts import uses_past
 from fluxutils_py.inputs.inputs import Inputs, is_native
 from fluxutils_py.nn import Recur
-from fluxutils_py.nn.model_windows import cut_dependence
+from fluxutils_py.nn.model_windows import cut_dependence, raw_ends
+from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.sensitivities import carries, truncated_layers
 from fluxutils_py.nn.states import recurrent_layers
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.joblib_mpi import is_active
 from fluxutils_py.parallel.launcher import is_alone, launched
+from fluxutils_py.training.tensor_batches import first_steps
 
 # the scale of features and targets
 LARGE = 1000  # root mean square of a feature, from which it should have been scaled
@@ -35,8 +38,12 @@ UNLIKE = 100  # factor between standard deviations of training and validation in
 FAR = 30  # standard deviations between means of those
 FEW = 5  # values, of which fewer may be alike by chance
 CONSTANT = 1e-6  # share of the size of a feature, up to which it varies by rounding only
-N_SERIES = 4  # looked at
 N_STEPS = 1000  # looked at
+PLACES = 16  # pieces of data looked at
+REVERSED_BITS = tuple(int(f"{k:04b}"[::-1], 2) for k in range(PLACES))
+PIECE = 250  # values of a feature in a piece
+N_SERIES = 4  # of a piece, if there are many steps
+ALL = np.ones((1, 1, 1), bool)  # mask of steps that all count
 
 # rows of a matrix that follow each other in time
 MANY = 1000  # rows of a data frame; a larger one probably holds steps in time
@@ -64,6 +71,8 @@ NORMALIZE = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
+
+Keep = Callable[[SeriesArray, np.ndarray, np.ndarray], None]
 
 _is_said = False
 
@@ -345,24 +354,30 @@ def warn_cut(model: nn.Module, steps: Sequence[Tensor], overlap: int, seqsize: i
 def warn_unscaled(
     windows: SequenceWindows, model: nn.Module, y: object, scales_target: bool | None
 ) -> None:
-    """Warn if the first values of a feature are too large to learn from, or vary too little
-    (:class:`Scale`).
+    """Warn if values of a feature are too large to learn from, or vary too little (:class:`Scale`).
 
-    Only layers in a row (``nn.Sequential``) are known to see inputs as they are, unless they
-    normalize or embed them; a model of another class may scale them itself. ``y`` are the targets
-    as they were given. ``scales_target`` is None for an estimator that cannot standardise its
-    targets.
+    A model may scale values itself: what counts are inputs that reach a layer as they are
+    (:func:`raw_ends`), in models that do not normalize or embed, and targets that a layer has to
+    give as they are. ``y`` are the targets as they were given. ``scales_target`` is None for an
+    estimator that cannot standardise its targets.
     """
-    if not isinstance(model, nn.Sequential):
+    scales = spread_scales(windows)
+    found = {name: scale.describe_unusual() for name, scale in scales.items()}
+    if not any(found.values()):
         return
-    scales = first_scales(windows)
-    normalizes = any(isinstance(m, NORMALIZE) for m in model.modules())
-    remedies = {s.name: _remedy_for_targets(y, scales_target) for s in windows.y}
-    if not normalizes:
+    with seeded(0):  # as each trial of a model
+        ends = raw_ends(model, first_steps(windows, next(model.parameters())))
+    remedies = {}
+    if len(ends.outputs) == len(windows.y):
+        of_targets = _remedy_for_targets(y, scales_target)
+        pairs = zip(windows.y, ends.outputs, strict=True)
+        remedies = {s.name: of_targets for s, is_raw in pairs if is_raw}
+    if not any(isinstance(m, NORMALIZE) for m in model.modules()):
         as_input = "scale it, as with make_pipeline(SequenceScaler(), estimator)"
-        remedies |= {s.name: as_input for s in windows.x}
+        pairs = zip(windows.x, ends.inputs, strict=True)
+        remedies |= {s.name: as_input for s, is_raw in pairs if is_raw}
     for name, remedy in remedies.items():
-        unusual = scales[name].describe_unusual() if name in scales else None
+        unusual = found.get(name)
         if unusual is not None:
             warn(
                 f"feature {unusual.feature} of {name} {unusual.problem}: networks train poorly on "
@@ -371,13 +386,13 @@ def warn_unscaled(
 
 
 def warn_unlike_training(windows: SequenceWindows, validation: SequenceWindows | None) -> None:
-    """Warn if the first validation inputs have a scale ``UNLIKE`` that of the training inputs, or
-    are ``FAR`` off.
+    """Warn if validation inputs have a scale ``UNLIKE`` that of the training inputs, or are
+    ``FAR`` off.
     """
     if validation is None:
         return
-    of_training = first_scales(windows)
-    of_validation = first_scales(validation)
+    of_training = spread_scales(windows)
+    of_validation = spread_scales(validation)
     for s, v in zip(windows.x, validation.x, strict=True):
         # integers have no scale, nor do data that cannot be read
         if s.name not in of_training or v.name not in of_validation:
@@ -475,46 +490,77 @@ class Scale:
         return None
 
 
-def first_scales(windows: SequenceWindows) -> dict[str, Scale]:
-    """Return the scale of the first values of each array of numbers, by its name; of none if they
-    cannot be read.
+def spread_scales(windows: SequenceWindows) -> dict[str, Scale]:
+    """Return the scale of each array of numbers, by its name, as found in pieces of the data; of
+    none if they cannot be read.
     """
-    n_steps = min(N_STEPS, windows.seqsize, windows.segments.max_length)
-    rows = windows.own(windows.segments)[: windows.batchsize]
-    first = rows[: N_SERIES * N_STEPS // n_steps]  # more of short series
-    if not len(rows):
-        return {}
+    own = windows.own(windows.segments)
+    values: dict[str, list[np.ndarray]] = {}
+    live: dict[str, list[np.ndarray]] = {}
+
+    def keep(s: SeriesArray, v: np.ndarray, mask: np.ndarray) -> None:
+        if v.dtype.kind != "f":
+            return
+        values.setdefault(s.name, []).append(v.reshape(-1, 1, s.F))
+        whole = np.broadcast_to(mask, (*v.shape[:2], mask.shape[2]))
+        live.setdefault(s.name, []).append(whole.reshape(-1, 1, mask.shape[2]))
+
     try:
-        window = windows.cut(first, 0, n_steps)
-        with_targets = window
-        if window.y and window.n_live == 0:  # there may be one for each series, at its last step
+        n_live = 0.0
+        for rows, start, stop in _pieces(own, windows.seqsize):
+            window = windows.cut(rows, start, stop)
+            exists = rows.step_mask(start, stop)
+            for s, v in zip(windows.x, window.x, strict=True):
+                keep(s, v, ALL if exists is None else exists[:, :, None])
+            if not windows.one_target:
+                n_live += window.n_live
+                _keep_targets(windows, window, keep)
+        if windows.y and n_live == 0 and len(own):  # there may be one for each, at its last step
+            which = np.unique(np.linspace(0, len(own) - 1, PIECE).astype(int))
+            rows = own[which]
             last = Segments(rows.series, rows.start + rows.length - 1, np.ones_like(rows.length))
-            with_targets = windows.cut(last, 0, 1)
+            _keep_targets(windows, windows.cut(last, 0, 1), keep)
     except DataError:  # training says so when it comes there
         return {}
-    exists = first.step_mask(0, n_steps)
-    live = np.ones((1, 1, 1), bool) if exists is None else exists[:, :, None]
-    of_inputs = {
-        s.name: Scale.of(values, live)
-        for s, values in zip(windows.x, window.x, strict=True)
-        if values.dtype.kind == "f"
-    }
-    return _scales_of_targets(windows, with_targets) | of_inputs
+    scales = {}
+    for name, parts in values.items():
+        masks = [np.broadcast_to(m, v.shape) for m, v in zip(live[name], parts, strict=True)]
+        mask = np.concatenate(masks)
+        if mask.any():
+            scales[name] = Scale.of(np.concatenate(parts), mask)
+    return scales
 
 
-def _scales_of_targets(windows: SequenceWindows, window: Window) -> dict[str, Scale]:
-    scales: dict[str, Scale] = {}
+def _pieces(rows: Segments, most_steps: int) -> Iterator[tuple[Segments, int, int]]:
+    """Yield up to ``PLACES`` pieces of about ``PIECE`` values per feature, spread evenly over rows
+    and time: rows, first step, and the step after the last.
+    """
+    if not len(rows):
+        return
+    n_steps = min(PIECE // min(len(rows), N_SERIES), most_steps, rows.max_length)
+    n_rows = max(1, PIECE // n_steps)
+    n_blocks = math.ceil(len(rows) / n_rows)
+    seen = set()
+    # points of Hammersley: evenly spaced in time, and in rows by reversing the bits
+    for k, reverse in enumerate(REVERSED_BITS):
+        block = reverse * n_blocks // PLACES
+        some = rows[block * n_rows : (block + 1) * n_rows]
+        start = k * math.ceil(some.max_length / n_steps) // PLACES * n_steps
+        if (block, start) not in seen:
+            seen.add((block, start))
+            yield some, start, min(start + n_steps, some.max_length)
+
+
+def _keep_targets(windows: SequenceWindows, window: Window, keep: Keep) -> None:
     column = 0
     for s, values in zip(windows.y, window.y, strict=True):
-        live = np.ones((1, 1, 1), bool)
+        live = ALL
         if window.w is not None:
             # one weight for each output, or one for all outputs of a step
             per_output = window.w.shape[2] > 1
             live = (window.w[:, :, column : column + s.F] if per_output else window.w) > 0
         column += s.F
-        if values.dtype.kind == "f" and live.any():
-            scales[s.name] = Scale.of(values, live)
-    return scales
+        keep(s, values, live)
 
 
 # -- gradients that do not reach beyond a window -----------------------------------------------

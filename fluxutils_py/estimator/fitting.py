@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fluxutils_py.data import SeriesArray
-from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.assembled_fit import FitPlan, Training
 from fluxutils_py.estimator.building import (
@@ -80,8 +79,7 @@ from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.training.closed_form_step import ClosedFormStep
 from fluxutils_py.training.early_stopping import MostUpdates, Schedule, Validation
 from fluxutils_py.training.make_optimizer import make_scheduler
-from fluxutils_py.training.tensor_batches import TensorBatches
-from fluxutils_py.training.tensors import to_tensor
+from fluxutils_py.training.tensor_batches import TensorBatches, first_steps
 from fluxutils_py.training.window_step import WindowStep, differentiate_windows, evaluate_windows
 
 SHORT_FLOATS = {"float16", "float32", "bool"}  # data for which parameters are float32
@@ -705,10 +703,7 @@ def tensor_batches(
     """
     windows = data.windows
     parameter = next(model.parameters())
-    # a rank without series tries the model on its stand-in
-    rows = windows.own(windows.segments)[:4] or Segments.from_lengths(1, windows.x[0].T)
-    values = windows.cut(rows, 0, min(3, windows.segments.max_length)).x
-    steps = [to_tensor(v, parameter.dtype, parameter.device) for v in values]
+    steps = first_steps(windows, parameter)
     try:
         with seeded(0):  # restores the generators; the lock keeps other fits out
             takes_windows(model, steps)

@@ -27,6 +27,7 @@ OUTPUT_ALONE = (
     "y = self.gru(x), where torch has y = self.gru(x)[0] or y, h = self.gru(x)"
 )
 
+OF_LAYERS = ("torch.", "fluxutils_py.")  # modules whose classes scale no values by themselves
 TRIAL_STEPS = 3  # a first one, one that follows it, and one after that
 
 # "steps", "windows" or "either" of the models that were tried out
@@ -306,6 +307,55 @@ def require_step_outputs(model: nn.Module, xs: Tensors) -> None:
             f"the model {type(model).__name__}: {missing_axes}; a loss would broadcast them with "
             "targets (S, B, G), each series with each"
         )
+
+
+class RawEnds(NamedTuple):
+    """Which inputs of a model reach a layer as they are, and which outputs are as a layer gives
+    them.
+    """
+
+    inputs: tuple[bool, ...]
+    outputs: tuple[bool, ...]
+
+
+def raw_ends(model: nn.Module, xs: Tensors) -> RawEnds:
+    """Return between which values the layers of a model learn: a model of one's own may scale
+    inputs or outputs.
+
+    Layers are modules of torch and of this package, with nothing of one's own inside. The model is
+    tried out like in :func:`takes_windows`; of one that fails, nothing is known.
+    """
+    whole = cached_window_mode(model) != "steps"
+    run = _run_whole if whole else _run_stepwise
+    with _trial(model, xs, TRIAL_STEPS if whole else 1) as trial:
+        is_raw = [False] * len(trial.sample)
+        given: list[Tensor] = []
+
+        def note_inputs(_: nn.Module, inputs: tuple[object, ...]) -> None:
+            for i, x in enumerate(trial.sample):
+                is_raw[i] |= any(_have_same_values(x, value) for value in inputs)
+
+        def note_output(_: nn.Module, __: object, output: object) -> None:
+            if isinstance(output, Tensor):
+                given.append(output.clone())  # it may be changed in place
+
+        for m in trial.twin.modules():
+            if all(type(part).__module__.startswith(OF_LAYERS) for part in m.modules()):
+                m.register_forward_hook(note_output)
+                if next(m.parameters(), None) is not None:
+                    m.register_forward_pre_hook(note_inputs)
+        outputs = trial.attempt(run).outputs
+        return RawEnds(
+            tuple(is_raw),
+            tuple(any(_have_same_values(y, value) for value in given) for y in outputs),
+        )
+
+
+def _have_same_values(a: Tensor, b: object) -> bool:
+    """Return whether two tensors hold the same values, in any order of the axes."""
+    if not isinstance(b, Tensor) or a.numel() != b.numel():
+        return False
+    return a.flatten().sort().values.equal(b.flatten().sort().values)
 
 
 def _require_reset(trial: _Trial, xs: Tensors, attempt: _Attempt) -> None:
