@@ -802,6 +802,9 @@ def _train(training: Training, callbacks: list[Any], attributes: FittedAttribute
         if is_restored:
             attributes.publish(loop.history, loop.step - loop.epoch_step)
             n_done = loop.epoch - loop.start_epoch
+            if n_done < epochs:
+                line = f"a checkpoint: continues at step {loop.step}, in epoch {loop.epoch + 1}"
+                say_stage(settings.verbose, loop.ranks, line)
             if n_done > epochs:
                 warn(
                     f"the checkpoint is of {n_done} epochs, more than epochs={epochs}: this is the "
