@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
@@ -71,8 +71,6 @@ NORMALIZE = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
-
-Keep = Callable[[SeriesArray, np.ndarray, np.ndarray], None]
 
 _is_said = False
 
@@ -494,41 +492,74 @@ def spread_scales(windows: SequenceWindows) -> dict[str, Scale]:
     """Return the scale of each array of numbers, by its name, as found in pieces of the data; of
     none if they cannot be read.
     """
-    own = windows.own(windows.segments)
-    values: dict[str, list[np.ndarray]] = {}
-    live: dict[str, list[np.ndarray]] = {}
-
-    def keep(s: SeriesArray, v: np.ndarray, mask: np.ndarray) -> None:
-        if v.dtype.kind != "f":
-            return
-        values.setdefault(s.name, []).append(v.reshape(-1, 1, s.F))
-        whole = np.broadcast_to(mask, (*v.shape[:2], mask.shape[2]))
-        live.setdefault(s.name, []).append(whole.reshape(-1, 1, mask.shape[2]))
-
+    rows = windows.own(windows.segments)
+    sample = _Sample(windows)
     try:
-        n_live = 0.0
-        for rows, start, stop in _pieces(own, windows.seqsize):
-            window = windows.cut(rows, start, stop)
-            exists = rows.step_mask(start, stop)
-            for s, v in zip(windows.x, window.x, strict=True):
-                keep(s, v, ALL if exists is None else exists[:, :, None])
-            if not windows.one_target:
-                n_live += window.n_live
-                _keep_targets(windows, window, keep)
-        if windows.y and n_live == 0 and len(own):  # there may be one for each, at its last step
-            which = np.unique(np.linspace(0, len(own) - 1, PIECE).astype(int))
-            rows = own[which]
-            last = Segments(rows.series, rows.start + rows.length - 1, np.ones_like(rows.length))
-            _keep_targets(windows, windows.cut(last, 0, 1), keep)
+        for some, start, stop in _pieces(rows, windows.seqsize):
+            sample.add_piece(some, start, stop)
+        if windows.y and sample.n_live == 0 and len(rows):
+            sample.add_last_targets(rows)
     except DataError:  # training says so when it comes there
         return {}
-    scales = {}
-    for name, parts in values.items():
-        masks = [np.broadcast_to(m, v.shape) for m, v in zip(live[name], parts, strict=True)]
-        mask = np.concatenate(masks)
-        if mask.any():
-            scales[name] = Scale.of(np.concatenate(parts), mask)
-    return scales
+    return sample.scales()
+
+
+class _Sample:
+    """Values of arrays of numbers, and which of them count.
+
+    Attributes
+    ----------
+    n_live : float
+        Steps with a target.
+    """
+
+    def __init__(self, windows: SequenceWindows) -> None:
+        self.windows = windows
+        self.n_live = 0.0
+        self._values: dict[str, list[np.ndarray]] = {}
+        self._live: dict[str, list[np.ndarray]] = {}
+
+    def add_piece(self, rows: Segments, start: int, stop: int) -> None:
+        window = self.windows.cut(rows, start, stop)
+        exists = rows.step_mask(start, stop)
+        for s, values in zip(self.windows.x, window.x, strict=True):
+            self._add(s, values, ALL if exists is None else exists[:, :, None])
+        if not self.windows.one_target:  # few pieces hold one
+            self._add_targets(window)
+            self.n_live += window.n_live
+
+    def add_last_targets(self, rows: Segments) -> None:
+        """Add targets of the last steps of some rows: there may be one for each series, there."""
+        which = np.unique(np.linspace(0, len(rows) - 1, PIECE).astype(int))
+        some = rows[which]
+        last = Segments(some.series, some.start + some.length - 1, np.ones_like(some.length))
+        self._add_targets(self.windows.cut(last, 0, 1))
+
+    def _add_targets(self, window: Window) -> None:
+        column = 0
+        for s, values in zip(self.windows.y, window.y, strict=True):
+            live = ALL
+            if window.w is not None:
+                # one weight for each output, or one for all outputs of a step
+                per_output = window.w.shape[2] > 1
+                live = (window.w[:, :, column : column + s.F] if per_output else window.w) > 0
+            column += s.F
+            self._add(s, values, live)
+
+    def _add(self, s: SeriesArray, values: np.ndarray, live: np.ndarray) -> None:
+        if values.dtype.kind == "f":
+            mask = np.broadcast_to(live, values.shape)
+            self._values.setdefault(s.name, []).append(values.reshape(-1, 1, s.F))
+            self._live.setdefault(s.name, []).append(mask.reshape(-1, 1, s.F))
+
+    def scales(self) -> dict[str, Scale]:
+        """Return the scale of each array of which some values count."""
+        scales = {}
+        for name, values in self._values.items():
+            live = np.concatenate(self._live[name])
+            if live.any():
+                scales[name] = Scale.of(np.concatenate(values), live)
+        return scales
 
 
 def _pieces(rows: Segments, most_steps: int) -> Iterator[tuple[Segments, int, int]]:
@@ -549,18 +580,6 @@ def _pieces(rows: Segments, most_steps: int) -> Iterator[tuple[Segments, int, in
         if (block, start) not in seen:
             seen.add((block, start))
             yield some, start, min(start + n_steps, some.max_length)
-
-
-def _keep_targets(windows: SequenceWindows, window: Window, keep: Keep) -> None:
-    column = 0
-    for s, values in zip(windows.y, window.y, strict=True):
-        live = ALL
-        if window.w is not None:
-            # one weight for each output, or one for all outputs of a step
-            per_output = window.w.shape[2] > 1
-            live = (window.w[:, :, column : column + s.F] if per_output else window.w) > 0
-        column += s.F
-        keep(s, values, live)
 
 
 # -- gradients that do not reach beyond a window -----------------------------------------------
