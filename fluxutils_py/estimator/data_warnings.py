@@ -495,7 +495,7 @@ def spread_scales(windows: SequenceWindows) -> dict[str, Scale]:
     rows = windows.own(windows.segments)
     sample = _Sample(windows)
     try:
-        for some, start, stop in _pieces(rows, windows.seqsize):
+        for some, start, stop in _pieces(rows, windows.batchsize, windows.seqsize):
             sample.add_piece(some, start, stop)
         if windows.y and sample.n_live == 0 and len(rows):
             sample.add_last_targets(rows)
@@ -530,7 +530,9 @@ class _Sample:
 
     def add_last_targets(self, rows: Segments) -> None:
         """Add targets of the last steps of some rows: there may be one for each series, there."""
-        which = np.unique(np.linspace(0, len(rows) - 1, PIECE).astype(int))
+        # of no more values than a window
+        n = min(PIECE, self.windows.batchsize * self.windows.seqsize)
+        which = np.unique(np.linspace(0, len(rows) - 1, n).astype(int))
         some = rows[which]
         last = Segments(some.series, some.start + some.length - 1, np.ones_like(some.length))
         self._add_targets(self.windows.cut(last, 0, 1))
@@ -562,14 +564,14 @@ class _Sample:
         return scales
 
 
-def _pieces(rows: Segments, most_steps: int) -> Iterator[tuple[Segments, int, int]]:
-    """Yield up to ``PLACES`` pieces of about ``PIECE`` values per feature, spread evenly over rows
-    and time: rows, first step, and the step after the last.
+def _pieces(rows: Segments, most_rows: int, most_steps: int) -> Iterator[tuple[Segments, int, int]]:
+    """Yield up to ``PLACES`` pieces of up to ``PIECE`` values per feature, spread evenly over rows
+    and time: rows, first step, and the step after the last. None is larger than a window.
     """
     if not len(rows):
         return
     n_steps = min(PIECE // min(len(rows), N_SERIES), most_steps, rows.max_length)
-    n_rows = max(1, PIECE // n_steps)
+    n_rows = max(1, min(PIECE // n_steps, most_rows))
     n_blocks = math.ceil(len(rows) / n_rows)
     seen = set()
     # points of Hammersley: evenly spaced in time, and in rows by reversing the bits

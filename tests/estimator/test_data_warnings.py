@@ -330,7 +330,7 @@ class TestUnscaled:
     @pytest.mark.parametrize("shape", [(3, 7, 23), (3, 1, 9), (3, 200, 1)])
     def test_of_few_data_all_are_looked_at_once(self, shape):
         x = np.random.default_rng(2).normal(3, 2, shape)
-        found = spread_of(x, x[:1], batchsize=2, seqsize=30)
+        found = spread_of(x, x[:1], batchsize=300, seqsize=30)
         for name, a in (("x", x), ("y", x[:1])):
             flat = a.reshape(len(a), -1)
             assert (found[name].count == flat.shape[1]).all()
