@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
+from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.sequence_windows import SequenceWindows, Window
 from fluxutils_py.data.views import SequenceView, flattened_steps
@@ -21,12 +22,14 @@ from fluxutils_py.estimator.fitted_parts import uses_past
 from fluxutils_py.inputs.inputs import Inputs, is_native
 from fluxutils_py.nn import Recur
 from fluxutils_py.nn.losses import Loss, SeqLoss
-from fluxutils_py.nn.model_windows import cut_dependence, trial_outputs
+from fluxutils_py.nn.model_windows import cut_dependence, raw_ends, trial_outputs
+from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.sensitivities import carries, truncated_layers
 from fluxutils_py.nn.states import recurrent_layers
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.joblib_mpi import is_active
 from fluxutils_py.parallel.launcher import is_alone, launched
+from fluxutils_py.training.tensor_batches import first_steps
 
 # the scale of features and targets
 LARGE = 1000  # root mean square of a feature, from which it should have been scaled
@@ -36,8 +39,12 @@ UNLIKE = 100  # factor between standard deviations of training and validation in
 FAR = 30  # standard deviations between means of those
 FEW = 5  # values, of which fewer may be alike by chance
 CONSTANT = 1e-6  # share of the size of a feature, up to which it varies by rounding only
-N_SERIES = 4  # looked at
 N_STEPS = 1000  # looked at
+PLACES = 16  # pieces of data looked at
+REVERSED_BITS = tuple(int(f"{k:04b}"[::-1], 2) for k in range(PLACES))
+PIECE = 250  # values of a feature in a piece
+N_SERIES = 4  # of a piece, if there are many steps
+ALL = np.ones((1, 1, 1), bool)  # mask of steps that all count
 
 # rows of a matrix that follow each other in time
 MANY = 1000  # rows of a data frame; a larger one probably holds steps in time
@@ -359,24 +366,30 @@ def warn_last_layer(model: nn.Module, loss: Loss, steps: Sequence[Tensor]) -> No
 def warn_unscaled(
     windows: SequenceWindows, model: nn.Module, y: object, scales_target: bool | None
 ) -> None:
-    """Warn if the first values of a feature are too large to learn from, or vary too little
-    (:class:`Scale`).
+    """Warn if values of a feature are too large to learn from, or vary too little (:class:`Scale`).
 
-    Only layers in a row (``nn.Sequential``) are known to see inputs as they are, unless they
-    normalize or embed them; a model of another class may scale them itself. ``y`` are the targets
-    as they were given. ``scales_target`` is None for an estimator that cannot standardise its
-    targets.
+    A model may scale values itself: what counts are inputs that reach a layer as they are
+    (:func:`raw_ends`), in models that do not normalize or embed, and targets that a layer has to
+    give as they are. ``y`` are the targets as they were given. ``scales_target`` is None for an
+    estimator that cannot standardise its targets.
     """
-    if not isinstance(model, nn.Sequential):
+    scales = spread_scales(windows)
+    found = {name: scale.describe_unusual() for name, scale in scales.items()}
+    if not any(found.values()):
         return
-    scales = first_scales(windows)
-    normalizes = any(isinstance(m, NORMALIZE) for m in model.modules())
-    remedies = {s.name: _remedy_for_targets(y, scales_target) for s in windows.y}
-    if not normalizes:
+    with seeded(0):  # as each trial of a model
+        ends = raw_ends(model, first_steps(windows, next(model.parameters())))
+    remedies = {}
+    if len(ends.outputs) == len(windows.y):
+        of_targets = _remedy_for_targets(y, scales_target)
+        pairs = zip(windows.y, ends.outputs, strict=True)
+        remedies = {s.name: of_targets for s, is_raw in pairs if is_raw}
+    if not any(isinstance(m, NORMALIZE) for m in model.modules()):
         as_input = "scale it, as with make_pipeline(SequenceScaler(), estimator)"
-        remedies |= {s.name: as_input for s in windows.x}
+        pairs = zip(windows.x, ends.inputs, strict=True)
+        remedies |= {s.name: as_input for s, is_raw in pairs if is_raw}
     for name, remedy in remedies.items():
-        unusual = scales[name].describe_unusual() if name in scales else None
+        unusual = found.get(name)
         if unusual is not None:
             warn(
                 f"feature {unusual.feature} of {name} {unusual.problem}: networks train poorly on "
@@ -385,13 +398,13 @@ def warn_unscaled(
 
 
 def warn_unlike_training(windows: SequenceWindows, validation: SequenceWindows | None) -> None:
-    """Warn if the first validation inputs have a scale ``UNLIKE`` that of the training inputs, or
-    are ``FAR`` off.
+    """Warn if validation inputs have a scale ``UNLIKE`` that of the training inputs, or are
+    ``FAR`` off.
     """
     if validation is None:
         return
-    of_training = first_scales(windows)
-    of_validation = first_scales(validation)
+    of_training = spread_scales(windows)
+    of_validation = spread_scales(validation)
     for s, v in zip(windows.x, validation.x, strict=True):
         # integers have no scale, nor do data that cannot be read
         if s.name not in of_training or v.name not in of_validation:
@@ -489,46 +502,100 @@ class Scale:
         return None
 
 
-def first_scales(windows: SequenceWindows) -> dict[str, Scale]:
-    """Return the scale of the first values of each array of numbers, by its name; of none if they
-    cannot be read.
+def spread_scales(windows: SequenceWindows) -> dict[str, Scale]:
+    """Return the scale of each array of numbers, by its name, as found in pieces of the data; of
+    none if they cannot be read.
     """
-    n_steps = min(N_STEPS, windows.seqsize, windows.segments.max_length)
-    rows = windows.own(windows.segments)[: windows.batchsize]
-    first = rows[: N_SERIES * N_STEPS // n_steps]  # more of short series
-    if not len(rows):
-        return {}
+    rows = windows.own(windows.segments)
+    sample = _Sample(windows)
     try:
-        window = windows.cut(first, 0, n_steps)
-        with_targets = window
-        if window.y and window.n_live == 0:  # there may be one for each series, at its last step
-            last = Segments(rows.series, rows.start + rows.length - 1, np.ones_like(rows.length))
-            with_targets = windows.cut(last, 0, 1)
+        for some, start, stop in _pieces(rows, windows.batchsize, windows.seqsize):
+            sample.add_piece(some, start, stop)
+        if windows.y and sample.n_live == 0 and len(rows):
+            sample.add_last_targets(rows)
     except DataError:  # training says so when it comes there
         return {}
-    exists = first.step_mask(0, n_steps)
-    live = np.ones((1, 1, 1), bool) if exists is None else exists[:, :, None]
-    of_inputs = {
-        s.name: Scale.of(values, live)
-        for s, values in zip(windows.x, window.x, strict=True)
-        if values.dtype.kind == "f"
-    }
-    return _scales_of_targets(windows, with_targets) | of_inputs
+    return sample.scales()
 
 
-def _scales_of_targets(windows: SequenceWindows, window: Window) -> dict[str, Scale]:
-    scales: dict[str, Scale] = {}
-    column = 0
-    for s, values in zip(windows.y, window.y, strict=True):
-        live = np.ones((1, 1, 1), bool)
-        if window.w is not None:
-            # one weight for each output, or one for all outputs of a step
-            per_output = window.w.shape[2] > 1
-            live = (window.w[:, :, column : column + s.F] if per_output else window.w) > 0
-        column += s.F
-        if values.dtype.kind == "f" and live.any():
-            scales[s.name] = Scale.of(values, live)
-    return scales
+class _Sample:
+    """Values of arrays of numbers, and which of them count.
+
+    Attributes
+    ----------
+    n_live : float
+        Steps with a target.
+    """
+
+    def __init__(self, windows: SequenceWindows) -> None:
+        self.windows = windows
+        self.n_live = 0.0
+        self._values: dict[str, list[np.ndarray]] = {}
+        self._live: dict[str, list[np.ndarray]] = {}
+
+    def add_piece(self, rows: Segments, start: int, stop: int) -> None:
+        window = self.windows.cut(rows, start, stop)
+        exists = rows.step_mask(start, stop)
+        for s, values in zip(self.windows.x, window.x, strict=True):
+            self._add(s, values, ALL if exists is None else exists[:, :, None])
+        if not self.windows.one_target:  # few pieces hold one
+            self._add_targets(window)
+            self.n_live += window.n_live
+
+    def add_last_targets(self, rows: Segments) -> None:
+        """Add targets of the last steps of some rows: there may be one for each series, there."""
+        # of no more values than a window
+        n = min(PIECE, self.windows.batchsize * self.windows.seqsize)
+        which = np.unique(np.linspace(0, len(rows) - 1, n).astype(int))
+        some = rows[which]
+        last = Segments(some.series, some.start + some.length - 1, np.ones_like(some.length))
+        self._add_targets(self.windows.cut(last, 0, 1))
+
+    def _add_targets(self, window: Window) -> None:
+        column = 0
+        for s, values in zip(self.windows.y, window.y, strict=True):
+            live = ALL
+            if window.w is not None:
+                # one weight for each output, or one for all outputs of a step
+                per_output = window.w.shape[2] > 1
+                live = (window.w[:, :, column : column + s.F] if per_output else window.w) > 0
+            column += s.F
+            self._add(s, values, live)
+
+    def _add(self, s: SeriesArray, values: np.ndarray, live: np.ndarray) -> None:
+        if values.dtype.kind == "f":
+            mask = np.broadcast_to(live, values.shape)
+            self._values.setdefault(s.name, []).append(values.reshape(-1, 1, s.F))
+            self._live.setdefault(s.name, []).append(mask.reshape(-1, 1, s.F))
+
+    def scales(self) -> dict[str, Scale]:
+        """Return the scale of each array of which some values count."""
+        scales = {}
+        for name, values in self._values.items():
+            live = np.concatenate(self._live[name])
+            if live.any():
+                scales[name] = Scale.of(np.concatenate(values), live)
+        return scales
+
+
+def _pieces(rows: Segments, most_rows: int, most_steps: int) -> Iterator[tuple[Segments, int, int]]:
+    """Yield up to ``PLACES`` pieces of up to ``PIECE`` values per feature, spread evenly over rows
+    and time: rows, first step, and the step after the last. None is larger than a window.
+    """
+    if not len(rows):
+        return
+    n_steps = min(PIECE // min(len(rows), N_SERIES), most_steps, rows.max_length)
+    n_rows = max(1, min(PIECE // n_steps, most_rows))
+    n_blocks = math.ceil(len(rows) / n_rows)
+    seen = set()
+    # points of Hammersley: evenly spaced in time, and in rows by reversing the bits
+    for k, reverse in enumerate(REVERSED_BITS):
+        block = reverse * n_blocks // PLACES
+        some = rows[block * n_rows : (block + 1) * n_rows]
+        start = k * math.ceil(some.max_length / n_steps) // PLACES * n_steps
+        if (block, start) not in seen:
+            seen.add((block, start))
+            yield some, start, min(start + n_steps, some.max_length)
 
 
 # -- gradients that do not reach beyond a window -----------------------------------------------

@@ -434,7 +434,9 @@ class WindowMaker:
                     f"{of_validation[0].name} has {feature_counts(of_validation)} features, the "
                     f"training data have {feature_counts(of_training)}"
                 )
-        weight = self.pool.weight(given.sample_weight, inputs)
+        lengths = trained.all_series().length
+        has_lengths = bool(lengths.min() < lengths.max())
+        weight = self.pool.weight(given.sample_weight, inputs, beside_lengths=has_lengths)
         return self.windows(inputs, held_out, weight, training=False)
 
     def _with_class_weights(

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fluxutils_py.data import SequenceWindows, SeriesArray
-from fluxutils_py.data.segments import Segments
+from fluxutils_py.data import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.assembled_fit import FitPlan, Training
 from fluxutils_py.estimator.building import (
@@ -57,7 +56,11 @@ from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.compiling import compile_arguments, compiled
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.losses import SeqLoss
-from fluxutils_py.nn.model_windows import cached_window_mode, takes_windows
+from fluxutils_py.nn.model_windows import (
+    cached_window_mode,
+    require_step_outputs,
+    takes_windows,
+)
 from fluxutils_py.nn.ready_made import LinearPlusNetwork, closed_form_parts, is_closed_form
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import recurrent_layers, reset
@@ -77,8 +80,7 @@ from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.training.closed_form_step import ClosedFormStep
 from fluxutils_py.training.early_stopping import MostUpdates, Schedule, Validation
 from fluxutils_py.training.make_optimizer import make_scheduler
-from fluxutils_py.training.tensor_batches import TensorBatches
-from fluxutils_py.training.tensors import to_tensor
+from fluxutils_py.training.tensor_batches import TensorBatches, first_steps
 from fluxutils_py.training.window_step import WindowStep, differentiate_windows, evaluate_windows
 
 SHORT_FLOATS = {"float16", "float32", "bool"}  # data for which parameters are float32
@@ -405,7 +407,7 @@ def _warn_about(training: Training, est: SeriesEstimator, request: FitRequest) -
         if data.spec.gradient == "exact":
             warn_truncated_layers(model)
         with seeded(0):
-            warn_last_layer(model, data.loss, _first_steps(data.windows, next(model.parameters())))
+            warn_last_layer(model, data.loss, first_steps(data.windows, next(model.parameters())))
     if request.is_fit and not request.resume and not is_closed_form(model):
         warn_few_updates(training.plan, data.spec.accumulate)
 
@@ -711,10 +713,12 @@ def tensor_batches(
     """
     windows = data.windows
     parameter = next(model.parameters())
-    steps = _first_steps(windows, parameter)
+    steps = first_steps(windows, parameter)
     try:
         with seeded(0):  # restores the generators; the lock keeps other fits out
             takes_windows(model, steps)
+            if not isinstance(data.loss, SeqLoss):  # which compares shapes at each window
+                require_step_outputs(model, steps)
     except ShapeError as error:
         if isinstance(data.loss, SeqLoss):
             raise
@@ -729,14 +733,6 @@ def tensor_batches(
     return TensorBatches(
         windows, parameter.dtype, parameter.device, rng, rank=ranks.rank, size=ranks.size
     )
-
-
-def _first_steps(windows: SequenceWindows, parameter: Tensor) -> list[Tensor]:
-    """Return a few steps (S, B, F) of each input, for a model with this parameter."""
-    # a rank without series tries the model on its stand-in
-    rows = windows.own(windows.segments)[:4] or Segments.from_lengths(1, windows.x[0].T)
-    values = windows.cut(rows, 0, min(3, windows.segments.max_length)).x
-    return [to_tensor(v, parameter.dtype, parameter.device) for v in values]
 
 
 def _adapt_windows(data: FitData, model: nn.Module) -> bool:
@@ -816,6 +812,9 @@ def _train(training: Training, callbacks: list[Any], attributes: FittedAttribute
         if is_restored:
             attributes.publish(loop.history, loop.step - loop.epoch_step)
             n_done = loop.epoch - loop.start_epoch
+            if n_done < epochs:
+                line = f"a checkpoint: continues at step {loop.step}, in epoch {loop.epoch + 1}"
+                say_stage(settings.verbose, loop.ranks, line)
             if n_done > epochs:
                 warn(
                     f"the checkpoint is of {n_done} epochs, more than epochs={epochs}: this is the "

@@ -64,7 +64,8 @@ def from_frame(
     h5 : path-like, optional
         HDF5 file to write ``x`` and ``y`` to, in two passes over the data with memory for a few
         hundred thousand rows at a time. A file of that name is replaced when the new one is
-        complete.
+        complete. Shorter series are NaN after their end; a dataset ``lengths``, (N,), has the
+        number of steps of each.
 
     Returns
     -------
@@ -473,7 +474,7 @@ def _read_into_file(
 
 class _FileWriter:
     """Writes rows into maps of an HDF5 file: ``x``, ``y``, and ``has_row``, which tells where rows
-    were.
+    were; beside them the ``lengths`` of the series.
     """
 
     def __init__(
@@ -548,6 +549,7 @@ class _FileWriter:
             array.flush()
         self.maps.clear()
         with h5py.File(self.path, "r+") as file:
+            file["lengths"] = self.panel.lengths
             for name, names in self.columns.items():
                 write_names(file[name], names, f"{self.path}: dataset {name!r}")
         if not self.roles.per_series or not self.roles.y:

@@ -620,8 +620,16 @@ def _one_per_series(name: str, value: object, n_series: int) -> np.ndarray:
     return values.astype(int)
 
 
-def read_weight(w: object, inputs: Inputs) -> SampleWeight | None:
-    """Read sample weights of rows or steps; None stays None."""
+def read_weight(w: object, inputs: Inputs, *, beside_lengths: bool = False) -> SampleWeight | None:
+    """Read sample weights of rows or steps; None stays None.
+
+    ``beside_lengths``: of validation data, where the series of the training data have lengths.
+
+    Raises
+    ------
+    DataError
+        If they look like the lengths of the series.
+    """
     if w is None:
         return None
     # numbers in a list are one weight per series
@@ -631,7 +639,45 @@ def read_weight(w: object, inputs: Inputs) -> SampleWeight | None:
     weights = _as_weights(to_numpy(w), inputs)
     if inputs.form == "timesteps":
         weights = _weights_of_rows_of_steps(weights, inputs)
+    _refuse_lengths(weights, inputs, beside_lengths)
     return SampleWeight(weights, inputs.N, inputs.T)
+
+
+def _refuse_lengths(w: Any, inputs: Inputs, beside_lengths: bool) -> None:
+    """Raise DataError if the weights of whole series, without lengths, are their lengths: integers,
+    after so many steps of which the inputs end.
+
+    ``beside_lengths``: the inputs need not end if the integers are too large for weights, or equal.
+    """
+    if tuple(w.shape) != (inputs.N,) or w.dtype.kind not in "iu" or inputs.form == "timesteps":
+        return
+    lengths = np.asarray(w[:]).astype(int)
+    has_lengths = inputs.all_series().min_length < inputs.T
+    if has_lengths or lengths.min() < 1 or lengths.max() > inputs.T:
+        return
+    # the longest series is about as long as the array; equal weights would do nothing
+    is_large = 2 * lengths.max() > inputs.T or 1 < lengths.min() == lengths.max()
+    if (beside_lengths and is_large) or _end_after(inputs, lengths):
+        raise DataError(
+            f"sample_weight holds {lengths.min()} to {lengths.max()}, which look like the lengths "
+            f"of the series of {inputs.series[0].name}, of {inputs.T} steps: give lengths=..., or "
+            "validation_data=(x, y, None, lengths). If they are weights, give them as floats"
+        )
+
+
+def _end_after(inputs: Inputs, lengths: np.ndarray) -> bool:
+    """Return whether all series shorter than the array end after so many steps, with zeros or NaN
+    in all features.
+    """
+    shorter = np.flatnonzero(lengths < inputs.T)
+    if not len(shorter):
+        return False
+    around_end = Segments(shorter, lengths[shorter] - 1, np.full(len(shorter), 2))
+    has_input = np.zeros((2, len(shorter)), bool)
+    for s in inputs.series:
+        has_input |= (np.nan_to_num(s.read(around_end, 0, 2)) != 0).any(-1)
+    last, following = has_input
+    return bool(last.all() and not following.any())
 
 
 def _as_weights(w: Any, inputs: Inputs) -> Any:

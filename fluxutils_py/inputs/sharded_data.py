@@ -82,6 +82,8 @@ class SeriesPool:
         self,
         sample_weight: object,
         inputs: Inputs,
+        *,
+        beside_lengths: bool = False,
     ) -> SampleWeight | None:
         """Read the weights of this rank's series, see :func:`read_weight`; either all ranks have
         weights, or none.
@@ -90,7 +92,7 @@ class SeriesPool:
             form: _Form = self._agree_on(None, "sample_weight")
             # its value does not matter: the series has no steps
             return SampleWeight(np.ones(1), 1, inputs.T) if form == _WEIGHTS else None
-        weight = read_weight(sample_weight, inputs)
+        weight = read_weight(sample_weight, inputs, beside_lengths=beside_lengths)
         self._agree_on(_NO_WEIGHTS if weight is None else _WEIGHTS, "sample_weight")
         return weight
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.nn.model_windows import run_window
+from fluxutils_py.nn.model_windows import output_remedy, run_window
 from fluxutils_py.nn.native_layers import is_intercepted
 from fluxutils_py.nn.precision import as_float32
 
@@ -240,10 +240,9 @@ class SeqLoss:
 
     def _value_loss(self, out: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
         n_steps = y.shape[0]
-        if self._same_shape:
-            self._require_shape(out, y)
-            if not y.is_floating_point():
-                y = y.to(out.dtype)
+        self._require_shape(out, y)
+        if self._same_shape and not y.is_floating_point():
+            y = y.to(out.dtype)
         criterion = _match_output(self.criterion, out)
         if ws is None:  # the criterion's own reduction is faster
             loss = criterion(out, y)
@@ -258,11 +257,17 @@ class SeqLoss:
         return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
 
     def _require_shape(self, out: Tensor, y: Tensor) -> None:
-        if out.shape == y.shape:
+        if self._same_shape:
+            needed = "equal shapes (S, B, G)"
+            fits = out.shape == y.shape
+        else:  # a function of one's own may compare (S, B, 9) with (S, B, 1), or scores with labels
+            needed = "outputs of the steps and series of the targets, (S, B, G)"
+            fits = out.dim() >= y.dim() and out.shape[:2] == y.shape[:2]
+        if fits:
             return
         raise ShapeError(
             f"the model gives {tuple(out.shape)} for targets of shape {tuple(y.shape)}: "
-            f"{self!r} needs equal shapes (S, B, G){_missing_axis(out, y)}"
+            f"{self!r} needs {needed}{_remedy_for_axes(out, y)}"
         )
 
     # -- one output of scores of classes ---------------------------------------------------------
@@ -305,7 +310,7 @@ class SeqLoss:
             raise ShapeError(
                 f"{self!r} takes scores (S, B, V) and integer targets (S, B, 1) or probabilities "
                 f"(S, B, V); the model gives {tuple(out.shape)} for targets of shape "
-                f"{tuple(y.shape)}, {y.dtype}{_missing_axis(out, y)}"
+                f"{tuple(y.shape)}, {y.dtype}{_remedy_for_axes(out, y)}"
             )
         return out.flatten(0, 1), _as_rows(y)
 
@@ -346,16 +351,8 @@ class SeqLoss:
         return each
 
 
-def _missing_axis(out: Tensor, y: Tensor) -> str:
-    """Return the remedy for outputs that lack an axis of the targets (S, B, G)."""
-    if out.dim() >= y.dim():
-        return ""
-    if out.shape == y.shape[:2]:
-        return "; end the model with an output axis, as nn.Linear(..., 1) has"
-    return (
-        "; return the outputs of all steps, not h[:, -1] alone, and build recurrent layers with "
-        "batch_first=False: windows have time first, then series"
-    )
+def _remedy_for_axes(out: Tensor, y: Tensor) -> str:
+    return f"; {output_remedy(out.shape, y.shape)}" if out.dim() < y.dim() else ""
 
 
 def _range(values: Tensor) -> str:
@@ -425,8 +422,9 @@ def seqloss(f: Callable[..., Tensor]) -> SeqLoss:
     TypeError
         If ``f`` is not callable.
     ShapeError
-        When called, if outputs and targets differ in shape (torch would broadcast them), or if
-        weights are given for a criterion that returns only a single number.
+        When called, if outputs and targets differ in shape (torch would broadcast them); a custom
+        function may compare any features, of the steps and series of the targets. If weights are
+        given for a criterion that returns only a single number.
 
     Notes
     -----

@@ -22,6 +22,12 @@ Outputs = Tensor | tuple[Tensor, ...]
 Tensors = Sequence[Tensor]
 Run = Callable[[nn.Module, Tensors], Outputs]
 
+OUTPUT_ALONE = (
+    "recurrent layers of fluxutils_py.nn return their output alone, not a tuple with a state: "
+    "y = self.gru(x), where torch has y = self.gru(x)[0] or y, h = self.gru(x)"
+)
+
+OF_LAYERS = ("torch.", "fluxutils_py.")  # modules whose classes scale no values by themselves
 TRIAL_STEPS = 3  # a first one, one that follows it, and one after that
 
 # "steps", "windows" or "either" of the models that were tried out
@@ -215,7 +221,7 @@ def _try_both(model: nn.Module, xs: Tensors) -> str:
         # first, since a state that reset() does not know may be why the two ways differ
         _require_reset(trial, xs, working)
         if not (whole.error or steps.error or whole.equals(steps)):
-            raise _different_ways(model)
+            raise _different_ways(trial, whole)
         _require_series_apart(trial, working)
     if whole.error:
         return "steps"
@@ -229,15 +235,20 @@ def _neither_way(
     steps_error: Exception,
 ) -> ShapeError:
     shapes = ", ".join(str(tuple(x.shape)) for x in xs)
+    remedy = (
+        "Windows have time first and features last; a layer with others, such as nn.Conv1d, needs "
+        "x.permute(1, 2, 0); or use fluxutils_py.nn.CausalConv1d"
+    )
+    if recurrent_layers(model) and "values to unpack" in str(whole_error):
+        remedy = f"The {OUTPUT_ALONE}"
     return ShapeError(
         f"the model {type(model).__name__} runs neither on a window (S, B, F) = {shapes} "
-        f"({whole_error}) nor on its steps (B, F) ({steps_error}). Windows have time first and "
-        "features last; a layer with others, such as nn.Conv1d, needs x.permute(1, 2, 0); or use "
-        "fluxutils_py.nn.CausalConv1d"
+        f"({whole_error}) nor on its steps (B, F) ({steps_error}). {remedy}"
     )
 
 
-def _different_ways(model: nn.Module) -> ShapeError:
+def _different_ways(trial: _Trial, whole: _Attempt) -> ShapeError:
+    model = trial.model
     remedy = (
         "set the class attribute takes_windows = True (it is meant to see whole windows) or "
         "False (single steps)"
@@ -249,10 +260,106 @@ def _different_ways(model: nn.Module) -> ShapeError:
             "between calls: build it as Recur(...) and use its output alone (y = self.rnn(x)), or "
             f"{remedy}"
         )
+    else:
+        missing_axes = _describe_missing_axes(trial, whole)
+        if missing_axes is not None:
+            remedy = missing_axes
     return ShapeError(
         f"the model {type(model).__name__} gives other results for a window (S, B, F) than for its "
         f"steps (B, F): {remedy}"
     )
+
+
+def _describe_missing_axes(trial: _Trial, attempt: _Attempt) -> str | None:
+    """Return which shape lacks axes among the outputs for a window, and the remedy; None: all are
+    (S, B, G).
+    """
+    window = trial.sample[0].shape
+    for out in attempt.outputs:
+        if out.dim() < 3:
+            remedy = output_remedy(out.shape, window)
+            return (
+                f"it gives outputs of shape {tuple(out.shape)} for a window of {tuple(window)}; "
+                f"expected (S, B, G): {remedy}"
+            )
+    return None
+
+
+def output_remedy(shape: torch.Size, window: torch.Size) -> str:
+    """Return how to change a model whose outputs for a window (S, B, ...) have less than three
+    axes.
+    """
+    if shape == window[:2]:
+        return "end the model with an output axis, as nn.Linear(..., 1) has"
+    return (
+        "return the outputs of all steps, not h[:, -1] alone, and build recurrent layers with "
+        "batch_first=False: windows have time first, then series. Or, if a layer's result is taken "
+        f"apart: {OUTPUT_ALONE}"
+    )
+
+
+def require_step_outputs(model: nn.Module, xs: Tensors) -> None:
+    """Raise ShapeError if the outputs of a model for a window lack axes.
+
+    It is tried out like in :func:`takes_windows`.
+    """
+    run = _run_whole if takes_windows(model, xs) else _run_stepwise
+    with _trial(model, xs, TRIAL_STEPS) as trial:
+        missing_axes = _describe_missing_axes(trial, trial.attempt(run))
+    if missing_axes is not None:
+        raise ShapeError(
+            f"the model {type(model).__name__}: {missing_axes}; a loss would broadcast them with "
+            "targets (S, B, G), each series with each"
+        )
+
+
+class RawEnds(NamedTuple):
+    """Which inputs of a model reach a layer as they are, and which outputs are as a layer gives
+    them.
+    """
+
+    inputs: tuple[bool, ...]
+    outputs: tuple[bool, ...]
+
+
+def raw_ends(model: nn.Module, xs: Tensors) -> RawEnds:
+    """Return between which values the layers of a model learn: a model of one's own may scale
+    inputs or outputs.
+
+    Layers are modules of torch and of this package, with nothing of one's own inside. The model is
+    tried out like in :func:`takes_windows`; of one that fails, nothing is known.
+    """
+    whole = cached_window_mode(model) != "steps"
+    run = _run_whole if whole else _run_stepwise
+    with _trial(model, xs, TRIAL_STEPS if whole else 1) as trial:
+        is_raw = [False] * len(trial.sample)
+        given: list[Tensor] = []
+
+        def note_inputs(_: nn.Module, inputs: tuple[object, ...]) -> None:
+            for i, x in enumerate(trial.sample):
+                is_raw[i] |= any(_have_same_values(x, value) for value in inputs)
+
+        def note_output(_: nn.Module, __: object, output: object) -> None:
+            if isinstance(output, Tensor):
+                given.append(output.clone())  # it may be changed in place
+
+        for m in trial.twin.modules():
+            if all(type(part).__module__.startswith(OF_LAYERS) for part in m.modules()):
+                m.register_forward_hook(note_output)
+                if next(m.parameters(), None) is not None:
+                    m.register_forward_pre_hook(note_inputs)
+        outputs = trial.attempt(run).outputs
+        return RawEnds(
+            tuple(is_raw),
+            tuple(any(_have_same_values(y, value) for value in given) for y in outputs),
+        )
+
+
+def _have_same_values(a: Tensor, b: object) -> bool:
+    """Return whether two tensors hold the same values, in any order of the axes."""
+    if not isinstance(b, Tensor) or a.numel() != b.numel():
+        return False
+    return a.flatten().sort().values.equal(b.flatten().sort().values)
 
 
 def _require_reset(trial: _Trial, xs: Tensors, attempt: _Attempt) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn.model_windows import (
     cached_window_mode,
+    output_remedy,
     prediction_copy,
     run_window,
     window_mode,
@@ -132,7 +133,7 @@ class InferenceSession:
             if o.dim() != 3:
                 raise ShapeError(
                     f"the model gives outputs of shape {tuple(o.shape)} for a window; expected (S, "
-                    "B, G): end it with an output axis, as nn.Linear(..., 1) has"
+                    f"B, G): {output_remedy(o.shape, xs[0].shape)}"
                 )
         return outs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -46,7 +47,7 @@ def make_optimizer(opt: object, params: Sequence[Tensor]) -> Optimizer:
     if isinstance(opt, Optimizer):
         optimizer = opt
     elif _may_make_optimizers(opt):
-        optimizer = with_python_numbers(opt)(params)
+        optimizer = _made_of(opt, params, "opt")
     else:
         raise TypeError(
             "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of "
@@ -88,10 +89,42 @@ def make_scheduler(
         raise TypeError(
             f"{name} must make a torch learning-rate scheduler of the optimizer, got {scheduler!r}"
         )
-    made = with_python_numbers(scheduler)(optimizer)
+    made = _made_of(scheduler, optimizer, name)
     if not hasattr(made, "step"):
         raise TypeError(f"{name} must make a torch learning-rate scheduler, it made {made!r}")
     return made
+
+
+def _made_of(make: Any, argument: object, name: str) -> Any:
+    """Return ``make(argument)``.
+
+    Raises
+    ------
+    TypeError
+        If it needs more arguments.
+    """
+    make = with_python_numbers(make)
+    try:
+        return make(argument)
+    except TypeError:
+        missing = _missing_argument(make, argument)
+        if missing is None:
+            raise
+    given = make.func if isinstance(make, partial) else make
+    called = getattr(given, "__name__", repr(given))
+    raise TypeError(
+        f"{name}: {called} needs more than one argument ({missing}): give it the others by "
+        f"functools.partial, as in partial({called}, argument=value)"
+    )
+
+
+def _missing_argument(make: Callable[..., Any], argument: object) -> str | None:
+    """Return why a callable does not take this argument alone; None if it does, or does not say."""
+    try:
+        inspect.signature(make).bind(argument)
+    except (TypeError, ValueError) as error:  # some built-in functions have no signature
+        return str(error) if isinstance(error, TypeError) else None
+    return None
 
 
 def begin_schedule(scheduler: object, n_left: int | None) -> None:

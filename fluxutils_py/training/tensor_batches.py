@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fluxutils_py.data import BackgroundDataLoader, SequenceWindows
 from fluxutils_py.data.parts import array_split_slice
@@ -22,6 +23,16 @@ from fluxutils_py.training.generator_state import (
 )
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.tensors import to_tensor
+
+
+def first_steps(windows: SequenceWindows, parameter: Tensor) -> list[Tensor]:
+    """Return up to three steps of up to four series of each input, (S, B, F), for a trial of the
+    model that has this parameter.
+    """
+    # a rank without series tries the model on its stand-in
+    rows = windows.own(windows.segments)[:4] or Segments.from_lengths(1, windows.x[0].T)
+    values = windows.cut(rows, 0, min(3, windows.segments.max_length)).x
+    return [to_tensor(v, parameter.dtype, parameter.device) for v in values]
 
 
 class TensorBatches:

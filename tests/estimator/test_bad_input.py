@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 
-from fluxutils_py import Estimator, SequenceClassifier, Spec, net2vec, seqloss
+from fluxutils_py import Estimator, SequenceClassifier, Spec, net2vec, samples, seqloss
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.nn import GRU, LSTM
 from fluxutils_py.nn.model_windows import run_window
@@ -990,6 +990,82 @@ def test_score(case, est):
     with nothing_changes(est, arguments), pytest.raises(case.error) as info:
         est.score(**arguments)
     assert_tells(info, case)
+
+
+LENGTHS = np.array([12, 7, 9, 12, 3])
+
+
+def padded(a, value):
+    """Series of different lengths in one array, with a value after their ends."""
+    return np.where(np.arange(T) < LENGTHS[:, None], a, value).astype("float32")
+
+
+@pytest.mark.parametrize("value", [0, np.nan])
+@pytest.mark.parametrize("kind", [np.asarray, list, samples])
+def test_lengths_in_the_place_of_weights_are_refused_in_every_call(kind, value, est):
+    x, y = padded(X, value), padded(Y, np.nan)
+    lengths = LENGTHS
+    if kind is samples:
+        x, y = samples(x), samples(y)
+    elif kind is list:
+        lengths = LENGTHS.tolist()
+    told = pytest.raises(DataError, match=r"sample_weight holds 3 to 12, .* lengths .*floats")
+    for call in (est.fit, est.partial_fit, est.evaluate, est.score):
+        with told:
+            call(x, y, lengths)
+    with told as caught:
+        est.fit(X, Y, validation_data=(x, y, lengths))
+    assert "of validation x, of 12 steps" in str(caught.value)
+    assert "validation_data=(x, y, None, lengths)" in str(caught.value)
+
+
+def test_validation_lengths_are_refused_beside_lengths_wherever_its_series_end(est):
+    for lengths in (LENGTHS, np.full(N, 4)):
+        with pytest.raises(DataError, match=r"look like the lengths .*validation x"):
+            est.fit(X, Y, lengths=LENGTHS, validation_data=(X, Y, lengths))
+
+
+@pytest.mark.parametrize("weights", [[1, 2, 1, 2, 1], [1] * N, [0, 7, 9, 12, 3], LENGTHS * 1.0])
+def test_whole_numbers_may_be_weights(weights):
+    x = padded(X, 0)
+    spec = {"epochs": 2, "batchsize": N, "seqsize": 2}
+    given = np.asarray(weights)
+    fits = [
+        Estimator(Net(), spec=spec, random_state=0).fit(x, Y, w, lengths=lengths, validation_data=v)
+        for w, lengths, v in (
+            (given, None, (x, Y, given)),
+            (given, LENGTHS, (X, Y, given)),
+            (LENGTHS, LENGTHS, None),  # it is clear which is which
+        )
+    ]
+    assert np.isfinite([est.loss_ for est in fits]).all()
+
+
+class NoOutputAxis(nn.Module):
+    """As many series as steps: torch broadcasts (S, B) with targets (S, B, 1)."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = LSTM(2, 3)
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.head(self.rnn(x)).squeeze(-1)
+
+
+def squared(yhat, y):
+    return (yhat - y) ** 2
+
+
+def test_outputs_without_an_axis_are_an_error_in_a_criterion_and_a_warning_in_a_loss():
+    square = (X[:, :, :N], Y[:, :, :N])
+    spec = {"epochs": 1, "batchsize": N, "seqsize": N}
+    with pytest.raises(ShapeError, match=r"\(5, 5\) for targets of shape \(5, 5, 1\)"):
+        Estimator(NoOutputAxis(), squared, spec=spec).fit(*square)
+    # a loss may call the model in its own way
+    loss = partial(lambda f, model, xs, ys: f(model(xs), ys).mean(), squared)
+    with pytest.warns(UserWarning, match=r"predict will fail: .*\(3, 4\) .*broadcast"):
+        Estimator(NoOutputAxis(), loss, spec=spec).fit(*square)
 
 
 def test_partial_fit_on_other_features(est):

@@ -37,9 +37,12 @@ from fluxutils_py import (
     samples,
     timesteps,
 )
+from fluxutils_py.data import SequenceWindows
 from fluxutils_py.errors import ShapeError, SingleStepWarning
 from fluxutils_py.estimator import data_warnings, few_updates_warning
 from fluxutils_py.explaining import explain
+from fluxutils_py.inputs import as_series
+from fluxutils_py.nn import GRU
 from tests.plain_networks import plain_classifier, plain_regressor
 
 N = 40
@@ -196,6 +199,26 @@ def test_a_transformer_of_matrices_that_met_a_view_is_named_with_what_to_take(st
         make_pipeline(step, plain_regressor(**SMALL)).fit(view(x), view(x[:1]))
 
 
+class Own(nn.Module):
+    """A recurrent network, whose inputs and outputs may be scaled inside."""
+
+    def __init__(self, n_in, n_out, shift=0, scale=1):
+        super().__init__()
+        self.rnn = GRU(n_in, 3)
+        self.head = nn.Linear(3, n_out)
+        self.shift = shift
+        self.scale = scale
+
+    def forward(self, x):
+        y = self.head(self.rnn((x - self.shift) / self.scale))
+        return y * self.scale + self.shift
+
+
+def spread_of(x, y, **sizes):
+    windows = SequenceWindows(as_series(x, "x"), as_series(y, "y"), **sizes)
+    return data_warnings.spread_scales(windows)
+
+
 class TestUnscaled:
     x = np.random.default_rng(1).normal(size=(2, 7, 23))  # (F, N, T)
     y = x.sum(axis=0, keepdims=True)
@@ -347,6 +370,53 @@ class TestUnscaled:
             )
             == []
         )
+
+    @pytest.mark.parametrize("form", ["array", "list", "samples", "reversed"])
+    def test_a_target_that_is_flat_at_first_is_fine_and_a_small_one_is_named(self, form):
+        """Remaining life, capped: 1 in the first 40 % of each series, then down to 0."""
+        life = np.random.default_rng(0).integers(70, 120, 30)
+        left = life[:, None] - np.arange(120)
+        y = np.clip(left / 50, 0, 1)[None]
+        if form == "reversed":
+            y = y[:, :, ::-1]
+        x = np.random.default_rng(1).normal(size=(2, 30, 120))
+        forms = {"list": lambda a: list(a.transpose(1, 0, 2)), "samples": samples}
+        as_form = forms.get(form, np.asarray)
+        est = Estimator(spec={"epochs": 1, "seqsize": 30, "batchsize": 5}, random_state=0)
+        assert self.fit(as_form(x), as_form(y), est) == []
+        (said,) = self.fit(as_form(x), as_form(y / 50), est)
+        assert "feature 0 of y varies by no more than about 0.00" in said
+
+    @pytest.mark.parametrize("shape", [(3, 7, 23), (3, 1, 9), (3, 200, 1)])
+    def test_of_few_data_all_are_looked_at_once(self, shape):
+        x = np.random.default_rng(2).normal(3, 2, shape)
+        found = spread_of(x, x[:1], batchsize=300, seqsize=30)
+        for name, a in (("x", x), ("y", x[:1])):
+            flat = a.reshape(len(a), -1)
+            assert (found[name].count == flat.shape[1]).all()
+            np.testing.assert_allclose(found[name].mean, flat.mean(1))
+            np.testing.assert_allclose(found[name].spread, flat.std(1))
+
+    @pytest.mark.parametrize("shape", [(1, 3000), (500, 1), (37, 410), (3, 5000), (900, 16)])
+    @pytest.mark.parametrize("seqsize", [7, 10_000])
+    def test_of_many_data_pieces_of_all_series_and_times_are_looked_at(self, shape, seqsize):
+        n_series, n_steps = shape
+        series, steps = np.meshgrid(*map(np.arange, shape), indexing="ij")
+        x = np.stack([series / n_series, steps / n_steps])
+        found = spread_of(x, x, batchsize=4, seqsize=seqsize)["x"]
+        assert (found.count <= 4000).all()
+        np.testing.assert_allclose(found.mean, x.mean((1, 2)), atol=0.1)
+        np.testing.assert_allclose(found.spread, x.std((1, 2)), atol=0.06)
+
+    def test_a_module_of_ones_own_is_warned_of_what_its_layers_see(self):
+        x = 5000 + 1000 * self.x
+        est = Estimator(Own, spec={"epochs": 1}, random_state=0)
+        (said,) = self.fit(x, self.y, est)
+        assert "of x has values of about 5e+03" in said
+        (said,) = self.fit(self.x, self.y / 1000, est)
+        assert "of y varies by no more than" in said
+        scaled = Estimator(partial(Own, shift=5000, scale=1000), spec={"epochs": 1}, random_state=0)
+        assert self.fit(x, x[:1], scaled) == []
 
     def test_a_fit_that_goes_on_says_nothing_again(self):
         est = plain_regressor(warm_start=True, **SMALL)

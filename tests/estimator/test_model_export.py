@@ -196,6 +196,7 @@ class Skip(nn.Module):
 # torch looks at the .grad of states as it traces, and hides its own warning about that, but not one
 # that is an error
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:feature . of [xy]")  # of scales that are unlike
 def test_after_compiling_and_loading_the_file_is_the_same(x, tmp_path):
     x /= 100
     est = Estimator(Skip(), spec=SPEC, random_state=0, compile={"backend": "eager"}).fit(x, x[:1])
@@ -227,6 +228,7 @@ def test_a_loss_inside_the_model_is_named(x, tmp_path):
 
 
 @pytest.mark.usefixtures("traced_once")
+@pytest.mark.filterwarnings("ignore:feature . of [xy]")  # of scales that are unlike
 def test_several_outputs_need_names(x, tmp_path):
     def loss(model, xs, ys):
         return sum((a - b).square().mean() for a, b in zip(model(*xs), ys, strict=True))

@@ -6,7 +6,7 @@ import pytest
 from fluxutils_py import Estimator
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator import resuming
-from fluxutils_py.training import Checkpointer
+from fluxutils_py.training import Checkpointer, EveryNSteps
 
 X = np.random.default_rng(0).normal(size=(2, 7, 11))
 
@@ -22,6 +22,30 @@ def test_callbacks_without_checkpoints_stay_as_they_are():
     callbacks = [print, lambda loop: None]
     assert resuming.with_checkpoints(callbacks, None, None) is callbacks
     assert resuming.restore_newest(callbacks, None) is False
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_a_fit_that_goes_on_says_where(verbose, tmp_path, capsys):
+    def interrupt(loop):
+        if loop.step == 7:  # of 9 in an epoch
+            raise KeyboardInterrupt
+
+    def begin(epochs, *callbacks):
+        saves = Checkpointer(tmp_path, trigger=EveryNSteps(4))
+        spec = {"epochs": epochs, "batchsize": 3, "seqsize": 4}
+        return Estimator(
+            spec=spec, callbacks=[saves, *callbacks], random_state=0, verbose=verbose
+        ).fit(X, X[:1])
+
+    with pytest.raises(KeyboardInterrupt):
+        begin(2, interrupt)
+    assert "continues" not in capsys.readouterr().err
+    begin(2)
+    assert ("continues at step 4, in epoch 1" in capsys.readouterr().err) == verbose
+    begin(2)  # done
+    assert "continues" not in capsys.readouterr().err
+    begin(3)
+    assert ("continues at step 18, in epoch 3" in capsys.readouterr().err) == verbose
 
 
 def test_a_checkpoint_of_other_data_is_refused_and_named(tmp_path):

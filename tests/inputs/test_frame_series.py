@@ -2,6 +2,7 @@
 
 import tracemalloc
 
+import h5py
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -214,7 +215,14 @@ def test_parquet_becomes_a_mapped_file_part_by_part(lengths, tmp_path, monkeypat
             of_series = of_memory[n] if isinstance(of_memory, list) else of_memory[:, n]
             np.testing.assert_array_equal(getattr(series, name)[:, n, :length], of_series)
             assert np.isnan(getattr(series, name)[:, n, length:]).all()
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert file["lengths"][:].tolist() == list(lengths)
     est = SequenceRegressor(cell="linear").fit(series.x, series.y, lengths=series.lengths)
+    # lengths may be left out: what is NaN does not count
+    without = SequenceRegressor(cell="linear").fit(series.x, series.y)
+    np.testing.assert_allclose(
+        without.predict(series.x), est.predict(series.x, lengths=series.lengths), rtol=1e-9
+    )
     back = series.to_frame(est.predict(series.x, lengths=series.lengths))
     assert back.num_rows == sum(lengths)  # all steps, also that without a row
 

@@ -441,6 +441,7 @@ def test_an_error_in_a_thread_leaves_what_one_thread_leaves(task, failing, windo
         )
 
 
+@pytest.mark.filterwarnings("ignore:feature 0 of x has values")
 def test_a_loss_that_is_not_finite_says_what_it_says_in_one_thread(task):
     x = task.x.copy()
     x[0, 9, 33] = 1e300

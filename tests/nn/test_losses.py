@@ -439,6 +439,42 @@ def test_an_own_criterion_may_take_other_shapes():
     close(loss(model, xs, ys, ws), (ws * (-density - constant)).sum() / (ws != 0).sum())
 
 
+def asymmetric(yhat, y):
+    return torch.where(yhat > y, 2 * (yhat - y) ** 2, (yhat - y) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("out", "ys", "hint"),
+    [
+        ((5, 5), (5, 5, 1), "output axis"),  # torch would compare each series with each
+        ((5, 3), (5, 3, 1), "output axis"),
+        ((3, 1), (5, 3, 1), "self.gru(x)[0]"),
+        ((1, 3, 2), (5, 3, 2), "steps and series"),
+        ((5, 1, 1), (5, 3, 1), "steps and series"),
+    ],
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_an_own_criterion_gets_outputs_of_the_steps_and_series_of_the_targets(
+    out, ys, hint, weighted
+):
+    ws = (torch.ones(*ys[:2], 1),) if weighted else ()
+    with pytest.raises(ShapeError) as caught:
+        seqloss(asymmetric)(Given(torch.zeros(out)), torch.zeros(*ys[:2], 3), torch.zeros(ys), *ws)
+    message = str(caught.value)
+    assert message.startswith(f"the model gives {out} for targets of shape {ys}: seqloss(asym")
+    assert hint in message
+
+
+def test_an_own_criterion_may_compare_other_features_and_scores_with_labels():
+    quantiles = torch.randn(5, 5, 9)
+    ys = torch.randn(5, 5, 1)
+    close(seqloss(asymmetric)(Given(quantiles), ys, ys), asymmetric(quantiles, ys).mean())
+    labels = torch.randint(9, (5, 5))  # (S, B), for scores (S, B, V)
+    loss = seqloss(lambda scores, y: F.cross_entropy(scores.flatten(0, 1), y.flatten()))
+    expected = F.cross_entropy(quantiles.flatten(0, 1), labels.flatten())
+    close(loss(Given(quantiles), ys, labels), expected)
+
+
 def test_integer_targets_take_the_type_of_the_output_where_the_criterion_compares_them():
     model = Given(torch.randn(5, 3, 1))
     ys = torch.randint(3, (5, 3, 1))

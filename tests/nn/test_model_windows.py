@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import re
 import threading
 import weakref
 from functools import partial
@@ -16,7 +17,9 @@ from fluxutils_py.nn import model_windows as windows_module
 from fluxutils_py.nn.model_windows import (
     cut_dependence,
     prediction_copy,
+    raw_ends,
     replica,
+    require_step_outputs,
     run_window,
     takes_windows,
 )
@@ -159,6 +162,118 @@ def test_the_ways_out_work():
     assert run_window(model, xs).equal(torch.stack([model(x) for x in xs]))
     fixed = Module(lambda m, x: m.out(m.rnn(x)), rnn=Recur(nn.LSTM(3, 4)), out=nn.Linear(4, 2))
     assert takes_windows(fixed, (xs,))
+
+
+# the habits of torch, whose layers return a tuple
+FIRST_STEP = (lambda m, x: m.out(m.rnn(x)[0]), lambda m, x: m.out(m.rnn(x)[-1]))
+
+
+@pytest.mark.parametrize("forward", FIRST_STEP)
+def test_one_step_taken_for_the_output_of_a_tuple_is_named_with_its_shape(forward):
+    model = Module(forward, rnn=LSTM(3, 4), out=nn.Linear(4, 2))
+    with pytest.raises(ShapeError) as caught:
+        takes_windows(model, (torch.randn(7, 6, 3),))
+    message = str(caught.value)
+    assert "outputs of shape (4, 2) for a window of (3, 4, 3); expected (S, B, G)" in message
+    assert "y = self.gru(x), where torch has y = self.gru(x)[0]" in message
+    assert "takes_windows" not in message
+
+
+def test_an_output_unpacked_as_a_tuple_is_told_that_it_is_none():
+    def forward(m, x):
+        y, _ = m.rnn(x)
+        return m.out(y)
+
+    model = Module(forward, rnn=LSTM(3, 4), out=nn.Linear(4, 2))
+    with pytest.raises(ShapeError, match=r"values to unpack.*output alone, not a tuple"):
+        takes_windows(model, (torch.randn(7, 6, 3),))
+
+
+@pytest.mark.parametrize(
+    ("cut", "shape"), [(lambda y: y[..., 0], (3, 4)), (lambda y: y[0], (4, 2))]
+)
+def test_outputs_that_lack_an_axis_are_found_without_a_trace(cut, shape):
+    model = Module(lambda m, x: cut(m.out(m.rnn(x))), rnn=LSTM(3, 4), out=nn.Linear(4, 2))
+    model.takes_windows = True
+    before = [t.clone() for t in model.state_dict().values()]
+    generator = torch.get_rng_state()
+    with pytest.raises(ShapeError, match=re.escape(f"shape {shape} for a window of (3, 4, 3)")):
+        require_step_outputs(model, (torch.randn(7, 6, 3, generator=torch.Generator()),))
+    assert torch.get_rng_state().equal(generator)
+    assert model.rnn.state is None
+    pairs = zip(before, model.state_dict().values(), strict=True)
+    assert all(a.equal(b) for a, b in pairs)
+
+
+class Scale(nn.Module):
+    """It has a parameter, as a layer has."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(factor))
+
+    def forward(self, x):
+        return x * self.factor
+
+
+def recurrent(forward, **parts):
+    return Module(forward, rnn=LSTM(3, 4), out=nn.Linear(4, 2), **parts)
+
+
+# whether inputs reach layers as they are, and whether outputs are as layers give them
+ENDS = {
+    "layers in a row": (nn.Sequential(LSTM(3, 4), nn.Linear(4, 2)), True, True),
+    "a layer": (nn.Linear(3, 2), True, True),
+    "own": (recurrent(lambda m, x: m.out(m.rnn(x))), True, True),
+    "axes moved": (
+        Module(
+            lambda m, x: m.conv(x.permute(1, 2, 0)).permute(2, 0, 1),
+            conv=nn.Conv1d(3, 2, 3, padding=1),
+        ),
+        True,
+        True,
+    ),
+    "steps alone": (
+        Module(lambda m, x: m.out(m.cell(x)), cell=Recur(nn.GRUCell(3, 4)), out=nn.Linear(4, 2)),
+        True,
+        True,
+    ),
+    "inputs scaled": (recurrent(lambda m, x: m.out(m.rnn(x / 10))), False, True),
+    "inputs scaled in place": (recurrent(lambda m, x: m.out(m.rnn(x.div_(10)))), False, True),
+    "outputs scaled": (recurrent(lambda m, x: 125 * m.out(m.rnn(x))), True, False),
+    "outputs scaled in place": (recurrent(lambda m, x: m.out(m.rnn(x)).mul_(125)), True, False),
+    "scales between layers": (
+        nn.Sequential(Scale(0.1), LSTM(3, 4), nn.Linear(4, 2), Scale(9.0)),
+        False,
+        False,
+    ),
+    "scales in a part": (
+        Module(
+            lambda m, x: m.out(m.part(x)),
+            part=nn.Sequential(Scale(0.1), LSTM(3, 4)),
+            out=nn.Sequential(nn.Linear(4, 2), Scale(9.0)),
+        ),
+        False,
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", [None, True, False])
+@pytest.mark.parametrize("kind", ENDS)
+def test_the_ends_of_a_model_are_raw_unless_it_scales_them(kind, mode):
+    model, inputs, outputs = ENDS[kind]
+    model = copy.deepcopy(model)
+    if mode is not None and not (kind == "axes moved" and not mode):
+        model.takes_windows = mode
+    takes_windows(model, (torch.randn(7, 6, 3),))
+    assert raw_ends(model, (torch.randn(7, 6, 3),)) == ((inputs,), (outputs,))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_of_a_model_that_fails_no_end_is_raw():
+    model = Module(lambda m, a, b: m.out(m.nothing(a)), out=nn.Linear(3, 1))
+    assert raw_ends(model, (torch.randn(7, 6, 3),)) == ((False,), ())
 
 
 def test_models_that_run_neither_way_say_why():

@@ -53,3 +53,22 @@ def test_schedulers_are_made_of_the_optimizer():
     for wrong in (3, lambda opt: 3):
         with pytest.raises(TypeError, match=r"^scheduler must make "):
             make_scheduler(wrong, opt)
+
+
+def test_arguments_that_are_missing_are_named_with_partial():
+    opt = torch.optim.SGD(params())
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR
+    with pytest.raises(TypeError, match=r"^spec.scheduler: .*'T_max'.*partial\(CosineAnnealingLR"):
+        make_scheduler(cosine, opt, "spec.scheduler")
+    step = functools.partial(torch.optim.lr_scheduler.StepLR, gamma=0.5)
+    with pytest.raises(TypeError, match=r"'step_size'.*partial\(StepLR, "):
+        make_scheduler(step, opt)
+    with pytest.raises(TypeError, match=r"^opt: .*'clip'.*functools.partial"):
+        make_optimizer(lambda p, clip: torch.optim.SGD(p), params())
+
+    def fails(given):
+        return given + "text"
+
+    for make in (make_scheduler, make_optimizer):
+        with pytest.raises(TypeError, match=r"unsupported operand|can only concatenate"):
+            make(fails, params())
