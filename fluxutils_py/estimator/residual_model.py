@@ -27,6 +27,7 @@ LEAST_TAILS = np.array([[2.0, 0.0], [0.3, 0.1]])
 TAIL_MEMORY = 4  # times the memory, since a tail is seen rarely
 KNOWN = 3.0  # decades; what is less likely is left out of the tails
 KEPT = 0.9535  # mean of an exponential variable without what is beyond KNOWN
+SPIKE = 2.0  # decades from which on a single residual counts by itself
 HALF = math.log10(2)
 
 
@@ -136,8 +137,9 @@ class ResidualModel:
         found = np.stack([total, np.log(np.maximum(np.abs(in_scales), tiny))])
         gain = np.maximum(self._slowest / TAIL_MEMORY, 1 / (count + 10))
         of_means, of_size = self._decades(found, tails, gain)
-        # two chances to be seen: the sizes, which are independent from step to step, count for half
-        alarm[:] = np.maximum(of_means, of_size - HALF)
+        # a second chance to be above 2, so it counts for half; less would only drown what lasts
+        of_size -= HALF
+        alarm[:] = np.maximum(of_means, of_size * (of_size > SPIKE))
 
     @staticmethod
     def _decades(found: np.ndarray, tails: np.ndarray, gain: np.ndarray) -> np.ndarray:

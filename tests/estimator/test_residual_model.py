@@ -58,7 +58,8 @@ def plain_loop(residuals, memory):
                         excesses[i] += rate * (above / residual_model.KEPT - excesses[i])
                 limits[i] = max(limits[i], residual_model.LEAST_TAILS[0, i])
                 excesses[i] = max(excesses[i], residual_model.LEAST_TAILS[1, i])
-            alarm = max(decades[0], decades[1] - math.log10(2))
+            single = decades[1] - math.log10(2)
+            alarm = max(decades[0], single) if single > 2 else decades[0]
         alarms.append(alarm)
     return alarms
 
@@ -100,7 +101,7 @@ def test_two_decades_are_about_one_step_in_a_hundred(memory, n_steps):
             alarm = model.alarm().reshape(3, 40)
             above += [(alarm > 1).mean(1), (alarm > 2).mean(1)]
     shares = above / (n_steps - n_steps // 3)
-    assert (shares[0] > 0.09).all()
+    assert (shares[0] > 0.08).all()
     assert (shares[0] < 0.17).all()
     assert (shares[1] > 0.008).all()
     assert (shares[1] < 0.022).all()
