@@ -450,8 +450,9 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
             each series, so that the share holds under drift.
         alarm : bool or int
             Whether ``step`` also returns how unlikely the last residuals of each series are, (N,),
-            from a robust model of residuals that knows no labels. A number is its memory, as a
-            half-life in steps; True: twice the length of the calibration, else 1000.
+            from a robust model of residuals that knows no labels; 2 is roughly once in 100 steps. A
+            number is its memory, as a half-life in steps, and no level; what lasts for about that
+            long becomes the rule. True: twice the length of the calibration, else 1000.
         calibration : tuple (x, y), optional
             Arrays (F, N, T) and (G, N, T) that the fit has not seen, for intervals and alarms to
             start from: the series of the stream if there are ``n_series``, else any. None: what a

@@ -21,6 +21,7 @@ from fluxutils_py.estimator.same_fit import require_same_inputs
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.inputs.inputs import Inputs, read_inputs
 from fluxutils_py.inputs.labelled_arrays import split_labels, with_labels
+from fluxutils_py.inputs.missing_past import warn_of_missing_past
 from fluxutils_py.inputs.sharded_data import is_empty, ranks_of_call
 from fluxutils_py.inputs.target_codec import Transform
 from fluxutils_py.parallel import RankGroup
@@ -66,6 +67,8 @@ def run_predict(
         parts = est.fitted_parts_
         schema = input_schema(est, settings, parts)
         labels, out = split_labels(x, out)
+        if state is not None:
+            warn_of_missing_past(x)
         inputs = read_inputs(x, schema, starts=starts, lengths=lengths)
         spec = read_spec(settings.spec)
         decode = parts.codec.decoders()[method]

@@ -55,7 +55,10 @@ def stream(
     n_series : int
         N, the number of series at each step.
     state : list of Tensor, optional
-        The ``state`` of an earlier stream to continue from. None: the start of the series.
+        The ``state`` of an earlier stream to continue from. None: the start of the series. One
+        that ``predict`` returned holds the estimator alone: if a transformer depends on earlier
+        steps (:class:`SequenceImputer` with "ffill", :class:`SequenceFeatures`), begin with a
+        stream that steps through what is stored.
     method : "predict", "predict_proba", "predict_log_proba" or "decision_function"
         The output that each step returns.
     interval, alarm, calibration, learn, freeze, delay
@@ -416,7 +419,7 @@ class PipelineStream:
             live = _transformer_stream(transformer, name, n_series)
             n_tensors = len(live.state)  # those of this transformer come first in the given state
             if unread is not None and n_tensors:
-                live = transformer.stream(n_series, unread[:n_tensors])
+                live = _continued(transformer, name, n_series, unread[:n_tensors])
                 unread = unread[n_tensors:]
             self._steps.append(live)
         self._last: Any
@@ -574,6 +577,18 @@ def _transformer_stream(transformer: Any, name: str, n_series: int) -> Any:
     if hasattr(transformer, "stream"):
         return transformer.stream(n_series)
     return _RowsStream(transformer, name)
+
+
+def _continued(transformer: Any, name: str, n_series: int, state: Sequence[Tensor]) -> Any:
+    """Return the stream of a transformer that continues from its part of a given state."""
+    try:
+        return transformer.stream(n_series, state)
+    except ShapeError as error:
+        raise ShapeError(
+            f"{error}. The state of a stream of this pipeline begins with that of its step "
+            f"{name!r}; predict returns the state of the estimator alone. Take the state of a "
+            "stream that has stepped through the series so far"
+        ) from None
 
 
 def _find_decoder(est: SeriesEstimator, method: str) -> Transform:

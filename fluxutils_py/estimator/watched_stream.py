@@ -77,7 +77,13 @@ class Watch(NamedTuple):
         """Half-life of the model of residuals, if the user tells."""
         if self.alarm is True or self.alarm is False:
             return None
-        return check_integer("alarm", self.alarm, LEAST_MEMORY, error=SpecError)
+        try:
+            return check_integer("alarm", self.alarm, LEAST_MEMORY, error=SpecError)
+        except SpecError as error:
+            raise SpecError(
+                f"{error}: a number is the memory in steps, a half-life, and no level. "
+                "Take alarm=True, and compare the alarm that step returns with a level"
+            ) from None
 
 
 def watched_stream(
@@ -314,8 +320,10 @@ class WatchedStream:
         prediction, low, high : ndarray of shape (G, N)
             New arrays; low and high only with ``interval``.
         alarm : ndarray of shape (N,)
-            How unlikely the last observed residual and those before it are: 2 very roughly once in
-            100 steps, 3 once in 1000, if nothing changes. Zeros before the first.
+            How unlikely the last observed residual and those before it are: 2 roughly once in 100
+            steps, 3 once in 1000, if the residuals go on like those that the memory holds; the
+            largest of the outputs. It comes in spells, and tells nothing of what is rarer than the
+            memory has seen. Zeros before the first.
 
         Raises
         ------

@@ -202,10 +202,12 @@ class CHeader:
             self._starts.append("state->none = 0;")
             step.insert(0, "(void)state;")
         reset = self._starts if fields[0] == "char none;" else ["int i;", *self._starts]
-        inputs = f"const {self.real} *x, {self.output} *y"
+        types = f"typedef {self.real} @_input;\ntypedef {self.output} @_output;"
+        inputs = "const @_input *x, @_output *y"
         parts = [
             *self._tables,
             "typedef struct {\n" + "\n".join(f"    {f}" for f in fields) + "\n} @_state;",
+            types,
             function("Starts a series.", "void @_reset(@_state *state)", reset),
             function(RETURNED, f"int @_step(@_state *state, {inputs})", step),
             *self._label(),
@@ -453,7 +455,7 @@ class CHeader:
             f"static const {element}labels[] = {{{', '.join(values)}}};",
             f"return labels[step_argmax(probabilities, {len(values)})];",
         ]
-        signature = f"{kind}@_label(const {self.real} *probabilities)"
+        signature = f"{kind}@_label(const @_output *probabilities)"
         return [function("The label of the most probable class.", signature, statements)]
 
     # -- the comment at the start ------------------------------------------------------------------
@@ -468,8 +470,8 @@ class CHeader:
             "",
             f"    static {p}_state state;  // {self._state_bytes()} bytes",
             f"    {p}_reset(&state);       // at the start of a series",
-            f"    {p}_step(&state, x, y);  // {self.real} x[{n_in}]: inputs, "
-            f"{self.output} y[{n_out}]: {gives}",
+            f"    {p}_step(&state, x, y);  // {p}_input x[{n_in}], of type {self.real}; "
+            f"{p}_output y[{n_out}]: {gives}, {self.output}",
         ]
         if about.classes is not None:
             lines.append(f"    {p}_label(y);            // the most probable class")

@@ -19,6 +19,7 @@ from fluxutils_py.data.ragged import MappedSeries
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.inputs.inputs import InputLayout, Inputs, InputSchema
+from fluxutils_py.inputs.missing_past import misses_past, note_missing_past
 from fluxutils_py.inputs.moments import WeightedBlock
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
@@ -105,17 +106,10 @@ class _TransformMixin:
     ) -> Any:
         """Apply a function of blocks to an input of any form."""
         inputs, series = self._read_series(x, layout)
-        if isinstance(x, SequenceView):
-            return x.replace(function.over) if depends_on_past(function) else x.map(function)
-        if inputs.is_list:  # series by series: padding is not data
-            return [_of_one_series(function, a) for a in series.array.arrays]
-        # a matrix of rows is in memory in any case
-        if series.in_memory or inputs.form != "native":
-            return inputs.to_rows(function(series.array))
-        # a lazy array applies functions to windows, without the steps before them
-        if depends_on_past(function):
-            return function.over(series.array)
-        return LazyArray(series.array, functions=(function,))
+        result = _apply(x, function, inputs, series)
+        if misses_past(x) or _needs_past(function, inputs, series):
+            note_missing_past(result)
+        return result
 
     def _block_function(self) -> BlockFunction:
         """Return the function that transforms blocks of shape (F, n, t)."""
@@ -147,6 +141,11 @@ class SeriesFunction(BlockFunction, Protocol):
     ) -> list[Tensor]:
         """Return the state before the first step."""
 
+    def needs_past(self, first: np.ndarray) -> bool:
+        """Whether the result for series that begin with this step (F, N, 1) depends on what came
+        before it.
+        """
+
     def step(
         self,
         block: np.ndarray,
@@ -165,6 +164,28 @@ class SeriesFunction(BlockFunction, Protocol):
 def depends_on_past(function: BlockFunction) -> TypeGuard[SeriesFunction]:
     """Whether a function of blocks uses earlier steps."""
     return hasattr(function, "over")
+
+
+def _needs_past(function: BlockFunction, inputs: Inputs, series: SeriesArray) -> bool:
+    """Whether what a function of blocks makes of series would be another after earlier steps."""
+    # a view of time steps sees those before it
+    if not depends_on_past(function) or inputs.form == "timesteps" or series.T == 0:
+        return False
+    return function.needs_past(series.read(inputs.whole(), 0, 1).transpose(2, 1, 0))
+
+
+def _apply(x: object, function: BlockFunction, inputs: Inputs, series: SeriesArray) -> Any:
+    if isinstance(x, SequenceView):
+        return x.replace(function.over) if depends_on_past(function) else x.map(function)
+    if inputs.is_list:  # series by series: padding is not data
+        return [_of_one_series(function, a) for a in series.array.arrays]
+    # a matrix of rows is in memory in any case
+    if series.in_memory or inputs.form != "native":
+        return inputs.to_rows(function(series.array))
+    # a lazy array applies functions to windows, without the steps before them
+    if depends_on_past(function):
+        return function.over(series.array)
+    return LazyArray(series.array, functions=(function,))
 
 
 def _of_one_series(function: BlockFunction, array: Any) -> Any:

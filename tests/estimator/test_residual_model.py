@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.estimator import residual_model
-from fluxutils_py.estimator.residual_model import ResidualModel, tail_decades
+from fluxutils_py.estimator.residual_model import ResidualModel
 
 
 def plain_loop(residuals, memory):
@@ -20,10 +20,11 @@ def plain_loop(residuals, memory):
     means, mean_spreads = [0.0] * len(gains), list(spread)
     sizes, size_centres = [0.0] * len(gains), [mean_abs] * len(gains)
     size_spreads = [s * math.sqrt(1 - 2 / math.pi) for s in spread]
-    alarms = []
+    (limits, excesses), alarms, alarm = residual_model.TAILS.copy(), [], 0.0
     for r in residuals:
         if not math.isnan(r):
             scale = scale if scale > 0 else abs(r)
+            in_scales = abs(r) / (scale or 1.0)
             u = max(-5.0, min(5.0, r / (scale or 1.0)))
             gain = max(slow, 1 / (count + 10))
             count += 1
@@ -38,14 +39,28 @@ def plain_loop(residuals, memory):
                 d = max(-3 * size_spreads[i], min(3 * size_spreads[i], sizes[i] - size_centres[i]))
                 size_centres[i] += gain * d
                 size_spreads[i] += gain * (abs(d) / 0.75 - size_spreads[i])
-        total = sum(
-            abs(means[i] - centre) / (mean_spreads[i] + 1e-9)
-            + max(0.0, sizes[i] - size_centres[i]) / (size_spreads[i] + 1e-9)
-            for i in range(len(gains))
-        )
-        x = total / residual_model.TAIL_SCALE
-        tail = math.exp(-x) * sum(x**k / math.factorial(k) for k in range(residual_model.SHAPE))
-        alarms.append(-math.log10(tail))
+            total = sum(
+                abs(means[i] - centre) / (mean_spreads[i] + 1e-9)
+                + max(0.0, sizes[i] - size_centres[i]) / (size_spreads[i] + 1e-9)
+                for i in range(len(gains))
+            )
+            rate = min(0.3, max(slow / residual_model.TAIL_MEMORY, 1 / (count + 10)) / 0.1)
+            decades = []
+            for i, value in enumerate([total, math.log(max(in_scales, 1e-9))]):
+                above = value - limits[i]
+                if above > 0:
+                    decades.append(1 + above / excesses[i] / math.log(10))
+                else:
+                    decades.append(-math.log10(1 - 0.9 * value / limits[i]) if i == 0 else 0.0)
+                if decades[i] < 3:
+                    limits[i] += rate * excesses[i] * (0.9 if above > 0 else -0.1)
+                    if above > 0:
+                        excesses[i] += rate * (above / residual_model.KEPT - excesses[i])
+                limits[i] = max(limits[i], residual_model.LEAST_TAILS[0, i])
+                excesses[i] = max(excesses[i], residual_model.LEAST_TAILS[1, i])
+            single = decades[1] - math.log10(2)
+            alarm = max(decades[0], single) if single > 2 else decades[0]
+        alarms.append(alarm)
     return alarms
 
 
@@ -64,34 +79,75 @@ def test_alarms_are_those_of_a_plain_loop():
     np.testing.assert_allclose(np.array(found).T, np.max(each, axis=0), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("total", [0.0, 1.0, 10.0, 80.0, 4000.0])
-def test_the_tail_is_that_of_a_gamma_distribution(total):
-    from scipy.stats import gamma
-
-    expected = -gamma(residual_model.SHAPE, scale=residual_model.TAIL_SCALE).logsf(total)
-    if np.isfinite(expected):
-        np.testing.assert_allclose(
-            tail_decades(np.array([total])), expected / math.log(10), atol=1e-9
-        )
-    assert np.isfinite(tail_decades(np.array([total])))
+def test_what_is_kept_of_a_tail_is_that_of_an_exponential_variable():
+    excess = np.random.default_rng(1).exponential(size=400_000)
+    kept = excess[1 + excess / math.log(10) < residual_model.KNOWN]
+    assert abs(kept.mean() - residual_model.KEPT) < 0.005
 
 
-@pytest.mark.parametrize("memory", [200, 1000])
-def test_two_decades_are_about_one_step_in_a_hundred(memory):
-    """Within a factor of four, on residuals of a heavy tail and on correlated ones."""
+@pytest.mark.parametrize(("memory", "n_steps"), [(200, 2000), (2000, 6000)])
+def test_two_decades_are_about_one_step_in_a_hundred(memory, n_steps):
+    """Whatever the memory: on normal residuals, on a heavy tail and on correlated ones."""
     rng = np.random.default_rng(memory)
-    heavy = rng.standard_t(4, size=(1, 50, 2000))
-    slow = rng.normal(size=(1, 50, 2000))
-    for t in range(1, 2000):
-        slow[..., t] += 0.7 * slow[..., t - 1]
-    for residuals in (heavy, slow):
-        model = ResidualModel((1, 50), memory)
-        above = []
-        for t in range(2000):
+    slow = rng.normal(size=(40, n_steps))
+    for t in range(1, n_steps):
+        slow[:, t] += 0.9 * slow[:, t - 1]
+    kinds = [rng.normal(size=(40, n_steps)), rng.standard_t(3, size=(40, n_steps)), slow]
+    model = ResidualModel((1, 120), memory)
+    above = np.zeros((2, 3))
+    for residuals in np.concatenate(kinds).T:
+        model.observe(residuals[None])
+        if model.values[2, 0, 0] > n_steps / 3:
+            alarm = model.alarm().reshape(3, 40)
+            above += [(alarm > 1).mean(1), (alarm > 2).mean(1)]
+    shares = above / (n_steps - n_steps // 3)
+    assert (shares[0] > 0.08).all()
+    assert (shares[0] < 0.17).all()
+    assert (shares[1] > 0.008).all()
+    assert (shares[1] < 0.022).all()
+
+
+def test_a_single_residual_counts_as_what_it_is():
+    """The farther out, the more decades, whatever the memory; it is over at the next step."""
+    for memory in (200, 2000):
+        sizes = np.array([0.0, 5, 8, 12, 50])
+        residuals = np.random.default_rng(6).normal(size=(1, 1, 1500)).repeat(len(sizes), 1)
+        model = ResidualModel((1, len(sizes)), memory)
+        for t in range(1500):
             model.observe(residuals[:, :, t])
-            if t > 800:
-                above.append(model.alarm() > 2)
-        assert 0.01 / 4 < np.mean(above) < 0.04
+        model.observe(sizes[None])
+        alarm = model.alarm()
+        assert alarm[0] < 1.5
+        assert alarm[1] > 2
+        assert alarm[2] > 3
+        assert alarm[-1] > 6
+        assert (np.diff(alarm) > 0.5).all()
+        for _ in range(2):
+            model.observe(residuals[:, :, 0])
+        assert (model.alarm()[3:] < alarm[3:] - 0.5).all()
+
+
+def test_a_shift_alarms_for_half_of_the_memory_and_then_is_the_rule():
+    residuals = np.random.default_rng(7).normal(size=(1, 20, 2000))
+    residuals[..., 1000:] += 6
+    model, alarms = ResidualModel((1, 20), 400), []
+    for t in range(2000):
+        model.observe(residuals[:, :, t])
+        alarms.append(model.alarm())
+    alarms = np.array(alarms)
+    assert (alarms[1010:1200] > 2).mean() > 0.99
+    assert np.median(alarms[1500:]) < 1
+    assert (alarms[1600:] > 2).mean() < 0.05
+
+
+def test_a_new_scale_of_residuals_becomes_the_rule():
+    residuals = np.random.default_rng(8).normal(size=(1, 20, 3000))
+    residuals[..., 800:] *= 50
+    model, alarms = ResidualModel((1, 20), 200), []
+    for t in range(3000):
+        model.observe(residuals[:, :, t])
+        alarms.append(model.alarm())
+    assert (np.array(alarms[2000:]) > 2).mean() < 0.03
 
 
 @pytest.mark.parametrize("kind", ["shift", "burst", "spike"])

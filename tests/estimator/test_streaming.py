@@ -17,6 +17,7 @@ from torch import nn
 from fluxutils_py import (
     Estimator,
     EstimatorClassifier,
+    SequenceFeatures,
     SequenceImputer,
     SequenceScaler,
     Spec,
@@ -24,6 +25,7 @@ from fluxutils_py import (
     samples,
     states,
     stream,
+    timesteps,
 )
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.sequence_estimators import CELLS
@@ -514,3 +516,59 @@ def test_copies_of_a_stream_go_on(copied):
     twin = copied(live)
     for each in (live, twin):
         np.testing.assert_allclose(steps(each, x, 7), expected[:, :, 7:], rtol=0, atol=2e-6)
+
+
+@pytest.fixture(scope="module")
+def filling():
+    """A pipeline whose imputer carries values over gaps, and its inputs."""
+    x = np.random.default_rng(3).normal(size=(2, 4, 60)).cumsum(2)
+    x[:, :, 0] = 0
+    x[:, 1:, 25:32] = np.nan
+    pipe = make_pipeline(
+        SequenceImputer("ffill"), SequenceScaler(), plain_regressor(3, epochs=1, random_state=0)
+    )
+    return pipe.fit(x, np.nan_to_num(x[:1])), x
+
+
+@pytest.mark.parametrize("form", [lambda x: x, samples, lambda x: list(x.transpose(1, 0, 2))])
+def test_a_chunk_that_begins_in_a_gap_is_warned_of(filling, form):
+    pipe, x = filling
+    whole = pipe.predict(x)
+    for cut, differs in ((24, False), (28, True), (40, False)):
+        _, state = pipe.predict(x[:, :, :cut], return_state=True)
+        if differs:
+            with pytest.warns(UserWarning, match=r"stream\(pipeline"):
+                rest = pipe.predict(form(x[:, :, cut:]), state=state)
+        else:
+            rest = pipe.predict(form(x[:, :, cut:]), state=state)
+        if isinstance(rest, list):
+            rest = np.stack(rest, 1)
+        rest = rest.reshape(whole[:, :, cut:].shape)
+        assert np.allclose(rest, whole[:, :, cut:], atol=1e-6) != differs
+    pipe.predict(x[:, :, 28:])  # series that begin with a gap are no chunks
+    one = pipe.predict(timesteps(x[:, :1])[28:])  # a view of later steps sees those before
+    assert one.shape == (32, 1)
+
+
+def test_features_of_the_past_are_warned_of_after_any_cut():
+    x = np.random.default_rng(4).normal(size=(2, 3, 50))
+    pipe = make_pipeline(
+        SequenceFeatures(lags=(1, 2)), plain_regressor(3, epochs=1, random_state=0)
+    ).fit(x, x[:1])
+    _, state = pipe.predict(x[:, :, :20], return_state=True)
+    with pytest.warns(UserWarning, match="SequenceFeatures"):
+        pipe.predict(x[:, :, 20:], state=state)
+
+
+def test_a_stream_of_a_pipeline_is_warmed_up_by_its_history(filling):
+    pipe, x = filling
+    whole = pipe.predict(x)
+    _, of_estimator = pipe.predict(x[:, :, :28], return_state=True)
+    with pytest.raises(ShapeError, match=r"'sequenceimputer'.*stepped through"):
+        stream(pipe, 4, of_estimator)
+    past = stream(pipe, 4)
+    for t in range(28):
+        past.step(x[:, :, t])
+    np.testing.assert_allclose(steps(past, x, 28), whole[:, :, 28:], atol=1e-6)
+    watched = stream(pipe, 4, past.state, alarm=True)
+    assert watched.step(x[:, :, 0])[0].shape == (1, 4)

@@ -271,7 +271,7 @@ def test_errors_name_what_came_and_what_is_expected(est):
         est.stream(N + 1, live.state, interval=0.8)
     with pytest.raises(SpecError, match="interval must be a share"):
         est.stream(N, interval=90)
-    with pytest.raises(SpecError, match="alarm"):
+    with pytest.raises(SpecError, match=r"got 3.*memory in steps"):
         est.stream(N, alarm=3)
     with pytest.raises(SpecError, match="calibration is for"):
         est.stream(N, calibration=(x, y))
