@@ -64,7 +64,7 @@ class Job:
                 for e in environments
             ]
         self.started += running
-        while send is not None and "epoch" not in log.read_text():
+        while send is not None and not re.search("(?<!in )epoch", log.read_text()):
             assert time.monotonic() < deadline, log.read_text()[-6000:]
             assert all(p.poll() is None for p in running), log.read_text()[-6000:]
             time.sleep(0.01)
