@@ -101,7 +101,8 @@ def test_transforms(tmp_path, rng):
     found = program(nn.Linear(3, 2))
     text = header(found, before, after, Description("a model", is_wide=True))
     assert "int m_step(m_state *state, const m_input *x, m_output *y)" in text
-    assert "typedef float m_input;" in text and "typedef double m_output;" in text
+    assert "typedef float m_input;" in text
+    assert "typedef double m_output;" in text
     (tmp_path / "m.h").write_text(text)
     xs = np.abs(rng.normal(size=(40, 3))).astype("float32")
     clipped = (np.clip(np.log1p(xs), 0, 2) - 0.7) / 0.3
