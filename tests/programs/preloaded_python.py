@@ -166,6 +166,8 @@ def become(request):
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    added = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [path for path in added if path and path not in sys.path]
     sys.stdout.reconfigure(line_buffering=os.isatty(1), write_through=arguments[0] == "-u")
     arguments = arguments[arguments[0] == "-u" :]
     if arguments[0] == "-m":
