@@ -1,6 +1,6 @@
 """Where the package runs: one command, ``nox``, from the root of the repository.
 
-A session is an environment of its own: Python 3.11 to 3.13 with the newest and with the lowest
+A session is an environment of its own: Python 3.11 to 3.14 with the newest and with the lowest
 versions that setup.cfg allows, no compiler, no extra, each extra alone, the wheel and the source
 distribution, and which versions pip finds for each extra. ``nox --list`` names them; ``nox -s
 "tests-3.12(newest)" -- tests/nn`` runs one, with other tests than all. Sessions whose Python is
@@ -27,7 +27,7 @@ os.environ.setdefault(
     "UV_COMPILE_BYTECODE", "1"
 )  # as pip does: the tests start hundreds of processes
 
-PYTHONS = ["3.11", "3.12", "3.13"]
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 PYTEST = ["python", "-m", "pytest", "-n", "3", "--dist", "worksteal"]
 WITHOUT_KERNELS = {"CXX": "false"}  # a compiler that always fails
 
