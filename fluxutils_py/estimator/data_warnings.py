@@ -380,9 +380,22 @@ def warn_unscaled(
     found = {name: scale.describe_unusual() for name, scale in scales.items()}
     if not any(found.values()):
         return
+    for name, remedy in _remedies_for_raw(windows, model, y, scales_target).items():
+        unusual = found.get(name)
+        if unusual is not None:
+            warn(
+                f"feature {unusual.feature} of {name} {unusual.problem}: networks train poorly on "
+                f"such values, or not at all; {remedy}"
+            )
+
+
+def _remedies_for_raw(
+    windows: SequenceWindows, model: nn.Module, y: object, scales_target: bool | None
+) -> dict[str, str]:
+    """Return what to do about unusual scales of each array whose values layers see as they are."""
     with seeded(0):  # as each trial of a model
         ends = raw_ends(model, first_steps(windows, next(model.parameters())))
-    remedies = {}
+    remedies: dict[str, str] = {}
     if len(ends.outputs) == len(windows.y):
         of_targets = _remedy_for_targets(y, scales_target)
         pairs = zip(windows.y, ends.outputs, strict=True)
@@ -391,13 +404,7 @@ def warn_unscaled(
         as_input = "scale it, as with make_pipeline(SequenceScaler(), estimator)"
         pairs = zip(windows.x, ends.inputs, strict=True)
         remedies |= {s.name: as_input for s, is_raw in pairs if is_raw}
-    for name, remedy in remedies.items():
-        unusual = found.get(name)
-        if unusual is not None:
-            warn(
-                f"feature {unusual.feature} of {name} {unusual.problem}: networks train poorly on "
-                f"such values, or not at all; {remedy}"
-            )
+    return remedies
 
 
 def warn_unlike_training(windows: SequenceWindows, validation: SequenceWindows | None) -> None:
