@@ -40,8 +40,6 @@ _SAME_SHAPE = (
     nn.KLDivLoss,
     nn.SoftMarginLoss,
 )
-_PROBABILITY_LOSSES = (nn.BCELoss,)
-_PROBABILITY_FUNCTIONS = (F.binary_cross_entropy,)
 _SAME_SHAPE_FUNCTIONS = (
     F.mse_loss,
     F.l1_loss,
@@ -226,9 +224,7 @@ class SeqLoss:
             return self._class_loss(out, y, ws) if self.classes else self._value_loss(out, y, ws)
         except RuntimeError as error:  # torch's message names neither values nor the way out
             core = _innermost_function(self.criterion)
-            takes_probabilities = (
-                isinstance(core, _PROBABILITY_LOSSES) or core in _PROBABILITY_FUNCTIONS
-            )
+            takes_probabilities = isinstance(core, nn.BCELoss) or core is F.binary_cross_entropy
             if not takes_probabilities or "between 0 and 1" not in str(error):
                 raise
             if "target" in str(error):
