@@ -22,8 +22,9 @@ OF_POLARS = {
     "q": "QS",
     "y": "YS",
 }
-RENAMED = re.compile(
-    r"([\w-]+)\. Did you mean ([\w-]+)\?|'([\w-]+)' is no longer supported.* use '([\w-]+)' instead"
+RENAMED = re.compile(  # pandas 3.0 quotes a KeyError before the full stop
+    r"([\w-]+)(?:'\))?\. Did you mean ([\w-]+)\?"
+    r"|'([\w-]+)' is no longer supported.* use '([\w-]+)' instead"
 )
 DAY = 86_400_000_000_000
 # from the largest, since a size is named by the first unit that divides it
