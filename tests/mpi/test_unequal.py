@@ -103,7 +103,7 @@ def folder(ran):
 @pytest.mark.parametrize("case", NAMED | OF_FORECASTER)
 def test_a_setting_that_differs_between_ranks_is_named_on_both(folder, case):
     if case in OF_FORECASTER:
-        pytest.importorskip("narwhals")
+        pytest.importorskip("pandas")
     of_ranks = json.loads((folder / "found.json").read_text())[case]
     assert len(set(of_ranks)) == 1
     assert of_ranks[0].startswith("RankError: ranks ")
@@ -114,7 +114,7 @@ def test_a_setting_that_differs_between_ranks_is_named_on_both(folder, case):
 
 
 def test_functions_are_compared_by_name_and_forecasts_need_no_other_ranks(folder):
-    pytest.importorskip("narwhals")
+    pytest.importorskip("pandas")
     found = json.loads((folder / "found.json").read_text())
     assert [found["functions"], found["of its own"]] == [["none", "none"]] * 2
 

@@ -305,7 +305,7 @@ def main(folder):
         "batch norm": train_parameters,
         "steps": lambda: run_steps(2 + RANK),
     }
-    if find_spec("narwhals"):
+    if find_spec("pandas"):
         cases |= forecasting_cases(saves)
     found = {name: error_of(run) for name, run in cases.items()}
     clock = itertools.count(0, 10 if RANK == 0 else 0)  # that of rank 1 stands still
