@@ -39,13 +39,20 @@ TESTS_OF_EXTRAS = {
     "pandas": ["tests/estimator/test_feature_names.py", "tests/inputs/test_inputs.py"],
     "forecast": ["tests/forecasting"],
     "hierarchy": ["tests/forecasting/test_hierarchy.py"],
-    "frame": ["tests/inputs/test_frame_rows.py"],
+    "frame": ["tests/inputs/test_frame_rows.py", "tests/inputs/test_frame_series.py"],
     "zarr": ["tests/data/test_zarr_stores.py"],
     "track": ["tests/reporting/test_track.py"],
     "export": ["tests/exporting", "tests/estimator/test_model_export.py"],
     "notebook": ["tests/test_notebooks.py"],
     "search": ["tests/estimator/test_dask_search.py", "tests/training/test_optuna_pruning.py"],
     "peers": ["tests/benchmarks"],
+}
+# what these tests import beyond the extra
+MORE_FOR_TESTS = {
+    "forecast": ["polars"],
+    "hierarchy": ["polars"],
+    "frame": ["polars"],
+    "zarr": ["xarray"],
 }
 OF_DEVELOPERS = {"test", "docs", "dev"}
 
@@ -101,9 +108,7 @@ def no_extra(session: nox.Session) -> None:
 @nox.parametrize("extra", list(TESTS_OF_EXTRAS), ids=list(TESTS_OF_EXTRAS))
 def extra(session: nox.Session, extra: str) -> None:
     """An extra alone: all modules can be imported, its tests pass."""
-    session.install(
-        "-e", f".[{extra}]", "pytest", "pytest-xdist", *["polars"] * (extra == "forecast")
-    )
+    session.install("-e", f".[{extra}]", "pytest", "pytest-xdist", *MORE_FOR_TESTS.get(extra, []))
     import_everything(session)
     show_and_test(
         session, "-p", "tests.missing_extras", *(session.posargs or TESTS_OF_EXTRAS[extra])
