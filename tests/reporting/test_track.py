@@ -104,6 +104,16 @@ def test_mlflow_gets_parameters_curves_pictures_and_the_estimator(server, tmp_pa
     assert mlflow.active_run().info.run_id == run.info.run_id
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, for what MLflow calls
+def test_mlflow_writes_where_it_does_by_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with mlflow.start_run() as run:
+        est = make(Track(run)).fit(X, Y)
+    losses = [loss for _, loss in metric(mlflow.MlflowClient(), run, "train/loss")]
+    assert losses == est.loss_curve_
+    assert (tmp_path / "mlflow.db").exists()
+
+
 def test_every_number_of_tensorboard_is_logged(scalars, tmp_path):
     log = Log()
     make(TensorBoard(tmp_path, trigger=2), Track(log, trigger=2), head=Sowing).fit(X, Y)
