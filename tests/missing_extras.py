@@ -44,7 +44,7 @@ MISSING = missing_packages()
 
 class SkipImports:
     """The last finder of modules: an import that a test wrote, of a package that is missing, skips
-    the test.
+    the test. To ask for it by ``importlib.util.find_spec`` is no import.
     """
 
     def find_spec(self, name, path=None, target=None):
@@ -52,6 +52,8 @@ class SkipImports:
             return None
         frame = sys._getframe(1)
         while frame.f_code.co_filename.startswith("<frozen importlib"):
+            if frame.f_globals["__name__"] == "importlib.util":
+                return None
             frame = frame.f_back
         if frame.f_code.co_filename.startswith(TESTS):
             pytest.skip(f"needs {name}", allow_module_level=True)

@@ -4,6 +4,7 @@ import ast
 import configparser
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,8 @@ def test_an_import_by_a_test_of_what_is_not_installed_skips_it(monkeypatch):
     names = {"finder": finder}
     exec(compile("found = finder.find_spec('no_such_package')", "of_a_library.py", "exec"), names)
     assert names["found"] is None  # what catches ImportError goes on doing so
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder])
+    try:
+        assert importlib.util.find_spec("no_such_package") is None  # it asks, and imports nothing
+    except pytest.skip.Exception:
+        pytest.fail("a question was taken for an import")

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -176,10 +176,7 @@ def ran(request, start, torchrun, tmp_path_factory):
         with open(base / f"ranks-{n}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.exists():
-                # not by importlib.util.find_spec, at which tests.missing_extras would skip the test
-                programs = [
-                    name for name in TOGETHER[n] if PathFinder.find_spec(NEEDED.get(name, "pytest"))
-                ]
+                programs = [name for name in TOGETHER[n] if find_spec(NEEDED.get(name, "pytest"))]
                 for name in programs:
                     (folder / name).mkdir(parents=True)
                 try:

@@ -106,6 +106,7 @@ def test_mlflow_gets_parameters_curves_pictures_and_the_estimator(server, tmp_pa
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, for what MLflow calls
 def test_mlflow_writes_where_it_does_by_default(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
     with mlflow.start_run() as run:
         est = make(Track(run)).fit(X, Y)
