@@ -33,6 +33,8 @@ import pytest
 # package, which takes a sixth of the time.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Python's readline leaves the width of the terminal here, and tqdm before 4.68 cuts bars to it.
+os.environ.pop("COLUMNS", None)
 
 TESTS = Path(__file__).parent
 
