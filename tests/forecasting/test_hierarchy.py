@@ -47,8 +47,9 @@ def test_sums_are_those_of_pandas(df):
         found = got[got.unique_id == name].set_index("ds").y
         np.testing.assert_allclose(found, expected)
         assert (found.index == expected.index).all()
-    of_polars = sum_groups(pl.DataFrame(df.to_dict("list")), GROUPS)
-    assert of_polars["y"].to_list() == sum_groups(df, GROUPS).y.tolist()
+    exact = df.assign(y=df.y.round())  # pandas and polars add up in an order of their own
+    of_polars = sum_groups(pl.DataFrame(exact.to_dict("list")), GROUPS)
+    assert of_polars["y"].to_list() == sum_groups(exact, GROUPS).y.tolist()
 
 
 def test_bottom_up_forecasts_are_sums(df, fc):
