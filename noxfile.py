@@ -1,14 +1,14 @@
 """Where the package runs: one command, ``nox``, from the root of the repository.
 
 A session is an environment of its own: Python 3.11 to 3.14 with the newest and with the lowest
-versions that setup.cfg allows, no compiler, no extra, each extra alone, the wheel and the source
-distribution, and which versions pip finds for each extra. ``nox --list`` names them; ``nox -s
-"tests-3.12(newest)" -- tests/nn`` runs one, with other tests than all. Sessions whose Python is
-missing are skipped.
+versions that setup.cfg allows, the lowest versions of the extras, no compiler, no extra, each
+extra alone, the wheel and the source distribution, and which versions pip finds for each extra.
+``nox --list`` names them; ``nox -s "tests-3.12(newest)" -- tests/nn`` runs one, with other tests
+than all. Sessions whose Python is missing are skipped.
 
 ``pip install nox uv`` installs what this needs; without uv, pip makes the environments, more
-slowly. What their environment variables say holds here too: ``UV_TORCH_BACKEND=cpu`` takes torch
-without CUDA, ``UV_CONSTRAINT=FILE`` holds versions fixed.
+slowly, and lowest_extras cannot run. What their environment variables say holds here too:
+``UV_TORCH_BACKEND=cpu`` takes torch without CUDA, ``UV_CONSTRAINT=FILE`` holds versions fixed.
 """
 
 import configparser
@@ -76,6 +76,14 @@ def tests(session: nox.Session, versions: str) -> None:
     """The tests with the newest or the lowest versions that setup.cfg allows."""
     constraints = ["-c", "constraints-lowest.txt"] if versions == "lowest" else []
     session.install(*constraints, "-e", ".[test]")
+    show_and_test(session, *session.posargs)
+
+
+@nox.session(python=PYTHONS[0], venv_backend="uv")
+def lowest_extras(session: nox.Session) -> None:
+    """The tests with the lowest versions of what the extras need too, which uv finds."""
+    lowest = ["--resolution", "lowest-direct", "-c", "constraints-lowest.txt"]
+    session.install(*lowest, "-e", ".[test]")
     show_and_test(session, *session.posargs)
 
 
