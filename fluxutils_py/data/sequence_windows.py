@@ -267,22 +267,14 @@ class SequenceWindows:
                     next_start=self._overlapping_start(span, following),
                 )
 
-    def count_with_loss(self, most: int) -> int:
-        """Count the windows of one pass that carry loss, up to ``most``, as far as positions tell:
-        nothing is read.
+    def indices_with_loss(self) -> Iterator[WindowIndex]:
+        """Yield the :meth:`indices` that carry loss, as far as positions tell: nothing is read.
 
         With one target per series, these are the windows in which a series ends.
         """
-        n = 0
         for index in self.indices():
-            if n >= most:
-                break
-            counts = index.has_loss
-            if counts and self.one_target:
-                ends = index.segments.length
-                counts = bool(((ends > index.start + index.n_overlap) & (ends <= index.stop)).any())
-            n += counts
-        return n
+            if index.has_loss and (not self.one_target or _holds_an_end(index)):
+                yield index
 
     def read(self, index: WindowIndex) -> Window:
         """Read the window at a position; any thread may call this."""
@@ -533,6 +525,11 @@ class _Span(NamedTuple):
     start: int
     stop: int
     has_loss: bool
+
+
+def _holds_an_end(index: WindowIndex) -> bool:
+    ends = index.segments.length
+    return bool(((ends > index.start + index.n_overlap) & (ends <= index.stop)).any())
 
 
 def _steps_with_target(

@@ -38,7 +38,7 @@ class FitPlan:
 
     @classmethod
     def of(cls, spec: Spec, windows: SequenceWindows) -> FitPlan:
-        n_windows = windows.count_with_loss(most=len(windows))
+        n_windows = sum(1 for _ in windows.indices_with_loss())
         per_epoch = -(-n_windows // spec.accumulate)
         epochs = spec.planned_epochs(per_epoch)
         updates = epochs * per_epoch

@@ -90,7 +90,7 @@ def warn_repeated_search(ranks: RankGroup) -> None:
     global _is_said
     _, rank, size = launched()
     runs_on_many_ranks = size > 1 and ranks.is_single and not is_alone() and not is_active()
-    if _is_said or rank or not runs_on_many_ranks or not _in_model_selection():
+    if _is_said or rank or not runs_on_many_ranks or not in_model_selection():
         return
     _is_said = True
     warn(
@@ -101,7 +101,8 @@ def warn_repeated_search(ranks: RankGroup) -> None:
     )
 
 
-def _in_model_selection() -> bool:
+def in_model_selection() -> bool:
+    """Return whether this call comes from scikit-learn's model selection."""
     return any(True for _ in _frames_of_model_selection())
 
 

@@ -40,7 +40,6 @@ from fluxutils_py.estimator.data_warnings import (
     warn_unscaled,
 )
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
-from fluxutils_py.estimator.few_updates_warning import warn_few_updates
 from fluxutils_py.estimator.fingerprint import shapes_and_digests
 from fluxutils_py.estimator.fit_choice import FitChoice
 from fluxutils_py.estimator.fit_data import FitData, FitRequest, prepare
@@ -49,6 +48,7 @@ from fluxutils_py.estimator.minibatch_size import MinibatchSize
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
 from fluxutils_py.estimator.same_fit import course_of_fit, require_same_fit, require_same_inputs
 from fluxutils_py.estimator.spec import LR_SCHEDULES, Spec, read_spec
+from fluxutils_py.estimator.underfitting_warnings import warn_few_updates, warn_nothing_learnt
 from fluxutils_py.inputs.inputs import Inputs, feature_counts
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.lr_schedules import cosine
@@ -142,6 +142,8 @@ def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
         run(est, training)
         _keep_calibration(est, training, request, calibration)
         end_fit()
+        if request.is_fit:  # a partial_fit may be of data unlike those before
+            warn_nothing_learnt(training)
 
 
 def _begin_fit(est: SeriesEstimator, training: Training, request: FitRequest) -> Callable[[], None]:

@@ -52,6 +52,8 @@ _SAME_SHAPE_FUNCTIONS = (
     F.soft_margin_loss,
 )
 
+SMALLEST = 1e-12  # probability of a constant output, whose logarithm is finite
+
 
 class SeqLoss:
     """A torch criterion as a loss over windows; made by :func:`seqloss`."""
@@ -194,12 +196,45 @@ class SeqLoss:
     def __repr__(self) -> str:
         return f"seqloss({getattr(self.criterion, '__name__', None) or repr(self.criterion)})"
 
+    def target_sums(self, ys: Tensors, ws: Tensor | None, n_scores: Sequence[int]) -> list[Tensor]:
+        """Return the weighted sum of the targets of each output over a window, and the sum of the
+        weights, (2, G); of labels by class, as many as the output has scores.
+        """
+        targets = (ys,) if isinstance(ys, Tensor) else ys
+        weights = _weight_columns(targets, ws)
+        if self.classes:
+            return list(map(self._label_sum, targets, weights, n_scores))
+        return list(map(_value_sum, targets, weights))
+
+    def _label_sum(self, y: Tensor, ws: Tensor | None, n: int) -> Tensor:
+        rows = _as_rows(y)
+        weights = None if ws is None else ws.reshape(-1)
+        share = self._class_share(rows, weights).double()
+        if weights is not None:
+            share = share * weights
+        if not rows.is_floating_point():
+            rows = F.one_hot(torch.where(rows == self.ignore_index, 0, rows), n)
+        return torch.stack([share @ rows.double(), share.sum().expand(n)])
+
+    def output_of_mean(self, mean: Tensor) -> Tensor | None:
+        """Return the constant output with about the least loss for targets of this mean, of labels
+        for these frequencies; None if the loss is none of those of which that is known.
+        """
+        core = _innermost_function(self.criterion)
+        if _takes_log_odds(core):
+            return mean.logit(eps=SMALLEST)
+        if self.classes:
+            smoothing = _criterion_setting(self.criterion, "label_smoothing", 0.0)
+            mean = (1 - smoothing) * mean + smoothing / len(mean)
+            return mean.clamp(min=SMALLEST).log()
+        return mean if self.values else None
+
     def misfit(self, out: Tensor) -> str | None:
         """Return what is wrong with the last layer of a model, as its outputs (S, B, G) tell, which
         have a gradient; None if it fits the loss.
         """
         core = _innermost_function(self.criterion)
-        if isinstance(core, nn.BCEWithLogitsLoss) or core is F.binary_cross_entropy_with_logits:
+        if _takes_log_odds(core):
             if out.grad_fn is None or not out.grad_fn.name().startswith("Sigmoid"):
                 return None
             return "takes log-odds, and the model ends in a sigmoid: leave that out"
@@ -360,6 +395,13 @@ def _sum_to_one(values: Tensor) -> bool:
     """Whether these are probabilities, over the last axis, to rounding."""
     totals = values.sum(-1)
     return bool((values >= 0).all()) and torch.allclose(totals, torch.ones_like(totals), atol=1e-3)
+
+
+def _value_sum(y: Tensor, ws: Tensor | None) -> Tensor:
+    weights = torch.ones_like(y, dtype=torch.float64)
+    if ws is not None:
+        weights = weights * ws
+    return torch.stack([(weights * y).sum((0, 1)), weights.sum((0, 1))])
 
 
 def _as_rows(y: Tensor) -> Tensor:
@@ -536,6 +578,10 @@ def _innermost_function(f: object) -> object:
     while isinstance(f, functools.partial):
         f = f.func
     return f
+
+
+def _takes_log_odds(core: object) -> bool:
+    return isinstance(core, nn.BCEWithLogitsLoss) or core is F.binary_cross_entropy_with_logits
 
 
 def _is_of_torch(core: object) -> bool:

@@ -107,6 +107,10 @@ class TensorBatches:
         with BackgroundDataLoader.map(load_ahead, indices, n=1) as ahead:
             yield from ahead
 
+    def sample(self, every: int) -> Iterator[Minibatch]:
+        """Iterate over the first of every so many windows with a loss, in the order of now."""
+        return map(self._load, islice(self.windows.indices_with_loss(), 0, None, every))
+
     def state_dict(self) -> dict[str, Any]:
         """Return the order of rows, now and in later passes: the generator's state now and at the
         pass's start.

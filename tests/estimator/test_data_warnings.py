@@ -2,6 +2,7 @@
 word.
 """
 
+import math
 import warnings
 from functools import partial
 
@@ -39,7 +40,7 @@ from fluxutils_py import (
 )
 from fluxutils_py.data import SequenceWindows
 from fluxutils_py.errors import ShapeError, SingleStepWarning
-from fluxutils_py.estimator import data_warnings, few_updates_warning
+from fluxutils_py.estimator import data_warnings, underfitting_warnings
 from fluxutils_py.explaining import explain
 from fluxutils_py.inputs import as_series
 from fluxutils_py.nn import GRU
@@ -52,7 +53,8 @@ SMALL = {"hidden_size": 3, "epochs": 1, "random_state": 0}
 @pytest.fixture(autouse=True)
 def of_few_updates_nothing_is_said(monkeypatch):
     """These fits are short; tests here count warnings."""
-    monkeypatch.setattr(few_updates_warning, "ENOUGH", 0)
+    monkeypatch.setattr(underfitting_warnings, "ENOUGH", 0)
+    monkeypatch.setattr(underfitting_warnings, "WORSE", math.inf)
 
 
 def frame(index=None, n=N):

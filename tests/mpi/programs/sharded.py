@@ -236,6 +236,7 @@ def results(counts, rank=None, folder=None):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             warnings.filterwarnings("ignore", "this fit makes [0-9]+ updates? in all")
+            warnings.filterwarnings("ignore", "after [0-9]+ updates the loss")
             est = getattr(task, name)()
         found[name] = net2vec(est).numpy()
         found[f"{name} losses"] = np.array([*est.loss_curve_, *est.validation_loss_curve_])
