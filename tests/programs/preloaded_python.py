@@ -20,6 +20,7 @@ import contextlib
 import fcntl
 import marshal
 import os
+import select
 import signal
 import socket
 import sys
@@ -40,7 +41,12 @@ def start(executable, arguments):
     child = int.from_bytes(server.recv(4), "little")
     for number in passed:
         signal.signal(number, lambda number, frame: os.kill(child, number))
+    # of a signal that comes just before it waits, recv alone would not hear
+    woken, wakes = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(wakes)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
+    while server not in select.select([server, woken], [], [])[0]:
+        os.read(woken, 512)
     told = server.recv(4)
     if not told:
         sys.exit("the preloaded Python has ended")
@@ -55,8 +61,6 @@ def start(executable, arguments):
 
 def serve(listener):
     """Fork a child for each request; returns the request in the child."""
-    import select
-
     woken, wakes = os.pipe2(os.O_NONBLOCK)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -111,7 +111,8 @@ def test_a_program_handles_a_signal(python):
 import signal, sys, time
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(33))
 print("ready", flush=True)
-time.sleep(60)
+while True:  # of a signal that comes just before it, one long sleep would not hear
+    time.sleep(0.01)
 """
     with subprocess.Popen([python, "-c", program], stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout.readline() == "ready\n"
