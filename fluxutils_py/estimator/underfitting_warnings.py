@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.nn.model_windows import trial_outputs
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.parallel import RankGroup
+from fluxutils_py.training import Loop
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.tensor_batches import TensorBatches, first_steps
 from fluxutils_py.training.window_step import evaluate_windows
@@ -59,17 +61,23 @@ def warn_nothing_learnt(training: Training) -> None:
     constants = _Constants(loss, _count_scores(training) if loss.classes else [])
     few = partial(batches.sample, -(-plan.windows // FIRST_LOOK))
     of_few = constants.least_loss(few)
-    if of_few is None or training.loop.history[-1]["loss"] <= of_few:
+    if of_few is None or _last_loss(training.loop) <= of_few:
         return
     of_constant = constants.least_loss(partial(iter, batches))
     of_model = evaluate_windows(model, loss, batches, RankGroup(), data.spec.precision)
     if of_constant is not None and of_model > WORSE * of_constant > UNVARYING:
         warn(
-            f"after {training.step.n_updates} updates the loss on the training data is "
+            f"after {n_updates} updates the loss on the training data is "
             f"{of_model:.4g}, above the {of_constant:.4g} of a constant output: the model has "
             "learnt nothing yet. Set more epochs, a smaller batchsize or seqsize, or another "
             "learning rate, or scale inputs and targets"
         )
+
+
+def _last_loss(loop: Loop) -> float:
+    """Return the loss of the last epoch; infinity if no step of it had one."""
+    loss = loop.history[-1]["loss"] if loop.history else None
+    return math.inf if loss is None else float(loss)
 
 
 def _count_scores(training: Training) -> list[int]:
