@@ -16,6 +16,7 @@ mpirun, so that the work is the same; starting them is not in the time. The loop
 user's own that calls the model once per step.
 
     python benchmarks/bench_fit.py [--rounds 7] [--shapes small "64 units" GRU ...] [--no-memory]
+    python benchmarks/bench_fit.py --small-windows --threads 1      # one epoch of small windows
 """
 
 from __future__ import annotations
@@ -73,12 +74,22 @@ MORE = {  # of these only the loop and ours
     "64 units": dataclasses.replace(SHAPES["large"], n_hidden=64),
     "GRU": dataclasses.replace(SHAPES["small"], cell="GRU", n_series=400),
 }
+SMALL_WINDOWS = {  # of one epoch, in which the fixed cost of a step and of a call shows
+    "100 series in tens, 10 steps": Shape(8, 100, 300, 8, 10, 10, 1),
+    "one series, 100 steps": Shape(8, 1, 20_000, 8, 1, 100, 1),
+    "20 series, 100 steps": Shape(8, 20, 10_000, 8, 20, 100, 1),
+    "one series, 10 steps": Shape(8, 1, 3000, 8, 1, 10, 1),
+    "32 series, 50 steps, 32 units": Shape(8, 32, 5000, 32, 32, 50, 1),
+    "100 series, 100 steps": Shape(8, 100, 5000, 8, 100, 100, 1),
+}
 ALL_SHAPES = {
     **SHAPES,
     "one series": ONE_SERIES,
     **MORE,
+    **SMALL_WINDOWS,
     STEPS: dataclasses.replace(SHAPES["small"], n_series=300, epochs=1),
 }
+FEW_WINDOWS = [name for name in ALL_SHAPES if name not in SMALL_WINDOWS]
 AIMS = {
     "small": 0.45,
     "large": 0.88,
@@ -87,6 +98,12 @@ AIMS = {
     "64 units": 0.75,
     "GRU": 0.25,
     STEPS: 1.05,
+    "100 series in tens, 10 steps": 0.83,
+    "one series, 100 steps": 0.84,
+    "20 series, 100 steps": 0.72,
+    "one series, 10 steps": 0.91,
+    "32 series, 50 steps, 32 units": 0.63,
+    "100 series, 100 steps": 0.50,
 }
 AT_MOST = {KERAS: 3}  # rounds
 OTHER_WORK = 1e-4  # relative difference of the MSE that rounding does not make
@@ -109,7 +126,7 @@ def contenders(name: str) -> dict[str, Contender]:
         FIT: by_fit,
         "Estimator.fit, n_jobs=2": partial(by_fit, n_jobs=2),
     }
-    if name in MORE:
+    if name in MORE or name in SMALL_WINDOWS:
         return {contender: ours[contender] for contender in (BASE, "fused again (A/A)", FIT)}
     return ours | {peer: train for peer, (package, train) in PEERS.items() if version(package)}
 
@@ -243,7 +260,10 @@ def main() -> None:
     if sys.argv[1:2] == ["--peak"]:
         return show_peak(*sys.argv[2:])
     made = parser(__doc__, rounds=7)
-    made.add_argument("--shapes", nargs="+", choices=ALL_SHAPES, default=list(ALL_SHAPES))
+    made.add_argument("--shapes", nargs="+", choices=ALL_SHAPES, default=FEW_WINDOWS)
+    made.add_argument(
+        "--small-windows", action="store_const", const=list(SMALL_WINDOWS), dest="shapes"
+    )
     made.add_argument(
         "--threads", type=int, default=cores(), help="of torch; ranks and n_jobs have their own"
     )

@@ -49,6 +49,7 @@ class Part:
 
 PARTS = {
     "fit": Part("bench_fit.py"),
+    "small_windows": Part("bench_fit.py", ["--small-windows", "--threads", "1"]),
     "step": Part("bench_step.py"),
     "ranks": Part("bench_parallel.py", ["--rounds", "2", "--only", "alone"]),
     "ranks_beside_others": Part("bench_parallel.py", ["--rounds", "2", "--only", "beside"]),

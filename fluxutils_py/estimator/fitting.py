@@ -48,7 +48,11 @@ from fluxutils_py.estimator.minibatch_size import MinibatchSize
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
 from fluxutils_py.estimator.same_fit import course_of_fit, require_same_fit, require_same_inputs
 from fluxutils_py.estimator.spec import LR_SCHEDULES, Spec, read_spec
-from fluxutils_py.estimator.underfitting_warnings import warn_few_updates, warn_nothing_learnt
+from fluxutils_py.estimator.underfitting_warnings import (
+    warn_few_updates,
+    warn_nothing_learnt,
+    watch_targets,
+)
 from fluxutils_py.inputs.inputs import Inputs, feature_counts
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.lr_schedules import cosine
@@ -139,11 +143,12 @@ def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
         _warn_about(training, est, request)
         require_same_fit(training)
         end_fit = _begin_fit(est, training, request)
+        # a partial_fit may be of data unlike those before
+        targets = watch_targets(training) if request.is_fit else None
         run(est, training)
         _keep_calibration(est, training, request, calibration)
         end_fit()
-        if request.is_fit:  # a partial_fit may be of data unlike those before
-            warn_nothing_learnt(training)
+        warn_nothing_learnt(training, targets)
 
 
 def _begin_fit(est: SeriesEstimator, training: Training, request: FitRequest) -> Callable[[], None]:

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
 
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import pad
 
 from fluxutils_py.errors import warn
 from fluxutils_py.estimator.assembled_fit import FitPlan, Training
 from fluxutils_py.estimator.data_warnings import in_model_selection
 from fluxutils_py.nn.losses import SeqLoss
-from fluxutils_py.nn.model_windows import trial_outputs
-from fluxutils_py.nn.seeding import seeded
+from fluxutils_py.nn.ready_made import is_closed_form
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.training import Loop
 from fluxutils_py.training.minibatch import Minibatch
-from fluxutils_py.training.tensor_batches import TensorBatches, first_steps
-from fluxutils_py.training.window_step import evaluate_windows
 
 ENOUGH = 50  # updates; from fewer, a network seldom learns
-WORSE = 1.02  # of the loss of a constant; the outputs for pure noise are near a constant
-FIRST_LOOK = 8  # windows, whose best constant most fits are ahead of
-TINY = 1e-12  # weight, above 0
+WORSE = 1.1  # of the loss of a constant; while it learns from pure noise, a network is about there
 UNVARYING = 1e-9  # loss of a constant, below which there is nothing to learn
 
 
@@ -41,83 +33,76 @@ def warn_few_updates(plan: FitPlan, accumulate: int) -> None:
     )
 
 
-def warn_nothing_learnt(training: Training) -> None:
-    """Warn on rank 0 if a fitted model has a larger loss on its training data than a constant.
+class TargetSums:
+    """Sums of targets while the first epoch reads them: the loss of the best constant output."""
 
-    This costs no more than a pass without training, and reads a few windows where the loss of the
-    last epoch leaves no doubt. Left out are fits of less than a pass, losses of which the best
-    constant is not known, data that are divided over ranks, and searches, whose scores tell.
-    """
-    data = training.data
-    loss = data.loss
-    plan = training.plan
-    n_updates = training.step.n_updates
-    is_short = n_updates < max(ENOUGH, plan.windows // data.spec.accumulate)
-    is_elsewhere = training.loop.ranks.rank > 0 or data.windows.shards is not None
-    if is_short or is_elsewhere or not isinstance(loss, SeqLoss) or in_model_selection():
-        return
-    model = training.step.model
-    batches = TensorBatches(data.windows, training.batches.dtype, training.batches.device)
-    constants = _Constants(loss, _count_scores(training) if loss.classes else [])
-    few = partial(batches.sample, -(-plan.windows // FIRST_LOOK))
-    of_few = constants.least_loss(few)
-    if of_few is None or _last_loss(training.loop) <= of_few:
-        return
-    of_constant = constants.least_loss(partial(iter, batches))
-    of_model = evaluate_windows(model, loss, batches, RankGroup(), data.spec.precision)
-    if of_constant is not None and of_model > WORSE * of_constant > UNVARYING:
-        warn(
-            f"after {n_updates} updates the loss on the training data is "
-            f"{of_model:.4g}, above the {of_constant:.4g} of a constant output: the model has "
-            "learnt nothing yet. Set more epochs, a smaller batchsize or seqsize, or another "
-            "learning rate, or scale inputs and targets"
-        )
+    def __init__(self, loss: SeqLoss) -> None:
+        self.loss = loss
+        self._sums: list[Tensor] = []  # of each output
 
+    def add(self, batch: Minibatch) -> None:
+        """Add the targets of a window."""
+        if batch.n_live != 0 and batch.index is not None and batch.index.has_loss:
+            self._sums = _added(self._sums, self.loss.target_sums(batch.labels, batch.weight))
 
-def _last_loss(loop: Loop) -> float:
-    """Return the loss of the last epoch; infinity if no step of it had one."""
-    loss = loop.history[-1]["loss"] if loop.history else None
-    return math.inf if loss is None else float(loss)
-
-
-def _count_scores(training: Training) -> list[int]:
-    """Return the number of classes of each output, as a model of one's own gives scores."""
-    model = training.step.model
-    with seeded(0):  # as each trial of a model
-        steps = first_steps(training.data.windows, next(model.parameters()))
-        return [out.shape[-1] for out in trial_outputs(model, steps)]
-
-
-@dataclass(frozen=True)
-class _Constants:
-    """Constant outputs, to compare a model with."""
-
-    loss: SeqLoss
-    n_scores: Sequence[int]  # of each output, if targets are labels
-
-    def least_loss(self, read: Callable[[], Iterable[Minibatch]]) -> float | None:
-        """Return about the least loss on these windows; None if its constant is not known."""
+    def loss_of_constant(self, ranks: RankGroup) -> float:
+        """Return the loss of a constant on the targets of all ranks, on every rank; NaN if a
+        checkpoint left no whole epoch.
+        """
         sums: list[Tensor] = []
-        for batch in read():
-            if batch.n_live:
-                of_batch = self.loss.target_sums(batch.labels, batch.weight, self.n_scores)
-                sums = [a + b for a, b in zip(sums, of_batch, strict=True)] if sums else of_batch
-        means = [total / weight.clamp(min=TINY) for total, weight in sums]
-        outputs = [self.loss.output_of_mean(mean) for mean in means]
-        known = [out for out in outputs if out is not None]
-        if not known or len(known) < len(outputs):
-            return None
-        return evaluate_windows(_Constant(known), self.loss, read(), RankGroup())
+        for of_rank in ranks.allgather([each.cpu() for each in self._sums]):
+            sums = _added(sums, of_rank)
+        return self.loss.loss_of_constant(sums) if sums else math.nan
 
 
-class _Constant(nn.Module):
-    """A model that gives the same outputs at each step."""
+def _added(sums: list[Tensor], more: list[Tensor]) -> list[Tensor]:
+    """Add sums of each output; those of no data are empty, and fewer classes a shorter tensor."""
+    if not sums or not more:
+        return sums or more
+    together = []
+    for a, b in zip(sums, more, strict=True):
+        n = max(a.shape[-1], b.shape[-1])
+        together.append(pad(a, (0, n - a.shape[-1])) + pad(b, (0, n - b.shape[-1])))
+    return together
 
-    takes_windows = True
 
-    def __init__(self, outputs: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.outputs = nn.ParameterList(out.float() for out in outputs)
+def watch_targets(training: Training) -> TargetSums | None:
+    """Have the first epoch sum its targets, if what a fit has learnt can be told from its losses.
 
-    def forward(self, x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        return tuple(out.expand(*x.shape[:2], -1) for out in self.outputs)
+    Left out are fits of one epoch, whose loss is that of a model which begins to learn, fits that
+    are too short, and losses of which the best constant is not known.
+    """
+    loss = training.data.loss
+    plan = training.plan
+    if plan.epochs < 2 or plan.updates < ENOUGH:
+        return None
+    if not isinstance(loss, SeqLoss) or not loss.knows_constants:
+        return None
+    if is_closed_form(training.step.model):
+        return None
+    targets = TargetSums(loss)
+    training.batches.observe = targets.add
+    return targets
+
+
+def warn_nothing_learnt(training: Training, targets: TargetSums | None) -> None:
+    """Warn on rank 0 if the losses of the last two epochs are above that of a constant output.
+
+    Left out are searches, whose scores tell.
+    """
+    loop = training.loop
+    n_updates = training.step.n_updates
+    # a checkpoint may end the fit, or begin it within an epoch
+    is_short = n_updates < ENOUGH or loop.epoch - loop.start_epoch < 2
+    if targets is None or is_short:
+        return
+    of_constant = targets.loss_of_constant(loop.ranks)
+    losses = [record["loss"] for record in loop.history[-2:] if record["loss"] is not None]
+    is_worse = bool(losses) and min(losses) > WORSE * of_constant > UNVARYING
+    if is_worse and loop.ranks.rank == 0 and not in_model_selection():
+        warn(
+            f"after {n_updates} updates the loss on the training data is {min(losses):.4g}, above "
+            f"the {of_constant:.4g} of a constant output: the model has learnt nothing yet. Set "
+            "more epochs, a smaller batchsize or seqsize, or another learning rate, or scale "
+            "inputs and targets"
+        )

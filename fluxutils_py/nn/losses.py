@@ -52,7 +52,7 @@ _SAME_SHAPE_FUNCTIONS = (
     F.soft_margin_loss,
 )
 
-SMALLEST = 1e-12  # probability of a constant output, whose logarithm is finite
+SMALLEST = 1e-12  # weight of an output, above 0
 
 
 class SeqLoss:
@@ -196,38 +196,54 @@ class SeqLoss:
     def __repr__(self) -> str:
         return f"seqloss({getattr(self.criterion, '__name__', None) or repr(self.criterion)})"
 
-    def target_sums(self, ys: Tensors, ws: Tensor | None, n_scores: Sequence[int]) -> list[Tensor]:
-        """Return the weighted sum of the targets of each output over a window, and the sum of the
-        weights, (2, G); of labels by class, as many as the output has scores.
+    @property
+    def knows_constants(self) -> bool:
+        """Whether :meth:`loss_of_constant` has a formula for this loss."""
+        if self.classes:
+            smoothing = _criterion_setting(self.criterion, "label_smoothing", 0.0)
+            return self._reduction == "mean" and not smoothing
+        if not _is_binary(_innermost_function(self.criterion)):
+            return self.is_mean_squared_error
+        names = ("weight", "pos_weight")
+        weights = [_criterion_setting(self.criterion, name, None) for name in names]
+        return self.is_mean and weights == [None, None]
+
+    def target_sums(self, ys: Tensors, ws: Tensor | None) -> list[Tensor]:
+        """Return sums over the targets of a window, one tensor of float64 for each output: weights,
+        weighted targets and squares (3, G), or of labels the weight of each class up to the highest
+        label (V,).
         """
         targets = (ys,) if isinstance(ys, Tensor) else ys
         weights = _weight_columns(targets, ws)
-        if self.classes:
-            return list(map(self._label_sum, targets, weights, n_scores))
-        return list(map(_value_sum, targets, weights))
+        return list(map(self._label_sum if self.classes else _value_sums, targets, weights))
 
-    def _label_sum(self, y: Tensor, ws: Tensor | None, n: int) -> Tensor:
+    def _label_sum(self, y: Tensor, ws: Tensor | None) -> Tensor:
         rows = _as_rows(y)
         weights = None if ws is None else ws.reshape(-1)
         share = self._class_share(rows, weights).double()
         if weights is not None:
             share = share * weights
-        if not rows.is_floating_point():
-            rows = F.one_hot(torch.where(rows == self.ignore_index, 0, rows), n)
-        return torch.stack([share @ rows.double(), share.sum().expand(n)])
+        if rows.is_floating_point():
+            return share @ rows.double()
+        return rows.clamp(min=0).bincount(share)  # what is ignored has no share
 
-    def output_of_mean(self, mean: Tensor) -> Tensor | None:
-        """Return the constant output with about the least loss for targets of this mean, of labels
-        for these frequencies; None if the loss is none of those of which that is known.
+    def loss_of_constant(self, sums: Sequence[Tensor]) -> float:
+        """Return the least loss that constant outputs have on targets with these sums: the variance
+        of values, the entropy of labels.
         """
-        core = _innermost_function(self.criterion)
-        if _takes_log_odds(core):
-            return mean.logit(eps=SMALLEST)
         if self.classes:
-            smoothing = _criterion_setting(self.criterion, "label_smoothing", 0.0)
-            mean = (1 - smoothing) * mean + smoothing / len(mean)
-            return mean.clamp(min=SMALLEST).log()
-        return mean if self.values else None
+            return sum(float(torch.special.entr(n / n.sum()).sum()) for n in sums)
+        losses = 0.0
+        n_steps = 0.0
+        for weight, total, squares in sums:
+            mean = total / weight.clamp(min=SMALLEST)
+            if self.is_mean_squared_error:
+                each = squares - mean * total
+            else:
+                each = weight * (torch.special.entr(mean) + torch.special.entr(1 - mean))
+            losses += float(each.mean())
+            n_steps += float(weight.mean())
+        return losses * len(sums) / n_steps
 
     def misfit(self, out: Tensor) -> str | None:
         """Return what is wrong with the last layer of a model, as its outputs (S, B, G) tell, which
@@ -397,11 +413,13 @@ def _sum_to_one(values: Tensor) -> bool:
     return bool((values >= 0).all()) and torch.allclose(totals, torch.ones_like(totals), atol=1e-3)
 
 
-def _value_sum(y: Tensor, ws: Tensor | None) -> Tensor:
-    weights = torch.ones_like(y, dtype=torch.float64)
+def _value_sums(y: Tensor, ws: Tensor | None) -> Tensor:
+    values = y.double()
+    weights = torch.ones_like(values)
     if ws is not None:
         weights = weights * ws
-    return torch.stack([(weights * y).sum((0, 1)), weights.sum((0, 1))])
+    weighted = weights * values
+    return torch.stack([weights, weighted, weighted * values]).sum((1, 2))
 
 
 def _as_rows(y: Tensor) -> Tensor:
@@ -582,6 +600,11 @@ def _innermost_function(f: object) -> object:
 
 def _takes_log_odds(core: object) -> bool:
     return isinstance(core, nn.BCEWithLogitsLoss) or core is F.binary_cross_entropy_with_logits
+
+
+def _is_binary(core: object) -> bool:
+    takes_probabilities = isinstance(core, nn.BCELoss) or core is F.binary_cross_entropy
+    return takes_probabilities or _takes_log_odds(core)
 
 
 def _is_of_torch(core: object) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -70,6 +71,7 @@ class TensorBatches:
         self.rng = rng
         self.rank = rank
         self.size = size
+        self.observe: Callable[[Minibatch], None] | None = None  # called once, with each batch
         self._began: dict[str, Any] | None = None  # generator state at the start of the last pass
 
     def __len__(self) -> int:
@@ -82,8 +84,14 @@ class TensorBatches:
         """Iterate over a pass without its first ``n`` batches, which are not read.
 
         With ``n > 0`` this repeats the last pass, also in another process that has loaded
-        :meth:`state_dict`.
+        :meth:`state_dict`. ``observe`` is called with each batch of the next pass, if it is whole.
         """
+        observe = self.observe
+        self.observe = None
+        batches = self._pass(n)
+        return batches if observe is None or n else observed(batches, observe)
+
+    def _pass(self, n: int) -> Generator[Minibatch, None, None]:
         if self.rng is not None:
             self._began = start_epoch_order(self.rng, self._began, n)
         self.windows.shuffle(self.rng)
@@ -106,10 +114,6 @@ class TensorBatches:
         # Reads the next window while the training runs on this one.
         with BackgroundDataLoader.map(load_ahead, indices, n=1) as ahead:
             yield from ahead
-
-    def sample(self, every: int) -> Iterator[Minibatch]:
-        """Iterate over the first of every so many windows with a loss, in the order of now."""
-        return map(self._load, islice(self.windows.indices_with_loss(), 0, None, every))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the order of rows, now and in later passes: the generator's state now and at the
@@ -167,3 +171,13 @@ class TensorBatches:
         labels = tuple([to_tensor(v, *to, background=background) for v in w.y])
         weight = None if w.w is None else to_tensor(w.w, self.dtype, self.device)
         return Minibatch(inputs, labels, None, weight, index.first, index, w.n_live)
+
+
+def observed(
+    batches: Generator[Minibatch, None, None], observe: Callable[[Minibatch], None]
+) -> Iterator[Minibatch]:
+    """Yield batches after calling a function with each."""
+    with closing(batches):
+        for batch in batches:
+            observe(batch)
+            yield batch
