@@ -144,11 +144,11 @@ def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
         require_same_fit(training)
         end_fit = _begin_fit(est, training, request)
         # a partial_fit may be of data unlike those before
-        targets = watch_targets(training) if request.is_fit else None
+        target_sums = watch_targets(training) if request.is_fit else []
         run(est, training)
         _keep_calibration(est, training, request, calibration)
         end_fit()
-        warn_nothing_learnt(training, targets)
+        warn_nothing_learnt(training, target_sums)
 
 
 def _begin_fit(est: SeriesEstimator, training: Training, request: FitRequest) -> Callable[[], None]:
