@@ -105,7 +105,7 @@ def test_without_matplotlib_there_is_a_table_and_a_hint(tmp_path, capsys, monkey
     text = capsys.readouterr().out
     assert len(shown_table(text)) == 3
     assert text.endswith(
-        "No picture: matplotlib is not installed; pip install 'fluxutils_py[plot]'\n"
+        "No picture: matplotlib is not installed; pip install matplotlib\n"
     )
     assert not list(tmp_path.iterdir())
 
