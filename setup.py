@@ -77,6 +77,7 @@ class BuildKernels(build_ext):
         except OSError as error:
             if os.environ.get("FLUXUTILS_REQUIRE_KERNELS", "") not in ("", "0"):
                 raise
+            path.unlink(missing_ok=True)  # of an earlier build in this folder
             print(
                 f"fluxutils_py: native kernels are left out, torch's layers are used: {error}",
                 file=sys.stderr,
@@ -92,7 +93,8 @@ class BuildKernels(build_ext):
         objects.mkdir(parents=True, exist_ok=True)
         jobs = {name: (SOURCES / f"{name}.cpp", []) for name in ("copy", "dispatch", "threads")}
         lowest = next(iter(units.values()))
-        jobs["step"] = (SOURCES / "step.cpp", [*lowest, *FOR_STEPS])
+        known = [flag for flag in FOR_STEPS if accepts(compiler, [flag])]  # clang lacks some
+        jobs["step"] = (SOURCES / "step.cpp", [*lowest, *known])
         for name, own in units.items():
             jobs[f"unit_{name}"] = (SOURCES / "unit.cpp", [*own, f"-DFLUXUTILS_UNIT=fk_{name}"])
         if units is X86 and accepts(compiler, BFLOAT16):

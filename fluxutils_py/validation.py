@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-
 # what to install for an extra; right in a clone and elsewhere
 EXTRAS = {
     "forecast": "pandas narwhals pyarrow utilsforecast",
