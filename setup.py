@@ -4,6 +4,11 @@ setup.cfg.
 The library has a plain C interface and is loaded with ctypes: one build serves all versions of
 Python. Each instruction set has an object file of its own, from the same source; which one is used
 is decided at run time.
+
+Where the kernels cannot be built, the package is installed without them, and warns when it first
+misses them, because pip shows no output of a build that succeeds. Two environment variables are for
+releases and for continuous integration: ``FLUXUTILS_REQUIRE_KERNELS=1`` fails the build instead,
+and ``FLUXUTILS_BUILT_KERNELS=FILE`` takes a library that was built before, in place of compiling.
 """
 
 import os
@@ -54,15 +59,25 @@ UNITS = {"x86_64": X86, "amd64": X86, "aarch64": {"neon": []}, "arm64": {"neon":
 
 
 class BuildKernels(build_ext):
-    """One shared library without Python in it; where it cannot be built, one line says why."""
+    """One shared library without Python in it; where it cannot be built, it is left out, or the build
+    fails.
+    """
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split("."))) + ".so"  # of no version of Python
 
     def build_extension(self, ext: Extension) -> None:
+        path = Path(self.get_ext_fullpath(ext.name))
         try:
-            self.compile_kernels(Path(self.get_ext_fullpath(ext.name)))
-        except (OSError, subprocess.SubprocessError) as error:
+            if built := os.environ.get("FLUXUTILS_BUILT_KERNELS"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(built, path)
+            else:
+                self.compile_kernels(path)
+        except OSError as error:
+            if os.environ.get("FLUXUTILS_REQUIRE_KERNELS", "") not in ("", "0"):
+                raise
+            path.unlink(missing_ok=True)  # of an earlier build in this folder
             print(
                 f"fluxutils_py: native kernels are left out, torch's layers are used: {error}",
                 file=sys.stderr,
@@ -78,7 +93,8 @@ class BuildKernels(build_ext):
         objects.mkdir(parents=True, exist_ok=True)
         jobs = {name: (SOURCES / f"{name}.cpp", []) for name in ("copy", "dispatch", "threads")}
         lowest = next(iter(units.values()))
-        jobs["step"] = (SOURCES / "step.cpp", [*lowest, *FOR_STEPS])
+        known = [flag for flag in FOR_STEPS if accepts(compiler, [flag])]  # clang lacks some
+        jobs["step"] = (SOURCES / "step.cpp", [*lowest, *known])
         for name, own in units.items():
             jobs[f"unit_{name}"] = (SOURCES / "unit.cpp", [*own, f"-DFLUXUTILS_UNIT=fk_{name}"])
         if units is X86 and accepts(compiler, BFLOAT16):

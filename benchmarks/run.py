@@ -106,12 +106,12 @@ clone, with Python 3.11 or newer:
 
 ```sh
 python3 -m venv .venv && . .venv/bin/activate
-pip install -c constraints.txt -e ".[mpi,peers,export,forecast]"
+pip install -c constraints.txt -e ".[all]" -r benchmarks/requirements.txt
 python benchmarks/run.py
 ```
 
-Without `peers` (skorch, Lightning, Keras), `mpi` or `export` their rows are left out. The forecasts of M4 and ETTh1
-need `forecast` and their data, and NeuralForecast an environment of its own; `python benchmarks/run.py --help` has
+Without skorch, Lightning and Keras, or the extras `mpi` or `export`, their rows are left out. The forecasts of M4 and ETTh1
+need the extra `forecast` and their data, and NeuralForecast an environment of its own; `python benchmarks/run.py --help` has
 the options. Each `benchmarks/bench_*.py` also runs by itself; its first lines say what it measures, and are repeated
 here.
 `OMP_NUM_THREADS` is best left unset: each section ends with the number of threads that torch had.

@@ -376,7 +376,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         est, truth, by_method = forecasts(data, args.horizon, args.epochs, args.seed)
     table(data, truth, by_method)
     if figure is None:
-        print("No picture: matplotlib is not installed; pip install 'fluxutils_py[plot]'")
+        print("No picture: matplotlib is not installed; pip install matplotlib")
     else:
         draw(figure, title, data, est, truth, by_method)
         figure.savefig(args.out, dpi=150)

@@ -9,9 +9,18 @@ from typing import Any
 
 import numpy as np
 
+# what to install for an extra; right in a clone and elsewhere
+EXTRAS = {
+    "forecast": "pandas narwhals pyarrow utilsforecast",
+    "export": "onnx onnxscript onnxruntime",
+    "plot": "matplotlib",
+}
 
-def require_package(name: str, extra: str, purpose: str) -> Any:
-    """Import an optional package's module, or raise ImportError that names the extra."""
+
+def require_package(name: str, extra: str | None, purpose: str) -> Any:
+    """Import an optional package's module, or raise ImportError that says what to install: the
+    packages of the extra, or, of a tool that is in none, the package alone.
+    """
     package = name.partition(".")[0]
     try:
         importlib.import_module(package)  # a module of it may be loaded already
@@ -19,7 +28,7 @@ def require_package(name: str, extra: str, purpose: str) -> Any:
     except ImportError as error:
         raise ImportError(
             f"{purpose} needs {package}, which is not installed: pip install "
-            f"'fluxutils_py[{extra}]'"
+            f"{package if extra is None else EXTRAS[extra]}"
         ) from error
 
 

@@ -104,9 +104,7 @@ def test_without_matplotlib_there_is_a_table_and_a_hint(tmp_path, capsys, monkey
     assert main(["--steps", "500", "--epochs", "1", "--out", str(tmp_path / "p.png")]) == 0
     text = capsys.readouterr().out
     assert len(shown_table(text)) == 3
-    assert text.endswith(
-        "No picture: matplotlib is not installed; pip install 'fluxutils_py[plot]'\n"
-    )
+    assert text.endswith("No picture: matplotlib is not installed; pip install matplotlib\n")
     assert not list(tmp_path.iterdir())
 
 

@@ -63,10 +63,16 @@ def test_what_is_no_positive_number(value):
     assert str(caught.value) == f"lr must be a positive number, got {value!r}"
 
 
-def test_an_optional_package_or_the_extra_that_has_it():
-    assert require_package("json.decoder", "plot", "reading").JSONDecoder is json.JSONDecoder
+@pytest.mark.parametrize(
+    ("extra", "command"),
+    [
+        ("forecast", "pip install pandas narwhals pyarrow utilsforecast"),
+        (None, "pip install no_such_package"),  # a tool of the user's own
+    ],
+)
+def test_an_optional_package_or_what_to_install(extra, command):
+    assert require_package("json.decoder", extra, "reading").JSONDecoder is json.JSONDecoder
     with pytest.raises(ImportError) as caught:
-        require_package("no_such_package.part", "plot", "drawing")
-    assert str(caught.value) == (
-        "drawing needs no_such_package, which is not installed: pip install 'fluxutils_py[plot]'"
-    )
+        require_package("no_such_package.part", extra, "drawing")
+    message = f"drawing needs no_such_package, which is not installed: {command}"
+    assert str(caught.value) == message

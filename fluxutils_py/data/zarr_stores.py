@@ -70,7 +70,7 @@ def zarrcreate(
     >>> float(out[:].sum())
     28.0
     """
-    zarr = require_package("zarr", "zarr", "zarrcreate")
+    zarr = require_package("zarr", None, "zarrcreate")
     shape = tuple(int(n) for n in shape)
     dtype = np.dtype(dtype)
     chunks = _usual_chunks(shape, dtype.itemsize) if chunks is None else tuple(chunks)

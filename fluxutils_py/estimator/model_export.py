@@ -203,9 +203,9 @@ def export(
         Written aside and then moved into place. Of several ranks only rank 0 writes; the others
         return at once.
     format : "onnx", "torch" or "c"
-        An ONNX file, for onnxruntime and others, which needs ``pip install fluxutils_py[export]``;
-        a program of ``torch.export``, for ``torch.export.load``, with torch's operators only; or a
-        C header.
+        An ONNX file, for onnxruntime and others, which needs ``pip install onnx onnxscript
+        onnxruntime``; a program of ``torch.export``, for ``torch.export.load``, with torch's
+        operators only; or a C header.
     input_names, output_names : sequence of str, optional
         Names of inputs and outputs. Several inputs are ``x.0``, ``x.1``, ... by default; several
         outputs need names. Not for a header.

@@ -364,7 +364,7 @@ class Forecaster(ForecasterSettings):
         reconcile : "mint" or "bottom_up"
             How forecasts are made to add up. "mint": those of all series change as their past
             errors weigh them (minimum trace with a shrunk covariance), by the library
-            hierarchicalforecast, which the extra ``hierarchy`` installs. Errors of spikes, more
+            hierarchicalforecast, which you install yourself. Errors of spikes, more
             than six times as large as is usual for their series, are clipped first. Groups must be
             series of ``fit``, which ``sum_groups`` appends. "bottom_up": groups are the sums of
             their series, which stay as they are. Quantiles move as far as their point forecast, and
@@ -663,7 +663,7 @@ class Forecaster(ForecasterSettings):
         ----------
         path : str or path-like
         format : "onnx" or "torch"
-            An ONNX file, which needs ``pip install fluxutils_py[export]``, or a program of
+            An ONNX file, which needs ``pip install onnx onnxscript onnxruntime``, or a program of
             ``torch.export``.
 
         Notes

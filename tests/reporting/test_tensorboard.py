@@ -309,7 +309,7 @@ def test_without_tensorboard_nothing_is_trained_or_made(monkeypatch, tmp_path):
     with pytest.raises(ImportError) as caught:
         est.fit(X, Y)
     assert str(caught.value) == (
-        'writing for TensorBoard needs the package tensorboard: pip install "fluxutils_py[tensorboard]"'
+        "writing for TensorBoard needs the package tensorboard: pip install tensorboard"
     )
     assert not hasattr(est, "model_")
     assert os.listdir(tmp_path) == []

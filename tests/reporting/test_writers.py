@@ -197,7 +197,7 @@ def test_without_tensorboard_it_says_what_to_install(monkeypatch, tmp_path):
     with pytest.raises(ImportError) as caught:
         SummaryWriter(tmp_path / "new")
     assert str(caught.value) == (
-        'writing for TensorBoard needs the package tensorboard: pip install "fluxutils_py[tensorboard]"'
+        "writing for TensorBoard needs the package tensorboard: pip install tensorboard"
     )
     assert list(tmp_path.iterdir()) == []
 
