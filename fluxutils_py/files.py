@@ -72,8 +72,8 @@ def temporary_path(target: str) -> Iterator[str]:
     that nothing of a process that is alive is taken for a leftover.
     """
     # in the same folder: os.replace is atomic within a file system only
+    remove_leftovers(target)
     folder, name = os.path.split(target)
-    remove_leftovers(folder, name)
     new = os.path.join(folder, _temporary_name(name))
     try:
         yield new
@@ -82,11 +82,12 @@ def temporary_path(target: str) -> Iterator[str]:
             _remove(new)
 
 
-def remove_leftovers(folder: str, name: str) -> None:
-    """Remove what processes that are dead left in a folder as they wrote a file of that name.
+def remove_leftovers(target: str) -> None:
+    """Remove what processes that are dead left beside a file or folder that they wrote.
 
     Processes of other machines (and containers) are taken for dead a day after their last change.
     """
+    folder, name = os.path.split(target)
     pattern = re.compile(re.escape(f".{_shortened(name)}") + TAIL)
     try:
         with os.scandir(folder or os.curdir) as entries:

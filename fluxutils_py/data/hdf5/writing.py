@@ -41,7 +41,7 @@ from fluxutils_py.data.hdf5.opening import (
 from fluxutils_py.data.hdf5.reading import h5mmap
 from fluxutils_py.data.parts import indbatch
 from fluxutils_py.errors import H5DataError
-from fluxutils_py.files import atomic_path
+from fluxutils_py.files import atomic_path, remove_leftovers
 from fluxutils_py.terminal import progress_bar
 from fluxutils_py.validation import check_integer
 
@@ -442,6 +442,7 @@ def h5create(
     path = check_path(path)
     check_name(path, name)
     planned = _plan(path, name, shape, dtype, axes)
+    remove_leftovers(os.path.realpath(path))
     with wrap_h5_errors(planned.where, UNCREATABLE):
         is_new = not os.path.exists(path)
         # if another process makes the file first, that one's is what this process opens
