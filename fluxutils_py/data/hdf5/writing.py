@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fluxutils_py.data.arrays import to_numpy
+from fluxutils_py.data.arrays import BlockError, plain_block, to_numpy, with_read_dtype
 from fluxutils_py.data.hdf5.damage import read_attribute
 from fluxutils_py.data.hdf5.datasets import check_dataset, require_open
 from fluxutils_py.data.hdf5.feature_names import Names, check_names, get_feature_names, write_names
@@ -113,6 +113,8 @@ def h5save(
                     write_names(dataset, names[name], where)
             except H5DataError:
                 raise
+            except BlockError as error:
+                raise H5DataError(f"{where}: {error}") from error
             # not OSError: a full disk is no fault of the array
             except (TypeError, ValueError, KeyError) as error:
                 raise H5DataError(
@@ -220,7 +222,7 @@ def _as_array(value: Any, where: str) -> Any:
             "with x.float()"
         ) from error
     if all(hasattr(value, attribute) for attribute in ("shape", "dtype", "__getitem__")):
-        return value
+        return with_read_dtype(value, where)
     try:
         return np.asarray(value)
     except ValueError as error:
@@ -336,7 +338,7 @@ def copy_into(
         part = source[block]
         if isinstance(source, H5Map):
             source.willneed(part)  # else its pages come one by one
-        part = np.ascontiguousarray(np.asarray(part).transpose(order), dataset.dtype)
+        part = np.ascontiguousarray(plain_block(part).transpose(order), dataset.dtype)
         target = tuple(slice(at[i] + block[i].start, at[i] + block[i].stop) for i in order)
         dataset.write_direct(part, dest_sel=target)
         update(part.nbytes)
