@@ -499,13 +499,13 @@ class _FileWriter:
         self.targets = np.full((panel.n_series, len(roles.y)), np.nan)
 
     def _make_map(self, name: str, n_features: int, dtype: np.dtype) -> np.ndarray:
-        path = self.file.filename
+        where = f"{self.file.filename}: dataset {name!r}"
         shape = (int(self.panel.lengths.max()), self.panel.n_series, n_features)
         dataset = allocate(self.file, name, shape, dtype, "TNF")
         self.file.flush()  # the file is as long then
         offset = dataset.id.get_offset() or 0
-        take_room(self.file.id.get_vfd_handle(), offset, dataset.nbytes, f"{path}: dataset {name!r}")
-        return h5mmap(path, name, mode="r+")
+        take_room(self.file.id.get_vfd_handle(), offset, dataset.nbytes, where)
+        return h5mmap(self.file.filename, name, mode="r+")
 
     def write(self, frame: Frame, series: np.ndarray, steps: np.ndarray) -> None:
         has_row = self.maps["has_row"]

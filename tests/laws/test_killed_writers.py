@@ -28,11 +28,12 @@ def read_h5(folder):
     values = {}
     for path in sorted(folder.glob("*.h5")):
         with h5py.File(path) as file:
-            file.visititems(
-                lambda name, item: values.update(
-                    {(path.name, name): str(item[()]) if isinstance(item, h5py.Dataset) else ""}
-                )
-            )
+            names = ["/"]
+            file.visit(names.append)
+            for name in names:
+                item = file[name]
+                is_dataset = isinstance(item, h5py.Dataset)
+                values[path.name, name] = str(item[()]) if is_dataset else "group"
     return values
 
 

@@ -524,9 +524,7 @@ def _create_file(planned: _PlannedDataset, sparse: bool) -> bool:
     return True
 
 
-def _add_to_file(
-    planned: _PlannedDataset, exist_ok: bool, overwrite: bool, sparse: bool
-) -> None:
+def _add_to_file(planned: _PlannedDataset, exist_ok: bool, overwrite: bool, sparse: bool) -> None:
     """Add the dataset to an existing file, or use the one that is there."""
     # reading is possible while others read
     if not _can_keep(planned, exist_ok, overwrite):
@@ -571,9 +569,7 @@ def _locked_file(path: str) -> Iterator[int]:
                 return
 
 
-def _can_keep(
-    planned: _PlannedDataset, exist_ok: bool, overwrite: bool, **options: bool
-) -> bool:
+def _can_keep(planned: _PlannedDataset, exist_ok: bool, overwrite: bool, **options: bool) -> bool:
     """Whether the file has a dataset that can be used in place of a new one.
 
     Raises
@@ -691,9 +687,7 @@ def _add_dataset(descriptor: int, planned: _PlannedDataset, sparse: bool) -> Non
     changes.patch(end)
 
 
-def _make_room(
-    descriptor: int, planned: _PlannedDataset, size: int, offset: int | None
-) -> None:
+def _make_room(descriptor: int, planned: _PlannedDataset, size: int, offset: int | None) -> None:
     """Make a file longer, and have the disk give a dataset all of its room, unless its offset is
     None: a full disk kills a process that writes to a map (SIGBUS).
     """

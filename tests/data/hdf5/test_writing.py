@@ -392,7 +392,7 @@ def test_blocks_that_are_masked_are_stored_as_nan(tmp_path, declared, lazily):
 
 def test_integers_that_turn_out_to_be_masked_leave_the_old_file(tmp_path):
     h5save(tmp_path / "a.h5", {"x": X})
-    values = np.ma.MaskedArray(X.astype("i4"), X == X[-1, -1, -1])
+    values = np.ma.MaskedArray(X.astype("i4"), X[-1, -1, -1] == X)
     with pytest.raises(H5DataError, match=r"'x': 1 of the values read have a mask .*int32"):
         h5save(tmp_path / "a.h5", {"x": Foreign(values, "i4")})
     assert np.array_equal(h5mmap(tmp_path / "a.h5", "x"), X)
