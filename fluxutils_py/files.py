@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import io
 import os
+import platform
+import re
 import secrets
 import shutil
 import stat
+import sys
+import time
+import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 LONGEST_NAME = 255  # bytes
+OLD = 86400  # seconds: what another machine has not touched for so long belongs to nobody
+TAIL = r"\.(?P<host>[0-9a-f]{8})-(?P<process>[0-9]+)-(?P<began>[0-9]+)-[0-9a-f]{8}\.part"
+EXCHANGE = 2  # of Linux and of macOS
+CURRENT_FOLDER = -100  # of Linux
 
 
 @contextlib.contextmanager
-def atomic_path(path: Any) -> Iterator[str]:
+def atomic_path(path: Any, *, replace: bool = True) -> Iterator[str]:
     """Yield the path of a new, empty file, which replaces ``path`` when the block ends without an
     error.
 
     The file and its name are then on the disk. An error removes the new file. Processes that have
     the old file open or mapped keep it. The new file takes the mode of the old one, else the umask
-    applies. A process that is killed leaves ``.NAME.*.part`` in the same folder. Of a symbolic
-    link, the file that it leads to is replaced.
+    applies. Of a symbolic link, the file that it leads to is replaced. A process that is killed
+    leaves ``.NAME.*.part`` in the same folder, which the next write to ``path`` removes.
+
+    Parameters
+    ----------
+    path : path-like
+    replace : bool
+        If False, a file that is there by the end of the block stays, with a FileExistsError: of
+        several processes that make the same file, one succeeds.
 
     Raises
     ------
@@ -33,23 +50,135 @@ def atomic_path(path: Any) -> Iterator[str]:
     """
     target = os.path.realpath(os.fsdecode(path))
     _require_replaceable(target, os.fsdecode(path))
-    # in the same folder: os.replace is atomic within a file system only
-    folder, name = os.path.split(target)
-    new = os.path.join(folder, _temporary_name(name))
-    os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
-    try:
+    with temporary_path(target) as new:
+        os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
         yield new
         _flush(new, os.O_RDWR)
-        if os.path.exists(target):
-            shutil.copymode(target, new)
-        os.replace(new, target)
-        if os.name == "posix":  # where the name is in the folder, which has a buffer too
-            with contextlib.suppress(OSError):  # some file systems cannot
-                _flush(folder, os.O_RDONLY)
-    except BaseException:
+        if not replace:
+            _move_to_free_name(new, target)
+        else:
+            if os.path.exists(target):
+                shutil.copymode(target, new)
+            os.replace(new, target)
+        flush_folder(target)
+
+
+@contextlib.contextmanager
+def temporary_path(target: str) -> Iterator[str]:
+    """Yield a name for a new file or folder beside ``target``, and remove at the end what has that
+    name by then.
+
+    What killed processes left beside this target is removed first. The name tells whose it is, so
+    that nothing of a process that is alive is taken for a leftover.
+    """
+    # in the same folder: os.replace is atomic within a file system only
+    remove_leftovers(target)
+    folder, name = os.path.split(target)
+    new = os.path.join(folder, _temporary_name(name))
+    try:
+        yield new
+    finally:
         with contextlib.suppress(OSError):
-            os.unlink(new)
+            _remove(new)
+
+
+def remove_leftovers(target: str) -> None:
+    """Remove what processes that are dead left beside a file or folder that they wrote.
+
+    Processes of other machines (and containers) are taken for dead a day after their last change.
+    """
+    folder, name = os.path.split(target)
+    pattern = re.compile(re.escape(f".{_shortened(name)}") + TAIL)
+    try:
+        with os.scandir(folder or os.curdir) as entries:
+            found = [(entry.path, pattern.fullmatch(entry.name)) for entry in entries]
+    except OSError:  # as writing will say
+        return
+    for path, owner in found:
+        with contextlib.suppress(OSError):  # another process has removed it, or it is another's
+            if owner is not None and _is_left(path, **owner.groupdict()):
+                _remove(path)
+
+
+def _is_left(path: str, host: str, process: str, began: str) -> bool:
+    if host != _host():
+        return time.time() - os.stat(path).st_mtime > OLD
+    return _beginning_of(int(process)) != began
+
+
+def _host() -> str:
+    """Return a hash of the machine or container, within which processes have their numbers."""
+    try:
+        space = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        space = ""
+    return f"{zlib.crc32(f'{platform.node()} {space}'.encode()):08x}"
+
+
+def _beginning_of(process: int) -> str | None:
+    """Return when a process began, "0" where the system does not say; None if it has ended.
+
+    The number of a process that has ended is given to another one some day.
+    """
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            state, *fields = file.read().rpartition(b")")[2].split()
+        return None if state in (b"Z", b"X") else fields[18].decode()
+    except FileNotFoundError:
+        if os.path.exists("/proc/self/stat"):
+            return None
+    if os.name != "posix":  # os.kill would end it
+        return "0"
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:  # of another user
+        pass
+    return "0"
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def _move_to_free_name(new: str, target: str) -> None:
+    """Rename a file; raise FileExistsError if there is one of the new name."""
+    try:
+        os.link(new, target)
+    except FileExistsError:
         raise
+    except OSError as error:  # a file system without such links
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from error
+        os.rename(new, target)
+
+
+def exchange(one: str, other: str) -> None:
+    """Exchange the names of two files or folders, in one step where the system can."""
+    names = os.fsencode(one), os.fsencode(other)
+    done = -1
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        library = ctypes.CDLL(None)
+        if sys.platform == "darwin":
+            done = library.renamex_np(*names, EXCHANGE)
+        else:
+            done = library.renameat2(CURRENT_FOLDER, names[0], CURRENT_FOLDER, names[1], EXCHANGE)
+    if done:  # another system, or a file system that cannot
+        aside = f"{one}.part"
+        os.rename(other, aside)
+        os.rename(one, other)
+        os.rename(aside, one)
+
+
+def flush_folder(path: str) -> None:
+    """Write the names in the folder of a file to the disk, where the system can."""
+    if os.name == "posix":
+        with contextlib.suppress(OSError):  # some file systems cannot
+            _flush(os.path.dirname(path) or os.curdir, os.O_RDONLY)
 
 
 def _require_replaceable(target: str, shown: str) -> None:
@@ -76,9 +205,14 @@ def _require_replaceable(target: str, shown: str) -> None:
 
 def _temporary_name(name: str) -> str:
     """Return a name in the same folder, with no more bytes than file systems accept."""
-    room = LONGEST_NAME - len(f"..{'0' * 8}.part")
-    short = os.fsencode(name)[:room].decode(errors="ignore")
-    return f".{short}.{secrets.token_hex(4)}.part"
+    process = os.getpid()
+    owner = f"{_host()}-{process}-{_beginning_of(process)}"
+    return f".{_shortened(name)}.{owner}-{secrets.token_hex(4)}.part"
+
+
+def _shortened(name: str) -> str:
+    room = LONGEST_NAME - len("..12345678-1234567890-12345678901234567890-12345678.part")
+    return os.fsencode(name)[:room].decode(errors="ignore")
 
 
 def _flush(path: str, flags: int) -> None:

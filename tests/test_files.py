@@ -9,7 +9,7 @@ import stat
 import pytest
 import torch
 
-from fluxutils_py.files import atomic_path, atomic_write
+from fluxutils_py.files import atomic_path, atomic_write, exchange
 
 
 def write_path(path, data):
@@ -123,6 +123,88 @@ def test_longer_names_are_refused_before_anything_is_written(tmp_path):
     ):
         pytest.fail("the block ran")
     assert os.listdir(tmp_path) == []
+
+
+# -- what killed processes leave ------------------------------------------------------------------
+
+
+def stop_while_writing(path, number):
+    """Fork a process that gets a signal in the middle of writing, and return it once it has."""
+    child = os.fork()
+    if child == 0:
+        with atomic_write(path) as file:
+            file.write(b"half")
+            os.kill(os.getpid(), number)
+        os._exit(0)
+    os.waitpid(child, os.WUNTRACED)
+    return child
+
+
+def test_the_next_write_removes_what_the_dead_left_and_nothing_of_the_living(tmp_path):
+    stop_while_writing(tmp_path / "a.b", signal.SIGKILL)
+    (other,) = os.listdir(tmp_path)
+    living = stop_while_writing(tmp_path / "a", signal.SIGSTOP)
+    stop_while_writing(tmp_path / "a", signal.SIGKILL)
+    assert len(os.listdir(tmp_path)) == 3
+    write_handle(tmp_path / "a", b"new")
+    left = set(os.listdir(tmp_path))
+    assert len(left) == 3
+    assert {"a", other} < left
+    os.kill(living, signal.SIGCONT)
+    assert os.waitpid(living, 0)[1] == 0
+    assert (tmp_path / "a").read_bytes() == b"half"  # the last to rename
+    write_handle(tmp_path / "a.b", b"new")
+    assert sorted(os.listdir(tmp_path)) == ["a", "a.b"]
+
+
+def test_a_number_that_was_given_to_another_process_is_no_sign_of_life(tmp_path):
+    living = stop_while_writing(tmp_path / "a", signal.SIGSTOP)
+    (name,) = os.listdir(tmp_path)
+    host, process, began, rest = name.split("-")
+    assert int(process) == living
+    (tmp_path / "-".join((host, process, str(int(began) - 1), rest))).touch()
+    write_handle(tmp_path / "a", b"new")
+    assert sorted(os.listdir(tmp_path)) == sorted([name, "a"])
+    os.kill(living, signal.SIGKILL)
+    os.waitpid(living, 0)
+
+
+def test_of_other_machines_only_what_is_old_is_removed(tmp_path):
+    stop_while_writing(tmp_path / "a", signal.SIGKILL)
+    (name,) = os.listdir(tmp_path)
+    kind, _, owner = name.rpartition(".a.")[2].partition("-")
+    foreign = tmp_path / f".a.{int(kind, 16) ^ 1:08x}-{owner}"
+    foreign.write_bytes(b"half")
+    write_handle(tmp_path / "a", b"new")
+    assert sorted(os.listdir(tmp_path)) == sorted([foreign.name, "a"])
+    os.utime(foreign, (0, 0))
+    write_handle(tmp_path / "a", b"new")
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_file_that_shall_be_new_replaces_none(tmp_path):
+    def write():
+        with atomic_path(tmp_path / "a", replace=False) as new, open(new, "wb") as file:
+            file.write(b"mine")
+
+    write()
+    (tmp_path / "a").write_bytes(b"theirs")
+    with pytest.raises(FileExistsError):
+        write()
+    assert (tmp_path / "a").read_bytes() == b"theirs"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_two_folders_exchange_their_names(tmp_path, monkeypatch, can):
+    if not can:
+        monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    exchange(f"{tmp_path}/a", f"{tmp_path}/b")
+    assert [os.listdir(tmp_path / name) for name in "ab"] == [["b"], ["a"]]
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
 @pytest.fixture

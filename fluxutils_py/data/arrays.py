@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
+from types import EllipsisType
 from typing import Any
 
 import h5py
 import numpy as np
 
-from fluxutils_py.data.indexing import Index, as_key, parse_index, read_slices
+from fluxutils_py.data.indexing import (
+    Index,
+    as_key,
+    compose_index,
+    index_names,
+    parse_index,
+    read_slices,
+)
 from fluxutils_py.errors import DataError, ShapeError
 
 
@@ -17,7 +26,8 @@ class DuckArray:
     """An array whose values are read, or computed, when it is indexed.
 
     A subclass sets ``shape`` and ``dtype`` and defines :meth:`read`. The array takes indices as
-    NumPy does, one array of indices at most, and returns NumPy arrays;
+    NumPy does, one array of indices at most. Slices alone give another such array, as they give a
+    view of an ndarray; single indices and arrays of indices read, and return NumPy arrays.
     ``np.asarray`` reads it all.
 
     Attributes
@@ -56,6 +66,8 @@ class DuckArray:
 
     def __getitem__(self, key: Any) -> Any:
         index = parse_index(key, self.shape)
+        if all(isinstance(k, slice | EllipsisType) for k in (key if type(key) is tuple else [key])):
+            return SlicedArray(self, key, index)
         block = self.read(*(range(i, i + 1) if isinstance(i, int) else i for i in index))
         # NumPy may move the axis of an array of indices that stands with a single index: indexing
         # the block by such a pair again moves it likewise
@@ -65,7 +77,7 @@ class DuckArray:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("cannot return a lazily read array without copying it")
-        return np.array(self[...], dtype)
+        return np.array(self.read(*map(range, self.shape)), dtype)
 
 
 def _key_of_block(places: int | Index, has_single: bool) -> Any:
@@ -74,6 +86,37 @@ def _key_of_block(places: int | Index, has_single: bool) -> Any:
     if has_single and isinstance(places, np.ndarray):
         return np.arange(len(places))
     return slice(None)
+
+
+class SlicedArray(DuckArray):
+    """A slice of another lazy array, which is read when it is indexed in turn.
+
+    Attributes
+    ----------
+    feature_names : tuple of str or None
+        Those of the features that the slice keeps.
+    """
+
+    def __init__(self, source: DuckArray, key: Any, index: Sequence[Index]) -> None:
+        names = getattr(source, "feature_names", None)
+        self.feature_names = index_names(names, key, source.ndim)
+        self.shape = tuple(map(len, index))
+        self.dtype = source.dtype
+        self.index = index
+        self.source = source
+        if isinstance(source, SlicedArray):
+            self.index = list(map(compose_index, source.index, index))
+            self.source = source.source
+
+    @property
+    def nonblocking(self) -> bool:  # type: ignore[override]  # as the source now is
+        return self.source.nonblocking
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, of {self.source!r})"
+
+    def read(self, *index: Index) -> np.ndarray:
+        return self.source.read(*map(compose_index, self.index, index))
 
 
 def read_block(source: Any, *index: Index) -> np.ndarray:
@@ -104,6 +147,8 @@ def plain_block(values: Any, name: str = "") -> np.ndarray:
     BlockError
         If integers are masked, which have no NaN.
     """
+    if isinstance(values, DuckArray):
+        return values.read(*map(range, values.shape))
     if hasattr(values, "compute"):  # of dask, whose conversion drops the mask
         values = values.compute()
     if hasattr(values, "dims"):  # of xarray

@@ -119,6 +119,17 @@ def compose_index(index: Index, which: Index) -> Index:
     return places
 
 
+def index_names(names: tuple[str, ...] | None, key: Any, ndim: int) -> tuple[str, ...] | None:
+    """Return the names of the features that an index keeps; None if the result has other axes."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if names is None or ndim != 3 or any(k is None for k in keys):
+        return None
+    first = keys[0] if keys else slice(None)
+    if first is Ellipsis and len(keys) < 4:  # more keys: it stands for no axis
+        return names
+    return names[first] if isinstance(first, slice) else None
+
+
 def contiguous_runs(index: Index) -> list[slice]:
     """Return the runs of an index that go up by one, as positions in it.
 

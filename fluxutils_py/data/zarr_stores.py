@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from fluxutils_py.errors import DataError
+from fluxutils_py.files import exchange, flush_folder, remove_leftovers, temporary_path
 from fluxutils_py.validation import require_package
 
 CHUNK_BYTES = 1 << 20
@@ -33,6 +35,9 @@ def zarrcreate(
     The counterpart of :func:`h5create`. Chunks are compressed and take room when they are written;
     what is not written reads as zeros.
 
+    In a folder, the array appears whole or not at all, and an old one that it replaces is gone only
+    then, also when the process is killed.
+
     Parameters
     ----------
     path : path-like
@@ -48,7 +53,8 @@ def zarrcreate(
     dims : sequence of str
         Names of the axes, with which xarray opens the store.
     exist_ok : bool
-        If the store has an array of that name, shape and type, open that one with its numbers.
+        If the store has an array of that name, shape and type, open that one with its numbers. For
+        several processes that make the same array, such as ranks: one makes it, all open it.
     overwrite : bool
         If the store has something of that name, replace it.
 
@@ -80,7 +86,11 @@ def zarrcreate(
             "of each"
         )
     store = os.fspath(path) if isinstance(path, os.PathLike) else path
-    group = zarr.open_group(store, mode="a")
+    is_folder = isinstance(store, str) and "://" not in store and not store.endswith(".zip")
+    if is_folder:
+        remove_leftovers(os.path.realpath(store))
+    exists = not (is_folder and _is_free(store))
+    group = zarr.open_group(store, mode="a") if exists else {}
     if name in group and not overwrite:
         existing = group[name]
         fits = getattr(existing, "shape", None) == shape and existing.dtype == dtype
@@ -90,14 +100,50 @@ def zarrcreate(
             f"{store} has {name!r} already, {existing!r}; to write to it pass exist_ok=True (for "
             f"shape {shape} and {dtype}), to put a new one in its place pass overwrite=True"
         )
-    return group.create_array(
-        name,
-        shape=shape,
-        dtype=dtype,
-        chunks=chunks,
-        dimension_names=list(dims) if group.metadata.zarr_format == 3 else None,
-        overwrite=overwrite,
-    )
+    zarr_format = group.metadata.zarr_format if exists else None
+    settings = {"shape": shape, "dtype": dtype, "chunks": chunks}
+
+    def create(group: Any) -> Any:
+        names = list(dims) if group.metadata.zarr_format == 3 else None
+        return group.create_array(name, dimension_names=names, overwrite=overwrite, **settings)
+
+    if not is_folder:
+        return create(group)
+    with temporary_path(os.path.realpath(store)) as new:
+        create(zarr.open_group(new, mode="w", zarr_format=zarr_format))
+        try:
+            _move_into_store(new, os.path.realpath(store), name, overwrite)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            # another process has made something there meanwhile: one makes an array, all open it
+            return zarrcreate(path, name, dims=dims, exist_ok=True, **settings)
+    return zarr.open_group(store, mode="r+")[name]
+
+
+def _move_into_store(new: str, store: str, name: str, overwrite: bool) -> None:
+    """Move an array, and the groups above it that are missing, from a new store to another one."""
+    parts = ["", *name.strip("/").split("/")]
+    paths = ["/".join(parts[1 : i + 1]) for i in range(len(parts))]
+    missing = [path for path in paths if _is_free(os.path.join(store, path))]
+    path = missing[0] if missing else paths[-1]
+    source = os.path.join(new, path).rstrip("/")
+    target = os.path.join(store, path).rstrip("/")
+    if missing:
+        os.rename(source, target)  # an error if another process has made it meanwhile
+    elif overwrite:
+        exchange(source, target)
+    else:
+        raise DataError(
+            f"{target} is a folder without an array of zarr; remove it, or pass overwrite=True to "
+            "put an array in its place"
+        )
+    flush_folder(target)
+
+
+def _is_free(path: str) -> bool:
+    """Whether a folder can be renamed to a path: there is nothing, or an empty folder."""
+    return not os.path.exists(path) or (os.path.isdir(path) and not os.listdir(path))
 
 
 def _usual_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from fluxutils_py.data.arrays import plain_block
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.estimator.streaming import stream
 from fluxutils_py.explaining.drawing import COLORS, column_starts, format_times, new_axes
@@ -107,7 +108,7 @@ class ConfusionOverTimeDisplay:
             live = stream(est, n_series)
             steps, gaps = [], []
             for t in range(n_steps):
-                x_t = np.asarray(x[:, :, t])
+                x_t = plain_block(x[:, :, t])
                 steps.append(np.asarray(live.step(x_t))[0])
                 gaps.append(np.isnan(x_t).all(0))
             predicted = np.stack(steps, 1)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluxutils_py.data.arrays import to_numpy
+from fluxutils_py.data.arrays import plain_block, to_numpy
 from fluxutils_py.data.ragged import is_list_of_series
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
@@ -88,7 +88,8 @@ def _of_view(est: Any, x: SequenceView, y: Any, series: Sequence[int]) -> list[P
 
 def _of_series(array: Any, chosen: list[int]) -> np.ndarray:
     # one after the other: files are not indexed by lists
-    return np.concatenate([to_numpy(array[:, i : i + 1, :]) for i in chosen], axis=1)
+    blocks = [plain_block(to_numpy(array[:, i : i + 1, :])) for i in chosen]
+    return np.concatenate(blocks, axis=1)
 
 
 def _checked(

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from fluxutils_py.data.arrays import plain_block
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.explaining.drawing import (
@@ -81,7 +82,7 @@ class ResidualDisplay:
         has_more = hasattr(stream, "observe")  # intervals or alarms, behind the prediction
         steps = []
         for t in range(truth.shape[2]):
-            found = stream.step(x[:, :, t])
+            found = stream.step(plain_block(x[:, :, t]))
             if has_more and isinstance(found, tuple):
                 found = found[0]
             steps.append(np.asarray(found)[output])

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import h5py
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fluxutils_py.data import h5create, h5mmap
+from fluxutils_py.data import h5mmap
 from fluxutils_py.data.hdf5.feature_names import write_names
+from fluxutils_py.data.hdf5.writing import allocate, new_file, take_room
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.files import atomic_path
 from fluxutils_py.inputs.frame_rows import FrameRows, Roles, scan_series
 from fluxutils_py.inputs.frames import Frame, make_frame
 from fluxutils_py.inputs.panel import Panel, warn_empty_steps
@@ -451,14 +452,13 @@ def _read_into_file(
     roles = request.roles
     longest = int(panel.lengths.max())
     has_gaps = bool(n_rows.sum() < panel.n_series * longest)
-    with atomic_path(path) as new:
-        os.unlink(new)  # of no bytes, which is no HDF5 file
+    with new_file(path) as file:
         writer: _FileWriter | None = None
         for frame, series, steps in rows.on_grid(panel):
             if writer is None:  # the first part knows the types
                 dtype = request.dtype or _float_type(frame, roles.x)
                 _require_floats(dtype, has_gaps)
-                writer = _FileWriter(new, panel, roles, dtype, has_gaps)
+                writer = _FileWriter(file, panel, roles, dtype, has_gaps)
             writer.write(frame, series, steps)
         assert writer is not None  # a frame without rows has been refused
         y_per_series = writer.close()
@@ -479,26 +479,33 @@ class _FileWriter:
 
     def __init__(
         self,
-        path: str,
+        file: h5py.File,
         panel: Panel,
         roles: Roles,
         dtype: np.dtype,
         has_gaps: bool,
     ) -> None:
-        self.path = path
+        self.file = file
         self.panel = panel
         self.roles = roles
         self.dtype = dtype
-        n_steps = int(panel.lengths.max())
-        self.maps = {"has_row": h5create(path, "has_row", (1, panel.n_series, n_steps), "uint8")}
+        self.maps = {"has_row": self._make_map("has_row", 1, np.dtype("uint8"))}
         columns = {"x": roles.x, "y": () if roles.per_series else roles.y}
         self.columns = {name: names for name, names in columns.items() if names}
         for name, names in self.columns.items():
-            shape = (len(names), panel.n_series, n_steps)
-            self.maps[name] = h5create(path, name, shape, dtype)
+            self.maps[name] = self._make_map(name, len(names), dtype)
             if has_gaps:
                 _fill(self.maps[name])
         self.targets = np.full((panel.n_series, len(roles.y)), np.nan)
+
+    def _make_map(self, name: str, n_features: int, dtype: np.dtype) -> np.ndarray:
+        where = f"{self.file.filename}: dataset {name!r}"
+        shape = (int(self.panel.lengths.max()), self.panel.n_series, n_features)
+        dataset = allocate(self.file, name, shape, dtype, "TNF")
+        self.file.flush()  # the file is as long then
+        offset = dataset.id.get_offset() or 0
+        take_room(self.file.id.get_vfd_handle(), offset, dataset.nbytes, where)
+        return h5mmap(self.file.filename, name, mode="r+")
 
     def write(self, frame: Frame, series: np.ndarray, steps: np.ndarray) -> None:
         has_row = self.maps["has_row"]
@@ -543,15 +550,12 @@ class _FileWriter:
 
     def close(self) -> np.ndarray | None:
         """Write what is left, and return the targets if series have one each."""
-        import h5py
-
         for array in self.maps.values():
             array.flush()
         self.maps.clear()
-        with h5py.File(self.path, "r+") as file:
-            file["lengths"] = self.panel.lengths
-            for name, names in self.columns.items():
-                write_names(file[name], names, f"{self.path}: dataset {name!r}")
+        self.file["lengths"] = self.panel.lengths
+        for name, names in self.columns.items():
+            write_names(self.file[name], names, f"{self.file.filename}: dataset {name!r}")
         if not self.roles.per_series or not self.roles.y:
             return None
         return self.targets[:, 0] if len(self.roles.y) == 1 else self.targets

@@ -53,17 +53,6 @@ def check_names(names: Any, shape: Sequence[int], where: str) -> Names:
     return checked
 
 
-def index_names(names: Names | None, key: Any, ndim: int) -> Names | None:
-    """Return the names of the features that an index keeps; None if the result has other axes."""
-    keys = key if isinstance(key, tuple) else (key,)
-    if names is None or ndim != 3 or any(k is None for k in keys):
-        return None
-    first = keys[0] if keys else slice(None)
-    if first is Ellipsis and len(keys) < 4:  # more keys: it stands for no axis
-        return names
-    return names[first] if isinstance(first, slice) else None
-
-
 def read_names(dataset: h5py.Dataset, n_features: int) -> Names | None:
     """Return the feature names that a dataset has as an attribute.
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from fluxutils_py.data.arrays import DuckArray
+from fluxutils_py.data.arrays import DuckArray, SlicedArray
 from fluxutils_py.data.hdf5.datasets import open_located, warn_of_packing
 from fluxutils_py.data.hdf5.feature_names import read_names
 from fluxutils_py.data.hdf5.identity import current_identity, identity_of
@@ -45,9 +45,9 @@ class H5Lazy(DuckArray):
     """A dataset that cannot be mapped (chunked, compressed, virtual, ...), as a lazy array of shape
     (F, N, T).
 
-    It is not an ndarray: every indexing reads a fresh array. It takes integers, slices and ``...``
-    as NumPy does, and along one axis an array of indices or booleans, in any order. ``np.asarray``
-    reads everything.
+    It is not an ndarray. Slices of it are lazy too, as those of a map are views. It takes integers
+    as NumPy does, and along one axis an array of indices or booleans, in any order: these read a
+    fresh array, as does ``np.asarray`` of the whole or of a slice.
 
     It pickles as the names of file and dataset, and opens the same file or none; sources of a
     virtual dataset are found by their names. After a fork, each process opens its own file. Several
@@ -125,6 +125,14 @@ class H5Lazy(DuckArray):
             f"H5Lazy({self.path!r}, {self.name!r}, shape={self.shape}, dtype={self.dtype}{state})"
         )
 
+    def __getitem__(self, key: Any) -> Any:
+        self._dataset()  # opened once for all slices
+        part = super().__getitem__(key)
+        if isinstance(part, SlicedArray):  # it opens the file again if this one is closed before
+            part.source = object.__new__(type(self))
+            part.source.__dict__.update(self.__dict__)
+        return part
+
     def read(self, *index: Index) -> np.ndarray:
         return read_slices(self._read_slices, index, strides=True)
 
@@ -169,10 +177,11 @@ class H5Lazy(DuckArray):
                 f"{describe(self.path, self.name)} was closed; open it again with h5mmap"
             )
         handle = self._handle
-        if handle is not None and handle.process == os.getpid():
+        is_own = handle is not None and handle.process == os.getpid()
+        if handle is not None and is_own and handle.dataset:  # not closed through a slice
             return handle.dataset
         identity = self._identity
-        if handle is not None:
+        if handle is not None and not is_own:
             # the parent has the file open, and may have written to it since
             _inherited.append(handle)
             identity = current_identity(self.path, identity)

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fluxutils_py.data.hdf5.feature_names import Names, index_names
+from fluxutils_py.data.hdf5.feature_names import Names
 from fluxutils_py.data.hdf5.identity import (
     FileIdentity,
     FileReplaced,
@@ -31,6 +31,7 @@ from fluxutils_py.data.hdf5.opening import (
     open_file,
     unmappable_reason,
 )
+from fluxutils_py.data.indexing import index_names
 from fluxutils_py.errors import H5DataError
 
 PAGE = mmap.PAGESIZE

@@ -6,8 +6,9 @@ import contextlib
 import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
@@ -17,12 +18,15 @@ from fluxutils_py.errors import H5DataError
 
 PathLike = str | os.PathLike[str]
 Shape = tuple[int, ...]
+Opened = TypeVar("Opened")
 
 LETTERS = "FNT"
 # of NetCDF: CF conventions, sections 2.5.1 and 8.1
 PACKING = ("_FillValue", "missing_value", "scale_factor", "add_offset")
 ATTRIBUTES = ("axes", "feature_names", *PACKING)  # that are read
 DAMAGED = "cannot be read, as the file is damaged ({}); copy or write it again"
+
+LOCK_WAIT = 3.0  # seconds
 
 # of the cache of chunks: the 1 MiB that is HDF5's default holds none of the usual size
 CACHE_BYTES = 64 << 20
@@ -43,10 +47,11 @@ def open_file(path: PathLike, mode: str = "r", **options: Any) -> h5py.File:
     if mode == "r" and not os.path.exists(shown):
         raise FileNotFoundError(f"{shown}: there is no such file")
     options = {"rdcc_nbytes": CACHE_BYTES, "rdcc_nslots": CACHE_SLOTS} | options
+    # HDF5 looks for sources of a virtual dataset in the folder of the name that it is given, which
+    # must not be that of a link
+    target = os.path.realpath(shown)
     try:
-        # HDF5 looks for sources of a virtual dataset in the folder of the name that it is given,
-        # which must not be that of a link
-        return h5py.File(os.path.realpath(shown), mode, **options)
+        return wait_for_lock(lambda: h5py.File(target, mode, **options), shown)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{shown}: there is no such file or folder") from error
     except OSError as error:
@@ -54,6 +59,25 @@ def open_file(path: PathLike, mode: str = "r", **options: Any) -> h5py.File:
         if "locking flag" in str(error) and options.get("locking") is not False:
             return open_file(path, mode, **options | {"locking": False})
         raise H5DataError(f"{shown}: {_why_not(shown, str(error), error)}") from error
+
+
+def wait_for_lock(attempt: Callable[[], Opened], path: str) -> Opened:
+    """Call something that opens or locks a file, again while another process locks the file, as
+    h5create does for a moment.
+
+    Raises
+    ------
+    H5DataError
+        If that process keeps it.
+    """
+    end = time.monotonic() + LOCK_WAIT
+    while True:
+        try:
+            return attempt()
+        except BlockingIOError as error:
+            if time.monotonic() > end:
+                raise H5DataError(f"{path}: {_why_not(path, str(error), error)}") from error
+        time.sleep(0.01)
 
 
 def find_dataset(file: h5py.File, path: PathLike, name: str) -> h5py.Dataset:

@@ -142,7 +142,7 @@ def h5mmap(
     if fallback == "lazy":
         return lazy
     with lazy:
-        return lazy[...]
+        return lazy.read(*map(range, lazy.shape))
 
 
 def _try_map(

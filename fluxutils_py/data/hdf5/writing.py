@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import io
 import math
+import mmap
 import os
-import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ import h5py
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fluxutils_py.data.arrays import to_numpy
+from fluxutils_py.data.arrays import BlockError, plain_block, to_numpy, with_read_dtype
 from fluxutils_py.data.hdf5.damage import read_attribute
 from fluxutils_py.data.hdf5.datasets import check_dataset, require_open
 from fluxutils_py.data.hdf5.feature_names import Names, check_names, get_feature_names, write_names
@@ -33,12 +35,13 @@ from fluxutils_py.data.hdf5.opening import (
     numpy_dtype,
     open_file,
     unmappable_reason,
+    wait_for_lock,
     wrap_h5_errors,
 )
 from fluxutils_py.data.hdf5.reading import h5mmap
 from fluxutils_py.data.parts import indbatch
 from fluxutils_py.errors import H5DataError
-from fluxutils_py.files import atomic_path
+from fluxutils_py.files import atomic_path, remove_leftovers
 from fluxutils_py.terminal import progress_bar
 from fluxutils_py.validation import check_integer
 
@@ -110,6 +113,8 @@ def h5save(
                     write_names(dataset, names[name], where)
             except H5DataError:
                 raise
+            except BlockError as error:
+                raise H5DataError(f"{where}: {error}") from error
             # not OSError: a full disk is no fault of the array
             except (TypeError, ValueError, KeyError) as error:
                 raise H5DataError(
@@ -217,7 +222,7 @@ def _as_array(value: Any, where: str) -> Any:
             "with x.float()"
         ) from error
     if all(hasattr(value, attribute) for attribute in ("shape", "dtype", "__getitem__")):
-        return value
+        return with_read_dtype(value, where)
     try:
         return np.asarray(value)
     except ValueError as error:
@@ -333,7 +338,7 @@ def copy_into(
         part = source[block]
         if isinstance(source, H5Map):
             source.willneed(part)  # else its pages come one by one
-        part = np.ascontiguousarray(np.asarray(part).transpose(order), dataset.dtype)
+        part = np.ascontiguousarray(plain_block(part).transpose(order), dataset.dtype)
         target = tuple(slice(at[i] + block[i].start, at[i] + block[i].stop) for i in order)
         dataset.write_direct(part, dest_sel=target)
         update(part.nbytes)
@@ -368,7 +373,7 @@ def _fastest_axis(array: np.ndarray) -> int:
     return int(np.argmin(strides))
 
 
-SPARE = 1 << 20  # bytes for what HDF5 notes about a dataset
+LOCK = fcntl.LOCK_EX | fcntl.LOCK_NB
 LARGEST = 1 << 62  # bytes: HDF5 counts them in 64 bits, and wraps
 
 
@@ -388,6 +393,13 @@ def h5create(
 
     The dataset is contiguous, takes its room on the disk at once, and reads as zeros where it is
     not written. Other datasets in the file, and maps of them, do not change.
+
+    Several processes may call it at the same time, such as the ranks of ``mpirun``, with the same
+    arguments and ``exist_ok=True``: one of them makes the dataset, and all of them map it. A new
+    file appears whole or not at all. What is added to an existing file is first written behind what
+    is there; then the few bytes that lead to it change, between two system calls. A process that is
+    killed thus leaves the file as it was or with the new dataset. (Where the power fails, the
+    system may have written some of these bytes only.)
 
     Parameters
     ----------
@@ -432,21 +444,13 @@ def h5create(
     path = check_path(path)
     check_name(path, name)
     planned = _plan(path, name, shape, dtype, axes)
-    # h5py makes the file before anything can fail
-    is_new = not os.path.exists(path)
-    try:
-        with wrap_h5_errors(planned.where, UNCREATABLE):
-            with contextlib.closing(open_file(path, "a", **ALIGN)) as file:
-                if not _can_keep(file, planned, exist_ok, overwrite):
-                    _add_dataset(file, planned, sparse)
-                elif not sparse:
-                    _take_room(file[name], planned.where)
-            return h5mmap(path, name, mode="r+")
-    except BaseException:
-        if is_new:
-            with contextlib.suppress(OSError):  # it may not have been made yet
-                os.unlink(path)
-        raise
+    remove_leftovers(os.path.realpath(path))
+    with wrap_h5_errors(planned.where, UNCREATABLE):
+        is_new = not os.path.exists(path)
+        # if another process makes the file first, that one's is what this process opens
+        if not (is_new and _create_file(planned, sparse)):
+            _add_to_file(planned, exist_ok or is_new, overwrite, sparse)
+    return h5mmap(path, name, mode="r+")
 
 
 UNCREATABLE = "cannot be created ({}); give it another name, or make it smaller"
@@ -510,7 +514,62 @@ def _checked_sizes(shape: Any, where: str) -> Shape:
         ) from None
 
 
-def _can_keep(file: h5py.File, planned: _PlannedDataset, exist_ok: bool, overwrite: bool) -> bool:
+def _create_file(planned: _PlannedDataset, sparse: bool) -> bool:
+    """Create a file with the dataset; False if another process has made the file meanwhile."""
+    try:
+        with atomic_path(planned.path, replace=False) as new, open(new, "r+b") as file:
+            _add_dataset(file.fileno(), planned, sparse)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _add_to_file(planned: _PlannedDataset, exist_ok: bool, overwrite: bool, sparse: bool) -> None:
+    """Add the dataset to an existing file, or use the one that is there."""
+    # reading is possible while others read
+    if not _can_keep(planned, exist_ok, overwrite):
+        with _locked_file(planned.path) as descriptor:
+            # another process may have added it since
+            if not _can_keep(planned, exist_ok, overwrite, locking=False):
+                _add_dataset(descriptor, planned, sparse)
+                return
+    if not sparse:
+        _take_room_of_existing(planned)
+
+
+@contextlib.contextmanager
+def _locked_file(path: str) -> Iterator[int]:
+    """Open a file for writing, and lock it as HDF5 does, until the block ends.
+
+    Raises
+    ------
+    H5DataError
+        If it is open in this process, or another one does not close it soon.
+    """
+    for opened in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
+        if os.path.exists(opened.name) and os.path.samefile(opened.name, path):
+            use = "writing" if opened.get_intent() & h5py.h5f.ACC_RDWR else "reading"
+            raise H5DataError(
+                f"{path}: the file is open for {use} in this process, by h5py or as a lazy array; "
+                "close that first"
+            )
+    while True:
+        with open(path, "r+b") as file:
+            descriptor = file.fileno()
+            try:
+                wait_for_lock(partial(fcntl.flock, descriptor, LOCK), path)
+            except H5DataError:
+                if os.environ.get("HDF5_USE_FILE_LOCKING", "").upper() != "FALSE":
+                    raise
+            except OSError:  # a file system without locks
+                pass
+            # unless another file has taken its place
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                yield descriptor
+                return
+
+
+def _can_keep(planned: _PlannedDataset, exist_ok: bool, overwrite: bool, **options: bool) -> bool:
     """Whether the file has a dataset that can be used in place of a new one.
 
     Raises
@@ -518,67 +577,152 @@ def _can_keep(file: h5py.File, planned: _PlannedDataset, exist_ok: bool, overwri
     H5DataError
         If it has one of that name that can be neither used nor replaced.
     """
-    if not _name_exists(file, planned.name):
-        return False
-    problem = _describe_misfit(file, planned) if exist_ok else _REMEDIES
-    if problem is not None and not overwrite:
-        raise H5DataError(f"{planned.where} exists already{problem}")
-    return problem is None
+    with contextlib.closing(open_file(planned.path, **options)) as file:
+        if not _name_exists(file, planned.name):
+            return False
+        problem = _describe_misfit(file, planned) if exist_ok else _REMEDIES
+        if problem is not None and not overwrite:
+            raise H5DataError(f"{planned.where} exists already{problem}")
+        return problem is None
 
 
-def _add_dataset(file: h5py.File, planned: _PlannedDataset, sparse: bool) -> None:
-    """Create the dataset, and replace what has its name only when that has succeeded."""
-    _check_room(planned, sparse)
-    temporary = f"{secrets.token_hex(8)}.part"
-    try:
-        # at the end of the file, which therefore does not shrink below maps of an old dataset
-        dataset = allocate(file, temporary, planned.shape, planned.dtype, planned.axes)
-        if not sparse:
-            _take_room(dataset, planned.where)
+class _Changes(io.RawIOBase):
+    """A file for HDF5 to change, whose changes stay in memory until they are applied."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.size = os.fstat(descriptor).st_size
+        self.place = 0
+        self.blocks: dict[int, bytes] = {}  # by their place, the newest last
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self.place = offset + (0, self.place, self.size)[whence]
+        return self.place
+
+    def tell(self) -> int:
+        return self.place
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        n_read = os.preadv(self.descriptor, [view], self.place)
+        view[n_read:] = bytes(len(view) - n_read)
+        for at, block in self.blocks.items():
+            start = max(at, self.place)
+            stop = min(at + len(block), self.place + len(view))
+            if start < stop:
+                view[start - self.place : stop - self.place] = block[start - at : stop - at]
+        self.place += len(view)
+        return len(view)
+
+    def write(self, data: Any) -> int:
+        self.blocks.pop(self.place, None)  # to be the newest
+        self.blocks[self.place] = bytes(data)
+        self.place += len(data)
+        self.size = max(self.size, self.place)
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        self.size = self.place if size is None else size
+        return self.size
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def append(self, end: int) -> None:
+        """Write what is behind the end of what the file uses, which changes nothing for readers."""
+        for at, block in self.blocks.items():
+            new = block[max(0, end - at) :]
+            os.pwrite(self.descriptor, new, at + len(block) - len(new))
+        os.fsync(self.descriptor)
+
+    def patch(self, end: int) -> None:
+        """Write what is before that end, all of it between two system calls."""
+        old = {at: block[: end - at] for at, block in self.blocks.items() if at < end}
+        if not old:
+            return
+        first = min(old) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        places = [np.arange(at, at + len(block)) - first for at, block in old.items()]
+        stop = max(at + len(block) for at, block in old.items())
+        with mmap.mmap(self.descriptor, stop - first, offset=first) as memory:
+            view = np.frombuffer(memory, "u1")
+            view[np.concatenate(places)] = np.frombuffer(b"".join(old.values()), "u1")
+            del view
+            memory.flush()
+
+
+def _add_dataset(descriptor: int, planned: _PlannedDataset, sparse: bool) -> None:
+    """Create the dataset in an open file, in place of what has its name."""
+    changes = _Changes(descriptor)
+    end = changes.size
+    with h5py.File(changes, "r+" if end else "w", **ALIGN) as file:
+        if end:
+            file.flush()
+            end = changes.size  # HDF5 cuts off what a process that was killed has left
+        # while that is open, its room is not used again: maps of it keep its numbers
+        replaced = None
         if _name_exists(file, planned.name):
-            del file[planned.name]  # the name only: maps of the old dataset keep its numbers
-        file.move(temporary, planned.name)
-    finally:
-        file.pop(temporary, None)
+            with contextlib.suppress(KeyError, OSError):  # a link that leads nowhere
+                replaced = file[planned.name]
+            del file[planned.name]
+        dataset = allocate(file, planned.name, planned.shape, planned.dtype, planned.axes)
+        offset = dataset.id.get_offset() or 0
+        file.flush()
+        del replaced
+    try:
+        os.ftruncate(descriptor, end)
+        # of a file that keeps a list of what is free, which may hold any numbers
+        for at in range(offset, min(offset + planned.n_bytes, end), BLOCK_BYTES):
+            os.pwrite(descriptor, bytes(min(BLOCK_BYTES, offset + planned.n_bytes - at)), at)
+        _make_room(descriptor, planned, changes.size, None if sparse else offset)
+        changes.append(end)
+    except BaseException:
+        os.ftruncate(descriptor, end)
+        raise
+    changes.patch(end)
 
 
-def _check_room(planned: _PlannedDataset, sparse: bool) -> None:
-    """Check that the file system accepts so large a file: HDF5 finds out while it writes, and
-    breaks the file.
-
-    Unless ``sparse``, the disk must have room for the dataset.
+def _make_room(descriptor: int, planned: _PlannedDataset, size: int, offset: int | None) -> None:
+    """Make a file longer, and have the disk give a dataset all of its room, unless its offset is
+    None: a full disk kills a process that writes to a map (SIGBUS).
     """
-    size = os.path.getsize(planned.path) + planned.n_bytes
-    folder = os.path.dirname(os.path.realpath(planned.path))
-    with contextlib.suppress(PermissionError), tempfile.TemporaryFile(dir=folder) as f:
-        try:
-            f.truncate(size + SPARE)
-        except OSError as error:
-            raise H5DataError(
-                f"{planned.where} cannot be created: the file system accepts no file of {size} "
-                f"bytes ({error.strerror})"
-            ) from error
-    # a file with holes, such as the one above, takes no room
-    free = shutil.disk_usage(folder).free
-    if not sparse and free < planned.n_bytes:
+    try:
+        os.ftruncate(descriptor, size)
+    except OSError as error:
+        raise H5DataError(
+            f"{planned.where} cannot be created: the file system accepts no file of {size} bytes "
+            f"({error.strerror})"
+        ) from error
+    if offset is None:
+        return
+    free = shutil.disk_usage(os.path.dirname(os.path.realpath(planned.path))).free
+    if free < planned.n_bytes:
         raise _full_disk(planned.where, planned.n_bytes, f", which has {free} free")
+    take_room(descriptor, offset, planned.n_bytes, planned.where)
 
 
-def _take_room(dataset: h5py.Dataset, where: str) -> None:
-    """Have the disk give a dataset all of its room: a full disk kills a process that writes to a
-    map (SIGBUS).
+def _take_room_of_existing(planned: _PlannedDataset) -> None:
+    with contextlib.closing(open_file(planned.path)) as file:
+        offset = file[planned.name].id.get_offset()
+    if offset is not None:
+        with open(planned.path, "r+b") as file:
+            take_room(file.fileno(), offset, planned.n_bytes, planned.where)
 
-    Where a file system cannot, as some network file systems, :func:`_check_room` has looked at what
-    is free.
-    """
-    offset = dataset.id.get_offset()
-    if offset is None or not dataset.nbytes or not hasattr(os, "posix_fallocate"):
+
+def take_room(descriptor: int, offset: int, n_bytes: int, where: str) -> None:
+    """Have the disk give a dataset all of its room, where the file system can."""
+    if not n_bytes or not hasattr(os, "posix_fallocate"):
         return
     try:
-        os.posix_fallocate(dataset.file.id.get_vfd_handle(), offset, dataset.nbytes)
+        os.posix_fallocate(descriptor, offset, n_bytes)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise _full_disk(where, dataset.nbytes, "") from error
+            raise _full_disk(where, n_bytes, "") from error
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV):
             raise
 

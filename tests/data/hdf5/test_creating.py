@@ -1,8 +1,11 @@
 """Room for arrays: what is made, what is there already, and what is left when it fails."""
 
+import contextlib
 import errno
+import fcntl
 import os
 import pickle
+import threading
 from types import SimpleNamespace
 
 import h5py
@@ -11,6 +14,7 @@ import pytest
 
 from fluxutils_py import Estimator, Spec
 from fluxutils_py.data import H5Map, h5create, h5mmap, h5save
+from fluxutils_py.data.hdf5 import writing
 from fluxutils_py.errors import H5DataError
 
 F, N, T = 3, 5, 7
@@ -302,3 +306,94 @@ def test_what_stands_in_the_way(tmp_path):
         h5create(path, "y", (1, 2, 3), "spam")
     with h5py.File(path) as file:
         assert list(file) == ["x"]
+
+
+# -- several processes ----------------------------------------------------------------------------
+
+
+def at_once(n, task):
+    """Run ``task(i)`` in processes that begin together, and return how each of them ended."""
+    reader, writer = os.pipe()
+    children = []
+    for i in range(n):
+        child = os.fork()
+        if child == 0:
+            os.close(writer)
+            os.read(reader, 1)  # until the parent closes it
+            status = 1
+            with contextlib.suppress(Exception):
+                task(i)
+                status = 0
+            os._exit(status)
+        children.append(child)
+    os.close(reader)
+    os.close(writer)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+@pytest.mark.parametrize("existing", [True, False])
+def test_of_several_processes_one_creates_and_all_map_the_same(tmp_path, existing):
+    """As ranks that call ``predict(x, out=h5create(..., exist_ok=True))``."""
+    n = 5
+
+    def task(i):
+        h5create(path, "yhat", (1, n, T), exist_ok=True)[:, i] = i
+        h5create(path, f"of_{i}", (1, 2, 3))[:] = i
+
+    for turn in range(2):
+        path = tmp_path / f"{turn}.h5"
+        if existing:
+            h5save(path, {"x": X})
+        assert at_once(n, task) == [0] * n
+        expected = np.broadcast_to(np.arange(n)[:, None], (1, n, T))
+        np.testing.assert_array_equal(h5mmap(path, "yhat"), expected)
+        for i in range(n):
+            assert (h5mmap(path, f"of_{i}") == i).all()
+        assert not existing or np.array_equal(h5mmap(path, "x"), X)
+    assert all(name.endswith(".h5") for name in os.listdir(tmp_path))
+
+
+def test_what_another_process_makes_meanwhile_stays(tmp_path, monkeypatch):
+    """Of two that begin without a file, the second opens that of the first, if it fits."""
+    path, before = tmp_path / "a.h5", writing._create_file
+
+    def late(*arguments):
+        monkeypatch.setattr(writing, "_create_file", before)
+        h5create(path, "y", (1, 2, 3))[:] = 4
+        return before(*arguments)
+
+    monkeypatch.setattr(writing, "_create_file", late)
+    assert (h5create(path, "y", (1, 2, 3)) == 4).all()
+    path.unlink()
+    monkeypatch.setattr(writing, "_create_file", late)
+    with pytest.raises(H5DataError, match=r"'y' exists already .*\(3, 2, 1\).*\(4, 2, 1\)"):
+        h5create(path, "y", (1, 2, 4))
+    assert (h5mmap(path, "y") == 4).all()
+
+
+def test_a_lock_that_stays_is_an_error_and_one_that_goes_is_not(tmp_path, monkeypatch):
+    path = tmp_path / "a.h5"
+    h5save(path, {"x": X})
+    monkeypatch.setattr("fluxutils_py.data.hdf5.opening.LOCK_WAIT", 0.1)
+    with open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # as of another process that reads
+        with pytest.raises(H5DataError, match=r"a\.h5.*another process"):
+            h5create(path, "y", (1, 2, 3))
+        assert h5create(path, "x", X.shape, exist_ok=True).shape == X.shape
+        monkeypatch.setattr("fluxutils_py.data.hdf5.opening.LOCK_WAIT", 30)
+        threading.Timer(0.1, lambda: fcntl.flock(file, fcntl.LOCK_UN)).start()
+        assert h5create(path, "y", (1, 2, 3)).shape == (1, 2, 3)
+
+
+def test_what_is_free_within_a_file_reads_as_zeros(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", fs_strategy="fsm", fs_persist=True) as file:
+        file["a"] = np.full(10**4, 7.0)
+        file["b"] = X
+    with h5py.File(path, "r+") as file:
+        del file["a"]
+        end = file.id.get_filesize()
+    assert not h5create(path, "y", (2, 3, 4)).any()
+    with h5py.File(path) as file:
+        assert file["y"].id.get_offset() < end - file["b"].nbytes
+        np.testing.assert_array_equal(file["b"], X)

@@ -12,8 +12,10 @@ import h5py
 import joblib
 import numpy as np
 import pytest
+from sklearn.model_selection import train_test_split
 
-from fluxutils_py.data import H5Lazy, SeriesArray, h5concat, h5mmap, h5save
+from fluxutils_py import Estimator, SequenceScaler, Spec, net2vec, samples
+from fluxutils_py.data import H5Lazy, LazyArray, SeriesArray, h5concat, h5mmap, h5save
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import H5DataError
 
@@ -70,10 +72,70 @@ def test_indexing_is_that_of_numpy(tmp_path, index, axes):
 
 def test_what_is_read_is_the_callers(tmp_path):
     with chunked(tmp_path) as x:
-        x[:, 1:3][...] = 0
+        x[:, 1:3].read(range(F), range(2), range(T))[...] = 0
         block = x[:, [1, 2]]
         block[...] = 0
         assert np.array_equal(x[...], X)
+
+
+def test_slices_are_lazy_as_those_of_a_map_are_views(tmp_path):
+    plain = X[:, ::2][..., 9:3:-2][1:]
+    with chunked(tmp_path) as x:
+        part = x[:, ::2][..., 9:3:-2][1:]
+        assert not isinstance(part, np.ndarray)
+        assert (part.shape, part.dtype) == (plain.shape, plain.dtype)
+        np.testing.assert_array_equal(part, plain)
+        np.testing.assert_array_equal(part[0, [2, 0]], plain[0, [2, 0]])
+        np.testing.assert_array_equal(pickle.loads(pickle.dumps(part)), plain)
+        h5save(tmp_path / "c.h5", {"x": part})
+        np.testing.assert_array_equal(h5mmap(tmp_path / "c.h5", "x"), plain)
+    np.testing.assert_array_equal(part, plain)  # though the whole is closed
+    with pytest.raises(H5DataError, match="was closed"):
+        x[:, 1:2]
+
+
+def test_slices_of_a_lazy_array_keep_the_names_of_their_features(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        dataset = file.create_dataset("x", data=X, chunks=True)
+        dataset.attrs.update({"axes": "FNT", "feature_names": list("abc")})
+    h5save(tmp_path / "b.h5", {"x": X}, feature_names=list("abc"))
+    for name in "ab":
+        x = h5mmap(tmp_path / f"{name}.h5", "x")
+        assert x[1:, :4].feature_names == x[1:][..., :2].feature_names == ("b", "c")
+        assert LazyArray(x[1:]).feature_names == ("b", "c")
+
+
+def test_a_training_split_of_a_file_larger_than_memory(tmp_path):
+    n, n_steps = 10**6, 10**5  # 800 GB
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        dataset = file.create_dataset(
+            "x", (n_steps, n, 2), "f4", chunks=(100, 50, 2), compression="gzip"
+        )
+        dataset.attrs["axes"] = "TNF"
+        dataset[:100, -50:] = 7
+    with h5mmap(tmp_path / "a.h5", "x") as x:
+        parts = {"slice": x[:, n // 2 :], "slices": x[:, : n - 7][:, n // 2 :, :-1][:1]}
+        train, test = train_test_split(samples(x), test_size=0.25, shuffle=False)
+        parts |= {"train": train.native, "test": test.native}
+        for name, part in parts.items():
+            last = part[:, -60:, :3] if name != "train" else part[:, :60, :3]
+            expected = np.zeros((len(part), 60, 3), "f4")
+            expected[:, {"slices": 17}.get(name, 10) :] = 0 if name == "train" else 7
+            np.testing.assert_array_equal(last, expected)
+        scaled = SequenceScaler().fit(x[:, -60:, :100]).transform(x)[:, 5:]
+        assert scaled.shape == (2, n - 5, n_steps)
+        assert not isinstance(scaled, np.ndarray)
+
+
+def test_a_fit_on_slices_is_that_on_the_same_numbers_in_memory(tmp_path):
+    values = X / X.max()
+    spec = Spec(epochs=2, batchsize=3, seqsize=4)
+    plain = Estimator(spec=spec, random_state=0).fit(values[:2, :7], values[2:, :7])
+    with chunked(tmp_path, x=values) as x:
+        est = Estimator(spec=spec, random_state=0)
+        est.fit(x[:2, :7], x[2:, :7], validation_data=(x[:2, 7:], x[2:, 7:]))
+        assert np.array_equal(net2vec(est.model_), net2vec(plain.model_))
+        assert np.array_equal(est.predict(x[:2, 7:]), plain.predict(values[:2, 7:]))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +272,7 @@ def test_more_sources_than_files_may_be_open(tmp_path):
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 20, limits[1]))
     try:
         with pytest.raises(H5DataError) as caught:
-            x[...]
+            np.asarray(x)
         assert x[0, :5, 0].tolist() == [1, 2, 3, 4, 5]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

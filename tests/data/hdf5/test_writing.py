@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.data import H5Lazy, H5Map, h5create, h5mmap, h5save
+from fluxutils_py.data import H5Lazy, H5Map, LazyArray, h5create, h5mmap, h5save
+from fluxutils_py.data.arrays import AsRead
 from fluxutils_py.data.hdf5 import writing
 from fluxutils_py.errors import H5DataError
 
@@ -359,4 +360,40 @@ def test_a_bar_for_who_is_watching(tmp_path, capfd, monkeypatch):
     assert "h5save a.h5: 100%" in capfd.readouterr().err
     with pytest.raises(ValueError, match=r"verbose .*'auto', True.* got 'yes'"):
         h5save(tmp_path / "b.h5", {"x": X}, verbose="yes")
+    assert os.listdir(tmp_path) == ["a.h5"]
+
+
+class Foreign:
+    """A lazy array as those of netCDF4, whose blocks may be masked, or of another dtype than it
+    says.
+    """
+
+    def __init__(self, values, dtype):
+        self.values, self.shape, self.dtype = values, values.shape, np.dtype(dtype)
+
+    def __getitem__(self, key):
+        return self.values[key]
+
+
+@pytest.mark.parametrize("declared", ["f4", "i2"])
+@pytest.mark.parametrize("lazily", [False, True])
+def test_blocks_that_are_masked_are_stored_as_nan(tmp_path, declared, lazily):
+    mask = np.random.default_rng(0).random(X.shape) < 0.4
+    assert not mask[0, 0, 0]
+    values = np.ma.MaskedArray(np.where(mask, 1e20, X).astype("f4"), mask)
+    source = Foreign(values, declared)
+    array = LazyArray(AsRead(source, np.dtype("f4")))[:, 1:] if lazily else source
+    h5save(tmp_path / "a.h5", {"x": array})
+    found = h5mmap(tmp_path / "a.h5", "x")
+    assert found.dtype == "f4"
+    expected = np.where(mask, np.nan, X)
+    np.testing.assert_array_equal(found, expected[:, 1:] if lazily else expected)
+
+
+def test_integers_that_turn_out_to_be_masked_leave_the_old_file(tmp_path):
+    h5save(tmp_path / "a.h5", {"x": X})
+    values = np.ma.MaskedArray(X.astype("i4"), X[-1, -1, -1] == X)
+    with pytest.raises(H5DataError, match=r"'x': 1 of the values read have a mask .*int32"):
+        h5save(tmp_path / "a.h5", {"x": Foreign(values, "i4")})
+    assert np.array_equal(h5mmap(tmp_path / "a.h5", "x"), X)
     assert os.listdir(tmp_path) == ["a.h5"]

@@ -1,0 +1,195 @@
+"""Whatever writes files: a kill at any of its system calls loses nothing, and the next run goes on.
+
+A process that is killed leaves the folder as it is at that moment. So the folder is copied before
+each call that writes, and each copy is read, and written to again.
+"""
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import zarr
+
+import fluxutils_py
+from fluxutils_py import Estimator, SequenceScaler, h5concat, h5create, h5mmap, h5save, zarrcreate
+from fluxutils_py.bobbin import write_pytree_json
+from fluxutils_py.inputs.frame_series import from_frame
+from fluxutils_py.training import Checkpointer
+from tests.system_calls import folders_at_every_call
+
+X = np.arange(3 * 5 * 7, dtype="f4").reshape(3, 5, 7)
+FRAME = pd.DataFrame(
+    {"id": ["a"] * 4 + ["b"] * 3, "time": [*range(4), *range(3)], "v": np.arange(7.0)}
+)
+
+
+def read_h5(folder):
+    """Return the values of all datasets of all HDF5 files."""
+    values = {}
+    for path in sorted(folder.glob("*.h5")):
+        with h5py.File(path) as file:
+            names = ["/"]
+            file.visit(names.append)
+            for name in names:
+                item = file[name]
+                is_dataset = isinstance(item, h5py.Dataset)
+                values[path.name, name] = str(item[()]) if is_dataset else "group"
+    return values
+
+
+def read_zarr(folder):
+    if not (folder / "a.zarr").exists():
+        return {}
+    group = zarr.open_group(folder / "a.zarr", mode="r")
+    return {
+        name: item[:].tolist() if isinstance(item, zarr.Array) else 0
+        for name, item in group.members(max_depth=None)
+    }
+
+
+def read_objects(folder):
+    """Return what is in files of ``save``."""
+    return {p.name: fluxutils_py.load(p).scale_.tolist() for p in sorted(folder.glob("*.pt"))}
+
+
+def read_texts(folder):
+    return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.name[0] != "."}
+
+
+def read_checkpoint(folder):
+    return Checkpointer(folder).read()
+
+
+FITTED = Estimator(spec={"epochs": 1, "batchsize": 5, "seqsize": 7}, random_state=0).fit(X, X[:1])
+
+
+def h5_with_x(folder):
+    h5save(folder / "a.h5", {"x": X, "y": X + 1})
+
+
+def zarr_with_x(folder):
+    zarrcreate(folder / "a.zarr", "x", (1, 2, 3))[:] = 5
+    zarrcreate(folder / "a.zarr", "y", (1, 2, 3))[:] = 6
+
+
+def parts(folder):
+    for i in range(2):
+        h5save(folder / f"part{i}.h5", {"x": X + i})
+    h5save(folder / "a.h5", {"old": X})
+
+
+WRITERS = {
+    "h5save": (h5_with_x, lambda f: h5save(f / "a.h5", {"x": X + 2}), read_h5),
+    "h5concat": (
+        parts,
+        lambda f: h5concat(f / "a.h5", [f / "part0.h5", f / "part1.h5"], 1),
+        read_h5,
+    ),
+    "from_frame": (
+        h5_with_x,
+        lambda f: from_frame(FRAME, "id", "time", x="v", h5=f / "a.h5"),
+        read_h5,
+    ),
+    "h5create, new": (
+        lambda _: None,
+        lambda f: h5create(f / "a.h5", "g/y", (1, 2, 3), exist_ok=True),
+        read_h5,
+    ),
+    "h5create, added": (
+        h5_with_x,
+        lambda f: h5create(f / "a.h5", "g/y", (1, 2, 3), exist_ok=True),
+        read_h5,
+    ),
+    "h5create, in place of another": (
+        h5_with_x,
+        lambda f: h5create(f / "a.h5", "x", (2, 50, 70), overwrite=True, exist_ok=True),
+        read_h5,
+    ),
+    "zarrcreate, new": (
+        lambda _: None,
+        lambda f: zarrcreate(f / "a.zarr", "g/y", (1, 2, 3), exist_ok=True),
+        read_zarr,
+    ),
+    "zarrcreate, added": (
+        zarr_with_x,
+        lambda f: zarrcreate(f / "a.zarr", "g/z", (1, 2, 3), exist_ok=True),
+        read_zarr,
+    ),
+    "zarrcreate, in place of another": (
+        zarr_with_x,
+        lambda f: zarrcreate(f / "a.zarr", "x", (1, 2, 4), overwrite=True),
+        read_zarr,
+    ),
+    "save": (
+        lambda f: fluxutils_py.save(SequenceScaler().fit(X), f / "a.pt"),
+        lambda f: fluxutils_py.save(SequenceScaler().fit(3 * X), f / "a.pt"),
+        read_objects,
+    ),
+    "Estimator.export": (
+        lambda f: (f / "a.h").write_text("old"),
+        lambda f: FITTED.export(f / "a.h", format="c"),
+        read_texts,
+    ),
+    "Checkpointer": (
+        lambda f: Checkpointer(f).write({"i": 1}, 1),
+        lambda f: Checkpointer(f).write({"i": 2}, 2),
+        read_checkpoint,
+    ),
+    "write_pytree_json": (
+        lambda f: (f / "a.json").write_text("old"),
+        lambda f: write_pytree_json(f / "a.json", {"x": (1, 2.5)}),
+        read_texts,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_kill_at_any_call_loses_nothing_and_the_next_run_goes_on(tmp_path, name):
+    prepare, write, read = WRITERS[name]
+    folder, copies = tmp_path / "data", tmp_path / "copies"
+    folder.mkdir()
+    prepare(folder)
+    before = read(folder)
+    calls = folders_at_every_call(lambda: write(folder), folder, copies)
+    if calls is None:
+        pytest.skip("the system does not let one process trace another")
+    assert len(calls) >= 4, calls
+    after, files = read(folder), names(folder)
+    assert before != after
+    for copy, call in zip(sorted(copies.iterdir()), calls, strict=True):
+        found = read(copy)
+        assert found in (before, after), (copy.name, call)
+        write(copy)
+        assert read(copy) == after, (copy.name, call)
+        if name != "Checkpointer":  # whose files are numbered on
+            assert names(copy) == files, (copy.name, call)
+        assert not [path for path in copy.rglob("*") if path.name.endswith((".part", ".partial"))]
+
+
+def add_many(folder):
+    for i in range(9):  # so many that HDF5 splits its tables and moves them
+        h5create(folder / "a.h5", f"y{i}", (1, 2, i + 1), "u1", exist_ok=True)
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_a_kill_among_many_additions_loses_none_of_those_before(tmp_path, libver):
+    folder, copies = tmp_path / "data", tmp_path / "copies"
+    folder.mkdir()
+    with h5py.File(folder / "a.h5", "w", libver=libver) as file:
+        file["x"] = X
+    calls = folders_at_every_call(lambda: add_many(folder), folder, copies)
+    if calls is None:
+        pytest.skip("the system does not let one process trace another")
+    after, before = read_h5(folder), {}
+    for copy in sorted(copies.iterdir()):
+        found = read_h5(copy)
+        assert before.items() <= found.items() <= after.items()
+        before = found
+    for copy in sorted(copies.iterdir())[::19]:
+        add_many(copy)
+        assert read_h5(copy) == after
+    np.testing.assert_array_equal(h5mmap(folder / "a.h5", "x", axes="FNT"), X)
+
+
+def names(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
