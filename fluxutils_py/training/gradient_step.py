@@ -82,7 +82,7 @@ class GradientStep:
         Model whose recurrent layers to reset and truncate. Its buffers start with the values of
         rank 0.
     params : iterable of Tensor, optional
-        Parameters to differentiate; by default the parameters of the optimizer.
+        Parameters to differentiate, beside the parameters of the optimizer.
     comm : "auto", None, communicator or RankGroup
         Ranks that train together. ``"auto"``: all ranks of the launcher (``mpirun``, ``srun``,
         ``torchrun``).
@@ -130,7 +130,8 @@ class GradientStep:
         In a step, on every rank, if settings differ, parameters differ in shape, or batches that
         must be the same do.
     TypeError, ValueError
-        If the loss is no scalar tensor that depends on the parameters.
+        If the loss is no scalar tensor that depends on the parameters. At once, if the optimizer
+        has none of ``params``, or of the parameters of ``model``.
     """
 
     ends_together = True  # see Loop: a rank without a batch still calls it
@@ -156,9 +157,7 @@ class GradientStep:
         check_precision(precision)
         self.optimizer = optimizer
         self.model = model
-        if params is None:
-            params = _trained_by(optimizer)
-        self.params: list[Any] = list(params)
+        self.params: list[Any] = parameters_of_step(params, model, optimizer)
         self.ranks = RankGroup.from_comm(comm, "training")
         self.shares_batches = batches == "same"  # whether all ranks need the same batches
         self.clip = clip
@@ -586,6 +585,38 @@ def _trained_by(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
     if optimizer is None:
         return []
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def parameters_of_step(
+    params: Iterable[Tensor] | None,
+    model: nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+) -> list[Tensor]:
+    """Return the given parameters and those of the optimizer, such as of a loss.
+
+    Raises
+    ------
+    ValueError
+        If none of those of the optimizer is given, or of the model.
+    """
+    trained = _trained_by(optimizer)
+    given = None if params is None else list(params)
+    expected = given
+    if given is None and model is not None:
+        expected = list(model.parameters())
+    if trained and expected is not None and {*map(id, trained)}.isdisjoint(map(id, expected)):
+        raise ValueError(
+            f"the optimizer has {_describe_parameters(trained)}, none of which is among the "
+            f"{_describe_parameters(expected)} to be trained, so nothing would be: make it of the "
+            "parameters of this model, torch.optim.AdamW(model.parameters()), or give its class"
+        )
+    known = {id(p) for p in given or ()}
+    return [*(given or ()), *(p for p in trained if id(p) not in known)]
+
+
+def _describe_parameters(params: Sequence[Tensor]) -> str:
+    shapes = ", ".join(str(tuple(p.shape)) for p in params[:3])
+    return f"{len(params)} parameters ({shapes}{', ...' if len(params) > 3 else ''})"
 
 
 def _describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
