@@ -27,6 +27,7 @@ from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.training.added_losses import collected_losses, get_losses
 from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.function_step import FunctionStep
+from fluxutils_py.training.hooks import require_arguments
 from fluxutils_py.training.make_optimizer import begin_schedule, make_optimizer, make_scheduler
 from fluxutils_py.training.minibatch import (
     Minibatch,
@@ -233,6 +234,7 @@ class Trainer:
 
     def on_exec_creation(self, handler: Callable[[Executor, Mode], Any]) -> Trainer:
         """Call ``handler(executor, mode)`` when a kind first occurs in a mode. Returns self."""
+        require_arguments("on_exec_creation", handler, "the executor", "the mode")
         self._on_exec_creation.append(handler)
         return self
 
@@ -245,6 +247,7 @@ class Trainer:
         It does not affect the loss of that step. It replaces an earlier function of the same
         ``name``, by default the name of the function. Returns self.
         """
+        require_arguments("add_per_step_update", fn, "the model")
         self._updates[name or str(getattr(fn, "__name__", repr(fn)))] = fn
         return self
 
