@@ -95,6 +95,10 @@ class GradientStep:
         it.
     accumulate : int
         Number of batches per optimizer step.
+    clip_nan : bool
+        Whether to go on where the loss is finite and the gradient is not, as gomlx does: the
+        gradient of a parameter becomes zero if any of its elements is NaN or infinite (with SGD,
+        only these elements), and an element whose update would not be finite keeps its value.
     precision : {"float32", "bfloat16", "float16"}
         Type of the products in :meth:`compute_loss`, by torch's autocast; parameters, gradients and
         losses stay float32. Float16 losses are scaled, see ``LossScale``; an update that overflows
@@ -146,6 +150,7 @@ class GradientStep:
         batches: str = "same",
         clip: float | None = None,
         accumulate: int = 1,
+        clip_nan: bool = False,
         precision: str = "float32",
         reduction: str = "mean",
         n_numbers: int = 0,
@@ -162,6 +167,7 @@ class GradientStep:
         self.shares_batches = batches == "same"  # whether all ranks need the same batches
         self.clip = clip
         self.accumulate = accumulate
+        self.clip_nan = clip_nan
         self.precision = precision
         self.reduction = reduction
         self.stateful = stateful
@@ -171,6 +177,7 @@ class GradientStep:
             "batches": batches,
             "clip": clip,
             "accumulate": accumulate,
+            "clip_nan": clip_nan,
             "precision": precision,
             "reduction": reduction,
             "stateful": stateful,
@@ -294,7 +301,7 @@ class GradientStep:
         norm = loss
         # Several ranks have added theirs already: they need the sums that came with the loss.
         if self._waiting is not None and self.ranks.is_single:
-            if self._scale is None:
+            if self._scale is None and not self.clip_nan:
                 norm = self._gradient_norm(batch)
             self._waiting.add(whole.n_live, whole.n_live)
         if self._waiting is None or self._waiting.n == self.accumulate:
@@ -359,7 +366,7 @@ class GradientStep:
         """Turn the summed gradient into a mean, or let this rank's part of it wait."""
         if self._waiting is None:
             self.vector.values.div_(divisor)
-        elif totals.bad_norm and self._scale is None:
+        elif totals.bad_norm and self._scale is None and not self.clip_nan:
             self._raise_not_finite("gradient norm", totals.bad_norm, batch)
         elif totals.n_live:
             factor = totals.n_live * part.weight_in_mean / divisor if part.n_live else None
@@ -412,6 +419,8 @@ class GradientStep:
             layouts = self._waiting.take_mean()
         if self._scale is not None:
             self._scale.unscale_(self.vector.values)
+        if self.clip_nan:
+            self.vector.drop_nonfinite(by_element=isinstance(self.optimizer, torch.optim.SGD))
         norm = self._gradient_norm(batch)
         self.observe(self.vector.values)
         if self.optimizer is not None:
@@ -431,11 +440,12 @@ class GradientStep:
         """Clip the gradient and step the optimizer."""
         if layouts is not None:
             self.vector.assign(layouts)
-        elif self._scale is not None or not self.ranks.is_single:
+        elif self._scale is not None or self.clip_nan or not self.ranks.is_single:
             # Else the parameters still hold the gradients that the vector was filled from.
             self.vector.assign(self.vector.layouts())
         if self.clip is not None:
             self._clip_gradients(self.clip, norm)
+        before = [p.detach().clone() for p in self.params] if self.clip_nan else []
         if self.defer:
             self._step_unless_failed(optimizer)
         elif self._scale is None or not self._scale.skip:
@@ -443,6 +453,10 @@ class GradientStep:
         else:
             require_progress(float(self._scale.n_skipped))
             note_optimizer_call(optimizer)
+        if before:
+            with torch.no_grad():
+                for p, value in zip(self.params, before, strict=True):
+                    p.copy_(torch.where(p.isfinite(), p, value))
         self.n_updates += 1
 
     def _clip_gradients(self, clip: float, norm: Number) -> None:

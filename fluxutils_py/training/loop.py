@@ -467,9 +467,9 @@ class Loop:
 
         The next :meth:`run_epochs` or :meth:`run_to_step` continues the interrupted run: its
         argument includes the epochs or steps already completed. :meth:`run_steps` counts from now.
-        An epoch of which all steps were taken counts in :attr:`epoch`; the next run begins with its
-        hooks. In an unfinished epoch the loop skips the completed batches with ``batches.skip(n)``, an
-        iterator over the remaining ones; without that method it reads and drops them. Add hooks
+        In an unfinished epoch the loop skips the completed batches with ``batches.skip(n)``, an
+        iterator over the remaining ones; without that method it reads and drops them. An epoch all
+        of whose steps were taken counts in ``epoch``; the next run begins with its hooks. Add hooks
         before or after; a run raises ``LoadError`` if a hook with a saved state is missing.
         """
         self.hooks.load_state_dict(state["hooks"])
