@@ -59,6 +59,10 @@ from fluxutils_py.tree import (
     unshard,
 )
 
+# their names in 0.2.0
+read_pytree_json = read_pytree_json_file
+write_pytree_json = write_pytree_json_file
+
 # bobbin's names of types
 Batch = Any
 BatchGen = Callable[[], Iterable[Batch]]

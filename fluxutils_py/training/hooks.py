@@ -387,7 +387,7 @@ def _describe_trigger(trigger: Trigger | None) -> str:
     return f"{type(trigger).__name__} {plain}"
 
 
-def require_arguments(name: str, action: object, *arguments: str) -> None:
+def require_arguments(name: str, action: Any, *arguments: str) -> None:
     """Raise TypeError unless an action can be called with these arguments."""
     if not callable(action):
         raise TypeError(

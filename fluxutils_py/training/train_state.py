@@ -129,7 +129,8 @@ class TrainState:
 
 def set_vars(model: nn.Module, values: Mapping[str, Any]) -> None:
     """Copy values into the parameters and buffers of a model that have these names."""
-    own = dict(model.named_parameters(remove_duplicate=False))
+    own: dict[str, Tensor] = {}
+    own |= dict(model.named_parameters(remove_duplicate=False))
     own |= dict(model.named_buffers(remove_duplicate=False))
     tensors = {name: torch.as_tensor(value) for name, value in values.items()}
     for name, tensor in tensors.items():
