@@ -260,9 +260,15 @@ def unshard(tree: object) -> list[Any]:
     return [_map_arrays(operator.itemgetter(i), tree) for i in range(size)]
 
 
-def split_leading_axis(n: int, tree: object) -> Any:
+def split_leading_axis(
+    n: int,
+    tree: object,
+    *,
+    leading_axis_name: str | None = None,
+    split_group_name: str | None = None,
+) -> Any:
     """Reshape arrays ``(n * m, ...)`` to ``(n, m, ...)``, as views where the memory order allows.
-    None stays None.
+    None stays None. The names of the axis and the groups are those of the error message.
 
     Source: ``split_leading_axis`` of bobbin. Raises ShapeError, naming the leaf, if ``n`` does not
     divide an axis.
@@ -277,7 +283,8 @@ def split_leading_axis(n: int, tree: object) -> Any:
     for path, length in _leading_lengths(tree).items():
         if length % n:
             raise ShapeError(
-                f"{_path_name(path)} has {length} rows, which do not divide into {n} groups"
+                f"{_path_name(path)} has {length} {leading_axis_name or 'rows'}, which do not "
+                f"divide into {n} {split_group_name or 'groups'}"
             )
     return _map_arrays(lambda x: x.reshape((n, len(x) // n, *x.shape[1:])), tree)
 

@@ -244,6 +244,10 @@ def test_the_leading_axis_is_split_and_flattened_back():
 def test_what_does_not_split_is_refused():
     with pytest.raises(ShapeError, match=r"^/x/1 has 5 rows.* 2 groups$"):
         split_leading_axis(2, {"x": [np.zeros(4), np.zeros(5)]})
+    with pytest.raises(ShapeError, match=r"^/x has 5 examples.* 2 devices$"):
+        split_leading_axis(
+            2, {"x": np.zeros(5)}, leading_axis_name="examples", split_group_name="devices"
+        )
     with pytest.raises(ShapeError, match=r"^/x has no leading axis: shape \(\)$"):
         split_leading_axis(2, {"x": 1.0})
     with pytest.raises(ValueError, match=r"^split_leading_axis: .*1 group; got 0$"):

@@ -1,5 +1,8 @@
 """Names and arguments of bobbin: tasks, tables of actions, trees and writers, on this package."""
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 from fluxutils_py.bobbin.crontab import CronTab, with_state
 from fluxutils_py.bobbin.evaluation import (
     EvalTask,
@@ -18,12 +21,12 @@ from fluxutils_py.bobbin.replica_check import (
 from fluxutils_py.bobbin.results import EvalResults, SampledSet
 from fluxutils_py.bobbin.task_step import TaskStep
 from fluxutils_py.bobbin.tpmap import tpmap
-from fluxutils_py.bobbin.train_task import BaseTrainTask, TrainTask
+from fluxutils_py.bobbin.train_task import BaseTrainTask, TrainTask, initialize_train_state
 from fluxutils_py.bobbin.treejson import (
     dump_pytree_json,
     parse_pytree_json,
-    read_pytree_json,
-    write_pytree_json,
+    read_pytree_json_file,
+    write_pytree_json_file,
 )
 from fluxutils_py.reporting import (
     ImageSummary,
@@ -39,7 +42,13 @@ from fluxutils_py.reporting import (
     sow,
 )
 from fluxutils_py.training import Checkpointer, EveryNSteps, Loop, StepInfo, TrainState, Trigger
-from fluxutils_py.training.triggers import AtFirstNSteps, AtNthStep, ForEachNSteps, ForEachTSeconds
+from fluxutils_py.training.triggers import (
+    AtFirstNSteps,
+    AtNthStep,
+    ForEachNSteps,
+    ForEachTSeconds,
+    OrTrigger,
+)
 from fluxutils_py.tree import (
     flatten_leading_axes,
     flatten_with_paths,
@@ -49,6 +58,16 @@ from fluxutils_py.tree import (
     total_dimensionality,
     unshard,
 )
+
+# their names in 0.2.0
+read_pytree_json = read_pytree_json_file
+write_pytree_json = write_pytree_json_file
+
+# bobbin's names of types
+Batch = Any
+BatchGen = Callable[[], Iterable[Batch]]
+Parameter = Any
+VarCollection = dict[str, Any]
 
 __all__ = [
     "AtFirstNSteps",
@@ -69,6 +88,7 @@ __all__ = [
     "MplImageSummary",
     "MultiDirectorySummaryWriter",
     "NullSummaryWriter",
+    "OrTrigger",
     "PublishTrainingProgress",
     "RunEval",
     "RunEvalKeepBest",
@@ -89,11 +109,12 @@ __all__ = [
     "flatten_with_paths",
     "gather_from_jax_processes",
     "gather_from_processes",
+    "initialize_train_state",
     "nested_vars_to_paths",
     "parse_pytree_json",
     "publish_train_intermediates",
     "publish_trainer_env_info",
-    "read_pytree_json",
+    "read_pytree_json_file",
     "sow",
     "split_leading_axis",
     "summarize_shape",
@@ -101,5 +122,5 @@ __all__ = [
     "tpmap",
     "unshard",
     "with_state",
-    "write_pytree_json",
+    "write_pytree_json_file",
 ]

@@ -62,7 +62,7 @@ class CronTab:
 
     def __init__(self) -> None:
         self._rows: dict[str, tuple[Trigger, Action]] = {}
-        self._hooks = Hooks()  # for run()
+        self._hooks = Hooks(of_loop=False)  # for run()
         self._step_results: dict[str, Any] = {}
         self.results: dict[str, Any] = {}
 
@@ -148,7 +148,7 @@ class CronTab:
             Object with ``step``, the number of completed steps, such as a :class:`TrainState`.
         *args, **kwargs
             Passed to the actions, such as ``step_info=info``. bobbin's
-            ``is_train_state_replicated`` is accepted and ignored.
+            ``is_train_state_replicated``, by name or as a first bool, is accepted and ignored.
         """
         for name, (trigger, _) in self._rows.items():
             if trigger.event != "step":
@@ -156,6 +156,8 @@ class CronTab:
                     f"CronTab.run knows steps only; give {name!r} a trigger of steps, or use a Loop"
                 )
         kwargs.pop("is_train_state_replicated", None)  # a model here is never replicated
+        if args and isinstance(args[0], bool):
+            args = args[1:]
         self._step_results.clear()  # the caller gets those of this step, self.results all
         self._hooks.run("step", state, *args, **kwargs)
         self.results.update(self._step_results)

@@ -15,7 +15,11 @@ import torch
 from torch import nn
 
 from fluxutils_py.bobbin.results import EvalResults, on_cpu, raise_undefined
-from fluxutils_py.bobbin.treejson import dump_pytree_json, read_pytree_json, write_pytree_json
+from fluxutils_py.bobbin.treejson import (
+    dump_pytree_json,
+    read_pytree_json_file,
+    write_pytree_json_file,
+)
 from fluxutils_py.errors import DataError, warn
 from fluxutils_py.nn.parameters import module_of
 from fluxutils_py.nn.seeding import gpus_of
@@ -542,12 +546,12 @@ class _BestCheckpoint(BestModel):
         states = {name: part.state_dict() for name, part in parts.items() if part is not None}
         # the result last: a process killed in between leaves a model better than its result
         self.path = Checkpointer(self.dest).write(states, self.model.step)
-        write_pytree_json(self.dest / "results.json", value)
+        write_pytree_json_file(self.dest / "results.json", value)
 
     def _read_best(self, like: EvalResults) -> EvalResults | None:
         """Return the best result of an earlier process, or None."""
         try:
-            return read_pytree_json(self.dest / "results.json", like)
+            return read_pytree_json_file(self.dest / "results.json", like)
         except FileNotFoundError:
             return None
         except ValueError as error:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from fluxutils_py.training.resharding import require_shared_batches, reshard_row
 from fluxutils_py.training.step_info import BatchLoss, StepInfo
 from fluxutils_py.training.threaded_loss import ThreadedLoss, detached, shares
 from fluxutils_py.training.train_state import TrainState
+from fluxutils_py.tree import named_leaves
 
 if TYPE_CHECKING:
     from fluxutils_py.training.loop import Loop
@@ -46,13 +47,6 @@ class Task(Protocol):
         """Make the model's buffers equal on all ranks."""
 
 
-class _Part(NamedTuple):
-    """What a thread keeps of its part of a batch."""
-
-    weight: float
-    metrics: Any  # a mapping, or None
-
-
 class TaskStep:
     """Training step of a task, for a :class:`Loop` or to call directly as ``step(state, batch,
     rng)``.
@@ -69,8 +63,8 @@ class TaskStep:
         See :class:`GradientStep`.
     n_jobs : int or None
         Number of threads, which divide each batch with :meth:`BaseTrainTask.shard_batch`. Each part
-        has separate random numbers. Auxiliary outputs are averaged by
-        :meth:`BaseTrainTask.batch_weight`, so they must be numbers.
+        has separate random numbers. A task with auxiliary outputs is refused: each thread would
+        have its own.
     **settings
         ``batches``, ``clip``, ``accumulate``, ``precision``, ``stateful``, ``defer``: see
         :class:`GradientStep`. Several ranks divide a batch with :meth:`BaseTrainTask.shard_batch`,
@@ -181,7 +175,8 @@ class TaskStep:
     ) -> StepInfo | None:
         state = self.state
         self._rng = rng
-        self._parts: dict[int, _Part] = {}  # of this rank's batch; a single one without threads
+        self._weights: dict[int, float] = {}  # of this rank's batch, by thread
+        self._aux: Mapping[str, Any] = {}
         # asked first: train() goes through all modules
         if not state.model.training:
             state.model.train()
@@ -206,13 +201,12 @@ class TaskStep:
             with ranks.step(lambda: self._take_step(None, rng)):
                 info = self._step(batch)
                 if info is not None and info.batch_loss is not None and state.extra_vars:
-                    weight = sum(part.weight for part in self._parts.values())
+                    weight = sum(self._weights.values())
                     self.task.reduce_extra_vars(state.extra_vars, ranks=ranks, weight=weight)
         if info is None:
             return None
-        metrics = self._mean_metrics()
         state.step += 1
-        return replace(info, metrics=metrics)
+        return replace(info, metrics=self._aux)
 
     def _compute_loss(self, batch: object) -> BatchLoss | None:
         """Return the loss of a batch, with the random numbers of this step and rank."""
@@ -220,8 +214,10 @@ class TaskStep:
         if not n:  # a mean over no data would be NaN
             return None
         rng = as_generator(self._rng, self.state.step, self.ranks.rank)
+        self._weights[0] = n
         with self._seeded_torch(rng):
-            return self._compute_part(0, self.state.model, batch, n, rng)
+            loss, self._aux = self._loss_and_aux(self.state.model, batch, rng)
+        return BatchLoss(loss, n)
 
     def _compute_part_loss(
         self,
@@ -235,22 +231,23 @@ class TaskStep:
             return None
         # by part, not drawn in turn: threads run in any order
         rng = generator(np.random.SeedSequence(self._part_seed, spawn_key=(i,)))
-        return self._compute_part(i, model, part, n, rng)
+        self._weights[i] = n
+        loss, aux = self._loss_and_aux(model, part, rng)
+        for path, _ in named_leaves(aux):
+            raise ValueError(
+                f"{path}: auxiliary outputs of a task cannot be put together from n_jobs="
+                f"{self._threads.n} threads: leave out n_jobs (ranks do the same work in parallel)"
+            )
+        return BatchLoss(loss, n)
 
-    def _compute_part(
-        self,
-        i: int,
-        model: nn.Module,
-        batch: object,
-        n: float,
-        rng: torch.Generator,
-    ) -> BatchLoss:
+    def _loss_and_aux(
+        self, model: nn.Module, batch: object, rng: torch.Generator
+    ) -> tuple[Any, dict[str, Any]]:
         result = self.task.compute_loss(model, batch, step=self.state.step, rng=rng)
         loss, aux = result if isinstance(result, tuple) else (result, None)
         if aux is not None and not isinstance(aux, Mapping):
             aux = {"aux": aux}
-        self._parts[i] = _Part(n, detached(aux))
-        return BatchLoss(loss, n)
+        return loss, detached(dict(aux or {}))
 
     def _run_again(self, batch: object) -> None:
         """Call the task's loss of a batch; a generator that the user gave does not advance."""
@@ -269,22 +266,6 @@ class TaskStep:
         # reading the generator of another GPU would start a context there
         device = next(self.state.model.parameters()).device
         return seeded(draw(rng), [device] if device.type == "cuda" else [])
-
-    def _mean_metrics(self) -> dict[str, Any]:
-        """Return the metrics of this rank's batch; with threads, averaged over its parts."""
-        # in order, because threads finish in any order and sums of floats depend on it
-        parts = [self._parts[i] for i in sorted(self._parts)]
-        if self._threads.n == 1:  # not averaged, so any values will do
-            return dict(parts[0].metrics or {}) if parts else {}
-        # a part without metrics counts in the total, as it does in the loss
-        total = sum(part.weight for part in parts)
-        with_metrics = [part for part in parts if part.metrics is not None]
-        if not with_metrics:
-            return {}
-        return {
-            name: sum(part.weight / total * part.metrics[name] for part in with_metrics)
-            for name in with_metrics[0].metrics
-        }
 
     def on_start(self, loop: Loop) -> None:
         """Begin a run, perhaps from a restored checkpoint."""

@@ -24,7 +24,7 @@ def tpmap(
     argtypes: Sequence[str] | None = None,
     kwargtypes: Mapping[str, str] | None = None,
     *,
-    devices: int | Sequence[Any] = 1,
+    devices: int | Sequence[Any] | None = None,
     wrap_return: Callable[[Any], Any] | None = None,
 ) -> Callable[..., Any]:
     """Wrap a function so that it runs once per device, each in a separate thread, on a part of the
@@ -44,8 +44,9 @@ def tpmap(
         ``"rng"``: a generator seeded from the given ``torch.Generator``.
     kwargtypes : mapping of str to str, optional
         The same for keyword arguments, by name.
-    devices : int or sequence of devices
-        The number of threads on the CPU, or torch devices to move tensors to.
+    devices : int or sequence of devices, optional
+        The number of threads on the CPU, or torch devices to move tensors to. None: all GPUs of
+        this machine, else the CPU as one device.
     wrap_return : callable, optional
         Applied to the result, whose leading axis is the axis of devices.
 
@@ -79,6 +80,8 @@ def tpmap(
         argtypes = axis_name
     if argtypes is None:
         raise TypeError("tpmap needs argtypes, one for each positional argument")
+    if devices is None:
+        devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or ["cpu"]
     if isinstance(devices, int):
         devices = ["cpu"] * devices
     devices = [torch.device(device) for device in devices]

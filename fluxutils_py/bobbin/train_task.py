@@ -24,7 +24,7 @@ from fluxutils_py.training.make_optimizer import make_optimizer
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.sharding import shard
 from fluxutils_py.training.step_info import StepInfo
-from fluxutils_py.training.train_state import TrainState
+from fluxutils_py.training.train_state import TrainState, set_vars
 from fluxutils_py.tree import as_tensor, named_leaves, tree_map
 
 if TYPE_CHECKING:
@@ -344,6 +344,29 @@ class TrainTask(BaseTrainTask):
             except Exception as error:  # torch may raise any error
                 raise LoadError(f"{path} does not fit, its {name}: {error}") from error
         state.step = checkpoints.latest_step()
+
+
+def initialize_train_state(
+    apply_fn: nn.Module,
+    init_model_vars: Mapping[str, Any],
+    tx: Any,
+    checkpoint_path: str | os.PathLike[str] | None = None,
+) -> TrainState:
+    """Return the training state of a copy of a module with these parameters and buffers, or restore
+    it from the newest checkpoint.
+
+    Parameters
+    ----------
+    apply_fn : nn.Module
+    init_model_vars : mapping of str to tensor or array
+        By the names of :attr:`TrainState.model_vars`; those left out keep the module's values.
+    tx : optimizer class, functools.partial or callable
+    checkpoint_path : path-like, optional
+        See :meth:`TrainTask.initialize_train_state`, also for the errors.
+    """
+    model = copy.deepcopy(apply_fn)
+    set_vars(model, init_model_vars)
+    return TrainTask(lambda: model).initialize_train_state(0, tx, checkpoint_path)
 
 
 def _array_to_tensor(value: object) -> object:

@@ -28,7 +28,12 @@ from fluxutils_py.files import atomic_write
 from fluxutils_py.training.file_checks import check_text_type
 from fluxutils_py.tree import as_tensor, children, is_sequence, rebuild
 
-__all__ = ["dump_pytree_json", "parse_pytree_json", "read_pytree_json", "write_pytree_json"]
+__all__ = [
+    "dump_pytree_json",
+    "parse_pytree_json",
+    "read_pytree_json_file",
+    "write_pytree_json_file",
+]
 
 ARRAYS = ("__array__", "__tensor__", "__scalar__")
 MARKS = {*ARRAYS, "__float__", "__complex__", "__items__"}
@@ -106,14 +111,14 @@ def parse_pytree_json(text: str | bytes, template: object = None) -> Any:
     return _fit_template(decoded, template, "")
 
 
-def write_pytree_json(path: str | os.PathLike[str], tree: object) -> None:
+def write_pytree_json_file(path: str | os.PathLike[str], tree: object) -> None:
     """Write a tree to a file atomically; see :func:`dump_pytree_json`."""
     text = dump_pytree_json(tree)  # first: an error must not touch the file
     with atomic_write(path) as f:
         f.write(text.encode("ascii"))
 
 
-def read_pytree_json(path: str | os.PathLike[str], template: object = None) -> Any:
+def read_pytree_json_file(path: str | os.PathLike[str], template: object = None) -> Any:
     """Read a tree from a file; see :func:`parse_pytree_json`. Raises FileNotFoundError if it is
     missing.
     """

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fluxutils_py.training.hooks import require_arguments
 from fluxutils_py.training.triggers import Clock, EveryNSeconds, Exponential, NTimes, Trigger
 from fluxutils_py.training.triggers import EveryNSteps as EveryNStepsTrigger
 
@@ -23,6 +24,7 @@ def OnStart(
     fn: Callable[[Loop, Any], Any],
 ) -> None:
     """Call ``fn(loop, dataset)`` before the first step of each run."""
+    require_arguments(name, fn, "the loop", "the dataset")
     # gomlx calls the batches of the run a dataset
     loop.on_start(name, lambda loop: fn(loop, loop.batches), priority)
 
@@ -35,6 +37,7 @@ def OnStep(
     trigger: Trigger | None = None,
 ) -> None:
     """Call ``fn(loop, metrics)`` after each step, with the metrics by name."""
+    require_arguments(name, fn, "the loop", "the metrics")
     loop.on_step(name, lambda loop: fn(loop, loop.metrics), priority, trigger)
 
 
@@ -45,6 +48,7 @@ def OnEnd(
     fn: LoopAndMetrics,
 ) -> None:
     """Call ``fn(loop, metrics)`` after the last step of each run."""
+    require_arguments(name, fn, "the loop", "the metrics")
     # those of the last step, as gomlx passes them
     loop.on_end(name, lambda loop: fn(loop, loop.metrics), priority)
 

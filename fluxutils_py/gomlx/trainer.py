@@ -19,6 +19,7 @@ from fluxutils_py.gomlx.trainer_metrics import (
     Predictions,
     TrainMetrics,
 )
+from fluxutils_py.gomlx.weighted_loss import WeightedLoss
 from fluxutils_py.nn.losses import require_equal_shapes
 from fluxutils_py.nn.precision import as_float32
 from fluxutils_py.nn.states import evaluating, reset, restore, snapshot
@@ -27,6 +28,7 @@ from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.training.added_losses import collected_losses, get_losses
 from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.function_step import FunctionStep
+from fluxutils_py.training.hooks import require_arguments
 from fluxutils_py.training.make_optimizer import begin_schedule, make_optimizer, make_scheduler
 from fluxutils_py.training.minibatch import (
     Minibatch,
@@ -44,7 +46,7 @@ from fluxutils_py.training.running_metrics import (
 )
 from fluxutils_py.training.step_info import BatchLoss, StepInfo
 from fluxutils_py.training.threaded_loss import ThreadedLoss, detached, shares
-from fluxutils_py.tree import tree_map
+from fluxutils_py.tree import is_sequence, tree_map
 from fluxutils_py.validation import check_integer
 
 if TYPE_CHECKING:
@@ -80,15 +82,15 @@ class Trainer:
         Called ``model(*inputs)``. It may call :func:`add_loss`.
     loss_fn : callable, optional
         ``loss_fn(prediction, label)``, in torch's order; several predictions or labels come as
-        tuples. A result that is not a scalar is averaged over all elements. With a tensor of
-        weights, the loss is the sum of weight times loss, divided by the number of nonzero weights.
-        None: only the losses that :func:`add_loss` adds.
+        tuples, a single one of a list or tuple by itself. A result that is not a scalar is averaged
+        over all elements. With a tensor of weights, the loss is the sum of weight times loss,
+        divided by the number of nonzero weights. None: only the losses that :func:`add_loss` adds.
     opt : torch.optim.Optimizer, or a class or callable that makes one from the parameters, optional
         None: evaluation only.
     train_metrics, eval_metrics : sequence of metrics
         Updated with predictions, labels and weights; see :class:`MeanMetric`. For training, use
         moving averages.
-    comm, batches, clip, accumulate, precision
+    comm, batches, clip, accumulate, clip_nan, precision
         See :class:`GradientStep`. With several ranks, a :class:`MeanMetric` covers all of them;
         others cover this rank only.
     n_jobs : int or None
@@ -174,6 +176,7 @@ class Trainer:
         axis: int = 0,
         clip: float | None = None,
         accumulate: int = 1,
+        clip_nan: bool = False,
         precision: str = "float32",
         n_jobs: int | None = None,
         scheduler: Callable[[Any], Any] | None = None,
@@ -222,6 +225,7 @@ class Trainer:
             shard=shard,
             clip=clip,
             accumulate=accumulate,
+            clip_nan=clip_nan,
             precision=precision,
             reduction=reduction,
             n_numbers=self._train_metrics.n_numbers,
@@ -233,6 +237,7 @@ class Trainer:
 
     def on_exec_creation(self, handler: Callable[[Executor, Mode], Any]) -> Trainer:
         """Call ``handler(executor, mode)`` when a kind first occurs in a mode. Returns self."""
+        require_arguments("on_exec_creation", handler, "the executor", "the mode")
         self._on_exec_creation.append(handler)
         return self
 
@@ -245,6 +250,7 @@ class Trainer:
         It does not affect the loss of that step. It replaces an earlier function of the same
         ``name``, by default the name of the function. Returns self.
         """
+        require_arguments("add_per_step_update", fn, "the model")
         self._updates[name or str(getattr(fn, "__name__", repr(fn)))] = fn
         return self
 
@@ -426,7 +432,10 @@ class Trainer:
         return run if self._compile is None else self._compile(run)
 
     def _call_model(self, model: nn.Module, kind: object, inputs: tuple[Any, ...]) -> Any:
-        return model(kind, *inputs) if self.takes_kind else model(*inputs)
+        prediction = model(kind, *inputs) if self.takes_kind else model(*inputs)
+        if is_sequence(prediction) and len(prediction) == 1:  # as a single label
+            return prediction[0]
+        return prediction
 
     def _check_batch(self, batch: Minibatch, mode: Mode) -> Minibatch:
         """Check a batch against its kind, and move it to the device of the model."""
@@ -434,6 +443,8 @@ class Trainer:
         sizes = len(batch.inputs), len(batch.labels)
         key = kind_key(batch.kind), mode
         require_same_arity(batch, sizes, self._arity.setdefault(key, sizes))
+        if isinstance(self.loss_fn, WeightedLoss):
+            batch = self.loss_fn.weigh(batch)
         return self._on_model_device(batch)
 
     def _on_model_device(self, batch: Minibatch) -> Minibatch:

@@ -119,6 +119,14 @@ class GradientVector:
             else:  # torch wants a gradient of the type and memory order of its parameter
                 p.grad = torch.empty_like(p).copy_(view)
 
+    def drop_nonfinite(self, by_element: bool) -> None:
+        """Set the gradient of each parameter to zero if it is not finite, or only its elements
+        that are not.
+        """
+        for view in self._views:
+            bad = ~view.isfinite()
+            view.masked_fill_(bad if by_element else bad.any(), 0)
+
     @cached_property
     def _views(self) -> list[Tensor]:
         parts = self.values.split([p.numel() for p in self.params])

@@ -17,7 +17,8 @@ from fluxutils_py.praytools.callbacks import cb as as_cb
 from fluxutils_py.praytools.callbacks import cby as as_cby
 from fluxutils_py.praytools.threaded_gradients import parallelization_stats
 from fluxutils_py.training.function_step import FunctionStep
-from fluxutils_py.training.gradients import as_params
+from fluxutils_py.training.gradient_step import parameters_of_step
+from fluxutils_py.training.gradients import as_params, require_thread_safe
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import make_optimizer
 from fluxutils_py.training.sharding import n_observations, shard
@@ -240,11 +241,17 @@ def itrain(
             "itrain compares the signs of gradients, which float16 rounds to zero: use 'bfloat16'"
         )
 
+    params = params if isinstance(params, nn.Module) else list(params)
+    given = opt if isinstance(opt, torch.optim.Optimizer) else None
+    tensors = parameters_of_step(as_params(params), None, given)
+
     def prepare() -> tuple[Sample, ...]:
         return tuple(map(as_sample, preparesamples()))
 
     def compute(samples: Sequence[Sample]) -> BatchLoss:
-        value, gradients = igradient(loss, params, samples, tau, threads=threads)
+        if len(samples) > 1:
+            require_thread_safe(params)
+        value, gradients = igradient(loss, tensors, samples, tau, threads=threads)
         return BatchLoss(value, gradients=gradients)
 
     # to find the module that gave a NaN; only the forward pass matters for that

@@ -152,7 +152,8 @@ def publish_trainer_env_info(
     also_do_logging: bool = True,
     loglevel: int = logging.INFO,
 ) -> None:
-    """Write the parameters' shapes, devices, command line and process as text. Only rank 0 writes.
+    """Write the numbers of parameters and of extra variables (buffers), the parameters' shapes,
+    devices, command line and process as text. Only rank 0 writes.
 
     Parameters
     ----------
@@ -175,10 +176,14 @@ def publish_trainer_env_info(
     # a custom state may have no ranks
     ranks = getattr(state, "ranks", None) or get_communicator("auto")
     params = dict(state.model.named_parameters())
+    n_params = total_dimensionality(params)
+    n_extra = total_dimensionality(dict(state.model.named_buffers()))
     devices = dict.fromkeys(p.device for p in params.values())  # each once, in order
     host = socket.gethostname()
     texts = {
-        "total_num_params": str(total_dimensionality(params)),
+        "total_num_params": (
+            f"Number of parameters = {n_params}, number of extra variables = {n_extra}"
+        ),
         "param_shape": summarize_shape(params),
         "local_device": "\n".join(map(describe_device, devices)),
         "trainer_argv": "\n".join(sys.argv),

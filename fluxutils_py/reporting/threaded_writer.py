@@ -7,7 +7,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
-from fluxutils_py.reporting.writers import OpenInProcess, SummaryWriter, Writer, copy_to_cpu
+from fluxutils_py.reporting.writers import (
+    OpenInProcess,
+    SummaryWriter,
+    Writer,
+    copy_to_cpu,
+    with_torch_names,
+)
 from fluxutils_py.tree import tree_map
 from fluxutils_py.validation import check_integer
 
@@ -21,7 +27,7 @@ class ThreadedSummaryWriter(Writer):
 
     Parameters
     ----------
-    base_writer : Writer or torch.utils.tensorboard.SummaryWriter
+    base_writer : Writer, torch.utils.tensorboard.SummaryWriter, or one with flax's names alone
         Writer that the thread uses, and nothing else may. Closing this writer closes it.
     max_workers : int
         Accepted for bobbin and ignored: a file takes one summary at a time, so there is one thread.
@@ -56,7 +62,7 @@ class ThreadedSummaryWriter(Writer):
         self, base_writer: object, max_workers: int = 1, wait_on_flush: bool = False
     ) -> None:
         check_integer("max_workers", max_workers, 1)
-        self.base_writer: Any = base_writer
+        self.base_writer = with_torch_names(base_writer)
         self.wait_on_flush = wait_on_flush
         self.log_dir = getattr(base_writer, "log_dir", base_writer)
         # one thread, because order matters and a file takes one summary at a time

@@ -187,6 +187,9 @@ class Writer:
         self.add_hparams(hparams, {}, run_name=".")
 
 
+FLAX_NAMES = {"add_tensor": "write", "add_images": "image"}  # else without "add_"
+
+
 class FlaxNames(Writer):
     """Writer that passes calls on to one that has flax's method names only, such as ``scalar`` and
     ``text``.
@@ -203,13 +206,21 @@ class FlaxNames(Writer):
         step: Step = None,
         **options: Any,
     ) -> None:
-        name = "write" if method == "add_tensor" else method.removeprefix("add_")
+        name = FLAX_NAMES.get(method, method.removeprefix("add_"))
         # flax has no add_scalars, for instance
         if not hasattr(self.writer, name):
             raise AttributeError(f"{type(self.writer).__name__} has neither {method} nor {name}")
-        if name == "image":
-            value = channels_last(value, options.get("dataformats", "CHW"))
-        getattr(self.writer, name)(tag, to_numpy(value), step)
+        call = getattr(self.writer, name)
+        if name == "hparams":
+            call(tag)
+        elif name == "image":
+            default = "NCHW" if method == "add_images" else "CHW"
+            call(tag, channels_last(value, options.get("dataformats", default)), step)
+        elif name == "audio":  # (N, L, C) for flax
+            sound = to_numpy(value).reshape(1, -1, 1)
+            call(tag, sound, step, sample_rate=options.get("sample_rate", 44100))
+        else:
+            call(tag, to_numpy(value), step)
 
     def flush(self) -> None:
         self.writer.flush()
@@ -228,10 +239,10 @@ def with_torch_names(writer: object) -> Any:
 
 
 def channels_last(image: Any, dataformats: str) -> np.ndarray:
-    """Return an image with axes (H, W, C)."""
-    axes = [dataformats.index(axis) for axis in "HWC" if axis in dataformats]
+    """Return an image with axes (H, W, C), or several with (N, H, W, C)."""
+    axes = [dataformats.index(axis) for axis in "NHWC" if axis in dataformats]
     image = np.asarray(to_numpy(image)).transpose(axes)
-    return image if "C" in dataformats else image[:, :, None]
+    return image if "C" in dataformats else image[..., None]
 
 
 class NullSummaryWriter(Writer):

@@ -292,6 +292,27 @@ class Checkpointer:
             except Exception as error:
                 raise LoadError(f"{paths[-1]} does not fit, its {name}: {error}") from error
 
+    def backup(self) -> Path:
+        """Link or copy the newest checkpoint into the subfolder ``backup``, which ``keep`` leaves
+        alone; return its path there.
+
+        Raises FileNotFoundError if there is none. Source: ``Backup`` of gomlx.
+        """
+        path = self.latest()
+        if path is None:
+            raise FileNotFoundError(f"there is no checkpoint in {self.dir}; save one first")
+        folder = self.dir / "backup"
+        folder.mkdir(exist_ok=True)
+        for file in (path.with_suffix(".json"), path):
+            try:
+                os.link(file, folder / file.name)
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without links
+                with atomic_write(folder / file.name) as f:
+                    f.write(file.read_bytes())
+        return folder / path.name
+
     # -- as a hook of a loop -----------------------------------------------------------------------
 
     @property

@@ -82,7 +82,7 @@ class GradientStep:
         Model whose recurrent layers to reset and truncate. Its buffers start with the values of
         rank 0.
     params : iterable of Tensor, optional
-        Parameters to differentiate; by default the parameters of the optimizer.
+        Parameters to differentiate, beside the parameters of the optimizer.
     comm : "auto", None, communicator or RankGroup
         Ranks that train together. ``"auto"``: all ranks of the launcher (``mpirun``, ``srun``,
         ``torchrun``).
@@ -95,6 +95,10 @@ class GradientStep:
         it.
     accumulate : int
         Number of batches per optimizer step.
+    clip_nan : bool
+        Whether to go on where the loss is finite and the gradient is not, as gomlx does: the
+        gradient of a parameter becomes zero if any of its elements is NaN or infinite (with SGD,
+        only these elements), and an element whose update would not be finite keeps its value.
     precision : {"float32", "bfloat16", "float16"}
         Type of the products in :meth:`compute_loss`, by torch's autocast; parameters, gradients and
         losses stay float32. Float16 losses are scaled, see ``LossScale``; an update that overflows
@@ -130,7 +134,8 @@ class GradientStep:
         In a step, on every rank, if settings differ, parameters differ in shape, or batches that
         must be the same do.
     TypeError, ValueError
-        If the loss is no scalar tensor that depends on the parameters.
+        If the loss is no scalar tensor that depends on the parameters. At once, if the optimizer
+        has none of ``params``, or of the parameters of ``model``.
     """
 
     ends_together = True  # see Loop: a rank without a batch still calls it
@@ -145,6 +150,7 @@ class GradientStep:
         batches: str = "same",
         clip: float | None = None,
         accumulate: int = 1,
+        clip_nan: bool = False,
         precision: str = "float32",
         reduction: str = "mean",
         n_numbers: int = 0,
@@ -156,13 +162,12 @@ class GradientStep:
         check_precision(precision)
         self.optimizer = optimizer
         self.model = model
-        if params is None:
-            params = _trained_by(optimizer)
-        self.params: list[Any] = list(params)
+        self.params: list[Any] = parameters_of_step(params, model, optimizer)
         self.ranks = RankGroup.from_comm(comm, "training")
         self.shares_batches = batches == "same"  # whether all ranks need the same batches
         self.clip = clip
         self.accumulate = accumulate
+        self.clip_nan = clip_nan
         self.precision = precision
         self.reduction = reduction
         self.stateful = stateful
@@ -172,6 +177,7 @@ class GradientStep:
             "batches": batches,
             "clip": clip,
             "accumulate": accumulate,
+            "clip_nan": clip_nan,
             "precision": precision,
             "reduction": reduction,
             "stateful": stateful,
@@ -295,7 +301,7 @@ class GradientStep:
         norm = loss
         # Several ranks have added theirs already: they need the sums that came with the loss.
         if self._waiting is not None and self.ranks.is_single:
-            if self._scale is None:
+            if self._scale is None and not self.clip_nan:
                 norm = self._gradient_norm(batch)
             self._waiting.add(whole.n_live, whole.n_live)
         if self._waiting is None or self._waiting.n == self.accumulate:
@@ -360,7 +366,7 @@ class GradientStep:
         """Turn the summed gradient into a mean, or let this rank's part of it wait."""
         if self._waiting is None:
             self.vector.values.div_(divisor)
-        elif totals.bad_norm and self._scale is None:
+        elif totals.bad_norm and self._scale is None and not self.clip_nan:
             self._raise_not_finite("gradient norm", totals.bad_norm, batch)
         elif totals.n_live:
             factor = totals.n_live * part.weight_in_mean / divisor if part.n_live else None
@@ -413,6 +419,8 @@ class GradientStep:
             layouts = self._waiting.take_mean()
         if self._scale is not None:
             self._scale.unscale_(self.vector.values)
+        if self.clip_nan:
+            self.vector.drop_nonfinite(by_element=isinstance(self.optimizer, torch.optim.SGD))
         norm = self._gradient_norm(batch)
         self.observe(self.vector.values)
         if self.optimizer is not None:
@@ -432,11 +440,20 @@ class GradientStep:
         """Clip the gradient and step the optimizer."""
         if layouts is not None:
             self.vector.assign(layouts)
-        elif self._scale is not None or not self.ranks.is_single:
+        elif self._scale is not None or self.clip_nan or not self.ranks.is_single:
             # Else the parameters still hold the gradients that the vector was filled from.
             self.vector.assign(self.vector.layouts())
         if self.clip is not None:
             self._clip_gradients(self.clip, norm)
+        before = [p.detach().clone() for p in self.params] if self.clip_nan else []
+        self._step_optimizer(optimizer)
+        if before:
+            with torch.no_grad():
+                for p, value in zip(self.params, before, strict=True):
+                    p.copy_(torch.where(p.isfinite(), p, value))
+        self.n_updates += 1
+
+    def _step_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if self.defer:
             self._step_unless_failed(optimizer)
         elif self._scale is None or not self._scale.skip:
@@ -444,7 +461,6 @@ class GradientStep:
         else:
             require_progress(float(self._scale.n_skipped))
             note_optimizer_call(optimizer)
-        self.n_updates += 1
 
     def _clip_gradients(self, clip: float, norm: Number) -> None:
         if isinstance(norm, Tensor):  # deferred: whether it is too large is not known here
@@ -586,6 +602,38 @@ def _trained_by(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
     if optimizer is None:
         return []
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def parameters_of_step(
+    params: Iterable[Tensor] | None,
+    model: nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+) -> list[Tensor]:
+    """Return the given parameters and those of the optimizer, such as of a loss.
+
+    Raises
+    ------
+    ValueError
+        If none of those of the optimizer is given, or of the model.
+    """
+    trained = _trained_by(optimizer)
+    given = None if params is None else list(params)
+    expected = given
+    if given is None and model is not None:
+        expected = list(model.parameters())
+    if trained and expected is not None and {*map(id, trained)}.isdisjoint(map(id, expected)):
+        raise ValueError(
+            f"the optimizer has {_describe_parameters(trained)}, none of which is among the "
+            f"{_describe_parameters(expected)} to be trained, so nothing would be: make it of the "
+            "parameters of this model, torch.optim.AdamW(model.parameters()), or give its class"
+        )
+    known = {id(p) for p in given or ()}
+    return [*(given or ()), *(p for p in trained if id(p) not in known)]
+
+
+def _describe_parameters(params: Sequence[Tensor]) -> str:
+    shapes = ", ".join(str(tuple(p.shape)) for p in params[:3])
+    return f"{len(params)} parameters ({shapes}{', ...' if len(params) > 3 else ''})"
 
 
 def _describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:

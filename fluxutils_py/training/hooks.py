@@ -82,7 +82,8 @@ class Hooks:
     ``state_dict`` and ``load_state_dict``, by hook name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, of_loop: bool = True) -> None:
+        self._of_loop = of_loop  # not a user's own loop, which may pass more
         self._entries: dict[str, list[_Entry]] = {event: [] for event in EVENTS}
         self._n = 0  # number of entries so far
         self._stateful: dict[str, Stateful] = {}
@@ -116,8 +117,15 @@ class Hooks:
             Call the action only when it fires. ``event`` must be ``"step"`` or the trigger's event.
         results : dict, optional
             Store the action's return value in it, under ``name``.
+
+        Raises
+        ------
+        TypeError
+            If the action cannot be called with the loop.
         """
         name = name or getattr(action, "__name__", None) or type(action).__name__
+        if self._of_loop:
+            require_arguments(name, action, "the loop")
         if priority is None:
             priority = _action_attribute(action, "priority", 0)
         if collective is None:
@@ -175,7 +183,6 @@ class Hooks:
             return
         name = _hook_name(hook)
         for event, action in _event_methods(hook).items():
-            _require_one_argument(name if action is hook else f"{name}.on_{event}", action)
             self.add(
                 event,
                 action,
@@ -380,16 +387,24 @@ def _describe_trigger(trigger: Trigger | None) -> str:
     return f"{type(trigger).__name__} {plain}"
 
 
-def _require_one_argument(name: str, action: Action) -> None:
-    """Raise TypeError unless the action can be called with one argument, the loop."""
+def require_arguments(name: str, action: Any, *arguments: str) -> None:
+    """Raise TypeError unless an action can be called with these arguments."""
+    if not callable(action):
+        raise TypeError(
+            f"{name!r} needs a function of {' and '.join(arguments)}, got {action!r}; in gomlx's "
+            "order, fluxutils_py.gomlx.OnStep(loop, name, priority, fn) takes it"
+        )
     try:
         signature = inspect.signature(action)
     except (TypeError, ValueError):  # built-in
         return
     try:
-        signature.bind(None)
+        signature.bind(*arguments)
     except TypeError:
+        method = f".{action.__name__}" if inspect.ismethod(action) else ""
+        count = "one argument" if len(arguments) == 1 else f"{len(arguments)} arguments"
         raise TypeError(
-            f"the callback {name}{signature} must take one argument, the loop; "
-            "fluxutils_py.praytools.cb(f) is a callback that calls f()"
+            f"the callback {name}{method}{signature} must take {count}, {' and '.join(arguments)}; "
+            "fluxutils_py.praytools.cb(f) is a callback that calls f(), "
+            "fluxutils_py.bobbin.with_state(f) one that calls f(state, step_info=...)"
         ) from None

@@ -74,6 +74,8 @@ class Loop:
     optimizer : torch.optim.Optimizer or None
     state : TrainState
         Step, model and optimizer.
+    trainer : callable or object
+        What was given as ``step``.
     batches : iterable or None
         The batches of the run, from its start hooks on.
     n_epochs, steps_per_epoch : int or None
@@ -127,7 +129,7 @@ class Loop:
             self.hooks.attach(step)
         self.model: nn.Module | None = getattr(step, "model", None)
         self.optimizer: Any = getattr(step, "optimizer", None)
-        self._stepper = step
+        self.trainer = step
         self._ends_together = getattr(step, "ends_together", False)
         self._shares_batches = getattr(step, "shares_batches", None)
         completed = getattr(step, "step", 0)
@@ -149,6 +151,8 @@ class Loop:
         self._running = False
         self._in_epoch_hooks = False  # the epoch's record is complete, but not yet in the history
         self._resuming = False  # whether the next run continues an interrupted one
+        # whether the loop was saved between an epoch's last step and its end, and has not run since
+        self._awaits_epoch_end = False
         self._stop_requested = False
 
     # -- hooks -------------------------------------------------------------------------------------
@@ -199,7 +203,7 @@ class Loop:
 
     @property
     def state(self) -> TrainState:
-        state = getattr(self._stepper, "state", None)
+        state = getattr(self.trainer, "state", None)
         if state is not None:
             return state
         return TrainState(self.step, self.model, self.optimizer)  # type: ignore[arg-type]  # None
@@ -307,11 +311,14 @@ class Loop:
                 ranks.require_equal({"steps": n})
 
     def _run_until(self, batches: Iterable[Any], step: int, resume: bool) -> Mapping[str, Any]:
+        ends_epoch = self._awaits_epoch_end
         self._begin_run(batches, resume)
         self.n_epochs = self.steps_per_epoch = None
         self.end_step = step
         first = self.step
         with self._run_hooks():
+            if ends_epoch:
+                self._end_epoch(batches)
             self._take_steps(batches, max(step - first, 0))
             if self.step < step and not self.stopped:
                 self._progress.close()
@@ -325,6 +332,8 @@ class Loop:
 
     def _begin_run(self, batches: Iterable[Any], resume: bool) -> None:
         self.batches = batches
+        self.epoch -= self._awaits_epoch_end  # the run ends it
+        self._awaits_epoch_end = False
         self.ranks.clear_stop()
         if self._resuming and resume:
             if self._stop_requested:
@@ -367,6 +376,10 @@ class Loop:
 
     def _run_epoch(self, batches: Iterable[Any]) -> None:
         self._take_steps(batches)
+        self._end_epoch(batches)
+
+    def _end_epoch(self, batches: Iterable[Any]) -> None:
+        """Record an epoch whose steps have been taken, and call its hooks."""
         self.record = {"epoch": self.epoch + 1, **self._progress.record()}
         self._progress.close()
         self.ranks.guard(getattr(batches, "reset", lambda: None))
@@ -439,7 +452,8 @@ class Loop:
         finished = [self.record] if self._in_epoch_hooks else []
         return {
             "step": self.step,
-            "epoch": self.epoch + len(finished),
+            "epoch": self.epoch - self._awaits_epoch_end + len(finished),
+            "awaits_epoch_end": self._awaits_epoch_end or self._all_steps_taken(),
             "progress": self._progress.state_dict(),
             "run": (self.start_step, self.start_epoch) if self._running else None,
             "stop": self._running and (self._stop_requested or self.stopped),
@@ -454,14 +468,16 @@ class Loop:
         The next :meth:`run_epochs` or :meth:`run_to_step` continues the interrupted run: its
         argument includes the epochs or steps already completed. :meth:`run_steps` counts from now.
         In an unfinished epoch the loop skips the completed batches with ``batches.skip(n)``, an
-        iterator over the remaining ones; without that method it reads and drops them. Add hooks
+        iterator over the remaining ones; without that method it reads and drops them. An epoch all
+        of whose steps were taken counts in ``epoch``; the next run begins with its hooks. Add hooks
         before or after; a run raises ``LoadError`` if a hook with a saved state is missing.
         """
         self.hooks.load_state_dict(state["hooks"])
         self._progress.load_state_dict(state["progress"])
         self.step = state["step"]
         self.loop_step = self.step
-        self.epoch = state["epoch"]
+        self._awaits_epoch_end = state.get("awaits_epoch_end", False)  # 0.2.0 did not save it
+        self.epoch = state["epoch"] + self._awaits_epoch_end
         self._resuming = state["run"] is not None
         self.start_step, self.start_epoch = state["run"] or (self.start_step, self.start_epoch)
         self._stop_requested = state["stop"]
@@ -480,6 +496,10 @@ class Loop:
             for name, part in parts.items()
         }
         return {**state_of_rank(states, rank), **divided}
+
+    def _all_steps_taken(self) -> bool:
+        """Return whether a run of epochs has taken the last step of an epoch, and not ended it."""
+        return self.epoch_step > 0 and self.epoch_step == self.steps_per_epoch
 
     def _random_generators(self) -> RandomGenerators:
         params = iter(()) if self.model is None else self.model.parameters()

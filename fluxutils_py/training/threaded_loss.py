@@ -139,7 +139,8 @@ class ThreadedLoss:
             return self.divide(batch, n)
         except ShapeError as error:
             raise ShapeError(
-                f"n_jobs={n} threads cannot share the batch, train with n_jobs=1: {error}"
+                f"{n} threads cannot share the batch: {error}; name the axis of its observations "
+                "(axis=), or use one thread"
             ) from error
 
     def _series_of_parts(self, n_parts: int) -> list[slice]:
@@ -213,15 +214,13 @@ def join_parts(
     parts: Sequence[Any],
     axis: int,
 ) -> Any:
-    """Return the parts of a batch's predictions or labels as one."""
-    if len(parts) == 1:
-        return parts[0]
-    if isinstance(parts[0], tuple | list):
-        columns = zip(*parts, strict=True)
-        return tuple(join_parts(column, axis) for column in columns)
-    if isinstance(parts[0], Tensor):
-        return torch.cat(list(parts), axis)
-    return parts[0]  # no tensor: all parts have the same
+    """Return the parts of a batch's predictions or labels, trees of tensors, as one."""
+
+    def join(*leaves: Any) -> Any:
+        # no tensor: all parts have the same
+        return torch.cat(leaves, axis) if isinstance(leaves[0], Tensor) else leaves[0]
+
+    return parts[0] if len(parts) == 1 else tree_map(join, *parts)
 
 
 def detached(prediction: Any) -> Any:

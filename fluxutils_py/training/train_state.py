@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,33 @@ class TrainState:
         finally:
             restore(self.model, kept)
 
+    def replace(self, **changes: Any) -> TrainState:
+        """Return a copy with other values, as flax does; this state and its model do not change.
+
+        Parameters
+        ----------
+        **changes
+            ``step``; ``params`` and ``extra_vars``, tensors by name, of which those left out keep
+            their values; ``opt_state``, what :attr:`opt_state` of such an optimizer is.
+
+        Raises
+        ------
+        TypeError
+            If a name is none of these.
+        ValueError
+            If the model has no such tensor, or of another shape.
+        """
+        fields = ("step", "params", "extra_vars", "opt_state")
+        if unknown := [name for name in changes if name not in fields]:
+            raise TypeError(f"replace() takes {', '.join(fields)}; got {', '.join(unknown)}")
+        new = copy.deepcopy(self)  # model and optimizer at once, so that they stay connected
+        new.step = changes.get("step", self.step)
+        set_vars(new.model, {**changes.get("params", {}), **changes.get("extra_vars", {})})
+        if "opt_state" in changes:
+            # copied: torch would change the moments that were given
+            load_optimizer_state(new.opt, copy.deepcopy(changes["opt_state"]))
+        return new
+
     def parts(self) -> dict[str, Any]:
         """Return the parts that a :class:`Checkpointer` tracks:
         ``Checkpointer(dir).track(**state.parts())``.
@@ -97,3 +125,18 @@ class TrainState:
         # After the model: the optimizer's state goes to the devices of the parameters.
         load_optimizer_state(self.opt, state["opt"])
         self.step = state["step"]
+
+
+def set_vars(model: nn.Module, values: Mapping[str, Any]) -> None:
+    """Copy values into the parameters and buffers of a model that have these names."""
+    own: dict[str, Tensor] = {}
+    own |= dict(model.named_parameters(remove_duplicate=False))
+    own |= dict(model.named_buffers(remove_duplicate=False))
+    tensors = {name: torch.as_tensor(value) for name, value in values.items()}
+    for name, tensor in tensors.items():
+        if name not in own or own[name].shape != tensor.shape:
+            has = f"of shape {tuple(own[name].shape)}" if name in own else f"only {', '.join(own)}"
+            raise ValueError(f"{name!r} is of shape {tuple(tensor.shape)}, the model has {has}")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)

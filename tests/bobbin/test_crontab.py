@@ -143,7 +143,10 @@ def test_it_is_called_as_in_bobbin():
     cron = CronTab().add("act", ForEachNSteps(2) | AtNthStep((1, 3)), act)
     state = SimpleNamespace(step=0)
     for state.step in range(1, 7):
-        cron.run(state, is_train_state_replicated=False, step_info=state.step / 2)
+        if state.step % 2:
+            cron.run(state, is_train_state_replicated=False, step_info=state.step / 2)
+        else:
+            cron.run(state, False, step_info=state.step / 2)
     assert steps == [(1, 0.5), (2, 1), (3, 1.5), (4, 2), (6, 3)]
 
 

@@ -15,8 +15,8 @@ from fluxutils_py.bobbin import EvalResults, tpmap
 from fluxutils_py.bobbin.treejson import (
     dump_pytree_json,
     parse_pytree_json,
-    read_pytree_json,
-    write_pytree_json,
+    read_pytree_json_file,
+    write_pytree_json_file,
 )
 from fluxutils_py.errors import ShapeError
 
@@ -169,8 +169,8 @@ def test_results_come_back_from_json(tmp_path):
     like = Everything(
         0.0, 0, False, "", None, np.zeros(0, "i2"), Pair(torch.zeros(()), np.zeros(0)), (0.0, 0)
     )
-    write_pytree_json(tmp_path / "results.json", EVERYTHING)
-    found = read_pytree_json(tmp_path / "results.json", like)
+    write_pytree_json_file(tmp_path / "results.json", EVERYTHING)
+    found = read_pytree_json_file(tmp_path / "results.json", like)
     assert isinstance(found, Everything)
     assert (found.loss, found.n, found.done, found.name, found.best) == (
         1 / 3,

@@ -81,3 +81,14 @@ def test_what_cannot_be_divided_is_refused(call, error, message):
 def test_an_error_in_one_call_is_raised():
     with pytest.raises(ZeroDivisionError):
         tpmap(lambda x: 1 / 0, ["shard"], devices=2)(torch.zeros(2))
+
+
+def test_by_default_all_gpus_are_devices_or_the_cpu_is_one(monkeypatch):
+    """bobbin takes ``jax.local_devices`` for ``devices=None``."""
+    for settings in {}, {"devices": None}:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+        double = tpmap(lambda x: 2 * x, ["shard"], **settings)
+        assert double(torch.ones(3)).tolist() == [[2, 2, 2]]
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        with pytest.raises(ValueError, match=r"\(3,\).* divisible by the 2 devices"):
+            tpmap(lambda x: x, ["shard"], **settings)(torch.ones(3))

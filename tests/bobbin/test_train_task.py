@@ -13,7 +13,13 @@ import torch
 from torch import nn
 
 from fluxutils_py import reset
-from fluxutils_py.bobbin import BaseTrainTask, CronTab, TaskStep, TrainTask
+from fluxutils_py.bobbin import (
+    BaseTrainTask,
+    CronTab,
+    TaskStep,
+    TrainTask,
+    initialize_train_state,
+)
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn import LSTM
 from fluxutils_py.training import Checkpointer, InMemory, Loop, StepInfo, TrainState
@@ -501,3 +507,22 @@ def test_example_arguments_may_be_arrays(as_keyword):
         **({"example_kwargs": {"input": x}} if as_keyword else {"example_args": (x,)}),
     )
     assert task.initialize_train_state(0, torch.optim.SGD).params["weight"].shape == (2, 3)
+
+
+def test_a_state_of_given_variables_and_of_a_checkpoint(tmp_path):
+    """bobbin's function of this name, of which the task's method is a special case."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    given = {"0.bias": torch.tensor([1.0, 2.0]), "1.running_mean": torch.tensor([3.0, 4.0])}
+    before = copy.deepcopy(model.state_dict())
+    state = initialize_train_state(model, given, torch.optim.Adam, tmp_path / "none")
+    expected = {**before, **given}
+    assert all(torch.equal(v, expected[name]) for name, v in state.model_vars.items())
+    assert all(torch.equal(v, before[name]) for name, v in model.state_dict().items())
+    assert (state.step, type(state.opt)) == (0, torch.optim.Adam)
+    assert state.opt.param_groups[0]["params"] == list(state.model.parameters())
+    state = state.replace(step=5, params={"0.bias": torch.tensor([5.0, 6.0])})
+    BaseTrainTask().make_checkpoint_saver(tmp_path)(state)
+    restored = initialize_train_state(model, given, torch.optim.Adam, tmp_path)
+    assert (restored.step, restored.params["0.bias"].tolist()) == (5, [5.0, 6.0])
+    with pytest.raises(ValueError, match=r"'bias' .*only 0\.weight"):
+        initialize_train_state(model, {"bias": given["0.bias"]}, torch.optim.Adam)

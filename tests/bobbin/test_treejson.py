@@ -15,8 +15,8 @@ from torch import nn
 from fluxutils_py.bobbin.treejson import (
     dump_pytree_json,
     parse_pytree_json,
-    read_pytree_json,
-    write_pytree_json,
+    read_pytree_json_file,
+    write_pytree_json_file,
 )
 from fluxutils_py.errors import LoadError
 
@@ -406,13 +406,13 @@ def test_an_error_inside_other_keys_names_its_own_path():
 
 def test_files_are_written_whole_and_read_back(tmp_path):
     path = tmp_path / "results.json"
-    write_pytree_json(path, Pair(torch.tensor([1.5, math.nan]), "\u00e9"))
-    found = read_pytree_json(str(path), Pair(0))
+    write_pytree_json_file(path, Pair(torch.tensor([1.5, math.nan]), "\u00e9"))
+    found = read_pytree_json_file(str(path), Pair(0))
     assert isinstance(found, Pair)
     assert same(found.x, torch.tensor([1.5, math.nan]))
     with pytest.raises(TypeError):
-        write_pytree_json(path, {"k": object()})
-    assert read_pytree_json(path)["y"] == "\u00e9"
+        write_pytree_json_file(path, {"k": object()})
+    assert read_pytree_json_file(path)["y"] == "\u00e9"
     assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
 
 
@@ -421,9 +421,9 @@ def test_errors_name_the_file(tmp_path):
     path.write_text("[1]")
     message = f"^{re.escape(str(path))}: the tree: .*leaf .*list of 1$"
     with pytest.raises(LoadError, match=message):
-        read_pytree_json(path, 5)
+        read_pytree_json_file(path, 5)
     with pytest.raises(FileNotFoundError):
-        read_pytree_json(tmp_path / "none.json")
+        read_pytree_json_file(tmp_path / "none.json")
 
 
 def test_texts_take_no_more_memory_than_a_file_has():

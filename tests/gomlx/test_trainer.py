@@ -1,6 +1,7 @@
 """Steps and evaluation of a trainer, against plain torch."""
 
 import copy
+import functools
 import math
 
 import pytest
@@ -527,3 +528,65 @@ def test_added_losses_do_not_leak_from_step_to_step():
     with pytest.raises(RuntimeError):
         add_loss(X)
     assert trainer.train_step((X, Y)).loss == 8.5
+
+
+@pytest.mark.parametrize("form", [list, tuple])
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_a_list_of_one_prediction_is_this_prediction(form, n_jobs):
+    """Models of gomlx return a slice of predictions, even of one."""
+
+    class OfOne(nn.Linear):
+        def forward(self, x):
+            return form([super().forward(x)])
+
+    x, y = torch.randn(7, 3), torch.randn(7, 1)
+    found = []
+    for make in OfOne, nn.Linear:
+        torch.manual_seed(0)
+        trainer = Trainer(
+            make(3, 1),
+            nn.MSELoss(),
+            torch.optim.SGD,
+            [MeanMetric(nn.L1Loss(), "mae")],
+            n_jobs=n_jobs,
+        )
+        metrics = trainer.train_step((x, y)).metrics
+        found.append([metrics["batch_loss"], metrics["mae"], trainer.eval_step((x, y))["loss"]])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    ("opt", "expected"),
+    [
+        # where the gradient is finite, or nowhere in a parameter with an element that is not
+        (functools.partial(torch.optim.SGD, lr=1.0), ([3.0, 4.0], 4.0)),
+        (functools.partial(torch.optim.Adam, lr=1.0, eps=0.0), ([4.0, 4.0], 4.0)),
+    ],
+)
+def test_clip_nan_drops_what_is_not_finite_of_a_gradient_as_gomlx_does(opt, expected, accumulate):
+    class Roots(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.tensor([4.0, 4.0]))
+            self.b = nn.Parameter(torch.tensor(5.0))
+
+        def forward(self, x):
+            # the derivative of sqrt at 0 is infinite, times 0 it is NaN
+            return self.a[0] + (0 * self.a[1]).sqrt() + self.b + 0 * x.sum()
+
+    def train(**settings):
+        model = Roots()
+        trainer = Trainer(model, lambda p, y: p, opt, accumulate=accumulate, **settings)
+        for _ in range(accumulate):
+            trainer.train_step((torch.ones(2, 1), torch.ones(2, 1)))
+        return model
+
+    model = train(clip_nan=True)
+    assert (model.a.tolist(), model.b.item()) == expected
+    with pytest.raises(FloatingPointError, match="gradient norm is nan"):
+        train()
+    with pytest.raises(FloatingPointError, match="loss is nan"):  # as gomlx's loop says
+        Trainer(Roots(), lambda p, y: p * torch.nan, opt, clip_nan=True).train_step(
+            (torch.ones(2, 1), torch.ones(2, 1))
+        )

@@ -151,3 +151,54 @@ def test_a_class_is_no_loss():
         "WeightedLoss needs a loss(prediction, target), got <class "
         "'torch.nn.modules.loss.MSELoss'>; build it first: MSELoss()"
     )
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_the_mean_is_over_all_elements_or_the_unmasked_as_gomlx_says_by_version(batch, n_jobs):
+    """``ReduceAllMean`` before 0.17.1; since then ``MaskedReduceAllMean``: the sum over where the
+    mask is True, divided by how many these are, at least 1.
+    """
+    prediction, target, weights, mask = batch
+    p, y, w, m = (t.numpy() for t in batch)
+    target = torch.where(mask, target, torch.nan)
+    for labels, each in (
+        ((target, mask), squares(p, y)),
+        ((target, weights, mask), w * squares(p, y)),
+    ):
+        for divide_by, divisor in (("all", m.size), ("unmasked", m.sum())):
+            expected = each[m].sum() / divisor
+            loss = WeightedLoss(nn.MSELoss(), divide_by)
+            metric = MeanMetric(WeightedLoss(nn.MSELoss(), divide_by), "mse")
+            shift = Shift()
+            trainer = Trainer(shift, loss, LR1, [metric], n_jobs=n_jobs)
+            info = trainer.train_step((prediction, labels))
+            assert info.batch_loss == pytest.approx(expected, rel=1e-12)
+            scale = w if len(labels) == 3 else 1
+            by_hand = (2 * (p - y) * scale)[m].sum() / divisor
+            assert shift.by.item() == pytest.approx(-by_hand, rel=1e-12)
+    trainer = Trainer(Shift(), WeightedLoss(nn.MSELoss(), "unmasked"))
+    # over two batches, too: the mean over what is unmasked in both
+    halves = [(prediction[i], (target[i], mask[i])) for i in (slice(2), slice(2, 7))]
+    expected = squares(p, y)[m].mean()
+    assert trainer.eval(halves)["loss"] == pytest.approx(expected, rel=1e-12)
+    nothing = prediction, (target, torch.zeros_like(mask))
+    assert trainer.eval_step(nothing)["loss"] == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(DataError, match=r"weight 3\.0 and a mask.*divide_by='unmasked'"):
+        trainer.eval_step((prediction, (target, mask), 3.0))
+    with pytest.raises(ValueError, match=r"'all' or 'unmasked', got 'mask'"):
+        WeightedLoss(nn.MSELoss(), "mask")
+
+
+class Shift(nn.Module):
+    """Adds a learnt number to its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.by = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x):
+        return x + self.by
+
+
+def LR1(params):
+    return torch.optim.SGD(params, lr=1.0)

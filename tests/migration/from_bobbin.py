@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 
+from fluxutils_py import bobbin
 from fluxutils_py.bobbin import TrainTask
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting import ScalarSummary, SummaryWriter
@@ -616,7 +617,9 @@ def _(names, value):
         "trainer_argv",
         "process",
     }
-    assert "4" in found["total_num_params"].split()
+    assert found["total_num_params"] == (
+        "    Number of parameters = 4, number of extra variables = 0"  # as code
+    )
     assert "(1, 3)" in found["param_shape"]
     assert "cpu" in found["local_device"]
     assert {step for _, step in writer.written.values()} == {names["train_state"].step}
@@ -660,7 +663,10 @@ def _(names, value):
     ] * 2  # a list of shards, to be reduced
 
 
-@checks.of('split_leading_axis(2, {"a": torch.ones(4, 3)})')
+@checks.of(
+    'split_leading_axis(2, {"a": torch.ones(4, 3)}, leading_axis_name="batch size", '
+    'split_group_name="devices")'
+)
 def _(names, value):
     assert value["a"].shape == (2, 2, 3)
 
@@ -719,18 +725,52 @@ def _(names, value):
     }
 
 
-@checks.of('write_pytree_json("tree.json", {"a": 1})')
+@checks.of('write_pytree_json_file("tree.json", {"a": 1})')
 def _(names, value):
     with open("tree.json") as file:
         assert json.load(file) == {"a": 1}
 
 
-@checks.of('write_pytree_json("read.json", {"a": 1}); read_pytree_json("read.json")')
+@checks.of("def fn(batches: BatchGen, variables: VarCollection) -> Batch: ...")
+def _(names, value):
+    assert {"Parameter", "BatchGen", "VarCollection", "Batch"} <= vars(bobbin).keys()
+
+
+@checks.of(
+    'initialize_train_state(nn.Linear(3, 1), {"bias": torch.ones(1)}, torch.optim.Adam)',
+    'train_state.replace(step=0, params={"bias": torch.ones(1)})',
+)
+def _(names, value):
+    assert (value.step, value.params["bias"].item()) == (0, 1.0)
+    assert value.params["bias"] is not names["train_state"].params["bias"]
+    assert list(value.params.values()) == value.opt.param_groups[0]["params"]
+
+
+@checks.of("OrTrigger(ForEachNSteps(10), AtNthStep(1))")
+def _(names, value):
+    found = [step for step in range(1, 21) if value.check(SimpleNamespace(step=step))]
+    assert found == [1, 10, 20]
+
+
+@checks.of("crontab.run(train_state, False, step_info=info)")
+def _(names, value):
+    given = []
+    cron = names["CronTab"]().schedule(
+        lambda state, **more: given.append((state, more)), step_interval=1
+    )
+    state = SimpleNamespace(step=1)
+    cron.run(state, False, step_info=3)
+    assert given == [(state, {"step_info": 3})]
+
+
+@checks.of(
+    'write_pytree_json_file("read.json", {"a": 1}); read_pytree_json_file("read.json", {"a": 0})'
+)
 def _(names, value):
     assert value == {"a": 1}
     tree = {"x": np.array([[1.5, np.nan]], dtype="float32"), "n": 3, "none": None}
-    names["write_pytree_json"]("own.json", tree)
-    found = names["read_pytree_json"]("own.json")
+    names["write_pytree_json_file"]("own.json", tree)
+    found = names["read_pytree_json_file"]("own.json")
     np.testing.assert_array_equal(found["x"], tree["x"])
     assert found["x"].dtype == np.float32
     assert (found["n"], found["none"]) == (3, None)

@@ -423,6 +423,45 @@ def _(names, value):
     assert loss.mean().item() == 0.5  # divided by all elements
 
 
+@checks.of(
+    'Trainer(model, WeightedLoss(nn.MSELoss(), divide_by="unmasked")).eval_step((x[:4], (y, p > 0.5)))'
+)
+def _(names, value):
+    mask = (names["p"] > 0.5).numpy()
+    squares = ((names["model"](names["x"][:4]) - names["y"]) ** 2).detach().numpy()
+    expected = np.where(mask, squares, 0).sum() / max(mask.sum(), 1)  # MaskedReduceAllMean
+    assert value["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@checks.of("Trainer(model, nn.MSELoss(), torch.optim.Adam, clip_nan=True)")
+def _(names, value):
+    class Bad(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.good, self.bad = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return self.good + self.bad[:1] + (0 * self.bad[1:]).sqrt()
+
+    model = Bad()
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.Adam, clip_nan=True)
+    trainer.train_step((torch.ones(1), torch.zeros(1)))
+    assert model.good.item() == pytest.approx(1 - 1e-3)
+    assert model.bad.tolist() == [1, 1]
+
+
+@checks.of("loop.trainer")
+def _(names, value):
+    assert value is names["trainer"]
+
+
+@checks.of('saves = Checkpointer("kept").track(model=model); saves.save(loop); saves.backup()')
+def _(names, value):
+    assert str(value).startswith("kept/backup/checkpoint-n")
+    assert value.exists()
+    assert value.with_suffix(".json").exists()
+
+
 @checks.of("categorical_cross_entropy(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]]))")
 def _(names, value):
     assert value.item() == pytest.approx(math.log(2))

@@ -11,6 +11,7 @@ from torch import nn
 
 from fluxutils_py.data import BackgroundDataLoader
 from fluxutils_py.data.parts import dividebatch
+from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import LSTM
 from fluxutils_py.praytools.functional import autotrain, itrain, ptrain, train, ttrain
 from fluxutils_py.praytools.threaded_gradients import pgradient, tgradient
@@ -316,3 +317,23 @@ def test_threads_refuse_what_they_would_change_at_once_in_both_forms_of_paramete
     with pytest.raises(ValueError, match=layer.__name__):
         calls[run]()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_observations_on_the_last_axis_are_divided_if_it_is_named():
+    model = nn.Linear(3, 1)
+
+    def loss(x, y):  # Julia's order: observations last
+        return (model(x.T) - y.T).square().mean()
+
+    def prepare():
+        return torch.randn(3, 20), torch.randn(1, 20)
+
+    with pytest.raises(ShapeError, match=r"2 threads .*\(3, 20\) and \(1, 20\).*\(axis=\)"):
+        ptrain(loss, model, prepare, torch.optim.SGD, 1, bs=2)
+    found = []
+    for parts in 1, 2:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        ptrain(loss, model, prepare, torch.optim.SGD, 3, bs=parts, axis=-1)
+        found.append(model.weight.detach())
+    torch.testing.assert_close(*found)

@@ -183,18 +183,19 @@ def test_what_is_trained_and_where_is_told(tmp_path, monkeypatch, accumulated, c
         for tag, text in texts.items()
     }
     assert lines == {
-        "trainer/diagnosis/total_num_params": ["30"],
+        "trainer/diagnosis/total_num_params": [NUMBERS],
         "trainer/diagnosis/param_shape": SHAPES,
         "trainer/diagnosis/local_device": [f"cpu ({torch.get_num_threads()} threads)"],
         "trainer/diagnosis/trainer_argv": ["train.py", "--lr", "0.1"],
         "trainer/diagnosis/process": [f"rank 0 of 1, pid {os.getpid()} on {socket.gethostname()}"],
     }
     logged = [record.getMessage() for record in caplog.records]
-    assert logged[0] == "total_num_params: 30"
+    assert logged[0] == f"total_num_params: {NUMBERS}"
     assert len(logged) == 5
     assert {record.levelno for record in caplog.records} == {logging.INFO}
 
 
+NUMBERS = "Number of parameters = 30, number of extra variables = 0"  # as in bobbin
 SHAPES = [
     "0.weight: (5, 3) dtype=float32",
     "0.bias: (5,) dtype=float32",

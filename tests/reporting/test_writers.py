@@ -313,6 +313,24 @@ class FlaxOnly:
     def image(self, tag, image, step, max_outputs=3):
         self.calls.append((tag, image.tolist(), step))
 
+    def audio(self, tag, audiodata, step, sample_rate=44100, max_outputs=3):
+        self.calls.append((tag, audiodata.tolist(), step, sample_rate))
+
+    def histogram(self, tag, values, step, bins=None):
+        self.calls.append((tag, values.tolist(), step))
+
+    def write(self, tag, tensor, step, metadata=None):
+        self.calls.append((tag, tensor.tolist(), step))
+
+    def hparams(self, hparams):
+        self.calls.append(hparams)
+
+    def flush(self):
+        self.calls.append("flush")
+
+    def close(self):
+        self.calls.append("close")
+
 
 def test_a_writer_with_flax_names_alone_gets_numbers_texts_and_images():
     writer, model = FlaxOnly(), torch.nn.Linear(3, 2)
@@ -323,5 +341,33 @@ def test_a_writer_with_flax_names_alone_gets_numbers_texts_and_images():
     ImageSummary(pixels, "CHW").publish(writer, "image", 7)
     assert ("train/batch_loss", 0.25, 5) in writer.calls
     assert ("train/hits", 3.0, 5) in writer.calls
-    assert ("trainer/diagnosis/total_num_params", "8", 5) in writer.calls
+    numbers = "Number of parameters = 8, number of extra variables = 0"
+    assert ("trainer/diagnosis/total_num_params", numbers, 5) in writer.calls
     assert writer.calls[-1] == ("image", pixels.numpy().transpose(1, 2, 0).tolist(), 7)
+
+
+def test_a_writer_with_flax_names_alone_may_be_written_to_by_a_thread():
+    """As ``bobbin.ThreadedSummaryWriter(flax_writer)``, with all of flax's names."""
+    base = FlaxOnly()
+    with ThreadedSummaryWriter(base, wait_on_flush=True) as writer:
+        writer.scalar("loss", torch.tensor(0.5), 1)
+        writer.text("note", "hello", 2)
+        writer.image("grey", np.zeros((1, 2)), 3)
+        writer.image("several", np.arange(24.0).reshape(2, 2, 2, 3), 4, max_outputs=1)
+        writer.audio("sound", np.array([0.0, 1.0]), 5, sample_rate=8000)
+        writer.histogram("weights", np.array([1.0, 2.0]), 6)
+        writer.write("tensor", np.array([3.0]), 7)
+        writer.hparams({"lr": 0.1})
+        writer.flush()
+    assert base.calls == [
+        ("loss", 0.5, 1),
+        ("note", "hello", 2),
+        ("grey", [[[0.0], [0.0]]], 3),
+        ("several", np.arange(12.0).reshape(1, 2, 2, 3).tolist(), 4),
+        ("sound", [[[0.0], [1.0]]], 5, 8000),
+        ("weights", [1.0, 2.0], 6),
+        ("tensor", [3.0], 7),
+        {"lr": 0.1},
+        "flush",
+        "close",
+    ]

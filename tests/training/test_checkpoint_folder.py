@@ -1,10 +1,12 @@
 """A folder of checkpoints: what a killed save left there, and a second run that saves there too."""
 
+import json
 import os
 import re
 import subprocess
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -131,3 +133,27 @@ def test_of_two_processes_that_fit_into_one_folder_one_ends_as_if_alone(tmp_path
     assert all(
         torch.equal(expected[name], values) for state in ended for name, values in state.items()
     )
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_backup_stays_when_keep_removes_its_checkpoint(tmp_path, monkeypatch, links):
+    if not links:  # as on some file systems
+
+        def no_links(*_):
+            raise PermissionError("Operation not permitted")
+
+        monkeypatch.setattr(os, "link", no_links)
+    counted = {"n": 1}
+    saves = Checkpointer(tmp_path, keep=1).track(counted=counted)
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        saves.backup()
+    saves.save(SimpleNamespace(step=1))
+    backup = saves.backup()
+    assert saves.backup() == backup  # once more
+    for counted["n"] in (2, 3):
+        saves.save(SimpleNamespace(step=counted["n"]))
+    assert [path.name[-4:] for path in saves.paths()] == ["3.pt"]
+    kept = Checkpointer(tmp_path / "backup").track(counted=counted)
+    assert kept.paths() == [backup]
+    assert (kept.restore(), counted) == (True, {"n": 1})
+    assert json.loads(backup.with_suffix(".json").read_text())["step"] == 1

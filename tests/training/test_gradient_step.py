@@ -11,7 +11,7 @@ from fluxutils_py.bobbin import TaskStep, TrainTask
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.gomlx import Trainer, WeightedLoss
 from fluxutils_py.nn import LSTM
-from fluxutils_py.praytools.functional import ptrain, train, ttrain
+from fluxutils_py.praytools.functional import itrain, ptrain, train, ttrain
 from fluxutils_py.training import Loop, TrainState
 from fluxutils_py.training.function_step import FunctionStep
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
@@ -199,3 +199,49 @@ def test_shapes_that_torch_would_broadcast_are_refused():
 def test_batches_are_the_same_or_each_ranks_own():
     with pytest.raises(ValueError, match=r"^batches .*'per_rank', got 'mine'$"):
         Trainer(net(), nn.MSELoss(), sgd, batches="mine")
+
+
+def with_optimizer(way, model, opt, data, loss=mean_square):
+    """Train by an optimizer that was made beforehand."""
+    left = iter(data)
+    run = {"train": train, "ptrain": ptrain, "ttrain": ttrain, "itrain": itrain}.get(way)
+    if way == "trainer":
+        Loop(Trainer(model, lambda p, y: (p - y).square().mean(), opt)).run_epochs(data, 1)
+    elif way == "task":
+        Loop(TaskStep(Squares(model), TrainState(0, model, opt))).run_epochs(data, 1)
+    else:
+        more = {"bs": 2} if way == "ptrain" else {"n": 1} if way == "ttrain" else {}
+        prepare = (lambda: [next(left)]) if way == "itrain" else (lambda: next(left))
+        run(lambda x, y: loss(model, x, y), model, prepare, opt, 100, **more)
+
+
+@pytest.mark.parametrize("way", ["trainer", "task", "train", "ptrain", "ttrain", "itrain"])
+def test_an_optimizer_of_another_model_is_refused_and_one_of_a_part_trains_this_part(way):
+    model, other = net(), net()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(
+        ValueError, match=r"4 parameters \(\(5, 3\), .*none .*model\.parameters\(\)"
+    ):
+        with_optimizer(way, model, sgd(other.parameters()), batches())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    with_optimizer(way, model, sgd(model[2].parameters()), batches())
+    changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}
+    assert changed == {"2.weight", "2.bias"}
+
+
+@pytest.mark.parametrize("way", ["train", "ptrain", "ttrain", "itrain"])
+def test_a_parameter_of_the_loss_in_the_optimizer_is_trained_as_by_hand(way):
+    def run(train_by):
+        model, scale = net(), nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+        opt = sgd([*model.parameters(), scale])
+        train_by(model, opt, lambda model, x, y: (model(x) - scale * y).square().mean())
+        return torch.cat([p.detach().flatten() for p in (*model.parameters(), scale)])
+
+    def by_hand(model, opt, loss):
+        for x, y in batches():
+            opt.zero_grad()
+            loss(model, x, y).backward()
+            opt.step()
+
+    found = run(lambda model, opt, loss: with_optimizer(way, model, opt, batches(), loss))
+    torch.testing.assert_close(found, run(by_hand), rtol=1e-12, atol=1e-12)

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from fluxutils_py.bobbin import CronTab
+from fluxutils_py.gomlx import OnEnd, OnStart, OnStep
 from fluxutils_py.praytools import cb
 from fluxutils_py.training import Loop, StepInfo, StopTraining
 from fluxutils_py.training.hooks import EVENTS, Hooks
@@ -293,6 +295,36 @@ def test_a_callback_that_does_not_take_the_loop_is_refused(hook, name):
     with pytest.raises(TypeError) as caught:
         Hooks().attach(hook)
     assert f"the callback {name} must take one argument" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("add", "told"),
+    [
+        # the order of gomlx
+        (lambda loop: loop.on_step("n", 0, lambda loop, metrics: None), r"'n' .*got 0; .*OnStep"),
+        (lambda loop: loop.on_step("n", lambda a, b: None), r"callback n\(a, b\) .*one argument"),
+        (lambda loop: loop.on_start("n", lambda: None), "one argument, the loop"),
+        (lambda loop: loop.on_epoch("n", lambda: None), "one argument, the loop"),
+        (lambda loop: loop.on_end("n", None), "got None"),
+        (lambda loop: OnStep(loop, "n", 0, lambda loop: None), "2 arguments, the loop and the met"),
+        (
+            lambda loop: OnStart(loop, "n", 0, lambda loop: None),
+            "2 arguments, the loop and the dat",
+        ),
+        (lambda loop: OnEnd(loop, "n", lambda loop, metrics: None, 0), "got 0"),
+        (
+            lambda loop: loop.hooks.attach(
+                CronTab().schedule(lambda state, *, step_info: None, name="n", step_interval=1)
+            ),
+            r"callback n\(state, \*, step_info\) .*with_state",
+        ),
+    ],
+)
+def test_hooks_with_other_arguments_are_refused_when_they_are_attached(add, told):
+    loop = loop_of([])
+    with pytest.raises(TypeError, match=told):
+        add(loop)
+    loop.run_epochs("abc", 1)
 
 
 def test_a_callback_may_take_more_arguments_that_have_defaults():

@@ -236,6 +236,43 @@ def test_after_a_restart_n_steps_are_n_more():
         assert (rest.step, rest.start_step) == (3, 0)
 
 
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_restart_after_the_last_step_of_an_epoch_ends_it_first(epochs):
+    """The state of a save in that step, as that of ``PeriodicCallback``, whose run ended there."""
+
+    def run(log):
+        def step(batch):
+            log.append(batch)
+            return StepInfo(float(ord(batch)))
+
+        loop = Loop(step)
+        loop.on_epoch("note", lambda loop: log.append(("end of", loop.epoch, loop.record["loss"])))
+        return loop
+
+    def losses(loop):
+        return [(record["epoch"], record["loss"]) for record in loop.history]
+
+    states, whole = [], run(log_of_whole := [])
+    whole.on_step("save", lambda loop: states.append(loop.state_dict()))
+    whole.run_epochs(Batches(*"abc"), 2)
+    state = states[3 * epochs - 1]
+    tail = log_of_whole[4 * epochs - 1 :]
+
+    rest = run(log := [])
+    rest.load_state_dict(state)
+    assert (rest.epoch, rest.step) == (epochs, 3 * epochs)
+    assert rest.state_dict()["epoch"] == state["epoch"]
+    rest.run_epochs(Batches(*"abc"), 2)
+    assert (log, rest.epoch, losses(rest)) == (tail, 2, losses(whole))
+
+    rest = run(log := [])
+    rest.load_state_dict(state)
+    rest.run_steps(Batches(*"abc"), 2)
+    assert log == [tail[0], "a", "b"]
+    assert (rest.epoch, rest.step) == (epochs, state["step"] + 2)
+    assert losses(rest) == losses(whole)[:epochs]
+
+
 def test_epochs_are_counted_over_runs_and_from_the_start_of_each():
     seen, loop = [], logging([])
     loop.on_epoch("note", lambda loop: seen.append((loop.epoch, loop.epoch - loop.start_epoch)))
@@ -248,6 +285,7 @@ def test_the_loop_carries_what_hooks_need():
     model = torch.nn.Linear(3, 1)
     trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.Adam)
     loop, x, seen = Loop(trainer), torch.randn(7, 3), []
+    assert loop.trainer is trainer
 
     def look(loop):
         seen.append(

@@ -1,11 +1,15 @@
 """The state of a task's training."""
 
 import copy
+import functools
 
+import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from fluxutils_py.nn import LSTM
+from fluxutils_py.nn.states import reset
 from fluxutils_py.training.train_state import TrainState
 
 
@@ -53,3 +57,54 @@ def test_another_process_continues_with_the_same_bits():
         step(s)
     assert other.step == 2
     assert all(other.params[name].equal(p) for name, p in state.params.items())
+
+
+@pytest.mark.parametrize("opt", [torch.optim.Adam, functools.partial(torch.optim.SGD, lr=0.1)])
+def test_replace_gives_a_state_of_its_own_that_trains_on_as_it_would(opt):
+    state = make()
+    state.opt = opt(state.model.parameters())
+    torch.manual_seed(1)
+    step(state)
+    reset(state.model)
+    before = copy.deepcopy(state.state_dict())
+    bias, mean = torch.tensor([3.0, 4.0]), np.array([5.0, 6.0], dtype="float32")
+    new = state.replace(step=7, params={"1.bias": bias}, extra_vars={"2.running_mean": mean})
+    assert new.step == 7
+    changed = {k for k, v in new.model_vars.items() if not torch.equal(v, state.model_vars[k])}
+    assert changed == {"1.bias", "2.running_mean"}
+    assert torch.equal(new.params["1.bias"], bias)
+    assert new.extra_vars["2.running_mean"].tolist() == [5, 6]
+    # the same step from the same values, by a state that was loaded
+    expected = make()
+    expected.opt = opt(expected.model.parameters())
+    expected.load_state_dict(copy.deepcopy(new.state_dict()))
+    for each in new, expected:
+        torch.manual_seed(2)
+        step(each)
+    assert not torch.equal(new.params["1.bias"], bias)
+    assert all(torch.equal(v, expected.model_vars[k]) for k, v in new.model_vars.items())
+    after = state.state_dict()
+    assert after["step"] == before["step"]
+    assert all(torch.equal(v, before["model"][k]) for k, v in after["model"].items())
+    assert str(after["opt"]) == str(before["opt"])
+    again = new.replace(opt_state=state.opt_state)
+    assert str(again.opt_state) == str(before["opt"])
+    step(again)
+    assert str(state.opt_state) == str(before["opt"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "told"),
+    [
+        ({"tx": None, "stepp": 1}, TypeError, "opt_state; got tx, stepp"),
+        (
+            {"params": {"1.bias": torch.ones(1)}},
+            ValueError,
+            r"\(1,\), the model has of shape \(2,\)",
+        ),
+        ({"params": {"bias": torch.ones(2)}}, ValueError, r"'bias' .*only 0\."),
+    ],
+)
+def test_replace_names_what_a_state_has(changes, error, told):
+    with pytest.raises(error, match=told):
+        make().replace(**changes)
