@@ -154,6 +154,10 @@ class Segments:
         """Return which steps are the last of their row: bool of shape (S, B)."""
         return np.asarray(np.arange(start, stop)[:, None] == self.length - 1)
 
+    def last_steps(self) -> Segments:
+        """Return the last step of each row, which has one, as a row of its own."""
+        return replace(self, start=self.start + self.length - 1, length=np.ones_like(self.length))
+
     def coverage_mask(
         self,
         series: slice,

@@ -280,6 +280,14 @@ class SequenceWindows:
         """Read the window at a position; any thread may call this."""
         return self.cut(index.segments, index.start, index.stop, index.n_overlap, index)
 
+    def weights_of_targets(self, rows: Segments) -> np.ndarray:
+        """Return the weight of the one target of each row, at its last step: (B,), 0 where it has
+        no loss.
+        """
+        ends = self.cut(rows.last_steps(), 0, 1)
+        weights = np.ones(len(rows)) if ends.w is None else ends.w[0].min(1).astype(float)
+        return np.where(rows.length > self.burn_in, weights, 0)
+
     # -- which windows there are -------------------------------------------------------------------
 
     def _groups(self) -> Iterator[Segments]:

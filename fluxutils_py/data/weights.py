@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -100,23 +100,16 @@ class SampleWeight:
             If no step is left.
         """
         sums = np.zeros(2)
-        for series, steps in block_slices(self.n_series, self.n_steps):
-            weights = self.block(series, steps).astype(float)  # (B, S)
-            # not at the start, as the weights of a file are read here for the first time
-            if not np.isfinite(weights).all() or (weights < 0).any():
-                raise DataError(
-                    "sample_weight must be finite and not negative; use 0 for steps that should "
-                    "not count"
-                )
-            live = weights > 0
-            covered = rows.coverage_mask(series, steps, burn_in)
-            if covered is not None:
-                live &= covered
-            missing = [y.missing_mask(y.stored_block(series, steps)) for y in ys]
-            if mask_per_output and any(mask is not None for mask in missing):
-                sums += _sums_of_outputs(weights, live, missing, [y.F for y in ys])
+        sizes = [y.F for y in ys]
+        for block in loss_blocks(ys, rows, self, burn_in, mask_per_output):
+            assert block.weight is not None
+            if block.is_of_steps:
+                live = block.has_loss[0][0]
+                sums += block.weight[live].sum(), live.sum()
             else:
-                sums += _sums_of_steps(weights, live, missing)
+                present = np.moveaxis(np.concatenate(block.has_loss), 0, -1)
+                share = output_fractions(present, sizes)
+                sums += (block.weight * share).sum(), share.sum()
         # every rank takes part, also one whose rows have no weight
         total, count = add_up(sums)
         if count == 0:
@@ -132,16 +125,6 @@ class SampleWeight:
         # weights of steps stay: the state must run through steps of weight 0
         is_weighted = self._per_series > 0
         return rows[is_weighted[rows.series]]
-
-    def max_per_series(self) -> np.ndarray:
-        """Return the largest weight of each series, shape (N,)."""
-        if self._per_series is not None:
-            return self._per_series
-        out = np.zeros(self.n_series)
-        for series, steps in block_slices(self.n_series, self.n_steps):
-            largest = self.block(series, steps).max(1)
-            out[series] = np.maximum(out[series], largest)
-        return out
 
     def block(self, series: slice, steps: slice) -> np.ndarray:
         """Return weights as they were given, shape (B, S)."""
@@ -180,33 +163,74 @@ class SampleWeight:
         return slice(start, min(stop, self.n_steps))
 
 
-def _sums_of_steps(
-    weights: np.ndarray,
-    live: np.ndarray,
-    missing: Sequence[np.ndarray | None],
-) -> tuple[float, float]:
-    """Return the sum of the weights of live steps that lack no output, and their number."""
-    for mask in missing:
-        if mask is not None:
-            lacks_any = mask.any(0)
-            live = live & ~lacks_any
-    return float(weights[live].sum()), int(live.sum())
+class LossBlock(NamedTuple):
+    """Targets of some series and steps, and which of their values have a loss.
+
+    Attributes
+    ----------
+    values, has_loss : list of ndarray, shapes (G, B, S)
+        For each array of targets; ``has_loss`` is of bool, not to be written to.
+    weight : ndarray of shape (B, S), float, or None
+        As they were given.
+    is_of_steps : bool
+        Whether all values of a step have a loss, or none has.
+    """
+
+    values: list[np.ndarray]
+    has_loss: list[np.ndarray]
+    weight: np.ndarray | None
+    is_of_steps: bool
 
 
-def _sums_of_outputs(
-    weights: np.ndarray,
-    live: np.ndarray,
-    missing: Sequence[np.ndarray | None],
-    sizes: Sequence[int],
-) -> tuple[float, float]:
-    """Return the same sums where a live step counts for the share of its outputs that is there."""
-    parts = []
-    for size, mask in zip(sizes, missing, strict=True):
-        all_there = np.ones((size, *live.shape), bool)
-        parts.append(all_there if mask is None else ~mask)
-    present = np.concatenate(parts) & live
-    share = output_fractions(np.moveaxis(present, 0, -1), sizes)
-    return float((weights * share).sum()), float(share.sum())
+def loss_blocks(
+    ys: Sequence[SeriesArray],
+    rows: Segments,
+    weight: SampleWeight | None = None,
+    burn_in: int = 0,
+    mask_per_output: bool = False,
+) -> Iterator[LossBlock]:
+    """Yield all targets in blocks, with the values that have a loss in windows of these rows.
+
+    Scales of targets, classes, their frequencies and the mean of weights are learnt from these
+    values alone: those in a row but not among its first ``burn_in`` steps, with a weight, and with
+    a target. Arguments are those of :meth:`SampleWeight.normalize`.
+
+    Raises
+    ------
+    DataError
+        If a weight is not finite, or negative.
+    """
+    whole = Segments.from_lengths(ys[0].N, ys[0].T)
+    for series, steps in block_slices(ys[0].N, ys[0].T, max(y.F for y in ys)):
+        live = np.ones((series.stop - series.start, steps.stop - steps.start), bool)
+        covered = rows.coverage_mask(series, steps, burn_in)
+        if covered is not None:
+            live &= covered
+        weights = None
+        if weight is not None:
+            weights = weight.block(series, steps).astype(float)
+            # not at the start, as the weights of a file are read here for the first time
+            if not np.isfinite(weights).all() or (weights < 0).any():
+                raise DataError(
+                    "sample_weight must be finite and not negative; use 0 for steps that should "
+                    "not count"
+                )
+            live &= weights > 0
+        for y in ys:
+            y.prefetch(whole[series], steps.start, steps.stop)
+        values = [y.stored_block(series, steps) for y in ys]
+        missing = [y.missing_mask(v) for y, v in zip(ys, values, strict=True)]
+        is_of_steps = not mask_per_output or all(mask is None for mask in missing)
+        if is_of_steps:
+            for mask in missing:
+                if mask is not None:
+                    live &= ~mask.any(0)
+            missing = [None] * len(ys)
+        has_loss = [
+            np.broadcast_to(live, v.shape) if mask is None else live & ~mask
+            for v, mask in zip(values, missing, strict=True)
+        ]
+        yield LossBlock(values, has_loss, weights, is_of_steps)
 
 
 def output_fractions(present: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
