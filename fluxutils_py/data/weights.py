@@ -103,9 +103,8 @@ class SampleWeight:
         sizes = [y.F for y in ys]
         for block in loss_blocks(ys, rows, self, burn_in, mask_per_output):
             assert block.weight is not None
-            if block.is_of_steps:
-                live = block.has_loss[0][0]
-                sums += block.weight[live].sum(), live.sum()
+            if block.steps is not None:
+                sums += block.weight[block.steps].sum(), block.steps.sum()
             else:
                 present = np.moveaxis(np.concatenate(block.has_loss), 0, -1)
                 share = output_fractions(present, sizes)
@@ -172,14 +171,14 @@ class LossBlock(NamedTuple):
         For each array of targets; ``has_loss`` is of bool, not to be written to.
     weight : ndarray of shape (B, S), float, or None
         As they were given.
-    is_of_steps : bool
-        Whether all values of a step have a loss, or none has.
+    steps : ndarray of bool, shape (B, S), or None
+        The steps that have a loss with all their values; None if some have it with some.
     """
 
     values: list[np.ndarray]
     has_loss: list[np.ndarray]
     weight: np.ndarray | None
-    is_of_steps: bool
+    steps: np.ndarray | None
 
 
 def loss_blocks(
@@ -200,8 +199,11 @@ def loss_blocks(
     DataError
         If a weight is not finite, or negative.
     """
-    whole = Segments.from_lengths(ys[0].N, ys[0].T)
-    for series, steps in block_slices(ys[0].N, ys[0].T, max(y.F for y in ys)):
+    # scalers have weights without targets
+    n_series = ys[0].N if weight is None else weight.n_series
+    n_steps = ys[0].T if weight is None else weight.n_steps
+    whole = Segments.from_lengths(n_series, n_steps)
+    for series, steps in block_slices(n_series, n_steps, max((y.F for y in ys), default=1)):
         live = np.ones((series.stop - series.start, steps.stop - steps.start), bool)
         covered = rows.coverage_mask(series, steps, burn_in)
         if covered is not None:
@@ -220,17 +222,20 @@ def loss_blocks(
             y.prefetch(whole[series], steps.start, steps.stop)
         values = [y.stored_block(series, steps) for y in ys]
         missing = [y.missing_mask(v) for y, v in zip(ys, values, strict=True)]
-        is_of_steps = not mask_per_output or all(mask is None for mask in missing)
+        lacks_some = np.zeros(live.shape, bool)
+        lacks_all = np.full(live.shape, bool(ys))
+        for mask in missing:
+            lacks_some |= False if mask is None else mask.any(0)
+            lacks_all &= False if mask is None else mask.all(0)
+        is_of_steps = not (mask_per_output and (live & lacks_some & ~lacks_all).any())
         if is_of_steps:
-            for mask in missing:
-                if mask is not None:
-                    live &= ~mask.any(0)
+            live &= ~lacks_some
             missing = [None] * len(ys)
         has_loss = [
             np.broadcast_to(live, v.shape) if mask is None else live & ~mask
             for v, mask in zip(values, missing, strict=True)
         ]
-        yield LossBlock(values, has_loss, weights, is_of_steps)
+        yield LossBlock(values, has_loss, weights, live if is_of_steps else None)
 
 
 def output_fractions(present: np.ndarray, sizes: Sequence[int]) -> np.ndarray:

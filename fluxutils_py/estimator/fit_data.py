@@ -259,6 +259,8 @@ class _DataReader:
             labels = read_labels(self.request.y, inputs)
             if labels.shape[1:] == (inputs.N, inputs.T):
                 return find_classes(labels, weight, rows, burn_in)
+            if labels.shape[1:] != (inputs.N, 1):  # reading targets raises the error
+                return find_classes(labels, None)
             counts = rows.length > burn_in
             if weight is not None:
                 counts &= weight.read(rows.last_steps(), 0, 1)[0] > 0

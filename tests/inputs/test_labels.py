@@ -66,9 +66,9 @@ def test_balanced_weights_are_those_of_scikit_learn(weighted):
     w = RNG.integers(0, 3, (N, T))
     given = SampleWeight(w, N, T) if weighted else None
     counts = count_classes(loss_blocks([y], rows, given, burn_in), 3)
-    found = ClassWeightArray(
-        weights_of_classes("balanced", WORDS, lambda: counts), codes, given
-    )[0, :, :]
+    found = ClassWeightArray(weights_of_classes("balanced", WORDS, lambda: counts), codes, given)[
+        0, :, :
+    ]
     counted = np.broadcast_to((np.arange(T) >= burn_in) & (np.arange(T) < T - 1), (N, T))
     counted = counted & (codes[0] >= 0)
     repeated = codes[0][counted].repeat(w[counted] if weighted else 1)
