@@ -75,7 +75,6 @@ class SampleWeight:
         rows: Segments,
         ys: Sequence[SeriesArray],
         *,
-        burn_in: int = 0,
         mask_per_output: bool = False,
         add_up: Function = lambda sums: sums,
     ) -> None:
@@ -84,10 +83,8 @@ class SampleWeight:
         Parameters
         ----------
         rows : Segments
-            Which steps of which series exist.
+            Which steps of which series count.
         ys : sequence of SeriesArray
-        burn_in : int
-            Steps at the start of each row that do not count.
         mask_per_output : bool
             A step of which some targets are missing counts for the share that is there. Otherwise
             not at all.
@@ -101,7 +98,7 @@ class SampleWeight:
         """
         sums = np.zeros(2)
         sizes = [y.F for y in ys]
-        for block in loss_blocks(ys, rows, self, burn_in, mask_per_output):
+        for block in loss_blocks(ys, rows, self, mask_per_output):
             assert block.weight is not None
             if block.steps is not None:
                 sums += block.weight[block.steps].sum(), block.steps.sum()
@@ -185,14 +182,14 @@ def loss_blocks(
     ys: Sequence[SeriesArray],
     rows: Segments,
     weight: SampleWeight | None = None,
-    burn_in: int = 0,
     mask_per_output: bool = False,
 ) -> Iterator[LossBlock]:
-    """Yield all targets in blocks, with the values that have a loss in windows of these rows.
+    """Yield all targets in blocks, with the values that have a loss: those in a row, with a weight
+    and a target.
 
-    Scales of targets, classes, their frequencies and the mean of weights are learnt from these
-    values alone: those in a row but not among its first ``burn_in`` steps, with a weight, and with
-    a target. Arguments are those of :meth:`SampleWeight.normalize`.
+    Scales of targets, frequencies of classes and the mean of weights are learnt from these alone.
+    The rows are without their burn-in, see :meth:`Segments.without_first`; the other arguments are
+    those of :meth:`SampleWeight.normalize`.
 
     Raises
     ------
@@ -204,38 +201,50 @@ def loss_blocks(
     n_steps = ys[0].T if weight is None else weight.n_steps
     whole = Segments.from_lengths(n_series, n_steps)
     for series, steps in block_slices(n_series, n_steps, max((y.F for y in ys), default=1)):
-        live = np.ones((series.stop - series.start, steps.stop - steps.start), bool)
-        covered = rows.coverage_mask(series, steps, burn_in)
-        if covered is not None:
-            live &= covered
         weights = None
+        live = rows.coverage_mask(series, steps)
+        if live is None:
+            live = np.ones((series.stop - series.start, steps.stop - steps.start), bool)
         if weight is not None:
-            weights = weight.block(series, steps).astype(float)
-            # not at the start, as the weights of a file are read here for the first time
-            if not np.isfinite(weights).all() or (weights < 0).any():
-                raise DataError(
-                    "sample_weight must be finite and not negative; use 0 for steps that should "
-                    "not count"
-                )
-            live &= weights > 0
+            weights = _finite_weights(weight, series, steps)
+            live = live & (weights > 0)
         for y in ys:
             y.prefetch(whole[series], steps.start, steps.stop)
         values = [y.stored_block(series, steps) for y in ys]
         missing = [y.missing_mask(v) for y, v in zip(ys, values, strict=True)]
-        lacks_some = np.zeros(live.shape, bool)
-        lacks_all = np.full(live.shape, bool(ys))
-        for mask in missing:
-            lacks_some |= False if mask is None else mask.any(0)
-            lacks_all &= False if mask is None else mask.all(0)
-        is_of_steps = not (mask_per_output and (live & lacks_some & ~lacks_all).any())
-        if is_of_steps:
-            live &= ~lacks_some
-            missing = [None] * len(ys)
-        has_loss = [
-            np.broadcast_to(live, v.shape) if mask is None else live & ~mask
-            for v, mask in zip(values, missing, strict=True)
-        ]
-        yield LossBlock(values, has_loss, weights, live if is_of_steps else None)
+        lacks_some, lacks_all = _lacking(missing, live.shape)
+        if mask_per_output and (live & lacks_some & ~lacks_all).any():
+            has_loss = [
+                np.broadcast_to(live, v.shape) if mask is None else live & ~mask
+                for v, mask in zip(values, missing, strict=True)
+            ]
+            yield LossBlock(values, has_loss, weights, None)
+        else:
+            live = live & ~lacks_some
+            has_loss = [np.broadcast_to(live, v.shape) for v in values]
+            yield LossBlock(values, has_loss, weights, live)
+
+
+def _finite_weights(weight: SampleWeight, series: slice, steps: slice) -> np.ndarray:
+    weights = weight.block(series, steps).astype(float)
+    # not at the start, as the weights of a file are read here for the first time
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise DataError(
+            "sample_weight must be finite and not negative; use 0 for steps that should not count"
+        )
+    return weights
+
+
+def _lacking(
+    missing: Sequence[np.ndarray | None], shape: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return at which steps (B, S) any value is missing, and at which all are."""
+    some = np.zeros(shape, bool)
+    every = np.ones(shape, bool)
+    for mask in missing:
+        some |= False if mask is None else mask.any(0)
+        every &= False if mask is None else mask.all(0)
+    return some, every
 
 
 def output_fractions(present: np.ndarray, sizes: Sequence[int]) -> np.ndarray:

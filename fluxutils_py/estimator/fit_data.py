@@ -6,6 +6,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,6 @@ from fluxutils_py.inputs.labels import (
     check_classes,
     count_classes,
     find_classes,
-    find_largest,
     ignored_labels,
     weighted_classes,
     weights_of_classes,
@@ -165,28 +165,27 @@ def prepare(
     maker = WindowMaker(settings, spec, loss, minibatch, pool)
     # after the split, as scale and frequencies are those of the training part
     rows = maker.rows(inputs, targets, weight, training)
-    if reader.finds_classes and rows.folds > 1 and spec.burn_in:
-        # labels that occur at the beginnings of folds alone are no classes
-        assert classes is not None
-        counts = count_classes(maker.loss_blocks(inputs, targets, weight, rows), len(classes))
-        classes = check_classes(classes[pool.total(counts) > 0])
+    both = [rows]
+    if split is not None:
+        both.append(maker.rows(inputs, targets, weight, split.validation, training=False))
+    if rows.folds > 1 and burn_in:
+        before = partial(maker.loss_blocks, inputs, targets, weight, *both)
+        classes = reader.without_beginnings(classes, before)
         targets = reader.targets(inputs, classes)
         mark_missing_labels(targets, classes, loss)
-    codec = reader.codec(
-        settings, targets, classes, lambda: maker.loss_blocks(inputs, targets, weight, rows)
-    )
+    learn_from = partial(maker.loss_blocks, inputs, targets, weight)
+    codec = reader.codec(settings, targets, classes, partial(learn_from, rows))
+    n_outputs = _count_outputs(targets, codec, loss, pool, partial(learn_from, *both))
     windows = maker.windows(inputs, targets, weight, codec, rows)
     validation = None
     if split is not None:
         # Cutting windows has scaled the weight to the training part, so it is read again.
         weight = pool.weight(request.sample_weight, inputs)
-        rows = maker.rows(inputs, targets, weight, split.validation, training=False)
-        validation = maker.windows(inputs, targets, weight, codec, rows, training=False)
+        validation = maker.windows(inputs, targets, weight, codec, both[1], training=False)
     elif request.validation_data is not None:
         validation = maker.validation_windows(
             request.validation_data, inputs, targets, schema, codec
         )
-    n_outputs = _count_outputs(targets, codec, loss, pool)
     return FitData(settings, spec, loss, inputs, targets, codec, windows, validation, n_outputs)
 
 
@@ -258,7 +257,7 @@ class _DataReader:
         def find_own_classes() -> np.ndarray:
             labels = read_labels(self.request.y, inputs)
             if labels.shape[1:] == (inputs.N, inputs.T):
-                return find_classes(labels, weight, rows, burn_in)
+                return find_classes(labels, weight, rows.without_first(burn_in))
             if labels.shape[1:] != (inputs.N, 1):  # reading targets raises the error
                 return find_classes(labels, None)
             counts = rows.length > burn_in
@@ -268,6 +267,15 @@ class _DataReader:
 
         classes = self.pool.classes(find_own_classes, inputs)
         return weighted_classes(class_weight, classes)
+
+    def without_beginnings(
+        self, classes: np.ndarray | None, blocks: Callable[[], Iterable[LossBlock]]
+    ) -> np.ndarray | None:
+        """Return the classes without labels that occur nowhere but in the burn-in of folds."""
+        if classes is None or not self.finds_classes:
+            return classes
+        counts = self.pool.total(count_classes(blocks(), len(classes)))
+        return check_classes(classes[counts > 0])
 
     def targets(self, inputs: Inputs, classes: np.ndarray | None) -> Targets:
         schema = target_schema(
@@ -347,15 +355,20 @@ def _require_same_classes(declared: np.ndarray | None, classes: np.ndarray) -> N
 
 
 def _count_outputs(
-    targets: Targets, codec: TargetCodec, loss: Loss, pool: SeriesPool
+    targets: Targets,
+    codec: TargetCodec,
+    loss: Loss,
+    pool: SeriesPool,
+    blocks: Callable[[], Iterable[LossBlock]],
 ) -> int | tuple[int, ...]:
     (y, *others) = targets.series
     # a model gives one score for each class, whatever the shape of y
     if codec.classes is not None:
         return len(codec.classes)
     if not others and isinstance(loss, SeqLoss) and loss.classes and y.kind == "int":
+        own = [values[has_loss].max(initial=-1) for (values,), (has_loss,), *_ in blocks()]
         # The largest label may occur on one rank only.
-        return 1 + max(pool.ranks.allgather(find_largest(y.array)))
+        return 1 + max(pool.ranks.allgather(int(max(own, default=-1))))
     counts: int | tuple[int, ...] = feature_counts(targets.series)
     return counts
 
@@ -447,16 +460,16 @@ class WindowMaker:
         return segments
 
     def loss_blocks(
-        self, inputs: Inputs, targets: Targets, weight: SampleWeight | None, rows: Segments
+        self, inputs: Inputs, targets: Targets, weight: SampleWeight | None, *parts: Segments
     ) -> Iterator[LossBlock]:
-        """Yield the targets of this rank that have a loss in windows of these rows."""
-        return loss_blocks(
-            targets.series,
-            inputs.own(rows),
-            weight,
-            self.spec.burn_in,
-            self._masks_outputs(targets),
-        )
+        """Yield the targets of this rank that have a loss in windows of some rows, part by part."""
+        for rows in parts:
+            yield from loss_blocks(
+                targets.series,
+                inputs.own(rows).without_first(self.spec.burn_in),
+                weight,
+                self._masks_outputs(targets),
+            )
 
     def windows(
         self,
@@ -480,9 +493,8 @@ class WindowMaker:
         if weight is not None:
             # over the steps that count: after all cuts, without burn-in and missing targets
             weight.normalize(
-                inputs.own(segments),
+                inputs.own(segments).without_first(self.spec.burn_in),
                 targets.series,
-                burn_in=self.spec.burn_in,
                 mask_per_output=mask_per_output,
                 add_up=self.pool.total,
             )

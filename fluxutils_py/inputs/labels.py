@@ -198,20 +198,10 @@ class Classify(nn.Module):
         return label, torch.log_softmax(scores - self.log_weight.to(scores.dtype), -1).exp()
 
 
-def find_largest(labels: Any) -> int:
-    """Return the largest of integer labels in an array (G, N, T), in one pass over blocks."""
-    n_outputs, n_series, n_steps = labels.shape
-    return max(
-        int(plain_block(labels[:, n, t], "y").max())
-        for n, t in block_slices(n_series, n_steps, n_outputs)
-    )
-
-
 def find_classes(
     labels: Any,
     weight: SampleWeight | None,
     rows: Segments | None = None,
-    burn_in: int = 0,
 ) -> np.ndarray:
     """Return the sorted labels in an array (1, N, T) at steps that have a loss, in one pass over
     blocks.
@@ -227,7 +217,7 @@ def find_classes(
         if weight is not None:
             counts &= weight.block(series, steps) > 0
         if rows is not None:
-            exists = rows.coverage_mask(series, steps, burn_in)
+            exists = rows.coverage_mask(series, steps)
             counts &= True if exists is None else exists
         labels_of_blocks.append(unique_labels(block[counts]))
     return unique_labels(np.concatenate(labels_of_blocks))

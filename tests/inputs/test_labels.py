@@ -51,7 +51,7 @@ def test_classes_are_what_occurs_with_a_weight_in_a_series():
         2,
     ]
     whole = Segments.from_lengths(N, T)
-    assert find_classes(labels, None, whole, burn_in=1).tolist() == [1, 2, 7]
+    assert find_classes(labels, None, whole.without_first(1)).tolist() == [1, 2, 7]
     with pytest.raises(DataError, match="no step of y that counts has a label"):
         check_classes(find_classes(np.full((1, N, T), np.nan), None))
 
@@ -65,7 +65,7 @@ def test_balanced_weights_are_those_of_scikit_learn(weighted):
     burn_in, rows = 2, Segments.from_lengths(N, T, np.full(N, T - 1))
     w = RNG.integers(0, 3, (N, T))
     given = SampleWeight(w, N, T) if weighted else None
-    counts = count_classes(loss_blocks([y], rows, given, burn_in), 3)
+    counts = count_classes(loss_blocks([y], rows.without_first(burn_in), given), 3)
     found = ClassWeightArray(weights_of_classes("balanced", WORDS, lambda: counts), codes, given)[
         0, :, :
     ]
