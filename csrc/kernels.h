@@ -5,7 +5,7 @@
 #pragma once
 #include <stdint.h>
 
-#define FLUXUTILS_KERNELS_VERSION 3
+#define FLUXUTILS_KERNELS_VERSION 4
 
 #ifdef __cplusplus
 extern "C" {
@@ -120,7 +120,7 @@ typedef struct {
 } fluxutils_step_scaler;
 
 // What y is: outputs (G, B) of the model's type, or in the units of targets, as float32 or float64; labels (1, B) as
-// int64; probabilities and their logarithms; the difference of two scores, (1, B).
+// int64; probabilities of outputs less `mean`, and their logarithms; the difference of two scores, (1, B).
 enum {
     FK_STEP_RAW = 0, FK_STEP_FLOAT32 = 1, FK_STEP_FLOAT64 = 2, FK_STEP_LABEL = 3, FK_STEP_PROBABILITIES = 4,
     FK_STEP_LOG_PROBABILITIES = 5, FK_STEP_DIFFERENCE = 6

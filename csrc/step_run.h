@@ -116,8 +116,15 @@ static void write_outputs(const fluxutils_step_call &c, int64_t series, bool is_
             for (int g = 0; g < G; g++, at += B)
                 static_cast<double *>(c.y)[at] = step_unscaled(y[g], c.mean[g], c.scale[g]);
             return;
-        case FK_STEP_PROBABILITIES: step_softmax(y, of_method, G), y = of_method; break;
-        case FK_STEP_LOG_PROBABILITIES: step_log_softmax(y, of_method, G), y = of_method; break;
+        case FK_STEP_PROBABILITIES:
+        case FK_STEP_LOG_PROBABILITIES:
+            for (int g = 0; g < G; g++) of_method[g] = y[g] - static_cast<real>(c.mean[g]);
+            y = of_method;
+            if (c.method == FK_STEP_PROBABILITIES)
+                step_softmax(y, y, G);
+            else
+                step_log_softmax(y, y, G);
+            break;
     }
     for (int g = 0; g < G; g++, at += B) static_cast<real *>(c.y)[at] = y[g];
 }

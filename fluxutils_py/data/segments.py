@@ -154,24 +154,26 @@ class Segments:
         """Return which steps are the last of their row: bool of shape (S, B)."""
         return np.asarray(np.arange(start, stop)[:, None] == self.length - 1)
 
-    def coverage_mask(
-        self,
-        series: slice,
-        steps: slice,
-        skip: int = 0,
-    ) -> np.ndarray | None:
-        """Return which steps of some series are in a row, without its first ``skip``: bool (N, T),
-        None if all.
+    def last_steps(self) -> Segments:
+        """Return the last step of each row, which has one, as a row of its own."""
+        return replace(self, start=self.start + self.length - 1, length=np.ones_like(self.length))
+
+    def without_first(self, n: int) -> Segments:
+        """Return the rows without their first ``n`` steps, such as a burn-in; those of ``n`` steps
+        or fewer are left out.
         """
+        longer = self[self.length > n]
+        return replace(longer, start=longer.start + n, length=longer.length - n)
+
+    def coverage_mask(self, series: slice, steps: slice) -> np.ndarray | None:
+        """Return which steps of some series are in a row: bool (N, T), None if all."""
         size = series.stop - series.start
         length = steps.stop - steps.start
         is_after = self.series >= series.start
         here = self[is_after & (self.series < series.stop)]
         stop = here.start + here.length
-        counted = here.start + skip
-        start = np.minimum(counted, stop)
         # within the window of steps
-        begin = np.clip(start - steps.start, 0, length)
+        begin = np.clip(here.start - steps.start, 0, length)
         end = np.clip(stop - steps.start, 0, length)
         # the usual case, without a mask of all steps: one row per series, which covers all of them
         n_different = len(np.unique(here.series))

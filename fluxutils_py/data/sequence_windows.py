@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -278,7 +278,16 @@ class SequenceWindows:
 
     def read(self, index: WindowIndex) -> Window:
         """Read the window at a position; any thread may call this."""
-        return self.cut(index.segments, index.start, index.stop, index.n_overlap, index)
+        window = self.cut(index.segments, index.start, index.stop, index.n_overlap, index)
+        return window if index.has_loss else replace(window, n_live=0)
+
+    def weights_of_targets(self, rows: Segments) -> np.ndarray:
+        """Return the weight of the one target of each row, at its last step: (B,), 0 where it has
+        no loss.
+        """
+        ends = self.cut(rows.last_steps(), 0, 1)
+        weights = np.ones(len(rows)) if ends.w is None else ends.w[0].min(1).astype(float)
+        return np.where(rows.length > self.burn_in, weights, 0)
 
     # -- which windows there are -------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -75,7 +75,6 @@ class SampleWeight:
         rows: Segments,
         ys: Sequence[SeriesArray],
         *,
-        burn_in: int = 0,
         mask_per_output: bool = False,
         add_up: Function = lambda sums: sums,
     ) -> None:
@@ -84,10 +83,8 @@ class SampleWeight:
         Parameters
         ----------
         rows : Segments
-            Which steps of which series exist.
+            Which steps of which series count.
         ys : sequence of SeriesArray
-        burn_in : int
-            Steps at the start of each row that do not count.
         mask_per_output : bool
             A step of which some targets are missing counts for the share that is there. Otherwise
             not at all.
@@ -100,23 +97,15 @@ class SampleWeight:
             If no step is left.
         """
         sums = np.zeros(2)
-        for series, steps in block_slices(self.n_series, self.n_steps):
-            weights = self.block(series, steps).astype(float)  # (B, S)
-            # not at the start, as the weights of a file are read here for the first time
-            if not np.isfinite(weights).all() or (weights < 0).any():
-                raise DataError(
-                    "sample_weight must be finite and not negative; use 0 for steps that should "
-                    "not count"
-                )
-            live = weights > 0
-            covered = rows.coverage_mask(series, steps, burn_in)
-            if covered is not None:
-                live &= covered
-            missing = [y.missing_mask(y.stored_block(series, steps)) for y in ys]
-            if mask_per_output and any(mask is not None for mask in missing):
-                sums += _sums_of_outputs(weights, live, missing, [y.F for y in ys])
+        sizes = [y.F for y in ys]
+        for block in loss_blocks(ys, rows, self, mask_per_output):
+            assert block.weight is not None
+            if block.steps is not None:
+                sums += block.weight[block.steps].sum(), block.steps.sum()
             else:
-                sums += _sums_of_steps(weights, live, missing)
+                present = np.moveaxis(np.concatenate(block.has_loss), 0, -1)
+                share = output_fractions(present, sizes)
+                sums += (block.weight * share).sum(), share.sum()
         # every rank takes part, also one whose rows have no weight
         total, count = add_up(sums)
         if count == 0:
@@ -132,16 +121,6 @@ class SampleWeight:
         # weights of steps stay: the state must run through steps of weight 0
         is_weighted = self._per_series > 0
         return rows[is_weighted[rows.series]]
-
-    def max_per_series(self) -> np.ndarray:
-        """Return the largest weight of each series, shape (N,)."""
-        if self._per_series is not None:
-            return self._per_series
-        out = np.zeros(self.n_series)
-        for series, steps in block_slices(self.n_series, self.n_steps):
-            largest = self.block(series, steps).max(1)
-            out[series] = np.maximum(out[series], largest)
-        return out
 
     def block(self, series: slice, steps: slice) -> np.ndarray:
         """Return weights as they were given, shape (B, S)."""
@@ -180,33 +159,92 @@ class SampleWeight:
         return slice(start, min(stop, self.n_steps))
 
 
-def _sums_of_steps(
-    weights: np.ndarray,
-    live: np.ndarray,
-    missing: Sequence[np.ndarray | None],
-) -> tuple[float, float]:
-    """Return the sum of the weights of live steps that lack no output, and their number."""
+class LossBlock(NamedTuple):
+    """Targets of some series and steps, and which of their values have a loss.
+
+    Attributes
+    ----------
+    values, has_loss : list of ndarray, shapes (G, B, S)
+        For each array of targets; ``has_loss`` is of bool, not to be written to.
+    weight : ndarray of shape (B, S), float, or None
+        As they were given.
+    steps : ndarray of bool, shape (B, S), or None
+        The steps that have a loss with all their values; None if some have it with some.
+    """
+
+    values: list[np.ndarray]
+    has_loss: list[np.ndarray]
+    weight: np.ndarray | None
+    steps: np.ndarray | None
+
+
+def loss_blocks(
+    ys: Sequence[SeriesArray],
+    rows: Segments,
+    weight: SampleWeight | None = None,
+    mask_per_output: bool = False,
+) -> Iterator[LossBlock]:
+    """Yield all targets in blocks, with the values that have a loss: those in a row, with a weight
+    and a target.
+
+    Scales of targets, frequencies of classes and the mean of weights are learnt from these alone.
+    The rows are without their burn-in, see :meth:`Segments.without_first`; the other arguments are
+    those of :meth:`SampleWeight.normalize`.
+
+    Raises
+    ------
+    DataError
+        If a weight is not finite, or negative.
+    """
+    # scalers have weights without targets
+    n_series = ys[0].N if weight is None else weight.n_series
+    n_steps = ys[0].T if weight is None else weight.n_steps
+    whole = Segments.from_lengths(n_series, n_steps)
+    for series, steps in block_slices(n_series, n_steps, max((y.F for y in ys), default=1)):
+        weights = None
+        live = rows.coverage_mask(series, steps)
+        if live is None:
+            live = np.ones((series.stop - series.start, steps.stop - steps.start), bool)
+        if weight is not None:
+            weights = _finite_weights(weight, series, steps)
+            live = live & (weights > 0)
+        for y in ys:
+            y.prefetch(whole[series], steps.start, steps.stop)
+        values = [y.stored_block(series, steps) for y in ys]
+        missing = [y.missing_mask(v) for y, v in zip(ys, values, strict=True)]
+        lacks_some, lacks_all = _lacking(missing, live.shape)
+        if mask_per_output and (live & lacks_some & ~lacks_all).any():
+            has_loss = [
+                np.broadcast_to(live, v.shape) if mask is None else live & ~mask
+                for v, mask in zip(values, missing, strict=True)
+            ]
+            yield LossBlock(values, has_loss, weights, None)
+        else:
+            live = live & ~lacks_some
+            has_loss = [np.broadcast_to(live, v.shape) for v in values]
+            yield LossBlock(values, has_loss, weights, live)
+
+
+def _finite_weights(weight: SampleWeight, series: slice, steps: slice) -> np.ndarray:
+    weights = weight.block(series, steps).astype(float)
+    # not at the start, as the weights of a file are read here for the first time
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise DataError(
+            "sample_weight must be finite and not negative; use 0 for steps that should not count"
+        )
+    return weights
+
+
+def _lacking(
+    missing: Sequence[np.ndarray | None], shape: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return at which steps (B, S) any value is missing, and at which all are."""
+    some = np.zeros(shape, bool)
+    every = np.ones(shape, bool)
     for mask in missing:
-        if mask is not None:
-            lacks_any = mask.any(0)
-            live = live & ~lacks_any
-    return float(weights[live].sum()), int(live.sum())
-
-
-def _sums_of_outputs(
-    weights: np.ndarray,
-    live: np.ndarray,
-    missing: Sequence[np.ndarray | None],
-    sizes: Sequence[int],
-) -> tuple[float, float]:
-    """Return the same sums where a live step counts for the share of its outputs that is there."""
-    parts = []
-    for size, mask in zip(sizes, missing, strict=True):
-        all_there = np.ones((size, *live.shape), bool)
-        parts.append(all_there if mask is None else ~mask)
-    present = np.concatenate(parts) & live
-    share = output_fractions(np.moveaxis(present, 0, -1), sizes)
-    return float((weights * share).sum()), float(share.sum())
+        some |= False if mask is None else mask.any(0)
+        every &= False if mask is None else mask.all(0)
+    return some, every
 
 
 def output_fractions(present: np.ndarray, sizes: Sequence[int]) -> np.ndarray:

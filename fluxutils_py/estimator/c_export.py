@@ -103,6 +103,7 @@ def header_of(
         metadata["feature_names"],
         est.fitted_parts_.codec.classes,
         tuple(notes),
+        est.fitted_parts_.codec.class_weight,
     )
     header = CHeader(
         program, inputs, outputs, description, settings.prefix, settings.quantize is not None

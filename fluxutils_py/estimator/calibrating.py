@@ -85,14 +85,12 @@ class HeldOut:
             target = y.read(rows, p.steps.start, p.steps.stop)
             (out,) = p.y
             errors = self._errors(target, out)
-            exists = rows.step_mask(p.steps.start, p.steps.stop)
-            if exists is not None:
-                errors = np.where(exists[:, :, None], errors, np.nan)
+            steps = np.arange(p.steps.start, p.steps.stop)[:, None]
+            counts = (steps >= self.windows.burn_in) & (steps < rows.length)
             if weight is not None:
-                counts = weight.read(rows, p.steps.start, p.steps.stop) > 0
-                errors = np.where(counts[:, :, None], errors, np.nan)
-            steps = np.arange(p.steps.start, p.steps.stop)[:, None] + rows.start
-            yield _Errors(errors, rows.series, steps)
+                counts &= weight.read(rows, p.steps.start, p.steps.stop) > 0
+            errors = np.where(counts[:, :, None], errors, np.nan)
+            yield _Errors(errors, rows.series, steps + rows.start)
 
     def _errors(self, target: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Return the errors (S, B, G) of outputs in the units of the user, NaN without a target."""

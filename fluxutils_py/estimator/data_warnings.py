@@ -517,7 +517,7 @@ def spread_scales(windows: SequenceWindows) -> dict[str, Scale]:
     """Return the scale of each array of numbers, by its name, as found in pieces of the data; of
     none if they cannot be read.
     """
-    rows = windows.own(windows.segments)
+    rows = windows.own(windows.segments).without_first(windows.burn_in)
     sample = _Sample(windows)
     try:
         for some, start, stop in _pieces(rows, windows.batchsize, windows.seqsize):
@@ -559,8 +559,7 @@ class _Sample:
         n = min(PIECE, self.windows.batchsize * self.windows.seqsize)
         which = np.unique(np.linspace(0, len(rows) - 1, n).astype(int))
         some = rows[which]
-        last = Segments(some.series, some.start + some.length - 1, np.ones_like(some.length))
-        self._add_targets(self.windows.cut(last, 0, 1))
+        self._add_targets(self.windows.cut(some.last_steps(), 0, 1))
 
     def _add_targets(self, window: Window) -> None:
         column = 0

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fluxutils_py.data import SampleWeight, SequenceWindows
 from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.weights import LossBlock, loss_blocks
 from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.building import require_stored
 from fluxutils_py.estimator.estimator_settings import Settings
@@ -19,7 +21,16 @@ from fluxutils_py.estimator.fit_choice import DataSize
 from fluxutils_py.estimator.last_targets import steps_to_learn_from
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.inputs.inputs import Inputs, InputSchema, feature_counts
-from fluxutils_py.inputs.labels import ClassWeightArray, LabelEncoder, find_classes, find_largest
+from fluxutils_py.inputs.labels import (
+    ClassWeightArray,
+    LabelEncoder,
+    check_classes,
+    count_classes,
+    find_classes,
+    ignored_labels,
+    weighted_classes,
+    weights_of_classes,
+)
 from fluxutils_py.inputs.sharded_data import SeriesPool
 from fluxutils_py.inputs.target_codec import TargetCodec, TargetScale
 from fluxutils_py.inputs.targets import MISSING_LABEL, Targets, TargetSchema, read_labels
@@ -126,14 +137,14 @@ def prepare(
     """
     pool = pool or SeriesPool()
     loss = as_loss(settings.loss)
-    _checked_spec(settings, request)
+    burn_in = _checked_spec(settings, request).burn_in
     reader = _DataReader(settings, schema, request, codec, pool)
     # before anything is read: each reading below is a collective call of ranks that share the data
     reader.require_same_request()
 
     inputs = request.read_inputs(schema, pool)
     weight = pool.weight(request.sample_weight, inputs)
-    classes = reader.classes(inputs, weight)
+    classes = reader.classes(inputs, weight, burn_in)
     targets = reader.targets(inputs, classes)
     mark_missing_labels(targets, classes, loss)
     counted = None
@@ -141,8 +152,6 @@ def prepare(
         counted = steps_to_learn_from(inputs, targets, weight, pool)
     split = reader.split(inputs, targets, classes, split_seed, few, counted)
     training = counted if split is None else split.training
-    # after the split, as the scale of targets is that of the training part
-    codec = reader.codec(inputs, targets, classes, weight, training)
 
     if settings.choose is not None:
         n_classes = None if classes is None else len(classes)
@@ -153,16 +162,30 @@ def prepare(
         settings = settings.with_choice(choice)
     spec = _checked_spec(settings, request)
     minibatch = spec.batchsize if batchsize is None else batchsize(settings)
-    maker = WindowMaker(settings, spec, loss, codec, minibatch, pool)
-    windows = maker.windows(inputs, targets, weight, training)
+    maker = WindowMaker(settings, spec, loss, minibatch, pool)
+    # after the split, as scale and frequencies are those of the training part
+    rows = maker.rows(inputs, targets, weight, training)
+    both = [rows]
+    if split is not None:
+        both.append(maker.rows(inputs, targets, weight, split.validation, training=False))
+    if rows.folds > 1 and burn_in:
+        before = partial(maker.loss_blocks, inputs, targets, weight, *both)
+        classes = reader.without_beginnings(classes, before)
+        targets = reader.targets(inputs, classes)
+        mark_missing_labels(targets, classes, loss)
+    learn_from = partial(maker.loss_blocks, inputs, targets, weight)
+    codec = reader.codec(settings, targets, classes, partial(learn_from, rows))
+    n_outputs = _count_outputs(targets, codec, loss, pool, partial(learn_from, *both))
+    windows = maker.windows(inputs, targets, weight, codec, rows)
     validation = None
     if split is not None:
         # Cutting windows has scaled the weight to the training part, so it is read again.
         weight = pool.weight(request.sample_weight, inputs)
-        validation = maker.windows(inputs, targets, weight, split.validation, training=False)
+        validation = maker.windows(inputs, targets, weight, codec, both[1], training=False)
     elif request.validation_data is not None:
-        validation = maker.validation_windows(request.validation_data, inputs, targets, schema)
-    n_outputs = _count_outputs(targets, codec, loss, pool)
+        validation = maker.validation_windows(
+            request.validation_data, inputs, targets, schema, codec
+        )
     return FitData(settings, spec, loss, inputs, targets, codec, windows, validation, n_outputs)
 
 
@@ -203,7 +226,15 @@ class _DataReader:
             }
         )
 
-    def classes(self, inputs: Inputs, weight: SampleWeight | None) -> np.ndarray | None:
+    @property
+    def finds_classes(self) -> bool:
+        """Whether classes are the labels that occur at steps that have a loss."""
+        is_told = self.earlier is not None or self.request.classes is not None
+        return self.settings.is_classifier and not is_told
+
+    def classes(
+        self, inputs: Inputs, weight: SampleWeight | None, burn_in: int
+    ) -> np.ndarray | None:
         """Return the classes of the first fit, else the declared ones, else the labels that occur.
 
         None if targets are no labels.
@@ -212,29 +243,48 @@ class _DataReader:
         has_targets = self.request.y is not None or inputs.shards is not None
         if not (self.settings.is_classifier and has_targets):
             return None
+        class_weight = self.settings.class_weight
         declared = self.request.classes
+        if declared is not None:
+            declared = weighted_classes(class_weight, np.unique(declared))
         if self.earlier is not None and self.earlier.classes is not None:
             _require_same_classes(declared, self.earlier.classes)
             return self.earlier.classes
         if declared is not None:
-            return np.unique(declared)
+            return declared
+        rows = inputs.own(inputs.segments())
 
         def find_own_classes() -> np.ndarray:
-            labels, w = read_labels(self.request.y, inputs, weight)
-            is_per_step = labels.shape[1:] == (inputs.N, inputs.T)
-            return find_classes(labels, w, inputs.whole() if is_per_step else None)
+            labels = read_labels(self.request.y, inputs)
+            if labels.shape[1:] == (inputs.N, inputs.T):
+                return find_classes(labels, weight, rows.without_first(burn_in))
+            if labels.shape[1:] != (inputs.N, 1):  # reading targets raises the error
+                return find_classes(labels, None)
+            counts = rows.length > burn_in
+            if weight is not None:
+                counts &= weight.read(rows.last_steps(), 0, 1)[0] > 0
+            return find_classes(labels[:, counts], None)
 
-        return self.pool.classes(find_own_classes, inputs)
+        classes = self.pool.classes(find_own_classes, inputs)
+        return weighted_classes(class_weight, classes)
+
+    def without_beginnings(
+        self, classes: np.ndarray | None, blocks: Callable[[], Iterable[LossBlock]]
+    ) -> np.ndarray | None:
+        """Return the classes without labels that occur nowhere but in the burn-in of folds."""
+        if classes is None or not self.finds_classes:
+            return classes
+        counts = self.pool.total(count_classes(blocks(), len(classes)))
+        return check_classes(classes[counts > 0])
 
     def targets(self, inputs: Inputs, classes: np.ndarray | None) -> Targets:
-        # Classes found in the data lack only labels of steps without weight: these are no error.
-        are_found = classes is not None and self.earlier is None and self.request.classes is None
         schema = target_schema(
             self.settings,
             self.schema.estimator,
             classes,
             per_series=None if self.earlier is None else self.earlier.per_series,
-            unknown=MISSING_LABEL if are_found else None,
+            # classes found in the data lack labels of steps without a loss, which are no error
+            unknown=MISSING_LABEL if self.finds_classes else None,
         )
         return self.pool.targets(self.request.y, inputs, schema)
 
@@ -258,44 +308,67 @@ class _DataReader:
 
     def codec(
         self,
-        inputs: Inputs,
+        settings: Settings,
         targets: Targets,
         classes: np.ndarray | None,
-        weight: SampleWeight | None,
-        training: Segments | None,
+        blocks: Callable[[], Iterable[LossBlock]],
     ) -> TargetCodec:
-        """Return the codec, which keeps classes and scale of an earlier fit.
-
-        A new scale is that of the ``training`` part: held-out data have no say in it.
+        """Return the codec, which keeps classes and scale of an earlier fit; ``blocks()`` are what
+        it learns from.
         """
+        of_class = None
+        if classes is not None and settings.class_weight is not None:
+            of_class = self._weights_of_classes(settings.class_weight, classes, blocks)
         if self.earlier is not None:
-            return replace(self.earlier, per_series=targets.per_series, ndim=targets.ndim)
+            return replace(
+                self.earlier,
+                per_series=targets.per_series,
+                ndim=targets.ndim,
+                class_weight=of_class,
+            )
         scale = None
-        if self.settings.scale_target and len(targets.series) == 1:
-            rows = inputs.own(training or inputs.all_series())
-            scale = TargetScale.of(targets.series[0], rows, weight, self.pool.moments)
-        return TargetCodec(classes, scale, targets.per_series, targets.ndim)
+        if settings.scale_target and len(targets.series) == 1:
+            scale = TargetScale.of(targets.series[0], blocks(), self.pool.moments)
+        return TargetCodec(classes, scale, targets.per_series, targets.ndim, of_class)
+
+    def _weights_of_classes(
+        self, class_weight: Any, classes: np.ndarray, blocks: Callable[[], Iterable[LossBlock]]
+    ) -> np.ndarray:
+        """Return the weight of each class. Frequencies are those of the first of several parts."""
+        kept = None if self.earlier is None else self.earlier.class_weight
+        if kept is not None and isinstance(class_weight, str) and not self.request.is_fit:
+            return kept
+        return weights_of_classes(
+            class_weight,
+            classes,
+            lambda: self.pool.total(count_classes(blocks(), len(classes))),
+        )
 
 
-def _require_same_classes(declared: Any, classes: np.ndarray) -> None:
+def _require_same_classes(declared: np.ndarray | None, classes: np.ndarray) -> None:
     """Raise ValueError if a later call declares other classes than the first fit had."""
-    if declared is not None and not np.array_equal(np.unique(declared), classes):
+    if declared is not None and not np.array_equal(declared, classes):
         raise ValueError(
-            f"classes={np.unique(declared).tolist()}, but the first call had {classes.tolist()}; "
+            f"classes={declared.tolist()}, but the first call had {classes.tolist()}; "
             "they cannot change"
         )
 
 
 def _count_outputs(
-    targets: Targets, codec: TargetCodec, loss: Loss, pool: SeriesPool
+    targets: Targets,
+    codec: TargetCodec,
+    loss: Loss,
+    pool: SeriesPool,
+    blocks: Callable[[], Iterable[LossBlock]],
 ) -> int | tuple[int, ...]:
     (y, *others) = targets.series
     # a model gives one score for each class, whatever the shape of y
     if codec.classes is not None:
         return len(codec.classes)
     if not others and isinstance(loss, SeqLoss) and loss.classes and y.kind == "int":
+        own = [values[has_loss].max(initial=-1) for (values,), (has_loss,), *_ in blocks()]
         # The largest label may occur on one rank only.
-        return 1 + max(pool.ranks.allgather(find_largest(y.array)))
+        return 1 + max(pool.ranks.allgather(int(max(own, default=-1))))
     counts: int | tuple[int, ...] = feature_counts(targets.series)
     return counts
 
@@ -318,7 +391,11 @@ def target_schema(
         kind = "labels"
     elif isinstance(loss, SeqLoss) and loss.classes:
         kind = "integers"
-    encode = None if classes is None else LabelEncoder(classes, unknown, name)
+    encode = None
+    if classes is not None:
+        # no error where other labels outside the classes are
+        ignored = ignored_labels(settings.class_weight) if unknown is None else []
+        encode = LabelEncoder(classes, unknown, name, ignored)
     return TargetSchema(
         estimator, kind, settings.target, per_series=per_series, encode=encode, name=name
     )
@@ -341,11 +418,10 @@ class WindowMaker:
     settings: Settings
     spec: Spec
     loss: Loss
-    codec: TargetCodec
     batchsize: int  # over all ranks
     pool: SeriesPool
 
-    def windows(
+    def rows(
         self,
         inputs: Inputs,
         targets: Targets,
@@ -353,41 +429,85 @@ class WindowMaker:
         bounds: Segments | None = None,
         *,
         training: bool = True,
-    ) -> SequenceWindows:
-        """Cut the data into windows, or only their part within the bounds of each series."""
-        can_weigh = takes_weights(self.loss)
-        # before class weights, for which all labels are read
-        if not can_weigh:
-            self._require_no_weights(inputs, targets, weight)
-        mark_missing_labels(targets, self.codec.classes, self.loss)
+    ) -> Segments:
+        """Return the rows of all ranks that windows are cut from, within the bounds of each series.
 
-        weight = self._with_class_weights(inputs, targets, weight)
-        segments = self._segments(inputs, weight, bounds)
+        Raises
+        ------
+        ValueError
+            If the burn-in leaves nothing of the longest.
+        """
+        segments = _within(inputs.segments(), bounds)
+        if inputs.form == "rows":
+            # Rows that do not count take no place in minibatches. If none counts, normalizing the
+            # weights raises the error.
+            if weight is not None:
+                segments = weight.drop_zero_weight(segments) or segments
+            if targets.per_series and targets.series[0].missing_label is not None:
+                labels = targets.series[0].array.values[:, 0]
+                segments = segments[labels[segments.series] != MISSING_LABEL] or segments
         # Folds of a series with one target, at its last step, would have nothing to learn from.
         # Validation walks whole series, as predict does.
         if training and self.spec.rebatch and not targets.per_series:
             segments = self._fold_segments(segments)
-        burn_in = self._burn_in_within(segments)
+        burn_in = self.spec.burn_in
+        if burn_in >= segments.max_length:
+            where = " after folding (rebatch=True)" if segments.folds > 1 else ""
+            raise ValueError(
+                f"burn_in of {burn_in} leaves nothing of series of {segments.max_length} "
+                f"steps{where}"
+            )
+        return segments
+
+    def loss_blocks(
+        self, inputs: Inputs, targets: Targets, weight: SampleWeight | None, *parts: Segments
+    ) -> Iterator[LossBlock]:
+        """Yield the targets of this rank that have a loss in windows of some rows, part by part."""
+        for rows in parts:
+            yield from loss_blocks(
+                targets.series,
+                inputs.own(rows).without_first(self.spec.burn_in),
+                weight,
+                self._masks_outputs(targets),
+            )
+
+    def windows(
+        self,
+        inputs: Inputs,
+        targets: Targets,
+        weight: SampleWeight | None,
+        codec: TargetCodec,
+        segments: Segments,
+        *,
+        training: bool = True,
+    ) -> SequenceWindows:
+        """Cut the data of some :meth:`rows` into windows."""
+        can_weigh = takes_weights(self.loss)
+        if not can_weigh:
+            self._require_no_weights(inputs, targets, weight)
+        if codec.class_weight is not None:
+            (codes,) = targets.series
+            weights = ClassWeightArray(codec.class_weight, codes.array, weight)
+            weight = SampleWeight(weights, codes.N, codes.T)
         mask_per_output = self._masks_outputs(targets)
         if weight is not None:
             # over the steps that count: after all cuts, without burn-in and missing targets
             weight.normalize(
-                inputs.own(segments),
+                inputs.own(segments).without_first(self.spec.burn_in),
                 targets.series,
-                burn_in=burn_in,
                 mask_per_output=mask_per_output,
                 add_up=self.pool.total,
             )
 
         windows = SequenceWindows(
             inputs.series,
-            self.codec.encode(targets.series),
+            codec.encode(targets.series),
             weight,
             batchsize=self.batchsize,
             seqsize=self.spec.seqsize or segments.max_length,
             # overlap is for gradients to reach further back, of which validation has none
             overlap=self.spec.overlap if training else 0,
-            burn_in=burn_in,
+            burn_in=self.spec.burn_in,
             segments=segments,
             equal_lengths=not can_weigh,
             mask_per_output=mask_per_output,
@@ -400,7 +520,12 @@ class WindowMaker:
         return windows
 
     def validation_windows(
-        self, data: object, trained: Inputs, targets: Targets, schema: InputSchema
+        self,
+        data: object,
+        trained: Inputs,
+        targets: Targets,
+        schema: InputSchema,
+        codec: TargetCodec,
     ) -> SequenceWindows:
         """Cut ``validation_data``, which must have the features of the training data."""
         if not isinstance(data, tuple | list) or len(data) not in (2, 3, 4, 5):
@@ -420,7 +545,7 @@ class WindowMaker:
         schema_of_targets = target_schema(
             self.settings,
             schema.estimator,
-            self.codec.classes,
+            codec.classes,
             per_series=targets.per_series,
             name="validation y",
         )
@@ -437,34 +562,9 @@ class WindowMaker:
         lengths = trained.all_series().length
         has_lengths = bool(lengths.min() < lengths.max())
         weight = self.pool.weight(given.sample_weight, inputs, beside_lengths=has_lengths)
-        return self.windows(inputs, held_out, weight, training=False)
-
-    def _with_class_weights(
-        self, inputs: Inputs, targets: Targets, weight: SampleWeight | None
-    ) -> SampleWeight | None:
-        """Multiply the weights of steps by those of their classes, if the settings have any."""
-        class_weight = self.settings.class_weight
-        classes = self.codec.classes
-        if class_weight is None or classes is None:
-            return weight
-        (codes,) = targets.series
-        # counts held-out steps too, so that both parts weigh a label alike
-        rows = inputs.own(inputs.segments())
-        weights = ClassWeightArray(
-            class_weight, classes, codes.array, weight, rows, self.pool.total
-        )
-        return SampleWeight(weights, codes.N, codes.T)
-
-    def _segments(
-        self, inputs: Inputs, weight: SampleWeight | None, bounds: Segments | None
-    ) -> Segments:
-        """Return the segments of all ranks that lie within the bounds and count."""
-        segments = _within(inputs.segments(), bounds)
-        if weight is not None and inputs.form == "rows":
-            # Rows of weight 0 take no place in minibatches. If all have weight 0, normalizing the
-            # weights raises the error.
-            segments = weight.drop_zero_weight(segments) or segments
-        return segments
+        mark_missing_labels(held_out, codec.classes, self.loss)
+        rows = self.rows(inputs, held_out, weight, training=False)
+        return self.windows(inputs, held_out, weight, codec, rows, training=False)
 
     def _fold_segments(self, segments: Segments) -> Segments:
         """Fold the segments according to ``spec.rebatch``."""
@@ -475,17 +575,6 @@ class WindowMaker:
             return segments
         least = max(MIN_WINDOWS_PER_FOLD * self.spec.seqsize, self.spec.burn_in + 1)
         return segments.fold(self.batchsize, least)
-
-    def _burn_in_within(self, segments: Segments) -> int:
-        """Return the burn-in; raise ValueError if it leaves nothing of the longest segment."""
-        burn_in = self.spec.burn_in
-        if burn_in >= segments.max_length:
-            where = " after folding (rebatch=True)" if segments.folds > 1 else ""
-            raise ValueError(
-                f"burn_in of {burn_in} leaves nothing of series of {segments.max_length} "
-                f"steps{where}"
-            )
-        return burn_in
 
     def _masks_outputs(self, targets: Targets) -> bool:
         """Return whether the loss can ignore single outputs of a step."""

@@ -52,7 +52,7 @@ def _all_end_with_target(
     rows: Segments, ys: Sequence[SeriesArray], weight: SampleWeight | None
 ) -> bool:
     """Return whether the last step of each row counts, as in most data, reading only these."""
-    ends = replace(rows, start=rows.start + rows.length - 1, length=np.ones_like(rows.length))
+    ends = rows.last_steps()
     if not len(ends):
         return True
     missing = [y.missing_mask(y.read(ends, 0, 1)) for y in ys]

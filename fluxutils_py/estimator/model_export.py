@@ -395,7 +395,7 @@ class _Streamed(NamedTuple):
 
     outputs: list[np.ndarray]  # (T, N, G) each
     state: list[np.ndarray]  # after the last step
-    probabilities: np.ndarray | None  # of a classifier: its last output
+    favoured: np.ndarray | None  # of a classifier: its last output, times class weights, of sum 1
 
 
 def _stream_all(model: Any, xs: tuple[np.ndarray, ...]) -> _Streamed:
@@ -414,7 +414,12 @@ def _stream_all(model: Any, xs: tuple[np.ndarray, ...]) -> _Streamed:
         for of_steps in zip(*steps, strict=True):
             outputs.append(np.stack(of_steps).transpose(0, 2, 1))
     state = [t.cpu().numpy() for t in live.state]
-    return _Streamed(outputs, state, outputs[-1] if is_classifier else None)
+    favoured = None
+    if is_classifier:
+        log_weight = _exported_parts(model).estimator.fitted_parts_.codec.log_weight
+        favoured = outputs[-1] * np.exp(log_weight)
+        favoured /= favoured.sum(-1, keepdims=True)
+    return _Streamed(outputs, state, favoured)
 
 
 def _run_windows(
@@ -441,13 +446,13 @@ def _compare_run(
     """Return the largest difference of outputs and final states, if all are within tolerance."""
     names = [entry["name"] for entry in file.metadata["outputs"]]
     pairs = list(zip(names, outputs, expected.outputs, strict=True))
-    if expected.probabilities is not None:
+    if expected.favoured is not None:
         name, labels, wanted_labels = pairs.pop(0)
         if labels.dtype.kind in "iu" and wanted_labels.dtype.kind not in "iuf":
             # a program of torch gives the places of labels that are texts
             labels = np.asarray(file.metadata["classes"])[labels]
         margin = 10 * tolerance
-        _compare_labels(path, name, labels, wanted_labels, expected.probabilities, margin)
+        _compare_labels(path, name, labels, wanted_labels, expected.favoured, margin)
     largest = 0.0
     for name, got, want in pairs:
         largest = max(largest, _compare(path, name, got, want, tolerance, in_time=True))
@@ -521,14 +526,14 @@ def _compare_labels(
     name: str,
     got: np.ndarray,
     want: np.ndarray,
-    probabilities: np.ndarray,
+    favoured: np.ndarray,
     margin: float,
 ) -> None:
-    """Raise ExportError if labels differ where one class is the most probable by the margin."""
-    # of two classes that are about as probable, rounding may choose either
+    """Raise ExportError if labels differ where one class is favoured by the margin."""
+    # of two classes that are favoured alike, rounding may choose either
     is_clear = np.full(want.shape, True)
-    if probabilities.shape[-1] > 1:
-        ordered = np.sort(probabilities, -1)
+    if favoured.shape[-1] > 1:
+        ordered = np.sort(favoured, -1)
         lead = ordered[..., -1:] - ordered[..., -2:-1]
         is_clear = lead > margin
     is_wrong = is_clear & (got.astype(want.dtype) != want)

@@ -224,7 +224,9 @@ class Fitted(NamedTuple):
 def _read_fitted(content: dict[str, Any], path: object) -> Fitted:
     attributes = {k: content["fitted"][k] for k in FITTED}
     layout = dataclass_from_plain(InputLayout, content["layout"])
-    codec = dataclass_from_plain(TargetCodec, content["codec"], nested=TargetScale)
+    # files of 0.2.0 know no weights of classes
+    plain_codec = {"class_weight": None, **content["codec"]}
+    codec = dataclass_from_plain(TargetCodec, plain_codec, nested=TargetScale)
     generator = _restore_generator(content["generator"])
     n_steps = content["fitted"]["_n_steps"]
     # without the scheduler, which is restored with the optimizer

@@ -56,7 +56,7 @@ def output_form(codec: TargetCodec, method: str, dtype: np.dtype) -> OutputForm 
     if codec.classes is not None:
         n_classes = len(codec.classes)
         name = _FORMS.get(method, "difference" if n_classes == 2 else "raw")
-        return OutputForm(name, n_outputs=n_classes)
+        return OutputForm(name, codec.log_weight, n_outputs=n_classes)
     if codec.scale is None:
         return OutputForm()
     result = np.result_type(dtype, codec.scale.dtype)

@@ -102,6 +102,7 @@ class StepLearner:
         self._loss: Loss = as_loss(settings.loss)
         self._n_series = n_series
         self._scale = codec.scale
+        self._class_weight = codec.class_weight
         self._optimizer = _new_optimizer(est, self.model, learning.rate)
         is_exact = not truncated_layers(self.model)
         self._n_steps = 1 if is_exact else spec.seqsize or SEQSIZE
@@ -145,6 +146,8 @@ class StepLearner:
             return None
         classes = est.fitted_parts_.codec.classes
         if classes is not None:
+            if self._class_weight is not None:
+                return None
             nothing = np.zeros(len(classes))
             return Target(nothing, nothing, True) if loss.is_plain_cross_entropy else None
         if not loss.is_mean_squared_error:
@@ -223,6 +226,9 @@ class StepLearner:
             if (known.any(-1) == known.all(-1)).all():
                 known = known[:, :, :1]
             weight = torch.from_numpy(known).to(self._device, self._dtype)
+        if self._class_weight is not None:  # probabilities are told without it, see TargetCodec
+            of_class = torch.from_numpy(self._class_weight).to(self._device, self._dtype)
+            weight = of_class[y] if weight is None else weight * of_class[y]
         n_live = float(known.mean(-1).sum())
         inputs = torch.cat([*self._past, xs]) if n_overlap else xs
         return Minibatch((inputs,), (y,), None, weight, False, index, n_live)

@@ -124,6 +124,8 @@ class Description(NamedTuple):
         Of a classifier, whose outputs are probabilities.
     notes : tuple of str
         Further lines.
+    class_weight : ndarray of shape (K,), optional
+        What the scores of the model are weighted by; probabilities are not.
     """
 
     title: str
@@ -131,6 +133,7 @@ class Description(NamedTuple):
     feature_names: list[str] | None = None
     classes: np.ndarray | None = None
     notes: tuple[str, ...] = ()
+    class_weight: np.ndarray | None = None
 
 
 class CHeader:
@@ -426,6 +429,12 @@ class CHeader:
         found = self._room.of_value(len(self.program.operations))
         if self.description.classes is not None:
             lines = [f"step_softmax({found}, y, {n});"]
+            if self.description.class_weight is not None:
+                table = self._reals("log_weight", np.log(self.description.class_weight))
+                lines = [
+                    f"for (i = 0; i < {n}; i++) y[i] = ({found})[i] - {table}[i];",
+                    f"step_softmax(y, y, {n});",
+                ]
         elif self.after:
             lines = [f"step_widen({found}, out, {n});"]
             for k, transform in enumerate(self.after):
@@ -451,12 +460,26 @@ class CHeader:
             kind = "const char *"
             element = "char *const "
             values = [string(str(c)) for c in labels]
-        statements = [
-            f"static const {element}labels[] = {{{', '.join(values)}}};",
-            f"return labels[step_argmax(probabilities, {len(values)})];",
-        ]
+        n = len(values)
+        statements = [f"static const {element}labels[] = {{{', '.join(values)}}};"]
+        weight = self.description.class_weight
+        if weight is None:
+            statements.append(f"return labels[step_argmax(probabilities, {n})];")
+        else:
+            statements += [
+                f"@_output weighted[{n}];",
+                "int i;",
+                f"for (i = 0; i < {n}; i++)",
+                f"    weighted[i] = probabilities[i] * {self._reals('class_weight', weight)}[i];",
+                f"return labels[step_argmax(weighted, {n})];",
+            ]
         signature = f"{kind}@_label(const @_output *probabilities)"
-        return [function("The label of the most probable class.", signature, statements)]
+        return [function(self._label_is(), signature, statements)]
+
+    def _label_is(self) -> str:
+        if self.description.class_weight is None:
+            return "The label of the most probable class."
+        return "The label of the class with the largest product of probability and class_weight."
 
     # -- the comment at the start ------------------------------------------------------------------
 
@@ -474,7 +497,7 @@ class CHeader:
             f"{p}_output y[{n_out}]: {gives}, {self.output}",
         ]
         if about.classes is not None:
-            lines.append(f"    {p}_label(y);            // the most probable class")
+            lines.append(f"    {p}_label(y);            // {self._label_is()}")
         lines += [
             "",
             "C99 or C++11, with no library but that of math.h and no memory but what the caller "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from fluxutils_py.data.indexing import Index, as_key
 from fluxutils_py.data.lazy import DerivedArray
 from fluxutils_py.data.ragged import RaggedArray
 from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.weights import LossBlock
 from fluxutils_py.errors import DataError
 
 MISSING_LABEL = -100  # marks a step without a label, as in torch
@@ -59,14 +61,19 @@ class LabelEncoder:
         Code of labels outside ``classes``. None: they raise a ValueError.
     name : str
         Name of the labels in error messages.
+    ignored : sequence
+        Labels outside ``classes`` that stand for no label.
     """
 
     classes: np.ndarray
     unknown: int | None = None
     name: str = "y"
+    ignored: Sequence[Any] = ()
 
     def __call__(self, labels: np.ndarray) -> np.ndarray:
         labelled = is_label(labels)
+        for label in self.ignored:
+            labelled &= labels != label
         # a missing label has no order among the others: any class stands for it
         labels = np.where(labelled, labels, self.classes[0])
         try:
@@ -119,9 +126,14 @@ class EncodedLabels(DerivedArray):
 
 @dataclass(frozen=True)
 class LabelDecoder:
-    """Turns the class scores (S, B, K) of a model into labels, probabilities and decisions."""
+    """Turns the class scores (S, B, K) of a model into labels, probabilities and decisions.
+
+    ``log_weight`` (K,) is what the weights of classes add to scores. Labels and decisions are what
+    the weights favour; probabilities are those of the data, without the weights.
+    """
 
     classes: np.ndarray
+    log_weight: np.ndarray
 
     def methods(self) -> dict[str, Transform]:
         return {
@@ -138,8 +150,9 @@ class LabelDecoder:
         return np.exp(self.log_probabilities(outputs))
 
     def log_probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        scores = self._check_scores(outputs)
         # torch takes no negative strides
-        scores = np.ascontiguousarray(self._check_scores(outputs))
+        scores = np.ascontiguousarray(scores - self.log_weight.astype(scores.dtype))
         return torch.log_softmax(torch.from_numpy(scores), -1).numpy()
 
     def decision_function(self, outputs: np.ndarray) -> np.ndarray:
@@ -155,24 +168,24 @@ class LabelDecoder:
             )
         return outputs
 
-    def as_module(self) -> Classify:
-        return Classify(self.classes)
-
 
 class Classify(nn.Module):
     """Turn class scores (S, B, K) into labels (S, B, 1), or their places among the classes, and
-    probabilities.
+    probabilities, as :class:`LabelDecoder` does.
 
     Parameters
     ----------
     classes : ndarray of shape (K,)
         Numbers become labels; anything else stays a place.
+    log_weight : ndarray of shape (K,)
     """
 
     classes: Tensor
+    log_weight: Tensor
 
-    def __init__(self, classes: np.ndarray) -> None:
+    def __init__(self, classes: np.ndarray, log_weight: np.ndarray) -> None:
         super().__init__()
+        self.register_buffer("log_weight", torch.from_numpy(log_weight))
         self.as_numbers = classes.dtype.kind in "iufb"
         if self.as_numbers:
             # ONNX has few operations for unsigned and short integers
@@ -182,16 +195,7 @@ class Classify(nn.Module):
     def forward(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         place = scores.argmax(-1, keepdim=True)
         label = self.classes[place] if self.as_numbers else place
-        return label, torch.log_softmax(scores, -1).exp()
-
-
-def find_largest(labels: Any) -> int:
-    """Return the largest of integer labels in an array (G, N, T), in one pass over blocks."""
-    n_outputs, n_series, n_steps = labels.shape
-    return max(
-        int(plain_block(labels[:, n, t], "y").max())
-        for n, t in block_slices(n_series, n_steps, n_outputs)
-    )
+        return label, torch.log_softmax(scores - self.log_weight.to(scores.dtype), -1).exp()
 
 
 def find_classes(
@@ -199,11 +203,11 @@ def find_classes(
     weight: SampleWeight | None,
     rows: Segments | None = None,
 ) -> np.ndarray:
-    """Return the sorted labels in an array (1, N, T) at steps of nonzero weight, in one pass over
+    """Return the sorted labels in an array (1, N, T) at steps that have a loss, in one pass over
     blocks.
 
-    ``rows`` holds the existing steps of each series. The result may be empty; see
-    :func:`check_classes`.
+    The rule is that of :func:`fluxutils_py.data.weights.loss_blocks`, for labels that are not
+    encoded yet. The result may be empty; see :func:`check_classes`.
     """
     labels_of_blocks: list[np.ndarray] = []
     for series, steps in block_slices(labels.shape[1], labels.shape[2]):
@@ -212,8 +216,9 @@ def find_classes(
         counts = is_label(block)
         if weight is not None:
             counts &= weight.block(series, steps) > 0
-        if rows is not None and (exists := rows.coverage_mask(series, steps)) is not None:
-            counts &= exists
+        if rows is not None:
+            exists = rows.coverage_mask(series, steps)
+            counts &= True if exists is None else exists
         labels_of_blocks.append(unique_labels(block[counts]))
     return unique_labels(np.concatenate(labels_of_blocks))
 
@@ -247,74 +252,104 @@ def _unordered_labels(labels: np.ndarray) -> DataError:
     )
 
 
-class ClassWeightArray(DuckArray):
-    """Weights of steps times weights of their classes, as an array (1, N, T) that is computed when
-    it is read.
+def ignored_labels(class_weight: object) -> list[Any]:
+    """Return the labels to which a dict gives the weight 0: their steps have no loss, as with a
+    ``sample_weight`` of 0, so they are no classes.
+    """
+    if not isinstance(class_weight, Mapping):
+        return []
+    return [label for label, weight in class_weight.items() if weight == 0]
+
+
+def weighted_classes(class_weight: object, labels: np.ndarray) -> np.ndarray:
+    """Return the classes among the labels that occur: without the :func:`ignored_labels`.
+
+    Raises
+    ------
+    ValueError, DataError
+        If an ignored label does not occur, or none is left.
+    """
+    ignored = ignored_labels(class_weight)
+    if not ignored:
+        return labels
+    _require_labels(ignored, labels)
+    return check_classes(labels[[label not in ignored for label in labels.tolist()]])
+
+
+def _require_labels(names: list[Any], labels: np.ndarray) -> None:
+    """Raise ValueError if a ``class_weight`` names others."""
+    known = labels.tolist()
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"class_weight names {unknown}, but the classes are {known}")
+
+
+def weights_of_classes(
+    class_weight: str | Mapping[Any, float], classes: np.ndarray, counts: Callable[[], np.ndarray]
+) -> np.ndarray:
+    """Return the weight of each class, (K,), above 0.
 
     Parameters
     ----------
     class_weight : "balanced", "sqrt_balanced" or dict of class to weight
         "balanced": inversely proportional to the frequency of the class, which counts steps by
         their weights. "sqrt_balanced": to its square root.
-    classes : ndarray
+    classes : ndarray of shape (K,)
+    counts : callable
+        Returns the sum of the weights of the steps of each class, see :func:`count_classes`.
+
+    Raises
+    ------
+    ValueError
+        If the dict names a label that is no class, or gives one no weight.
+    """
+    power = POWERS.get(class_weight) if isinstance(class_weight, str) else None
+    of_class = np.ones(len(classes))
+    if isinstance(class_weight, Mapping):
+        given = {c: w for c, w in class_weight.items() if w != 0}  # see ignored_labels
+        _require_labels(list(given), classes)
+        for label, weight in given.items():
+            if not (isinstance(weight, Real) and 0 < float(weight) < np.inf):
+                raise ValueError(
+                    f"class_weight gives {label!r} the weight {weight!r}; expected a number from 0"
+                )
+        of_class[:] = [given.get(c, 1) for c in classes.tolist()]
+        return of_class
+    if power is None:  # raises the error of scikit-learn for what is none
+        return np.asarray(compute_class_weight(class_weight, classes=classes, y=classes))
+    n = counts()
+    occurs = n > 0
+    # a class without steps keeps 1: its weight would be infinite
+    of_class[occurs] = (n.sum() / (occurs.sum() * n[occurs])) ** power
+    return of_class
+
+
+def count_classes(blocks: Iterable[LossBlock], n_classes: int) -> np.ndarray:
+    """Return the sum of the weights of the steps of each class, (K,), among codes of labels."""
+    counts = np.zeros(n_classes)
+    for (codes,), (has_loss,), weight, _ in blocks:
+        weights = None if weight is None else weight[has_loss[0]]
+        counts += np.bincount(codes[has_loss], weights, n_classes)
+    return counts
+
+
+class ClassWeightArray(DuckArray):
+    """Weights of steps times weights of their classes, as an array (1, N, T) that is computed when
+    it is read.
+
+    Parameters
+    ----------
+    of_class : ndarray of shape (K,)
     codes : array of int, shape (1, N, T)
     weight : SampleWeight, optional
-    rows : Segments
-        The existing steps of each series; padding does not count.
-    add_up : callable, optional
-        Adds the counts of the other ranks, if each rank has its own series.
     """
 
     dtype = np.dtype(float)
 
-    def __init__(
-        self,
-        class_weight: str | Mapping[Any, float] | None,
-        classes: np.ndarray,
-        codes: Any,
-        weight: SampleWeight | None,
-        rows: Segments,
-        add_up: Callable[[np.ndarray], np.ndarray] = lambda counts: counts,
-    ) -> None:
+    def __init__(self, of_class: np.ndarray, codes: Any, weight: SampleWeight | None) -> None:
+        self.of_class = of_class
         self.codes = codes
         self.weight = weight
         self.shape = tuple(codes.shape)
-        power = POWERS.get(class_weight) if isinstance(class_weight, str) else None
-        if power is not None:
-            counts = add_up(self._count_classes(len(classes), rows))
-            occurs = counts > 0
-            # a class without steps keeps 1: its weight would be infinite
-            self.of_class = np.ones(len(classes))
-            balanced = counts.sum() / (occurs.sum() * counts[occurs])
-            self.of_class[occurs] = balanced**power
-            return
-        if isinstance(class_weight, dict):
-            unknown = [c for c in class_weight if c not in classes.tolist()]
-            if unknown:
-                raise ValueError(
-                    f"class_weight names {unknown}, but the classes are {classes.tolist()}"
-                )
-        # what depends on the frequencies in y is done above
-        self.of_class = compute_class_weight(class_weight, classes=classes, y=classes)
-
-    def _count_classes(
-        self,
-        n_classes: int,
-        rows: Segments,
-    ) -> np.ndarray:
-        """Return the sum of the weights of the steps of each class."""
-        counts = np.zeros(n_classes)
-        for series, steps in block_slices(*self.shape[1:]):
-            block = np.asarray(self.codes[:, series, steps])[0]
-            weight = np.ones(block.shape)
-            if self.weight is not None:
-                weight = self.weight.block(series, steps)
-            counted = block >= 0
-            exists = rows.coverage_mask(series, steps)
-            if exists is not None:
-                counted &= exists
-            counts += np.bincount(block[counted], weight[counted], n_classes)
-        return counts
 
     def read(self, *index: Index) -> np.ndarray:
         block = read_block(self.codes, *index)

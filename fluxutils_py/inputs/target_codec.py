@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from fluxutils_py.data import SampleWeight, SeriesArray
-from fluxutils_py.data.blocks import block_slices
-from fluxutils_py.data.segments import Segments
-from fluxutils_py.inputs.labels import LabelDecoder, Transform
+from fluxutils_py.data import SeriesArray
+from fluxutils_py.data.weights import LossBlock
+from fluxutils_py.inputs.labels import Classify, LabelDecoder, Transform
 from fluxutils_py.inputs.moments import (
     Affine,
     Moments,
     Standardize,
-    WeightedBlock,
     moments,
     safe_scale,
 )
@@ -44,26 +42,26 @@ class TargetScale:
     def of(
         cls,
         y: SeriesArray,
-        segments: Segments,
-        weight: SampleWeight | None,
+        blocks: Iterable[LossBlock],
         merge: Callable[[Moments], Moments] = lambda moments: moments,
     ) -> TargetScale:
-        """Compute mean and standard deviation of the targets over the live steps, in one pass over
-        blocks.
+        """Compute mean and standard deviation of the targets that have a loss, in one pass.
 
         Parameters
         ----------
         y : SeriesArray
-        segments : Segments
-            Segment ``n`` holds the existing steps of series ``n``.
-        weight : SampleWeight, optional
+        blocks : iterable of LossBlock
+            See :func:`fluxutils_py.data.weights.loss_blocks`.
         merge : callable, optional
             Merges these moments with those of other series: of ranks that have separate series.
         """
-        blocks = _live_blocks(y, segments, weight)
-        count, mean, squares = merge(moments(blocks, y.F))
-        # squares are below 0 only for invalid weights, which are rejected later
-        variance = np.maximum(squares, 0) / np.where(count > 0, count, 1)
+        # infinite targets do not count here: a message rejects them when they are trained on
+        counted = (
+            (np.where(has_loss & np.isfinite(values), values, np.nan), weight)
+            for (values,), (has_loss,), weight, _ in blocks
+        )
+        count, mean, squares = merge(moments(counted, y.F))
+        variance = squares / np.where(count > 0, count, 1)
         return cls(mean, safe_scale(mean, variance), y.dtype)
 
     def decode(self, outputs: np.ndarray) -> np.ndarray:
@@ -85,27 +83,6 @@ class TargetScale:
         )
 
 
-def _live_blocks(
-    y: SeriesArray,
-    segments: Segments,
-    weight: SampleWeight | None,
-) -> Iterator[WeightedBlock]:
-    """Yield blocks of targets (G, B, S), NaN where one is missing, and their weights (B, S)."""
-    for series, steps in block_slices(y.N, y.T, y.F):
-        rows = segments[series]
-        y.prefetch(rows, steps.start, steps.stop)
-        block = y.stored_block(series, steps)
-        t = np.arange(steps.start, steps.stop)
-        start = rows.start[:, None]
-        stop = start + rows.length[:, None]
-        exists = (t >= start) & (t < stop)
-        # infinite targets do not count here: a message rejects them when they are trained on
-        yield (
-            np.where(exists & np.isfinite(block), block, np.nan),
-            None if weight is None else weight.block(series, steps),
-        )
-
-
 @dataclass(frozen=True)
 class TargetCodec:
     """Encodes targets for the model and decodes its outputs.
@@ -120,12 +97,16 @@ class TargetCodec:
         Whether there is one target per series, at its last step.
     ndim : int
         Number of axes of the targets in ``fit``; after a vector, predictions are a vector too.
+    class_weight : ndarray of shape (K,), optional
+        What the steps of each class were weighted by, above 0. Scores are of weighted steps, and
+        the probabilities of the data are those without the weights.
     """
 
     classes: np.ndarray | None = None
     scale: TargetScale | None = None
     per_series: bool = False
     ndim: int = 3
+    class_weight: np.ndarray | None = None
 
     def encode(self, y: tuple[SeriesArray, ...]) -> tuple[SeriesArray, ...]:
         """Return standardised targets, lazily; without a scale, the targets. Labels are already
@@ -136,10 +117,18 @@ class TargetCodec:
         standardize = Standardize(self.scale.mean, self.scale.scale, inverse=False)
         return tuple(s.map(standardize) for s in y)
 
+    @property
+    def log_weight(self) -> np.ndarray:
+        """What the weight of each class adds to its score, (K,)."""
+        assert self.classes is not None
+        if self.class_weight is None:
+            return np.zeros(len(self.classes))
+        return np.log(self.class_weight)
+
     def decoders(self) -> dict[str, Transform]:
         """Map each prediction method to the function that decodes model outputs (S, B, G)."""
         if self.classes is not None:
-            return LabelDecoder(self.classes).methods()
+            return LabelDecoder(self.classes, self.log_weight).methods()
         # a function with a name, not a lambda, so that it can be pickled
         return {"predict": _unchanged if self.scale is None else self.scale.decode}
 
@@ -149,7 +138,7 @@ class TargetCodec:
         if self.scale is not None:
             modules.append(self.scale.as_module(dtype))
         if self.classes is not None:
-            modules.append(LabelDecoder(self.classes).as_module())
+            modules.append(Classify(self.classes, self.log_weight))
         return modules
 
     def as_vector(

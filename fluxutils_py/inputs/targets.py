@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils import assert_all_finite, check_array, check_consistent_length, column_or_1d
 
-from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView
+from fluxutils_py.data import SamplesView, SeriesArray, TimestepsView
 from fluxutils_py.data.arrays import DuckArray, as_three_axes, reject_masked, to_numpy
 from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.indexing import Index
@@ -304,26 +304,17 @@ class LastStepTargets(DuckArray):
 # -- labels --------------------------------------------------------------------------------------
 
 
-def read_labels(
-    y: object, inputs: Inputs, weight: SampleWeight | None
-) -> tuple[Any, SampleWeight | None]:
-    """Return unencoded labels, (1, N, T) or, for one per series, (1, N, 1), and weights of the same
-    shape.
-    """
+def read_labels(y: object, inputs: Inputs) -> Any:
+    """Return unencoded labels, (1, N, T) or, for one per series, (1, N, 1)."""
     if isinstance(y, SequenceView):
-        return y.native, weight
+        return y.native
     check_dataset(y, "y")
     if is_native(y):
-        return as_three_axes(as_ragged(y, "y"), "y"), weight
+        return as_three_axes(as_ragged(y, "y"), "y")
     array = _labels_of_rows(y, inputs, "y")
     if inputs.form == "timesteps":
-        return (array[None, None] if array.ndim == 1 else array.T[None]), weight
-    if array.ndim == 2:
-        return array[None], weight
-    if weight is not None:
-        # a series counts if any of its steps does
-        weight = SampleWeight(weight.max_per_series(), inputs.N, 1)
-    return array[None, :, None], weight
+        return array[None, None] if array.ndim == 1 else array.T[None]
+    return array[None] if array.ndim == 2 else array[None, :, None]
 
 
 def _labels_of_rows(y: object, inputs: Inputs, name: str) -> np.ndarray:

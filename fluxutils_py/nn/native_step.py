@@ -81,7 +81,7 @@ class OutputForm(NamedTuple):
 
     ``method`` is one of :data:`METHODS`. "scaled" is ``outputs * scale + mean`` in float64, rounded
     to ``dtype``, float32 or float64; "label" is the place of the largest score, "difference" the
-    second score minus the first of two.
+    second score minus the first of two; probabilities are those of ``outputs - mean``.
     """
 
     method: str = "raw"
@@ -400,6 +400,7 @@ def _table(packed: PackedStep, program: StepProgram, step: NativeStep) -> np.nda
     table = np.empty(_CALL.size + len(described) + len(operations), np.uint8)
     start = table.ctypes.data + _CALL.size
     values = np.zeros(packed.room * itemsize, np.uint8)
+    mean = step.output.mean if len(step.output.mean) else np.zeros(program.n_out)
     method = METHODS[step.output.method]
     if step.output.method == "scaled" and np.dtype(step.output.dtype) == np.float64:
         method += 1
@@ -419,7 +420,7 @@ def _table(packed: PackedStep, program: StepProgram, step: NativeStep) -> np.nda
         packed.gaps.ctypes.data,
         packed.aligned_address(values),
         places[-1],
-        packed.aligned_address(np.asarray(step.output.mean, float)),
+        packed.aligned_address(np.asarray(mean, float)),
         packed.aligned_address(np.asarray(step.output.scale, float)),
         packed.y.ctypes.data,
     )

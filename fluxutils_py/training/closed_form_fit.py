@@ -217,19 +217,14 @@ def _weighted_inputs(
     """Yield the new inputs of each window (F, B, S), NaN where there is none, and their weights;
     count the rows.
     """
-    given = batches.windows.weight
-    of_series = None
-    if per_series and given is not None:
-        of_series = torch.from_numpy(given.max_per_series())
     for batch in batches:
         if not batch.inputs:
             continue
         weights = _weights(batch)
         counting.add(_numbers_of_steps(batch, weights.nonzero(), batches.windows.shards))
-        if per_series:
-            weights = _existing_steps(batch).double()
-        if of_series is not None and batch.index is not None:
-            weights = weights * of_series[batch.index.segments.series].to(weights.device)
+        if per_series and batch.index is not None:
+            of_series = batches.windows.weights_of_targets(batch.index.segments)
+            weights = _existing_steps(batch) * torch.from_numpy(of_series).to(weights)
         x = _new_inputs(batch).double().masked_fill(weights[..., None] == 0, math.nan)
         yield x.permute(2, 1, 0).cpu().numpy(), weights.T.cpu().numpy()
 

@@ -127,7 +127,9 @@ def test_steps_without_input_are_nan(x, tmp_path):
     ids=["texts", "integers"],
 )
 def test_classifiers_give_labels_and_probabilities(format, label, classes, x, tmp_path):
-    est = plain_classifier(4, epochs=2, random_state=0).fit(x, label(x[0, :, -1] > 50))
+    weights = {"class_weight": {classes[0]: 0.2}}
+    est = plain_classifier(4, epochs=2, random_state=0, **weights)
+    est.fit(x, label(x[0, :, -1] > 50))
     path = tmp_path / "m.pt2"
     est.export(path, format)
     assert check_export(path, est, x) < 1e-5

@@ -222,7 +222,9 @@ def test_a_module_whose_first_state_is_not_known_starts_anew_as_a_whole_only():
 def test_classifiers_give_what_is_asked_for(method, labels):
     x, _ = data()
     y = np.array(labels)[x.argmax(0) % len(labels)][None]
-    est = plain_classifier(5, epochs=1, seqsize=10, random_state=0).fit(x, y)
+    y[:, :, :5] = labels[0]
+    settings = {"epochs": 1, "seqsize": 10, "class_weight": "balanced"}
+    est = plain_classifier(5, **settings, random_state=0).fit(x, y)
     whole = getattr(est, method)(x)
     found = steps(est.stream(N, method=method), x)
     first, state = getattr(est, method)(x[:, :, :9], return_state=True)
@@ -449,7 +451,9 @@ def test_ready_made_networks_step_natively(cell, dtype, monkeypatch):
 def test_classifiers_step_natively(labels, monkeypatch):
     x, _ = data("float32")
     y = np.random.default_rng(1).choice(labels, size=(1, N, T))
-    est = plain_classifier(6, cell="gru", epochs=1, random_state=0).fit(x, y)
+    y[:, :, :9] = labels[0]
+    settings = {"cell": "gru", "epochs": 1, "class_weight": "balanced"}
+    est = plain_classifier(6, **settings, random_state=0).fit(x, y)
     methods = ["predict", "predict_proba", "predict_log_proba", "decision_function"]
     expected = {m: getattr(est, m)(x) for m in methods}
     for method, whole in expected.items():

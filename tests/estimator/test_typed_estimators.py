@@ -302,7 +302,72 @@ def test_weights_of_classes_do_not_count_labels_around_the_series(rng):
     assert torch.allclose(net2vec(est), net2vec(oracle), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("class_weight", ["even", 3, {"left": 2.0}])
+def weighted_softmax(scores, of_class):
+    """Probabilities of the data, (K, N, T), from scores of weighted steps."""
+    p = np.exp(scores - scores.max(0)) / np.reshape(of_class, (-1, 1, 1))
+    return p / p.sum(0)
+
+
+@pytest.mark.parametrize("class_weight", ["balanced", "sqrt_balanced", {"level": 5.0}])
+def test_probabilities_are_without_the_weights_of_classes_and_labels_with_them(class_weight):
+    y = LABELS["str"][np.where(CODES == 0, CODES, 2 - (RNG.random(CODES.shape) < 0.2))]
+    of_class = np.array([1.0, 5.0, 1.0])
+    if isinstance(class_weight, str):
+        counts = np.unique(y, return_counts=True)[1]
+        of_class = (y.size / (K * counts)) ** (1.0 if class_weight == "balanced" else 0.5)
+    est = plain_classifier(3, class_weight=class_weight, epochs=9, random_state=0).fit(X, y)
+    scores = est.decision_function(X)
+    p = est.predict_proba(X)
+    np.testing.assert_allclose(p, weighted_softmax(scores, of_class), rtol=1e-9)
+    np.testing.assert_allclose(np.exp(est.predict_log_proba(X)), p, rtol=1e-9)
+    assert np.array_equal(est.predict(X)[0], est.classes_[scores.argmax(0)])
+    assert (est.classes_[p.argmax(0)] != est.predict(X)[0]).any()
+
+
+@pytest.mark.parametrize("settings", [{"cell": "linear"}, {"hidden_size": 4, "cell": "lstm"}])
+@pytest.mark.parametrize("class_weight", ["auto", "balanced"])
+def test_probabilities_of_a_rare_label_are_its_rate(settings, class_weight):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 20, 150))
+    true = 1 / (1 + np.exp(4 - 1.5 * x[0]))
+    y = (rng.random(true.shape) < true)[None]
+    est = SequenceClassifier(**settings, class_weight=class_weight, random_state=0, verbose=False)
+    p = est.fit(x[:, :10], y[:, :10]).predict_proba(x[:, 10:])[1]
+    assert p.mean() == pytest.approx(true[10:].mean(), abs=0.015)
+    brier = np.square(p - y[0, 10:]).mean()
+    assert brier < np.square(true[10:] - y[0, 10:]).mean() + 0.004
+    # the class that the weights favour is the rare one more often than it occurs
+    assert est.predict(x[:, 10:]).mean() > (p > 0.5).mean()
+
+
+def test_a_fit_in_parts_keeps_the_frequencies_of_the_first():
+    y = LABELS["str"][CODES]
+    first = plain_classifier(3, class_weight="balanced", epochs=1, random_state=0).partial_fit(X, y)
+    of_class = y.size / (K * np.unique(y, return_counts=True)[1])
+    first.partial_fit(X[:, :4], np.full((1, 4, T), "up"))
+    np.testing.assert_allclose(
+        first.predict_proba(X), weighted_softmax(first.decision_function(X), of_class), rtol=1e-9
+    )
+
+
+def test_labels_of_weight_0_have_no_loss_wherever_they_are():
+    y = LABELS["str"][CODES]
+    settings = {"hidden_size": 3, "epochs": 2, "random_state": 0}
+    without_level = {"class_weight": {"level": 0}, "warm_start": True}
+    data = {"validation_data": (X, y)}
+    est = plain_classifier(**settings, **without_level).fit(X, y, **data).fit(X, y)
+    missing = np.where(y == "level", None, y)
+    data = {"validation_data": (X, missing)}
+    oracle = plain_classifier(**settings, warm_start=True).fit(X, missing, **data).fit(X, missing)
+    assert est.classes_.tolist() == ["down", "up"]
+    assert torch.equal(net2vec(est), net2vec(oracle))
+    assert np.array_equal(est.predict_proba(X), oracle.predict_proba(X))
+    told = plain_classifier(**settings, **without_level)
+    told.partial_fit(X, y, classes=LABELS["str"]).partial_fit(X, y, classes=LABELS["str"])
+    assert told.classes_.tolist() == ["down", "up"]
+
+
+@pytest.mark.parametrize("class_weight", ["even", 3, {"left": 2.0}, {"left": 0}, {"up": -1}])
 def test_weights_of_classes_that_are_none(class_weight):
     est = plain_classifier(2, class_weight=class_weight, epochs=1)
     with pytest.raises(ValueError, match="class_weight"):

@@ -4,15 +4,18 @@ import numpy as np
 import pytest
 from sklearn.utils import compute_sample_weight
 
-from fluxutils_py.data import SampleWeight
+from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.weights import loss_blocks
 from fluxutils_py.errors import DataError
 from fluxutils_py.inputs.labels import (
     ClassWeightArray,
     LabelEncoder,
     check_classes,
+    count_classes,
     find_classes,
     is_label,
+    weights_of_classes,
 )
 
 N, T = 7, 11
@@ -47,18 +50,38 @@ def test_classes_are_what_occurs_with_a_weight_in_a_series():
         1,
         2,
     ]
+    whole = Segments.from_lengths(N, T)
+    assert find_classes(labels, None, whole.without_first(1)).tolist() == [1, 2, 7]
     with pytest.raises(DataError, match="no step of y that counts has a label"):
         check_classes(find_classes(np.full((1, N, T), np.nan), None))
 
 
-def test_balanced_weights_are_those_of_scikit_learn():
+@pytest.mark.parametrize("weighted", [False, True])
+def test_balanced_weights_are_those_of_scikit_learn(weighted):
     codes = RNG.choice(3, p=[0.6, 0.3, 0.1], size=(1, N, T))
-    whole = Segments.from_lengths(N, T)
-    found = ClassWeightArray("balanced", WORDS, codes, None, whole)[0, :, :]
-    assert np.allclose(
-        found, compute_sample_weight("balanced", codes.ravel()).reshape(N, T), atol=1e-12
-    )
-    found = ClassWeightArray({"up": 5}, WORDS, codes, SampleWeight(np.full(N, 2.0), N, T), whole)[
-        0, 1:3, 4:9
+    codes[0, 3, 2:4] = -100
+    y = SeriesArray(codes, "y")
+    y.missing_label = -100
+    burn_in, rows = 2, Segments.from_lengths(N, T, np.full(N, T - 1))
+    w = RNG.integers(0, 3, (N, T))
+    given = SampleWeight(w, N, T) if weighted else None
+    counts = count_classes(loss_blocks([y], rows.without_first(burn_in), given), 3)
+    found = ClassWeightArray(weights_of_classes("balanced", WORDS, lambda: counts), codes, given)[
+        0, :, :
     ]
+    counted = np.broadcast_to((np.arange(T) >= burn_in) & (np.arange(T) < T - 1), (N, T))
+    counted = counted & (codes[0] >= 0)
+    repeated = codes[0][counted].repeat(w[counted] if weighted else 1)
+    of_class = dict(zip(repeated, compute_sample_weight("balanced", repeated), strict=True))
+    wanted = np.array([of_class[c] for c in codes[0][counted]]) * (w[counted] if weighted else 1)
+    assert np.allclose(found[counted], wanted, atol=1e-12)
+
+
+def test_weights_of_a_dict_are_those_of_its_classes():
+    codes = RNG.integers(0, 3, (1, N, T))
+    of_class = weights_of_classes({"up": 5}, WORDS, dict)
+    found = ClassWeightArray(of_class, codes, SampleWeight(np.full(N, 2.0), N, T))[0, 1:3, 4:9]
     assert np.array_equal(found, np.where(codes[0, 1:3, 4:9] == 2, 10, 2))
+    for weight in (-1, np.nan, np.inf, "much"):
+        with pytest.raises(ValueError, match=rf"^class_weight gives 'up' the weight {weight!r}"):
+            weights_of_classes({"up": weight}, WORDS, dict)
