@@ -20,7 +20,6 @@ from fluxutils_py.inputs.moments import (
     Standardize,
     WeightedBlock,
     moments,
-    safe_scale,
 )
 
 
@@ -61,10 +60,8 @@ class TargetScale:
             Merges these moments with those of other series: of ranks that have separate series.
         """
         blocks = _live_blocks(y, segments, weight)
-        count, mean, squares = merge(moments(blocks, y.F))
-        # squares are below 0 only for invalid weights, which are rejected later
-        variance = np.maximum(squares, 0) / np.where(count > 0, count, 1)
-        return cls(mean, safe_scale(mean, variance), y.dtype)
+        total = merge(moments(blocks, y.F))
+        return cls(total.mean, total.scale(y.name), y.dtype)
 
     def decode(self, outputs: np.ndarray) -> np.ndarray:
         """Convert model outputs (S, B, G) to the units of the targets."""

@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 
 from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.errors import DataError
-from fluxutils_py.inputs.moments import Moments, WeightedBlock, moments, safe_scale
+from fluxutils_py.inputs.moments import Moments, WeightedBlock, moments
 from fluxutils_py.nn.causal_kernels import MOST_SERIES, CausalKernels
 from fluxutils_py.nn.closed_form_model import ClosedFormModel, InputScale, series_features
 from fluxutils_py.nn.ready_made import closed_form_parts, is_closed_form
@@ -220,9 +220,8 @@ def _learn_scales(
     own = moments(_weighted_inputs(batches, per_series, counting), n_features)
     gathered = ranks.allgather((own, counting))
     total = functools.reduce(Moments.merge, [of_rank for of_rank, _ in gathered])
-    variance = total.squares / np.where(total.count > 0, total.count, 1)
     mean = torch.from_numpy(np.asarray(total.mean, float))
-    divisor = torch.from_numpy(safe_scale(total.mean, variance))
+    divisor = torch.from_numpy(total.scale(batches.windows.x[0].name))
     for scale in scales:
         scale.mean.copy_(mean)
         scale.scale.copy_(divisor)
@@ -238,7 +237,7 @@ def _weighted_inputs(
     given = batches.windows.weight
     of_series = None
     if per_series and given is not None:
-        of_series = torch.from_numpy(given.max_per_series())
+        of_series = torch.tensor(given.max_per_series())
     for batch in batches:
         if not batch.inputs:
             continue
