@@ -219,7 +219,7 @@ class _DataReader:
         if declared is not None:
             return np.unique(declared)
 
-        def find_own_classes() -> np.ndarray:
+        def find_own_classes() -> tuple[np.ndarray, int]:
             labels, w = read_labels(self.request.y, inputs, weight)
             is_per_step = labels.shape[1:] == (inputs.N, inputs.T)
             return find_classes(labels, w, inputs.whole() if is_per_step else None)
