@@ -254,7 +254,7 @@ class _DataReader:
             return declared
         rows = inputs.own(inputs.segments())
 
-        def find_own_classes() -> np.ndarray:
+        def find_own_classes() -> tuple[np.ndarray, int]:
             labels = read_labels(self.request.y, inputs)
             if labels.shape[1:] == (inputs.N, inputs.T):
                 return find_classes(labels, weight, rows.without_first(burn_in))
@@ -275,7 +275,7 @@ class _DataReader:
         if classes is None or not self.finds_classes:
             return classes
         counts = self.pool.total(count_classes(blocks(), len(classes)))
-        return check_classes(classes[counts > 0])
+        return check_classes(classes[counts > 0], int(counts.sum()))
 
     def targets(self, inputs: Inputs, classes: np.ndarray | None) -> Targets:
         schema = target_schema(

@@ -390,7 +390,8 @@ class _SequenceEstimator(Estimator):
         is_classifier = isinstance(self, EstimatorClassifier)
         spec = self._spec(choice)
         if cell in FIXED:
-            n_steps = min(spec.seqsize or FIXED_SEQSIZE, FIXED_SEQSIZE)
+            given_size = FIXED_SEQSIZE if _is_auto(self.seqsize) else spec.seqsize
+            n_steps = min(given_size or FIXED_SEQSIZE, FIXED_SEQSIZE)
             spec = Spec(
                 epochs=1,
                 batchsize=spec.batchsize,

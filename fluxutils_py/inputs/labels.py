@@ -202,14 +202,15 @@ def find_classes(
     labels: Any,
     weight: SampleWeight | None,
     rows: Segments | None = None,
-) -> np.ndarray:
-    """Return the sorted labels in an array (1, N, T) at steps that have a loss, in one pass over
-    blocks.
+) -> tuple[np.ndarray, int]:
+    """Return the sorted labels in an array (1, N, T) at steps that have a loss, and the number of
+    these steps, in one pass over blocks.
 
     The rule is that of :func:`fluxutils_py.data.weights.loss_blocks`, for labels that are not
-    encoded yet. The result may be empty; see :func:`check_classes`.
+    encoded yet. There may be none; see :func:`check_classes`.
     """
     labels_of_blocks: list[np.ndarray] = []
+    n_labels = 0
     for series, steps in block_slices(labels.shape[1], labels.shape[2]):
         block = plain_block(labels[:, series, steps], "y")[0]
         # a label that counts nowhere, as in padding, is no class
@@ -220,11 +221,12 @@ def find_classes(
             exists = rows.coverage_mask(series, steps)
             counts &= True if exists is None else exists
         labels_of_blocks.append(unique_labels(block[counts]))
-    return unique_labels(np.concatenate(labels_of_blocks))
+        n_labels += int(counts.sum())
+    return unique_labels(np.concatenate(labels_of_blocks)), n_labels
 
 
-def check_classes(classes: np.ndarray) -> np.ndarray:
-    """Return the classes of a fit.
+def check_classes(classes: np.ndarray, n_labels: int) -> np.ndarray:
+    """Return the classes of a fit; scikit-learn warns if they are more than half of the labels.
 
     Raises
     ------
@@ -233,7 +235,8 @@ def check_classes(classes: np.ndarray) -> np.ndarray:
     """
     if len(classes) == 0:
         raise DataError("there is nothing to learn from: no step of y that counts has a label")
-    check_classification_targets(classes)
+    # as many labels as there are, up to two of each class: that is all that matters
+    check_classification_targets(np.resize(classes, min(n_labels, 2 * len(classes))))
     return classes
 
 
@@ -273,7 +276,8 @@ def weighted_classes(class_weight: object, labels: np.ndarray) -> np.ndarray:
     if not ignored:
         return labels
     _require_labels(ignored, labels)
-    return check_classes(labels[[label not in ignored for label in labels.tolist()]])
+    kept = labels[[label not in ignored for label in labels.tolist()]]
+    return check_classes(kept, 2 * len(kept))  # many classes have been warned of
 
 
 def _require_labels(names: list[Any], labels: np.ndarray) -> None:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from fluxutils_py.errors import DataError
 from fluxutils_py.exporting import InitialState
 
 # a standard deviation below this share of the mean is rounding error
@@ -106,15 +107,6 @@ class Affine(FeatureModule):
         return Affine(self.center, self.scale, not self.inverse)
 
 
-def safe_scale(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """Return the divisor of each feature: its standard deviation, or 1 if it is constant up to
-    rounding.
-    """
-    scale = np.sqrt(variance)
-    is_constant = scale <= CONSTANT * abs(mean)
-    return np.where(is_constant, 1.0, scale)
-
-
 class Moments(NamedTuple):
     """The count (or total weight), the mean, and the sum of squared deviations from it.
 
@@ -124,6 +116,31 @@ class Moments(NamedTuple):
     count: Any
     mean: Any
     squares: Any
+
+    @property
+    def variance(self) -> Any:
+        """Mean squared deviation; 0 without values."""
+        # squares are below 0 only for invalid weights, which are rejected later
+        return np.maximum(self.squares, 0) / np.where(self.count > 0, self.count, 1)
+
+    def scale(self, name: str) -> np.ndarray:
+        """Return the divisor of each feature: its standard deviation, or 1 if it is constant up to
+        rounding.
+
+        Raises
+        ------
+        DataError
+            If values are so large that their squares are not finite; ``name`` is theirs.
+        """
+        scale: np.ndarray = np.sqrt(self.variance)
+        is_too_large = ~np.isfinite(scale) & np.isfinite(self.count)
+        if is_too_large.any():
+            raise DataError(
+                f"feature {int(is_too_large.argmax())} of {name} has values that are too large to "
+                "be squared, above about 1e154: divide them first"
+            )
+        is_constant = scale <= CONSTANT * abs(self.mean)
+        return np.where(is_constant, 1.0, scale)
 
     def merge(self, other: Moments) -> Moments:
         """Return the moments of two parts together, without cancellation.
@@ -142,6 +159,7 @@ class Moments(NamedTuple):
         )
 
 
+@np.errstate(over="ignore", invalid="ignore")  # the scale says so where it matters
 def moments(
     blocks: Iterable[WeightedBlock],
     n_features: int,

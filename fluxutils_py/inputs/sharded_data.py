@@ -112,21 +112,23 @@ class SeriesPool:
 
     def classes(
         self,
-        find: Callable[[], np.ndarray],
+        find: Callable[[], tuple[np.ndarray, int]],
         inputs: Inputs,
     ) -> np.ndarray:
         """Return the classes of all ranks, sorted; ``find()`` returns those of this rank, of which
-        there may be none.
+        there may be none, and the number of its labels.
 
         Raises
         ------
         DataError, ValueError
             If there are none, or they are no labels.
         """
-        of_ranks = self.ranks.allgather(np.empty(0) if inputs.is_stand_in else find())
+        found = self.ranks.allgather((np.empty(0), 0) if inputs.is_stand_in else find())
+        of_ranks = [classes for classes, _ in found]
         # an empty array of numbers would turn labels into texts
         with_labels = [classes for classes in of_ranks if len(classes)] or of_ranks[:1]
-        return check_classes(unique_labels(np.concatenate(with_labels)))
+        n_labels = sum(n for _, n in found)
+        return check_classes(unique_labels(np.concatenate(with_labels)), n_labels)
 
     def _agree_on(
         self,

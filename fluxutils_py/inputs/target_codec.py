@@ -18,7 +18,6 @@ from fluxutils_py.inputs.moments import (
     Moments,
     Standardize,
     moments,
-    safe_scale,
 )
 
 
@@ -60,9 +59,8 @@ class TargetScale:
             (np.where(has_loss & np.isfinite(values), values, np.nan), weight)
             for (values,), (has_loss,), weight, _ in blocks
         )
-        count, mean, squares = merge(moments(counted, y.F))
-        variance = squares / np.where(count > 0, count, 1)
-        return cls(mean, safe_scale(mean, variance), y.dtype)
+        total = merge(moments(counted, y.F))
+        return cls(total.mean, total.scale(y.name), y.dtype)
 
     def decode(self, outputs: np.ndarray) -> np.ndarray:
         """Convert model outputs (S, B, G) to the units of the targets."""

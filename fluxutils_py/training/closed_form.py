@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -15,7 +17,6 @@ from fluxutils_py.parallel import RankGroup
 
 N_ALPHAS = 13
 MOST_ROWS = 4000  # of which the products with one another are kept: the dual form
-FEW_ROWS = 1000
 FIXED_PENALTY = 1e-4  # times the mean squared length of a row, and the sum of weights
 CLEARLY = 0.9  # of an error, below which features that are richer are worth it
 MOST_LEFT_OUT = 2000  # rows of larger data whose errors choose the penalty
@@ -27,14 +28,14 @@ TEMPERATURES = torch.logspace(-1, 2.5, 141, dtype=torch.float64)
 
 
 class Rows(NamedTuple):
-    """Some rows of the data.
+    """Some rows of the data; they are not changed.
 
     Attributes
     ----------
     features : Tensor of shape (n, P)
     targets : Tensor of shape (n, G)
-    weights : Tensor of shape (n,)
-        Rows of weight 0 have no effect.
+    weights : Tensor of shape (n,) or (n, G)
+        For all targets of a row, or for each. What has the weight 0 has no effect.
     groups : Tensor of shape (n,), int64
         Rows of one group, such as the series of one patient, are left out together: a choice by
         single rows is too hopeful where rows resemble one another.
@@ -45,23 +46,33 @@ class Rows(NamedTuple):
     weights: Tensor
     groups: Tensor
 
+    def of(self, columns: Tensor) -> Rows:
+        """Return what counts for some targets, which have the same weights."""
+        weights = self.weights
+        if weights.dim() == 2:
+            weights = weights[:, columns[0]]
+        rows = Rows(self.features, self.targets[:, columns], weights, self.groups)
+        counts = weights > 0
+        return rows if counts.all() else Rows(*(part[counts] for part in rows))
 
-@dataclass(frozen=True)
-class ClosedFormHead:
+
+class ClosedFormHead(NamedTuple):
     """A linear map from features to outputs, and how well it does on rows that were left out.
 
     Attributes
     ----------
     weight : Tensor of shape (G, P), float64
     bias : Tensor of shape (G,), float64
-    alpha : float
-        The penalty, relative to features that were standardised and divided by sqrt(P).
+    alpha : Tensor of shape (G,), float64
+        The penalty of each output, relative to features that were standardised and divided by
+        sqrt(P).
     groups : Tensor of shape (m,), int64
         The groups of the rows that were left out in turn; all rows in the dual form.
     left_out : Tensor of shape (m, G), float64
         What models that had not seen these rows predict for them.
-    targets, weights : Tensor of shapes (m, G) and (m,), float64
-        Of these rows.
+    targets, weights : Tensor of shape (m, G), float64
+        Of these rows. Outputs with other weights than others have rows of their own, in which those
+        have the weight 0.
     temperature : float
         For classes: the factor of the outputs whose softmax has the smallest log loss on rows that
         were left out; 1 for numbers.
@@ -69,24 +80,24 @@ class ClosedFormHead:
 
     weight: Tensor
     bias: Tensor
-    alpha: float
+    alpha: Tensor
     groups: Tensor
     left_out: Tensor
     targets: Tensor
     weights: Tensor
-    temperature: float
+    temperature: float = 1.0
 
     @property
     def squared_error(self) -> float:
         """Mean squared error of the rows that were left out."""
-        errors = (self.targets - self.left_out).square().mean(1)
+        errors = (self.targets - self.left_out).square()
         # not as a product, which rounds by where arrays lie in memory
         return float((self.weights * errors).sum() / self.weights.sum())
 
 
 def fit_closed_form(
     blocks: Iterable[Rows],
-    n_rows: int,
+    n_rows: int | Sequence[int],
     *,
     is_classifier: bool = False,
     relative: Sequence[Tensor] | None = None,
@@ -99,10 +110,10 @@ def fit_closed_form(
     Parameters
     ----------
     blocks : iterable of Rows
-    n_rows : int
-        In all, on all ranks. Up to 4000 rows that are no more than the features, and up to 1000 in
-        any case, their products with one another are kept (the dual form); of more, only sums (P,
-        P), and the rows of some groups.
+    n_rows : int or sequence of G int
+        In all, on all ranks; of each target, if they have weights of their own. Of up to 4000 rows
+        that are no more than the features, the products with one another are kept (the dual form);
+        of more, only sums (P, P), and the rows of some groups.
     is_classifier : bool
         Whether targets are -1 and 1, one column per class, of which the largest output is the
         prediction.
@@ -126,7 +137,8 @@ def fit_closed_form(
     Raises
     ------
     DataError
-        If there are fewer than two rows with a weight, or features or targets are not finite.
+        If there are fewer than two rows with a weight, or numbers are not finite or have squares
+        that are not.
 
     Notes
     -----
@@ -136,107 +148,179 @@ def fit_closed_form(
     errors ``e`` of the fit, and a group ``I``, it is ``(1 - H[I, I]) ** -1 e[I]``. Classes choose
     the highest accuracy, and among equals the smallest squared error.
 
+    Targets with the same weights are fitted together; those with others, as where some are missing,
+    as if they were alone. A target with a single row is a constant, and one without any is 0.
+
     Source: Hoerl & Kennard (1970), "Ridge regression"; Rifkin & Lippert (2007), "Notes on
     regularized least squares", for the closed form of the errors; Chan, Golub & LeVeque (1983) for
     sums of blocks.
     """
-    kept: _Kernel | _Sums | None = None
+    ranks = ranks or RankGroup()
+    parts: list[_Kept] = []
     n_read = 0
     for read in blocks:
         block = Rows(*(part.cpu() for part in read))
-        if kept is None:
-            kept = _to_keep(n_rows, block.features.shape[1])
         _check_finite(block, n_read)
-        kept.add(block)
+        parts = parts or _to_keep(n_rows, block)
+        if block.weights.dim() == 2 and len(block.weights):
+            parts = _divided(parts, block.weights.unique(dim=1, return_inverse=True)[1])
+        for part in parts:
+            part.add(block.of(part.columns))
         n_read += len(block.weights)
-    kept = kept or _to_keep(n_rows, 0)  # a rank may have none
-    kept.join(ranks or RankGroup())
-    problem, best = _best_problem(kept, relative or [None], floor, is_classifier, fixed_penalty)
-    weight, bias = problem.solve(best.alpha)
-    temperature = 1.0
-    if is_classifier:
-        temperature = best_temperature(best.left_out, problem.targets, problem.weights)
-    head = ClosedFormHead(
-        weight=weight,
-        bias=bias,
-        alpha=best.alpha,
-        groups=problem.groups,
-        left_out=best.left_out,
-        targets=problem.targets,
-        weights=problem.weights,
-        temperature=temperature,
-    )
-    if ranks is None or ranks.is_single:
+    parts = _joined(parts, ranks)
+    relative = relative or [None]
+    heads = [_fit(part, relative, floor, is_classifier, fixed_penalty) for part in parts]
+    head = _side_by_side(parts, heads)
+    if ranks.is_single:
         return head
     # linear algebra rounds by where arrays lie in memory
     of_rank_0: ClosedFormHead = ranks.allgather(head)[0]
     return of_rank_0
 
 
-def _to_keep(n_rows: int, n_features: int) -> _Kernel | _Sums:
-    if n_rows <= min(MOST_ROWS, max(FEW_ROWS, n_features)):
-        return _Kernel()
-    return _Sums(math.ceil(n_rows / MOST_LEFT_OUT))
+def _check_finite(block: Rows, first_row: int) -> None:
+    named = {"features": block.features, "targets": block.targets, "weights": block.weights}
+    for name, values in named.items():
+        if not values.isfinite().all():
+            bad = ~values.isfinite().reshape(len(values), -1).all(1)
+            row = first_row + int(bad.nonzero()[0])
+            raise DataError(f"the {name} of a closed-form head are not finite at row {row}")
 
 
-def _best_problem(
-    kept: _Kernel | _Sums,
+# -- which outputs are fitted together ---------------------------------------------------------
+
+
+def _to_keep(n_rows: int | Sequence[int], block: Rows) -> list[_Kept]:
+    """Return what is to be kept, empty: a part for all outputs of as many rows."""
+    n_features = block.features.shape[1]
+    of_outputs = torch.as_tensor(n_rows).expand(block.targets.shape[1])
+    parts: list[_Kept] = []
+    for n in of_outputs.unique():
+        columns = (of_outputs == n).nonzero()[:, 0]
+        if n <= min(MOST_ROWS, n_features):
+            parts.append(_Kept(columns))
+        else:
+            parts.append(_Sums(columns, math.ceil(n / MOST_LEFT_OUT)))
+    return parts
+
+
+def _divided(parts: Iterable[_Kept], labels: Tensor) -> list[_Kept]:
+    """Return parts of which each has outputs of one label, (G,)."""
+    divided = []
+    for part in parts:
+        own = labels[part.columns]
+        different = own.unique()
+        if len(different) == 1:
+            divided.append(part)
+        else:
+            divided += [part.only(own == label) for label in different]
+    return sorted(divided, key=lambda part: int(part.columns[0]))
+
+
+def _labels(parts: list[_Kept]) -> Tensor:
+    """Return the number of its part for each output, (G,)."""
+    numbers = torch.repeat_interleave(torch.tensor([len(part.columns) for part in parts]))
+    return numbers[torch.cat([part.columns for part in parts]).argsort()]
+
+
+def _joined(parts: list[_Kept], ranks: RankGroup) -> list[_Kept]:
+    """Return the parts of all ranks together; each rank gets the same."""
+    every = [of_rank for of_rank in ranks.allgather(parts) if of_rank]
+    joined: list[_Kept] = every[0] if every else []
+    for other in every[1:]:
+        joined = _divided(joined, _labels(other))
+        for part, more in zip(joined, _divided(other, _labels(joined)), strict=True):
+            part.merge(more)
+    n = max((part.n_rows for part in joined), default=0)
+    if n < 2:
+        samples = "1 sample" if n == 1 else f"{n} samples"
+        raise DataError(f"a closed-form head needs at least 2 rows with a weight, got {samples}")
+    return joined
+
+
+def _side_by_side(parts: list[_Kept], heads: list[ClosedFormHead]) -> ClosedFormHead:
+    """Return one head for the outputs of all parts."""
+    order = torch.cat([part.columns for part in parts]).argsort()
+
+    def outputs(of_heads: Iterable[Tensor]) -> Tensor:
+        return torch.cat(list(of_heads))[order]
+
+    def rows(of_heads: Iterable[Tensor]) -> Tensor:
+        return torch.block_diag(*of_heads)[:, order]
+
+    return ClosedFormHead(
+        weight=outputs(head.weight for head in heads),
+        bias=outputs(head.bias for head in heads),
+        alpha=outputs(head.alpha for head in heads),
+        groups=torch.cat([head.groups for head in heads]),
+        left_out=rows(head.left_out for head in heads),
+        targets=rows(head.targets for head in heads),
+        weights=rows(head.weights for head in heads),
+        temperature=heads[0].temperature,  # classes are one part
+    )
+
+
+def _fit(
+    part: _Kept,
     relative: Sequence[Tensor | None],
     floor: float,
     is_classifier: bool,
     fixed_penalty: bool,
-) -> tuple[_Problem, _Candidate]:
-    """Return the problem with the factors that do best, and its best penalty."""
+) -> ClosedFormHead:
+    """Return the head with the factors and the penalty that do best."""
+    rows = part.take_rows()
+    if part.n_rows < 2:
+        return _constant(rows)
     chosen: tuple[_Problem, _Candidate] | None = None
     for factors in relative:
-        problem = kept.problem(Scaling(factors, floor))
-        if fixed_penalty:
+        problem = part.problem(rows, factors, floor)
+        if fixed_penalty or not len(rows.weights):
             # of the whole weight: then a weight is worth that many rows
-            alpha = FIXED_PENALTY * problem.mean_square() * float(problem.weights.sum())
-            errors = problem.residuals(alpha) / problem.weights.sqrt()[:, None]
-            return problem, _Candidate.judged(alpha, problem, errors, is_classifier)
+            alpha = FIXED_PENALTY * problem.mean_square * problem.total
+            errors = problem.residuals(alpha) / rows.weights.sqrt()[:, None]
+            chosen = problem, _Candidate.judged(alpha, rows, errors, is_classifier)
+            break
         candidate = _best_candidate(problem, is_classifier)
-        error = candidate.squared_error
-        if chosen is None or error < CLEARLY * chosen[1].squared_error:
+        if chosen is None or candidate.squared_error < CLEARLY * chosen[1].squared_error:
             chosen = problem, candidate
     assert chosen is not None
-    return chosen
+    problem, best = chosen
+    if not math.isfinite(best.squared_error):
+        raise DataError("the targets of a closed-form head have squares that are no finite numbers")
+    weight, bias = problem.solve(best.alpha)
+    temperature = 1.0
+    if is_classifier:
+        temperature = best_temperature(best.left_out, rows.targets, rows.weights)
+    return ClosedFormHead(
+        weight=weight,
+        bias=bias,
+        alpha=torch.full_like(bias, best.alpha),
+        groups=rows.groups,
+        left_out=best.left_out,
+        targets=rows.targets,
+        weights=rows.weights[:, None].expand_as(rows.targets),
+        temperature=temperature,
+    )
+
+
+def _constant(rows: Rows) -> ClosedFormHead:
+    """Return the head of a target of one row or none."""
+    bias = rows.targets.sum(0)
+    none = rows.targets[:0]
+    weight = bias.new_zeros(len(bias), rows.features.shape[1])
+    return ClosedFormHead(weight, bias, bias * 0, rows.groups[:0], none, none, none)
 
 
 def _best_candidate(problem: _Problem, is_classifier: bool) -> _Candidate:
     best: _Candidate | None = None
-    for alpha in problem.alphas():
-        errors = _errors_left_out(problem, float(alpha))
-        candidate = _Candidate.judged(float(alpha), problem, errors, is_classifier)
+    steps = torch.logspace(-2, 4, N_ALPHAS, dtype=torch.float64)
+    for alpha in (steps * 0.01 * problem.mean_square).tolist():
+        errors = problem.errors_left_out(alpha)
+        candidate = _Candidate.judged(alpha, problem.rows, errors, is_classifier)
         if best is None or candidate.is_better_than(best):
             best = candidate
     assert best is not None
     return best
-
-
-def _check_finite(block: Rows, first_row: int) -> None:
-    for name, values in (("features", block.features), ("targets", block.targets)):
-        if not values.isfinite().all():
-            row = first_row + int((~values.isfinite()).any(1).nonzero()[0])
-            raise DataError(f"the {name} of a closed-form head are not finite at row {row}")
-
-
-def _joined(blocks: list[Rows], ranks: RankGroup) -> Rows:
-    """Return the rows of all blocks of all ranks that have a weight."""
-    own = [tuple(part[block.weights > 0] for part in block) for block in blocks]
-    every = [block for of_rank in ranks.allgather(own) for block in of_rank]
-    n = sum(len(block[2]) for block in every)
-    if n < 2:
-        samples = "1 sample" if n == 1 else f"{n} samples"
-        raise DataError(f"a closed-form head needs at least 2 rows with a weight, got {samples}")
-    return Rows(*(torch.cat(parts) for parts in zip(*every, strict=True)))
-
-
-class Scaling(NamedTuple):
-    """How to standardise features; see :func:`fit_closed_form`."""
-
-    relative: Tensor | None = None
-    floor: float = 0.0
 
 
 class _Scale(NamedTuple):
@@ -246,156 +330,226 @@ class _Scale(NamedTuple):
     factor: Tensor
 
     @classmethod
-    def of(cls, mean: Tensor, variance: Tensor, scaling: Scaling) -> _Scale:
+    def of(cls, mean: Tensor, variance: Tensor, relative: Tensor | None, floor: float) -> _Scale:
+        if not variance.isfinite().all():
+            at = int((~variance.isfinite()).nonzero()[0])
+            raise DataError(
+                f"feature {at} of a closed-form head has squares that are not finite: divide it"
+            )
         # rounding leaves a little variance in a constant: it must not be blown up
         is_constant = (variance <= 1e-12 * mean.square()) | (variance == 0)
-        factor = (variance + scaling.floor**2).rsqrt().masked_fill(is_constant, 0)
+        factor = (variance + floor**2).rsqrt().masked_fill(is_constant, 0)
         factor = factor / math.sqrt(len(mean))
-        if scaling.relative is not None:
-            factor = factor * scaling.relative.to(factor)
+        if relative is not None:
+            factor = factor * relative.to(factor)
         return cls(mean, factor)
 
 
+@dataclass
 class _Problem:
-    """A ridge regression that can be solved for any penalty, and the rows that are left out."""
+    """A ridge regression that can be solved for any penalty, and the rows that are left out.
 
-    groups: Tensor  # (m,)
-    targets: Tensor  # (m, G) of these rows
-    weights: Tensor  # (m,)
+    Attributes
+    ----------
+    rows : Rows
+        Those that are left out.
+    scale : _Scale
+    total, mean_square : float
+        Weight of all rows, and the mean square of their length.
+    mean_target : Tensor of shape (G,)
+    values : Tensor of shape (q,)
+        Sums of squares of features that are rotated so that they are uncorrelated.
+    rotated : Tensor of shape (m, q)
+        These features of the rows, times the roots of the weights.
+    projected : Tensor of shape (q, G)
+        Sums of their products with the targets.
+    rotate_back : callable
+        Turns weights (q, G) into those of the standardised features, (P, G).
+    """
 
-    def alphas(self) -> Tensor:
-        """Return the penalties to try."""
-        steps = torch.logspace(-2, 4, N_ALPHAS, dtype=torch.float64)
-        return steps * 0.01 * self.mean_square()
-
-    def mean_square(self) -> float:
-        """Return the mean squared length of a row of standardised features."""
-        raise NotImplementedError
+    rows: Rows
+    scale: _Scale
+    total: float
+    mean_square: float
+    mean_target: Tensor
+    values: Tensor
+    rotated: Tensor
+    projected: Tensor
+    rotate_back: Callable[[Tensor], Tensor]
 
     def solve(self, alpha: float) -> tuple[Tensor, Tensor]:
         """Return weight (G, P) and bias (G,)."""
-        raise NotImplementedError
-
-    def residuals(self, alpha: float) -> Tensor:
-        """Return errors (m, G) of the fit, times the roots of the weights."""
-        raise NotImplementedError
-
-    def leverage(self, alpha: float) -> Tensor:
-        """Return the diagonal of 1 - H, (m,)."""
-        raise NotImplementedError
-
-    def leverage_block(self, alpha: float, rows: Tensor) -> Tensor:
-        """Return 1 - H for some of the rows, given by position."""
-        raise NotImplementedError
-
-
-class _Kernel:
-    """All rows, for the dual form."""
-
-    def __init__(self) -> None:
-        self.blocks: list[Rows] = []
-
-    def add(self, block: Rows) -> None:
-        self.blocks.append(block)
-
-    def join(self, ranks: RankGroup) -> None:
-        """Take in what the other ranks have kept."""
-        self.rows = _joined(self.blocks, ranks)
-        self.blocks.clear()  # the largest arrays: not twice
-
-    def problem(self, scaling: Scaling) -> _DualProblem:
-        return _DualProblem(self.rows, scaling)
-
-
-class _DualProblem(_Problem):
-    """As many unknowns as rows."""
-
-    def __init__(self, rows: Rows, scaling: Scaling) -> None:
-        self.groups = rows.groups
-        self.targets = rows.targets.double()
-        self.weights = rows.weights.double()
-        share = self.weights / self.weights.sum()
-        x = rows.features.double()
-        mean = share @ x
-        x -= mean
-        self.scale = _Scale.of(mean, share @ x.square(), scaling)
-        x *= self.scale.factor
-        self.x = x
-        self.root = self.weights.sqrt()
-        self.mean_target = share @ self.targets
-        kernel = x @ x.T
-        self.mean_of_diagonal = float(share @ kernel.diagonal())
-        kernel *= self.root[:, None]
-        kernel *= self.root
-        # The root of the weights is an eigenvector of the value 0, as rows are centred; it stands
-        # for the bias, which has no penalty. It is moved to the end of the spectrum, since rounding
-        # mixes it with others whose values are nearly 0.
-        unit = self.root / self.root.norm()
-        kernel += (2 * kernel.trace() + 1) * unit[:, None] * unit
-        values, vectors = torch.linalg.eigh(kernel)
-        self.values = values[:-1].clamp(min=0)
-        self.vectors = vectors[:, :-1]
-        self.projected = self.vectors.T @ (self.root[:, None] * (self.targets - self.mean_target))
-
-    def mean_square(self) -> float:
-        return self.mean_of_diagonal
-
-    def _shrunk(self, alpha: float) -> Tensor:
-        return 1 / (self.values + alpha)
-
-    def solve(self, alpha: float) -> tuple[Tensor, Tensor]:
-        dual = self.vectors @ (self._shrunk(alpha)[:, None] * self.projected)
-        weight = (self.x.T @ (self.root[:, None] * dual)).T * self.scale.factor
+        solution = self.rotate_back(self.projected / (self.values + alpha)[:, None])
+        weight = (self.scale.factor[:, None] * solution).T
         return weight, self.mean_target - weight @ self.scale.mean
 
     def residuals(self, alpha: float) -> Tensor:
-        return self.vectors @ (alpha * self._shrunk(alpha)[:, None] * self.projected)
+        """Return errors (m, G) of the fit, times the roots of the weights."""
+        fitted = self.rotated @ (self.projected / (self.values + alpha)[:, None])
+        return self.rows.weights.sqrt()[:, None] * (self.rows.targets - self.mean_target) - fitted
 
-    def leverage(self, alpha: float) -> Tensor:
-        return self.vectors.square() @ (alpha * self._shrunk(alpha))
+    def errors_left_out(self, alpha: float) -> Tensor:
+        """Return target minus prediction (m, G) of models that had not seen the row's group."""
+        residuals = self.residuals(alpha)
+        root = self.rows.weights.sqrt()[:, None]
+        # the bias is one more feature, without a penalty
+        divisor = torch.cat([self.values + alpha, self.values.new_tensor([self.total])])
+        if not self._blocks:
+            leverage = 1 - torch.cat([self.rotated, root], 1).square() @ (1 / divisor)
+            return residuals / leverage.clamp(min=1e-12)[:, None] / root
+        residuals = _with_zeros(residuals)
+        errors = torch.empty_like(residuals)
+        for places, features, products in self._blocks:
+            within = residuals[places]
+            if products is None:
+                smoother = (features / divisor) @ features.mT
+                rest = torch.eye(smoother.shape[1], dtype=smoother.dtype) - smoother
+                errors[places] = _solved(rest, within)
+            else:  # Woodbury
+                solution = _solved(divisor.diag() - products, features.mT @ within)
+                errors[places] = within + features @ solution
+        return errors[:-1] / root
 
-    def leverage_block(self, alpha: float, rows: Tensor) -> Tensor:
-        some = self.vectors[rows]
-        return (some * (alpha * self._shrunk(alpha))) @ some.T
+    @cached_property
+    def _blocks(self) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        """Groups of about the same size together, filled up with a row of zeros: positions (n, k),
+        features (n, k, q + 1) with that of the bias, and their products if they are fewer than the
+        rows. Empty if single rows are left out: no two are of one group, or all are, which leaves
+        nothing to learn from.
+        """
+        m = len(self.rows.groups)
+        _, number, counts = self.rows.groups.unique(return_inverse=True, return_counts=True)
+        if len(counts) in (1, m):
+            return []
+        in_order = number.argsort(stable=True)
+        first = counts.cumsum(0) - counts
+        features = _with_zeros(torch.cat([self.rotated, self.rows.weights.sqrt()[:, None]], 1))
+        size_class = counts.double().log2().ceil()
+        blocks = []
+        for size in size_class.unique():
+            chosen = size_class == size
+            at = torch.arange(int(counts[chosen].max()))
+            place = (first[chosen, None] + at).clamp(max=m - 1)
+            places = in_order[place].where(at < counts[chosen, None], m)
+            own = features[places]
+            blocks.append((places, own, own.mT @ own if own.shape[2] < len(at) else None))
+        return blocks
 
 
-class _Sums:
+def _with_zeros(rows: Tensor) -> Tensor:
+    return torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+
+
+def _solved(matrices: Tensor, right: Tensor) -> Tensor:
+    # without an error for a singular matrix: infinite errors lose against others
+    solution: Tensor = torch.linalg.solve_ex(matrices, right)[0]
+    return solution
+
+
+class _Kept:
+    """All rows of some outputs, for the dual form."""
+
+    def __init__(self, columns: Tensor) -> None:
+        self.columns = columns
+        self.n_rows = 0
+        self.kept: list[Rows] = []
+
+    def add(self, block: Rows) -> None:
+        """Take in rows of these outputs that have a weight."""
+        self.n_rows += len(block.weights)
+        self.kept.append(block)
+
+    def merge(self, other: Any) -> None:
+        """Take in what another rank has kept of the same outputs."""
+        self.n_rows += other.n_rows
+        self.kept += other.kept
+
+    def only(self, chosen: Tensor) -> Self:
+        """Return this for some of its outputs, given by a mask."""
+        part = copy.copy(self)
+        part.columns = self.columns[chosen]
+        part.kept = [rows._replace(targets=rows.targets[:, chosen]) for rows in self.kept]
+        return part
+
+    def take_rows(self) -> Rows:
+        """Return the rows together, and forget them."""
+        features, targets, weights, groups = map(torch.cat, zip(*self.kept, strict=True))
+        self.kept = []  # the largest arrays: not twice
+        return Rows(features, targets.double(), weights.double(), groups)
+
+    def problem(self, rows: Rows, relative: Tensor | None, floor: float) -> _Problem:
+        """Return the problem with as many unknowns as rows."""
+        total = float(rows.weights.sum())
+        share = rows.weights / total
+        root = rows.weights.sqrt()
+        # in place, because it is large; of a copy, because it is read again
+        x = rows.features.to(torch.float64, copy=True)
+        mean = share @ x
+        x -= mean
+        scale = _Scale.of(mean, share @ x.square(), relative, floor)
+        x *= scale.factor
+        x *= root[:, None]
+        kernel = x @ x.T
+        trace = float(kernel.trace())
+        # The root of the weights is an eigenvector of the value 0, as rows are centred; it stands
+        # for the bias, which has no penalty. It is moved to the end of the spectrum, since rounding
+        # mixes it with others whose values are nearly 0.
+        unit = root / root.norm()
+        kernel += (2 * trace + 1) * unit[:, None] * unit
+        values, vectors = torch.linalg.eigh(kernel)
+        lengths = values[:-1].clamp(min=0).sqrt()
+        vectors = vectors[:, :-1]
+        rotated = vectors * lengths
+        mean_target = share @ rows.targets
+        return _Problem(
+            rows,
+            scale,
+            total,
+            trace / total or 1.0,
+            mean_target,
+            values[:-1].clamp(min=0),
+            rotated,
+            rotated.T @ (root[:, None] * (rows.targets - mean_target)),
+            lambda w: x.T @ (vectors @ (w / lengths.clamp(min=1e-150)[:, None])),
+        )
+
+
+class _Sums(_Kept):
     """Sums of products of features, for the primal form, and the rows of every k-th group."""
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, columns: Tensor, every: int) -> None:
+        super().__init__(columns)
         self.every = every
-        self.kept: list[Rows] = []
         self.waiting: list[Rows] = []
         self.n_waiting = 0
         self.total = 0.0
 
     def add(self, block: Rows) -> None:
+        n_rows, n_features = block.features.shape
+        self.n_rows += n_rows
         chosen = block.groups % self.every == 0
         self.kept.append(Rows(*(part[chosen] for part in block)))
-        n_rows, n_features = block.features.shape
         self.waiting.append(block)
         self.n_waiting += n_rows
         if self.n_waiting >= min(ROWS_OF_FEATURE * n_features, MOST_JOINED // max(n_features, 1)):
             self._add_waiting()
 
     def _add_waiting(self) -> None:
-        if self.waiting:
+        if self.n_waiting:
             self._add_products(Rows(*map(torch.cat, zip(*self.waiting, strict=True))))
-        self.waiting.clear()
+        self.waiting = []
         self.n_waiting = 0
 
     def _add_products(self, block: Rows) -> None:
         weights = block.weights.double()
         total = float(weights.sum())
-        if total == 0:
-            return
         both = torch.cat([block.features.double(), block.targets.double()], 1)
         mean = weights @ both / total
         away = both - mean
         products = away.T @ (weights[:, None] * away)
-        self._merge(total, mean, products)
+        self._merge_sums(total, mean, products)
 
-    def _merge(self, total: float, mean: Tensor, products: Tensor) -> None:
+    def _merge_sums(self, total: float, mean: Tensor, products: Tensor) -> None:
         if self.total == 0:
             self.total, self.mean, self.products = total, mean, products
             return
@@ -405,79 +559,45 @@ class _Sums:
         self.total += total
         self.mean += shift * (total / self.total)
 
-    def join(self, ranks: RankGroup) -> None:
-        """Take in what the other ranks have kept."""
+    def merge(self, other: Any) -> None:
+        super().merge(other)
         self._add_waiting()
-        own = (self.total, self.mean, self.products) if self.total else None
-        parts = [part for part in ranks.allgather(own) if part is not None]
-        if not ranks.is_single:
-            self.total = 0.0
-            for part in parts:  # in the order of ranks, on all of them
-                self._merge(*part)
-        self.rows = _joined(self.kept, ranks)
+        other._add_waiting()
+        if other.total:
+            self._merge_sums(other.total, other.mean, other.products)
 
-    def problem(self, scaling: Scaling) -> _PrimalProblem:
-        return _PrimalProblem(self, self.rows, scaling)
+    def only(self, chosen: Tensor) -> Self:
+        self._add_waiting()
+        part = super().only(chosen)
+        if self.total:
+            at = torch.cat([chosen.new_ones(len(self.mean) - len(chosen)), chosen])
+            part.mean = self.mean[at]
+            part.products = self.products[at][:, at]
+        return part
 
-
-class _PrimalProblem(_Problem):
-    """As many unknowns as features."""
-
-    def __init__(self, sums: _Sums, rows: Rows, scaling: Scaling) -> None:
+    def problem(self, rows: Rows, relative: Tensor | None, floor: float) -> _Problem:
+        """Return the problem with as many unknowns as features."""
+        self._add_waiting()
         n = rows.features.shape[1]
-        self.groups = rows.groups
-        self.targets = rows.targets.double()
-        self.weights = rows.weights.double()
-        self.total = sums.total
-        self.mean_target = sums.mean[n:]
-        variance = sums.products.diagonal()[:n] / sums.total
-        self.scale = _Scale.of(sums.mean[:n], variance, scaling)
-        factor = self.scale.factor
-        self.mean_of_squares = float((variance * factor.square()).sum())
-        squares = sums.products[:n, :n] * factor[:, None] * factor
-        values, self.vectors = torch.linalg.eigh(squares)
-        self.values = values.clamp(min=0)
-        self.projected = self.vectors.T @ (factor[:, None] * sums.products[:n, n:])
-        self.root = self.weights.sqrt()
-        x = (rows.features.double() - self.scale.mean) * factor
-        self.rotated = self.root[:, None] * (x @ self.vectors)
-
-    def mean_square(self) -> float:
-        return self.mean_of_squares
-
-    def solve(self, alpha: float) -> tuple[Tensor, Tensor]:
-        solution = self.vectors @ (self.projected / (self.values + alpha)[:, None])
-        weight = (self.scale.factor[:, None] * solution).T
-        return weight, self.mean_target - weight @ self.scale.mean
-
-    def residuals(self, alpha: float) -> Tensor:
-        fitted = self.rotated @ (self.projected / (self.values + alpha)[:, None])
-        return self.root[:, None] * (self.targets - self.mean_target) - fitted
-
-    def leverage(self, alpha: float) -> Tensor:
-        of_bias = self.weights / self.total
-        return 1 - of_bias - self.rotated.square() @ (1 / (self.values + alpha))
-
-    def leverage_block(self, alpha: float, rows: Tensor) -> Tensor:
-        some = self.rotated[rows]
-        root = self.root[rows]
-        smoother = (some / (self.values + alpha)) @ some.T + torch.outer(root, root) / self.total
-        return torch.eye(len(rows), dtype=torch.float64) - smoother
-
-
-def _errors_left_out(problem: _Problem, alpha: float) -> Tensor:
-    """Return target minus prediction (m, G) of models that had not seen the row's group."""
-    residuals = problem.residuals(alpha)
-    root = problem.weights.sqrt()[:, None]
-    groups = problem.groups.unique()
-    if len(groups) == len(problem.groups):  # single rows
-        return residuals / problem.leverage(alpha).clamp(min=1e-12)[:, None] / root
-    errors = torch.empty_like(residuals)
-    for group in groups:
-        rows = (problem.groups == group).nonzero()[:, 0]
-        block = problem.leverage_block(alpha, rows)
-        errors[rows] = torch.linalg.lstsq(block, residuals[rows]).solution
-    return errors / root
+        variance = self.products.diagonal()[:n] / self.total
+        scale = _Scale.of(self.mean[:n], variance, relative, floor)
+        # features that are constant or left out are no unknowns
+        used = scale.factor.nonzero()[:, 0]
+        factor = scale.factor[used]
+        products = self.products[used]
+        values, vectors = torch.linalg.eigh(products[:, used] * factor[:, None] * factor)
+        x = (rows.features[:, used].double() - self.mean[used]) * factor
+        return _Problem(
+            rows,
+            scale,
+            self.total,
+            float((variance * scale.factor.square()).sum()) or 1.0,
+            self.mean[n:],
+            values.clamp(min=0),
+            rows.weights.sqrt()[:, None] * (x @ vectors),
+            vectors.T @ (factor[:, None] * products[:, n:]),
+            lambda w: w.new_zeros(n, w.shape[1]).index_copy(0, used, vectors @ w),
+        )
 
 
 class _Candidate(NamedTuple):
@@ -489,14 +609,12 @@ class _Candidate(NamedTuple):
     squared_error: float
 
     @classmethod
-    def judged(
-        cls, alpha: float, problem: _Problem, errors: Tensor, is_classifier: bool
-    ) -> _Candidate:
-        left_out = problem.targets - errors
-        share = problem.weights / problem.weights.sum()
+    def judged(cls, alpha: float, rows: Rows, errors: Tensor, is_classifier: bool) -> _Candidate:
+        left_out = rows.targets - errors
+        share = rows.weights / rows.weights.sum()
         accuracy = 0.0
         if is_classifier:
-            right = left_out.argmax(1) == problem.targets.argmax(1)
+            right = left_out.argmax(1) == rows.targets.argmax(1)
             accuracy = float(share @ right.double())
         return cls(alpha, left_out, accuracy, float(share @ errors.square().sum(1)))
 

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from fluxutils_py.data.segments import Segments, SeriesShards
-from fluxutils_py.inputs.moments import Moments, WeightedBlock, moments, safe_scale
+from fluxutils_py.errors import DataError
+from fluxutils_py.inputs.moments import Moments, WeightedBlock, moments
 from fluxutils_py.nn.causal_kernels import MOST_SERIES, CausalKernels
 from fluxutils_py.nn.closed_form_model import ClosedFormModel, InputScale, series_features
-from fluxutils_py.nn.ready_made import closed_form_parts
+from fluxutils_py.nn.ready_made import closed_form_parts, is_closed_form
 from fluxutils_py.nn.states import reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.closed_form import ClosedFormHead, Rows, fit_closed_form
@@ -62,19 +63,26 @@ class CountingRows(NamedTuple):
     ----------
     number, first, stop : ndarray of int, shape (N,)
         How many rows count, the first of their steps, and the step after the last.
+    of_outputs : ndarray of int, shape (G,)
+        How many rows have each of the targets.
     """
 
     number: np.ndarray
     first: np.ndarray
     stop: np.ndarray
+    of_outputs: np.ndarray
 
     @classmethod
-    def none(cls, n_series: int) -> CountingRows:
+    def none(cls, n_series: int, n_outputs: int) -> CountingRows:
         zeros = np.zeros(n_series, np.int64)
-        return cls(zeros, np.full(n_series, MOST_LENGTH), zeros.copy())
+        of_outputs = np.zeros(n_outputs, np.int64)
+        return cls(zeros, np.full(n_series, MOST_LENGTH), zeros.copy(), of_outputs)
 
-    def add(self, steps: Tensor) -> None:
-        """Count rows, which are numbered as by :func:`_numbers_of_steps`."""
+    def add(self, steps: Tensor, weights: Tensor) -> None:
+        """Count rows, which are numbered as by :func:`_numbers_of_steps`, and weights (n, G) or
+        (n, 1) of their targets.
+        """
+        self.of_outputs[:] += (weights > 0).sum(0).cpu().numpy()
         series, step = np.divmod(steps.numpy(), MOST_LENGTH)
         self.number[:] += np.bincount(series, minlength=len(self.number))
         np.minimum.at(self.first, series, step)
@@ -86,6 +94,7 @@ class CountingRows(NamedTuple):
             self.number + other.number,
             np.minimum(self.first, other.first),
             np.maximum(self.stop, other.stop),
+            self.of_outputs + other.of_outputs,
         )
 
     @property
@@ -128,11 +137,19 @@ def fit_fixed_parts(
     -------
     ClosedFormHead or None
         Of the last part; None if there is none.
+
+    Raises
+    ------
+    DataError
+        If a target never counts, and the model has nothing but the closed form.
     """
     scales = [module for module in model.modules() if isinstance(module, InputScale)]
     if not scales:
         return None
     counting = _learn_scales(scales, batches, ranks, task.per_series)
+    if is_closed_form(model) and counting.n_rows and not counting.of_outputs.all():
+        missing = np.flatnonzero(counting.of_outputs == 0).tolist()
+        raise DataError(f"no step that counts has a target of output {missing}: leave it out of y")
     head = None
     for part in closed_form_parts(model):
         head = _fit_part(part, batches, ranks, task, counting)
@@ -150,16 +167,16 @@ def _fit_part(
         if isinstance(layer, CausalKernels):
             _learn_biases(part, layer, batches, ranks, counting)
     segments = batches.windows.segments
-    n_rows = counting.n_rows
-    share = min(1.0, MOST_STEPS / max(1, n_rows))
+    of_outputs = torch.from_numpy(counting.of_outputs)
+    share = (MOST_STEPS / of_outputs.clamp(min=1)).clamp(max=1)
     head = fit_closed_form(
         _rows(part, batches, _Grouping.of(task, segments, counting), share),
-        round(share * n_rows),
+        (share * of_outputs).round().tolist(),
         is_classifier=task.n_classes is not None,
         relative=part.relative,
         floor=FLOOR,
         # few rows of a table, of which each matters
-        fixed_penalty=segments.max_length == 1 and n_rows < FEW_ROWS,
+        fixed_penalty=segments.max_length == 1 and counting.n_rows < FEW_ROWS,
         ranks=ranks,
     )
     with torch.no_grad():
@@ -198,13 +215,13 @@ def _learn_scales(
     """
     n_features = len(scales[0].mean)
     shards = batches.windows.shards
-    counting = CountingRows.none(batches.windows.x[0].N if shards is None else len(shards.whole))
+    n_series = batches.windows.x[0].N if shards is None else len(shards.whole)
+    counting = CountingRows.none(n_series, sum(y.F for y in batches.windows.y))
     own = moments(_weighted_inputs(batches, per_series, counting), n_features)
     gathered = ranks.allgather((own, counting))
     total = functools.reduce(Moments.merge, [of_rank for of_rank, _ in gathered])
-    variance = total.squares / np.where(total.count > 0, total.count, 1)
     mean = torch.from_numpy(np.asarray(total.mean, float))
-    divisor = torch.from_numpy(safe_scale(total.mean, variance))
+    divisor = torch.from_numpy(total.scale(batches.windows.x[0].name))
     for scale in scales:
         scale.mean.copy_(mean)
         scale.scale.copy_(divisor)
@@ -220,8 +237,11 @@ def _weighted_inputs(
     for batch in batches:
         if not batch.inputs:
             continue
-        weights = _weights(batch)
-        counting.add(_numbers_of_steps(batch, weights.nonzero(), batches.windows.shards))
+        of_outputs = _weights(batch)
+        weights = of_outputs.amax(2)
+        places = weights.nonzero()
+        numbers = _numbers_of_steps(batch, places, batches.windows.shards)
+        counting.add(numbers, of_outputs[places[:, 0], places[:, 1]])
         if per_series and batch.index is not None:
             of_series = batches.windows.weights_of_targets(batch.index.segments)
             weights = _existing_steps(batch) * torch.from_numpy(of_series).to(weights)
@@ -301,7 +321,7 @@ class _Grouping(NamedTuple):
 
 
 def _rows(
-    part: ClosedFormModel, batches: TensorBatches, grouping: _Grouping, share: float
+    part: ClosedFormModel, batches: TensorBatches, grouping: _Grouping, share: Tensor
 ) -> Iterator[Rows]:
     """Yield the features and targets of a share of the rows that count, window by window."""
     for batch in batches:
@@ -313,12 +333,14 @@ def _rows(
         (y,) = batch.labels
         with torch.no_grad():
             weights = _weights(batch)
-            places = weights.nonzero()  # (n, 2): step, series
+            places = weights.amax(2).nonzero()  # (n, 2): step, series
+            weights = weights[places[:, 0], places[:, 1]]
             numbers = _numbers_of_steps(batch, places, batches.windows.shards)
-            if share < 1:
-                is_taken = grouping.scattered(numbers) < share
-                places = places[is_taken]
-                numbers = numbers[is_taken]
+            if (share < 1).any():
+                weights = weights * (grouping.scattered(numbers)[:, None] < share).to(weights)
+                is_taken = weights.amax(1) > 0
+                places, weights = places[is_taken], weights[is_taken]
+                numbers = numbers[is_taken.cpu()]
             if grouping.task.per_series:
                 features = series_features(part, x, places)
             else:
@@ -327,16 +349,16 @@ def _rows(
         n_classes = grouping.task.n_classes
         if n_classes is not None:
             targets = 2.0 * one_hot(targets[:, 0].long(), n_classes) - 1
-        weights = weights[places[:, 0], places[:, 1]]
+        weights = weights[:, 0] if weights.shape[1] == 1 else weights
         yield Rows(features, targets, weights, grouping.of_rows(numbers))
 
 
 def _weights(batch: Minibatch) -> Tensor:
-    """Return the weight of each step, (S, B), 0 where one of several targets is missing."""
-    exists = _existing_steps(batch).double()
+    """Return the weights of each step, (S, B, 1), or (S, B, G) where single targets are missing."""
+    exists = _existing_steps(batch).double()[..., None]
     if batch.index is not None and not batch.index.has_loss:  # burn-in
         return exists * 0
-    return exists if batch.weight is None else exists * batch.weight.amin(2)
+    return exists if batch.weight is None else exists * batch.weight
 
 
 def _numbers_of_steps(batch: Minibatch, places: Tensor, shards: SeriesShards | None) -> Tensor:

@@ -57,7 +57,7 @@ class ClosedFormStep(WindowStep):
         loss = classes_loss(head) if is_classifier else head.squared_error
         # to seven digits, as linear algebra rounds by the number of threads
         rounded = float(torch.tensor(float(loss), dtype=torch.float32))
-        return StepInfo(rounded, len(head.left_out), {"alpha": head.alpha})
+        return StepInfo(rounded, len(head.left_out), {"alpha": float(head.alpha.mean())})
 
     def flush(self) -> None:
         """Do nothing: no gradient waits, and all ranks have the same buffers."""
@@ -66,5 +66,6 @@ class ClosedFormStep(WindowStep):
 def classes_loss(head: ClosedFormHead) -> Tensor:
     """Return the mean cross-entropy of the rows that were left out."""
     labels = head.targets.argmax(1)
+    weights = head.weights[:, 0]
     each = cross_entropy(head.temperature * head.left_out, labels, reduction="none")
-    return (head.weights * each).sum() / head.weights.sum()
+    return (weights * each).sum() / weights.sum()

@@ -14,7 +14,7 @@ from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.inputs.inputs import InputLayout
-from fluxutils_py.inputs.moments import Moments, Standardize, moments, safe_scale
+from fluxutils_py.inputs.moments import Moments, Standardize, moments
 from fluxutils_py.sklearn_callbacks import run_as_one_task
 from fluxutils_py.transformers.transformer_base import (
     SequenceTransformer,
@@ -221,16 +221,17 @@ class SequenceScaler(SequenceTransformer):
                 weight.normalize(inputs.whole(), (), add_up=pool.total)
             blocks = read_numbers(series, inputs, type(self).__name__, weight)
             total = pool.moments(moments(blocks, series.F))
+        if layout is not None:
+            n = self.n_samples_seen_
+            total = Moments(n, self.mean_, self.var_ * n).merge(total)
+        scale = total.scale(series.name) if self.with_std else None
         # set after all that may fail: an error changes nothing
         if layout is None:
             self._set_fitted(inputs)
-        else:
-            n = self.n_samples_seen_
-            total = Moments(n, self.mean_, self.var_ * n).merge(total)
         self.n_samples_seen_ = total.count
         self.mean_ = total.mean
-        self.var_ = total.squares / np.where(total.count > 0, total.count, 1)
-        self.scale_ = safe_scale(self.mean_, self.var_) if self.with_std else None
+        self.var_ = total.variance
+        self.scale_ = scale
         return self
 
     def _describe_earlier(self, layout: InputLayout | None) -> str:

@@ -41,19 +41,29 @@ def test_labels_are_their_places_among_the_classes():
 def test_classes_are_what_occurs_with_a_weight_in_a_series():
     labels = np.full((1, N, T), 2)
     labels[0, 0, 0], labels[0, 1, 5], labels[0, 2, 9] = 0, 1, 7
-    assert find_classes(labels, None).tolist() == [0, 1, 2, 7]
+    assert found(labels, None) == ([0, 1, 2, 7], N * T)
     w = np.ones((N, T))
     w[1] = 0
-    assert find_classes(labels, SampleWeight(w, N, T)).tolist() == [0, 2, 7]
-    assert find_classes(labels, None, Segments.from_lengths(N, T, np.full(N, 9))).tolist() == [
-        0,
-        1,
-        2,
-    ]
-    whole = Segments.from_lengths(N, T)
-    assert find_classes(labels, None, whole.without_first(1)).tolist() == [1, 2, 7]
+    assert found(labels, SampleWeight(w, N, T)) == ([0, 2, 7], (N - 1) * T)
+    rows = Segments.from_lengths(N, T, np.full(N, 9))
+    assert found(labels, None, rows) == ([0, 1, 2], 9 * N)
+    rows = Segments.from_lengths(N, T).without_first(1)
+    assert found(labels, None, rows) == ([1, 2, 7], N * (T - 1))
     with pytest.raises(DataError, match="no step of y that counts has a label"):
-        check_classes(find_classes(np.full((1, N, T), np.nan), None))
+        check_classes(*find_classes(np.full((1, N, T), np.nan), None))
+
+
+def found(*given):
+    classes, n = find_classes(*given)
+    return classes.tolist(), n
+
+
+@pytest.mark.parametrize("n_labels", [60, 61])
+def test_many_classes_are_a_warning_if_few_labels_are_of_the_same(n_labels):
+    classes = np.arange(30)
+    assert check_classes(classes, n_labels).tolist() == classes.tolist()
+    with pytest.warns(UserWarning, match="greater than 50% of the number of samples"):
+        check_classes(classes, 58)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -1,8 +1,10 @@
 """Means and scales in blocks, against NumPy on the whole."""
 
 import numpy as np
+import pytest
 
-from fluxutils_py.inputs.moments import Moments, Standardize, moments, safe_scale
+from fluxutils_py.errors import DataError
+from fluxutils_py.inputs.moments import Moments, Standardize, moments
 
 F, N, T = 3, 7, 11
 RNG = np.random.default_rng(5)
@@ -37,12 +39,20 @@ def test_two_parts_are_merged():
 
 def test_the_scale_of_a_constant_is_one_and_scaling_is_undone():
     mean, variance = np.array([5.0, 1e9]), np.array([4.0, 1e-12])
-    scale = safe_scale(mean, variance)
+    scale = Moments(np.full(2, 7), mean, 7 * variance).scale("x")
     assert scale.tolist() == [2.0, 1.0]
     x = RNG.normal(size=(2, N, T))
     scaled = Standardize(mean, scale, inverse=False)(x)
     assert np.allclose(scaled[0], (x[0] - 5) / 2, rtol=0, atol=1e-12)
     assert np.allclose(Standardize(mean, scale, inverse=True)(scaled), x, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [1e160, 1e300, 1.7e308])
+def test_values_that_cannot_be_squared_have_no_scale(value):
+    x = RNG.normal(size=(F, N, T))
+    x[1] = np.where(x[1] > 0, value, -value)
+    with pytest.raises(DataError, match=r"feature 1 of y .* 1e154"):
+        moments([(x, None)], F).scale("y")
 
 
 def test_sums_do_not_depend_on_the_order_in_memory():

@@ -128,7 +128,7 @@ def test_sums_labels_and_moments_are_of_all_ranks():
     def find(pool, given):
         inputs = pool.inputs(given, SCHEMA)
         first = 0 if given is None else given.shape[1]
-        classes = pool.classes(lambda: np.array(["b", "a"] if first == 7 else ["c"]), inputs)
+        classes = pool.classes(lambda: (np.array(["b", "a"] if first == 7 else ["c"]), 9), inputs)
         return (
             pool.total(first),
             classes.tolist(),

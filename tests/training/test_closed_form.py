@@ -10,7 +10,7 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.training import closed_form
 from fluxutils_py.training.closed_form import Rows, best_temperature, fit_closed_form
 
-N, P, G = 41, 7, 3
+N, P, G = 41, 50, 3
 
 
 def data(seed=0, n=N, p=P, weighted=True):
@@ -44,7 +44,7 @@ def form(request, monkeypatch):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("p", [P, 60])
+@pytest.mark.parametrize("p", [7, P])
 def test_weights_and_errors_left_out_are_those_of_refitted_ridges(form, p, weighted):
     x, y, w = data(p=p, weighted=weighted)
     head = fit_closed_form(in_blocks(x, y, w), N)
@@ -72,7 +72,7 @@ def test_groups_are_left_out_together(form):
 
 
 def test_the_penalty_has_the_smallest_error_of_all_that_are_tried(form):
-    x, y, w = data(p=60)
+    x, y, w = data()
     head = fit_closed_form(in_blocks(x, y, w), N)
     z = standardised(x, w)
     unit = w @ (z**2).sum(1) / w.sum()
@@ -186,6 +186,81 @@ def test_numbers_that_are_not_finite_are_named(form, where, value):
     (x if where == "features" else y)[12, 1] = value
     with pytest.raises(DataError, match=f"{where} .* row 12"):
         fit_closed_form(in_blocks(x, y, w), N)
+
+
+@pytest.mark.parametrize("size", [1, 9])
+def test_targets_with_weights_of_their_own_are_fitted_as_if_alone(form, size):
+    x, y, w = data()
+    y = np.column_stack([y, y[:, 0] * 3])  # the last has the weights of the first
+    every = np.arange(N)
+    weights = np.stack([w, w * (every % 3 > 0), w * (every < 12), w], 1)
+    groups = every // 4
+    n_rows = (weights > 0).sum(0)
+    head = fit_closed_form(in_blocks(x, y, weights, size, groups), n_rows.tolist())
+    for columns in ([0, 3], [1], [2]):
+        own = weights[:, columns[0]]
+        alone = fit_closed_form(
+            in_blocks(x, y[:, columns], own, groups=groups), int((own > 0).sum())
+        )
+        rows = head.weights[:, columns[0]] > 0
+        pairs = [
+            (getattr(head, a)[columns], getattr(alone, a)) for a in ("weight", "bias", "alpha")
+        ]
+        pairs += [(head.left_out[rows][:, columns], alone.left_out)]
+        pairs += [(head.groups[rows], alone.groups)]
+        for got, expected in pairs:
+            np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_target_with_few_rows_is_a_constant(form):
+    x, y, w = data()
+    weights = np.stack([w, w * (np.arange(N) == 5), 0 * w], 1)
+    head = fit_closed_form(in_blocks(x, y, weights), (weights > 0).sum(0).tolist())
+    assert (head.weight[1:] == 0).all()
+    assert head.bias[1:].tolist() == [y[5, 1], 0]
+
+
+def test_given_rows_are_not_changed_and_their_type_makes_no_difference(form):
+    x, y, w = data()
+    short = [np.float32(x), y, w]
+    heads = []
+    for given in (short, [np.float64(short[0]), y, w]):
+        (rows,) = in_blocks(*given, size=N)
+        before = [part.clone() for part in rows]
+        # the second of several factors sees the rows after the first
+        relative = [torch.linspace(0, 1, P), torch.ones(P)]
+        heads.append(fit_closed_form([rows], N, relative=relative))
+        assert all(map(torch.equal, rows, before))
+    for got, expected in zip(*(head[:-1] for head in heads), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_features_that_tell_nothing_leave_the_mean(form):
+    x, y, w = data()
+    head = fit_closed_form(in_blocks(0 * x + 3, y, w, groups=np.arange(N) // 5), N)
+    assert (head.weight == 0).all()
+    np.testing.assert_allclose(head.bias, np.average(y, 0, w), rtol=1e-12)
+    others = np.arange(N) >= 5
+    expected = np.average(y[others], 0, w[others])
+    np.testing.assert_allclose(head.left_out[0], expected, rtol=1e-12)
+
+
+def test_rows_of_a_single_group_are_left_out_one_by_one(form):
+    x, y, w = data()
+    together = fit_closed_form(in_blocks(x, y, w, groups=np.zeros(N, int)), N)
+    alone = fit_closed_form(in_blocks(x, y, w), N)
+    assert torch.equal(together.left_out, alone.left_out)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "named"),
+    [("features", 1e200, "feature 0"), ("targets", 1e200, "targets"), ("weights", np.inf, "row 0")],
+)
+def test_what_cannot_be_squared_is_refused(form, where, value, named):
+    given = dict(zip(("features", "targets", "weights"), data(), strict=True))
+    given[where] = given[where] * value
+    with pytest.raises(DataError, match=named):
+        fit_closed_form(in_blocks(*given.values()), N)
 
 
 def test_too_few_rows_are_refused(form):
