@@ -181,18 +181,22 @@ class Bounds(NamedTuple):
         return np.asarray((steps < first) | (steps >= stop))
 
 
-def find_bounds(arrays: Sequence[SeriesArray], rows: Segments) -> Bounds:
+def find_bounds(arrays: Sequence[SeriesArray], rows: Segments) -> Bounds | None:
     """Return the bounds of the steps of each row with input: of those before and behind, all
     features of all arrays are NaN. A row without any input has no steps.
 
-    Reads little more than one step at each end, and the padding.
+    None if all steps of all rows are within. Reads little more than one step at each end, and the
+    padding.
     """
     first, stop = rows.start, rows.start + rows.length
     if any(s.kind == "int" or s.dtype.kind == "b" for s in arrays):
-        return Bounds(first, stop)
+        return None
     before = _count_empty(arrays, rows, backwards=False)
     left = Segments(rows.series, first + before, rows.length - before)
-    return Bounds(first + before, stop - _count_empty(arrays, left, backwards=True))
+    after = _count_empty(arrays, left, backwards=True)
+    if not (before.any() or after.any()):
+        return None
+    return Bounds(first + before, stop - after)
 
 
 def _count_empty(arrays: Sequence[SeriesArray], rows: Segments, backwards: bool) -> np.ndarray:
@@ -238,6 +242,6 @@ class WithPadding(DerivedArray):
 
     def read(self, *index: Index) -> np.ndarray:
         block = read_block(self.source, *index)
-        series = 0 if len(index) == 2 else np.asarray(index[1])
-        outside = self.bounds.outside(series, np.asarray(index[-1]))
+        *_, series, steps = (np.asarray(places, np.intp) for places in (range(1), *index[1:]))
+        outside = self.bounds.outside(series, steps)
         return np.where(outside, self.dtype.type(np.nan), block)

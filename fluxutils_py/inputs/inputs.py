@@ -602,12 +602,12 @@ def _without_padding(inputs: Inputs, at_start: bool, at_end: bool) -> Inputs:
     if not (at_start or at_end) or inputs.form not in ("native", "samples"):
         return inputs
     rows = inputs.whole()
-    first, stop = find_bounds(inputs.series, rows)
-    has_input = first < stop
-    first = np.where(has_input & at_start, first, rows.start)
-    length = np.where(has_input & at_end, stop, rows.start + rows.length) - first
-    if np.array_equal(length, rows.length):
+    bounds = find_bounds(inputs.series, rows)
+    if bounds is None:
         return inputs
+    has_input = bounds.first < bounds.stop
+    first = np.where(has_input & at_start, bounds.first, rows.start)
+    length = np.where(has_input & at_end, bounds.stop, rows.start + rows.length) - first
     return replace(inputs, starts=first if first.any() else None, lengths=length)
 
 

@@ -217,7 +217,7 @@ def _apply(
 ) -> Any:
     """Apply a function of blocks to series, within their bounds."""
     if isinstance(x, SequenceView):
-        if bounds is None:
+        if bounds is None and not depends_on_past(function):
             return x.map(function)
         return x.replace(lambda array: _apply_lazily(function, array, _of_all(x, array, bounds)))
     if inputs.is_list:  # series by series
@@ -256,7 +256,7 @@ def _apply_lazily(function: BlockFunction, array: Any, bounds: Bounds | None) ->
     return result if bounds is None else WithPadding(result, bounds)
 
 
-def _of_all(view: SequenceView, array: Any, bounds: Bounds) -> Bounds:
+def _of_all(view: SequenceView, array: Any, bounds: Bounds | None) -> Bounds | None:
     """Return the bounds of all series of the array (F, N, T) behind a view, of whose series or
     steps they are.
     """
@@ -264,6 +264,8 @@ def _of_all(view: SequenceView, array: Any, bounds: Bounds) -> Bounds:
     rows = Segments.from_lengths(n_series, n_steps)
     if isinstance(view, TimestepsView):  # before and after its steps there are others
         return find_bounds((SeriesArray(array, "x"),), rows)
+    if bounds is None:
+        return None
     first, stop = rows.start, rows.start + rows.length
     first[view.index], stop[view.index] = bounds
     return Bounds(first, stop)
