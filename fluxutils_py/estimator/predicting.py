@@ -69,7 +69,9 @@ def run_predict(
         labels, out = split_labels(x, out)
         if state is not None:
             warn_of_missing_past(x)
-        inputs = read_inputs(x, schema, starts=starts, lengths=lengths)
+        # where series go on before or after x, a step without input is a gap
+        padded = (state is None, not return_state)
+        inputs = read_inputs(x, schema, starts=starts, lengths=lengths, padded=padded)
         spec = read_spec(settings.spec)
         decode = parts.codec.decoders()[method]
         is_last = parts.codec.per_series and inputs.form != "timesteps"
@@ -97,7 +99,7 @@ def _predict_last_steps(blocks: BlockPredictor, out: object) -> np.ndarray:
 
 def _predict_steps(blocks: BlockPredictor, out: object) -> Any:
     inputs = blocks.inputs
-    lengths = inputs.lengths if inputs.is_list else None
+    lengths = inputs.series[0].array.lengths if inputs.is_list else None
     writer = PredictionWriter(out, inputs.N, inputs.T, inputs.starts, lengths)
     for prediction in blocks:
         writer.write(prediction)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Sequence
@@ -248,6 +249,8 @@ class EstimatorStream:
             model = self._learner.model
         self._session = InferenceSession(model, sample, int(spec.overlap), spec.precision)
         self._load(state)
+        # which series have had an input: a series begins with its first one, as in predict
+        self._has_begun = np.full(self.n_series, state is not None)
         codec = est.fitted_parts_.codec
         self._classes = codec.classes if method == "predict" else None
         self._output = None
@@ -303,10 +306,11 @@ class EstimatorStream:
         y = native.run(x) if x.dtype.kind in "fiub" else None
         if y is None:
             return None
+        gap = native.gap
         if self._learner is not None:
-            gap = native.gap
             known = x if gap is None else np.where(gap, self._gap_value, x)
             self._learner.note(known, gap)
+        self._hold(gap)
         if self._classes is not None:
             y = self._classes[y]
         if len(self.transforms) == 1:
@@ -322,8 +326,9 @@ class EstimatorStream:
         Parameters
         ----------
         x : array of shape (F, N), or a tuple of them for several inputs
-            A series whose features are all NaN has no input at this step: its state moves on as
-            with zeros, and its outputs are NaN, as in ``predict``.
+            A series whose features are all NaN has no input at this step: its outputs are NaN, as
+            in ``predict``. Before its first input it has not begun; later its state moves on as
+            with zeros, since a stream does not know where a series ends.
 
         Returns
         -------
@@ -354,8 +359,22 @@ class EstimatorStream:
         # faster than no_grad, and outputs are never part of a graph
         with torch.inference_mode():
             outs = self._session.run(xs)
+        self._hold(gap)
         outputs = tuple(self._decode_outputs(o, gap) for o in outs)
         return outputs if len(outputs) > 1 else outputs[0]
+
+    def _hold(self, gap: np.ndarray | None) -> None:
+        """Keep series that have had no input yet before their first step."""
+        if self._has_begun.all():
+            return
+        self._has_begun |= np.ones(self.n_series, bool) if gap is None else ~gap
+        waiting = ~self._has_begun
+        if waiting.all():
+            self.reset()
+        elif waiting.any():
+            # a model whose zero state is not known forgets all series or none
+            with contextlib.suppress(DataError):
+                self.reset(waiting)
 
     def _decode_outputs(self, out: Tensor, gap: np.ndarray | None) -> np.ndarray:
         y = out.cpu().numpy()
@@ -383,6 +402,7 @@ class EstimatorStream:
     def reset(self, series: object = None) -> None:
         """Start all series anew, or some: an index, a list or slice of them, or a mask (N,)."""
         chosen = None if series is None else series_indices(series, self.n_series)
+        self._has_begun[slice(None) if chosen is None else chosen] = False
         if chosen is None:
             self._session.load(None, self.n_series)
         else:

@@ -25,6 +25,7 @@ from sklearn.utils.validation import validate_data
 
 from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView
 from fluxutils_py.data.arrays import reject_masked, to_numpy
+from fluxutils_py.data.filling import find_bounds
 from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.feature_names import get_feature_names
 from fluxutils_py.data.ragged import (
@@ -58,7 +59,8 @@ class Inputs:
     view : SequenceView, optional
         The view that was given, which knows gaps and the steps before it.
     starts, lengths : ndarray of int, shape (N,), optional
-        First step and length of each series; None: all series have all steps.
+        First step and length of each series, as given or without padding; None: all series have all
+        steps.
     shards : SeriesShards, optional
         The series of all ranks, if each rank has its own.
     """
@@ -212,8 +214,12 @@ def read_inputs(
     name: str = "x",
     starts: object = None,
     lengths: object = None,
+    padded: tuple[bool, bool] = (True, True),
 ) -> Inputs:
     """Read inputs in any form and check them, after a fit also for equal features.
+
+    ``padded`` says whether steps at the beginning, and at the end, of a series that are NaN in all
+    features are padding, which is left out unless ``starts`` or ``lengths`` say what is.
 
     Raises
     ------
@@ -232,6 +238,8 @@ def read_inputs(
         warn_short_rows(x, inputs, schema.longest, schema.estimator)
     if schema.fitted is not None:
         _require_fitted_features(inputs, schema.fitted, schema.estimator, name)
+    if starts is None and lengths is None:
+        return _without_padding(inputs, *padded)
     return restrict_steps(inputs, starts, lengths)
 
 
@@ -584,6 +592,23 @@ def restrict_steps(inputs: Inputs, starts: object, lengths: object) -> Inputs:
             f"T={inputs.T} steps; lengths count from starts"
         )
     return replace(inputs, starts=first if first.any() else None, lengths=count)
+
+
+def _without_padding(inputs: Inputs, at_start: bool, at_end: bool) -> Inputs:
+    """Restrict series to the steps from the first to the last one with input. A series without any
+    input stays as it is.
+    """
+    # the rows of a matrix are samples, and those of timesteps common to all series
+    if not (at_start or at_end) or inputs.form not in ("native", "samples"):
+        return inputs
+    rows = inputs.whole()
+    bounds = find_bounds(inputs.series, rows)
+    if bounds is None:
+        return inputs
+    has_input = bounds.first < bounds.stop
+    first = np.where(has_input & at_start, bounds.first, rows.start)
+    length = np.where(has_input & at_end, bounds.stop, rows.start + rows.length) - first
+    return replace(inputs, starts=first if first.any() else None, lengths=length)
 
 
 def _first_steps(starts: object, inputs: Inputs) -> np.ndarray:

@@ -50,6 +50,7 @@ class SeriesPool:
         name: str = "x",
         starts: object = None,
         lengths: object = None,
+        padded: tuple[bool, bool] = (True, True),
     ) -> Inputs:
         """Read this rank's inputs, see :func:`read_inputs`, and number the series of all ranks.
 
@@ -60,11 +61,12 @@ class SeriesPool:
         RankError
             If ranks have inputs of different kinds; names the ranks.
         """
+        bounds: Any = {"starts": starts, "lengths": lengths, "padded": padded}
         if self.ranks.is_single:  # any form will do, and no series is an error of the form
-            return read_inputs(x, schema, name=name, starts=starts, lengths=lengths)
+            return read_inputs(x, schema, name=name, **bounds)
         inputs = None
         if not is_empty(x):
-            inputs = read_inputs(x, schema, name=name, starts=starts, lengths=lengths)
+            inputs = read_inputs(x, schema, name=name, **bounds)
             if inputs.form not in ("native", "samples"):
                 raise ValueError(
                     f"sharded=True divides series over ranks: give {name} as an array (F, N, T), "

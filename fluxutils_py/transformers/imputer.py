@@ -132,6 +132,7 @@ class FillBlock:
     """Fill in the missing values of a block (F, n, t) with one value per feature."""
 
     keeps_features = True
+    fills_gaps = True
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
@@ -159,6 +160,8 @@ class ForwardFillBlock:
     series.
     """
 
+    fills_gaps = True
+
     def __init__(self, start: np.ndarray) -> None:
         self.start = start
 
@@ -170,7 +173,7 @@ class ForwardFillBlock:
             forward_fill(part, np.full(part.shape[:2], np.nan), self.start)
         return out
 
-    def over(self, array: Any) -> ForwardFilled:
+    def over(self, array: Any, first: np.ndarray) -> ForwardFilled:
         # it reads back to the last value where a window begins with a missing one
         return ForwardFilled(array, self.start, as_floats)
 

@@ -101,6 +101,8 @@ class SequenceScaler(SequenceTransformer):
         y: object = None,
         sample_weight: object = None,
         *,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
     ) -> Self:
         """Learn means and scales.
@@ -113,6 +115,10 @@ class SequenceScaler(SequenceTransformer):
             Ignored.
         sample_weight : array of shape (N,), (N, T) or (1, N, T), optional
             Weights of series (or rows) or of steps. For ``timesteps``, (T,) or (T, N).
+        lengths, starts : array of int, shape (N,), optional
+            Series ``n`` has the steps ``starts[n]`` (default 0) to ``starts[n] + lengths[n]``
+            (default T), where padding is not NaN; other steps have no say. In a pipeline, name
+            them ``sequencescaler__lengths`` in ``fit``.
         sharded : bool
             Whether each of the ranks that a launcher started gives separate series, or None; all
             learn from all, and get equal results.
@@ -134,7 +140,7 @@ class SequenceScaler(SequenceTransformer):
         given = {} if sample_weight is None else {"sample_weight": sample_weight}
 
         def fit() -> None:
-            self._update_statistics(x, sample_weight, None, sharded)
+            self._update_statistics(x, sample_weight, None, sharded, lengths, starts)
 
         run_as_one_task(self, fit, x, given)
         return self
@@ -145,12 +151,15 @@ class SequenceScaler(SequenceTransformer):
         y: object = None,
         sample_weight: object = None,
         *,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
     ) -> Self:
         """Learn from more data of the same features; the result is that of :meth:`fit` on all data
         together.
         """
-        return self._update_statistics(x, sample_weight, getattr(self, "_layout", None), sharded)
+        layout = getattr(self, "_layout", None)
+        return self._update_statistics(x, sample_weight, layout, sharded, lengths, starts)
 
     def inverse_transform(
         self,
@@ -208,6 +217,8 @@ class SequenceScaler(SequenceTransformer):
         sample_weight: object,
         layout: InputLayout | None,
         sharded: bool,
+        lengths: object,
+        starts: object,
     ) -> Self:
         """Learn from data, from scratch or in addition to earlier data of this layout."""
         earlier = {"data learnt earlier": self._describe_earlier(layout)}
@@ -215,7 +226,7 @@ class SequenceScaler(SequenceTransformer):
             for name in ("with_mean", "with_std"):
                 if not isinstance(getattr(self, name), bool | np.bool_):
                     raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
-            inputs, series = self._read_series(x, layout, pool)
+            inputs, series = self._read_series(x, layout, pool, lengths, starts)
             weight = pool.weight(sample_weight, inputs)
             if weight is not None:  # checks it: the scale of weights does not matter
                 weight.normalize(inputs.whole(), (), add_up=pool.total)

@@ -157,6 +157,8 @@ class FeaturesBlock:
     The state is the last value of each feature, and then those of the layers.
     """
 
+    fills_gaps = True
+
     def __init__(
         self,
         n_features: int,
@@ -204,8 +206,8 @@ class FeaturesBlock:
                 new.extend(after)
         return torch.cat(parts, 2), new
 
-    def over(self, array: Any) -> FeaturesOver:
-        return FeaturesOver(self.fill.over(array), self)
+    def over(self, array: Any, first: np.ndarray) -> FeaturesOver:
+        return FeaturesOver(self.fill.over(array, first), self, first)
 
     def needs_past(self, first: np.ndarray) -> bool:
         return True
@@ -237,17 +239,28 @@ class FeaturesOver(StretchedArray):
 
     feature_names = None  # the source's are of other features
 
-    def __init__(self, source: ForwardFilled, function: FeaturesBlock) -> None:
+    def __init__(
+        self, source: ForwardFilled, function: FeaturesBlock, first_steps: np.ndarray
+    ) -> None:
         self.source = source
         self.function = function
+        self.first_steps = first_steps
         self.shape = (function.n_out, *source.shape[1:])
         self.dtype = source.dtype
 
     def read_stretch(self, series: Index, steps: range) -> np.ndarray:
-        first = max(0, steps.start - self.function.memory)
         features = range(self.source.shape[0])
-        block = read_block(self.source, features, series, range(first, steps.stop))
-        return self.function(block)[:, :, steps.start - first :]
+        begins = np.maximum(
+            self.first_steps[np.asarray(series)], max(0, steps.start - self.function.memory)
+        )
+        out = np.zeros((self.shape[0], len(series), len(steps)), self.dtype)
+        for begin in np.unique(begins[begins < steps.stop]):
+            which = np.flatnonzero(begins == begin)
+            some = series if len(which) == len(series) else np.asarray(series)[which]
+            block = read_block(self.source, features, some, range(begin, steps.stop))
+            n_steps = min(steps.stop - begin, len(steps))
+            out[:, which, -n_steps:] = self.function(block)[:, :, -n_steps:]
+        return out
 
 
 class DescribePast(nn.Module):

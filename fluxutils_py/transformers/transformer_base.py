@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from fluxutils_py.data import LazyArray, SampleWeight, SeriesArray
 from fluxutils_py.data.arrays import DuckArray, in_memory
 from fluxutils_py.data.blocks import block_slices
+from fluxutils_py.data.filling import Bounds, WithPadding, find_bounds
 from fluxutils_py.data.ragged import MappedSeries
-from fluxutils_py.data.views import SequenceView
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.views import SequenceView, TimestepsView
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.inputs.inputs import InputLayout, Inputs, InputSchema
 from fluxutils_py.inputs.missing_past import misses_past, note_missing_past
@@ -38,14 +40,18 @@ class _TransformMixin:
 
     _layout: InputLayout
 
-    def transform(self, x: object) -> Any:
+    def transform(self, x: object, *, lengths: object = None, starts: object = None) -> Any:
         """Transform the features of each step.
 
         Parameters
         ----------
         x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
             With the F fitted features, in any of these forms, with any N and T. After fitting a
-            view, also a matrix with the view's columns.
+            view, also a matrix with the view's columns. Steps before the first and after the last
+            input of a series (NaN in all features) are padding, and stay NaN.
+        lengths, starts : array of int, shape (N,), optional
+            As in ``fit``. Other steps are padding, whatever they hold, and become NaN, which tells
+            the next step of a pipeline.
 
         Returns
         -------
@@ -63,7 +69,8 @@ class _TransformMixin:
             If ``x`` has other features, or is a matrix with infinite values.
         """
         check_is_fitted(self)
-        result = self._apply_to_blocks(x, self._block_function(), self._layout)
+        function, layout = self._block_function(), self._layout
+        result = self._apply_to_blocks(x, function, layout, lengths, starts)
         if not isinstance(result, np.ndarray) or result.ndim != 2:
             return result
         # a container names its columns: a matrix of other columns than those of fit stays as it is
@@ -73,13 +80,16 @@ class _TransformMixin:
     def fit_transform(self, x: object, y: object = None, *args: Any, **settings: Any) -> Any:
         """Call ``fit`` with these arguments, then ``transform(x)``."""
         fitted = self.fit(x, y, *args, **settings)  # type: ignore[attr-defined]  # as above
-        return fitted.transform(x)
+        bounds = {name: settings[name] for name in ("lengths", "starts") if name in settings}
+        return fitted.transform(x, **bounds)
 
     def _read_series(
         self,
         x: object,
         layout: InputLayout | None,
         pool: SeriesPool | None = None,
+        lengths: object = None,
+        starts: object = None,
     ) -> tuple[Inputs, SeriesArray]:
         """Read an input of any form that is one array, with the fitted layout if there is one.
 
@@ -90,7 +100,9 @@ class _TransformMixin:
         """
         name = type(self).__name__
         pool = pool or SeriesPool()
-        inputs = pool.inputs(x, InputSchema(name, allow_nan=True, fitted=layout))
+        schema = InputSchema(name, allow_nan=True, fitted=layout)
+        bounds: Any = {"starts": starts, "lengths": lengths, "padded": (False, False)}
+        inputs = pool.inputs(x, schema, **bounds)
         if len(inputs.series) > 1:
             raise ShapeError(
                 f"{name} takes one array of shape (F, N, T), got a tuple of {len(inputs.series)}; "
@@ -103,11 +115,19 @@ class _TransformMixin:
         x: object,
         function: BlockFunction,
         layout: InputLayout,
+        lengths: object = None,
+        starts: object = None,
     ) -> Any:
         """Apply a function of blocks to an input of any form."""
-        inputs, series = self._read_series(x, layout)
-        result = _apply(x, function, inputs, series)
-        if misses_past(x) or _needs_past(function, inputs, series):
+        inputs, series = self._read_series(x, layout, None, lengths, starts)
+        bounds = None
+        if lengths is not None or starts is not None:
+            whole = inputs.whole()
+            bounds = Bounds(whole.start, whole.start + whole.length)
+        elif fills_gaps(function) and inputs.form != "rows":  # samples, of which none is padding
+            bounds = find_bounds((series,), inputs.whole())
+        result = _apply(x, function, inputs, series, bounds)
+        if misses_past(x) or _needs_past(function, inputs, series, bounds):
             note_missing_past(result)
         return result
 
@@ -119,7 +139,8 @@ class _TransformMixin:
 class BlockFunction(Protocol):
     """A function of blocks (F, n, t) for any n and t; it can be pickled.
 
-    It sees each step alone, unless it is a :class:`SeriesFunction`.
+    It sees each step alone, unless it is a :class:`SeriesFunction`. If it has a number for NaN, it
+    says so by an attribute ``fills_gaps = True``: it is then kept from padding.
     """
 
     def __call__(self, block: np.ndarray) -> np.ndarray: ...
@@ -131,8 +152,10 @@ class BlockFunction(Protocol):
 class SeriesFunction(BlockFunction, Protocol):
     """A function of blocks that uses earlier steps, so that its blocks must be whole series."""
 
-    def over(self, array: Any) -> DuckArray:
-        """Return the result for an array (F, N, T), lazily."""
+    def over(self, array: Any, first: np.ndarray) -> DuckArray:
+        """Return the result for an array (F, N, T) whose series begin at the steps ``first``,
+        lazily; anything before.
+        """
 
     def empty_state(
         self,
@@ -166,35 +189,100 @@ def depends_on_past(function: BlockFunction) -> TypeGuard[SeriesFunction]:
     return hasattr(function, "over")
 
 
-def _needs_past(function: BlockFunction, inputs: Inputs, series: SeriesArray) -> bool:
+def fills_gaps(function: BlockFunction) -> bool:
+    """Whether a function of blocks has a number for NaN."""
+    return getattr(function, "fills_gaps", False)
+
+
+def _needs_past(
+    function: BlockFunction, inputs: Inputs, series: SeriesArray, bounds: Bounds | None
+) -> bool:
     """Whether what a function of blocks makes of series would be another after earlier steps."""
     # a view of time steps sees those before it
-    if not depends_on_past(function) or inputs.form == "timesteps" or series.T == 0:
+    if inputs.form == "timesteps" or series.T == 0:
+        return False
+    if bounds is not None and bounds.first.any():  # it would have been a gap
+        return True
+    if not depends_on_past(function):
         return False
     return function.needs_past(series.read(inputs.whole(), 0, 1).transpose(2, 1, 0))
 
 
-def _apply(x: object, function: BlockFunction, inputs: Inputs, series: SeriesArray) -> Any:
+def _apply(
+    x: object,
+    function: BlockFunction,
+    inputs: Inputs,
+    series: SeriesArray,
+    bounds: Bounds | None,
+) -> Any:
+    """Apply a function of blocks to series, within their bounds."""
     if isinstance(x, SequenceView):
-        return x.replace(function.over) if depends_on_past(function) else x.map(function)
-    if inputs.is_list:  # series by series: padding is not data
-        return [_of_one_series(function, a) for a in series.array.arrays]
+        if bounds is None and not depends_on_past(function):
+            return x.map(function)
+        return x.replace(lambda array: _apply_lazily(function, array, _of_all(x, array, bounds)))
+    if inputs.is_list:  # series by series
+        arrays = enumerate(series.array.arrays)
+        return [_of_one_series(function, a, _some(bounds, slice(i, i + 1))) for i, a in arrays]
     # a matrix of rows is in memory in any case
     if series.in_memory or inputs.form != "native":
-        return inputs.to_rows(function(series.array))
+        return inputs.to_rows(_apply_within(function, series.array, bounds))
     # a lazy array applies functions to windows, without the steps before them
+    return _apply_lazily(function, series.array, bounds)
+
+
+def _apply_within(
+    function: BlockFunction, block: np.ndarray, bounds: Bounds | None
+) -> np.ndarray:
+    """Apply a function of blocks to whole series in memory."""
+    out = function(block)
+    if bounds is None:
+        return out
     if depends_on_past(function):
-        return function.over(series.array)
-    return LazyArray(series.array, functions=(function,))
+        for first in np.unique(bounds.first[bounds.first > 0]):
+            which = np.flatnonzero(bounds.first == first)
+            if first < block.shape[2]:
+                out[:, which, first:] = function(block[:, which, first:])
+    out[:, bounds.outside(slice(None), np.arange(block.shape[2]))] = np.nan
+    return out
 
 
-def _of_one_series(function: BlockFunction, array: Any) -> Any:
+def _apply_lazily(function: BlockFunction, array: Any, bounds: Bounds | None) -> DuckArray:
+    """Apply a function of blocks to an array (F, N, T) when it is read."""
+    if not depends_on_past(function):
+        result: DuckArray = LazyArray(array, functions=(function,))
+    else:
+        n_series = array.shape[1]
+        result = function.over(array, np.zeros(n_series, int) if bounds is None else bounds.first)
+    return result if bounds is None else WithPadding(result, bounds)
+
+
+def _of_all(view: SequenceView, array: Any, bounds: Bounds | None) -> Bounds | None:
+    """Return the bounds of all series of the array (F, N, T) behind a view, of whose series or
+    steps they are.
+    """
+    n_series, n_steps = array.shape[1:]
+    rows = Segments.from_lengths(n_series, n_steps)
+    if isinstance(view, TimestepsView):  # before and after its steps there are others
+        return find_bounds((SeriesArray(array, "x"),), rows)
+    if bounds is None:
+        return None
+    first, stop = rows.start, rows.start + rows.length
+    first[view.index], stop[view.index] = bounds
+    return Bounds(first, stop)
+
+
+def _some(bounds: Bounds | None, series: slice) -> Bounds | None:
+    return None if bounds is None else Bounds(bounds.first[series], bounds.stop[series])
+
+
+def _of_one_series(function: BlockFunction, array: Any, bounds: Bounds | None) -> Any:
     """Apply a function of blocks to one (F, T_i) array; lazily, if the array is in a file and steps
     are independent.
     """
     if in_memory(array) or depends_on_past(function):
-        return function(np.asarray(array)[:, None])[:, 0]
-    return MappedSeries(array, function)
+        return _apply_within(function, np.asarray(array)[:, None], bounds)[:, 0]
+    mapped = MappedSeries(array, function)
+    return mapped if bounds is None else WithPadding(mapped, bounds)
 
 
 class SequenceTransformer(
@@ -211,6 +299,8 @@ class SequenceTransformer(
         x: object,
         y: object = None,
         *,
+        lengths: object = None,
+        starts: object = None,
         sharded: bool = False,
     ) -> Self:
         """Learn what the transformation needs from the data.
@@ -221,6 +311,10 @@ class SequenceTransformer(
             As for :class:`fluxutils_py.Estimator`, but only one input. NaN marks missing values.
         y : None
             Ignored.
+        lengths, starts : array of int, shape (N,), optional
+            Series ``n`` has the steps ``starts[n]`` (default 0) to ``starts[n] + lengths[n]``
+            (default T), where padding is not NaN; other steps have no say. In a pipeline, name
+            them ``sequencescaler__lengths`` in ``fit``.
         sharded : bool
             Whether each of the ranks that a launcher started gives separate series, or None; all
             learn from all, and get equal results.
@@ -239,12 +333,12 @@ class SequenceTransformer(
             With ``sharded``, on every rank, if ranks differ in a parameter, or in the features of
             their series.
         """
-        run_as_one_task(self, lambda: self._fit(x, sharded), x)
+        run_as_one_task(self, lambda: self._fit(x, lengths, starts, sharded), x)
         return self
 
-    def _fit(self, x: object, sharded: bool) -> None:
+    def _fit(self, x: object, lengths: object, starts: object, sharded: bool) -> None:
         with pool_of_call(self, sharded) as pool:
-            inputs, series = self._read_series(x, None, pool)
+            inputs, series = self._read_series(x, None, pool, lengths, starts)
             self._set_fitted(inputs, **self._compute_statistics(series, inputs, pool))
 
     def _compute_statistics(
@@ -274,7 +368,8 @@ class SequenceTransformer(
         -------
         TransformerStream
             Its ``step`` takes ``(F, N)`` and returns what :meth:`transform` returns for that step
-            of the series.
+            of the series. Where a series ends is not known: after its first input, a step that is
+            NaN in all features is a gap.
         """
         check_is_fitted(self)
         n_series = check_integer("n_series", n_series, 1, error=SpecError)
@@ -350,6 +445,8 @@ class TransformerStream:
         self.shape = shape
         empty = function.empty_state(*shape) if depends_on_past(function) else []
         self.state: list[Tensor] = empty if state is None else list(state)
+        # which series have had an input: before it, there is padding
+        self._has_begun = np.full(shape[1], state is not None or not fills_gaps(function))
         shapes = [tuple(t.shape) for t in self.state]
         expected = [tuple(t.shape) for t in empty]
         if shapes != expected:
@@ -366,14 +463,21 @@ class TransformerStream:
             result, self.state = self.function.step(block, self.state)
         else:
             result = self.function(block)
+        if not self._has_begun.all():
+            self._has_begun |= ~np.isnan(x).all(0)
+            result[:, ~self._has_begun] = np.nan
+            self._forget(~self._has_begun)
         return result[:, :, 0]
 
     def reset(self, series: Any = None) -> None:
         """Restart some series (an index or a mask; None: all)."""
-        if not depends_on_past(self.function):
-            return
         restarted = slice(None) if series is None else series_indices(series, self.shape[1])
-        self.state = self.function.forget(self.state, restarted)
+        self._has_begun[restarted] = not fills_gaps(self.function)
+        self._forget(restarted)
+
+    def _forget(self, series: slice | np.ndarray) -> None:
+        if depends_on_past(self.function):
+            self.state = self.function.forget(self.state, series)
 
 
 @contextlib.contextmanager

@@ -93,6 +93,7 @@ class WinsorizeBlock:
     """Winsorise and standardise blocks of shape (F, n, t)."""
 
     keeps_features = True
+    fills_gaps = True
 
     def __init__(
         self,
