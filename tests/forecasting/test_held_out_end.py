@@ -94,9 +94,7 @@ def test_too_little_history_is_not_held_out(fitted):
 @pytest.mark.parametrize(
     ("h", "missing"), [(1, slice(-30, None)), (3, slice(-30, None)), (3, slice(0, 125))]
 )
-def test_nothing_is_corrected_by_an_end_without_values_or_with_nothing_before_it(
-    h, missing, small
-):
+def test_nothing_is_corrected_by_an_end_without_values_or_with_nothing_before_it(h, missing, small):
     y = np.full((1, 1, 150), 5.0)
     y[..., missing] = np.nan
     fc, plain = (
