@@ -83,7 +83,7 @@ def walk_held_out_end(
     Returns
     -------
     HeldOutEnd or None
-        None where the history is too short: nothing is trained then.
+        None where the history is too short, or too few of its values are known.
     """
     lengths = windows.source.lengths
     h = windows.features.h
@@ -96,12 +96,31 @@ def walk_held_out_end(
     if len(series) > MOST_SERIES:
         series = series[np.linspace(0, len(series) - 1, MOST_SERIES).astype(int)]
     shortened = lengths - np.where(lengths >= 2 * n_held, n_held, 0)
-    models = fit(windows.until(shortened))
+    shorter = windows.until(shortened)
+    if not _has_targets(shorter, series):
+        return None
+    models = fit(shorter)
     per_origin = len(series) * (2 + n_quantiles) * h
     n_origins = min(n_origins, MOST_ORIGINS, max(1, MOST_VALUES // per_origin))
     ahead = np.linspace(0, n_held - h, n_origins).round().astype(int)
     origins = (shortened[series] - 1)[:, None] + ahead
-    return forecast_origins(models, windows, n_quantiles, series, origins)
+    end = forecast_origins(models, windows, n_quantiles, series, origins)
+    # missing values make no errors, and may be all of the end
+    n_errors = (~np.isnan(end.errors)).sum((0, 1))
+    return end if n_errors.min() >= min(LEAST_ERRORS, origins.size) else None
+
+
+def _has_targets(windows: PanelWindows, series: np.ndarray) -> bool:
+    """Return whether one of these series has two known values so near each other that the later
+    one can be a target.
+    """
+    stop = windows.source.lengths[series]
+    # training has no targets in the first steps of a series, a quarter of it at most
+    start = np.maximum(stop // 4, stop - CONTEXT)
+    known = ~np.isnan(windows.source.cut(series, start, int((stop - start).max()))[0])
+    row, step = np.nonzero(known)
+    near = np.diff(step) <= windows.features.memory + windows.features.h
+    return bool((near & (np.diff(row) == 0)).any())
 
 
 def held_out_steps(lengths: np.ndarray, h: int, season: int) -> int:

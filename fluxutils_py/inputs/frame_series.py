@@ -52,7 +52,7 @@ def from_frame(
         categories).
     freq : str, int or pandas offset, optional
         Length of a step, such as ``"h"``, ``"15min"``, ``"MS"``. None: the most usual difference
-        between times.
+        between times, or what ``pandas.infer_freq`` says.
     gaps : "nan" or "error"
         What becomes of steps without a row between the first and the last one of a series: inputs
         and targets of NaN (labels: None), from which nothing is learnt and which move the state as

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -41,6 +42,7 @@ SUPPORTED = (
     "'ME', 'QS', 'B'"
 )
 LEAST_TIMES = 1000  # of an offset of pandas, from the last time of the data on
+LAST_YEAR = 2261  # of dates in nanoseconds
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,9 @@ def _grid_of_offset(offset: Any, local: np.ndarray) -> Frequency:
     first, last = (pandas.Timestamp(int(t)) for t in (local.min(), local.max()))
     times = pandas.date_range(first, last, freq=offset)
     n_further = max(LEAST_TIMES, len(times) // 2)
-    further = pandas.date_range(last, periods=n_further, freq=offset)
+    # in microseconds, which hold a thousand years too
+    further = pandas.date_range(last.as_unit("us"), periods=n_further, freq=offset)
+    further = further[further.year <= LAST_YEAR]
     return grid_frequency(times.union(further), offset.freqstr)
 
 
@@ -290,46 +294,65 @@ def _hint(freq: object) -> str:
 
 
 def infer_frequency(
-    differences: np.ndarray,
-    times: np.ndarray,
-    integer: bool,
-    first: np.ndarray | None = None,
+    absolute: np.ndarray,
+    local: np.ndarray | None,
+    series: np.ndarray,
 ) -> Frequency:
-    """Infer the frequency from the most common difference between neighbouring times.
+    """Infer the frequency from the most common difference between neighbouring times, as
+    ``pandas.infer_freq`` does where no time is missing.
 
     Parameters
     ----------
-    differences : ndarray of int
-        Differences between neighbouring times of a series: integers, or nanoseconds.
-    times : ndarray of int
-        Integers, or local times in nanoseconds.
-    first : ndarray of int, optional
-        The first time of the series of each of ``times``. Months on any day are inferred with these
-        only.
+    absolute : ndarray of int, shape (rows,)
+        Integers, or nanoseconds in UTC.
+    local : ndarray of int, shape (rows,), or None
+        Nanoseconds in local time. None: the times are integers.
+    series : ndarray of int, shape (rows,)
+        The series of each time.
 
     Raises
     ------
     ValueError
         If no series has two times.
     """
-    differences = differences[differences > 0]
-    if not len(differences):
+    order = np.lexsort((absolute, series))
+    series = series[order]
+    elapsed = _usual_difference(absolute[order], series)
+    if elapsed is None:
         raise ValueError(f"no series has two times to infer freq from; give freq: {SUPPORTED}")
-    values, counts = np.unique(differences, return_counts=True)
-    usual = int(values[counts.argmax()])
-    if integer:
-        return Frequency("integer", usual, text=str(usual))
+    if local is None:
+        return Frequency("integer", elapsed, text=str(elapsed))
+    # a day of 23 hours is a day in local time; an hour is one in UTC
+    times = local[order]
+    usual = _usual_difference(times, series)
+    if usual is None or usual % DAY:
+        return _elapsed(elapsed)
     # months first: their lengths are whole days too
-    return _infer_months(usual, times, first) or _infer_days(usual, times) or _elapsed(usual)
+    return (
+        _infer_months(usual, times, series)
+        or _infer_offset(times, series)
+        or _infer_days(usual, times, series)
+    )
 
 
-def _infer_months(
-    usual: int,
-    times: np.ndarray,
-    first: np.ndarray | None,
-) -> Frequency | None:
+def _usual_difference(times: np.ndarray, series: np.ndarray) -> int | None:
+    """Return the most common difference, above 0, between neighbouring times of a series."""
+    differences = np.diff(times)[np.diff(series) == 0]
+    values, counts = np.unique(differences[differences > 0], return_counts=True)
+    return int(values[counts.argmax()]) if len(values) else None
+
+
+def first_times(times: np.ndarray, series: np.ndarray) -> np.ndarray:
+    """Return the first time of each series."""
+    # not the first row: rows may be in any order
+    first = np.full(series.max() + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, series, times)
+    return first
+
+
+def _infer_months(usual: int, times: np.ndarray, series: np.ndarray) -> Frequency | None:
     day, clock = np.divmod(times, DAY)
-    if usual % DAY or usual < 28 * DAY or (clock != clock[0]).any():
+    if usual < 28 * DAY or (clock != clock[0]).any():
         return None
     n = round(usual / DAY / 30.44)
     month = _to_months(times)
@@ -338,20 +361,36 @@ def _infer_months(
     if (day + 1 == _first_days(month + 1)).all():
         return Frequency("months", n, "end", f"{n}ME")
     same = Frequency("months", n, "same", f"pandas.DateOffset(months={n})")
-    if first is not None and same.steps_between(first, times)[1].all():
-        return same
-    return None
+    return same if same.steps_between(first_times(times, series)[series], times)[1].all() else None
 
 
-def _infer_days(usual: int, times: np.ndarray) -> Frequency | None:
-    # a day has 23 or 25 hours where clocks change
-    if usual % DAY and usual not in (23 * DAY // 24, 25 * DAY // 24):
+def _infer_offset(times: np.ndarray, series: np.ndarray) -> Frequency | None:
+    """Return what pandas infers from the longest series, such as business days or the last business
+    day of a month, if all times of all series follow it; None for days and what pandas does not
+    know.
+    """
+    longest = times[series == np.bincount(series).argmax()]
+    if len(longest) < 3:
         return None
-    n = max(1, round(usual / DAY))
+    pandas = require("pandas")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a later version returns an offset, which will do
+        offset = pandas.infer_freq(pandas.DatetimeIndex(longest.astype("M8[ns]")))
+    if offset is None:
+        return None
+    found = parse_frequency(offset, False, False, times)
+    fits = found.steps_between(first_times(times, series)[series], times)[1].all()
+    return found if fits and found.kind != "days" else None
+
+
+def _infer_days(usual: int, times: np.ndarray, series: np.ndarray) -> Frequency:
+    n = usual // DAY
+    # business days with gaps: all of them occur, and a series has some on both sides of a weekend
     weekday = (times // DAY + 3) % 7  # 1970 began on a Thursday
-    if n == 1 and np.array_equal(np.unique(weekday), range(5)):
+    span = times - first_times(times, series)[series]
+    if n == 1 and np.array_equal(np.unique(weekday), range(5)) and span.max() > 4 * DAY:
         return Frequency("business", 1, text="B")
-    return Frequency("days", n * DAY, text=f"{n}D" if n % 7 else f"{n // 7}W")
+    return Frequency("days", usual, text=f"{n}D" if n % 7 else f"{n // 7}W")
 
 
 def _elapsed(usual: int) -> Frequency:

@@ -12,6 +12,7 @@ from fluxutils_py.errors import DataError, SpecError, warn
 from fluxutils_py.inputs.frames import Frame, TimeColumn, to_absolute, to_local
 from fluxutils_py.inputs.frequency import (
     Frequency,
+    first_times,
     grid_frequency,
     infer_frequency,
     parse_frequency,
@@ -275,11 +276,7 @@ def read_frequency(
         return _given_times(freq, at)
     if freq is not None:
         return parse_frequency(freq, at.is_integer, polars, at.local)
-    # differences in UTC: in local time an hour is missing or double where clocks change
-    order = np.lexsort((at.absolute, series))
-    steps = np.diff(at.absolute[order])[np.diff(series[order]) == 0]
-    local = at.on(True)
-    return infer_frequency(steps, local, at.is_integer, first_times(local, series)[series])
+    return infer_frequency(at.absolute, at.local, series)
 
 
 def _given_times(freq: Any, at: TimeColumn) -> Frequency:
@@ -307,13 +304,6 @@ def _require_kind(
             f"column {columns.time!r} of {frame.name} holds {held}, the forecaster was fitted on "
             f"{fitted}"
         )
-
-
-def first_times(times: np.ndarray, series: np.ndarray) -> np.ndarray:
-    # not the first row: rows may be in any order
-    first = np.full(series.max() + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first, series, times)
-    return first
 
 
 def grid_steps(

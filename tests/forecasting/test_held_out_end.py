@@ -89,3 +89,20 @@ def test_too_little_history_is_not_held_out(fitted):
     assert held_out_steps(np.array([60]), 30, 7) == 0
     assert held_out_steps(np.array([34, 34]), 14, 7) == 0
     assert held_out_steps(np.array([50, 50]), 14, 7) == 14
+
+
+@pytest.mark.parametrize(
+    ("h", "missing"), [(1, slice(-30, None)), (3, slice(-30, None)), (3, slice(0, 125))]
+)
+def test_nothing_is_corrected_by_an_end_without_values_or_with_nothing_before_it(h, missing, small):
+    y = np.full((1, 1, 150), 5.0)
+    y[..., missing] = np.nan
+    fc, plain = (
+        Forecaster(h, season_length=1, quantiles=(0.1, 0.9), calibrate=calibrate, **small).fit(y)
+        for calibrate in (True, False)
+    )
+    assert fc.correction_ is None
+    found = fc.predict()
+    for name, expected in plain.predict().items():
+        assert np.isfinite(expected).all()
+        np.testing.assert_array_equal(found[name], expected)
