@@ -41,7 +41,7 @@ from fluxutils_py.nn.step_program import (
     Sum,
     step_program,
 )
-from fluxutils_py.torch_private import version_of
+from fluxutils_py.torch_private import has_other_modes_than_devices, n_function_modes, version_of
 
 # Products of all series of a step. With more, kernels for windows are faster, which read the
 # weights once for several series (benchmarks/bench_stream.py).
@@ -316,12 +316,15 @@ class PackedStep:
 
 
 def is_watched() -> bool:
-    """Whether hooks of all modules or modes of torch intercept what is computed here."""
+    """Whether hooks of all modules or modes of torch intercept what is computed here.
+
+    A default device does not: no tensor is made.
+    """
     return bool(
         hooks._global_forward_hooks
         or hooks._global_forward_pre_hooks
         or _C._len_torch_dispatch_stack()
-        or _C._len_torch_function_stack()
+        or (n_function_modes() and has_other_modes_than_devices())
     )
 
 
