@@ -16,6 +16,7 @@ from fluxutils_py.nn import kernels
 from fluxutils_py.nn.kernels import VERSION, Library
 from fluxutils_py.nn.native import kernel_error
 from fluxutils_py.nn.native_layers import PLAIN
+from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.nn.recurrent import Recur, State
 from fluxutils_py.nn.step_program import (
     FUNCTIONS,
@@ -153,7 +154,8 @@ class NativeStep:
         """Return the outputs (G, N) for the next step, a new array, and move the state on.
 
         Return None, with nothing changed, if the ordinary way has to compute this step, or to say
-        what is wrong with it: an infinity, or a single NaN.
+        what is wrong with it: a number whose square may be too large (where normalisations of torch
+        have rules of their own), an infinity, or a single NaN.
 
         Parameters
         ----------
@@ -194,6 +196,7 @@ class NativeStep:
             return packed.is_current()
         return packed.program is self._program()
 
+    @undisturbed()  # a default device would seem to intercept the model
     def _pack(self, library: Library | None) -> PackedStep | None:
         self._packed = None
         if library is None or not self._is_possible:
