@@ -5,13 +5,15 @@ The test of this file names the versions of torch for which they are known to wo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import _C, Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._device import DeviceContext
 
 # Getters of C rather than functions: threads read them for each buffer of each step.
 
@@ -55,3 +57,34 @@ def note_optimizer_call(optimizer: Optimizer) -> None:
     Else the schedulers of torch warn that they were called first.
     """
     optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers set it
+
+
+# How many function modes there are on the stack of this thread, default devices among them.
+n_function_modes: Callable[[], int] = _C._len_torch_function_stack
+
+
+def has_other_modes_than_devices() -> bool:
+    """Return whether a function mode other than a default device is on the stack."""
+    stack = map(_C._get_function_stack_at, range(n_function_modes()))
+    return any(type(mode) is not DeviceContext for mode in stack)
+
+
+@contextmanager
+def without_default_device() -> Iterator[None]:
+    """Take default devices (``torch.set_default_device``, ``with torch.device``) off the stack of
+    function modes of this thread for a while; others stay.
+    """
+    modes = [_C._pop_torch_function_stack() for _ in range(n_function_modes())][::-1]
+    others = [mode for mode in modes if type(mode) is not DeviceContext]
+    _push_modes(others)
+    try:
+        yield
+    finally:
+        for _ in others:
+            _C._pop_torch_function_stack()
+        _push_modes(modes)
+
+
+def _push_modes(modes: list[Any]) -> None:
+    for mode in modes:
+        _C._push_on_torch_function_stack(mode)

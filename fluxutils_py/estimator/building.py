@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from fluxutils_py.errors import DataError
 from fluxutils_py.nn import LSTM
 from fluxutils_py.nn.copying import deep_copy
+from fluxutils_py.nn.precision import float32_by_default
 from fluxutils_py.nn.recurrent import wrap_recurrent
 from fluxutils_py.optim import ChainedOptimizer
 from fluxutils_py.training.make_optimizer import make_optimizer, with_python_numbers
@@ -93,12 +94,14 @@ def build_model(
     require_stored(model=model)
     if model is None:
         require_single_input_and_output("model=None", n_in, n_out)
-        built: Any = default_model(n_in, n_out)
+        with float32_by_default():
+            built: Any = default_model(n_in, n_out)
     elif isinstance(model, nn.Module):
         # fit never changes what the user holds
         built = deep_copy(model)
     elif callable(model):
-        built = _call_with_sizes(model, n_in, n_out)
+        with float32_by_default():  # so that random_state alone says what is drawn
+            built = _call_with_sizes(model, n_in, n_out)
     else:
         raise TypeError(
             "model must be a torch module, a class or function that makes one, or None; got "
@@ -275,15 +278,9 @@ def _required_arguments(f: Callable[..., Any]) -> set[str]:
 
 def require_gradients(call: str) -> None:
     """Raise RuntimeError if gradients are switched off around a call that computes them."""
-    # first, as gradients count as switched off in this mode too
-    if torch.is_inference_mode_enabled():
-        raise RuntimeError(
-            f"{call} needs gradients, but runs in torch.inference_mode(); call it outside of that "
-            "block"
-        )
     if not torch.is_grad_enabled():
         raise RuntimeError(
-            f"{call} needs gradients, but they are switched off by torch.no_grad() or "
-            "torch.set_grad_enabled(False); call it outside of that block, or after "
-            "torch.set_grad_enabled(True)"
+            f"{call} needs gradients, but they are switched off by torch.no_grad(), "
+            "torch.inference_mode() or torch.set_grad_enabled(False); call it outside of that "
+            "block, or after torch.set_grad_enabled(True)"
         )

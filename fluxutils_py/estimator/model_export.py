@@ -31,6 +31,7 @@ from fluxutils_py.inputs.moments import Affine
 from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.layers import Elementwise
 from fluxutils_py.nn.model_windows import needs_context
+from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.transformers.sequence_features import SequenceFeatures
 from fluxutils_py.transformers.transformer_base import SequenceTransformer
@@ -169,6 +170,7 @@ def _torch_counterpart(function: Callable[..., Any] | None) -> nn.Module | None:
     return None if counterpart is None else Elementwise(counterpart)
 
 
+@undisturbed()
 def export(
     model: Any,
     path: str | PathLike[str],
@@ -313,6 +315,7 @@ def _export_header(
     return header.error
 
 
+@undisturbed()
 def check_export(
     path: str | PathLike[str], model: Any, x: object, *, tolerance: float | None = None
 ) -> float:

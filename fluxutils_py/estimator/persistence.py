@@ -38,6 +38,7 @@ from fluxutils_py.estimator.serialization import (
 from fluxutils_py.inputs.inputs import InputLayout
 from fluxutils_py.inputs.target_codec import TargetCodec, TargetScale
 from fluxutils_py.nn.losses import seqloss
+from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.training.plain_files import (
@@ -66,6 +67,7 @@ FITTED = (
 )
 
 
+@undisturbed()
 def save_estimator(est: BaseEstimator, path: object) -> None:
     """Save a fitted estimator; see ``Estimator.save``."""
     write_file(path, estimator_content(est))
@@ -135,6 +137,7 @@ def _source_of(code: Any) -> str:
     return f"partial({name}, {', '.join(f'{k}=...' for k in keywords['others'])})"
 
 
+@undisturbed()
 def load_estimator(cls: type[BaseEstimator], path: object, arguments: dict[str, Any]) -> Any:
     """Load an estimator; see ``Estimator.load``."""
     check_arguments(cls, arguments)

@@ -26,6 +26,7 @@ from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.native import TYPES
 from fluxutils_py.nn.native_step import NativeStep, Scaler
 from fluxutils_py.nn.parameters import Freeze
+from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.nn.states import read_states, snapshot
 from fluxutils_py.training.tensors import to_tensor
@@ -212,6 +213,7 @@ class EstimatorStream:
     True
     """
 
+    @undisturbed()
     def __init__(
         self,
         est: SeriesEstimator,
@@ -316,8 +318,9 @@ class EstimatorStream:
         if len(self.transforms) == 1:
             return y
         y = y.T[None]
-        for transform in self.transforms[1:]:
-            y = transform(y)
+        with undisturbed():
+            for transform in self.transforms[1:]:
+                y = transform(y)
         return np.array(y[0].T)
 
     def step(self, x: object) -> Any:
@@ -343,6 +346,10 @@ class EstimatorStream:
         y = self.native_outputs(self._native, x)
         if y is not None:
             return y
+        with undisturbed():
+            return self._step_in_torch(x)
+
+    def _step_in_torch(self, x: object) -> Any:
         given = x if isinstance(x, tuple) else (x,)
         if len(given) != len(self._shapes):
             raise ShapeError(
@@ -462,9 +469,10 @@ class PipelineStream:
             y = self._last.native_outputs(self._native, x)
             if y is not None:
                 return y
-        for each in self._steps:
-            x = each.step(x)
-        return self._last.step(x)
+        with undisturbed():
+            for each in self._steps:
+                x = each.step(x)
+            return self._last.step(x)
 
     def take_truth(self, truth: np.ndarray) -> None:
         """Learn as :meth:`EstimatorStream.take_truth` does."""

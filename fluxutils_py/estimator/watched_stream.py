@@ -19,6 +19,7 @@ from fluxutils_py.estimator.step_learner import Learning
 from fluxutils_py.inputs.labels import LabelEncoder
 from fluxutils_py.inputs.single_steps import series_indices
 from fluxutils_py.nn.parameters import Freeze
+from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.validation import check_integer, check_positive
 
 MOST_PENDING = 10_000  # steps that may wait for their truth
@@ -86,6 +87,7 @@ class Watch(NamedTuple):
             ) from None
 
 
+@undisturbed()
 def watched_stream(
     plain: Callable[[Any], Any],
     model: Any,
@@ -426,6 +428,7 @@ class WatchedStream:
             raise DataError("observe: y is infinite; give NaN where the truth is unknown")
         return truth
 
+    @undisturbed()
     def _take(self, truth: np.ndarray) -> None:
         prediction, ends = self._pending.popleft()
         if prediction is not None:
@@ -448,6 +451,7 @@ class WatchedStream:
             self._ends = below.astype(dtype), above.astype(dtype)
 
     @property
+    @undisturbed()
     def alarm(self) -> np.ndarray:
         """How unlikely the last residuals of each series are, (N,); see :meth:`step`."""
         if self._residuals is None:

@@ -13,6 +13,7 @@ from fluxutils_py.explaining.explained_model import REMEDY, ExplainedModel, Past
 from fluxutils_py.explaining.explanation import Explanation
 from fluxutils_py.explaining.path_gradients import MOST_ROWS, Ends, PathGradients, PathIntegral
 from fluxutils_py.inputs.target_codec import TargetCodec
+from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.validation import check_integer
 
@@ -23,6 +24,7 @@ MOST_GRAPH_BYTES = 1 << 26  # of the graph of a window, about
 TENSORS_PER_UNIT = 4  # that a graph keeps, about
 
 
+@undisturbed()
 def explain(
     est: Any,
     x: object,

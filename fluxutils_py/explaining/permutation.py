@@ -14,6 +14,7 @@ from fluxutils_py.data.ragged import RaggedArray, as_ragged, require_list_of_ser
 from fluxutils_py.data.views import SamplesView
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.inputs.inputs import Inputs, as_series, check_aligned, restrict_steps
+from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.validation import check_integer
 
 STEP_LAGS = (0, 1, 2, 4, 8, 16)
@@ -65,6 +66,7 @@ class PermutationImportance:
         return _ranked(names, self.at_lags.reshape(len(names), -1))
 
 
+@undisturbed()
 def permutation_importance(
     est: Any,
     x: Any,

@@ -14,9 +14,11 @@ from fluxutils_py.estimator.building import make_generator
 from fluxutils_py.estimator.streaming import EstimatorStream
 from fluxutils_py.forecasting.panel_windows import ArrayFNT
 from fluxutils_py.nn.losses import SeqLoss, as_loss
+from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.validation import check_integer
 
 
+@undisturbed()
 def rollout(
     est: Estimator,
     x: ArrayFNT,
@@ -136,6 +138,7 @@ def _feed_back(
     return np.stack(made, 2)
 
 
+@undisturbed()
 def generate(
     est: Estimator,
     x: ArrayLike,

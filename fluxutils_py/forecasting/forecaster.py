@@ -63,6 +63,7 @@ from fluxutils_py.inputs import as_series
 from fluxutils_py.inputs.frames import is_frame
 from fluxutils_py.inputs.frequency import Frequency
 from fluxutils_py.inputs.panel import Panel, panel_of, read_panel
+from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.parallel import RankGroup, get_communicator
 from fluxutils_py.sklearn_callbacks import begin_fit, nothing, run_with_callbacks
 from fluxutils_py.validation import check_integer
@@ -294,7 +295,7 @@ class Forecaster(ForecasterSettings):
     def _fit(
         self, df: object, static_df: object, options: FitOptions, sample_weight: object
     ) -> None:
-        with RankGroup.from_comm(self.comm, "Forecaster.fit") as ranks:
+        with undisturbed(), RankGroup.from_comm(self.comm, "Forecaster.fit") as ranks:
             check_settings(self)
             options.check(int(self.h))
             if self.warm_start and hasattr(self, "models_"):
@@ -330,6 +331,7 @@ class Forecaster(ForecasterSettings):
         self._shape = fit.shape
         self._origin = fit.origin
 
+    @undisturbed()
     def predict(
         self,
         df: object = None,
@@ -389,6 +391,7 @@ class Forecaster(ForecasterSettings):
             return forecast_frame(fitted, history, shape, values)
         return reconciled_frame(fitted, history, values, hierarchy, reconcile)
 
+    @undisturbed()
     def simulate(
         self,
         n: int = 100,
@@ -443,6 +446,7 @@ class Forecaster(ForecasterSettings):
         rng = make_generator(random_state)
         return simulate_frame(self._fitted, history, shape, futr_df, n, rng)
 
+    @undisturbed()
     def update(self, df: object, *, static_df: object = None) -> Self:
         """Append new observations without training; the network reads only the new steps.
 
@@ -529,7 +533,7 @@ class Forecaster(ForecasterSettings):
             it with :func:`evaluate`.
         """
         comm = None if refit is None else self.comm  # forecasts need no other ranks
-        with RankGroup.from_comm(comm, "Forecaster.cross_validation") as ranks:
+        with undisturbed(), RankGroup.from_comm(comm, "Forecaster.cross_validation") as ranks:
             check_settings(self)
             step = int(self.h) if step_size is None else step_size
             walk = Walk(n_windows, step, refit, hierarchy, reconcile)
@@ -545,6 +549,7 @@ class Forecaster(ForecasterSettings):
             panel = read_panel(df, columns_of(self), freq, static_df=static_df)
             return cross_validate(self, fitted, ranks, panel, walk)
 
+    @undisturbed()
     def predict_insample(
         self, df: object = None, *, step_size: int = 1, static_df: object = None
     ) -> Any:
@@ -589,6 +594,7 @@ class Forecaster(ForecasterSettings):
         check_output_names(self)
         return in_sample_frame(fitted, panel, step_size)
 
+    @undisturbed()
     def explain_forecast(
         self,
         df: object,
@@ -640,6 +646,7 @@ class Forecaster(ForecasterSettings):
         whole = self._read_fitted(df, static_df)
         return explain_forecast(fitted, whole, series, step, output, futr_df, n_points)
 
+    @undisturbed()
     def score(self, df: object, y: object = None) -> float:
         """Return the negative mean absolute error of the forecasts, in units of each series' scale.
 
@@ -648,6 +655,7 @@ class Forecaster(ForecasterSettings):
         """
         return score_forecasts(self._fitted, self.history_, df)
 
+    @undisturbed()
     def export(self, path: str | PathLike[str], format: str = "onnx") -> None:
         """Write the forecaster to a file that runs without this package: from values in to
         forecasts out.
@@ -676,6 +684,7 @@ class Forecaster(ForecasterSettings):
         check_format(format)
         export_forecaster(self._fitted, path, format, type(self).__name__, self.comm)
 
+    @undisturbed()
     def check_export(
         self, path: str | PathLike[str], df: object, tolerance: float | None = None
     ) -> float:
@@ -687,6 +696,7 @@ class Forecaster(ForecasterSettings):
             self._fitted, path, series, 1e-5 if tolerance is None else tolerance
         )
 
+    @undisturbed()
     def save(self, path: str | PathLike[str]) -> None:
         """Write networks, settings, and the ends of the series to a file of plain data.
 
@@ -708,6 +718,7 @@ class Forecaster(ForecasterSettings):
             save_forecaster(path, fit, history)
 
     @classmethod
+    @undisturbed()
     def load(cls, path: str | PathLike[str], **arguments: Any) -> Self:
         """Load a forecaster that :meth:`save` wrote, without running code from the file.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, NamedTuple, TypeVar
@@ -18,6 +19,7 @@ from fluxutils_py.inputs.inputs import Inputs, InputSchema, read_inputs, read_we
 from fluxutils_py.inputs.labels import check_classes, unique_labels
 from fluxutils_py.inputs.moments import Moments
 from fluxutils_py.inputs.targets import LastStepTargets, Targets, TargetSchema, read_targets
+from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 
@@ -290,16 +292,21 @@ class _TargetForm(_Form):
         return Targets(tuple(SeriesArray(a, name) for a in arrays), self.per_series, self.ndim)
 
 
+@contextmanager
 def ranks_of_call(
     comm: Any,
     call: str,
     sharded: bool,
-) -> RankGroup:
-    """Return the ranks for a ``comm`` argument; those of a call with ``sharded=True`` reject calls
-    without it.
+) -> Iterator[RankGroup]:
+    """Enclose a call of the ranks for a ``comm`` argument, undisturbed by what surrounds it; one
+    with ``sharded=True`` rejects calls without it.
     """
     if not isinstance(sharded, bool | np.bool_):
         raise TypeError(
             f"sharded must be True (each rank has its own series) or False, got {sharded!r}"
         )
-    return RankGroup.from_comm(comm, f"{call}(sharded=True)" if sharded else call)
+    with (
+        undisturbed(),
+        RankGroup.from_comm(comm, f"{call}(sharded=True)" if sharded else call) as ranks,
+    ):
+        yield ranks

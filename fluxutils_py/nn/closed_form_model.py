@@ -45,7 +45,7 @@ class InputScale(nn.Module):
 
 def _floating_type(x: Tensor) -> torch.dtype:
     """Return the type of standardised inputs."""
-    return x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    return x.dtype if x.is_floating_point() else torch.float32
 
 
 def split_scale(model: nn.Module) -> tuple[InputScale | None, nn.Module]:

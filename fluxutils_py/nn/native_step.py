@@ -16,6 +16,7 @@ from fluxutils_py.nn import kernels
 from fluxutils_py.nn.kernels import VERSION, Library
 from fluxutils_py.nn.native import kernel_error
 from fluxutils_py.nn.native_layers import PLAIN
+from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.nn.recurrent import Recur, State
 from fluxutils_py.nn.step_program import (
     FUNCTIONS,
@@ -41,7 +42,7 @@ from fluxutils_py.nn.step_program import (
     Sum,
     step_program,
 )
-from fluxutils_py.torch_private import version_of
+from fluxutils_py.torch_private import has_other_modes_than_devices, n_function_modes, version_of
 
 # Products of all series of a step. With more, kernels for windows are faster, which read the
 # weights once for several series (benchmarks/bench_stream.py).
@@ -153,7 +154,8 @@ class NativeStep:
         """Return the outputs (G, N) for the next step, a new array, and move the state on.
 
         Return None, with nothing changed, if the ordinary way has to compute this step, or to say
-        what is wrong with it: an infinity, or a single NaN.
+        what is wrong with it: a number whose square may be too large (where normalisations of torch
+        have rules of their own), an infinity, or a single NaN.
 
         Parameters
         ----------
@@ -194,6 +196,7 @@ class NativeStep:
             return packed.is_current()
         return packed.program is self._program()
 
+    @undisturbed()  # a default device would seem to intercept the model
     def _pack(self, library: Library | None) -> PackedStep | None:
         self._packed = None
         if library is None or not self._is_possible:
@@ -316,12 +319,15 @@ class PackedStep:
 
 
 def is_watched() -> bool:
-    """Whether hooks of all modules or modes of torch intercept what is computed here."""
+    """Whether hooks of all modules or modes of torch intercept what is computed here.
+
+    A default device does not: no tensor is made.
+    """
     return bool(
         hooks._global_forward_hooks
         or hooks._global_forward_pre_hooks
         or _C._len_torch_dispatch_stack()
-        or _C._len_torch_function_stack()
+        or (n_function_modes() and has_other_modes_than_devices())
     )
 
 

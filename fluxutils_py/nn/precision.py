@@ -1,21 +1,33 @@
-"""Compute in bfloat16 or float16 where torch's autocast does."""
+"""The precision of a call: what surrounds it does not count, but bfloat16 or float16 by torch's
+autocast, where it is asked for.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fluxutils_py.nn.kernels import Library
+from fluxutils_py.torch_private import n_function_modes, without_default_device
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WIDE = 64  # units of an LSTM from which torch's bfloat16 is faster than the kernels' float32
 KERNEL_WIDE = 32  # units from which the kernels' bfloat16 is
 LOW = (torch.bfloat16, torch.float16)
+AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
+# NumPy's own settings
+NUMPY_ERRORS: dict[str, Any] = {
+    "divide": "warn",
+    "over": "warn",
+    "under": "ignore",
+    "invalid": "warn",
+}
 
 
 def check_precision(
@@ -44,6 +56,54 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     if not torch.is_autocast_enabled(device.type):  # entering one takes several microseconds
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Compute what a call computes anywhere, whatever surrounds it; also a decorator.
+
+    Inside, there is no autocast, no default device and no inference mode (gradients stay off), and
+    NumPy raises no errors of arithmetic. All of these are of this thread alone. Torch's default
+    dtype, which threads share, is for :func:`float32_by_default`.
+    """
+    contexts = _against_surroundings()
+    if not contexts:
+        yield
+        return
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+def _against_surroundings() -> list[AbstractContextManager[Any]]:
+    """Return the contexts that undo those around; mostly none."""
+    contexts: list[AbstractContextManager[Any]] = []
+    if torch.is_inference_mode_enabled():
+        contexts += [torch.inference_mode(False), torch.no_grad()]
+    for device in AUTOCAST_DEVICES:
+        if torch.is_autocast_enabled(device):
+            contexts.append(torch.autocast(device, enabled=False))
+    if n_function_modes():
+        contexts.append(without_default_device())
+    raising = [kind for kind, action in np.geterr().items() if action == "raise"]
+    if raising:
+        contexts.append(np.errstate(**{kind: NUMPY_ERRORS[kind] for kind in raising}))
+    return contexts
+
+
+@contextmanager
+def float32_by_default() -> Iterator[None]:
+    """Make new parameters float32, and draw them as such, whatever torch's default dtype is.
+
+    The default is of the process: keep the block short.
+    """
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 def require_float32(params: Iterable[Tensor], precision: str) -> None:

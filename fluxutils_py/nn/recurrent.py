@@ -292,7 +292,7 @@ class Recur(nn.Module):
                 f"{tuple(x.shape)}"
             )
         if not x.is_floating_point():
-            x = x.to(next((p.dtype for p in self.parameters()), torch.get_default_dtype()))
+            x = x.to(next((p.dtype for p in self.parameters()), torch.float32))
         if self.state is not None:
             self._check_batch(self.state, x.shape[-2])
         elif self.trainable_init:

@@ -113,7 +113,7 @@ class WinsorNorm(nn.Module):
                 f"{tuple(x.shape)}{remedy}"
             )
         if not x.is_floating_point():
-            x = x.to(torch.get_default_dtype())
+            x = x.to(torch.float32)
         lower = self.lower.to(x.dtype)
         upper = self.upper.to(x.dtype)
         mean = self.mean.to(x.dtype)

@@ -21,6 +21,7 @@ from fluxutils_py.estimator import persistence
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.serialization import full_name
 from fluxutils_py.inputs.inputs import InputLayout
+from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.training.plain_files import (
     SETTING_TYPES,
@@ -55,6 +56,7 @@ TRANSFORMERS = {
 DEPTH = 20  # of pipelines in each other; Python's stack ends before a long file does
 
 
+@undisturbed()
 def save(obj: Any, path: str | os.PathLike[str]) -> None:
     """Write something fitted to one file, which holds no code and is never half-written.
 
@@ -110,6 +112,7 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
         write_file(path, content)
 
 
+@undisturbed()
 def load(path: object, **arguments: Any) -> Any:
     """Read what :func:`save`, or ``save`` of an estimator or forecaster of this package, wrote.
 

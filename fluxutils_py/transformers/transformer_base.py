@@ -25,6 +25,7 @@ from fluxutils_py.inputs.missing_past import misses_past, note_missing_past
 from fluxutils_py.inputs.moments import WeightedBlock
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
+from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.sklearn_callbacks import CallbackSupport, run_as_one_task
 from fluxutils_py.sklearn_private import as_configured
 from fluxutils_py.training.descriptions import describe
@@ -40,6 +41,7 @@ class _TransformMixin:
 
     _layout: InputLayout
 
+    @undisturbed()
     def transform(self, x: object, *, lengths: object = None, starts: object = None) -> Any:
         """Transform the features of each step.
 
@@ -454,6 +456,7 @@ class TransformerStream:
                 f"state has the shapes {shapes}; expected {expected} for {shape[1]} series"
             )
 
+    @undisturbed()
     def step(self, x: object) -> np.ndarray:
         """Transform the next step of all series: ``(F, N)`` to a new array ``(F, N)``."""
         x = np.asarray(x)
