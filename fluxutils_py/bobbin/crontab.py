@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fluxutils_py.training.hooks import Action, Hooks, numbered
 from fluxutils_py.training.triggers import (
-    AnyOf,
     AtFirstNSteps,
     AtSteps,
     EveryNSteps,
     ForEachTSeconds,
+    OrTrigger,
     Trigger,
 )
 
@@ -113,7 +113,7 @@ class CronTab:
             function_name = str(getattr(action, "__qualname__", type(action).__name__))
             # the same function may be scheduled twice, with other triggers
             name = next(n for n in numbered(function_name) if n not in self._rows)
-        when = triggers[0] if len(triggers) == 1 else AnyOf(*triggers)
+        when = triggers[0] if len(triggers) == 1 else OrTrigger(*triggers)
         return self.add(name, when, action)
 
     def add(

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from fluxutils_py.errors import LoadError
 from fluxutils_py.parallel.rank_group import RankGroup
 from fluxutils_py.training.resharding import reshard
-from fluxutils_py.training.triggers import AnyOf, Trigger
+from fluxutils_py.training.triggers import OrTrigger, Trigger
 
 SETTINGS = (bool, int, float, str)  # types of the settings of triggers that ranks compare
 EVENTS = ("start", "step", "epoch", "end", "close")
@@ -377,7 +377,7 @@ def _describe_trigger(trigger: Trigger | None) -> str:
     """Describe a trigger by its class and its settings; a clock may be any function."""
     if trigger is None:
         return "each time"
-    if isinstance(trigger, AnyOf):
+    if isinstance(trigger, OrTrigger):
         return " | ".join(map(_describe_trigger, trigger.triggers))
     plain = {
         name: value

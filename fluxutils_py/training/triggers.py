@@ -75,7 +75,7 @@ class Trigger:
         raise NotImplementedError(f"{type(self).__name__} does not define _due(loop)")
 
     def __or__(self, other: Trigger) -> Trigger:
-        return AnyOf(self, other) if isinstance(other, Trigger) else NotImplemented
+        return OrTrigger(self, other) if isinstance(other, Trigger) else NotImplemented
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters as plain data."""
@@ -87,7 +87,7 @@ class Trigger:
             setattr(self, name, state[name])
 
 
-class AnyOf(Trigger):
+class OrTrigger(Trigger):
     """Fire when any of several triggers fires. It checks all of them at every step, so that each
     keeps its count.
 
@@ -119,7 +119,7 @@ class AnyOf(Trigger):
             t.acted(loop)
 
     def copy(self) -> Trigger:
-        return AnyOf(*(t.copy() for t in self.triggers))
+        return OrTrigger(*(t.copy() for t in self.triggers))
 
     def state_dict(self) -> dict[str, Any]:
         return {"triggers": [t.state_dict() for t in self.triggers]}
@@ -375,9 +375,9 @@ class ForEachTSeconds(EveryNSeconds):
         pass
 
 
-# bobbin's names
+# bobbin's name, and the one of 0.2.0
 ForEachNSteps = EveryNSteps
-OrTrigger = AnyOf
+AnyOf = OrTrigger
 
 
 class AtNthStep(AtSteps):
