@@ -9,6 +9,12 @@ namespace {
 struct InputGated {
     static constexpr int H_ROWS[] = {-1}, H_BIASES = 0;
     static constexpr bool HAS_C = false, NEEDS_BEFORE = true, NEEDS_AFTER = false, DIRECT = true;
+
+    // (1 - share) a + share b, without their difference, which may be too large for a number.
+    template <class T> static FK_INLINE typename Lanes<T>::V between(
+        typename Lanes<T>::V share, typename Lanes<T>::V a, typename Lanes<T>::V b) {
+        return fma(share, b, fma(-share, a, a));
+    }
 };
 
 struct MinGRU : InputGated {
@@ -18,7 +24,7 @@ struct MinGRU : InputGated {
     template <class T> static FK_INLINE typename Lanes<T>::V forward(
         const typename Lanes<T>::V a[], Step<T> &s, typename Lanes<T>::V saved[]) {
         saved[0] = ExactGate<T>::keep(a[0]), saved[1] = a[1];
-        return fma(saved[0], saved[1] - s.before, s.before);
+        return between<T>(saved[0], s.before, saved[1]);
     }
 
     template <class T> static FK_INLINE void backward(
@@ -51,7 +57,7 @@ struct MinLSTM : InputGated {
         saved[0] = F >= I * every(Exp2<T>::AT_LIMIT) ? every(T(0)) : I / (F + I);
         saved[1] = (F - one) * I * inverse, saved[2] = (I - one) * F * inverse;
         saved[3] = a[2];
-        return fma(saved[0], s.before - saved[3], saved[3]);
+        return between<T>(saved[0], saved[3], s.before);
     }
 
     template <class T> static FK_INLINE void backward(

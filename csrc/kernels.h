@@ -139,8 +139,8 @@ typedef struct {
     void *y;
 } fluxutils_step_call;
 
-// Only where fluxutils_isa(FK_BEST) finds a set. FK_NOT_FINITE: an input is infinite, or missing beside others; no state
-// has changed then.
+// Only where fluxutils_isa(FK_BEST) finds a set. FK_NOT_FINITE: an input is infinite, or so large that its square may be,
+// or missing beside others; no state has changed then.
 int32_t fluxutils_step(const fluxutils_step_call *);
 
 // What an operation of a step needs to learn. Only these kinds have a gradient: FK_STEP_DENSE, FK_STEP_DOTS, FK_STEP_CELL

@@ -54,15 +54,16 @@ void scale_inputs(const fluxutils_step_call &c, double *x) {
 }
 
 // Copies the inputs of all series, scaled, to (B, F). A series without any number gets zeros and a mark in `gaps`. False
-// if a number is infinite, or missing where others are there.
+// if a number is infinite, or so large that its square may be, or missing where others are there.
 bool read_inputs(const fluxutils_step_call &c) {
+    const double limit = c.type == FK_FLOAT32 ? 1e17 : 1e152;
     for (int64_t b = 0; b < c.B; b++) {
         double *x = c.inputs + b * c.F;
         for (int64_t f = 0; f < c.F; f++) x[f] = c.x[f * c.B + b];
         scale_inputs(c, x);
         int64_t n_missing = 0;
         for (int64_t f = 0; f < c.F; f++) {
-            if (x[f] - x[f] == 0) continue;
+            if (x[f] >= -limit && x[f] <= limit) continue;
             if (x[f] == x[f]) return false;
             n_missing++;
         }

@@ -305,9 +305,12 @@ static inline void step_hfgru(const real *STEP_RESTRICT a, real *STEP_RESTRICT h
     }
 }
 
+/* (1 - share) a + share b, without their difference, which may be too large for a number. */
+static inline real step_between(real share, real a, real b) { return share * b + (a - share * a); }
+
 static inline void step_min_gru(const real *STEP_RESTRICT a, real *STEP_RESTRICT h, int H) {
     int u;
-    for (u = 0; u < H; u++) h[u] = step_sigmoid(a[u]) * (a[H + u] - h[u]) + h[u];
+    for (u = 0; u < H; u++) h[u] = step_between(step_sigmoid(a[u]), h[u], a[H + u]);
 }
 
 /* f / (f + i) is 1 / (1 + i / f) with i / f = (1 + 2**-f) / (1 + 2**-i). Of two closed gates only the difference
@@ -322,7 +325,7 @@ static inline void step_min_lstm(const real *STEP_RESTRICT a, real *STEP_RESTRIC
         real inverse_f = of_f.scale * of_f.part + (of_f.scale + 1);
         real inverse_i = of_i.scale * of_i.part + (of_i.scale + 1);
         keep = inverse_i / (inverse_f + inverse_i);
-        h[u] = keep * (h[u] - a[2 * H + u]) + a[2 * H + u];
+        h[u] = step_between(keep, a[2 * H + u], h[u]);
     }
 }
 

@@ -169,7 +169,8 @@ class _Part(NamedTuple):
         return _Part(
             n,
             earlier.mean + share * apart,
-            earlier.squares + self.squares + both * apart.square(),
+            # not by the square, which may be too large for a number where ``both`` is 0
+            earlier.squares + self.squares + both * apart * apart,
             earlier.moment + self.moment + both * between * apart,
         )
 

@@ -196,5 +196,6 @@ def test_numbers_do_not_depend_on_what_surrounds_the_call(name, k):
     found = arrays(found)
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
         assert a.tobytes() == b.tobytes()
