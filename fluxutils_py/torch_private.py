@@ -59,6 +59,8 @@ def note_optimizer_call(optimizer: Optimizer) -> None:
     optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers set it
 
 
+# Whether there is autocast on any kind of device in this thread.
+has_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
 # How many function modes there are on the stack of this thread, default devices among them.
 n_function_modes: Callable[[], int] = _C._len_torch_function_stack
 

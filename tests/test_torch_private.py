@@ -88,3 +88,26 @@ def test_a_flag_is_set_by_the_first_number_that_is_not_finite(number, dtype):
         torch_private.note_nonfinite(t, found, one)
         assert str(float(t)) == str(float(torch.tensor(value, dtype=dtype)))
     assert float(found) == (not np.isfinite(number))
+
+
+def test_default_devices_go_and_come_back_and_other_modes_stay():
+    class Other(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    before = torch_private.n_function_modes()
+    assert not torch_private.has_other_modes_than_devices()
+    with torch.device("meta"), Other(), torch.device("meta"):
+        assert torch_private.has_other_modes_than_devices()
+        with torch_private.without_default_device():
+            assert torch_private.n_function_modes() == before + 1
+            assert torch.zeros(1).is_cpu
+        assert torch_private.n_function_modes() == before + 3
+        assert torch.zeros(1).is_meta
+    assert torch_private.n_function_modes() == before
+
+
+def test_autocast_of_this_thread_is_known():
+    assert not torch_private.has_autocast()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch_private.has_autocast()

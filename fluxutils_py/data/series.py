@@ -87,7 +87,7 @@ class SeriesArray:
         self._may_wrap = self.dtype.kind == "u" and self.dtype.itemsize == 8
         if self._may_wrap and self.in_memory:
             for stored in self.stored_arrays:
-                self._require_int64(stored)
+                require_int64(stored, self.name)
         self._map = array if isinstance(array, H5Map) else None
         self.nonblocking = self._map is not None or is_nonblocking(array)
         # set by whoever encodes labels, as integers have no NaN
@@ -162,7 +162,7 @@ class SeriesArray:
             block = self.function(block.transpose(2, 1, 0))
             return block.transpose(2, 1, 0)
         if self._may_wrap:
-            self._require_int64(block)
+            require_int64(block, self.name)
         return block
 
     def stored_block(self, series: slice, steps: slice) -> np.ndarray:
@@ -173,14 +173,6 @@ class SeriesArray:
             return plain_block(self.array[:, series, steps])
         except BlockError as error:
             raise DataError(f"{self.name}: {error}") from None
-
-    def _require_int64(self, block: np.ndarray) -> None:
-        if block.size and block.max() > np.iinfo(np.int64).max:
-            raise DataError(
-                f"{self.name} holds {block.max()}, of type {self.dtype}, which int64 does not "
-                "reach, and integers go to the model as int64; convert it to float if these are "
-                "quantities, number the values anew if they are categories"
-            )
 
     def _read(
         self,
@@ -318,6 +310,16 @@ def _dtype_of_numbers(array: Any, name: str) -> np.dtype:
             f"{remedy}"
         )
     raise DataError(f"{name} must hold real numbers, got dtype {dtype}; {remedy}")
+
+
+def require_int64(values: np.ndarray, name: str) -> None:
+    """Raise DataError if an integer is too large for int64."""
+    if values.size and values.max() > np.iinfo(np.int64).max:
+        raise DataError(
+            f"{name} holds {values.max()}, of type {values.dtype}, which int64 does not reach, and "
+            "integers go to the model as int64; convert it to float if these are quantities, "
+            "number the values anew if they are categories"
+        )
 
 
 def _slices_of_series(rows: Segments) -> list[slice]:

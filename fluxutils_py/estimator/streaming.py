@@ -14,6 +14,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from fluxutils_py.data.series import require_int64
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
@@ -31,6 +32,9 @@ from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.nn.states import read_states, snapshot
 from fluxutils_py.training.tensors import to_tensor
 from fluxutils_py.validation import check_integer
+
+# NumPy's codes of the numbers that a native step reads; uint64 may hold what int64 does not
+NATIVE_INPUTS = "?bhilqBHIefdg"
 
 
 def stream(
@@ -305,7 +309,7 @@ class EstimatorStream:
         # the plainest input alone: the ordinary way reads, or refuses, everything else
         if native is None or type(x) is not np.ndarray or x.shape != native.shape:
             return None
-        y = native.run(x) if x.dtype.kind in "fiub" else None
+        y = native.run(x) if x.dtype.char in NATIVE_INPUTS else None
         if y is None:
             return None
         gap = native.gap
@@ -358,7 +362,7 @@ class EstimatorStream:
             )
         arrays = [read_step(a, shape) for a, shape in zip(given, self._shapes, strict=True)]
         gap = None
-        if not all(map(_has_finite_sum, arrays)):
+        if not all(map(_has_finite_squares, arrays)):
             arrays, gap = _without_gaps(arrays, self._gap_value)
         xs = tuple(to_tensor(a.T[None], self._dtype, self._device) for a in arrays)  # (1, N, F)
         if self._learner is not None:
@@ -558,13 +562,15 @@ def read_step(x: object, shape: tuple[int, int]) -> np.ndarray:
     check_step_shape(x, shape)
     if x.dtype.kind not in "fiub":
         raise DataError(f"a step must hold real numbers, got dtype {x.dtype}")
+    if x.dtype == np.uint64:
+        require_int64(x, "x")
     return x
 
 
-def _has_finite_sum(array: np.ndarray) -> bool:
-    # one sum is much faster than a mask, and steps without gaps are the rule; where large numbers
-    # overflow it, the mask finds no gap
-    return array.dtype.kind != "f" or math.isfinite(np.add.reduce(array, axis=None))
+def _has_finite_squares(array: np.ndarray) -> bool:
+    # one product is much faster than a mask, and steps without gaps are the rule; where large
+    # numbers overflow it, without a warning, the mask finds no gap
+    return array.dtype.kind != "f" or math.isfinite(np.vdot(array, array))
 
 
 def _without_gaps(

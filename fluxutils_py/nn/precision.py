@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.nn.kernels import Library
-from fluxutils_py.torch_private import n_function_modes, without_default_device
+from fluxutils_py.torch_private import has_autocast, n_function_modes, without_default_device
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WIDE = 64  # units of an LSTM from which torch's bfloat16 is faster than the kernels' float32
@@ -81,9 +81,9 @@ def _against_surroundings() -> list[AbstractContextManager[Any]]:
     contexts: list[AbstractContextManager[Any]] = []
     if torch.is_inference_mode_enabled():
         contexts += [torch.inference_mode(False), torch.no_grad()]
-    for device in AUTOCAST_DEVICES:
-        if torch.is_autocast_enabled(device):
-            contexts.append(torch.autocast(device, enabled=False))
+    if has_autocast():
+        on = filter(torch.is_autocast_enabled, AUTOCAST_DEVICES)
+        contexts += [torch.autocast(device, enabled=False) for device in on]
     if n_function_modes():
         contexts.append(without_default_device())
     raising = [kind for kind, action in np.geterr().items() if action == "raise"]

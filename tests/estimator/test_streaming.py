@@ -19,6 +19,7 @@ from fluxutils_py import (
     EstimatorClassifier,
     SequenceFeatures,
     SequenceImputer,
+    SequenceRegressor,
     SequenceScaler,
     Spec,
     WinsorScaler,
@@ -576,3 +577,28 @@ def test_a_stream_of_a_pipeline_is_warmed_up_by_its_history(filling):
     np.testing.assert_allclose(steps(past, x, 28), whole[:, :, 28:], atol=1e-6)
     watched = stream(pipe, 4, past.state, alarm=True)
     assert watched.step(x[:, :, 0])[0].shape == (1, 4)
+
+
+@pytest.mark.filterwarnings("ignore:this fit makes", "ignore:after [0-9]+ updates the loss")
+@pytest.mark.parametrize("large", [1e30, 3.4e38])
+@pytest.mark.parametrize("cell", ["mingru", "minlstm", "lru", "attention", "linear"])
+def test_steps_near_the_largest_number_are_those_of_predict(cell, large):
+    x = np.random.default_rng(0).normal(size=(F, 9, 24)).astype("float32")
+    settings = {} if cell == "linear" else {"hidden_size": 4, "max_updates": 2}
+    est = SequenceRegressor(cell=cell, random_state=0, **settings).fit(x, x[:1])
+    usual = est.predict(x)
+    is_large = np.arange(24) >= np.array([0, 5, 5, *6 * [24]])[:, None]
+    x[:, is_large] *= large / np.abs(x).max()
+    y = est.predict(x)
+    # neither earlier steps nor other series depend on them
+    np.testing.assert_allclose(y[:, ~is_large], usual[:, ~is_large], rtol=0, atol=2e-5)
+    scale = np.abs(y[np.isfinite(y)]).max()
+    np.testing.assert_allclose(steps(est.stream(9), x) / scale, y / scale, rtol=0, atol=1e-5)
+
+
+def test_an_integer_that_int64_does_not_hold_is_refused_as_by_predict():
+    est, x = fitted("float32")
+    x = np.full(x.shape, 2**63, np.uint64)
+    for call in (est.predict, lambda x: est.stream(N).step(x[:, :, 0])):
+        with pytest.raises(DataError, match="9223372036854775808.*uint64.*int64"):
+            call(x)

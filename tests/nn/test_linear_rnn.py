@@ -166,6 +166,18 @@ def test_closed_gates_give_numbers():
     assert layer.module.linear.weight.grad.isfinite().all()
 
 
+@GATED
+def test_states_near_the_largest_number_are_right(layer):
+    layer = layer(1, 5)
+    with torch.no_grad():
+        layer.module.linear.weight.zero_()[-5:] = 1  # the candidate is the input
+        layer.module.linear.bias.zero_()
+    signs = torch.tensor([1.0, -1.0, -1.0, 1.0])[:, None, None].expand(-1, 9, 1)
+    y = layer(3e38 * signs)  # whose differences are infinite in float32
+    expected = layer.double().module(3e38 * signs.double())[0]
+    torch.testing.assert_close(y.double(), expected, rtol=1e-6, atol=0)
+
+
 def test_eigenvalues_are_drawn_from_the_ring_and_normalise_the_input():
     layer = LRU(F, 5, n_states=2000, r_min=0.4, r_max=0.8, max_phase=0.5)
     found = layer.module.eigenvalues().detach()

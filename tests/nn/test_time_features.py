@@ -160,3 +160,12 @@ def test_models_of_them_learn(x):
     model = nn.Sequential(RollingStatistics(F), nn.LazyLinear(1)).double()
     model(x).square().mean().backward()
     assert model[1].weight.grad.isfinite().all()
+
+
+def test_means_of_numbers_whose_squares_are_infinite():
+    x = 1e30 * torch.randn(T, N, F)
+    y = RollingStatistics(F, [5])(x)
+    for b in range(N):
+        expected = pd.DataFrame(x[:, b].numpy()).rolling(5, min_periods=1).mean()
+        np.testing.assert_allclose(y[:, b, :F], expected, rtol=0, atol=1e24)
+    assert (y[0, :, F:] == 0).all()  # deviation and slope of a single step
