@@ -545,9 +545,11 @@ class _Sums(_Kept):
         total = float(weights.sum())
         both = torch.cat([block.features.double(), block.targets.double()], 1)
         mean = weights @ both / total
-        away = both - mean
-        products = away.T @ (weights[:, None] * away)
-        self._merge_sums(total, mean, products)
+        both -= mean
+        both *= weights.sqrt()[:, None]
+        # NumPy knows a product of a matrix with itself, which is half the work
+        away = both.numpy()
+        self._merge_sums(total, mean, torch.from_numpy(away.T @ away))
 
     def _merge_sums(self, total: float, mean: Tensor, products: Tensor) -> None:
         if self.total == 0:
