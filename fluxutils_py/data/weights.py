@@ -197,32 +197,34 @@ def loss_blocks(
         If a weight is not finite, or negative.
     """
     # scalers have weights without targets
-    n_series = ys[0].N if weight is None else weight.n_series
-    n_steps = ys[0].T if weight is None else weight.n_steps
-    whole = Segments.from_lengths(n_series, n_steps)
+    n_series, n_steps = (weight.n_series, weight.n_steps) if weight else ys[0].shape[1:]
     for series, steps in block_slices(n_series, n_steps, max((y.F for y in ys), default=1)):
-        weights = None
         live = rows.coverage_mask(series, steps)
         if live is None:
             live = np.ones((series.stop - series.start, steps.stop - steps.start), bool)
+        weights = None
         if weight is not None:
             weights = _finite_weights(weight, series, steps)
             live = live & (weights > 0)
-        for y in ys:
-            y.prefetch(whole[series], steps.start, steps.stop)
-        values = [y.stored_block(series, steps) for y in ys]
+        values = [_read_ahead(y, series, steps) for y in ys]
         missing = [y.missing_mask(v) for y, v in zip(ys, values, strict=True)]
         lacks_some, lacks_all = _lacking(missing, live.shape)
         if mask_per_output and (live & lacks_some & ~lacks_all).any():
-            has_loss = [
-                np.broadcast_to(live, v.shape) if mask is None else live & ~mask
-                for v, mask in zip(values, missing, strict=True)
-            ]
+            has_loss = [live & _there(v, m) for v, m in zip(values, missing, strict=True)]
             yield LossBlock(values, has_loss, weights, None)
-        else:
-            live = live & ~lacks_some
-            has_loss = [np.broadcast_to(live, v.shape) for v in values]
-            yield LossBlock(values, has_loss, weights, live)
+            continue
+        live = live & ~lacks_some
+        has_loss = [np.broadcast_to(live, v.shape) for v in values]
+        yield LossBlock(values, has_loss, weights, live)
+
+
+def _read_ahead(y: SeriesArray, series: slice, steps: slice) -> np.ndarray:
+    y.prefetch(Segments.from_lengths(y.N, y.T)[series], steps.start, steps.stop)
+    return y.stored_block(series, steps)
+
+
+def _there(values: np.ndarray, missing: np.ndarray | None) -> np.ndarray:
+    return np.ones(values.shape, bool) if missing is None else ~missing
 
 
 def _finite_weights(weight: SampleWeight, series: slice, steps: slice) -> np.ndarray:

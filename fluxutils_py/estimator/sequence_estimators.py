@@ -611,13 +611,20 @@ class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):
     {parameters}
     class_weight : "auto", "balanced", "sqrt_balanced", dict of label to weight, or None
         Weight of each class, which multiplies the ``sample_weight`` of its steps. "balanced":
-        inversely proportional to the frequency of the class; "sqrt_balanced": to its square root.
-        "auto": "sqrt_balanced" for up to ten classes of labels at each step, else None.
+        inversely proportional to the frequency of the class at steps that carry loss;
+        "sqrt_balanced": to its square root. "auto": "sqrt_balanced" for up to ten classes of labels
+        at each step, else None. A class of weight 0 in a dict is none: its steps carry no loss.
 
     Notes
     -----
     The loss is the cross-entropy. See :class:`EstimatorClassifier` for inputs, targets, attributes
     and methods.
+
+    ``predict`` and ``decision_function`` follow ``class_weight``; ``predict_proba`` gives the
+    probabilities of the data, as if all classes had the weight 1. ``predict`` is therefore the
+    class of the largest product of probability and weight, which need not be the most probable one.
+    scikit-learn's classifiers leave the weights in their probabilities. :meth:`partial_fit` keeps
+    the frequencies of the first call.
 
     With one label per series, probabilities hold for series as long as those of training. After the
     first steps of a series, in a stream or of a prefix, "kernels" are often nearly certain and

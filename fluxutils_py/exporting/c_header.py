@@ -207,13 +207,14 @@ class CHeader:
         reset = self._starts if fields[0] == "char none;" else ["int i;", *self._starts]
         types = f"typedef {self.real} @_input;\ntypedef {self.output} @_output;"
         inputs = "const @_input *x, @_output *y"
+        label = self._label()  # adds a table
         parts = [
             *self._tables,
             "typedef struct {\n" + "\n".join(f"    {f}" for f in fields) + "\n} @_state;",
             types,
             function("Starts a series.", "void @_reset(@_state *state)", reset),
             function(RETURNED, f"int @_step(@_state *state, {inputs})", step),
-            *self._label(),
+            *label,
         ]
         return "\n\n".join(parts)
 

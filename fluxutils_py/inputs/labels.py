@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -312,7 +311,7 @@ def weights_of_classes(
         given = {c: w for c, w in class_weight.items() if w != 0}  # see ignored_labels
         _require_labels(list(given), classes)
         for label, weight in given.items():
-            if not (isinstance(weight, Real) and 0 < float(weight) < np.inf):
+            if not (isinstance(weight, float | int | np.number) and 0 < weight < np.inf):
                 raise ValueError(
                     f"class_weight gives {label!r} the weight {weight!r}; expected a number from 0"
                 )

@@ -6,10 +6,14 @@ import h5py
 import numpy as np
 import torch
 
+from .cases import CLASSIFIERS
 from .loop import Data
 
 N_WORDS, N_LABELS, IGNORED = 5, 3, -7
 GARBAGE = {"i": 99, "f": 7e3}  # past the ends of series
+NAMES = np.array(["ash", "birch", "cedar", "no class"])  # the last only where there is no loss
+# targets within the burn-in
+WILD = {"number": 3e4, "label": 99, "class": N_LABELS}
 NC_FILL = 9.969209968386869e36  # NC_FILL_FLOAT of NetCDF
 
 
@@ -28,7 +32,7 @@ def make_data(case, seed, more_series=0, more_steps=0):
         x = (x[:1], x[1:]) if case["inputs"] == "two" else (x,)
     if case["outputs"] == "labels":
         y = rng.integers(0, N_LABELS, (1, N, T)).astype(float)
-        y.reshape(-1)[:N_LABELS] = np.arange(N_LABELS)[: y.size]  # each occurs
+        y.reshape(-1)[-N_LABELS:] = np.arange(N_LABELS)[-y.size :]  # each occurs, and counts
     else:
         y = np.sin(memory + np.arange(case["targets"])[:, None, None]) + 0.3 * rng.normal(
             size=(case["targets"], N, T)
@@ -72,6 +76,14 @@ def make_data(case, seed, more_series=0, more_steps=0):
         gone = dead & (rng.random((N, T)) < 0.6)
         for a in x:
             a[:, gone] = np.nan
+    if case["wild"] and (seed == 1 or case["estimator"] not in CLASSIFIERS):
+        t = np.arange(T)
+        first = (t >= starts[:, None]) & (t < (starts + case["burn_in"])[:, None])
+        of_kind = WILD["number"]
+        if case["outputs"] == "labels":
+            of_kind = WILD["class" if case["estimator"] in CLASSIFIERS else "label"]
+        for a in y if seed < 4 else ():
+            a[first & ~np.isnan(a)] = of_kind
     if case["outputs"] == "last":
         last = starts + lengths - 1
         kept = y[:, np.arange(N), last]

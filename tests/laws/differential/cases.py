@@ -50,6 +50,8 @@ PLAIN = {
     "chunks": False,
     "estimator": "Estimator",
     "far": False,  # targets far from 0
+    "wild": False,  # other targets within the burn-in
+    "class_weight": None,  # of SequenceClassifier: "balanced", "sqrt_balanced", a list
     "kernels": False,  # native ones, where there are any
 }
 
@@ -100,7 +102,9 @@ STACKS = {  # cells, and whether each begins a layer
     "attention": [("attention", True)],
     "mingru2": [("stack", True)],
 }
-# SequenceRegressor has them
+READY_MADE = {"SequenceRegressor", "SequenceClassifier"}
+CLASSIFIERS = {"EstimatorClassifier", "SequenceClassifier"}
+# ready-made estimators have them
 READY = {
     "lstm",
     "gru",
@@ -180,6 +184,7 @@ def draw(seed):
                 "EstimatorRegressor",
                 "EstimatorClassifier",
                 "SequenceRegressor",
+                "SequenceClassifier",
                 p=0.75,
             )
         ),
@@ -204,6 +209,8 @@ def draw(seed):
         case.update(gradient="exact")
         if rng.random() < 0.8:
             case.update(net=str(one("lru", "mingru", "minlstm", "mingru2", p=0.4)))
+    case["wild"] = bool(rng.random() < 0.6)
+    case["class_weight"] = one("balanced", "sqrt_balanced", [0.5, 2.0, 1.25], None)
     return settle(case)
 
 
@@ -215,7 +222,7 @@ def settle(case):
         if not condition:
             c.update(changes)
 
-    if c["estimator"] == "SequenceRegressor":
+    if c["estimator"] in READY_MADE:
         c.update(
             inputs="one",
             loss=None,
@@ -230,10 +237,11 @@ def settle(case):
         c["y_dtype"] = None
         unless(c["dtype"] in ("float64", ">f8"), dtype="float64")
         unless(not c["shuffle"], shuffle=False)
-    if c["estimator"] == "EstimatorClassifier":
+    unless(c["estimator"] == "SequenceClassifier", class_weight=None)
+    if c["estimator"] in CLASSIFIERS:
+        unless(c["estimator"] == "SequenceClassifier" and c["weights"] != "zeros", weights=None)
         c.update(
             outputs="labels",
-            weights=None,
             lengths=False,
             starts=False,
             listed=False,
@@ -250,14 +258,14 @@ def settle(case):
             unless(c["inputs"] != "words", net="mingru")
             unless(c["dtype"] in ("float64", ">f8"), dtype="float64")
     unless(
-        c["n_series"] * c["n_steps"] > 2 or c["estimator"] != "EstimatorClassifier",
+        c["n_series"] * c["n_steps"] > 2 or c["estimator"] not in CLASSIFIERS,
         estimator="Estimator",
     )
     if c["outputs"] == "labels":
         unless(c["loss"] in LABELS, loss=("ce", "ce_weights", "ce_ignore")[c["data"] % 3])
         c.update(targets=1, y_dtype="int64", nan_inputs=False)
-        unless(c["estimator"] in ("Estimator", "EstimatorClassifier"), estimator="Estimator")
-        unless(c["estimator"] != "EstimatorClassifier", loss=None)
+        unless(c["estimator"] in {"Estimator", *CLASSIFIERS}, estimator="Estimator")
+        unless(c["estimator"] not in CLASSIFIERS, loss=None)
         unless(c["missing"] is None or c["loss"] == "ce_ignore", missing=None)
         unless(c["missing"] != "outputs", missing="steps")
     elif c["loss"] in LABELS:
@@ -318,7 +326,10 @@ def settle(case):
     if c["net"] == "conv":
         c["hidden"] = max(c["hidden"], 2)
         unless(c["loss"] not in ("custom_steps",), loss="custom")
-    c["burn_in"] = min(c["burn_in"], longest_row(c) - 1)
+    # of a classifier, all labels occur behind the burn-in
+    n_behind = 3 if c["estimator"] in CLASSIFIERS else 1
+    c["burn_in"] = max(0, min(c["burn_in"], longest_row(c) - n_behind))
+    unless(c["burn_in"] > 0, wild=False)
     unless(c["then"] != "resume" or c["n_jobs"] in (None, 1), then=None)
     unless(c["then"] not in ("resume", "warm_start") or c["opt"] != "instance", opt="adam")
     return c

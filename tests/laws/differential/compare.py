@@ -13,11 +13,9 @@ from fluxutils_py import net2vec, samples
 from fluxutils_py.nn import native_kernels
 
 from . import ours
-from .arrays import GARBAGE, IGNORED, Place, cut, make_data
-from .cases import MORE_STEPS, NO_WEIGHTS, OF_CELLS
+from .arrays import GARBAGE, IGNORED, NAMES, Place, cut, make_data
+from .cases import CLASSIFIERS, MORE_STEPS, NO_WEIGHTS, OF_CELLS
 from .loop import Oracle, accuracy, pooled_r2
-
-LABELS = np.array(["ash", "birch", "cedar"])
 
 
 class Given:
@@ -67,8 +65,8 @@ class Given:
             last = data.starts + data.lengths - 1
             y = data.y[0][:, np.arange(data.n_series), last].T
             return y[:, 0] if case["targets"] == 1 and case["data"] % 2 else y
-        if case["estimator"] == "EstimatorClassifier":
-            return LABELS[data.y[0].astype(int)]
+        if case["estimator"] in CLASSIFIERS:
+            return NAMES[data.y[0].astype(int)]
         if case["outputs"] == "labels":
             y = [np.where(np.isnan(a), IGNORED, a).astype("int64") for a in data.y]
         else:
@@ -148,6 +146,7 @@ def _run(case, folder):
         ours.SCHEDULERS.get(case["scheduler"]),
         equal_lengths=case["loss"] in NO_WEIGHTS,
         scaled=case["estimator"] == "SequenceRegressor",
+        class_weight=case["class_weight"],
     )
     rows = None if orders is None else orders.rows(oracle.rows(train, fold=True))
     oracle.fit(train, case["epochs"], held_out, rows)
@@ -234,12 +233,12 @@ def _same_predictions(same, case, est, oracle, given, name):
     predicted = outputs, _ = oracle.predict(data)
     got = est.predict(given.x, **given.ends)
     what = f"predict of {name}"
-    if case["estimator"] == "EstimatorClassifier":
-        same(what, got, LABELS[outputs[0].argmax(0)][None])
+    if case["estimator"] in CLASSIFIERS:
+        same(what, got, NAMES[outputs[0].argmax(0)][None])
         same(
             f"predict_proba of {name}",
             est.predict_proba(given.x, **given.ends),
-            _softmax(outputs[0]),
+            oracle.probabilities(outputs[0]),
         )
     elif case["outputs"] == "last":
         rows = outputs[0][:, np.arange(data.n_series), data.starts + data.lengths - 1].T
@@ -272,17 +271,13 @@ def _tuple(a):
     return a if isinstance(a, tuple) else (a,)
 
 
-def _softmax(scores):
-    return np.exp(scores) / np.exp(scores).sum(0)
-
-
 def _same_chunks(same, case, est, oracle, given, predicted):
     """Chunks of time, each with the state of the one before; the state is the model's own."""
     data = given.data
     outputs, ends = predicted
     predict, state = est.predict, None
-    if case["estimator"] == "EstimatorClassifier":
-        predict, outputs = est.predict_proba, [_softmax(outputs[0])]
+    if case["estimator"] in CLASSIFIERS:
+        predict, outputs = est.predict_proba, [oracle.probabilities(outputs[0])]
     if given.ends or case["listed"]:
         _, state = predict(given.x, return_state=True, **given.ends)
     else:

@@ -151,6 +151,8 @@ class Oracle:
         A loss of one's own that takes no weights sees rows of equal length only, the longest first.
     scaled : bool
         Whether targets are learnt at mean 0 and variance 1, those of the first fit.
+    class_weight : "balanced", "sqrt_balanced", list of K numbers, or None
+        Of the first of several parts of a fit. Probabilities are without them.
     """
 
     def __init__(
@@ -163,6 +165,7 @@ class Oracle:
         make_scheduler=None,
         equal_lengths=False,
         scaled=False,
+        class_weight=None,
     ):
         self.net, self.criterion, self.spec, self.equal_lengths = (
             net,
@@ -175,6 +178,7 @@ class Oracle:
         self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
         self.loss_curve, self.validation_loss_curve, self.learning_rates, self.folds = [], [], [], 1
         self.scaled, self.target_mean, self.target_scale = scaled, None, None
+        self.class_weight, self.of_class = class_weight, None
         self.planned, self.updates = math.inf, 0
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
 
@@ -225,10 +229,14 @@ class Oracle:
         """Weights have mean 1 over the steps that carry a loss."""
         if data.w is None:
             return 1.0
-        steps = [(n, t) for n, a, b in rows for t in range(a + self.spec.burn_in, b)]
+        steps = self.steps_with_loss(rows)
         return sum(data.share(n, t) for n, t in steps) / sum(
             data.share(n, t) * data.w[n, t] for n, t in steps
         )
+
+    def steps_with_loss(self, rows):
+        """All that is learnt from targets is learnt from these, if they have a target."""
+        return [(n, t) for n, a, b in rows for t in range(a + self.spec.burn_in, b)]
 
     # -- one window ----------------------------------------------------------------------------------
 
@@ -305,9 +313,16 @@ class Oracle:
         if self.spec.lr_schedule:
             for group, lr in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = lr
+        steps = self.steps_with_loss(self.rows(data, fold=True))
+        if self.class_weight is not None:
+            if self.of_class is None or not is_part:
+                self.of_class = weights_of_classes(
+                    self.class_weight, data, steps, self.net.splits[0]
+                )
+            data, validation = self.weighted(data), validation and self.weighted(validation)
         if self.scaled:
             if self.target_mean is None:
-                self.target_mean, self.target_scale = mean_and_scale(data)
+                self.target_mean, self.target_scale = mean_and_scale(data, steps)
             data, validation = self.standardised(data), validation and self.standardised(validation)
         best, worse, saved = math.inf, 0, None
         for epoch in range(epochs):
@@ -394,6 +409,11 @@ class Oracle:
             for p, value in zip(self.params, params, strict=True):
                 p.copy_(value)
 
+    def weighted(self, data):
+        """Weights of steps times those of their classes; burn-in may hold other labels."""
+        of_class = np.append(self.of_class, 1.0)[data.y[0][0].astype(int)]
+        return replace(data, w=of_class if data.w is None else data.w * of_class)
+
     def standardised(self, data):
         return replace(data, y=((data.y[0] - self.target_mean) / self.target_scale,))
 
@@ -424,6 +444,13 @@ class Oracle:
         finally:
             self.spec = spec
 
+    def probabilities(self, scores):
+        """(K, N, T) of the data, from scores of the weighted steps."""
+        p = np.exp(scores)
+        if self.of_class is not None:
+            p = p / self.of_class[:, None, None]
+        return p / p.sum(0)
+
     def predict(self, data):
         """A list of (G, N, T), NaN where there is no step or no input, and the state of all series
         at their ends.
@@ -446,15 +473,26 @@ class Oracle:
         return found, ends
 
 
-def mean_and_scale(data):
+def weights_of_classes(class_weight, data, steps, n_classes):
+    """(K,), from how often each class occurs at the steps that carry a loss, by their weights."""
+    if isinstance(class_weight, list):
+        return np.array(class_weight)
+    counts = np.zeros(n_classes)
+    for step in steps:
+        counts[int(data.y[0][0][step])] += 1.0 if data.w is None else data.w[step]
+    occurs = counts > 0
+    balanced = np.ones(n_classes)  # of a class that occurs in the first fit alone
+    balanced[occurs] = counts.sum() / (occurs.sum() * counts[occurs])
+    return balanced if class_weight == "balanced" else np.sqrt(balanced)
+
+
+def mean_and_scale(data, steps):
     """Of each output, (G, 1, 1), over the steps that count, with their weights; a constant is not
     scaled.
     """
     found = []
     for y in data.y[0]:
-        counted = [
-            (n, t) for n in range(data.n_series) for t in range(data.n_steps) if data.share(n, t)
-        ]
+        counted = [step for step in steps if data.share(*step)]
         values = np.array([y[n, t] for n, t in counted if not np.isnan(y[n, t])])
         w = np.array(
             [1.0 if data.w is None else data.w[n, t] for n, t in counted if not np.isnan(y[n, t])]

@@ -29,10 +29,10 @@ from fluxutils_py.nn import (
     SlidingWindowAttention,
 )
 from fluxutils_py.training import Checkpointer, EveryNSteps
-from tests.plain_networks import plain_regressor
+from tests.plain_networks import plain_classifier, plain_regressor
 
-from .arrays import IGNORED, N_LABELS, N_WORDS
-from .cases import STACKS
+from .arrays import IGNORED, N_LABELS, N_WORDS, NAMES
+from .cases import CLASSIFIERS, READY_MADE, STACKS
 from .loop import CrossEntropy, Elementwise, Summed
 from .nets import Convolution, Net
 
@@ -246,11 +246,11 @@ def make_optimizer(case):
     """For the oracle."""
     if case["opt"] == "instance":
         return grouped
-    return OPTIMIZERS["ready" if case["estimator"] == "SequenceRegressor" else case["opt"]]
+    return OPTIMIZERS["ready" if case["estimator"] in READY_MADE else case["opt"]]
 
 
 def criterion(case):
-    return CrossEntropy() if case["estimator"] == "EstimatorClassifier" else LOSSES[case["loss"]][1]
+    return CrossEntropy() if case["estimator"] in CLASSIFIERS else LOSSES[case["loss"]][1]
 
 
 OPTIMIZERS = {
@@ -384,7 +384,14 @@ def build_ready(case, callbacks):
     net = case["net"]
     spec = {name: case[name] for name in SEQUENCE_FIELDS}
     cell, layers = net.rstrip("2"), 2 if net.endswith("2") else 1
-    return plain_regressor(
+    make = plain_regressor
+    if case["estimator"] == "SequenceClassifier":
+        make = plain_classifier
+        of_class = case["class_weight"]
+        if isinstance(of_class, list):
+            of_class = dict(zip(NAMES, of_class, strict=False))
+        spec["class_weight"] = of_class
+    return make(
         case["hidden"],
         layers,
         cell,
@@ -399,7 +406,7 @@ def build_ready(case, callbacks):
 
 
 def build_estimator(case, callbacks=(), orders=None):
-    if case["estimator"] == "SequenceRegressor":
+    if case["estimator"] in READY_MADE:
         return build_ready(case, callbacks)
     model = build_model(case)
     if orders is not None:
