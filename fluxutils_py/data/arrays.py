@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
-from types import EllipsisType
 from typing import Any
 
 import h5py
@@ -66,8 +65,9 @@ class DuckArray:
 
     def __getitem__(self, key: Any) -> Any:
         index = parse_index(key, self.shape)
-        if all(isinstance(k, slice | EllipsisType) for k in (key if type(key) is tuple else [key])):
-            return SlicedArray(self, key, index)
+        slices = [places for places in index if isinstance(places, range)]
+        if slices and len(slices) == self.ndim:
+            return SlicedArray(self, key, slices)
         block = self.read(*(range(i, i + 1) if isinstance(i, int) else i for i in index))
         # NumPy may move the axis of an array of indices that stands with a single index: indexing
         # the block by such a pair again moves it likewise
@@ -97,12 +97,12 @@ class SlicedArray(DuckArray):
         Those of the features that the slice keeps.
     """
 
-    def __init__(self, source: DuckArray, key: Any, index: Sequence[Index]) -> None:
+    def __init__(self, source: DuckArray, key: Any, index: Sequence[range]) -> None:
         names = getattr(source, "feature_names", None)
         self.feature_names = index_names(names, key, source.ndim)
         self.shape = tuple(map(len, index))
         self.dtype = source.dtype
-        self.index = index
+        self.index: Sequence[Index] = index
         self.source = source
         if isinstance(source, SlicedArray):
             self.index = list(map(compose_index, source.index, index))

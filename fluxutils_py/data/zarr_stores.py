@@ -6,6 +6,7 @@ import errno
 import math
 import os
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -86,39 +87,70 @@ def zarrcreate(
             "of each"
         )
     store = os.fspath(path) if isinstance(path, os.PathLike) else path
-    is_folder = isinstance(store, str) and "://" not in store and not store.endswith(".zip")
-    if is_folder:
-        remove_leftovers(os.path.realpath(store))
-    exists = not (is_folder and _is_free(store))
-    group = zarr.open_group(store, mode="a") if exists else {}
+    settings: Any = {"shape": shape, "dtype": dtype, "chunks": chunks}
+    if isinstance(store, str) and "://" not in store and not store.endswith(".zip"):
+        return _create_in_folder(store, name, dims, exist_ok, overwrite, settings)
+    group = zarr.open_group(store, mode="a")
     if name in group and not overwrite:
-        existing = group[name]
-        fits = getattr(existing, "shape", None) == shape and existing.dtype == dtype
-        if exist_ok and fits:
-            return existing
+        return _existing(group, name, store, exist_ok, settings)
+    return _create(group, name, dims, overwrite, settings)
+
+
+def _create_in_folder(
+    store: str, name: str, dims: Sequence[str], exist_ok: bool, overwrite: bool, settings: Any
+) -> Any:
+    """Create an array in a new store beside this one, and move it there."""
+    import zarr
+
+    target = os.path.realpath(store)
+    remove_leftovers(target)
+    zarr_format = None
+    if not _is_free(store):
+        group = zarr.open_group(store, mode="a")
+        zarr_format = group.metadata.zarr_format
+        if name in group and not overwrite:
+            return _existing(group, name, store, exist_ok, settings)
+        for parent in list(PurePosixPath(name.strip("/")).parents)[:-1]:
+            if hasattr(group.get(str(parent)), "shape"):
+                raise DataError(
+                    f"{store} has an array {str(parent)!r}, in which there can be no {name!r}; "
+                    "give it another name"
+                )
+    place = os.path.join(store, name.strip("/"))
+    if not overwrite and not _is_free(place):
         raise DataError(
-            f"{store} has {name!r} already, {existing!r}; to write to it pass exist_ok=True (for "
-            f"shape {shape} and {dtype}), to put a new one in its place pass overwrite=True"
+            f"{place} is a folder without an array of zarr; remove it, or pass overwrite=True to "
+            "put an array in its place"
         )
-    zarr_format = group.metadata.zarr_format if exists else None
-    settings = {"shape": shape, "dtype": dtype, "chunks": chunks}
-
-    def create(group: Any) -> Any:
-        names = list(dims) if group.metadata.zarr_format == 3 else None
-        return group.create_array(name, dimension_names=names, overwrite=overwrite, **settings)
-
-    if not is_folder:
-        return create(group)
-    with temporary_path(os.path.realpath(store)) as new:
-        create(zarr.open_group(new, mode="w", zarr_format=zarr_format))
+    with temporary_path(target) as new:
+        new_group = zarr.open_group(new, mode="w", zarr_format=zarr_format)
+        _create(new_group, name, dims, overwrite, settings)
         try:
-            _move_into_store(new, os.path.realpath(store), name, overwrite)
+            _move_into_store(new, target, name, overwrite)
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
             # another process has made something there meanwhile: one makes an array, all open it
-            return zarrcreate(path, name, dims=dims, exist_ok=True, **settings)
+            return _create_in_folder(store, name, dims, True, False, settings)
     return zarr.open_group(store, mode="r+")[name]
+
+
+def _existing(group: Any, name: str, store: object, exist_ok: bool, settings: Any) -> Any:
+    """Return an array that is there already, if it is wanted and fits."""
+    existing = group[name]
+    found = [getattr(existing, attribute, None) for attribute in ("shape", "dtype")]
+    if exist_ok and found == [settings["shape"], settings["dtype"]]:
+        return existing
+    raise DataError(
+        f"{store} has {name!r} already, {existing!r}; to write to it pass exist_ok=True (for "
+        f"shape {settings['shape']} and {settings['dtype']}), to put a new one in its place pass "
+        "overwrite=True"
+    )
+
+
+def _create(group: Any, name: str, dims: Sequence[str], overwrite: bool, settings: Any) -> Any:
+    names = list(dims) if group.metadata.zarr_format == 3 else None
+    return group.create_array(name, dimension_names=names, overwrite=overwrite, **settings)
 
 
 def _move_into_store(new: str, store: str, name: str, overwrite: bool) -> None:
@@ -134,10 +166,7 @@ def _move_into_store(new: str, store: str, name: str, overwrite: bool) -> None:
     elif overwrite:
         exchange(source, target)
     else:
-        raise DataError(
-            f"{target} is a folder without an array of zarr; remove it, or pass overwrite=True to "
-            "put an array in its place"
-        )
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
     flush_folder(target)
 
 

@@ -498,7 +498,7 @@ class _FileWriter:
                 _fill(self.maps[name])
         self.targets = np.full((panel.n_series, len(roles.y)), np.nan)
 
-    def _make_map(self, name: str, n_features: int, dtype: np.dtype) -> np.ndarray:
+    def _make_map(self, name: str, n_features: int, dtype: np.dtype) -> Any:
         where = f"{self.file.filename}: dataset {name!r}"
         shape = (int(self.panel.lengths.max()), self.panel.n_series, n_features)
         dataset = allocate(self.file, name, shape, dtype, "TNF")

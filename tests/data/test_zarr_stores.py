@@ -6,6 +6,7 @@ import xarray
 import zarr
 
 from fluxutils_py import Estimator, zarrcreate
+from fluxutils_py.data import zarr_stores
 from fluxutils_py.errors import DataError
 
 SPEC = {"epochs": 1, "batchsize": 2, "seqsize": 7}
@@ -44,3 +45,33 @@ def test_what_is_there_is_kept_unless_it_shall_be_replaced(tmp_path):
     assert set(zarr.open_group(path, mode="r")) == {"x", "y"}
     with pytest.raises(DataError, match=r"chunks=\(1, 2\)"):
         zarrcreate(path, "z", (1, 2, 3), chunks=(1, 2))
+
+
+def test_what_another_process_makes_meanwhile_is_opened(tmp_path, monkeypatch):
+    path, before = tmp_path / "a.zarr", zarr_stores._move_into_store
+
+    for name, value in (("x", 4), ("y", 0)):
+
+        def late(*arguments):
+            monkeypatch.setattr(zarr_stores, "_move_into_store", before)
+            zarrcreate(path, f"g{value}/x", (1, 2, 3))[:] = 4  # noqa: B023
+            return before(*arguments)
+
+        monkeypatch.setattr(zarr_stores, "_move_into_store", late)
+        assert (zarrcreate(path, f"g{value}/{name}", (1, 2, 3))[:] == value).all()
+        assert (zarrcreate(path, f"g{value}/x", (1, 2, 3), exist_ok=True)[:] == 4).all()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zarr"]
+
+
+def test_a_folder_that_holds_no_array_is_not_replaced_unasked(tmp_path):
+    path = tmp_path / "a.zarr"
+    zarrcreate(path, "x", (1, 2, 3))
+    (path / "y").mkdir()
+    (path / "y" / "notes").write_text("mine")
+    with pytest.raises(DataError, match=r"y is a folder without an array.*overwrite=True"):
+        zarrcreate(path, "y", (1, 2, 3))
+    assert (path / "y" / "notes").read_text() == "mine"
+    with pytest.raises(DataError, match=r"array 'x', .*'x/z'"):
+        zarrcreate(path, "x/z", (1, 2, 3))
+    zarrcreate(path, "y", (1, 2, 3), overwrite=True)
+    assert not (path / "y" / "notes").exists()

@@ -569,7 +569,7 @@ def _locked_file(path: str) -> Iterator[int]:
                 return
 
 
-def _can_keep(planned: _PlannedDataset, exist_ok: bool, overwrite: bool, **options: bool) -> bool:
+def _can_keep(planned: _PlannedDataset, exist_ok: bool, overwrite: bool, **options: Any) -> bool:
     """Whether the file has a dataset that can be used in place of a new one.
 
     Raises
@@ -638,7 +638,8 @@ class _Changes(io.RawIOBase):
         """Write what is behind the end of what the file uses, which changes nothing for readers."""
         for at, block in self.blocks.items():
             new = block[max(0, end - at) :]
-            os.pwrite(self.descriptor, new, at + len(block) - len(new))
+            if new:
+                os.pwrite(self.descriptor, new, at + len(block) - len(new))
         os.fsync(self.descriptor)
 
     def patch(self, end: int) -> None:
