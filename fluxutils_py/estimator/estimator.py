@@ -75,7 +75,8 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         numbers). Your own ``loss`` must be a mean over the live steps of its window, and
         thread-safe; batch normalisation is refused.
     device : str, torch.device or None
-        The device to train on. None: that of the model.
+        The device to train on. None: that of the model, which is built on the CPU if it is given as
+        a class or function: no default device of torch reaches into a call.
     compile : bool or dict
         Whether to train, and validate, with ``torch.compile``; a dict has arguments for it. For
         models with custom code: it compiles the largest parts without recurrent layers, and your

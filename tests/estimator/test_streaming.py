@@ -600,5 +600,5 @@ def test_an_integer_that_int64_does_not_hold_is_refused_as_by_predict():
     est, x = fitted("float32")
     x = np.full(x.shape, 2**63, np.uint64)
     for call in (est.predict, lambda x: est.stream(N).step(x[:, :, 0])):
-        with pytest.raises(DataError, match="9223372036854775808.*uint64.*int64"):
+        with pytest.raises(DataError, match=r"9223372036854775808.*uint64.*int64"):
             call(x)
