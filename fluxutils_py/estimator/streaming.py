@@ -257,6 +257,7 @@ class EstimatorStream:
         self._load(state)
         # which series have had an input: a series begins with its first one, as in predict
         self._has_begun = np.full(self.n_series, state is not None)
+        self._waits = state is None  # whether any has not
         codec = est.fitted_parts_.codec
         self._classes = codec.classes if method == "predict" else None
         self._output = None
@@ -312,11 +313,12 @@ class EstimatorStream:
         y = native.run(x) if x.dtype.char in NATIVE_INPUTS else None
         if y is None:
             return None
-        gap = native.gap
         if self._learner is not None:
+            gap = native.gap
             known = x if gap is None else np.where(gap, self._gap_value, x)
             self._learner.note(known, gap)
-        self._hold(gap)
+        if self._waits:
+            self._hold(native.gap)
         if self._classes is not None:
             y = self._classes[y]
         if len(self.transforms) == 1:
@@ -370,19 +372,19 @@ class EstimatorStream:
         # faster than no_grad, and outputs are never part of a graph
         with torch.inference_mode():
             outs = self._session.run(xs)
-        self._hold(gap)
+        if self._waits:
+            self._hold(gap)
         outputs = tuple(self._decode_outputs(o, gap) for o in outs)
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _hold(self, gap: np.ndarray | None) -> None:
         """Keep series that have had no input yet before their first step."""
-        if self._has_begun.all():
-            return
         self._has_begun |= np.ones(self.n_series, bool) if gap is None else ~gap
         waiting = ~self._has_begun
+        self._waits = bool(waiting.any())
         if waiting.all():
             self.reset()
-        elif waiting.any():
+        elif self._waits:
             # a model whose zero state is not known forgets all series or none
             with contextlib.suppress(DataError):
                 self.reset(waiting)
@@ -414,6 +416,7 @@ class EstimatorStream:
         """Start all series anew, or some: an index, a list or slice of them, or a mask (N,)."""
         chosen = None if series is None else series_indices(series, self.n_series)
         self._has_begun[slice(None) if chosen is None else chosen] = False
+        self._waits = True
         if chosen is None:
             self._session.load(None, self.n_series)
         else:

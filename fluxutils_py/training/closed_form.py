@@ -468,7 +468,10 @@ class _Kept:
         """Return this for some of its outputs, given by a mask."""
         part = copy.copy(self)
         part.columns = self.columns[chosen]
-        part.kept = [rows._replace(targets=rows.targets[:, chosen]) for rows in self.kept]
+        part.kept = [
+            Rows(rows.features, rows.targets[:, chosen], rows.weights, rows.groups)
+            for rows in self.kept
+        ]
         return part
 
     def take_rows(self) -> Rows:
@@ -532,9 +535,9 @@ class _Sums(_Kept):
         self.waiting.append(block)
         self.n_waiting += n_rows
         if self.n_waiting >= min(ROWS_OF_FEATURE * n_features, MOST_JOINED // max(n_features, 1)):
-            self._add_waiting()
+            self.add_waiting()
 
-    def _add_waiting(self) -> None:
+    def add_waiting(self) -> None:
         if self.n_waiting:
             self._add_products(Rows(*map(torch.cat, zip(*self.waiting, strict=True))))
         self.waiting = []
@@ -563,13 +566,13 @@ class _Sums(_Kept):
 
     def merge(self, other: Any) -> None:
         super().merge(other)
-        self._add_waiting()
-        other._add_waiting()
+        self.add_waiting()
+        other.add_waiting()
         if other.total:
             self._merge_sums(other.total, other.mean, other.products)
 
     def only(self, chosen: Tensor) -> Self:
-        self._add_waiting()
+        self.add_waiting()
         part = super().only(chosen)
         if self.total:
             at = torch.cat([chosen.new_ones(len(self.mean) - len(chosen)), chosen])
@@ -579,7 +582,7 @@ class _Sums(_Kept):
 
     def problem(self, rows: Rows, relative: Tensor | None, floor: float) -> _Problem:
         """Return the problem with as many unknowns as features."""
-        self._add_waiting()
+        self.add_waiting()
         n = rows.features.shape[1]
         variance = self.products.diagonal()[:n] / self.total
         scale = _Scale.of(self.mean[:n], variance, relative, floor)

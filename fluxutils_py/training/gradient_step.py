@@ -446,14 +446,6 @@ class GradientStep:
         if self.clip is not None:
             self._clip_gradients(self.clip, norm)
         before = [p.detach().clone() for p in self.params] if self.clip_nan else []
-        self._step_optimizer(optimizer)
-        if before:
-            with torch.no_grad():
-                for p, value in zip(self.params, before, strict=True):
-                    p.copy_(torch.where(p.isfinite(), p, value))
-        self.n_updates += 1
-
-    def _step_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if self.defer:
             self._step_unless_failed(optimizer)
         elif self._scale is None or not self._scale.skip:
@@ -461,6 +453,15 @@ class GradientStep:
         else:
             require_progress(float(self._scale.n_skipped))
             note_optimizer_call(optimizer)
+        if before:
+            self._keep_finite(before)
+        self.n_updates += 1
+
+    @torch.no_grad()
+    def _keep_finite(self, before: list[Tensor]) -> None:
+        """Undo the update of single parameters that are not finite after it."""
+        for p, value in zip(self.params, before, strict=True):
+            p.copy_(torch.where(p.isfinite(), p, value))
 
     def _clip_gradients(self, clip: float, norm: Number) -> None:
         if isinstance(norm, Tensor):  # deferred: whether it is too large is not known here

@@ -179,12 +179,8 @@ def test_a_part_of_a_view_is_filled_in_as_the_whole(x):
     part = imputer.transform(timesteps(x, context=2)[steps])
     assert part.context == 2
     assert same(np.asarray(part.native), whole[:, :, steps])
-    assert same(
-        np.asarray(imputer.transform(samples(x)[[4, 0]]).native), whole[:, [4, 0]]
-    )
-    assert same(
-        np.asarray(imputer.transform(timesteps(x))[steps].native), whole[:, :, steps]
-    )
+    assert same(np.asarray(imputer.transform(samples(x)[[4, 0]]).native), whole[:, [4, 0]])
+    assert same(np.asarray(imputer.transform(timesteps(x))[steps].native), whole[:, :, steps])
 
 
 def test_long_gaps_are_looked_back_through_once(x, monkeypatch):
