@@ -212,14 +212,28 @@ def with_shape(value: Any) -> Any:
 
 def is_tensor(value: object) -> bool:
     """Whether something is a tensor of torch, which is not imported to find out."""
-    return type(value).__module__.split(".")[0] == "torch"
+    of_torch = (c for c in type(value).__mro__ if c.__module__.split(".")[0] == "torch")
+    return any(of_torch)  # a tensor of a subclass, too
 
 
 def to_numpy(value: Any) -> Any:
-    """Return a torch tensor as a NumPy array, sharing memory if it is on the CPU; anything else
-    unchanged.
+    """Return a torch tensor, and what NumPy can convert but nobody can slice, as a NumPy array,
+    which shares memory if it can; anything else unchanged.
     """
-    return value.detach().cpu().numpy() if is_tensor(value) else value
+    if is_tensor(value):
+        return value.detach().cpu().numpy()
+    is_whole = hasattr(value, "__array__") and not hasattr(value, "shape")
+    return np.asarray(value) if is_whole or isinstance(value, memoryview) else value
+
+
+def read_whole(value: Any) -> np.ndarray:
+    """Return all values of an array of any kind, of a frame or of lists as a plain array, with NaN
+    where they are masked.
+    """
+    value = to_numpy(value)
+    # frames do not know an index of all
+    is_sliced = hasattr(value, "shape") and not hasattr(value, "to_numpy")
+    return plain_block(value[...] if is_sliced else np.asarray(value))
 
 
 def in_memory(array: object) -> bool:

@@ -14,14 +14,13 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from fluxutils_py.data.series import require_int64
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.step_chain import output_form, scaler_of
 from fluxutils_py.estimator.step_learner import Learning, StepLearner
 from fluxutils_py.estimator.watched_stream import Watch, watched_stream
-from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
+from fluxutils_py.inputs.single_steps import read_step, series_indices
 from fluxutils_py.inputs.target_codec import Transform
 from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.native import TYPES
@@ -255,9 +254,8 @@ class EstimatorStream:
             model = self._learner.model
         self._session = InferenceSession(model, sample, int(spec.overlap), spec.precision)
         self._load(state)
-        # which series have had an input: a series begins with its first one, as in predict
-        self._has_begun = np.full(self.n_series, state is not None)
-        self._waits = state is None  # whether any has not
+        # series without any input yet, if there are some: they begin with it, as in predict
+        self._waiting = None if state is not None else np.ones(self.n_series, bool)
         codec = est.fitted_parts_.codec
         self._classes = codec.classes if method == "predict" else None
         self._output = None
@@ -317,8 +315,8 @@ class EstimatorStream:
             gap = native.gap
             known = x if gap is None else np.where(gap, self._gap_value, x)
             self._learner.note(known, gap)
-        if self._waits:
-            self._hold(native.gap)
+        if self._waiting is not None:
+            self._hold(self._waiting, native.gap)
         if self._classes is not None:
             y = self._classes[y]
         if len(self.transforms) == 1:
@@ -372,22 +370,21 @@ class EstimatorStream:
         # faster than no_grad, and outputs are never part of a graph
         with torch.inference_mode():
             outs = self._session.run(xs)
-        if self._waits:
-            self._hold(gap)
+        if self._waiting is not None:
+            self._hold(self._waiting, gap)
         outputs = tuple(self._decode_outputs(o, gap) for o in outs)
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def _hold(self, gap: np.ndarray | None) -> None:
+    def _hold(self, waiting: np.ndarray, gap: np.ndarray | None) -> None:
         """Keep series that have had no input yet before their first step."""
-        self._has_begun |= np.ones(self.n_series, bool) if gap is None else ~gap
-        waiting = ~self._has_begun
-        self._waits = bool(waiting.any())
-        if waiting.all():
+        waiting = waiting & gap if gap is not None else np.zeros(self.n_series, bool)
+        if waiting.all() and self._learner is None:
             self.reset()
-        elif self._waits:
+        elif waiting.any():
             # a model whose zero state is not known forgets all series or none
             with contextlib.suppress(DataError):
                 self.reset(waiting)
+        self._waiting = waiting if waiting.any() else None
 
     def _decode_outputs(self, out: Tensor, gap: np.ndarray | None) -> np.ndarray:
         y = out.cpu().numpy()
@@ -415,8 +412,9 @@ class EstimatorStream:
     def reset(self, series: object = None) -> None:
         """Start all series anew, or some: an index, a list or slice of them, or a mask (N,)."""
         chosen = None if series is None else series_indices(series, self.n_series)
-        self._has_begun[slice(None) if chosen is None else chosen] = False
-        self._waits = True
+        if self._waiting is None:
+            self._waiting = np.zeros(self.n_series, bool)
+        self._waiting[slice(None) if chosen is None else chosen] = True
         if chosen is None:
             self._session.load(None, self.n_series)
         else:
@@ -452,7 +450,7 @@ class PipelineStream:
         for name, transformer in pipeline_transformers(steps):
             live = _transformer_stream(transformer, name, n_series)
             n_tensors = len(live.state)  # those of this transformer come first in the given state
-            if unread is not None and n_tensors:
+            if unread is not None and hasattr(transformer, "stream"):
                 live = _continued(transformer, name, n_series, unread[:n_tensors])
                 unread = unread[n_tensors:]
             self._steps.append(live)
@@ -472,7 +470,8 @@ class PipelineStream:
         """Transform the next step (F, N) of all series, and return the estimator's outputs, as its
         stream does.
         """
-        if self._native is not None:
+        # transformers would fill in what is before the first input
+        if self._native is not None and all(each.has_begun for each in self._steps):
             y = self._last.native_outputs(self._native, x)
             if y is not None:
                 return y
@@ -504,6 +503,7 @@ class _RowsStream:
     """A fitted transformer of scikit-learn, applied to the N rows of F features of each step."""
 
     state: tuple[Tensor, ...] = ()
+    has_begun = True
 
     def __init__(self, transformer: Any, name: str) -> None:
         check_is_fitted(transformer)
@@ -552,22 +552,6 @@ class _InverseTarget:
             )
         inverse = self.transformer.inverse_transform if function is None else function
         return np.asarray(inverse(y[0])).reshape(y.shape)
-
-
-def read_step(x: object, shape: tuple[int, int]) -> np.ndarray:
-    """Return one step of all series, checked to be numbers of shape (F, N)."""
-    if type(x) is not np.ndarray:
-        if isinstance(x, np.ma.MaskedArray):
-            raise DataError("x is a masked array, whose mask would be lost; use x.filled(np.nan)")
-        if isinstance(x, Tensor):
-            x = x.detach().cpu()
-        x = np.asarray(x)
-    check_step_shape(x, shape)
-    if x.dtype.kind not in "fiub":
-        raise DataError(f"a step must hold real numbers, got dtype {x.dtype}")
-    if x.dtype == np.uint64:
-        require_int64(x, "x")
-    return x
 
 
 def _has_finite_squares(array: np.ndarray) -> bool:

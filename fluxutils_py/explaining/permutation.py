@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluxutils_py.data import SeriesArray, samples
+from fluxutils_py.data.arrays import read_whole
 from fluxutils_py.data.ragged import RaggedArray, as_ragged, require_list_of_series
 from fluxutils_py.data.views import SamplesView
 from fluxutils_py.errors import DataError, ShapeError, SpecError
@@ -190,7 +191,7 @@ class _Data:
         y = as_ragged(y.native if isinstance(y, SamplesView) else y, "y")
         lengths = _lengths_of_lists(given, y)
         arrays = _three_axes(given if isinstance(given, tuple) else (given,))
-        targets = np.asarray(y)
+        targets = read_whole(y)
         per_series = targets.ndim < 3
         targets = _aligned(targets, arrays[0].shape)
         _, n_series, n_steps = arrays[0].shape
@@ -313,7 +314,7 @@ def _lengths_of_lists(x: Any, y: Any) -> np.ndarray | None:
 
 
 def _three_axes(given: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
-    arrays = tuple(np.asarray(a) for a in given)
+    arrays = tuple(map(read_whole, given))
     if any(a.ndim != 3 for a in arrays):
         raise ShapeError(
             "permutation_importance takes an array (F, N, T), a list of series (F, T_i), a tuple "

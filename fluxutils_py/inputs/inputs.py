@@ -226,7 +226,7 @@ def read_inputs(
     ValueError, TypeError
         From scikit-learn for matrices; ShapeError and DataError for sequences.
     """
-    require_array(
+    x = require_array(
         x, name, "(F, N, T), samples(x) or timesteps(x) of one, or a matrix with one row per sample"
     )
     if isinstance(x, SequenceView):
@@ -263,9 +263,11 @@ def _require_fitted_features(
         )
 
 
-def require_array(value: object, name: str, forms: str) -> None:
-    """Raise DataError for values that are clearly not arrays, and ShapeError for series that are
-    not in a list; scikit-learn and NumPy check the rest.
+def require_array(value: object, name: str, forms: str) -> Any:
+    """Return a value, converted by :func:`to_numpy`.
+
+    Raises DataError for values that are clearly not arrays, and ShapeError for series that are not
+    in a list; scikit-learn and NumPy check the rest.
     """
     # a dict or a group of HDF5: which of its arrays is meant is not known
     is_mapping = isinstance(check_dataset(value, name), Mapping) and not hasattr(value, "shape")
@@ -274,6 +276,7 @@ def require_array(value: object, name: str, forms: str) -> None:
         raise DataError(f"{name} must be an array {forms}; got {got}")
     reject_masked(value, name)
     require_list_of_series(value, name)
+    return to_numpy(value)
 
 
 def is_native(x: object) -> bool:
@@ -449,7 +452,9 @@ def _read_rows(x: object, schema: InputSchema, name: str) -> Inputs:
     """Read a matrix, whose rows are samples of one step or, with ``n_timesteps``, flattened
     series.
     """
-    given = to_numpy(x)
+    given: Any = x
+    if isinstance(x, np.ndarray):  # scikit-learn makes float64 of another byte order
+        given = x.astype(x.dtype.newbyteorder("="), copy=False)
     if n_axes(given) == 1 and not hasattr(given, "iloc"):
         # scikit-learn's message would name only the two reshapes to a matrix
         raise ShapeError(

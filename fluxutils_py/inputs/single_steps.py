@@ -1,4 +1,4 @@
-"""Check single steps (F, N) of series, and choose series."""
+"""Read single steps (F, N) of series, and choose series."""
 
 from __future__ import annotations
 
@@ -6,7 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from fluxutils_py.errors import ShapeError
+from fluxutils_py.data.arrays import reject_masked, to_numpy
+from fluxutils_py.data.series import require_int64
+from fluxutils_py.errors import DataError, ShapeError
+
+
+def read_step(x: object, shape: tuple[int, int]) -> np.ndarray:
+    """Return one step of all series, checked to be numbers of shape (F, N)."""
+    if type(x) is not np.ndarray:
+        reject_masked(x, "x")
+        x = np.asarray(to_numpy(x))
+    check_step_shape(x, shape)
+    if x.dtype.kind not in "fiub":
+        raise DataError(f"a step must hold real numbers, got dtype {x.dtype}")
+    if x.dtype == np.uint64:
+        require_int64(x, "x")
+    return x
 
 
 def check_step_shape(x: np.ndarray, shape: tuple[int, int]) -> None:

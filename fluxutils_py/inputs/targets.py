@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.utils import assert_all_finite, check_array, check_consistent_length, column_or_1d
 
 from fluxutils_py.data import SamplesView, SeriesArray, TimestepsView
-from fluxutils_py.data.arrays import DuckArray, as_three_axes, reject_masked, to_numpy
+from fluxutils_py.data.arrays import DuckArray, as_three_axes, reject_masked
 from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.ragged import RaggedArray, as_ragged, require_list_of_series
@@ -85,7 +85,7 @@ def read_targets(y: object, inputs: Inputs, schema: TargetSchema) -> Targets:
         raise ValueError(  # in the words of scikit-learn, which its own tests look for
             f"This {schema.estimator} estimator requires y to be passed, but the target y is None."
         )
-    require_array(
+    y = require_array(
         y,
         schema.name,
         "(G, N, T), samples(y) or timesteps(y) of one, or a vector or matrix with the rows of x",
@@ -153,7 +153,6 @@ def _require_steps_of_rows(targets: Targets, inputs: Inputs, name: str) -> None:
 
 def _read_plain_targets(y: object, inputs: Inputs, schema: TargetSchema) -> Targets:
     """Read a vector or matrix with one row per series, or one per step for a view of time steps."""
-    y = to_numpy(y)
     name = schema.name
     ndim = max(1, n_axes(y))  # after a vector, predictions are vectors
     n_rows = inputs.T if inputs.form == "timesteps" else inputs.N

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from fluxutils_py.data import LazyArray, SampleWeight, SeriesArray
-from fluxutils_py.data.arrays import DuckArray, in_memory
+from fluxutils_py.data.arrays import DuckArray, in_memory, read_block
 from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.data.filling import Bounds, WithPadding, find_bounds
 from fluxutils_py.data.ragged import MappedSeries
@@ -24,7 +24,7 @@ from fluxutils_py.inputs.inputs import InputLayout, Inputs, InputSchema
 from fluxutils_py.inputs.missing_past import misses_past, note_missing_past
 from fluxutils_py.inputs.moments import WeightedBlock
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
-from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
+from fluxutils_py.inputs.single_steps import read_step, series_indices
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.sklearn_callbacks import CallbackSupport, run_as_one_task
 from fluxutils_py.sklearn_private import as_configured
@@ -280,7 +280,9 @@ def _of_one_series(function: BlockFunction, array: Any, bounds: Bounds | None) -
     are independent.
     """
     if in_memory(array) or depends_on_past(function):
-        return _apply_within(function, np.asarray(array)[:, None], bounds)[:, 0]
+        n_features, n_steps = array.shape
+        block = read_block(array, range(n_features), range(n_steps))
+        return _apply_within(function, block[:, None], bounds)[:, 0]
     mapped = MappedSeries(array, function)
     return mapped if bounds is None else WithPadding(mapped, bounds)
 
@@ -433,6 +435,8 @@ class TransformerStream:
     state : list of Tensor
         The values that the next step depends on; empty if steps are independent. ``torch.save``
         stores it.
+    has_begun : bool
+        Whether all series have had an input, or steps without one mean nothing to the transformer.
     """
 
     def __init__(
@@ -445,8 +449,9 @@ class TransformerStream:
         self.shape = shape
         empty = function.empty_state(*shape) if depends_on_past(function) else []
         self.state: list[Tensor] = empty if state is None else list(state)
-        # which series have had an input: before it, there is padding
-        self._has_begun = np.full(shape[1], state is not None or not fills_gaps(function))
+        # which series have had an input, if that matters: before it, there is padding
+        self._begun = np.full(shape[1], state is not None or not fills_gaps(function))
+        self.has_begun = bool(self._begun.all())
         shapes = [tuple(t.shape) for t in self.state]
         expected = [tuple(t.shape) for t in empty]
         if shapes != expected:
@@ -457,23 +462,24 @@ class TransformerStream:
     @undisturbed()
     def step(self, x: object) -> np.ndarray:
         """Transform the next step of all series: ``(F, N)`` to a new array ``(F, N)``."""
-        x = np.asarray(x)
-        check_step_shape(x, self.shape)
+        x = read_step(x, self.shape)
         block = x[:, :, None]
         if depends_on_past(self.function):
             result, self.state = self.function.step(block, self.state)
         else:
             result = self.function(block)
-        if not self._has_begun.all():
-            self._has_begun |= ~np.isnan(x).all(0)
-            result[:, ~self._has_begun] = np.nan
-            self._forget(~self._has_begun)
+        if not self.has_begun:
+            self._begun |= ~np.isnan(x).all(0)
+            result[:, ~self._begun] = np.nan
+            self._forget(~self._begun)
+            self.has_begun = bool(self._begun.all())
         return result[:, :, 0]
 
     def reset(self, series: Any = None) -> None:
         """Restart some series (an index or a mask; None: all)."""
         restarted = slice(None) if series is None else series_indices(series, self.shape[1])
-        self._has_begun[restarted] = not fills_gaps(self.function)
+        self._begun[restarted] = not fills_gaps(self.function)
+        self.has_begun = bool(self._begun.all())
         self._forget(restarted)
 
     def _forget(self, series: slice | np.ndarray) -> None:

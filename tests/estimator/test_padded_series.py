@@ -1,20 +1,29 @@
-"""Series padded with NaN and without lengths: never an answer, and never a share of a score."""
+"""Series padded with NaN and without lengths: what a list of the series alone gives, also behind
+transformers.
+"""
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV, GroupKFold, StratifiedKFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
 from torch import nn
 
 from fluxutils_py import (
     Estimator,
     SequenceClassifier,
+    SequenceFeatures,
+    SequenceImputer,
     SequenceRegressor,
+    SequenceScaler,
     Spec,
+    WinsorScaler,
     h5mmap,
     h5save,
     pooled_scorer,
     samples,
+    stream,
 )
 from fluxutils_py.errors import DataError
 from fluxutils_py.nn import LSTM
@@ -34,16 +43,15 @@ def lists():
     ]
 
 
-def padded(arrays):
+def padded(arrays, at_start=False):
     out = np.full((len(arrays[0]), len(arrays), LENGTHS.max()), np.nan)
     for i, a in enumerate(arrays):
-        out[:, i, : a.shape[1]] = a
+        n = a.shape[1]
+        out[:, i, LENGTHS.max() - n if at_start else 0 :][:, :n] = a
     return out
 
 
 X = padded(lists())
-# series 0 and 3 are the longest: the first that is padded is 1
-PADDED = r"x.* is nan at feature 0, series 1, step 11, .*list of arrays.* lengths="
 
 
 @pytest.fixture(scope="module", params=["kernels", "linear", "lstm"])
@@ -52,40 +60,71 @@ def fitted(request):
     return SequenceClassifier(cell=request.param, **settings).fit(lists(), LABELS)
 
 
-@pytest.mark.parametrize("form", ["array", "view", "file"])
-def test_padding_without_lengths_is_no_input_of_an_answer(fitted, form, tmp_path):
-    x = samples(X) if form == "view" else X
-    if form == "file":
-        h5save(tmp_path / "x.h5", {"x": X})
-        x = h5mmap(tmp_path / "x.h5", "x")
-    for method in (fitted.predict, fitted.predict_proba, fitted.decision_function):
-        with pytest.raises(DataError, match=PADDED):
-            method(x)
-    with pytest.raises(DataError, match=PADDED):
-        fitted.score(x, LABELS)
-    # networks shuffle, and of a file find the first that they read
-    with pytest.raises(DataError, match=r"is nan at feature 0, series \d+, step \d+, .* lengths="):
-        SequenceClassifier(cell=fitted.cell, verbose=False).fit(x, LABELS)
-
-
-def test_with_lengths_and_in_lists_each_series_has_its_own_answer(fitted):
+@pytest.mark.parametrize("at_start", [False, True])
+@pytest.mark.parametrize("form", ["array", "view", "file", "list", "lengths"])
+def test_each_series_has_the_answer_that_it_has_alone(fitted, form, at_start, tmp_path):
     alone = np.concatenate([fitted.predict_proba(a[:, None]) for a in lists()])
     right = np.mean(fitted.classes_[alone.argmax(1)] == LABELS)
-    for x, more in ((lists(), {}), (X, {"lengths": LENGTHS})):
-        np.testing.assert_allclose(fitted.predict_proba(x, **more), alone, atol=2e-6)
-        assert fitted.score(x, LABELS, **more) == pytest.approx(right)
+    x, more = padded(lists(), at_start), {}
+    if form == "view":
+        x = samples(x)
+    elif form == "file":
+        h5save(tmp_path / "x.h5", {"x": x})
+        x = h5mmap(tmp_path / "x.h5", "x")
+    elif form == "list":
+        x = [x[:, i] for i in range(12)]
+    elif form == "lengths":
+        x = np.nan_to_num(x)
+        more = {"lengths": LENGTHS, "starts": (LENGTHS.max() - LENGTHS) * at_start}
+    np.testing.assert_allclose(fitted.predict_proba(x, **more), alone, atol=2e-6)
+    assert fitted.score(x, LABELS, **more) == pytest.approx(right)
+    again = clone(fitted).fit(x, LABELS, **more)
+    assert_same = {"rtol": 0, "atol": 1e-5 if fitted.cell == "lstm" else 1e-4}
+    np.testing.assert_allclose(again.predict_proba(x, **more), alone, **assert_same)
 
 
-@pytest.mark.parametrize(("place", "said"), [(8, None), (-1, "first {} steps alone")])
-def test_a_gap_is_an_error_only_at_the_last_step(fitted, place, said):
+BEFORE = {
+    "imputer": lambda: [SequenceImputer()],
+    "ffill": lambda: [SequenceImputer("ffill", fill_value=0), SequenceScaler()],
+    "features": lambda: [SequenceFeatures([1, 2], exponential_means=[], rolling=[3, 100])],
+    "all": lambda: [
+        make_pipeline(SequenceImputer("ffill"), WinsorScaler()),
+        SequenceFeatures([1], exponential_means=[4], rolling=[]),
+        SequenceScaler(),
+    ],
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("per_series", [False, True])
+@pytest.mark.parametrize("at_start", [False, True])
+def test_a_pipeline_learns_from_padded_series_as_from_a_list(before, per_series, at_start):
+    """Also with a gap in all features within a series, which is imputed."""
     x = lists()
-    x[4][:, place] = np.nan
-    if said is None:
-        assert np.isfinite(fitted.predict_proba(x)).all()
-        return
-    end = LENGTHS[4] - 1
-    with pytest.raises(DataError, match=f"series 4, step {end}, .*{said.format(end)}"):
-        fitted.predict(x)
+    x[4][:, 5:7] = np.nan
+    y = [a[:1] - 2 * np.roll(a[1:], 1, 1) for a in map(np.nan_to_num, x)]
+    held = padded(x, at_start)
+    targets = held_targets = np.array([a[0, -1] + a[0, -3] for a in y])
+    if not per_series:
+        targets, held_targets = y, padded(y, at_start)
+    of_list, of_array = (
+        make_pipeline(*BEFORE[before](), SequenceRegressor(cell="linear", n_lags=2, verbose=False))
+        for _ in range(2)
+    )
+    of_list.fit(x, targets)
+    of_array.fit(held, held_targets)
+    assert of_array.score(held, held_targets) == pytest.approx(of_list.score(x, targets), abs=1e-6)
+    found, wanted = of_array.predict(held), of_list.predict(x)
+    if not per_series:
+        wanted = padded(wanted, at_start)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_a_target_outside_of_the_inputs_is_not_learnt_from():
+    x, y = padded(lists()), padded([a[:1] for a in lists()])
+    est = SequenceRegressor(cell="linear", n_lags=1, verbose=False)
+    wanted = clone(est).fit(x, y).predict(x)
+    np.testing.assert_array_equal(est.fit(x, np.nan_to_num(y, nan=1e3)).predict(x), wanted)
 
 
 def test_a_series_without_any_input_is_to_be_left_out(fitted):
@@ -108,21 +147,36 @@ def test_numbers_of_ones_own_model_and_of_several_inputs():
     est = Estimator(Sum(), spec=Spec(epochs=1, batchsize=5, seqsize=4), verbose=False)
     est.fit((lists(), lists()), y)
     alone = np.concatenate([est.predict((a[:, None], a[:, None])) for a in lists()])
-    np.testing.assert_allclose(est.predict((X, X), lengths=LENGTHS), alone, atol=1e-12)
-    for x in ((X, X), (np.nan_to_num(X), X)):  # one of them is missing
-        with pytest.raises(DataError, match="series 1, step 11, "):
-            est.predict(x)
-        with pytest.raises(DataError, match="series 1, step 11, "):
-            est.score(x, y)
-    regressor = SequenceRegressor(cell="lstm", **SHORT).fit(lists(), y)
-    with pytest.raises(DataError, match=PADDED):
-        regressor.predict(X)
+    for more in ({}, {"lengths": LENGTHS}):
+        np.testing.assert_allclose(est.predict((X, X), **more), alone, atol=1e-12)
+    # one of them is missing where the other is not
+    with pytest.raises(DataError, match="series 1, step 11, "):
+        est.predict((np.nan_to_num(X), X))
+    with pytest.raises(DataError, match="series 1, step 11, "):
+        est.score((np.nan_to_num(X), X), y)
+
+
+@pytest.mark.parametrize("before", [[], [SequenceScaler()], [SequenceImputer("ffill")]])
+def test_a_stream_begins_with_the_first_input_and_cannot_know_the_last(before):
+    x = padded(lists(), at_start=True)
+    y = padded([a[:1].cumsum(1) for a in lists()], at_start=True)
+    pipe = make_pipeline(*before, SequenceRegressor(cell="lstm", **SHORT)).fit(x, y)
+    live = stream(pipe, 12)
+    found = np.stack([live.step(x[:, :, t]) for t in range(x.shape[2])], 2)
+    np.testing.assert_allclose(found, pipe.predict(x), rtol=0, atol=1e-10)
+    # a step without input is a gap, in a stream: the series may go on
+    assert np.isnan(live.step(np.full((2, 12), np.nan))).all() == (
+        not isinstance(pipe[0], SequenceImputer)
+    )
+    live.reset([1])
+    again = live.step(x[:, :, -1])
+    np.testing.assert_allclose(again[:, 1], pipe.predict(x[:, 1:2, -1:])[:, 0, 0], atol=1e-10)
 
 
 # -- searches ------------------------------------------------------------------------------------
 
 
-def test_a_search_over_lists_is_a_loop_over_folds_and_padding_is_refused():
+def test_a_search_over_lists_or_padded_series_is_a_loop_over_folds():
     est = SequenceClassifier(cell="linear", verbose=False)
     cv = StratifiedKFold(2)
     grid = {"n_lags": [1, 3]}
@@ -139,10 +193,9 @@ def test_a_search_over_lists_is_a_loop_over_folds_and_padding_is_refused():
         np.testing.assert_allclose(search.cv_results_["mean_test_score"], right)
     est.set_params(n_lags=1)
     assert (cross_val_predict(est, x, LABELS, cv=cv) == expected[:, 0]).all()
-    for scoring in (None, pooled_scorer("accuracy"), "neg_log_loss"):
-        search = GridSearchCV(est, grid, cv=cv, scoring=scoring, error_score="raise")
-        with pytest.raises(DataError, match=r"is nan at feature 0.* list of arrays"):
-            search.fit(samples(X), LABELS, lengths=LENGTHS)
+    for more in ({}, {"lengths": LENGTHS}):
+        search = GridSearchCV(est, grid, cv=cv).fit(samples(X), LABELS, **more)
+        np.testing.assert_allclose(search.cv_results_["mean_test_score"], right)
 
 
 def test_targets_of_every_step_may_be_padded_in_a_search():

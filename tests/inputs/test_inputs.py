@@ -5,7 +5,6 @@ agree exactly.
 import pickle
 from functools import partial
 
-import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -161,24 +160,6 @@ class First:
 
     def on_start(self, loop):
         self.weights = net2vec(loop.shared_data["model"]).clone()
-
-
-@forms
-@pytest.mark.parametrize("kind", ["memmap", "h5py"])
-def test_a_view_of_a_file_is_fitted_as_the_array_in_memory(view, kind, tmp_path):
-    with h5py.File(tmp_path / "d.h5", "w") as f:
-        for name, a in (("x", X), ("y", Y)):
-            f[name] = a
-            a.tofile(tmp_path / name)
-        if kind == "memmap":
-            x, y = (
-                np.memmap(tmp_path / n, "f4", "r", shape=a.shape) for n, a in (("x", X), ("y", Y))
-            )
-        else:
-            x, y = f["x"], f["y"]
-        assert same(est := make().fit(view(x), view(y)), make().fit(X, Y))
-        assert np.array_equal(est.predict(view(x)), est.predict(view(X)))
-        assert est.score(view(x), view(y)) == est.score(X, Y)
 
 
 @forms

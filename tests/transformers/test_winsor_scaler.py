@@ -4,7 +4,6 @@ layer.
 
 import pickle
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -54,29 +53,9 @@ def mapped(x, path):
     return h5mmap(path, "x")
 
 
-def dataset(x, path):
-    with h5py.File(path, "w") as f:
-        f["x"] = x
-    return h5py.File(path, "r")["x"]
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda x, path: x,
-        lambda x, path: np.asfortranarray(x),
-        lambda x, path: samples(x),
-        lambda x, path: timesteps(x),
-        lambda x, path: torch.from_numpy(x),
-        lambda x, path: x.astype(">f8"),
-        mapped,
-        dataset,
-        lambda x, path: samples(mapped(x, path)),
-    ],
-)
 @pytest.mark.usefixtures("_block_sizes")
-def test_statistics_are_numpys_in_every_form(x, form, tmp_path):
-    s = WinsorScaler().fit(form(x, tmp_path / "x"))
+def test_statistics_are_numpys(x):
+    s = WinsorScaler().fit(x)
     np.testing.assert_allclose(learnt(s), statistics(x), rtol=1e-13)
     same = WinsorNorm().fit(x)
     np.testing.assert_allclose(
