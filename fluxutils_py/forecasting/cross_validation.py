@@ -79,6 +79,7 @@ def cross_validate(
     cutoffs = np.maximum(panel.lengths[:, None] - behind, 0)  # (N, W); 0: the series has not begun
     least = 1 if walk.refit is None else 2  # training needs a step and the one after it
     _require_long_series(panel, cutoffs[:, 0], int(behind[0]), least)
+    _require_truth(panel, settings.target_col, cutoffs, h)
     if walk.hierarchy is not None and not cutoffs.all():
         late = panel.ids[np.argmin(cutoffs[:, 0])]
         raise DataError(
@@ -129,6 +130,20 @@ def _require_long_series(
             f"takes {behind} steps from the end of each (series {panel.ids[short[0]]!r} has "
             f"{panel.lengths[short[0]]})"
         )
+
+
+def _require_truth(panel: Panel, target: str, cutoffs: np.ndarray, h: int) -> None:
+    """Raise DataError if a window has no value in any series."""
+    for cutoff in cutoffs.T:
+        series = np.flatnonzero(cutoff)
+        truth = cut_horizon(panel, series, cutoff[series], h).values[target]
+        if np.isnan(truth).all():
+            n = int(series[0])
+            raise DataError(
+                f"no series has a value of {target!r} in the {h} steps after "
+                f"{panel.time_text(n, cutoff[n] - 1)} (series {panel.ids[n]!r}) to compare "
+                "forecasts with; leave out rows of times that are still to be forecast"
+            )
 
 
 def _forecast_at_cutoff(

@@ -251,9 +251,10 @@ class Forecaster(ForecasterSettings):
         ----------
         df : data frame of pandas, polars or pyarrow, or array of shape (F, N, T)
             A frame has one row per series and time, in any order. Series may differ in length and
-            start, and may lack values (null or NaN) and times. In an array, each feature of each
-            series counts as one series; the array may be a memory map or an open HDF5 dataset
-            larger than memory.
+            start, and may lack values (null or NaN) and times; rows without a value after the last
+            value of all series are warned of, since forecasts begin after them. In an array, each
+            feature of each series counts as one series; the array may be a memory map or an open
+            HDF5 dataset larger than memory.
         y : None
             Ignored; for scikit-learn.
         static_df : data frame, optional
@@ -531,6 +532,11 @@ class Forecaster(ForecasterSettings):
             With id, time, ``cutoff`` (the last known time), truth, the forecast and its quantiles,
             and the baselines ``Naive``, ``SeasonalNaive``, ``Drift`` and ``WindowAverage``. Score
             it with :func:`evaluate`.
+
+        Raises
+        ------
+        DataError
+            If no series is long enough, or the ``h`` steps of a window have no value in any series.
         """
         comm = None if refit is None else self.comm  # forecasts need no other ranks
         with undisturbed(), RankGroup.from_comm(comm, "Forecaster.cross_validation") as ranks:

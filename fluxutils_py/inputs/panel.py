@@ -209,6 +209,8 @@ def read_panel(
     extra : dict of str to ndarray of shape (rows,), optional
         Further numbers of the rows, which become values of the panel.
 
+    Warns of rows without a value of the target after the last value of all series.
+
     Raises
     ------
     DataError
@@ -243,6 +245,9 @@ def read_panel(
     warn_empty_steps(panel, np.bincount(series))
     place = panel.offsets[series] + steps
     rows = {columns.target: frame.numbers(columns.target, missing=True)}
+    known = ~np.isnan(rows[columns.target])
+    future = times > times[known].max(initial=np.iinfo(times.dtype).min)
+    _warn_future_rows(panel, columns.target, series, steps, future)
     for column in (*columns.hist, *columns.futr):
         rows[column] = frame.values(column, missing=column not in columns.futr)
     rows |= extra or {}
@@ -360,6 +365,28 @@ def warn_empty_steps(panel: Panel, n_rows: np.ndarray) -> None:
             f"{panel.lengths[i]}): all other steps count as missing. Take series of different "
             "frequency apart, and write rows with 0 where no row means 0"
         )
+
+
+def _warn_future_rows(
+    panel: Panel,
+    target: str,
+    series: np.ndarray,
+    steps: np.ndarray,
+    future: np.ndarray,
+) -> None:
+    """Warn of rows without a value, after the last value of all series."""
+    if not future.any():
+        return
+    i = series[future.argmax()]
+    rows = np.flatnonzero(future & (series == i))
+    rows = rows[np.argsort(steps[rows])]
+    begin, end = (panel.time_text(i, steps[row]) for row in rows[[0, -1]])
+    warn(
+        f"{int(future.sum())} rows of {len(np.unique(series[future]))} series have no value of "
+        f"{target!r}, and no series has a later one (series {panel.ids[i]!r}: from row {rows[0]} "
+        f"of df at {begin} to row {rows[-1]} at {end}): forecasts begin after them. To forecast "
+        "these times, leave the rows out, and give covariates known ahead as futr_df"
+    )
 
 
 def _read_all_static(

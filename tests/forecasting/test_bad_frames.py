@@ -492,3 +492,44 @@ def test_infinite_values_of_arrays_are_named_in_fit_and_predict(small, shift, va
     with pytest.raises(DataError, match="inf"):
         Forecaster(3, **small).fit(bad)
     assert np.isfinite(fc.predict()).all()
+
+
+# -- rows of times that are to be forecast ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_future_rows_without_a_value_are_named(df, n, library, small, to_polars):
+    later = following(df, n, y=np.nan)
+    late = pd.concat([later, df], ignore_index=True)
+    late = late if library == "pandas" else to_polars(late)
+    begin, end = df.ds.max() + pd.Timedelta(days=1), df.ds.max() + pd.Timedelta(days=n)
+    said = f"{2 * n} rows of 2 series .*'y'.*'a': from row 0 of df at {begin:%Y-%m-%dT%H:%M:%S}"
+    said += f" to row {n - 1} at {end:%Y-%m-%dT%H:%M:%S}.*futr_df"
+    fc = Forecaster(3, freq="D", calibrate=False, **small)
+    with pytest.warns(UserWarning, match=said):
+        fc.fit(late)
+    # as the warning says, the horizon begins after them
+    assert np.min(fc.predict()["ds"].to_numpy()) == end + pd.Timedelta(days=1)
+    fc.fit(df)
+    with pytest.warns(UserWarning, match=said):
+        fc.predict(late)
+    with pytest.warns(UserWarning, match=f"{2 * n} rows of 2 series .*'y'"):
+        fc.update(later)
+
+
+def test_missing_values_while_other_series_go_on_are_no_future_rows(df, small):
+    df.loc[df.index[N - 5 : N], "y"] = np.nan
+    Forecaster(3, freq="D", calibrate=False, **small).fit(df)
+
+
+@pytest.mark.filterwarnings("ignore:.*no series has a later one")
+@pytest.mark.parametrize("refit", [False, True, None])
+def test_windows_without_truth_are_refused(df, refit, small):
+    fc = Forecaster(3, freq="D", calibrate=False, **small).fit(df)
+    late = pd.concat([df, following(df, 3, y=np.nan)])
+    with pytest.raises(DataError, match="'y' in the 3 steps after 2026-02-13"):
+        fc.cross_validation(late, 2, refit=refit)
+    # part of the truth is enough to compare with
+    partly = pd.concat([df, following(df, 2, y=np.nan)])
+    assert fc.cross_validation(partly, refit=None).y.notna().sum() == 2

@@ -120,6 +120,7 @@ def test_splits_are_by_time(panel):
         list(WalkForwardSplit(h=30).split(panel))
 
 
+@pytest.mark.filterwarnings("ignore:.*no series has a later one")
 def test_searches_of_scikit_learn_and_optuna(make_panel, small):
     df = make_panel(("wave",))
     split = WalkForwardSplit(h=3, n_splits=2)
@@ -157,6 +158,7 @@ def test_the_score_is_the_error_at_the_times_that_follow(panel, small):
         fc.score(past)
 
 
+@pytest.mark.filterwarnings("ignore:.*no series has a later one")
 def test_a_fitted_forecaster_is_scored_as_it_is(panel, small):
     fc = Forecaster(3, freq="D", **small).fit(without_last(panel, 9))
     found = fc.cross_validation(panel, n_windows=3, step_size=1, refit=None)

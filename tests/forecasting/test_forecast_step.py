@@ -55,6 +55,7 @@ def test_values_one_by_one_forecast_as_predict_does(make_panel, small, kinds, se
         )
 
 
+@pytest.mark.filterwarnings("ignore:.*no series has a later one")
 def test_a_value_missing_for_longer_than_the_memory_is_gone(small):
     y = np.r_[np.arange(1.0, 30.0), np.full(300, np.nan)]
     fc = Forecaster(3, 7, 1, **small).fit(

@@ -360,6 +360,7 @@ def test_cells_and_models_of_ones_own(panel, small, settings):
     pd.testing.assert_frame_equal(fc.predict(), fc.predict(panel))
 
 
+@pytest.mark.filterwarnings("ignore:.*no series has a later one")
 def test_series_without_any_recent_value_have_no_forecast_and_are_named(small):
     y = np.r_[np.arange(20.0), np.full(200, np.nan)]
     df = pd.DataFrame({"unique_id": "a", "ds": np.arange(220), "y": y})
