@@ -204,6 +204,9 @@ def draw(seed):
         case.update(gradient="exact")
         if rng.random() < 0.8:
             case.update(net=str(one("lru", "mingru", "minlstm", "mingru2", p=0.4)))
+    if rng.random() < 0.1:
+        case.update(estimator="linear", targets=int(rng.integers(1, 4)))
+        case.update(missing=one(None, "steps", "stretch", "outputs", "outputs", p=0.3))
     return settle(case)
 
 
@@ -215,6 +218,10 @@ def settle(case):
         if not condition:
             c.update(changes)
 
+    if c["estimator"] == "linear":
+        c.update(inputs="one", outputs="one", loss=None, burn_in=0, then=None, validation=False)
+        c.update(gradient="truncated", n_jobs=None, shuffle=False, far=False, y_dtype=None)
+        unless(c["dtype"] not in ("float16", "int64"), dtype="float64")
     if c["estimator"] == "SequenceRegressor":
         c.update(
             inputs="one",
