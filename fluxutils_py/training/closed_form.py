@@ -624,10 +624,10 @@ class _Candidate(NamedTuple):
         return cls(alpha, left_out, accuracy, float(share @ errors.square().sum(1)))
 
     def is_better_than(self, other: _Candidate) -> bool:
-        # accuracies are sums of shares: equal ones may differ by rounding
+        # equal ones may differ by rounding
         if abs(self.accuracy - other.accuracy) > 1e-9:
             return self.accuracy > other.accuracy
-        return self.squared_error < other.squared_error
+        return self.squared_error < (1 - 1e-9) * other.squared_error
 
 
 def best_temperature(outputs: Tensor, targets: Tensor, weights: Tensor) -> float:

@@ -10,7 +10,7 @@ from sklearn.linear_model import Ridge
 from sklearn.model_selection import cross_val_score
 
 from fluxutils_py import SequenceClassifier, SequenceRegressor, h5mmap, h5save, samples
-from fluxutils_py.errors import SpecError
+from fluxutils_py.errors import DataError, SpecError
 
 F, N, T = 2, 30, 41
 CLASSES = np.array(["down", "level", "up"])
@@ -205,3 +205,40 @@ def test_missing_targets_are_left_out():
     est = SequenceRegressor(cell="linear").fit(x, gaps)
     np.testing.assert_allclose(est.predict(x), y, atol=0.5)
     assert torch.isfinite(est.model_.head.weight).all()
+
+
+def linear(x, y):
+    return SequenceRegressor(cell="linear", random_state=0).fit(x, y)
+
+
+@pytest.mark.parametrize("turn", [1, 100])
+def test_sensors_that_are_read_in_turn_are_learnt_as_well_as_both(turn):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 2, 600))
+    y = np.stack([x[0] - 0.5 * np.roll(x[1], 1, 1), 3 + np.roll(x[0], 2, 1)])
+    is_first = np.arange(600) // turn % 2 == 0
+    gaps = np.where(np.stack([is_first, ~is_first])[:, None], y, np.nan)
+    assert linear(x, gaps).score(x, y) > 0.99  # of steps before the first, nothing is known
+    few = y.copy()
+    few[1, 0, 12:] = few[1, 1:] = np.nan
+    np.testing.assert_allclose(linear(x, few).predict(x)[0], linear(x, y[:1]).predict(x)[0])
+
+
+def test_a_target_that_is_never_there_is_refused():
+    x, _, _ = waves()
+    y = np.stack([x[0], np.full_like(x[0], np.nan)])
+    with pytest.raises(DataError, match=r"no step that counts has a target of output \[1\]"):
+        linear(x, y)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e6])
+@pytest.mark.parametrize("cell", ["auto", "linear", "kernels"])
+def test_inputs_that_never_change_give_the_mean(cell, value):
+    x, _, _ = waves()
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=(1, N, T))
+    mean = np.broadcast_to(y.mean(), y.shape)
+    if cell == "kernels":
+        y, mean = y[0, :, -1], np.full(N, y[0, :, -1].mean())
+    found = SequenceRegressor(cell=cell, random_state=0).fit(np.full_like(x, value), y)
+    np.testing.assert_allclose(found.predict(np.full_like(x, value)), mean, atol=0.05)

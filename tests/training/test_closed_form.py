@@ -212,6 +212,41 @@ def test_targets_with_weights_of_their_own_are_fitted_as_if_alone(form, size):
             np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
 
 
+class Captured(Exception):
+    """The first thing that a rank tells the others."""
+
+
+class Ranks:
+    """Two ranks, of which the other has said what it has to say."""
+
+    is_single = False
+
+    def __init__(self, other=None):
+        self.other = other
+
+    def allgather(self, value):
+        if self.other is None:
+            raise Captured(value)
+        other, self.other = self.other, value  # all say the same at last
+        return [value, other]
+
+
+def test_ranks_that_see_other_targets_missing_fit_the_same(form):
+    x, y, w = data()
+    weights = np.stack([w, w, w], 1)
+    weights[:20:3, 1] = 0
+    weights[20::4, 2] = 0
+    n_rows = (weights > 0).sum(0).tolist()
+    whole = fit_closed_form(in_blocks(x, y, weights), n_rows)
+    first, second = ([a[k] for a in (x, y, weights)] for k in (slice(20), slice(20, N)))
+    with pytest.raises(Captured) as said:
+        later = in_blocks(*second, groups=np.arange(20, N))
+        fit_closed_form(later, n_rows, ranks=Ranks())
+    head = fit_closed_form(in_blocks(*first), n_rows, ranks=Ranks(said.value.args[0]))
+    for got, expected in zip(head[:-1], whole[:-1], strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+
+
 def test_a_target_with_few_rows_is_a_constant(form):
     x, y, w = data()
     weights = np.stack([w, w * (np.arange(N) == 5), 0 * w], 1)

@@ -211,6 +211,9 @@ def draw(seed):
             case.update(net=str(one("lru", "mingru", "minlstm", "mingru2", p=0.4)))
     case["wild"] = bool(rng.random() < 0.6)
     case["class_weight"] = one("balanced", "sqrt_balanced", [0.5, 2.0, 1.25], None)
+    if rng.random() < 0.1:
+        case.update(estimator="linear", targets=int(rng.integers(1, 4)))
+        case.update(missing=one(None, "steps", "stretch", "outputs", "outputs", p=0.3))
     return settle(case)
 
 
@@ -222,6 +225,10 @@ def settle(case):
         if not condition:
             c.update(changes)
 
+    if c["estimator"] == "linear":
+        c.update(inputs="one", outputs="one", loss=None, burn_in=0, then=None, validation=False)
+        c.update(gradient="truncated", n_jobs=None, shuffle=False, far=False, y_dtype=None)
+        unless(c["dtype"] not in ("float16", "int64"), dtype="float64")
     if c["estimator"] in READY_MADE:
         c.update(
             inputs="one",
