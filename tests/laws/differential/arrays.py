@@ -89,7 +89,22 @@ def make_data(case, seed, more_series=0, more_steps=0):
         kept = y[:, np.arange(N), last]
         y[:] = np.nan
         y[:, np.arange(N), last] = kept
-    return Data(x, (y[:1], y[1:]) if case["outputs"] == "two" else (y,), starts, lengths, w)
+    given = starts, lengths
+    if case["nan_inputs"] and not (case["starts"] or case["lengths"]):
+        starts, lengths = without_padding(x, starts, lengths)
+    y = (y[:1], y[1:]) if case["outputs"] == "two" else (y,)
+    return Data(x, y, starts, lengths, w, given)
+
+
+def without_padding(x, starts, lengths):
+    """Starts and lengths without the steps before and behind all input; rows without any stay."""
+    has_input = ~np.isnan(np.concatenate(x)).all(0)
+    starts, lengths = starts.copy(), lengths.copy()
+    for n, present in enumerate(has_input):
+        steps = np.flatnonzero(present[: starts[n] + lengths[n]])
+        if len(steps):
+            starts[n], lengths[n] = steps[0], steps[-1] + 1 - steps[0]
+    return starts, lengths
 
 
 class Duck:

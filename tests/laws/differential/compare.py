@@ -5,6 +5,7 @@ import itertools
 import math
 import tempfile
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -63,7 +64,7 @@ class Given:
         self._keep(placed)
         if case["listed"]:
             placed = [
-                [cut(a, np.s_[:, n, : data.lengths[n]]) for n in range(data.n_series)]
+                [cut(a, np.s_[:, n, : data.given[1][n]]) for n in range(data.n_series)]
                 for a in placed
             ]
         if case["view"]:
@@ -73,7 +74,7 @@ class Given:
     def _targets(self, place):
         case, data = self.case, self.data
         if case["outputs"] == "last":
-            last = data.starts + data.lengths - 1
+            last = sum(data.given) - 1
             y = data.y[0][:, np.arange(data.n_series), last].T
             return y[:, 0] if case["targets"] == 1 and case["data"] % 2 else y
         if case["estimator"] in CLASSIFIERS:
@@ -281,7 +282,7 @@ def _same_predictions(same, case, est, oracle, given, name):
     else:
         for k, (g, wanted) in enumerate(zip(_tuple(got), outputs, strict=True)):
             if case["listed"]:
-                for n, length in enumerate(data.lengths):
+                for n, length in enumerate(data.given[1]):
                     same(f"{what}, output {k}, series {n}", g[n], wanted[:, n, :length])
             else:
                 same(f"{what}, output {k}", g, wanted)
@@ -307,7 +308,10 @@ def _tuple(a):
 def _same_chunks(same, case, est, oracle, given, predicted):
     """Chunks of time, each with the state of the one before; the state is the model's own."""
     data = given.data
-    outputs, ends = predicted
+    outputs, _ = predicted
+    # behind the last input, a series may go on: a step without input is a gap
+    starts, lengths = data.given
+    _, ends = oracle.predict(replace(data, lengths=starts + lengths - data.starts))
     predict, state = est.predict, None
     if case["estimator"] in CLASSIFIERS:
         predict, outputs = est.predict_proba, [oracle.probabilities(outputs[0])]

@@ -22,14 +22,15 @@ class Data:
 
     ``x`` and ``y`` are tuples of arrays (F, N, T), ``y`` in float64 with NaN where there is no
     target (label targets too). Series ``n`` has the steps ``starts[n]`` to ``starts[n] +
-    lengths[n]``. ``w`` (N, T) are weights, or None.
+    lengths[n]``, without padding; ``given`` are both with it. ``w`` (N, T) are weights, or None.
     """
 
     x: tuple
     y: tuple
     starts: np.ndarray
     lengths: np.ndarray
-    w: np.ndarray | None = None
+    w: np.ndarray | None
+    given: tuple[np.ndarray, np.ndarray]
 
     @property
     def n_series(self):
