@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -168,8 +169,8 @@ def fit_closed_form(
             part.add(block.of(part.columns))
         n_read += len(block.weights)
     parts = _joined(parts, ranks)
-    relative = relative or [None]
-    heads = [_fit(part, relative, floor, is_classifier, fixed_penalty) for part in parts]
+    every: Sequence[Tensor | None] = relative or [None]
+    heads = [_fit(part, every, floor, is_classifier, fixed_penalty) for part in parts]
     head = _side_by_side(parts, heads)
     if ranks.is_single:
         return head
@@ -468,7 +469,7 @@ class _Kept:
         """Return this for some of its outputs, given by a mask."""
         part = copy.copy(self)
         part.columns = self.columns[chosen]
-        part.kept = [rows._replace(targets=rows.targets[:, chosen]) for rows in self.kept]
+        part.kept = [Rows(x, y[:, chosen], w, groups) for x, y, w, groups in self.kept]
         return part
 
     def take_rows(self) -> Rows:
@@ -532,9 +533,10 @@ class _Sums(_Kept):
         self.waiting.append(block)
         self.n_waiting += n_rows
         if self.n_waiting >= min(ROWS_OF_FEATURE * n_features, MOST_JOINED // max(n_features, 1)):
-            self._add_waiting()
+            self.add_waiting()
 
-    def _add_waiting(self) -> None:
+    def add_waiting(self) -> None:
+        """Add up the rows that wait for others."""
         if self.n_waiting:
             self._add_products(Rows(*map(torch.cat, zip(*self.waiting, strict=True))))
         self.waiting = []
@@ -549,7 +551,9 @@ class _Sums(_Kept):
         both *= weights.sqrt()[:, None]
         # NumPy knows a product of a matrix with itself, which is half the work
         away = both.numpy()
-        self._merge_sums(total, mean, torch.from_numpy(away.T @ away))
+        with np.errstate(over="ignore", invalid="ignore"):  # refused later, with a name
+            products = torch.from_numpy(away.T @ away)
+        self._merge_sums(total, mean, products)
 
     def _merge_sums(self, total: float, mean: Tensor, products: Tensor) -> None:
         if self.total == 0:
@@ -563,13 +567,13 @@ class _Sums(_Kept):
 
     def merge(self, other: Any) -> None:
         super().merge(other)
-        self._add_waiting()
-        other._add_waiting()
+        self.add_waiting()
+        other.add_waiting()
         if other.total:
             self._merge_sums(other.total, other.mean, other.products)
 
     def only(self, chosen: Tensor) -> Self:
-        self._add_waiting()
+        self.add_waiting()
         part = super().only(chosen)
         if self.total:
             at = torch.cat([chosen.new_ones(len(self.mean) - len(chosen)), chosen])
@@ -579,7 +583,7 @@ class _Sums(_Kept):
 
     def problem(self, rows: Rows, relative: Tensor | None, floor: float) -> _Problem:
         """Return the problem with as many unknowns as features."""
-        self._add_waiting()
+        self.add_waiting()
         n = rows.features.shape[1]
         variance = self.products.diagonal()[:n] / self.total
         scale = _Scale.of(self.mean[:n], variance, relative, floor)

@@ -51,7 +51,7 @@ def test_the_scale_of_a_constant_is_one_and_scaling_is_undone():
 def test_values_that_cannot_be_squared_have_no_scale(value):
     x = RNG.normal(size=(F, N, T))
     x[1] = np.where(x[1] > 0, value, -value)
-    with pytest.raises(DataError, match="feature 1 of y .* 1e154"):
+    with pytest.raises(DataError, match=r"feature 1 of y .* 1e154"):
         moments([(x, None)], F).scale("y")
 
 

@@ -199,9 +199,13 @@ def test_targets_with_weights_of_their_own_are_fitted_as_if_alone(form, size):
     head = fit_closed_form(in_blocks(x, y, weights, size, groups), n_rows.tolist())
     for columns in ([0, 3], [1], [2]):
         own = weights[:, columns[0]]
-        alone = fit_closed_form(in_blocks(x, y[:, columns], own, groups=groups), int((own > 0).sum()))
+        alone = fit_closed_form(
+            in_blocks(x, y[:, columns], own, groups=groups), int((own > 0).sum())
+        )
         rows = head.weights[:, columns[0]] > 0
-        pairs = [(getattr(head, a)[columns], getattr(alone, a)) for a in ("weight", "bias", "alpha")]
+        pairs = [
+            (getattr(head, a)[columns], getattr(alone, a)) for a in ("weight", "bias", "alpha")
+        ]
         pairs += [(head.left_out[rows][:, columns], alone.left_out)]
         pairs += [(head.groups[rows], alone.groups)]
         for got, expected in pairs:
@@ -235,8 +239,8 @@ def test_ranks_that_see_other_targets_missing_fit_the_same(form):
     n_rows = (weights > 0).sum(0).tolist()
     whole = fit_closed_form(in_blocks(x, y, weights), n_rows)
     first, second = ([a[k] for a in (x, y, weights)] for k in (slice(20), slice(20, N)))
+    later = in_blocks(*second, groups=np.arange(20, N))
     with pytest.raises(Captured) as said:
-        later = in_blocks(*second, groups=np.arange(20, N))
         fit_closed_form(later, n_rows, ranks=Ranks())
     head = fit_closed_form(in_blocks(*first), n_rows, ranks=Ranks(said.value.args[0]))
     for got, expected in zip(head[:-1], whole[:-1], strict=True):
