@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -168,8 +169,8 @@ def fit_closed_form(
             part.add(block.of(part.columns))
         n_read += len(block.weights)
     parts = _joined(parts, ranks)
-    relative = relative or [None]
-    heads = [_fit(part, relative, floor, is_classifier, fixed_penalty) for part in parts]
+    every: Sequence[Tensor | None] = relative or [None]
+    heads = [_fit(part, every, floor, is_classifier, fixed_penalty) for part in parts]
     head = _side_by_side(parts, heads)
     if ranks.is_single:
         return head
@@ -468,10 +469,7 @@ class _Kept:
         """Return this for some of its outputs, given by a mask."""
         part = copy.copy(self)
         part.columns = self.columns[chosen]
-        part.kept = [
-            Rows(rows.features, rows.targets[:, chosen], rows.weights, rows.groups)
-            for rows in self.kept
-        ]
+        part.kept = [Rows(x, y[:, chosen], w, groups) for x, y, w, groups in self.kept]
         return part
 
     def take_rows(self) -> Rows:
@@ -538,6 +536,7 @@ class _Sums(_Kept):
             self.add_waiting()
 
     def add_waiting(self) -> None:
+        """Add up the rows that wait for others."""
         if self.n_waiting:
             self._add_products(Rows(*map(torch.cat, zip(*self.waiting, strict=True))))
         self.waiting = []
@@ -552,7 +551,9 @@ class _Sums(_Kept):
         both *= weights.sqrt()[:, None]
         # NumPy knows a product of a matrix with itself, which is half the work
         away = both.numpy()
-        self._merge_sums(total, mean, torch.from_numpy(away.T @ away))
+        with np.errstate(over="ignore", invalid="ignore"):  # refused later, with a name
+            products = torch.from_numpy(away.T @ away)
+        self._merge_sums(total, mean, products)
 
     def _merge_sums(self, total: float, mean: Tensor, products: Tensor) -> None:
         if self.total == 0:
