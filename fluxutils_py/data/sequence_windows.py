@@ -392,7 +392,10 @@ class SequenceWindows:
             for s, v in zip(self.x, x, strict=True)
         ]
         y = [
-            self._clean_values(s, v, rows, start, target_mask, exists)
+            # a label without weight may be none that the loss knows
+            self._clean_values(
+                s, v, rows, start, target_mask, weighted if s.kind == "int" else exists
+            )
             for s, v, target_mask in zip(self.y, y, self._masks_of_targets(mask), strict=True)
         ]
 

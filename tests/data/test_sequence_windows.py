@@ -127,7 +127,7 @@ def test_windows_are_those_made_by_hand(which, batchsize, seqsize, overlap, burn
                     plain = y[:, s, begin + t] if exists else np.zeros(2)
                     assert w.y[0][t - start - n_overlap, i].tolist() == plain.tolist()
                     assert exists == (w.w is None or bool(w.w[t - start - n_overlap, i, 0]))
-                    n_live += exists
+                    n_live += exists and counts
                     seen[r, t] += exists
         assert w.n_live == n_live
         assert w.w is None or w.w.shape == (stop - start - n_overlap, len(chosen), 1)

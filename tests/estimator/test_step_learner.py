@@ -348,6 +348,21 @@ def test_labels_are_learnt():
     assert live.n_pending == 0
 
 
+def test_labels_weigh_what_their_classes_weighed_in_the_fit():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1, 2, 60))
+    y = np.where(x > 0, "up", "down")
+    settings = {"cell": "mingru", "max_updates": 30, "batchsize": 2, "seqsize": 20}
+    scores = []
+    for truth in (["up", "down"], ["up", None]):
+        est = SequenceClassifier(4, **settings, class_weight={"down": 1e-12}, random_state=0)
+        live = est.fit(x, y).stream(2, learn=0.05, method="decision_function")
+        for t in range(5):
+            live.learn(x[:, :, t], np.array([truth], object))
+        scores.append(live.step(x[:, :, 5]))
+    np.testing.assert_allclose(*scores, rtol=1e-4)
+
+
 def test_what_cannot_learn_is_refused_with_the_remedy():
     x, y = data()
     with pytest.raises(SpecError, match=r"cell='linear'.*closed form.*cell='linear\+mingru'"):

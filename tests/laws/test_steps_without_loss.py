@@ -5,8 +5,9 @@ classes, widths of intervals. What stands there is NaN, or anything.
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from fluxutils_py import SequenceClassifier, SequenceRegressor, net2vec
+from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, net2vec
 from tests.plain_networks import plain_classifier, plain_regressor
 
 F, N, T, BURN_IN = 2, 3, 43, 4
@@ -74,6 +75,28 @@ def test_labels_of_series_that_are_no_longer_than_the_burn_in(x):
     w[2, -1] = 0  # the step of the label
     est = plain_classifier(**SMALL).fit(x, ["a", "b", "c"], w)
     assert est.classes_.tolist() == ["a", "b"]
+
+
+def test_labels_without_a_loss_make_no_outputs(x, rng):
+    y = rng.integers(0, 3, (1, N, T))
+    y[:, :, :BURN_IN] = 77
+    y[:, 1, 9:20] = 255
+    y[:, 2, 30:] = 99
+    w = np.ones((N, T))
+    w[0, 7] = 0
+    y[:, 0, 7] = 88
+    made = []
+
+    def linear(n_in, n_out):
+        made.append(n_out)
+        return nn.Linear(n_in, n_out)
+
+    loss = nn.CrossEntropyLoss(ignore_index=255)
+    spec = {"epochs": 1, "batchsize": 7, "seqsize": 5, "burn_in": BURN_IN}
+    est = Estimator(linear, loss, None, spec, random_state=0)
+    est.fit(x, y, w, lengths=[T, T, 30])
+    assert set(made) == {3}
+    assert est.n_outputs_ == 3
 
 
 def test_widths_of_intervals(rng):
