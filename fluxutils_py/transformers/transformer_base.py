@@ -230,9 +230,7 @@ def _apply(
     return _apply_lazily(function, series.array, bounds)
 
 
-def _apply_within(
-    function: BlockFunction, block: np.ndarray, bounds: Bounds | None
-) -> np.ndarray:
+def _apply_within(function: BlockFunction, block: np.ndarray, bounds: Bounds | None) -> np.ndarray:
     """Apply a function of blocks to whole series in memory."""
     out = function(block)
     if bounds is None:
