@@ -267,7 +267,7 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
             ``x``; with ``samples(x)``, a matrix of G * T columns holds all steps. For series of
             several steps, a vector (N,) or matrix (N, G) is one target per series, to be predicted
             at its last step; see ``target``. Inputs of all its steps must then be numbers, or NaN
-            in all features before the last.
+            in all features.
         sample_weight : array of shape (N,), (N, T) or (1, N, T), optional
             Weights of series or steps, scaled to mean 1 over the steps that count. Steps of weight
             0 do not count. For ``timesteps``, (T,) or (T, N); for a list of series, a list of
@@ -283,7 +283,8 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
             or each block of its steps, is a group.
         lengths, starts : array of int, shape (N,), optional
             Series ``n`` has the steps ``starts[n]`` (default 0) to ``starts[n] + lengths[n]``
-            (default T); the rest is padding. It begins there with the zero state, and ``burn_in``
+            (default T); the rest is padding. None: from the first to the last step with input, one
+            that is not NaN in all features. It begins there with the zero state, and ``burn_in``
             counts from there. The series of a minibatch are walked through side by side, each from
             its own start.
         sharded : bool
@@ -376,9 +377,9 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         ----------
         x : array of shape (F, N, T), tuple of such, view, or matrix
             As in :meth:`fit`, with any N and T. A step without input (all features NaN) moves the
-            state as zeros do, and its prediction is NaN; with one target per series, the last step
-            of each series, or chunk of one, must have an input. Each run of ``timesteps(x,
-            context=k)`` is warmed up on the ``k`` steps before it.
+            state as zeros do, if it is between others, and its prediction is NaN; with one target
+            per series, the last step of a chunk of one must have an input. Each run of
+            ``timesteps(x, context=k)`` is warmed up on the ``k`` steps before it.
         out : array of shape (G, N, T), a tuple of such, or "xarray", optional
             Array to write to: a NumPy array, a memory map, an h5py dataset, a zarr array, or
             anything that takes slices. "xarray": ``x`` is an ``xarray.DataArray``, and so is the

@@ -38,6 +38,7 @@ from fluxutils_py.data.ragged import (
 from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError, SingleStepWarning, warn
+from fluxutils_py.inputs.missing_past import misses_past
 
 # Types of matrices that stay; scikit-learn converts all others to the first.
 FLOATS = [np.float64, np.float32]
@@ -61,6 +62,8 @@ class Inputs:
     starts, lengths : ndarray of int, shape (N,), optional
         First step and length of each series, as given or without padding; None: all series have all
         steps.
+    trimmed : bool
+        Whether they were not given, but found where padding is NaN.
     shards : SeriesShards, optional
         The series of all ranks, if each rank has its own.
     """
@@ -72,6 +75,7 @@ class Inputs:
     view: SequenceView | None = field(default=None, repr=False)
     starts: np.ndarray | None = None
     lengths: np.ndarray | None = None
+    trimmed: bool = False
     shards: SeriesShards | None = None
 
     @property
@@ -240,7 +244,10 @@ def read_inputs(
         _require_fitted_features(inputs, schema.fitted, schema.estimator, name)
     if starts is None and lengths is None:
         return _without_padding(inputs, *padded)
-    return restrict_steps(inputs, starts, lengths)
+    inputs = restrict_steps(inputs, starts, lengths)
+    if misses_past(x):
+        _warn_of_unknown_starts(inputs)
+    return inputs
 
 
 def _require_fitted_features(
@@ -613,7 +620,22 @@ def _without_padding(inputs: Inputs, at_start: bool, at_end: bool) -> Inputs:
     has_input = bounds.first < bounds.stop
     first = np.where(has_input & at_start, bounds.first, rows.start)
     length = np.where(has_input & at_end, bounds.stop, rows.start + rows.length) - first
-    return replace(inputs, starts=first if first.any() else None, lengths=length)
+    starts = first if first.any() else None
+    return replace(inputs, starts=starts, lengths=length, trimmed=True)
+
+
+def _warn_of_unknown_starts(inputs: Inputs) -> None:
+    """Warn if a transformer that looks back has taken steps before the start of series for data."""
+    rows = inputs.whole()
+    late = np.flatnonzero(rows.start > 0)
+    before = Segments(late, rows.start[late] - 1, np.ones_like(late))
+    if len(late) and not all(np.isnan(s.read(before, 0, 1)).all() for s in inputs.series):
+        warn(
+            f"{len(late)} series have starts, and a transformer before the estimator "
+            "(SequenceFeatures, or SequenceImputer with 'ffill') took the steps before them for "
+            "data, so that lags and means begin there: pad with NaN, or give starts to it too (in "
+            "fit, sequencefeatures__starts; in predict, by scikit-learn's metadata routing)"
+        )
 
 
 def _first_steps(starts: object, inputs: Inputs) -> np.ndarray:
@@ -682,7 +704,7 @@ def _refuse_lengths(w: Any, inputs: Inputs, beside_lengths: bool) -> None:
     if tuple(w.shape) != (inputs.N,) or w.dtype.kind not in "iu" or inputs.form == "timesteps":
         return
     lengths = np.asarray(w[:]).astype(int)
-    has_lengths = inputs.all_series().min_length < inputs.T
+    has_lengths = not inputs.trimmed and inputs.all_series().min_length < inputs.T
     if has_lengths or lengths.min() < 1 or lengths.max() > inputs.T:
         return
     # the longest series is about as long as the array; equal weights would do nothing

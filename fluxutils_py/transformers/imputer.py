@@ -37,14 +37,14 @@ class SequenceImputer(SequenceTransformer):
         ``fill_value``. "ffill": the last value of the feature before the gap, in the same series;
         later steps are never used.
     fill_value : float, array of shape (F,), or None
-        Value for "constant", and for missing values at the start of a series with "ffill". None: 0
+        Value for "constant", and with "ffill" for values before the first one of a feature. None: 0
         for "constant", the feature's mean for "ffill".
 
     Attributes
     ----------
     statistics_ : ndarray of shape (F,), float64
-        Value that replaces missing ones; with "ffill", only at the start of a series. The mean of a
-        feature without values is 0.
+        Value that replaces missing ones; with "ffill", only before the first value of a series. The
+        mean of a feature without values is 0.
     n_features_in_ : int
         F; for a matrix or a view, its number of columns.
     feature_names_in_ : ndarray of str
@@ -52,10 +52,10 @@ class SequenceImputer(SequenceTransformer):
 
     Notes
     -----
-    Steps with all features missing are filled in too; without an imputer, an estimator predicts NaN
-    for them. No strategy looks ahead, so that a stream fills in what ``transform`` does. Gaps in
-    stored data, of which both sides are known, are better filled in beforehand, such as by
-    ``pandas.Series.interpolate``.
+    Steps with all features missing are filled in too, but not before the first input of a series or
+    after the last one: that is padding, and stays NaN. A stream cannot know the last one, and fills
+    in all that follows the first. No strategy looks ahead. Gaps in stored data, of which both sides
+    are known, are better filled in beforehand, such as by ``pandas.Series.interpolate``.
 
     With "ffill", a subset of the rows of ``timesteps(x)`` is filled in from earlier steps of ``x``,
     as if ``x`` had been transformed first, so results do not depend on the split. A plain matrix
@@ -67,9 +67,9 @@ class SequenceImputer(SequenceTransformer):
     --------
     >>> x = np.array([[[np.nan, 1.0, np.nan, 3.0, np.nan]]])  # (F, N, T)
     >>> SequenceImputer().fit_transform(x)
-    array([[[2., 1., 2., 3., 2.]]])
-    >>> SequenceImputer("ffill", fill_value=0).fit_transform(x)
-    array([[[0., 1., 1., 3., 3.]]])
+    array([[[nan,  1.,  2.,  3., nan]]])
+    >>> SequenceImputer("ffill").fit_transform(x)
+    array([[[nan,  1.,  1.,  3., nan]]])
     """
 
     statistics_: np.ndarray

@@ -18,7 +18,8 @@ from fluxutils_py.transformers.transformer_base import SequenceTransformer, read
 
 
 class WinsorScaler(SequenceTransformer):
-    """Clamp each feature to its 1 and 99 per cent quantiles, then standardise it; NaN becomes 0.
+    """Clamp each feature to its 1 and 99 per cent quantiles, then standardise it; NaN within a
+    series becomes 0.
 
     Quantiles, means and scales cover all series and steps. They are exact, computed block by block
     in a few passes (three for float32, five for float64). Neither ``fit`` nor ``transform`` reads a

@@ -2,10 +2,22 @@
 
 import numpy as np
 import pytest
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 
-from fluxutils_py import SequenceImputer, SequenceScaler, WinsorScaler, stream
+from fluxutils_py import (
+    SequenceFeatures,
+    SequenceImputer,
+    SequenceRegressor,
+    SequenceScaler,
+    WinsorScaler,
+    h5mmap,
+    h5save,
+    samples,
+    stream,
+    timesteps,
+)
 from fluxutils_py.errors import ShapeError, SpecError
 from tests.plain_networks import plain_regressor
 
@@ -90,3 +102,78 @@ def test_a_pipeline_with_a_scaled_target_streams(rng, strategy):
     live.reset(2)
     anew = model.predict(x[:, 2:3, 4:])
     assert live.step(x[:, :, 4])[:, 2] == pytest.approx(anew[:, 0, 0], rel=1e-12)
+
+
+PADDED = [
+    SequenceScaler(),
+    WinsorScaler(),
+    SequenceImputer(),
+    SequenceImputer("constant"),
+    SequenceImputer("ffill"),
+    SequenceFeatures([1, 3], exponential_means=[2], rolling=[4]),
+]
+
+
+def stored(a, path):
+    h5save(path, {"x": a})
+    return h5mmap(path, "x")
+
+
+@pytest.mark.parametrize("at_start", [False, True])
+@pytest.mark.parametrize("transformer", PADDED, ids=str)
+def test_padding_stays_and_has_no_say(rng, transformer, at_start, tmp_path):
+    """Whatever tells where series end: NaN in all features, or lengths beside zeros."""
+    lengths = np.array([7, 12, 30, 1, 22])
+    xs = [rng.normal([[50], [-3]], 3, size=(2, n)) for n in lengths]
+    for x in xs[:3]:
+        x[:, 3:5] = np.nan  # a gap within a series, which is no padding
+    first = (30 - lengths) * at_start
+    steps = np.arange(30)
+    outside = (steps < first[:, None]) | (steps >= (first + lengths)[:, None])
+    padded = np.full((2, 5, 30), np.nan)
+    padded[:, ~outside] = np.concatenate(xs, 1)
+    of_list = clone(transformer).fit(xs)
+    wanted = of_list.transform(xs)
+    expected = np.full((len(wanted[0]), 5, 30), np.nan)
+    expected[:, ~outside] = np.concatenate(wanted, 1)
+    bounds = {"lengths": lengths, "starts": first}
+    zeros = np.where(outside, 0, padded)
+    turned = [4, 0, 2]
+    results = {
+        "array": clone(transformer).fit_transform(padded),
+        "samples": clone(transformer).fit(samples(padded)).transform(samples(padded)).native,
+        "file": of_list.transform(stored(padded, tmp_path / "x.h5")),
+        "list": np.stack(of_list.transform([padded[:, n] for n in range(5)]), 1),
+        "lengths": clone(transformer).fit_transform(zeros, **bounds),
+        "lengths of a file": of_list.transform(stored(zeros, tmp_path / "z.h5"), **bounds),
+    }
+    for found in results.values():
+        np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=1e-12)
+    some = of_list.transform(samples(zeros)[turned], **{k: v[turned] for k, v in bounds.items()})
+    np.testing.assert_allclose(np.asarray(some.native), expected[:, turned], rtol=0, atol=1e-12)
+    part = of_list.transform(timesteps(padded)[4:20])
+    np.testing.assert_allclose(np.asarray(part.native), expected[:, :, 4:20], rtol=0, atol=1e-12)
+    live = of_list.stream(5)
+    found = np.stack([live.step(padded[:, :, t]) for t in steps], 2)
+    known = steps < (first + lengths)[:, None]  # where a series ends, a stream cannot know
+    np.testing.assert_allclose(found[:, known], expected[:, known], rtol=0, atol=1e-12)
+
+
+def test_starts_that_reach_the_estimator_alone_are_warned_of(rng):
+    x, starts = rng.normal(size=(2, 6, 30)), np.array([0, 5, 3, 0, 9, 1])
+    y = x[:1].cumsum(2)
+    last = SequenceRegressor(cell="linear", n_lags=1, verbose=False)
+    pipe = make_pipeline(SequenceFeatures([1], exponential_means=[], rolling=[3]), last)
+    with pytest.warns(UserWarning, match=r"4 series have starts, .*sequencefeatures__starts"):
+        pipe.fit(x, y, sequenceregressor__starts=starts)
+    pipe.fit(x, y, sequenceregressor__starts=starts, sequencefeatures__starts=starts)
+    with pytest.warns(UserWarning, match=r"4 series have starts, .*metadata routing"):
+        pipe.predict(x, starts=starts)
+    with config_context(enable_metadata_routing=True):
+        first, last = (step.set_fit_request(starts=True) for _, step in pipe.steps)
+        first.set_transform_request(starts=True)
+        last.set_predict_request(starts=True)
+        routed = make_pipeline(first, last).fit(x, y, starts=starts)
+        found = routed.predict(x, starts=starts)
+    x[:, np.arange(30) < starts[:, None]] = np.nan
+    np.testing.assert_allclose(found, pipe.predict(x), rtol=0, atol=1e-10)
