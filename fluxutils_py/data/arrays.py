@@ -9,6 +9,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from fluxutils_py.data.indexing import (
     Index,
@@ -25,8 +26,7 @@ class DuckArray:
     """An array whose values are read, or computed, when it is indexed.
 
     A subclass sets ``shape`` and ``dtype`` and defines :meth:`read`. The array takes indices as
-    NumPy does, one array of indices at most. Slices alone give another such array, as they give a
-    view of an ndarray; single indices and arrays of indices read, and return NumPy arrays.
+    NumPy does, one array of indices at most, and returns NumPy arrays;
     ``np.asarray`` reads it all.
 
     Attributes
@@ -35,11 +35,14 @@ class DuckArray:
     dtype : numpy.dtype
     nonblocking : bool
         Whether reading never waits for a disk.
+    lazy_slices : bool
+        Whether slices are read only when they are indexed in turn, or converted by ``np.asarray``.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     nonblocking: bool = False
+    lazy_slices: bool = False
 
     def read(self, *index: Index) -> np.ndarray:
         """Return the block where the given places of every axis meet (``oindex`` of zarr)."""
@@ -66,7 +69,7 @@ class DuckArray:
     def __getitem__(self, key: Any) -> Any:
         index = parse_index(key, self.shape)
         slices = [places for places in index if isinstance(places, range)]
-        if slices and len(slices) == self.ndim:
+        if self.lazy_slices and slices and len(slices) == self.ndim:
             return SlicedArray(self, key, slices)
         block = self.read(*(range(i, i + 1) if isinstance(i, int) else i for i in index))
         # NumPy may move the axis of an array of indices that stands with a single index: indexing
@@ -88,14 +91,18 @@ def _key_of_block(places: int | Index, has_single: bool) -> Any:
     return slice(None)
 
 
-class SlicedArray(DuckArray):
+class SlicedArray(NDArrayOperatorsMixin, DuckArray):
     """A slice of another lazy array, which is read when it is indexed in turn.
+
+    Operators read it, and give NumPy arrays.
 
     Attributes
     ----------
     feature_names : tuple of str or None
         Those of the features that the slice keeps.
     """
+
+    lazy_slices = True
 
     def __init__(self, source: DuckArray, key: Any, index: Sequence[range]) -> None:
         names = getattr(source, "feature_names", None)
@@ -114,6 +121,10 @@ class SlicedArray(DuckArray):
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, of {self.source!r})"
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        arrays = [np.asarray(a) if isinstance(a, DuckArray) else a for a in inputs]
+        return getattr(ufunc, method)(*arrays, **options)
 
     def read(self, *index: Index) -> np.ndarray:
         return self.source.read(*map(compose_index, self.index, index))

@@ -67,9 +67,9 @@ class StretchedArray(DerivedArray):
 class LazyArray(DerivedArray):
     """Some series and steps of another (F, N, T) array, with functions applied on reading.
 
-    It takes indices as NumPy does, one array of indices at most. Slices of it are lazy too; other
-    indices give NumPy arrays, which may be views of the source and are not to be written to;
-    ``np.asarray`` reads it all. It may be pickled: a source in a file goes as the file's name.
+    It takes indices as NumPy does, one array of indices at most, and returns NumPy arrays, which
+    may be views of the source and are not to be written to; ``np.asarray`` reads it all. It may be
+    pickled: a source in a file goes as the file's name.
 
     Parameters
     ----------

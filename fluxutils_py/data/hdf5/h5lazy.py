@@ -45,7 +45,8 @@ class H5Lazy(DuckArray):
     """A dataset that cannot be mapped (chunked, compressed, virtual, ...), as a lazy array of shape
     (F, N, T).
 
-    It is not an ndarray. Slices of it are lazy too, as those of a map are views. It takes integers
+    It is not an ndarray. Slices of it are lazy too, as those of a map are views, and arithmetic
+    with slices gives ndarrays. It takes integers
     as NumPy does, and along one axis an array of indices or booleans, in any order: these read a
     fresh array, as does ``np.asarray`` of the whole or of a slice.
 
@@ -83,6 +84,8 @@ class H5Lazy(DuckArray):
     H5DataError
         If the dataset cannot be read; when indexed, if it was closed or the file was replaced.
     """
+
+    lazy_slices = True
 
     def __init__(
         self,

@@ -86,6 +86,9 @@ def test_slices_are_lazy_as_those_of_a_map_are_views(tmp_path):
         assert (part.shape, part.dtype) == (plain.shape, plain.dtype)
         np.testing.assert_array_equal(part, plain)
         np.testing.assert_array_equal(part[0, [2, 0]], plain[0, [2, 0]])
+        assert type(1 - part) is np.ndarray
+        np.testing.assert_array_equal(1 - part, 1 - plain)
+        assert (part == plain).all()
         np.testing.assert_array_equal(pickle.loads(pickle.dumps(part)), plain)
         h5save(tmp_path / "c.h5", {"x": part})
         np.testing.assert_array_equal(h5mmap(tmp_path / "c.h5", "x"), plain)
@@ -122,7 +125,7 @@ def test_a_training_split_of_a_file_larger_than_memory(tmp_path):
             expected = np.zeros((len(part), 60, 3), "f4")
             expected[:, {"slices": 17}.get(name, 10) :] = 0 if name == "train" else 7
             np.testing.assert_array_equal(last, expected)
-        scaled = SequenceScaler().fit(x[:, -60:, :100]).transform(x)[:, 5:]
+        scaled = SequenceScaler().fit(x[:, -60:, :100]).transform(x[:, 5:])
         assert scaled.shape == (2, n - 5, n_steps)
         assert not isinstance(scaled, np.ndarray)
 

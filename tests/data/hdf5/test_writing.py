@@ -382,7 +382,7 @@ def test_blocks_that_are_masked_are_stored_as_nan(tmp_path, declared, lazily):
     assert not mask[0, 0, 0]
     values = np.ma.MaskedArray(np.where(mask, 1e20, X).astype("f4"), mask)
     source = Foreign(values, declared)
-    array = LazyArray(AsRead(source, np.dtype("f4")))[:, 1:] if lazily else source
+    array = LazyArray(AsRead(source, np.dtype("f4")), range(1, N)) if lazily else source
     h5save(tmp_path / "a.h5", {"x": array})
     found = h5mmap(tmp_path / "a.h5", "x")
     assert found.dtype == "f4"
