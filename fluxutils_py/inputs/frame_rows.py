@@ -153,7 +153,7 @@ class FrameRows:
             yield frame, series, steps
 
 
-def scan_series(rows: FrameRows, freq: Any, zone: str | None) -> tuple[Panel, np.ndarray]:
+def scan_series(rows: FrameRows, freq: Any, zone: str | None) -> tuple[Panel, np.ndarray, bool]:
     """Find the series of a frame in one pass: their ids, first times and lengths.
 
     Returns
@@ -162,6 +162,8 @@ def scan_series(rows: FrameRows, freq: Any, zone: str | None) -> tuple[Panel, np
         Without values.
     n_rows : ndarray of int, shape (N,)
         Number of rows of each series.
+    lacks_targets : bool
+        Whether a target is missing in a row.
     """
     scan = _Scan(rows, freq, zone)
     for frame in rows.frames():
@@ -182,10 +184,13 @@ class _Scan:
         self.n_rows = np.zeros(0, int)
         self.frequency: Frequency | None = None
         self.frame: Frame | None = None
+        self.lacks_targets = False
 
     def add(self, frame: Frame) -> None:
         if frame.n_rows == 0:
             return
+        targets = [frame.frame[column] for column in self.rows.roles.y]
+        self.lacks_targets |= any(values.is_null().any() for values in targets)
         labels = self.rows.labels(frame)
         for label in dict.fromkeys(labels):
             self.numbers.setdefault(label, len(self.numbers))
@@ -230,7 +235,7 @@ class _Scan:
                 f"freq={frequency.text!r} are of {expected}"
             )
 
-    def panel(self) -> tuple[Panel, np.ndarray]:
+    def panel(self) -> tuple[Panel, np.ndarray, bool]:
         if self.frame is None or self.frequency is None:
             raise DataError("df has no rows")
         roles = self.rows.roles
@@ -258,7 +263,7 @@ class _Scan:
             types,
             self.frame.backend,
         )
-        return panel, self.n_rows[order]
+        return panel, self.n_rows[order], self.lacks_targets
 
 
 def count_within(series: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import h5py
@@ -16,7 +16,7 @@ from fluxutils_py.data.hdf5.feature_names import write_names
 from fluxutils_py.data.hdf5.writing import allocate, new_file, take_room
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.inputs.frame_rows import FrameRows, Roles, scan_series
-from fluxutils_py.inputs.frames import Frame, make_frame
+from fluxutils_py.inputs.frames import Frame, as_target, make_frame
 from fluxutils_py.inputs.panel import Panel, warn_empty_steps
 
 FILL_BYTES = 32 << 20
@@ -49,7 +49,8 @@ def from_frame(
         Column of dates or integers. None: the rows of a series are its steps, in their order.
     x, y : str or list of str
         Columns of inputs, which are numbers, and of targets, which are numbers, or labels (text,
-        categories).
+        categories). Targets keep the type of their column; integers and booleans are float64 where
+        some are missing, and labels objects.
     freq : str, int or pandas offset, optional
         Length of a step, such as ``"h"``, ``"15min"``, ``"MS"``. None: the most usual difference
         between times, or what ``pandas.infer_freq`` says.
@@ -60,8 +61,7 @@ def from_frame(
     per_series : bool
         Whether a series has one target, which all of its rows have: ``y`` then is (N,) or (N, G).
     dtype : dtype, optional
-        Of ``x``, and of targets that are numbers. None: float32 if all columns of ``x`` are, else
-        float64.
+        Of ``x``. None: float32 if all columns of ``x`` are, else float64.
     h5 : path-like, optional
         HDF5 file to write ``x`` and ``y`` to, in two passes over the data with memory for a few
         hundred thousand rows at a time. A file of that name is replaced when the new one is
@@ -77,7 +77,7 @@ def from_frame(
     ------
     DataError
         If the data cannot be used: two rows of one time, times between two steps, a missing id or
-        time. It names column and row.
+        time, a number that a type does not hold. It names column and row.
 
     Examples
     --------
@@ -115,6 +115,7 @@ class Request:
     gaps: str
     dtype: np.dtype | None
     zone: str | None = None
+    target_types: dict[str, np.dtype] = field(default_factory=dict)  # of the columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +208,8 @@ class FrameSeries:
         data frame
             With the columns of ids and times, and the predictions. It has the rows of the frame
             that was read, in their order (of pandas, with their index); of a file ``h5``, all steps
-            of the series. Of predictions per series, a row for each. NaN is null where the library
+            of the series. Of predictions per series, a row for each. Whole numbers for targets that
+            are integers come back as integers, and so do booleans. NaN is null where the library
             has both. Parquet files give a table of pyarrow.
 
         Raises
@@ -225,7 +227,7 @@ class FrameSeries:
             columns[roles.id] = self.ids[places.series]
         if roles.time is not None:
             columns[roles.time] = self.panel.times(places.series, places.steps)
-        columns |= zip(self._column_names(names, len(values)), values, strict=True)
+        columns |= self._named_columns(names, values)
         frame = make_frame(columns, self.panel.types, self.panel.backend)
         if places.index is not None:
             frame.index = places.index
@@ -243,8 +245,20 @@ class FrameSeries:
         if self.request.roles.id is not None:
             columns[self.request.roles.id] = self.ids
             types[self.request.roles.id] = self.panel.types[self.request.roles.id]
-        columns |= zip(self._column_names(names, matrix.shape[1]), matrix.T, strict=True)
+        columns |= self._named_columns(names, matrix.T)
         return make_frame(columns, types, self.panel.backend)
+
+    def _named_columns(
+        self, names: Sequence[str] | None, values: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Return predictions (G, rows) by name, in the types of the targets."""
+        columns = dict(zip(self._column_names(names, len(values)), values, strict=True))
+        types = [self.request.target_types.get(name) for name in self.target_names]
+        if len(types) == len(columns):
+            for name, dtype in zip(columns, types, strict=True):
+                if dtype is not None:
+                    columns[name] = as_target(columns[name], dtype)
+        return columns
 
     def _column_names(self, names: Sequence[str] | None, n_outputs: int) -> list[str]:
         if names is None and len(self.target_names) == n_outputs:
@@ -300,14 +314,14 @@ class Places:
 
 def _read(df: Any, request: Request, h5: str | os.PathLike[str] | None) -> FrameSeries:
     rows = FrameRows(df, request.roles, in_parts=h5 is not None)
-    panel, n_rows = scan_series(rows, request.freq, request.zone)
+    panel, n_rows, lacks_targets = scan_series(rows, request.freq, request.zone)
     if request.gaps == "error":
         _refuse_gaps(rows, panel, n_rows)
     # before the arrays, which have room for each empty step too
     warn_empty_steps(panel, n_rows)
     if h5 is None:
-        return _read_into_memory(rows, panel, request)
-    return _read_into_file(rows, panel, request, os.fspath(h5), n_rows)
+        return _read_into_memory(rows, panel, request, lacks_targets)
+    return _read_into_file(rows, panel, request, os.fspath(h5), n_rows, lacks_targets)
 
 
 def _refuse_gaps(rows: FrameRows, panel: Panel, n_rows: np.ndarray) -> None:
@@ -328,24 +342,40 @@ def _refuse_gaps(rows: FrameRows, panel: Panel, n_rows: np.ndarray) -> None:
     )
 
 
-def _read_into_memory(rows: FrameRows, panel: Panel, request: Request) -> FrameSeries:
+def _read_into_memory(
+    rows: FrameRows, panel: Panel, request: Request, lacks_targets: bool
+) -> FrameSeries:
     roles = request.roles
     (frame, series, steps) = next(rows.on_grid(panel))
+    has_gaps = len(series) < panel.lengths.sum()
     dtype = request.dtype or _float_type(frame, roles.x)
-    _require_floats(dtype, len(series) < panel.lengths.sum())
+    _require_floats(dtype, has_gaps)
     place = panel.offsets[series] + steps
     x = _Flat(panel, place, roles.x, dtype)
     for f, column in enumerate(roles.x):
-        x.put(f, frame.numbers(column, missing=dtype.kind == "f"))
+        x.put(f, frame.converted(column, frame.typed(column), dtype))
+    targets = {column: frame.typed(column, labels=True) for column in roles.y}
+    types = {column: values.dtype for column, (values, _) in targets.items()}
+    kind = _target_type(types, lacks_targets or (has_gaps and not roles.per_series))
+    columns = {c: frame.converted(c, typed, kind, exact=True) for c, typed in targets.items()}
     index = getattr(frame.frame.to_native(), "index", None)
     return FrameSeries(
         x=x.series() if roles.x else None,
-        y=_read_targets(frame, panel, series, place, roles, dtype),
+        y=_arranged(frame, panel, series, place, columns, kind, roles.per_series),
         lengths=None,
         panel=panel,
-        request=replace(request, dtype=dtype),
+        request=replace(request, dtype=dtype, target_types=request.target_types or types),
         places=Places(series, steps, index),
     )
+
+
+def _target_type(types: dict[str, np.dtype], lacks_targets: bool) -> np.dtype:
+    """Return the type of an array of targets of these types."""
+    if not types or np.dtype(object) in types.values():
+        return np.dtype(object)
+    dtype = np.result_type(*types.values())
+    # NaN marks what is missing
+    return np.dtype(np.float64) if lacks_targets and dtype.kind != "f" else dtype
 
 
 def _float_type(frame: Frame, columns: tuple[str, ...]) -> np.dtype:
@@ -373,11 +403,8 @@ class _Flat:
     ) -> None:
         self.panel = panel
         self.place = place
-        missing: Any = None if dtype.kind == "O" else np.nan
-        if dtype.kind in "iu":
-            missing = 0  # there are no gaps
         total = int(panel.lengths.sum())
-        self.values = np.full((total, len(columns)), missing, dtype)
+        self.values = _missing((total, len(columns)), dtype)
 
     def put(self, column: int, values: np.ndarray) -> None:
         self.values[self.place, column] = values
@@ -391,43 +418,53 @@ class _Flat:
         return [a.T for a in np.split(self.values, self.panel.offsets[1:])]
 
 
-def _read_targets(
+def _missing(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return an array of missing values, or of zeros where the type has no such value."""
+    value: Any = {"O": None, "f": np.nan}.get(dtype.kind, 0)
+    return np.full(shape, value, dtype)
+
+
+def _arranged(
     frame: Frame,
     panel: Panel,
     series: np.ndarray,
     place: np.ndarray,
-    roles: Roles,
+    columns: dict[str, np.ndarray],
     dtype: np.dtype,
+    per_series: bool,
 ) -> Any:
-    if not roles.y:
+    """Return targets of rows as an array (G, N, T) or a list of arrays (G, T_i); with
+    ``per_series`` (N,) or (N, G).
+    """
+    if not columns:
         return None
-    has_labels = any(frame.is_category(column) for column in roles.y)
-    kind = np.dtype(object) if has_labels else dtype
-    read = frame.labels if has_labels else frame.numbers
-    columns = [read(column, missing=kind.kind != "i") for column in roles.y]
-    if roles.per_series:
-        of_series = [
-            _one_per_series(frame, c, v, panel, series)
-            for c, v in zip(roles.y, columns, strict=True)
-        ]
-        matrix = np.stack(of_series, axis=1).astype(kind)
-        return matrix[:, 0] if len(roles.y) == 1 else matrix
-    y = _Flat(panel, place, roles.y, kind)
-    for g, values in enumerate(columns):
-        y.put(g, values)
-    return y.series()
+    if per_series:
+        y = _missing((panel.n_series, len(columns)), dtype)
+        seen = np.zeros(panel.n_series, bool)
+        for g, (column, values) in enumerate(columns.items()):
+            _put_per_series(y[:, g], seen, frame, column, values, panel, series)
+        return y[:, 0] if len(columns) == 1 else y
+    flat = _Flat(panel, place, tuple(columns), dtype)
+    for g, values in enumerate(columns.values()):
+        flat.put(g, values)
+    return flat.series()
 
 
-def _one_per_series(
+def _put_per_series(
+    of_series: np.ndarray,
+    seen: np.ndarray,
     frame: Frame,
     column: str,
     values: np.ndarray,
     panel: Panel,
     series: np.ndarray,
-) -> np.ndarray:
-    """Return the one value of each series; DataError names two rows of a series that differ."""
-    _, first = np.unique(series, return_index=True)
-    of_series = values[first]
+) -> None:
+    """Write the one value of each series that was not ``seen`` before to ``of_series``; DataError
+    names two rows of a series that differ.
+    """
+    which, first = np.unique(series, return_index=True)
+    is_new = ~seen[which]
+    of_series[which[is_new]] = values[first[is_new]]
     differs = values != of_series[series]
     if values.dtype.kind == "f":
         differs &= ~(np.isnan(values) & np.isnan(of_series[series]))
@@ -438,7 +475,6 @@ def _one_per_series(
             f"{of_series[series[row]]} before in series {panel.ids[series[row]]!r}; with "
             "per_series=True a series has one value"
         )
-    return of_series
 
 
 def _read_into_file(
@@ -447,6 +483,7 @@ def _read_into_file(
     request: Request,
     path: str,
     n_rows: np.ndarray,
+    lacks_targets: bool,
 ) -> FrameSeries:
     """Write x and y to a new HDF5 file, part after part, and map them."""
     roles = request.roles
@@ -458,7 +495,10 @@ def _read_into_file(
             if writer is None:  # the first part knows the types
                 dtype = request.dtype or _float_type(frame, roles.x)
                 _require_floats(dtype, has_gaps)
-                writer = _FileWriter(file, panel, roles, dtype, has_gaps)
+                types = _types_of_numbers(frame, roles.y)
+                lacks_targets |= has_gaps and not roles.per_series
+                kind = _target_type(types, lacks_targets)
+                writer = _FileWriter(file, panel, roles, {"x": dtype, "y": kind}, has_gaps)
             writer.write(frame, series, steps)
         assert writer is not None  # a frame without rows has been refused
         y_per_series = writer.close()
@@ -468,8 +508,21 @@ def _read_into_file(
         y=h5mmap(path, "y") if roles.y and not roles.per_series else y_per_series,
         lengths=lengths,
         panel=panel,
-        request=replace(request, dtype=writer.dtype),
+        request=replace(request, dtype=dtype, target_types=request.target_types or types),
     )
+
+
+def _types_of_numbers(frame: Frame, columns: tuple[str, ...]) -> dict[str, np.dtype]:
+    """Return the types of columns; DataError if one holds no numbers."""
+    types = {}
+    for column in columns:
+        if frame.is_category(column):
+            raise DataError(
+                f"column {column!r} of {frame.name} is of type {frame.dtype(column)}, and a file "
+                "h5 holds numbers; number the labels, or read them into memory (h5=None)"
+            )
+        types[column] = frame.typed(column)[0].dtype
+    return types
 
 
 class _FileWriter:
@@ -482,21 +535,22 @@ class _FileWriter:
         file: h5py.File,
         panel: Panel,
         roles: Roles,
-        dtype: np.dtype,
+        types: dict[str, np.dtype],
         has_gaps: bool,
     ) -> None:
         self.file = file
         self.panel = panel
         self.roles = roles
-        self.dtype = dtype
+        self.types = types
         self.maps = {"has_row": self._make_map("has_row", 1, np.dtype("uint8"))}
         columns = {"x": roles.x, "y": () if roles.per_series else roles.y}
         self.columns = {name: names for name, names in columns.items() if names}
         for name, names in self.columns.items():
-            self.maps[name] = self._make_map(name, len(names), dtype)
+            self.maps[name] = self._make_map(name, len(names), types[name])
             if has_gaps:
                 _fill(self.maps[name])
-        self.targets = np.full((panel.n_series, len(roles.y)), np.nan)
+        self.targets = _missing((panel.n_series, len(roles.y)), types["y"])
+        self.seen = np.zeros(panel.n_series, bool)
 
     def _make_map(self, name: str, n_features: int, dtype: np.dtype) -> Any:
         where = f"{self.file.filename}: dataset {name!r}"
@@ -521,32 +575,16 @@ class _FileWriter:
         has_row[0, series, steps] = 1
         for name, columns in self.columns.items():
             for f, column in enumerate(columns):
-                self._require_numbers(frame, column)
-                values = frame.numbers(column, missing=self.dtype.kind == "f")
-                self.maps[name][f, series, steps] = values
+                self.maps[name][f, series, steps] = self._read(frame, name, column)
         if self.roles.per_series:
-            self._keep_targets(frame, series)
+            for g, column in enumerate(self.roles.y):
+                values = self._read(frame, "y", column)
+                of_series = self.targets[:, g]
+                _put_per_series(of_series, self.seen, frame, column, values, self.panel, series)
+            self.seen[series] = True
 
-    def _require_numbers(self, frame: Frame, column: str) -> None:
-        if frame.is_category(column):
-            raise DataError(
-                f"column {column!r} of {frame.name} is of type {frame.dtype(column)}, and a file "
-                "h5 holds numbers; number the labels, or read them into memory (h5=None)"
-            )
-
-    def _keep_targets(self, frame: Frame, series: np.ndarray) -> None:
-        for g, column in enumerate(self.roles.y):
-            self._require_numbers(frame, column)
-            values = frame.numbers(column, missing=True)
-            before = self.targets[series, g]
-            differs = ~np.isnan(before) & (before != values)
-            self.targets[series, g] = values
-            differs |= self.targets[series, g] != values
-            frame.refuse(
-                column,
-                differs & ~np.isnan(values),
-                ", and another value in the same series; with per_series=True a series has one",
-            )
+    def _read(self, frame: Frame, name: str, column: str) -> np.ndarray:
+        return frame.converted(column, frame.typed(column), self.types[name], exact=name == "y")
 
     def close(self) -> np.ndarray | None:
         """Write what is left, and return the targets if series have one each."""

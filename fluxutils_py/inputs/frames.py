@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Number
 from typing import Any
@@ -13,6 +14,8 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.validation import require_package
 
 LARGEST_TIME = 2**62  # integer times, so that the steps after them are integers too
+LARGEST_EXACT = 2**53  # integers up to it are floats without rounding
+NUMBERS: dict[type, tuple[str, ...]] = {bool: ("?",), int: ("i8", "u8"), float: ("f8",)}
 LARGEST_MICROSECOND = 9_190_000_000_000_000  # of dates in nanoseconds: until 2261
 
 
@@ -215,21 +218,77 @@ class Frame:
             If the column is not numeric or has infinite values, or has missing ones and ``missing``
             is False.
         """
-        nw = require("narwhals")
-        values = self.frame[column]
-        if not values.dtype.is_numeric() and values.dtype != nw.Boolean:
-            raise self._wrong_type(column, "numbers", "pandas.to_numeric")
-        numbers = values.cast(nw.Float64).to_numpy().astype(np.float64)
-        # one infinite value would make every mean infinite
-        self.refuse(column, np.isinf(numbers), "; leave it out, or set NaN", numbers)
+        values, absent = self.typed(column)
         if not missing:
-            self._refuse_missing(column, np.isnan(numbers))
+            self._refuse_missing(column, absent)
+        numbers = values.astype(np.float64)
+        numbers[absent] = np.nan
         return numbers
 
     def values(self, column: str, missing: bool = False) -> np.ndarray:
         """Return a column as labels if it holds categories, else as numbers."""
         read = self.labels if self.is_category(column) else self.numbers
         return read(column, missing)
+
+    def typed(self, column: str, labels: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Return a column in its own type, and a mask of missing values.
+
+        Integers and booleans are 0 where missing, floats are NaN. With ``labels``, a column may
+        also hold text or categories: they are objects, None where missing, unless all of them are
+        integers or booleans.
+        """
+        if labels and self.is_category(column):
+            return _typed_labels(self.labels(column, missing=True))
+        nw = require("narwhals")
+        values = self.frame[column]
+        is_boolean = values.dtype == nw.Boolean
+        if not values.dtype.is_numeric() and not is_boolean:
+            raise self._wrong_type(column, "numbers", "pandas.to_numeric")
+        # wider integers and decimals are none of NumPy's types
+        dtype = np.dtype(getattr(np, str(values.dtype).lower(), bool if is_boolean else np.float64))
+        if dtype.kind == "f":
+            numbers = values.cast(nw.Float64).to_numpy().astype(dtype)
+            # one infinite value would make every mean infinite
+            self.refuse(column, np.isinf(numbers), "; leave it out, or set NaN", numbers)
+            return numbers, np.isnan(numbers)
+        known = values.fill_null(False if is_boolean else 0).to_numpy()
+        return known.astype(dtype, copy=False), values.is_null().to_numpy()
+
+    def converted(
+        self,
+        column: str,
+        typed: tuple[np.ndarray, np.ndarray],
+        dtype: np.dtype,
+        exact: bool = False,
+    ) -> np.ndarray:
+        """Return what :meth:`typed` gave as another type: NaN, or None among objects, where a value
+        is missing.
+
+        Raises
+        ------
+        DataError
+            If a value is missing among integers, or the type does not hold one. With ``exact``
+            also if a float would round an integer.
+        """
+        values, missing = typed
+        if dtype.kind == "O":
+            values = values.astype(object)
+            values[missing] = None
+            return values
+        if dtype.kind != "f":
+            self._refuse_missing(column, missing)
+        self.refuse(column, _is_lost(values, dtype), f", which is none of {dtype}", values)
+        if exact and dtype.kind == "f" and values.dtype.kind in "iu":
+            rounded = (values > LARGEST_EXACT) | (values < -LARGEST_EXACT)
+            remedy = (
+                ", which a float rounds, and there are steps without a target, or other targets "
+                "that are floats: convert it to text if these are labels, to floats if not"
+            )
+            self.refuse(column, rounded, remedy, values)
+        values = values.astype(dtype)
+        if dtype.kind == "f":
+            values[missing] = np.nan
+        return values
 
     def times(self, column: str) -> TimeColumn:
         """Return a column of dates or integers; DataError names the row of what is neither."""
@@ -327,7 +386,7 @@ def make_frame(
     NaN becomes null where the library has both.
     """
     nw = require("narwhals")
-    made = nw.from_dict({k: _to_column(v) for k, v in columns.items()}, backend=backend)
+    made = nw.from_dict({k: _to_column(v, backend) for k, v in columns.items()}, backend=backend)
     arrow_types = {k: v for k, v in like.items() if not hasattr(v, "is_temporal")}
     # after from_dict, which would guess other types
     casts = [
@@ -420,9 +479,59 @@ def _nanoseconds(dates: Any) -> np.ndarray:
     return np.asarray(at.astype("M8[ns]").astype(np.int64))
 
 
-def _to_column(values: np.ndarray) -> Any:
+def _to_column(values: np.ndarray, backend: str) -> Any:
     """Convert an object array to a list, so that the library infers its type."""
-    return values.tolist() if values.dtype == object else values
+    if values.dtype != object:
+        return values
+    labels = values.tolist()
+    if backend == "pandas" and {type(v) for v in labels} in ({int, type(None)}, {bool, type(None)}):
+        # of the list pandas would make floats, or objects
+        return require("pandas").array(labels)
+    return labels
+
+
+def _typed_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels as numbers or booleans if all are of one such type, and a mask of missing
+    ones.
+    """
+    missing = np.array([label is None for label in labels], bool)
+    types = {type(label) for label in labels[~missing]}
+    filled = [label or 0 for label in labels]
+    for dtype in NUMBERS.get(types.pop(), ()) if len(types) == 1 else ():
+        with suppress(OverflowError):
+            return np.array(filled, dtype), missing
+    return labels, missing
+
+
+def _is_lost(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return where numbers are beyond the range of a type, or fractions of one of integers."""
+    if dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        # not above the maximum, which a float may round up
+        outside = (values < bounds.min) | (values >= bounds.max + 1)
+        return outside | (values % 1 != 0)
+    with np.errstate(over="ignore"):
+        return np.isinf(values.astype(dtype))
+
+
+def as_target(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return predictions in the type of their targets where these are integers or booleans and all
+    predictions are such, None where missing; else unchanged.
+
+    Labels are floats where some steps have none.
+    """
+    known = ~np.isnan(values) if values.dtype.kind == "f" else np.zeros(0, bool)
+    if dtype.kind not in "iub" or not known.any():
+        return values
+    numbers = values[known]
+    fits = np.isin(numbers, (0, 1)) if dtype.kind == "b" else ~_is_lost(numbers, dtype)
+    if not fits.all():
+        return values
+    if known.all():
+        return values.astype(dtype)
+    targets = np.full(len(values), None, object)
+    targets[known] = numbers.astype(dtype)
+    return targets
 
 
 @dataclass(frozen=True)

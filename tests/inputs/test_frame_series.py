@@ -123,6 +123,157 @@ def test_text_stays_text_and_its_gaps_are_missing_labels():
     assert (back["sky_hat"] == df["sky"]).mean() > 0.8
 
 
+LARGE = 2**53 + 1  # float64 has no such number
+INTEGERS = ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"]
+
+
+def drawn_labels(rng, kind, n):
+    """Two labels that float32, and where possible float64, would take for one; n of them."""
+    pair = {
+        "bool": [False, True],
+        "text": ["clear", "grey"],
+        "float32": [3.0, 4.0],
+        "float64": [100100037.0, 100100038.0],
+    }.get(kind)
+    if pair is None:
+        large = {"int64": LARGE, "uint64": 2**63 + 1, "int32": 100100037, "uint32": 2**31 + 1}
+        begin = large.get(kind, 100)
+        pair = [begin, begin + 1]
+    labels = [pair[i] for i in rng.integers(0, 2, n)]
+    labels[:2] = pair
+    return labels
+
+
+def typed_column(labels, missing, kind, form):
+    """A column of pandas, None where missing."""
+    given = [None if m else label for label, m in zip(labels, missing, strict=True)]
+    if kind == "text":
+        return pd.Series(given, dtype=form if form == "category" else object)
+    if form == "category":  # of integers, booleans
+        return pd.Series(given, dtype=pd.CategoricalDtype(sorted(set(labels))))
+    if kind.startswith("float"):
+        return pd.Series(given, dtype=kind)
+    if form == "pyarrow" and kind != "bool":
+        return pd.Series(given, dtype=f"{kind}[pyarrow]")
+    if missing.any() or form == "nullable":
+        name = {"bool": "boolean"}.get(kind, kind.replace("i", "I").replace("uI", "UI"))
+        return pd.Series(given, dtype=name)
+    return pd.Series(given, dtype=kind)
+
+
+def to_native(df, library, y):
+    """The frame in another library, the labels in the type that it has for them."""
+    if library == "pandas":
+        return df
+    names = {"text": (pl.String, pa.string()), "bool": (pl.Boolean, pa.bool_())}
+    kind = y["kind"]
+    of_polars, of_arrow = names.get(
+        kind,
+        (getattr(pl, kind.replace("i", "I").replace("uI", "UI").replace("f", "F"), None), kind),
+    )
+    columns = {name: df[name].tolist() for name in ("town", "at")}
+    columns |= {"wind": df["wind"].to_numpy(), "sky": [None if pd.isna(v) else v for v in y["y"]]}
+    if library == "polars":
+        wind = pl.Float32 if df["wind"].dtype == np.float32 else pl.Float64
+        return pl.DataFrame(columns, schema_overrides={"sky": of_polars, "wind": wind})
+    if isinstance(of_arrow, str):
+        of_arrow = {"float32": pa.float32(), "float64": pa.float64()}.get(kind) or getattr(
+            pa, kind
+        )()
+    return pa.table(columns | {"sky": pa.array(columns["sky"], of_arrow)})
+
+
+def as_lists(frame):
+    """The columns of a frame of any library, None where missing."""
+    if isinstance(frame, pl.DataFrame):
+        return frame.to_dict(as_series=False)
+    if isinstance(frame, pa.Table):
+        return frame.to_pydict()
+    return {c: [None if pd.isna(v) else v for v in frame[c].tolist()] for c in frame}
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_labels_keep_their_type_from_the_frame_to_the_classes_and_back(seed, tmp_path):
+    rng = np.random.default_rng(seed)
+    kind = str(rng.choice([*INTEGERS, "bool", "text", "float32", "float64"]))
+    form = str(rng.choice(["plain", "nullable", "pyarrow", "category"]))
+    library = str(rng.choice(["pandas", "polars", "pyarrow", "parquet"]))
+    per_series, h5, lacks = (bool(v) for v in rng.random(3) < (0.3, 0.3, 0.4))
+    if library != "pandas":
+        form = "plain"
+    h5 = h5 and kind != "text" and form != "category"
+    lacks = lacks and not per_series
+    df = long_frame((24, 24, 24, 24), gaps=[(1, 4)] * bool(rng.random() < 0.3), seed=seed)
+    df["wind"] = df["wind"].astype(str(rng.choice(["float32", "float64"])))
+    labels = drawn_labels(rng, kind, 4 if per_series else len(df))
+    if per_series:
+        labels = [labels[int(town[1])] for town in df["town"]]
+    missing = rng.random(len(df)) < (0.1 if lacks else 0)
+    df["sky"] = typed_column(labels, missing, kind, form)
+    given = to_native(
+        df, "pyarrow" if library == "parquet" else library, {"kind": kind, "y": df["sky"]}
+    )
+    if library == "parquet":
+        pq.write_table(given, tmp_path / "a.parquet")
+        given = tmp_path / "a.parquet"
+    read = {"x": "wind", "y": "sky", "per_series": per_series, "freq": "h"}
+    path = tmp_path / "a.h5" if h5 else None
+    has_gaps = (missing.any() or len(df) < 96) and not per_series
+    if has_gaps and max(labels) in (LARGE + 1, 2**63 + 2):
+        with pytest.raises(DataError, match=r"'sky' of df is \d{16,} in row \d+.*text"):
+            from_frame(given, "town", "at", **read, h5=path)
+        return
+    series = from_frame(given, "town", "at", **read, h5=path)
+    clf = SequenceClassifier(cell="linear").fit(series.x, series.y)
+    known = [v for v, m in zip(labels, missing, strict=True) if not m]
+    assert clf.classes_.tolist() == sorted(set(known))
+    if not has_gaps and kind != "text":
+        assert clf.classes_.dtype.kind == np.dtype(kind).kind
+        assert form == "category" or clf.classes_.dtype == kind
+    expected = [None if m else v for v, m in zip(labels, missing, strict=True)]
+    if per_series:
+        expected = [dict(zip(df["town"], labels, strict=True))[f"b{n}"] for n in range(4)]
+    for values in (series.y, clf.predict(series.x)):
+        back = series.to_frame(values)
+        found = as_lists(back)["sky_hat"]
+        if values is series.y and not (h5 and not per_series):
+            assert found == expected
+        types = {type(v) for v in found} - {type(None)}
+        assert types == {type(known[0])}, types
+    if not per_series and not h5:
+        # of test data, which may lack labels elsewhere
+        other = series.like(given)
+        assert as_lists(other.to_frame(clf.predict(other.x)))["sky_hat"] == found
+
+
+@pytest.mark.parametrize("h5", [False, True])
+def test_targets_keep_their_type_beside_other_inputs(h5, tmp_path):
+    df = long_frame((9, 9))
+    df["wind"] = df["wind"].astype("float32")
+    df["count"] = np.random.default_rng(0).integers(0, 2**31, 18).astype("int32")
+    df["exact"] = 1e9 + df["count"] / 3
+    df["code"] = LARGE + np.arange(18)
+    path = tmp_path / "a.h5" if h5 else None
+    two = from_frame(df, "town", "at", "wind", ["count", "exact"], h5=path)
+    assert (two.x.dtype, two.y.dtype) == (np.float32, np.float64)
+    back = two.to_frame(two.y).sort_values(["town", "at"])
+    given = df.sort_values(["town", "at"])
+    assert back["count_hat"].dtype == np.int32
+    for name in ("count", "exact"):
+        np.testing.assert_array_equal(back[f"{name}_hat"], given[name])
+    # numbers that are no integers stay as they are
+    assert two.to_frame(np.asarray(two.y) + 0.5)["count_hat"].dtype == np.float64
+    codes = from_frame(df, "town", "at", "code", "code", dtype="int64", h5=path)
+    assert codes.x.dtype == codes.y.dtype == np.int64
+    np.testing.assert_array_equal(codes.to_frame(codes.x)["code_hat"].sort_values(), df["code"])
+    with pytest.raises(DataError, match=r"'code' of df is \d{16} in row 0.*floats"):
+        from_frame(df, "town", "at", "wind", ["code", "exact"], h5=path)
+    with pytest.raises(DataError, match=r"'exact' of df is .* in row \d+, which is none of int64"):
+        from_frame(df, "town", "at", "exact", dtype="int64", h5=path)
+    with pytest.raises(DataError, match=r"'code' of df is \d{16} in row 0, .* none of uint8"):
+        from_frame(df, "town", "at", "code", dtype="uint8", h5=path)
+
+
 def test_one_label_per_series():
     df = long_frame((9, 9, 9, 9))
     series = from_frame(df, "town", "at", x=["wind"], y="kind", per_series=True)
