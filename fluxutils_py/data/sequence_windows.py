@@ -369,10 +369,11 @@ class SequenceWindows:
         # Masks of steps are (S, B); None stands for all steps, which is common and costs nothing.
         exists = rows.step_mask(start, stop)
         weighted = exists
-        weights = None
+        w = None
         if self.weight is not None:
             weights = self.weight.read(rows, start, stop)
             weighted = _both_masks(exists, weights > 0)
+            w = weights[n_overlap:, :, None]
 
         outputs = self._present_outputs(y, missing)
         live = _both_masks(weighted, _steps_with_target(missing, outputs))
@@ -391,15 +392,13 @@ class SequenceWindows:
             self._clean_values(s, v, rows, start, input_mask, exists, self.gap_value)
             for s, v in zip(self.x, x, strict=True)
         ]
+        masks = self._masks_of_targets(mask)
         y = [
             # a label without weight may be none that the loss knows
-            self._clean_values(
-                s, v, rows, start, target_mask, weighted if s.kind == "int" else exists
-            )
-            for s, v, target_mask in zip(self.y, y, self._masks_of_targets(mask), strict=True)
+            self._clean_values(s, v, rows, start, m, weighted if s.kind == "int" else exists)
+            for s, v, m in zip(self.y, y, masks, strict=True)
         ]
 
-        w = None if weights is None else weights[n_overlap:, :, None]
         n_live: float = (stop - start - n_overlap) * len(rows)
         if mask is not None:
             mask = mask[n_overlap:]

@@ -384,7 +384,13 @@ def _arrays_to_try(x: object) -> tuple[np.ndarray, ...]:
         raise ShapeError(
             f"x must be arrays (F, N, T) of equal N and T, got {[a.shape for a in xs]}"
         )
-    # a file takes its first step for one of the series, a stream waits for an input
+    return _from_first_inputs(xs)
+
+
+def _from_first_inputs(xs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+    """Leave out the steps before all series have begun: a file takes its first step for one of the
+    series, a stream waits for an input.
+    """
     has_input = np.logical_or.reduce([(a == a).any(0) for a in xs])
     begin = int(has_input.argmax(1).max())
     return tuple(a[:, :, begin:] for a in xs)
