@@ -391,11 +391,10 @@ class SequenceWindows:
             self._clean_values(s, v, rows, start, input_mask, exists, self.gap_value)
             for s, v in zip(self.x, x, strict=True)
         ]
+        # a label without weight may be none that the loss knows
+        kept = {"int": weighted, "float": exists}
         y = [
-            # a label without weight may be none that the loss knows
-            self._clean_values(
-                s, v, rows, start, target_mask, weighted if s.kind == "int" else exists
-            )
+            self._clean_values(s, v, rows, start, target_mask, kept[s.kind])
             for s, v, target_mask in zip(self.y, y, self._masks_of_targets(mask), strict=True)
         ]
 
