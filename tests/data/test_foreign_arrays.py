@@ -62,51 +62,14 @@ def test_masked_integers_have_no_nan_and_are_refused():
     assert plain_block(labels[..., :7]).tolist() == [[list(range(7))]]
 
 
-def mask_only_targets(holes):
-    x = np.random.default_rng(1).normal(size=(F, N, T)).astype("float32")
-    return x, holes[:1]
-
-
 SPEC = {"epochs": 2, "batchsize": 2, "seqsize": 7}
 
 
-def test_masked_targets_count_as_missing(holes):
-    x, y = mask_only_targets(holes)
-    lazy, plain = (
-        Estimator(spec=SPEC, random_state=0).fit(x, targets)
-        for targets in (Lazy(y), y.filled(np.nan))
-    )
-    np.testing.assert_array_equal(lazy.predict(x), plain.predict(x))
-    assert lazy.score(x, Lazy(y)) == plain.score(x, y.filled(np.nan))
-    assert lazy.evaluate(x, Lazy(y)) == plain.evaluate(x, y.filled(np.nan))
-
-
-def test_masked_inputs_are_what_nan_in_inputs_is(holes):
-    y = np.where(holes.mask[:1], np.nan, np.random.default_rng(1).normal(size=(1, N, T))).astype(
-        "float32"
-    )
-    lazy, plain = (
-        Estimator(spec=SPEC, random_state=0).fit(a, y) for a in (Lazy(holes), holes.filled(np.nan))
-    )
-    np.testing.assert_array_equal(lazy.predict(Lazy(holes)), plain.predict(holes.filled(np.nan)))
-    views = [samples(a) for a in (Lazy(holes), holes.filled(np.nan))]
-    np.testing.assert_array_equal(*map(np.asarray, views))
+def test_a_masked_one_of_several_inputs_is_an_error(holes):
     partly = np.ma.MaskedArray(holes.data, holes.mask & (np.arange(F) == 0)[:, None, None])
-    # of a step with a target, one input of several
-    for data in (
-        Lazy(partly),
-        partly.filled(np.nan),
-    ):
+    for data in (Lazy(partly), partly.filled(np.nan)):
         with pytest.raises(DataError, match="NaN"):
             Estimator(spec=SPEC).fit(data, np.zeros((1, N, T), "float32"))
-
-
-def test_transformers_and_weights_see_no_fill_values(holes):
-    scalers = [SequenceScaler().fit(a) for a in (Lazy(holes), holes.filled(np.nan))]
-    np.testing.assert_array_equal(scalers[0].mean_, scalers[1].mean_)
-    np.testing.assert_array_equal(
-        scalers[0].transform(Lazy(holes)), scalers[1].transform(holes.filled(np.nan))
-    )
     with pytest.raises(DataError, match="sample_weight must be finite"):
         SampleWeight(Lazy(holes[0]), N, T).normalize(Segments.from_lengths(N, T), ())
 
@@ -206,16 +169,6 @@ def test_both_layouts_with_series_first_are_named_with_their_transposes():
     assert "(N, F, T)" in str(caught.value)
     assert "a.transpose(1, 0, 2)" in str(caught.value)
     assert "a.transpose(2, 0, 1)" in str(caught.value)
-
-
-def test_the_scale_of_targets_sees_no_fill_values(holes):
-    x, y = mask_only_targets(holes)
-    lazy, plain = (
-        plain_regressor(3, epochs=2, random_state=0, verbose=False).fit(x, targets)
-        for targets in (Lazy(y), y.filled(np.nan))
-    )
-    np.testing.assert_array_equal(lazy.predict(x), plain.predict(x))
-    assert np.nanmax(np.abs(lazy.predict(x))) < 100  # the fill value is 1e37
 
 
 def test_masked_labels_count_as_missing_or_are_refused(holes):

@@ -3,7 +3,6 @@
 import re
 import tracemalloc
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -67,25 +66,6 @@ def test_a_list_is_the_padded_array_with_lengths(x, n_jobs):
     assert torch.equal(
         net2vec(found), net2vec(same.partial_fit(padded(x), padded(y), lengths=LENGTHS))
     )
-
-
-@pytest.mark.parametrize("kind", ["npy", "h5py", "torch"])
-def test_arrays_in_files_give_the_same_to_the_last_bit(x, kind, tmp_path):
-    def stored(arrays, name):
-        if kind == "torch":
-            return [torch.tensor(a) for a in arrays]
-        if kind == "h5py":
-            file = h5py.File(tmp_path / f"{name}.h5", "w")
-            return [file.create_dataset(str(n), data=a) for n, a in enumerate(arrays)]
-        for n, a in enumerate(arrays):
-            np.save(tmp_path / f"{name}{n}.npy", a)
-        return [np.load(tmp_path / f"{name}{n}.npy", mmap_mode="r") for n in range(len(arrays))]
-
-    y = targets(x)
-    found = est().fit(stored(x, "x"), stored(y, "y"))
-    assert torch.equal(net2vec(found), net2vec(est().fit(x, y)))
-    predicted = found.predict(stored(x, "z"))
-    assert all(np.array_equal(a, b) for a, b in zip(predicted, found.predict(x), strict=True))
 
 
 def test_nothing_is_copied_into_a_padded_block(rng):
