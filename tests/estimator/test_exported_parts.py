@@ -49,7 +49,7 @@ def test_our_transformers(made, dtype, x):
 
 
 def test_the_forward_fill_carries_its_last_values(x):
-    x[:, 0, :5] = np.nan
+    x[:, 0, 1:5] = np.nan  # before the first input, a series has not begun
     made = SequenceImputer("ffill").fit(x)
     part, live = transformer_module(made, "step", 3), made.stream(7)
     state = part.initial[0].of(7)
@@ -153,7 +153,7 @@ def test_outputs_get_their_units_with_the_digits_of_the_targets(kind, rng):
 )
 def test_labels_and_probabilities(classes, rng):
     scores = rng.normal(size=(5, 4, 3)).astype("float32")
-    decoder = LabelDecoder(classes)
+    decoder = LabelDecoder(classes, np.zeros(3))
     label, probabilities = decoder.as_module()(torch.from_numpy(scores))
     named = classes[label.numpy()] if classes.dtype.kind == "U" else label.numpy()
     np.testing.assert_array_equal(named, decoder.labels(scores))
