@@ -18,7 +18,7 @@ from fluxutils_py.estimator.model_export import (
     inverse_target_module,
     transformer_module,
 )
-from fluxutils_py.inputs.labels import LabelDecoder
+from fluxutils_py.inputs.labels import Classify, LabelDecoder
 from fluxutils_py.inputs.target_codec import TargetScale
 
 
@@ -153,8 +153,9 @@ def test_outputs_get_their_units_with_the_digits_of_the_targets(kind, rng):
 )
 def test_labels_and_probabilities(classes, rng):
     scores = rng.normal(size=(5, 4, 3)).astype("float32")
-    decoder = LabelDecoder(classes, np.zeros(3))
-    label, probabilities = decoder.as_module()(torch.from_numpy(scores))
+    log_weight = np.log([1.0, 3.0, 0.5])
+    decoder = LabelDecoder(classes, log_weight)
+    label, probabilities = Classify(classes, log_weight)(torch.from_numpy(scores))
     named = classes[label.numpy()] if classes.dtype.kind == "U" else label.numpy()
     np.testing.assert_array_equal(named, decoder.labels(scores))
     np.testing.assert_allclose(probabilities.numpy(), decoder.probabilities(scores), rtol=1e-6)

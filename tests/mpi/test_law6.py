@@ -11,6 +11,9 @@ import pytest
 
 PROGRAM = Path(__file__).parent / "programs" / "law6.py"
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
+# Heads in closed form: sums of products of features over ranks come in another order, and solving
+# for the head multiplies their rounding by the condition of the products.
+CLOSED_FORMS = ("sales", "fixed_lags", "linear_and_network")
 
 
 @functools.cache
@@ -42,6 +45,8 @@ def compare(path, factor, *dtypes, tolerance=TOLERANCE):
         scale = max(1.0, np.nanmax(np.abs(value)))  # sums over a window are large
         if "linear_and_network" in name:  # Adam makes more of what a sum over ranks has rounded
             scale *= 10
+        if name.startswith("float64") and any(part in name for part in CLOSED_FORMS):
+            scale *= 100
         if (
             not apart <= tolerance[name.split()[0]] * scale
             or (np.isnan(found[name]) != np.isnan(value)).any()
