@@ -13,7 +13,7 @@ PROGRAM = Path(__file__).parent / "programs" / "law6.py"
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
 # Heads in closed form: sums of products of features over ranks come in another order, and solving
 # for the head multiplies their rounding by the condition of the products.
-CLOSED_FORMS = ("sales", "fixed_lags", "linear_and_network")
+CLOSED_FORMS = ("fixed_lags", "linear_and_network")
 
 
 @functools.cache
@@ -47,6 +47,8 @@ def compare(path, factor, *dtypes, tolerance=TOLERANCE):
             scale *= 10
         if name.startswith("float64") and any(part in name for part in CLOSED_FORMS):
             scale *= 100
+        if name == "float64 sales":  # targets of 1000 with deviations of 50 have a digit less
+            scale *= 10
         if (
             not apart <= tolerance[name.split()[0]] * scale
             or (np.isnan(found[name]) != np.isnan(value)).any()
