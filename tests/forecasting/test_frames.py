@@ -66,6 +66,6 @@ def test_columns_get_the_types_that_they_had(backend):
 def test_a_library_that_is_missing_is_named_with_what_to_install():
     with pytest.raises(
         ImportError,
-        match=r"no_such_library.* pip .*\[forecast\]",
+        match=r"no_such_library.* pip install .*narwhals",
     ):
         require("no_such_library.inner")

@@ -202,5 +202,5 @@ def test_what_cannot_add_up_is_refused(df, fc, monkeypatch, small):
         return plain_import(name, *args, **kwargs)
 
     monkeypatch.setattr(importlib, "import_module", lambda name: without(name))
-    with pytest.raises(ImportError, match=r"bottom_up.*fluxutils_py\[hierarchy\]"):
+    with pytest.raises(ImportError, match=r"bottom_up.*pip install hierarchicalforecast"):
         fc.predict(hierarchy=GROUPS)
