@@ -79,7 +79,7 @@ def cases(folder):
     return {
         "loss": (1, fit(loss=loss_with(Hang(1, 3)))),
         "loss of rank 0": (0, fit(loss=loss_with(Hang(0, 3)))),
-        "reading": (2, fit(Slow(X, Hang(2, 8)))),
+        "reading": (2, fit(Slow(X, Hang(2, 12)))),
         "validation": (1, fit(validation_data=(Slow(X, Hang(1, 8)), X[:1]))),
         "hook": (1, lambda: fit()(steps)),
         "hook at the start": (0, lambda: fit()(starts)),
