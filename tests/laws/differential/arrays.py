@@ -90,7 +90,8 @@ def make_data(case, seed, more_series=0, more_steps=0):
         y[:] = np.nan
         y[:, np.arange(N), last] = kept
     given = starts, lengths
-    if case["nan_inputs"] and not (case["starts"] or case["lengths"]):
+    are_told = not case["listed"] and (case["starts"] or case["lengths"])
+    if case["nan_inputs"] and not are_told:
         starts, lengths = without_padding(x, starts, lengths)
     y = (y[:1], y[1:]) if case["outputs"] == "two" else (y,)
     return Data(x, y, starts, lengths, w, given)
