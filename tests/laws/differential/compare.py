@@ -30,7 +30,8 @@ class Given:
         self._before = []  # arrays, and their bytes as they are given
         T = data.n_steps
         t = np.arange(T)
-        self.exists = (t >= data.starts[:, None]) & (t < (data.starts + data.lengths)[:, None])
+        starts, lengths = data.given
+        self.exists = (t >= starts[:, None]) & (t < (starts + lengths)[:, None])
         x = [self._fill(a.astype(case["dtype"])) for a in data.x]
         self.x = self._form([place(a) for a in x], data.x)
         self.y = self._targets(place)
