@@ -47,8 +47,10 @@ def compare(path, factor, *dtypes, tolerance=TOLERANCE):
             scale *= 10
         if name.startswith("float64") and any(part in name for part in CLOSED_FORMS):
             scale *= 100
-        if name == "float64 sales":  # targets of 1000 with deviations of 50 have a digit less
-            scale *= 10
+        if " sales" in name:
+            # Its training multiplies rounding: measured, 1e-12 in float64 and 4e-4 in float32, both
+            # about 10,000 units of the last place.
+            scale *= 1000
         if (
             not apart <= tolerance[name.split()[0]] * scale
             or (np.isnan(found[name]) != np.isnan(value)).any()
