@@ -498,8 +498,11 @@ class _Kept:
         unit = root / root.norm()
         kernel += (2 * trace + 1) * unit[:, None] * unit
         values, vectors = torch.linalg.eigh(kernel)
-        lengths = values[:-1].clamp(min=0).sqrt()
+        # Directions without features stay, with next to no length: rounding mixes them with others,
+        # and only all of them together give the right weights.
+        values = values[:-1].clamp(min=1e-30 * trace + 1e-150)
         vectors = vectors[:, :-1]
+        lengths = values.sqrt()
         rotated = vectors * lengths
         mean_target = share @ rows.targets
         return _Problem(
@@ -508,10 +511,10 @@ class _Kept:
             total,
             trace / total or 1.0,
             mean_target,
-            values[:-1].clamp(min=0),
+            values,
             rotated,
             rotated.T @ (root[:, None] * (rows.targets - mean_target)),
-            lambda w: x.T @ (vectors @ (w / lengths.clamp(min=1e-150)[:, None])),
+            lambda w: x.T @ (vectors @ (w / lengths[:, None])),
         )
 
 
