@@ -19,11 +19,12 @@ from fluxutils_py.estimator.fitted_parts import SeriesEstimator, input_schema
 from fluxutils_py.estimator.gathering import gather_parts, gather_rows, memmap_location
 from fluxutils_py.estimator.same_fit import require_same_inputs
 from fluxutils_py.estimator.spec import Spec, read_spec
-from fluxutils_py.inputs.inputs import Inputs, read_inputs
+from fluxutils_py.inputs.inputs import Inputs, read_inputs, without_padding
 from fluxutils_py.inputs.labelled_arrays import split_labels, with_labels
 from fluxutils_py.inputs.missing_past import warn_of_missing_past
 from fluxutils_py.inputs.sharded_data import is_empty, ranks_of_call
 from fluxutils_py.inputs.target_codec import Transform
+from fluxutils_py.nn.states import have_begun
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.training.predictor import Prediction, Predictor
@@ -69,9 +70,12 @@ def run_predict(
         labels, out = split_labels(x, out)
         if state is not None:
             warn_of_missing_past(x)
-        # where series go on before or after x, a step without input is a gap
-        padded = (state is None, not return_state)
-        inputs = read_inputs(x, schema, starts=starts, lengths=lengths, padded=padded)
+        goes_on = state is not None or return_state
+        inputs = read_inputs(x, schema, starts=starts, lengths=lengths, padded=not goes_on)
+        if goes_on and starts is None and lengths is None:
+            # before or after x, and there a step without input is a gap
+            begun = state is not None and have_begun(est.model_, state, inputs.N)
+            inputs = without_padding(inputs, np.logical_not(begun), ended=not return_state)
         spec = read_spec(settings.spec)
         decode = parts.codec.decoders()[method]
         is_last = parts.codec.per_series and inputs.form != "timesteps"
@@ -184,7 +188,7 @@ class BlockPredictor:
         for p in self:
             y = _single_output(p.y)
             if outputs is None:
-                outputs = np.empty((self.inputs.N, y.shape[2]), y.dtype)
+                outputs = np.full((self.inputs.N, y.shape[2]), _no_output(y.dtype), y.dtype)
             # blocks are of the same steps for all series, which end at different ones
             at = last[p.series] - p.steps.start
             ending = np.flatnonzero((at >= 0) & (at < len(y)))
@@ -242,6 +246,11 @@ class _RunPredictor(NamedTuple):
 
     predictor: Predictor
     n_context: int
+
+
+def _no_output(dtype: np.dtype) -> Any:
+    """Return what stands at steps that a series does not have."""
+    return np.nan if dtype.kind == "f" else dtype.type()
 
 
 def _single_output(outputs: tuple[np.ndarray, ...]) -> np.ndarray:
@@ -306,7 +315,7 @@ class PredictionWriter:
                 continue
             if p.steps.start == 0:
                 # blocks have steps that exist only: the others are set here, once per series
-                target[:, p.series, :] = np.nan if y.dtype.kind == "f" else y.dtype.type()
+                target[:, p.series, :] = _no_output(y.dtype)
             self._write_from_starts(target, block, p)
 
     def _write_from_starts(self, target: Any, block: np.ndarray, p: Prediction) -> None:

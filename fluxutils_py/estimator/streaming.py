@@ -28,7 +28,7 @@ from fluxutils_py.nn.native_step import NativeStep, Scaler
 from fluxutils_py.nn.parameters import Freeze
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.nn.session import InferenceSession
-from fluxutils_py.nn.states import read_states, snapshot
+from fluxutils_py.nn.states import have_begun, read_states, snapshot
 from fluxutils_py.training.tensors import to_tensor
 from fluxutils_py.validation import check_integer
 
@@ -255,7 +255,7 @@ class EstimatorStream:
         self._session = InferenceSession(model, sample, int(spec.overlap), spec.precision)
         self._load(state)
         # series without any input yet, if there are some: they begin with it, as in predict
-        self._waiting = None if state is not None else np.ones(self.n_series, bool)
+        self._waiting = self._not_begun(state)
         codec = est.fitted_parts_.codec
         self._classes = codec.classes if method == "predict" else None
         self._output = None
@@ -289,6 +289,12 @@ class EstimatorStream:
             self._learner.begin(snapshot(self._session.model))
         else:
             self._learner.load(learnt)
+
+    def _not_begun(self, state: Sequence[Tensor] | None) -> np.ndarray | None:
+        if state is None:
+            return np.ones(self.n_series, bool)
+        waiting = ~have_begun(self._session.model, self._session.state, self.n_series)
+        return waiting if waiting.any() else None
 
     def native_step(self, scalers: Sequence[Scaler] = ()) -> NativeStep | None:
         """Return what runs steps natively for :meth:`native_outputs`; None if there is nothing."""

@@ -218,12 +218,13 @@ def read_inputs(
     name: str = "x",
     starts: object = None,
     lengths: object = None,
-    padded: tuple[bool, bool] = (True, True),
+    padded: bool = True,
 ) -> Inputs:
     """Read inputs in any form and check them, after a fit also for equal features.
 
-    ``padded`` says whether steps at the beginning, and at the end, of a series that are NaN in all
-    features are padding, which is left out unless ``starts`` or ``lengths`` say what is.
+    ``padded`` says whether steps at the beginning and at the end of a series that are NaN in all
+    features are padding, see :func:`without_padding`. ``starts`` and ``lengths`` say what is in
+    their place.
 
     Raises
     ------
@@ -243,7 +244,7 @@ def read_inputs(
     if schema.fitted is not None:
         _require_fitted_features(inputs, schema.fitted, schema.estimator, name)
     if starts is None and lengths is None:
-        return _without_padding(inputs, *padded)
+        return without_padding(inputs) if padded else inputs
     inputs = restrict_steps(inputs, starts, lengths)
     if misses_past(x):
         _warn_of_unknown_starts(inputs)
@@ -606,22 +607,26 @@ def restrict_steps(inputs: Inputs, starts: object, lengths: object) -> Inputs:
     return replace(inputs, starts=first if first.any() else None, lengths=count)
 
 
-def _without_padding(inputs: Inputs, at_start: bool, at_end: bool) -> Inputs:
-    """Restrict series to the steps from the first to the last one with input. A series without any
-    input stays as it is.
+def without_padding(inputs: Inputs, fresh: bool | np.ndarray = True, ended: bool = True) -> Inputs:
+    """Restrict series to the steps from the first one with input, where they are ``fresh``, a mask
+    (N,), to the last one, if they have ``ended``.
+
+    A series without any input stays as it is; if it may begin later, it has no steps.
     """
     # the rows of a matrix are samples, and those of timesteps common to all series
-    if not (at_start or at_end) or inputs.form not in ("native", "samples"):
+    if not (np.any(fresh) or ended) or inputs.form not in ("native", "samples"):
         return inputs
     rows = inputs.whole()
     bounds = find_bounds(inputs.series, rows)
     if bounds is None:
         return inputs
     has_input = bounds.first < bounds.stop
-    first = np.where(has_input & at_start, bounds.first, rows.start)
-    length = np.where(has_input & at_end, bounds.stop, rows.start + rows.length) - first
+    first = np.where(has_input & fresh, bounds.first, rows.start)
+    stop = np.where(has_input & ended, bounds.stop, rows.start + rows.length)
+    if not ended:
+        stop = np.where(~has_input & fresh, first, stop)
     starts = first if first.any() else None
-    return replace(inputs, starts=starts, lengths=length, trimmed=True)
+    return replace(inputs, starts=starts, lengths=stop - first, trimmed=True)
 
 
 def _warn_of_unknown_starts(inputs: Inputs) -> None:

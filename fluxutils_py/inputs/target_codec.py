@@ -12,6 +12,7 @@ from torch import nn
 
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.weights import LossBlock
+from fluxutils_py.errors import DataError
 from fluxutils_py.inputs.labels import Classify, LabelDecoder, Transform
 from fluxutils_py.inputs.moments import (
     Affine,
@@ -53,6 +54,11 @@ class TargetScale:
             See :func:`fluxutils_py.data.weights.loss_blocks`.
         merge : callable, optional
             Merges these moments with those of other series: of ranks that have separate series.
+
+        Raises
+        ------
+        DataError
+            If some outputs never have a target, and others do.
         """
         # infinite targets do not count here: a message rejects them when they are trained on
         counted = (
@@ -60,6 +66,11 @@ class TargetScale:
             for (values,), (has_loss,), weight, _ in blocks
         )
         total = merge(moments(counted, y.F))
+        if total.count.any() and not total.count.all():
+            missing = np.flatnonzero(total.count == 0).tolist()
+            raise DataError(
+                f"no step that counts has a target of output {missing}: leave it out of y"
+            )
         return cls(total.mean, total.scale(y.name), y.dtype)
 
     def decode(self, outputs: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -173,6 +174,23 @@ def _state_tensor(value: Any, i: int) -> Tensor:
 def batch_dims(m: object) -> list[int]:
     """Return the batch axis of each tensor of :func:`states`."""
     return [r.batch_dim for r in recurrent_layers(m) for _ in _tensors(r)]
+
+
+def have_begun(m: object, state: Sequence[Tensor], n_series: int) -> np.ndarray:
+    """Return a mask (N,) of the series whose state is not the zero state, and, of a model without
+    recurrent state, of those that it has seen inputs of.
+    """
+    layers = recurrent_layers(m)
+    tensors = read_states(state)
+    dims = [1] * len(tensors)
+    if layers:
+        dims = [layer.batch_dim for layer, part in match_states(layers, state, m) for _ in part]
+    begun = np.zeros(n_series, bool)
+    for t, dim in zip(tensors, dims, strict=True):
+        if t.dim() > dim and t.shape[dim] == n_series:
+            seen = t.isfinite() if not layers else t != 0
+            begun |= seen.movedim(dim, 0).flatten(1).any(1).cpu().numpy()
+    return begun
 
 
 def snapshot(m: object) -> list[State | None]:

@@ -139,6 +139,7 @@ class Predictor:
             first = self._first_needed(start, stop, ends)
             y = self._run(window, first - start)
             if self.keep_state and stop in ends:
+                self._restart(np.flatnonzero(rows.length == 0))
                 kept = self._merge_states(kept, rows.length < stop)
             if y:
                 yield Prediction(y, series, slice(first, stop))
@@ -162,6 +163,11 @@ class Predictor:
             outs = self.session.run(tuple(x[n_skipped:] for x in inputs))
         gap = None if window.missing_steps is None else window.missing_steps[n_skipped:]
         return tuple(self._to_array(out, gap) for out in outs)
+
+    def _restart(self, series: np.ndarray) -> None:
+        """Forget what series without any step have been run over."""
+        if len(series):
+            self.session.reset(torch.from_numpy(series).to(self.device))
 
     def _window_end(
         self,

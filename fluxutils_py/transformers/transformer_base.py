@@ -103,7 +103,7 @@ class _TransformMixin:
         name = type(self).__name__
         pool = pool or SeriesPool()
         schema = InputSchema(name, allow_nan=True, fitted=layout)
-        bounds: Any = {"starts": starts, "lengths": lengths, "padded": (False, False)}
+        bounds: Any = {"starts": starts, "lengths": lengths, "padded": False}
         inputs = pool.inputs(x, schema, **bounds)
         if len(inputs.series) > 1:
             raise ShapeError(

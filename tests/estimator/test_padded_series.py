@@ -2,8 +2,11 @@
 transformers.
 """
 
+import itertools
+
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV, GroupKFold, StratifiedKFold, cross_val_predict
@@ -26,7 +29,7 @@ from fluxutils_py import (
     stream,
 )
 from fluxutils_py.errors import DataError
-from fluxutils_py.nn import LSTM
+from fluxutils_py.nn import LSTM, Recur
 
 LENGTHS = np.array([23, 11, 19, 23, 14, 17, 9, 21, 12, 16, 13, 22])
 SHORT = {"epochs": 3, "hidden_size": 3, "batchsize": 2, "verbose": False, "random_state": 0}
@@ -217,3 +220,45 @@ def test_targets_of_every_step_may_be_padded_in_a_search():
     for data, more in (((x, y), {}), ((samples(X), samples(padded(y))), {"lengths": LENGTHS})):
         search.fit(*data, groups=groups, **more)
         assert search.best_score_ == pytest.approx(np.mean(expected))
+
+
+def test_series_that_have_not_begun_begin_with_their_first_input_in_any_chunk():
+    """The zero state tells them; a gap moves only the state of series that have begun."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, 5, 12)).astype(np.float32)
+    torch.manual_seed(0)
+    model = nn.Sequential(LSTM(3, 4), nn.Linear(4, 1))
+    est = Estimator(model, nn.functional.mse_loss, None, Spec(epochs=1), verbose=False)
+    est.fit(x, x[:1])
+    x[:, 1, :3], x[:, 2, :1], x[:, 2, 5], x[:, 3, 6:], x[:, 4, :11] = [np.nan] * 5
+    whole, state_of_whole = est.predict(x, return_state=True)
+    state, found = None, []
+    for begin, end in itertools.pairwise([0, 1, 2, 6, 7, 12]):
+        y, state = est.predict(x[:, :, begin:end], state=state, return_state=True)
+        found.append(y)
+    np.testing.assert_array_equal(np.concatenate(found, axis=2), whole)
+    for got, right in zip(state, state_of_whole, strict=True):
+        torch.testing.assert_close(got, right, rtol=0, atol=0)
+    stream, found = est.stream(5), []
+    for t in range(12):
+        found.append(stream.step(x[:, :, t]))
+        stream = est.stream(5, state=stream.state)  # as after a restart
+    np.testing.assert_allclose(np.stack(found, axis=2), whole, atol=1e-6)
+
+
+def test_a_module_without_a_known_zero_state_says_so_where_a_series_has_not_begun():
+    class Leaky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rate = nn.Parameter(torch.zeros(2))
+
+        def forward(self, x, state):
+            return (y := x * self.rate + (0 if state is None else 0.5 * state)), y
+
+    x = np.ones((2, 3, 4), np.float32)
+    est = Estimator(Recur(Leaky()), nn.functional.mse_loss, None, Spec(epochs=1), verbose=False)
+    est.fit(x, x)
+    x[:, 1] = np.nan
+    with pytest.raises(DataError, match=r"Leaky .* empty_state\(\)"):
+        est.predict(x, return_state=True)
+    assert np.isfinite(est.predict(x)[:, [0, 2]]).all()

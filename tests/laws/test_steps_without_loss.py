@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, net2vec
+from fluxutils_py.errors import DataError
 from tests.plain_networks import plain_classifier, plain_regressor
 
 F, N, T, BURN_IN = 2, 3, 43, 4
@@ -144,3 +145,13 @@ def test_weights_of_classes_of_series_are_sample_weights(cell, form, rng):
     for name, value in wanted.items():
         assert torch.allclose(ours[name], value, rtol=1e-9, atol=1e-9), name
     assert np.array_equal(est.predict(x), oracle.predict(x))
+
+
+@pytest.mark.parametrize("cell", ["lstm", "linear"])
+def test_an_output_that_never_has_a_target_is_named(cell, x):
+    y = np.stack([x[0], x[1]])
+    y[1, :, BURN_IN if cell == "lstm" else 0 :] = np.nan  # at the steps that have a loss
+    est = SequenceRegressor(cell=cell, **(SMALL if cell == "lstm" else {}))
+    with pytest.raises(DataError, match=r"output \[1\]"):
+        est.fit(x, y)
+    assert not hasattr(est, "model_")
