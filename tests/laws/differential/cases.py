@@ -244,7 +244,6 @@ def settle(case):
         c["y_dtype"] = None
         unless(c["dtype"] in ("float64", ">f8"), dtype="float64")
         unless(not c["shuffle"], shuffle=False)
-    unless(c["estimator"] == "SequenceClassifier", class_weight=None)
     if c["estimator"] in CLASSIFIERS:
         unless(c["estimator"] == "SequenceClassifier" and c["weights"] != "zeros", weights=None)
         c.update(
@@ -257,10 +256,11 @@ def settle(case):
             view=False,
         )
     unless(c["estimator"] == "SequenceRegressor", far=False)
-    if c["gradient"] == "exact":
-        c["overlap"] = 0
+    if c["gradient"] == "exact" or c["net"] == "lru":
         # long gradients take steps without bounds into chaos, where rounding decides
         unless(c["opt"] not in ("sgd", "momentum", "instance"), opt="adam")
+    if c["gradient"] == "exact":
+        c["overlap"] = 0
         if c["net"] == "lru":
             unless(c["inputs"] != "words", net="mingru")
             unless(c["dtype"] in ("float64", ">f8"), dtype="float64")
@@ -268,6 +268,7 @@ def settle(case):
         c["n_series"] * c["n_steps"] > 2 or c["estimator"] not in CLASSIFIERS,
         estimator="Estimator",
     )
+    unless(c["estimator"] == "SequenceClassifier", class_weight=None)
     if c["outputs"] == "labels":
         unless(c["loss"] in LABELS, loss=("ce", "ce_weights", "ce_ignore")[c["data"] % 3])
         c.update(targets=1, y_dtype="int64", nan_inputs=False)

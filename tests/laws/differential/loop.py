@@ -166,6 +166,7 @@ class Oracle:
         make_scheduler=None,
         equal_lengths=False,
         scaled=False,
+        to_last_target=False,
         class_weight=None,
     ):
         self.net, self.criterion, self.spec, self.equal_lengths = (
@@ -179,6 +180,7 @@ class Oracle:
         self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
         self.loss_curve, self.validation_loss_curve, self.learning_rates, self.folds = [], [], [], 1
         self.scaled, self.target_mean, self.target_scale = scaled, None, None
+        self.to_last_target = to_last_target
         self.class_weight, self.of_class = class_weight, None
         self.planned, self.updates = math.inf, 0
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -186,7 +188,15 @@ class Oracle:
     # -- which steps, in which order -------------------------------------------------------------------
 
     def rows(self, data, fold):
-        """(series, first step, step after the last): each series, or its pieces."""
+        """(series, first step, step after the last): each series, or its pieces. Ready-made
+        estimators train up to the last step that counts.
+        """
+        if fold and self.to_last_target:
+            shape = data.n_series, data.n_steps
+            counts = np.array([data.share(n, t) > 0 for n, t in np.ndindex(shape)]).reshape(shape)
+            last = data.n_steps - counts[:, ::-1].argmax(1)
+            ends = np.where(counts.any(1), last, data.starts + 1)
+            data = replace(data, lengths=np.maximum(ends - data.starts, 1))
         rows = [
             (n, int(s), int(s + k))
             for n, (s, k) in enumerate(zip(data.starts, data.lengths, strict=True))
@@ -412,7 +422,9 @@ class Oracle:
 
     def weighted(self, data):
         """Weights of steps times those of their classes; burn-in may hold other labels."""
-        of_class = np.append(self.of_class, 1.0)[data.y[0][0].astype(int)]
+        codes, n_classes = data.y[0][0].astype(int), len(self.of_class)
+        is_class = (codes >= 0) & (codes < n_classes)
+        of_class = np.append(self.of_class, 1.0)[np.where(is_class, codes, n_classes)]
         return replace(data, w=of_class if data.w is None else data.w * of_class)
 
     def standardised(self, data):
