@@ -314,7 +314,7 @@ def _same_chunks(same, case, est, oracle, given, predicted):
     outputs, _ = predicted
     # behind the last input, a series may go on: a step without input is a gap
     starts, lengths = data.given
-    missing = np.isnan(np.concatenate(data.x)).all(0)
+    missing = np.isnan(np.concatenate(data.x)).all(0) & (not given.ends)  # which would tell
     empty = np.array(
         [of_one[a : a + k].all() for of_one, a, k in zip(missing, starts, lengths, strict=True)]
     )
